@@ -1,0 +1,87 @@
+"""What a run cost: FLOPs from token counts, device-hours from a clock that can be paused. It loads no torch.
+
+Tokens and FLOPs are counted, not timed: they carry no noise and do not depend on the machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What the FLOPs of a decoder depend on.
+
+    Example (two full-attention layers): ModelShape(matmul_params=133120.0, attention_width=64, windows=(0, 0))
+    """
+
+    matmul_params: float
+    """Entries of all matrices a token is multiplied with: active experts only, the head included, embeddings not."""
+    attention_width: int
+    """Heads x head dimension."""
+    windows: tuple[int, ...]
+    """Sliding window of each layer in tokens; 0: full attention."""
+
+    def forward_flops(self, first: int, count: int) -> float:
+        """Return the FLOPs of the forward pass over `count` tokens of one sequence, the first at position `first`.
+
+        Two a multiply-add: 2 x matrices for each token, and 4 x width x context for scores and mixing of each layer
+        (2 x width x context each), where the context of position p is the p + 1 tokens it attends to.
+        """
+        attended = sum(_context_sum(first, count, window) for window in self.windows)
+        return 2.0 * self.matmul_params * count + 4.0 * self.attention_width * attended
+
+    def decode_flops(self, tokens: int, attended: int, longest: int) -> float:
+        """Return the FLOPs of one decode step of `tokens` sequences that attend to `attended` tokens together.
+
+        `longest` is the longest of them: where no window cuts it, the sum over sequences need not be taken one by one.
+        """
+        widths = sum(min(1.0, window / longest) if window else 1.0 for window in self.windows)
+        return 2.0 * self.matmul_params * tokens + 4.0 * self.attention_width * attended * widths
+
+    def training_flops(self, count: int, checkpointing: bool = False) -> float:
+        """Return the FLOPs of forward and backward over one sequence of `count` tokens (backward: twice forward)."""
+        return self.forward_flops(0, count) * (4.0 if checkpointing else 3.0)
+
+
+def _context_sum(first: int, count: int, window: int) -> float:
+    """Return the sum over positions first..first+count-1 of the number of tokens attended to."""
+    if window <= 0 or first + count <= window:
+        return count * (first + 1) + count * (count - 1) / 2.0
+    growing = max(0, window - first)  # positions whose context is still shorter than the window
+    return _context_sum(first, growing, 0) + (count - growing) * float(window)
+
+
+class Stopwatch:
+    """Seconds of training, with evaluation and checkpoints left out and added up apart."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._before = seconds
+        self._since: float | None = None
+        self.left_out = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Training seconds so far, those of earlier sessions of a resumed run included."""
+        return self._before + (time.perf_counter() - self._since if self._since is not None else 0.0)
+
+    def start(self) -> None:
+        """Start, or go on."""
+        assert self._since is None
+        self._since = time.perf_counter()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave a block of work out of the training time."""
+        began = time.perf_counter()
+        running = self._since is not None
+        self._before, self._since = self.seconds, None
+        try:
+            yield
+        finally:
+            self.left_out += time.perf_counter() - began
+            if running:
+                self._since = time.perf_counter()

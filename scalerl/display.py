@@ -1,0 +1,136 @@
+"""Shows a run while it trains: a live table on a terminal, one line a step elsewhere. It changes nothing of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from scalerl.config import RunConfig
+from scalerl.report.outlook import Outlook, run_outlook
+from scalerl.types import EvalPoint
+
+WARN_TRUNCATION, UNSTABLE_TRUNCATION = 0.05, 0.10
+"""Shares of truncated rollouts: caution, and the range in which the paper's runs usually break for good."""
+
+
+def truncation_warning(rate: float) -> str | None:
+    """Return what to say about a share of truncated rollouts."""
+    if rate > UNSTABLE_TRUNCATION:
+        return f"{rate:.0%} of the rollouts are truncated: above 10 % training usually becomes unstable"
+    if rate > WARN_TRUNCATION:
+        return f"{rate:.0%} of the rollouts are truncated: caution from 5 % on"
+    return None
+
+
+class RunDisplay:
+    """The face of a run; on a terminal it redraws itself, elsewhere it prints."""
+
+    def __init__(self, config: RunConfig, axis: str, console: Console | None = None) -> None:
+        """Prepare for a run.
+
+        Args:
+            config: for the number of steps.
+            axis: compute axis of the forecast.
+            console: where to show; None for standard output.
+        """
+        self.console = console or Console()
+        self._steps, self._every, self._axis = config.steps, max(1, config.steps // 50), axis
+        self._row: dict[str, Any] = {}
+        self._points: Sequence[EvalPoint] = ()
+        self._outlook: Outlook | None = None
+        self._warned: set[str] = set()
+        self._live: Live | None = None
+
+    def start(self) -> None:
+        """Begin to redraw, on a terminal."""
+        if self.console.is_terminal:
+            self._live = Live(self._render(), console=self.console, refresh_per_second=4, transient=True)
+            self._live.start()
+
+    def stop(self) -> None:
+        """Leave the terminal as it was, with the last state printed."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+            if self._row:
+                self.console.print(self._render())
+
+    def note(self, text: str) -> None:
+        """Say something once, above the table."""
+        self.console.print(text, highlight=False, markup=False)
+
+    def step(self, row: dict[str, Any]) -> None:
+        """Show a training step."""
+        self._row = row
+        warning = truncation_warning(row["truncation_rate"])
+        if warning is not None:
+            kind = warning.partition(":")[2]
+            if kind not in self._warned:
+                self._warned.add(kind)
+                self.note(f"step {row['step']}: {warning}")
+        if self._live is not None:
+            self._live.update(self._render())
+        elif row["step"] % self._every == 0 or row["step"] == self._steps:
+            self.note(self._line(row))
+
+    def point(self, points: Sequence[EvalPoint]) -> None:
+        """Show the curve so far, and from the fifth evaluation on where it leads."""
+        self._points = points
+        self._outlook = run_outlook(points, self._axis)
+        last = points[-1]
+        text = f"evaluation at step {last.step}: pass rate {last.pass_rate:.3f} ± {last.stderr:.3f}"
+        if self._live is not None:
+            self._live.update(self._render())
+        else:
+            self.note(text + (f"; {self._forecast_line()}" if self._outlook else ""))
+
+    def _forecast_line(self) -> str:
+        assert self._outlook is not None
+        twice, four = self._outlook.forecast.at
+        known = "" if self._outlook.fit.identified else " (ceiling not identified yet)"
+        return (
+            f"forecast 2x {twice.mean:.3f} ({twice.low:.3f} to {twice.high:.3f}), "
+            f"4x {four.mean:.3f} ({four.low:.3f} to {four.high:.3f}){known}"
+        )
+
+    def _line(self, row: dict[str, Any]) -> str:
+        return (
+            f"step {row['step']}/{self._steps}  pass {row['pass_rate']:.3f}  truncated {row['truncation_rate']:.1%}  "
+            f"stale {row['staleness_mean']:.1f} (max {row['staleness_max']:.0f})  "
+            f"tok/s {row['generator_tokens_per_s']:.0f} | {row['trainer_tokens_per_s']:.0f}  "
+            f"idle {row['generator_idle']:.0%} | {row['trainer_idle']:.0%}"
+        )
+
+    def _render(self) -> Group:
+        table = Table.grid(padding=(0, 3))
+        for _ in range(4):
+            table.add_column()
+        row = self._row
+        if row:
+            done = int(30 * row["step"] / self._steps)
+            bar = "━" * done + "─" * (30 - done)
+            table.add_row("step", f"{row['step']}/{self._steps}  {bar}", "pass rate (batch)", f"{row['pass_rate']:.3f}")
+            table.add_row(
+                "staleness", f"{row['staleness_mean']:.1f} updates, max {row['staleness_max']:.0f}",
+                "truncated | interrupted", f"{row['truncation_rate']:.1%} | {row['interruption_rate']:.1%}",
+            )  # fmt: skip
+            table.add_row(
+                "tokens/s", f"generator {row['generator_tokens_per_s']:,.0f}, trainer {row['trainer_tokens_per_s']:,.0f}",
+                "idle", f"generator {row['generator_idle']:.0%}, trainer {row['trainer_idle']:.0%}",
+            )  # fmt: skip
+            table.add_row(
+                "kept prompts", f"{row['kept_prompts']}/{row['prompts']}, {row['retired_prompts']} retired, "
+                f"epoch {row['epoch']}", "entropy | capped", f"{row['entropy']:.3f} | {row['capped_share']:.2%}",
+            )  # fmt: skip
+        lines = [Text.from_markup("[bold]scalerl[/bold]"), table]
+        if self._points:
+            last = self._points[-1]
+            lines.append(Text(f"held-out pass rate {last.pass_rate:.3f} ± {last.stderr:.3f} at step {last.step}"))
+        if self._outlook is not None:
+            lines.append(Text(self._forecast_line(), style="bold"))
+        return Group(*lines)

@@ -1,0 +1,1 @@
+"""The mathematics of the recipe as functions of tensors: advantages, aggregation, losses, log-probabilities."""

@@ -1,0 +1,55 @@
+"""Rewards to advantages, and the zero-variance filter. Functions of [P, G] tensors; they know no tokens and no loss.
+
+Legend: P prompts of the batch, G rollouts of each prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+EPS = 1e-6
+"""Keeps a division finite where every reward is the same; the paper states none."""
+
+
+def batch_normalised(rewards_PG: Tensor) -> Tensor:
+    """Centre by prompt, divide by the standard deviation over the whole batch (ScaleRL's J, appendix A.1).
+
+    The batch is taken before the zero-variance filter: prompts without variance lower the deviation. The paper
+    leaves the order open; with rewards of +-1 the other order shrinks advantages.
+    """
+    advantages_PG = centred(rewards_PG)
+    return advantages_PG / (advantages_PG.std(correction=0) + EPS)
+
+
+def group_normalised(rewards_PG: Tensor) -> Tensor:
+    """Centre by prompt, divide by the prompt's own standard deviation (GRPO, ScaleRL eq. 3)."""
+    return centred(rewards_PG) / (rewards_PG.std(dim=1, keepdim=True, correction=0) + EPS)
+
+
+def centred(rewards_PG: Tensor) -> Tensor:
+    """Subtract each prompt's mean reward and divide by nothing (Dr. GRPO)."""
+    assert rewards_PG.ndim == 2, rewards_PG.shape
+    return rewards_PG - rewards_PG.mean(dim=1, keepdim=True)
+
+
+ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "batch": batch_normalised,
+    "group": group_normalised,
+    "none": centred,
+}
+
+
+def with_variance(rewards_PG: Tensor) -> Tensor:
+    """Return keep_P: prompts whose rewards differ by more than float rounding."""
+    return rewards_PG.amax(dim=1) - rewards_PG.amin(dim=1) > EPS
+
+
+def every_prompt(rewards_PG: Tensor) -> Tensor:
+    """Return keep_P that keeps all."""
+    return torch.ones(len(rewards_PG), dtype=torch.bool, device=rewards_PG.device)
+
+
+ZERO_VARIANCE: dict[str, Callable[[Tensor], Tensor]] = {"drop": with_variance, "keep": every_prompt}

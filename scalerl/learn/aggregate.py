@@ -1,0 +1,54 @@
+"""Loss aggregation as token weights that sum to one. It knows masks and prompt numbers, no losses.
+
+With loss = sum(loss_BT * weights_BT), any split over micro-batches or ranks gives the same gradient, and what is
+masked out leaves the denominator too. Legend: B rollouts, T tokens, P prompts; mask_BT is true on trained tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def prompt_mean(mask_BT: Tensor, prompt_B: Tensor) -> Tensor:
+    """Each prompt weighs the same, and within it each token (ScaleRL, DAPO: 1/P sum_p sum_it l / sum_i |y_i|).
+
+    Args:
+        mask_BT: trained tokens.
+        prompt_B: number in 0..P-1 of the prompt that each rollout answers.
+    """
+    tokens_B = _tokens(mask_BT, prompt_B)
+    tokens_P = torch.zeros(int(prompt_B.max()) + 1, device=mask_BT.device).index_add_(0, prompt_B, tokens_B)
+    return _share(mask_BT, tokens_P[prompt_B] * (tokens_P > 0).sum())
+
+
+def sample_mean(mask_BT: Tensor, prompt_B: Tensor) -> Tensor:
+    """Each rollout weighs the same, and within it each token (GRPO: 1/B sum_i 1/|y_i| sum_t l)."""
+    tokens_B = _tokens(mask_BT, prompt_B)
+    return _share(mask_BT, tokens_B * (tokens_B > 0).sum())
+
+
+def token_mean(mask_BT: Tensor, prompt_B: Tensor) -> Tensor:
+    """Each token of the batch weighs the same."""
+    tokens_B = _tokens(mask_BT, prompt_B)
+    return _share(mask_BT, tokens_B.sum().expand_as(tokens_B))
+
+
+def _tokens(mask_BT: Tensor, prompt_B: Tensor) -> Tensor:
+    assert mask_BT.ndim == 2 and mask_BT.dtype == torch.bool, (mask_BT.shape, mask_BT.dtype)
+    assert prompt_B.shape == mask_BT.shape[:1], (prompt_B.shape, mask_BT.shape)
+    return mask_BT.sum(dim=1).float()
+
+
+def _share(mask_BT: Tensor, denominator_B: Tensor) -> Tensor:
+    """Return mask / denominator; a rollout without trained tokens has a denominator of zero and no weight."""
+    return mask_BT / denominator_B.clamp(min=1.0)[:, None]
+
+
+AGGREGATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "prompt": prompt_mean,
+    "sample": sample_mean,
+    "token": token_mean,
+}

@@ -1,0 +1,155 @@
+"""Log-probabilities and entropies of tokens from hidden states, chunked over the vocabulary with their own backward.
+
+The trainer never holds [tokens x vocabulary]: the forward keeps a running log-sum-exp, the backward computes each
+chunk again. With `fp32` the head is an FP32 product of upcast operands, not an upcast after a bf16 product: a bf16
+product rounds logits to three digits, which is most of the mismatch between trainer and generator (ScaleRL sec. 3.2).
+
+Legend: N tokens, D hidden size, V vocabulary. It knows nothing of sequences, masks or models.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from scalerl.onednn import linear
+
+CHUNK_ELEMENTS = 1 << 24
+"""Entries of one [N, chunk] block of logits: 64 MiB in FP32."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRule:
+    """How an architecture turns hidden @ weight.T into logits; plain models use the defaults.
+
+    Example (Gemma 2): HeadRule(fp32=True, softcap=30.0, scale=1.0)
+    """
+
+    fp32: bool = True
+    """Multiply in FP32; else in the weights' own type, cast up afterwards."""
+    softcap: float | None = None
+    """Logits become softcap * tanh(logits / softcap)."""
+    scale: float = 1.0
+    """Logits are multiplied by this."""
+
+    def logits(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
+        """Return FP32 logits [N, V] of a block of the vocabulary."""
+        if self.fp32:
+            hidden_ND, weight_VD = hidden_ND.float(), weight_VD.float()
+            bias_V = None if bias_V is None else bias_V.float()
+        logits_NV = linear(hidden_ND, weight_VD, bias_V).float()
+        if self.scale != 1.0:
+            logits_NV = logits_NV * self.scale
+        if self.softcap is not None:
+            logits_NV = self.softcap * torch.tanh(logits_NV / self.softcap)
+        return logits_NV
+
+    def backward(self, grad_NV: Tensor, logits_NV: Tensor) -> Tensor:
+        """Return the gradient by the plain product, given that by the finished logits."""
+        if self.softcap is not None:
+            grad_NV = grad_NV * (1 - (logits_NV / self.softcap) ** 2)
+        return grad_NV * self.scale if self.scale != 1.0 else grad_NV
+
+
+def token_logprobs(
+    hidden_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    temperature: float = 1.0,
+    rule: HeadRule | None = None,
+    chunk: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Return log softmax(logits / temperature) at the targets, and the entropy of that distribution.
+
+    Args:
+        hidden_ND: final hidden states, in the weights' type.
+        weight_VD: LM head.
+        bias_V: its bias, or None.
+        targets_N: token ids.
+        temperature: divides the logits.
+        rule: the architecture's head; None for the plain FP32 one.
+        chunk: vocabulary entries at a time; 0 chooses.
+
+    Returns:
+        logp_N with gradient and entropy_N (nats) without, both FP32.
+    """
+    assert hidden_ND.ndim == 2 and weight_VD.ndim == 2 and hidden_ND.shape[1] == weight_VD.shape[1]
+    assert targets_N.shape == hidden_ND.shape[:1], (targets_N.shape, hidden_ND.shape)
+    chunk = chunk or max(256, CHUNK_ELEMENTS // max(len(hidden_ND), 1))
+    out = _TokenLogprobs.apply(  # type: ignore[no-untyped-call]
+        hidden_ND, weight_VD, bias_V, targets_N, temperature, rule or HeadRule(), chunk
+    )
+    return cast(tuple[Tensor, Tensor], out)
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        temperature: float,
+        rule: HeadRule,
+        chunk: int,
+    ) -> tuple[Tensor, Tensor]:
+        n = len(hidden_ND)
+        high_N = torch.full((n,), -torch.inf, device=hidden_ND.device)
+        total_N, weighted_N, target_N = (torch.zeros(n, device=hidden_ND.device) for _ in range(3))
+        for start in range(0, len(weight_VD), chunk):
+            logits_NV = _block(rule, hidden_ND, weight_VD, bias_V, start, chunk) / temperature
+            new_high_N = torch.maximum(high_N, logits_NV.amax(dim=1))
+            shrink_N = (high_N - new_high_N).exp()
+            exp_NV = (logits_NV - new_high_N[:, None]).exp_()
+            total_N = total_N * shrink_N + exp_NV.sum(dim=1)
+            weighted_N = weighted_N * shrink_N + (exp_NV * logits_NV).sum(dim=1)
+            inside_N, column_N = _columns(targets_N, start, logits_NV.shape[1])
+            target_N = torch.where(inside_N, logits_NV.gather(1, column_N[:, None])[:, 0], target_N)
+            high_N = new_high_N
+        logsum_N = high_N + total_N.log()
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, targets_N, logsum_N)
+        ctx.settings = (temperature, rule, chunk)
+        entropy_N = logsum_N - weighted_N / total_N
+        ctx.mark_non_differentiable(entropy_N)
+        return target_N - logsum_N, entropy_N
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden_ND, weight_VD, bias_V, targets_N, logsum_N = ctx.saved_tensors
+        temperature, rule, chunk = ctx.settings
+        product_dtype = torch.float32 if rule.fp32 else hidden_ND.dtype
+        operand_ND = hidden_ND.to(product_dtype)
+        grad_hidden_ND = torch.zeros_like(hidden_ND, dtype=torch.float32)
+        grad_weight_VD = torch.empty_like(weight_VD)
+        grad_bias_V = None if bias_V is None else torch.empty_like(bias_V)
+        for start in range(0, len(weight_VD), chunk):
+            logits_NV = _block(rule, hidden_ND, weight_VD, bias_V, start, chunk)
+            end = start + logits_NV.shape[1]
+            grad_NV = (logits_NV / temperature - logsum_N[:, None]).exp_().mul_(-grads[0][:, None])
+            inside_N, column_N = _columns(targets_N, start, end - start)
+            grad_NV.scatter_add_(1, column_N[:, None], (grads[0] * inside_N)[:, None])
+            grad_NV = rule.backward(grad_NV / temperature, logits_NV).to(product_dtype)
+            block_VD = weight_VD[start:end].to(product_dtype)
+            grad_hidden_ND += linear(grad_NV, block_VD.t())
+            grad_weight_VD[start:end] = linear(grad_NV.t(), operand_ND.t()).to(weight_VD.dtype)
+            if grad_bias_V is not None:
+                grad_bias_V[start:end] = grad_NV.sum(dim=0).to(grad_bias_V.dtype)
+        return grad_hidden_ND.to(hidden_ND.dtype), grad_weight_VD, grad_bias_V, None, None, None, None
+
+
+def _block(
+    rule: HeadRule, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None, start: int, chunk: int
+) -> Tensor:
+    bias = None if bias_V is None else bias_V[start : start + chunk]
+    return rule.logits(hidden_ND, weight_VD[start : start + chunk], bias)
+
+
+def _columns(targets_N: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
+    """Return which targets lie in a block, and their column there (0 where they do not)."""
+    inside_N = (targets_N >= start) & (targets_N < start + width)
+    return inside_N, torch.where(inside_N, targets_N - start, 0)

@@ -1,0 +1,138 @@
+"""The base of every configuration record: frozen, closed to unknown keys, documented under each field.
+
+It turns a failed validation into one readable message (what was got, what is allowed, the nearest name). It does not
+know which records exist: recipe.py and config.py define them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+
+class ConfigError(ValueError):
+    """A configuration a user can correct; its text says what was got, what is allowed and what to do."""
+
+
+class Part(BaseModel):
+    """A frozen record whose fields carry their documentation under themselves."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_default=True,
+        allow_inf_nan=False,
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_shorthands(cls, values: Any) -> Any:
+        """Read `loss = "gspo"` as `loss = {kind = "gspo"}`, and "none" as None: TOML has no null."""
+        if not isinstance(values, dict):
+            return values
+        return {key: _shorthand(cls, key, value) for key, value in values.items()}
+
+
+PartT = TypeVar("PartT", bound=Part)
+
+
+def build(cls: type[PartT], values: Mapping[str, Any], source: str) -> PartT:
+    """Validate nested plain values into a record.
+
+    Args:
+        cls: the record to build.
+        values: nested mappings, as read from TOML or the command line.
+        source: where the values came from, for the message (a file name, or "command line").
+
+    Raises:
+        ConfigError: for an unknown key, a wrong type or a value out of range; every problem is listed.
+    """
+    try:
+        return cls.model_validate(dict(values))
+    except ValidationError as error:
+        lines = [_explain(cls, detail) for detail in error.errors()]
+        raise ConfigError(f"{source}: " + "; ".join(dict.fromkeys(lines))) from None
+
+
+def replace(part: PartT, **changes: Any) -> PartT:
+    """Return a copy of `part` with some fields changed, validated again (pydantic's own copy does not validate)."""
+    return type(part).model_validate({**dict(part), **changes})
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """Return ' (did you mean X?)' for the closest allowed name, or an empty string."""
+    close = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.5)
+    return f" (did you mean {close[0]!r}?)" if close else ""
+
+
+def _shorthand(cls: type[Part], key: str, value: Any) -> Any:
+    field = cls.model_fields.get(key)
+    if field is None or not isinstance(value, str):
+        return value
+    if value == "none" and NoneType in get_args(field.annotation):
+        return None
+    return {"kind": value} if len(records(field.annotation)) > 1 else value
+
+
+def _explain(cls: type[Part], detail: Any) -> str:
+    path = [str(p) for p in detail["loc"]]
+    owner, steps = _owner(cls, path)
+    key = ".".join(steps)
+    kind, got, context = detail["type"], detail.get("input"), detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        names = list(owner.model_fields) if owner else []
+        return f"unknown key {key!r}{nearest(path[-1], names)}; allowed here: {', '.join(names)}"
+    if kind == "union_tag_invalid":
+        tag, tags = str(context.get("tag")), str(context.get("expected_tags", "")).replace("'", "").split(", ")
+        return f"{key}.kind: got {tag!r}{nearest(tag, tags)}; allowed: {', '.join(tags)}"
+    if kind == "literal_error":
+        names = [n.strip().strip("'") for n in str(context.get("expected", "")).replace(" or ", ", ").split(",")]
+        return f"{key}: got {got!r}{nearest(str(got), names)}; allowed: {', '.join(n for n in names if n)}"
+    if kind == "missing":
+        return f"{key}: a value is needed and none was given"
+    if kind == "value_error":
+        return f"{key}: {context.get('error', detail['msg'])}" if key else str(context.get("error", detail["msg"]))
+    message = detail["msg"]
+    return f"{key}: got {got!r}; {message[0].lower() + message[1:]}"
+
+
+def _owner(cls: type[Part], path: list[str]) -> tuple[type[Part] | None, list[str]]:
+    """Walk a pydantic error location; return the record that holds its last step, and the path as a user writes it.
+
+    In a union the location holds the tag of the member as an extra step, which a user never typed.
+    """
+    owner: type[Part] | None = cls
+    shown: list[str] = []
+    index = 0
+    while index < len(path):
+        step = path[index]
+        shown.append(step)
+        last = index == len(path) - 1
+        if last or owner is None or step not in owner.model_fields:
+            return owner, shown
+        members = records(owner.model_fields[step].annotation)
+        owner = members[0] if len(members) == 1 else None
+        if len(members) > 1 and index + 1 < len(path):
+            owner = next((m for m in members if _tag(m) == path[index + 1]), None)
+            index += 1
+        index += 1
+    return owner, shown
+
+
+def records(annotation: Any) -> list[type[Part]]:
+    """Return the records a field may hold: one for a plain record, several for a choice, none for a number."""
+    if isinstance(annotation, type) and issubclass(annotation, Part):
+        return [annotation]
+    if get_origin(annotation) is None:
+        return []
+    return [record for argument in get_args(annotation) for record in records(argument)]
+
+
+def _tag(record: type[Part]) -> str | None:
+    field = record.model_fields.get("kind")
+    return None if field is None else str(field.default)

@@ -1,0 +1,231 @@
+"""A Hugging Face causal LM as a policy: hidden states, FP32 head, weights as one block of memory.
+
+It holds no model code of its own: any architecture of transformers with key-value attention works, and a check at
+load time refuses one whose head or cache it would get wrong. It knows no rollouts, rewards or optimiser.
+
+Legend: B sequences, T tokens, N tokens in one row, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from scalerl import onednn
+from scalerl.compute import ModelShape
+from scalerl.learn.logprobs import HeadRule
+from scalerl.parts import ConfigError
+
+_ALIGN = 64
+
+
+class Policy:
+    """A causal LM, split where the recipe needs it: body to hidden states, head to logits."""
+
+    def __init__(self, model: Any, *, fp32_head: bool = True) -> None:
+        """Wrap a transformers model, in place; its dropout is switched off, for a ratio must be 1 on policy."""
+        config = model.config
+        for name, value in vars(config).items():
+            if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float):
+                setattr(config, name, 0.0)
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+            elif isinstance(getattr(module, "attention_dropout", None), float):
+                module.attention_dropout = 0.0
+        self.model = onednn.accelerate(model).eval()
+        self.config = config
+        self.rule = HeadRule(
+            fp32=fp32_head,
+            softcap=getattr(config, "final_logit_softcapping", None),
+            scale=getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0),
+        )
+        self.shape = model_shape(model)
+        self._upcast_head: Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return cast(torch.device, self.head_weight.device)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[V, D] weights of the LM head, tied or not."""
+        return cast(Tensor, self.model.get_output_embeddings().weight)
+
+    @property
+    def head_bias(self) -> Tensor | None:
+        """[V] bias of the LM head, if it has one."""
+        return cast("Tensor | None", getattr(self.model.get_output_embeddings(), "bias", None))
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the LM head."""
+        return len(self.head_weight)
+
+    def hidden(self, tokens_BT: Tensor, **inputs: Any) -> Tensor:
+        """Return the final hidden states [B, T, D]; `inputs` go to the body (positions, mask, cache)."""
+        out = self.model.base_model(input_ids=tokens_BT, use_cache="past_key_values" in inputs, **inputs)
+        return cast(Tensor, out.last_hidden_state)
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """Return FP32 logits [N, V] for decoding, over an upcast copy of the head that is kept between swaps."""
+        weight_VD = self.head_weight
+        if self.rule.fp32 and weight_VD.dtype != torch.float32:
+            if self._upcast_head is None:
+                self._upcast_head = weight_VD.detach().float()
+            weight_VD = self._upcast_head
+        return self.rule.logits(hidden_ND, weight_VD, self.head_bias)
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters, tied ones once, in a fixed order."""
+        return [p for _, p in self.model.named_parameters()]
+
+    def weights_changed(self) -> None:
+        """Forget what was derived from the weights: a stale copy of the head would go unnoticed otherwise."""
+        self._upcast_head = None
+
+
+@dataclass(frozen=True, slots=True)
+class WeightLayout:
+    """Where each parameter lies in one block of bytes; the same for every process that holds the same model."""
+
+    offsets: tuple[int, ...]
+    total: int
+    """Bytes."""
+
+    @classmethod
+    def of(cls, policy: Policy) -> WeightLayout:
+        """Lay out a policy's parameters, each at a multiple of 64 bytes."""
+        offsets, total = [], 0
+        for parameter in policy.parameters():
+            offsets.append(total)
+            size = parameter.numel() * parameter.element_size()
+            total += (size + _ALIGN - 1) // _ALIGN * _ALIGN
+        return cls(tuple(offsets), total)
+
+    @torch.no_grad()
+    def write(self, policy: Policy, block: Tensor) -> None:
+        """Copy a policy's weights into a block of bytes."""
+        for parameter, view in zip(policy.parameters(), self._views(policy, block), strict=True):
+            view.copy_(parameter)
+
+    @torch.no_grad()
+    def read(self, block: Tensor, policy: Policy) -> None:
+        """Copy a block of bytes into a policy's weights."""
+        for parameter, view in zip(policy.parameters(), self._views(policy, block), strict=True):
+            parameter.copy_(view)
+        policy.weights_changed()
+
+    def _views(self, policy: Policy, block: Tensor) -> list[Tensor]:
+        assert block.dtype == torch.uint8 and block.numel() == self.total, (block.dtype, block.numel(), self.total)
+        return [
+            block[start : start + p.numel() * p.element_size()].view(p.dtype).view(p.shape)
+            for p, start in zip(policy.parameters(), self.offsets, strict=True)
+        ]
+
+
+def load_policy(
+    path: str, *, revision: str = "main", device: str = "cpu", dtype: str = "float32", fp32_head: bool = True
+) -> Policy:
+    """Load a causal LM from a directory or the hub.
+
+    Raises:
+        ConfigError: no such model, not a causal LM, or one whose head or cache this project does not understand.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, revision=revision, dtype=getattr(torch, dtype))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ConfigError(
+            f"model.path: got {path!r}; allowed: a directory with config.json and weights, or a hub name of a causal "
+            f"language model that this machine can reach ({reason})"
+        ) from None
+    policy = Policy(model.to(device), fp32_head=fp32_head)
+    check_head(policy)
+    return policy
+
+
+def load_tokenizer(path: str, revision: str = "main") -> Any:
+    """Load a tokenizer.
+
+    Raises:
+        ConfigError: the directory holds none.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path, revision=revision)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().split("\n")[0]
+        where = Path(path) / "tokenizer.json" if Path(path).is_dir() else path
+        raise ConfigError(
+            f"model.path: found no tokenizer at {where}; save one there with tokenizer.save_pretrained(...) ({reason})"
+        ) from None
+
+
+def check_vocabulary(tokenizer: Any, policy: Policy, path: str) -> None:
+    """Refuse a tokenizer that can produce ids the model has no embedding for.
+
+    Raises:
+        ConfigError: the tokenizer's vocabulary is larger than the model's. (A larger model is usual: padded rows.)
+    """
+    highest = max(tokenizer.get_vocab().values(), default=-1)
+    if highest >= policy.vocab_size:
+        raise ConfigError(
+            f"model.path: the tokenizer in {path} has ids up to {highest}, the model has {policy.vocab_size} embeddings; "
+            "use the tokenizer the model was trained with, or resize the model's embeddings"
+        )
+
+
+@torch.no_grad()
+def check_head(policy: Policy) -> None:
+    """Refuse an architecture whose logits are not head(final hidden state), which all log-probabilities rely on."""
+    tokens_BT = torch.arange(4, device=policy.device)[None] % policy.vocab_size
+    theirs_NV = policy.model(input_ids=tokens_BT, use_cache=False).logits[0].float()
+    ours_NV = policy.logits(policy.hidden(tokens_BT)[0])
+    scale = float(theirs_NV.abs().max())
+    error = float((theirs_NV - ours_NV).abs().max())
+    if not error <= (1e-4 if policy.head_weight.dtype == torch.float32 else 0.05) * max(scale, 1.0):
+        raise ConfigError(
+            f"model.path: {type(policy.model).__name__} transforms its logits in a way this project does not know "
+            f"(difference {error:.2g}); supported: a linear head with optional soft-capping or a constant scale"
+        )
+
+
+def model_shape(model: Any) -> ModelShape:
+    """Read off a transformers model what its FLOPs depend on.
+
+    Every matrix counts but the input embedding; of the expert matrices of a mixture ([E, ., .] or one module an
+    expert), the share that a token activates.
+    """
+    config = model.config
+    experts = next((int(getattr(config, n)) for n in _EXPERT_COUNTS if getattr(config, n, None)), 1)
+    active = int(getattr(config, "num_experts_per_tok", None) or getattr(config, "moe_topk", None) or experts)
+    embedding = model.get_input_embeddings().weight
+    head = model.get_output_embeddings().weight
+    matmul = float(head.numel())
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2 or parameter is embedding or parameter is head:
+            continue
+        in_experts = ".experts." in name and "shared" not in name
+        matmul += parameter.numel() * (active / experts if in_experts else 1.0)
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+    window = getattr(config, "sliding_window", None)
+    if getattr(config, "layer_types", None) is None and window:
+        kinds = ["sliding_attention"] * config.num_hidden_layers
+    windows = tuple(int(window) if kind == "sliding_attention" and window else 0 for kind in kinds)
+    return ModelShape(matmul_params=matmul, attention_width=heads * head_dim, windows=windows)
+
+
+_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+
+__all__ = ["Policy", "WeightLayout", "check_head", "check_vocabulary", "load_policy", "load_tokenizer", "model_shape"]

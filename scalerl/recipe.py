@@ -1,0 +1,241 @@
+"""What to run: the ScaleRL recipe and its parts as frozen values. It loads no torch and knows no model, data or machine.
+
+A recipe reads like a row of the paper's tables (arXiv 2510.13786); an ablation is `replace(SCALERL, loss=Gspo())`.
+Names of choices are looked up in plain dicts where they are carried out (learn/, rollouts/), never in ladders of ifs.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from scalerl.parts import Part, replace
+
+Positive = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1)]
+
+# ---------------------------------------------------------------------------------------------------------------- loss
+
+
+class Cispo(Part):
+    """Truncated importance-sampling REINFORCE (MiniMax-M1; ScaleRL eq. 4): sg(min(ratio, max_ratio)) * A * log pi."""
+
+    kind: Literal["cispo"] = "cispo"
+    max_ratio: Positive = 5.0
+    """Absolute cap on the ratio trainer / generator, upper side only (not 1 + epsilon). Paper: 4, 5 and 8 alike."""
+
+
+class Dapo(Part):
+    """Clipped surrogate with a wider upper side (DAPO; ScaleRL eq. 8). Clip range is [1 - clip_low, 1 + clip_high]."""
+
+    kind: Literal["dapo"] = "dapo"
+    clip_low: Fraction = 0.2
+    """Distance below 1 at which the ratio is clipped."""
+    clip_high: Positive = 0.26
+    """Distance above 1 at which the ratio is clipped; 0.26 is the paper's best (DAPO's own is 0.28)."""
+
+
+class Grpo(Part):
+    """Symmetric clipped surrogate (GRPO; ScaleRL eq. 7). Clip range is [1 - clip_low, 1 + clip_high]."""
+
+    kind: Literal["grpo"] = "grpo"
+    clip_low: Fraction = 0.2
+    """Distance below 1 at which the ratio is clipped."""
+    clip_high: Positive = 0.2
+    """Distance above 1 at which the ratio is clipped."""
+
+
+class Gspo(Part):
+    """Clipped surrogate on the sequence ratio exp(mean_t log ratio) (GSPO, arXiv 2507.18071)."""
+
+    kind: Literal["gspo"] = "gspo"
+    clip_low: Fraction = 3e-3
+    """Distance below 1 at which the length-normalised sequence ratio is clipped."""
+    clip_high: Positive = 4e-3
+    """Distance above 1 at which the length-normalised sequence ratio is clipped."""
+
+
+class Reinforce(Part):
+    """Plain policy gradient A * log pi, without any correction for the policy that sampled."""
+
+    kind: Literal["reinforce"] = "reinforce"
+
+
+Loss = Annotated[Cispo | Dapo | Grpo | Gspo | Reinforce, Field(discriminator="kind")]
+
+# ---------------------------------------------------------------------------------------------------------- off-policy
+
+
+class PipelineRL(Part):
+    """Generators stream without pause; every update is swapped in mid-sequence, the old KV cache is kept."""
+
+    kind: Literal["pipeline"] = "pipeline"
+    max_lag: Annotated[int, Field(ge=0)] = 8
+    """k: no trained token was sampled by weights more than this many updates old. 0 is on-policy."""
+
+
+class PpoOffPolicy(Part):
+    """Generate `batches` batches with one frozen policy, then take as many updates, one batch each."""
+
+    kind: Literal["ppo-off-policy"] = "ppo-off-policy"
+    batches: Count = 8
+    """k: batches a round. 1 is on-policy."""
+
+
+OffPolicy = Annotated[PipelineRL | PpoOffPolicy, Field(discriminator="kind")]
+
+
+def max_lag(off_policy: PipelineRL | PpoOffPolicy) -> int:
+    """Return the largest number of updates between the weights that sampled a token and the update it trains."""
+    return off_policy.max_lag if isinstance(off_policy, PipelineRL) else off_policy.batches - 1
+
+
+# ------------------------------------------------------------------------------------------------------ length control
+
+
+class Interruption(Part):
+    """Stop the thinking at a random point, write a phrase that ends it, and let the model answer (ScaleRL sec. 4)."""
+
+    kind: Literal["interruption"] = "interruption"
+    thinking_tokens: tuple[Count, Count] = (10_000, 12_000)
+    """Tokens; each rollout draws its own limit uniformly from [low, high]."""
+    answer_tokens: Count = 2_048
+    """Tokens a rollout may use after its thinking ended; a rollout that overruns is truncated."""
+    phrase: str = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
+    """Text written into the rollout at the limit; its tokens are context and never enter the loss."""
+    end_tag: str = "</think>"
+    """Text that ends the thinking; the phrase must end with it."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Interruption:
+        low, high = self.thinking_tokens
+        if low > high:
+            raise ValueError(f"thinking_tokens: got ({low}, {high}); the low end must not exceed the high end")
+        if not self.end_tag or not self.phrase.endswith(self.end_tag):
+            raise ValueError(f"phrase: got {self.phrase!r}; it must end with the end_tag {self.end_tag!r}")
+        return self
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of the longest rollout, without the phrase."""
+        return self.thinking_tokens[1] + self.answer_tokens
+
+
+class LengthPenalty(Part):
+    """Lower the reward of correct rollouts that come near the limit (ScaleRL eq. 9, after DAPO)."""
+
+    kind: Literal["penalty"] = "penalty"
+    max_tokens: Count = 14_000
+    """Tokens; a longer rollout is truncated. At this length the penalty is -1."""
+    cache_tokens: Count = 2_000
+    """Tokens before the limit over which the penalty grows linearly from 0 to -1."""
+
+    @model_validator(mode="after")
+    def _check(self) -> LengthPenalty:
+        if self.cache_tokens > self.max_tokens:
+            raise ValueError(f"cache_tokens: got {self.cache_tokens}; allowed: at most max_tokens ({self.max_tokens})")
+        return self
+
+
+class NoLengthControl(Part):
+    """Only a hard limit on the length; a rollout that reaches it is truncated."""
+
+    kind: Literal["none"] = "none"
+    max_tokens: Count = 14_000
+    """Tokens of the longest rollout."""
+
+
+LengthControl = Annotated[Interruption | LengthPenalty | NoLengthControl, Field(discriminator="kind")]
+
+# ----------------------------------------------------------------------------------------------------------- optimiser
+
+
+class AdamW(Part):
+    """AdamW with linear warm-up, then a constant rate (ScaleRL appendix A.3)."""
+
+    learning_rate: Positive = 5e-7
+    """Step size after the warm-up."""
+    warmup_steps: Annotated[int, Field(ge=0)] = 100
+    """Updates over which the rate grows linearly to `learning_rate`."""
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
+    """Decay of the first and second moment; the paper states none, these are the field's usual ones."""
+    eps: Positive = 1e-15
+    """Added to the root of the second moment; tiny because RL gradients are (1e-8 would drown them)."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.01
+    """Decoupled decay of matrices; norms and biases are not decayed."""
+    max_grad_norm: Positive = 1.0
+    """The gradient's global L2 norm is scaled down to this."""
+
+
+# -------------------------------------------------------------------------------------------------------------- recipe
+
+
+class Recipe(Part):
+    """A complete RL recipe. The defaults are ScaleRL's (paper section 4, figure 3 and appendix A.3)."""
+
+    name: str = "scalerl"
+    """Free text, printed in tables and figures."""
+    prompts_per_step: Count = 48
+    """P: prompts in one update's batch."""
+    generations_per_prompt: Annotated[int, Field(ge=2)] = 16
+    """G: rollouts of each prompt; a batch holds P x G of them."""
+    loss: Loss = Cispo()
+    """The surrogate: cispo, dapo, grpo, gspo or reinforce, each with its own parameters."""
+    aggregation: Literal["prompt", "sample", "token"] = "prompt"
+    """What gets equal weight in the batch: each prompt, each rollout, or each token."""
+    advantage: Literal["batch", "group", "none"] = "batch"
+    """The standard deviation that group-centred rewards are divided by: over the batch, the group, or none."""
+    zero_variance: Literal["drop", "keep"] = "drop"
+    """Prompts whose rollouts all got the same reward: out of the loss and its denominator, or kept in it."""
+    retire_pass_rate: Annotated[float, Field(gt=0, le=1)] | None = 0.9
+    """No-Positive-Resampling: a prompt whose latest pass rate reaches this is never drawn again. None: off."""
+    length: LengthControl = Interruption()
+    """How long rollouts are kept in check: interruption, penalty or none."""
+    truncated: Literal["exclude", "keep"] = "exclude"
+    """Truncated rollouts count as wrong; they are kept out of the loss, or in it."""
+    off_policy: OffPolicy = PipelineRL()
+    """How generation and training overlap: pipeline or ppo-off-policy."""
+    fp32_head: bool = True
+    """Compute the LM head as an FP32 product in generator and trainer (matters when the weights are bf16)."""
+    temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
+    """Sampling temperature of training rollouts; log-probabilities are those of the tempered distribution."""
+    top_p: Fraction = 1.0
+    """Nucleus sampling: sample from the smallest set of tokens whose probability reaches this."""
+    optimizer: AdamW = AdamW()
+    """The optimiser's settings."""
+
+    @property
+    def completions_per_step(self) -> int:
+        """Rollouts in one update's batch."""
+        return self.prompts_per_step * self.generations_per_prompt
+
+
+SCALERL = Recipe()
+"""The paper's recipe: CISPO, prompt aggregation, batch advantages, FP32 head, PipelineRL-8, both filters, interruption."""
+
+RECIPES = {"scalerl": SCALERL}
+"""Recipes by name."""
+
+__all__ = [
+    "RECIPES",
+    "SCALERL",
+    "AdamW",
+    "Cispo",
+    "Dapo",
+    "Grpo",
+    "Gspo",
+    "Interruption",
+    "LengthControl",
+    "LengthPenalty",
+    "Loss",
+    "NoLengthControl",
+    "OffPolicy",
+    "PipelineRL",
+    "PpoOffPolicy",
+    "Recipe",
+    "Reinforce",
+    "max_lag",
+    "replace",
+]

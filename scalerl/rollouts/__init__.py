@@ -1,0 +1,1 @@
+"""Prompts to groups of completions, with the log-probability and policy version of every token."""

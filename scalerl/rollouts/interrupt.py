@@ -1,0 +1,97 @@
+"""Forced interruption and length limits as pure functions of token counts. They know no model and no engine.
+
+A rollout thinks until its own random limit; if the end tag has not come by then, the phrase is written into it, one
+token at a time, and the model answers (ScaleRL sec. 4). The paper does not say what becomes of the phrase's tokens in
+the loss; here they are context (loss mask 0), as in every other implementation we know.
+
+Legend: B rollouts. count_B: tokens a rollout has; its next token has that index. closed_at_B: count at which its
+thinking ended, NEVER while it goes on. interrupt_at_B: its limit, NEVER without interruption.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from scalerl.recipe import Interruption, LengthControl
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+NEVER = 1 << 40
+"""A count that no rollout reaches."""
+
+
+@dataclass(frozen=True, slots=True)
+class LengthRule:
+    """A recipe's length control in the tokens of one vocabulary.
+
+    Example: LengthRule(thinking=(50, 60), answer_tokens=9, max_tokens=69, phrase=(26,), end_tag=(26,))
+    """
+
+    thinking: tuple[int, int] | None
+    """[low, high] of the random limit; None without interruption."""
+    answer_tokens: int
+    """Tokens allowed after the thinking ended; NEVER without interruption."""
+    max_tokens: int
+    """Tokens a rollout may have in all, the phrase not counted."""
+    phrase: tuple[int, ...] = ()
+    """Tokens written at the limit."""
+    end_tag: tuple[int, ...] = ()
+    """Tokens that end the thinking."""
+
+    @property
+    def capacity(self) -> int:
+        """Largest number of tokens a rollout can have, the phrase included."""
+        return self.max_tokens + len(self.phrase)
+
+
+def length_rule(control: LengthControl, encode: object) -> LengthRule:
+    """Translate a recipe's length control with a tokenizer's encode function (text -> list of ids)."""
+    if not isinstance(control, Interruption):
+        return LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=control.max_tokens)
+    assert callable(encode)
+    phrase, end_tag = tuple(encode(control.phrase)), tuple(encode(control.end_tag))
+    return LengthRule(control.thinking_tokens, control.answer_tokens, control.max_tokens, phrase, end_tag)
+
+
+def interrupt_point(rule: LengthRule, uniform: float) -> int:
+    """Return the limit that a number in [0, 1) picks, uniform over low..high; NEVER without interruption."""
+    if rule.thinking is None:
+        return NEVER
+    low, high = rule.thinking
+    return low + int(uniform * (high - low + 1))
+
+
+def forced_tokens(rule: LengthRule, count_B: Ints, closed_at_B: Ints, interrupt_at_B: Ints) -> Ints:
+    """Return the phrase's token that must come next, or -1 where the model samples freely."""
+    offset_B = count_B - interrupt_at_B
+    inside_B = (offset_B >= 0) & (offset_B < len(rule.phrase)) & (closed_at_B == NEVER)
+    phrase = np.asarray(rule.phrase or (-1,), dtype=np.int64)
+    return np.where(inside_B, phrase[np.where(inside_B, offset_B, 0)], -1)
+
+
+def closed_at(rule: LengthRule, tail_BK: Ints, count_B: Ints, closed_at_B: Ints, interrupt_at_B: Ints) -> Ints:
+    """Return closed_at_B after a token was added.
+
+    Args:
+        rule: the limits.
+        tail_BK: the last K = len(end_tag) tokens of each rollout, -1 before its start.
+        count_B: counts that include the new token.
+        closed_at_B: as it was before.
+        interrupt_at_B: each rollout's limit.
+    """
+    if rule.thinking is None:
+        return closed_at_B
+    tag_B = (tail_BK == np.asarray(rule.end_tag)).all(axis=1)
+    phrase_done_B = count_B == interrupt_at_B + len(rule.phrase)
+    return np.where((closed_at_B == NEVER) & (tag_B | phrase_done_B), count_B, closed_at_B)
+
+
+def out_of_budget(rule: LengthRule, count_B: Ints, closed_at_B: Ints) -> Bools:
+    """Return which rollouts may not have another token: truncated, unless they ended by themselves."""
+    if rule.thinking is None:
+        return count_B >= rule.max_tokens
+    return count_B >= closed_at_B + rule.answer_tokens

@@ -1,0 +1,41 @@
+"""Wire records to plain nested values and back, arrays kept as arrays. It knows dataclasses, not what they mean."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass
+from functools import cache
+from types import UnionType
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+def to_plain(value: Any) -> Any:
+    """Turn a record into nested dicts and lists; arrays, numbers and strings stay what they are."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def from_plain(cls: type[T], values: Any) -> T:
+    """Build a record from what `to_plain` returned."""
+    return cls(**{name: _revive(hint, values[name]) for name, hint in _hints(cls).items()})
+
+
+def _revive(hint: Any, value: Any) -> Any:
+    if is_dataclass(hint) and isinstance(hint, type):
+        return from_plain(hint, value)
+    if get_origin(hint) is tuple:
+        inner = get_args(hint)[0]
+        return tuple(_revive(inner, item) for item in value)
+    if get_origin(hint) is UnionType and value is not None:
+        return _revive(next(a for a in get_args(hint) if a is not type(None)), value)
+    return value
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    return {f.name: hints[f.name] for f in fields(cls)}

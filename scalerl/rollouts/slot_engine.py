@@ -1,0 +1,150 @@
+"""Continuous batching over a fixed number of slots. What a token costs and where it comes from is the decoder's business.
+
+Busy slots are kept together at the front, so that a half-empty engine decodes half the rows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from scalerl.rollouts.engine import Finished, Request, Work
+from scalerl.rollouts.interrupt import Ints, LengthRule
+from scalerl.rollouts.slots import SlotTable
+
+
+class Decoder(Protocol):
+    """The model's side of a slot engine. Rows are slots; a row's cache belongs to the sequence in that slot."""
+
+    def decode(self, rows: int, tokens_R: Ints, lengths_R: Ints) -> float:
+        """Feed one token to each of the first `rows` rows, at cache position lengths_R - 1; return the FLOPs spent."""
+        ...
+
+    def prefill(self, slots_N: Ints, prompts: Sequence[tuple[int, ...]]) -> float:
+        """Fill rows with prompts, equal ones computed once; return the FLOPs spent."""
+        ...
+
+    def sample(self, slots_B: Ints, uniforms_B: Any) -> tuple[Ints, Any]:
+        """Draw the next token of each given row from its latest hidden state; return tokens and log-probabilities."""
+        ...
+
+    def move(self, source: int, target: int) -> None:
+        """Copy one row's cache onto another."""
+        ...
+
+    def load_weights(self, weights: Any) -> None:
+        """Swap the weights, keep the cache."""
+        ...
+
+    def state(self, lengths_S: Ints) -> dict[str, Any]:
+        """Return the cache of rows with a positive length."""
+        ...
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        ...
+
+
+class SlotEngine:
+    """The Engine contract over a Decoder."""
+
+    def __init__(self, decoder: Decoder, slots: int, rule: LengthRule, stop: Sequence[int], refill: int = 0) -> None:
+        """Make an engine.
+
+        Args:
+            decoder: the model's side.
+            slots: sequences decoded together.
+            rule: length limits.
+            stop: token ids that end a sequence.
+            refill: free slots that are waited for before waiting requests start (a prefill costs about a decode step,
+                whatever its size); 0 chooses a sixteenth of the slots, 1 starts them at once.
+        """
+        self.slots, self.version, self.work = slots, 0, Work()
+        self._decoder, self._table = decoder, SlotTable(slots, rule, stop)
+        self._refill = refill or max(1, slots // 16)
+        self._waiting: deque[Request] = deque()
+
+    def room(self) -> int:
+        """Return how many more requests should be queued: what fits into free slots, and one refill ahead."""
+        return self.slots - int(self._table["busy"].sum()) + self._refill - len(self._waiting)
+
+    def busy(self) -> int:
+        """Return the number of sequences started or waiting that have not finished."""
+        return int(self._table["busy"].sum()) + len(self._waiting)
+
+    def add(self, requests: Sequence[Request]) -> None:
+        """Queue sequences; they start at the next tick at which enough slots are free."""
+        self._waiting.extend(requests)
+
+    def tick(self) -> list[Finished]:
+        """Give every running sequence one token; return those that ended."""
+        table = self._table
+        started = self._choose_starts()
+        if not self._waiting and not started:
+            self._close_holes()
+        flops = 0.0
+        rows = int(np.flatnonzero(table["busy"])[-1]) + 1 if table["busy"].any() else 0
+        if rows:
+            slots_R = np.arange(rows)
+            # an empty row in between is fed token 0 at position 0: harmless, a prefill writes over it
+            busy_R = table["busy"][:rows]
+            tokens_R = np.where(busy_R, table.last_tokens(slots_R), 0)
+            lengths_R = np.where(busy_R, table.lengths(slots_R), 1)
+            flops += self._decoder.decode(rows, tokens_R, lengths_R)
+        if started:
+            for slot, request in started:
+                table.start(slot, request)
+            slots_N = np.asarray([slot for slot, _ in started])
+            flops += self._decoder.prefill(slots_N, [request.prompt for _, request in started])
+        slots_B = np.flatnonzero(table["busy"])
+        if not len(slots_B):
+            return []
+        tokens_B, logps_B = self._decoder.sample(slots_B, table.draws(slots_B))
+        work = self.work
+        self.work = replace(
+            work, ticks=work.ticks + 1, tokens=work.tokens + len(slots_B), flops=work.flops + flops
+        )
+        return table.record(slots_B, tokens_B, logps_B, self.version)
+
+    def load_weights(self, version: int, weights: Any) -> None:
+        """Swap in new weights between two ticks; running sequences go on over their old cache."""
+        self._decoder.load_weights(weights)
+        self.version = version
+
+    def state(self) -> dict[str, Any]:
+        """Return everything needed to go on exactly."""
+        table = self._table
+        waiting = [[list(r.id), list(r.prompt), r.key] for r in self._waiting]
+        # the cache holds all tokens but the latest, which the next tick feeds
+        cached_S = np.where(table["busy"], table.lengths(np.arange(self.slots)) - 1, 0)
+        work = [self.work.ticks, self.work.tokens, self.work.flops]
+        return {"version": self.version, "work": work, "waiting": waiting, "table": table.state(),
+                "cache": self._decoder.state(cached_S)}  # fmt: skip
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self.version, self.work = state["version"], Work(*state["work"])
+        self._waiting = deque(Request(tuple(w[0]), tuple(w[1]), w[2]) for w in state["waiting"])
+        self._table.load_state(state["table"])
+        self._decoder.load_state(state["cache"])
+
+    def _choose_starts(self) -> list[tuple[int, Request]]:
+        free = np.flatnonzero(~self._table["busy"])
+        wanted = min(len(free), len(self._waiting))
+        if wanted < self._refill and len(self._waiting) > wanted:
+            return []  # more wait than fit: let more slots come free, one prefill then serves them all
+        return [(int(slot), self._waiting.popleft()) for slot in free[:wanted]]
+
+    def _close_holes(self) -> None:
+        """Move the rearmost sequences into free slots before them."""
+        busy = self._table["busy"]
+        while busy.any():
+            last, hole = int(np.flatnonzero(busy)[-1]), int(np.argmin(busy))
+            if busy[hole] or hole > last:
+                return
+            self._decoder.move(last, hole)
+            self._table.move(last, hole)

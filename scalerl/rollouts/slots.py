@@ -1,0 +1,132 @@
+"""The bookkeeping of a slot engine: which sequence sits in which slot, and its tokens so far. It knows no model.
+
+Legend: S slots, B the slots given to a call, T token capacity of a slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from scalerl.rollouts.engine import Finished, Request
+from scalerl.rollouts.interrupt import NEVER, Ints, LengthRule, closed_at, forced_tokens, interrupt_point, out_of_budget
+from scalerl.rollouts.streams import uniforms
+from scalerl.types import Rollout
+
+_INTERRUPT_DRAW = np.asarray([(1 << 40)])
+"""Position in a sample's stream that picks its interruption point; tokens use positions from 0."""
+
+
+class SlotTable:
+    """Tokens, log-probabilities, versions and limits of the sequences in S slots."""
+
+    def __init__(self, slots: int, rule: LengthRule, stop: Sequence[int]) -> None:
+        self.rule = rule
+        self.stop = np.asarray(stop or (-1,), dtype=np.int64)
+        shape = (slots, rule.capacity)
+        self.requests: list[Request | None] = [None] * slots
+        self.arrays: dict[str, Any] = {
+            "tokens": np.full(shape, -1, np.int64),
+            "logps": np.zeros(shape, np.float32),
+            "versions": np.zeros(shape, np.int32),
+            "sampled": np.zeros(shape, np.bool_),
+            "busy": np.zeros(slots, np.bool_),
+            "count": np.zeros(slots, np.int64),
+            "prompt_length": np.zeros(slots, np.int64),
+            "closed_at": np.full(slots, NEVER, np.int64),
+            "interrupt_at": np.full(slots, NEVER, np.int64),
+            "key": np.zeros(slots, np.uint64),
+        }
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arrays[name]
+
+    def start(self, slot: int, request: Request) -> None:
+        """Put a request into a free slot."""
+        assert self.requests[slot] is None, slot
+        self.requests[slot] = request
+        key = np.asarray([request.key], dtype=np.uint64)
+        uniform = float(uniforms(key, _INTERRUPT_DRAW)[0])
+        values = {
+            "tokens": -1, "sampled": False, "busy": True, "count": 0, "prompt_length": len(request.prompt),
+            "closed_at": NEVER, "interrupt_at": interrupt_point(self.rule, uniform), "key": key[0],
+        }  # fmt: skip
+        for name, value in values.items():
+            self.arrays[name][slot] = value
+
+    def move(self, source: int, target: int) -> None:
+        """Move a sequence into a free slot."""
+        assert self.requests[target] is None, target
+        for array in self.arrays.values():
+            array[target] = array[source]
+        self.arrays["busy"][source] = False
+        self.requests[target], self.requests[source] = self.requests[source], None
+
+    def draws(self, slots_B: Ints) -> Any:
+        """Return each sequence's random number for its next token."""
+        return uniforms(self["key"][slots_B], self["count"][slots_B])
+
+    def last_tokens(self, slots_B: Ints) -> Ints:
+        """Return each sequence's latest token; -1 for a slot without one."""
+        last_B: Ints = self["tokens"][slots_B, np.maximum(self["count"][slots_B] - 1, 0)]
+        return last_B
+
+    def lengths(self, slots_B: Ints) -> Ints:
+        """Return prompt plus completion tokens."""
+        length_B: Ints = self["prompt_length"][slots_B] + self["count"][slots_B]
+        return length_B
+
+    def record(self, slots_B: Ints, tokens_B: Ints, logps_B: Any, version: int) -> list[Finished]:
+        """Append one token to each sequence, or the phrase's token in its stead; return those that ended."""
+        count_B, interrupt_at_B = self["count"][slots_B], self["interrupt_at"][slots_B]
+        forced_B = forced_tokens(self.rule, count_B, self["closed_at"][slots_B], interrupt_at_B)
+        free_B = forced_B < 0
+        tokens_B = np.where(free_B, tokens_B, forced_B)
+        self["tokens"][slots_B, count_B] = tokens_B
+        self["logps"][slots_B, count_B] = np.where(free_B, logps_B, 0.0)
+        self["versions"][slots_B, count_B] = version
+        self["sampled"][slots_B, count_B] = free_B
+        count_B = count_B + 1
+        self["count"][slots_B] = count_B
+        closed_B = closed_at(
+            self.rule, self._tail(slots_B, count_B), count_B, self["closed_at"][slots_B], interrupt_at_B
+        )
+        self["closed_at"][slots_B] = closed_B
+        stopped_B = free_B & (tokens_B[:, None] == self.stop).any(axis=1)
+        ended_B = stopped_B | out_of_budget(self.rule, count_B, closed_B)
+        return [self._finish(int(slots_B[i]), bool(stopped_B[i])) for i in np.flatnonzero(ended_B)]
+
+    def _tail(self, slots_B: Ints, count_B: Ints) -> Ints:
+        width = len(self.rule.end_tag)
+        columns_BK = count_B[:, None] - width + np.arange(width)
+        tail_BK: Ints = np.where(columns_BK >= 0, self["tokens"][slots_B[:, None], np.maximum(columns_BK, 0)], -1)
+        return tail_BK
+
+    def _finish(self, slot: int, stopped: bool) -> Finished:
+        request = self.requests[slot]
+        assert request is not None
+        n = int(self["count"][slot])
+        rollout = Rollout(
+            tokens=self["tokens"][slot, :n].astype(np.int32),
+            logps=self["logps"][slot, :n].copy(),
+            versions=self["versions"][slot, :n].copy(),
+            sampled=self["sampled"][slot, :n].copy(),
+            truncated=not stopped,
+            interrupted=not bool(self["sampled"][slot, :n].all()),
+        )
+        self.requests[slot] = None
+        self["busy"][slot] = False
+        return Finished(request.id, rollout)
+
+    def state(self) -> dict[str, Any]:
+        """Return arrays and requests."""
+        requests = [None if r is None else [list(r.id), list(r.prompt), r.key] for r in self.requests]
+        return {"arrays": {name: array.copy() for name, array in self.arrays.items()}, "requests": requests}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        for name, array in self.arrays.items():
+            array[...] = np.asarray(state["arrays"][name])
+        self.requests = [None if r is None else Request(tuple(r[0]), tuple(r[1]), r[2]) for r in state["requests"]]

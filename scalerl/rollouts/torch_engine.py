@@ -1,0 +1,270 @@
+"""Continuous batching on any Hugging Face causal LM, on CPU or one GPU, through transformers' own cache interface.
+
+A cache whose layers hold [slots, heads, capacity, head size] writes each row's new key and value at that row's own
+position; masks and position ids are passed to the model from here, so no architecture needs code of its own. What an
+architecture would get wrong is found by `check_engine` before a run starts.
+
+Legend: S slots, R leading rows that are decoded, N rows that are prefilled, B rows that are sampled, K span of the
+cache that is attended to, V vocabulary, D hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from scalerl.parts import ConfigError
+from scalerl.policy import Policy, WeightLayout
+from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.interrupt import NEVER, Ints, LengthRule
+from scalerl.rollouts.sampling import draw
+from scalerl.rollouts.slot_attention import empty_cache, install
+from scalerl.rollouts.slot_engine import SlotEngine
+
+
+class _SlotLayer(CacheLayerMixin):
+    """One layer's keys and values for all slots. `cache.step` says what the current forward pass is."""
+
+    is_sliding = False
+
+    def __init__(self, owner: SlotCache) -> None:
+        super().__init__()
+        self.owner = owner
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        owner = self.owner
+        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys, self.values = empty_cache(key_states, value_states, owner.slots, owner.capacity)
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        owner = self.owner
+        if owner.source_N is not None:  # prefill: computed rows are copied to all slots that hold their prompt
+            length = key_states.shape[2]
+            self.keys[owner.rows, :, :length] = key_states[owner.source_N]
+            self.values[owner.rows, :, :length] = value_states[owner.source_N]
+            return key_states, value_states
+        self.keys[owner.rows, :, owner.positions_R] = key_states[:, :, 0]
+        self.values[owner.rows, :, owner.positions_R] = value_states[:, :, 0]
+        rows = len(owner.rows)
+        return self.keys[:rows, :, : owner.span], self.values[:rows, :, : owner.span]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.owner.span, 0
+
+    def get_seq_length(self) -> int:
+        return 0
+
+    def get_max_length(self) -> int:
+        return self.owner.capacity
+
+    get_max_cache_shape = get_max_length  # its name before transformers 5.20
+
+
+class SlotCache(Cache):
+    """Keys and values of all slots, with the description of the forward pass that is under way."""
+
+    def __init__(self, layers: int, slots: int, capacity: int) -> None:
+        self.slots, self.capacity = slots, capacity
+        self.rows: Tensor = torch.empty(0, dtype=torch.long)
+        self.positions_R: Tensor = self.rows
+        self.source_N: Tensor | None = None
+        self.span = 0
+        super().__init__(layers=[_SlotLayer(self) for _ in range(layers)])
+
+
+class TorchDecoder:
+    """The model's side of a slot engine."""
+
+    def __init__(self, policy: Policy, slots: int, capacity: int, sampling: Sampling) -> None:
+        """Make a decoder.
+
+        Args:
+            policy: the model; several decoders may share one.
+            slots: rows of the cache.
+            capacity: positions of a row: prompt and completion.
+            sampling: temperature and nucleus.
+        """
+        self.policy, self.sampling = policy, sampling
+        self._layout = WeightLayout.of(policy)
+        self._cache = SlotCache(policy.config.num_hidden_layers, slots, capacity)
+        self._hidden_SD = torch.zeros(slots, policy.config.hidden_size, dtype=policy.head_weight.dtype).to(
+            policy.device
+        )
+        install(policy.model)
+        self._masks = _MaskMaker(policy.config)
+
+    @torch.inference_mode()
+    def decode(self, rows: int, tokens_R: Ints, lengths_R: Ints) -> float:
+        """Feed one token to each of the first `rows` rows, at cache position lengths_R - 1; return the FLOPs spent."""
+        device, cache = self.policy.device, self._cache
+        positions_R = torch.from_numpy(lengths_R - 1).to(device)
+        cache.rows, cache.positions_R = torch.arange(rows, device=device), positions_R
+        cache.source_N, cache.span = None, int(lengths_R.max())
+        visible_RK = torch.arange(cache.span, device=device)[None] <= positions_R[:, None]
+        hidden_R1D = self.policy.hidden(
+            torch.from_numpy(tokens_R).to(device)[:, None],
+            position_ids=positions_R[:, None],
+            attention_mask=self._masks.decode(visible_RK, positions_R),
+            past_key_values=cache,
+        )
+        self._hidden_SD[:rows] = hidden_R1D[:, 0]
+        return self.policy.shape.decode_flops(rows, int(lengths_R.sum()), cache.span)
+
+    @torch.inference_mode()
+    def prefill(self, slots_N: Ints, prompts: Sequence[tuple[int, ...]]) -> float:
+        """Fill rows with prompts, equal ones computed once; return the FLOPs spent."""
+        device, cache = self.policy.device, self._cache
+        unique = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
+        lengths_U = torch.tensor([len(p) for p in unique], device=device)
+        longest = int(lengths_U.max())
+        tokens_UT = torch.zeros(len(unique), longest, dtype=torch.long)
+        for prompt, i in unique.items():
+            tokens_UT[i, : len(prompt)] = torch.tensor(prompt)
+        cache.rows = torch.from_numpy(slots_N).to(device)
+        cache.source_N = torch.tensor([unique[p] for p in prompts], device=device)
+        cache.span = longest
+        hidden_UTD = self.policy.hidden(
+            tokens_UT.to(device),
+            position_ids=torch.arange(longest, device=device).expand(len(unique), longest),
+            attention_mask=self._masks.prefill(longest, device),
+            past_key_values=cache,
+        )
+        last_UD = hidden_UTD[torch.arange(len(unique), device=device), lengths_U - 1]
+        self._hidden_SD[cache.rows] = last_UD[cache.source_N]
+        shape = self.policy.shape
+        return sum(shape.forward_flops(0, len(prompt)) for prompt in unique)
+
+    @torch.inference_mode()
+    def sample(self, slots_B: Ints, uniforms_B: Any) -> tuple[Ints, Any]:
+        """Draw the next token of each given row from its latest hidden state; return tokens and log-probabilities."""
+        device = self.policy.device
+        logits_BV = self.policy.logits(self._hidden_SD[torch.from_numpy(slots_B).to(device)])
+        uniforms = torch.from_numpy(uniforms_B).to(device)
+        tokens_B, logps_B = draw(logits_BV, uniforms, self.sampling.temperature, self.sampling.top_p)
+        return tokens_B.cpu().numpy(), logps_B.cpu().numpy()
+
+    @torch.inference_mode()
+    def move(self, source: int, target: int) -> None:
+        """Copy one row's cache onto another."""
+        for tensor_S in self._tensors():
+            tensor_S[target] = tensor_S[source]
+
+    def load_weights(self, weights: Any) -> None:
+        """Swap the weights (bytes in the policy's layout), keep the cache."""
+        self._layout.read(torch.from_numpy(weights), self.policy)
+
+    def state(self, lengths_S: Ints) -> dict[str, Any]:
+        """Return the cache of rows with a positive length, up to the longest of them."""
+        rows, span = np.flatnonzero(lengths_S > 0), int(lengths_S.max(initial=0))
+        index = torch.from_numpy(rows)
+        layers = [layer for layer in self._layers() if layer.is_initialized]
+        tensors = {f"keys.{i}": layer.keys[index, :, :span].cpu() for i, layer in enumerate(layers)}
+        tensors |= {f"values.{i}": layer.values[index, :, :span].cpu() for i, layer in enumerate(layers)}
+        return {"rows": rows, "span": span, "tensors": tensors}
+
+    @torch.inference_mode()
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        index, span = torch.as_tensor(np.asarray(state["rows"])), int(state["span"])
+        for i, layer in enumerate(self._layers()):
+            if f"keys.{i}" not in state["tensors"]:
+                return
+            keys, values = (state["tensors"][f"{name}.{i}"].to(self.policy.device) for name in ("keys", "values"))
+            if not layer.is_initialized:
+                layer.lazy_initialization(keys, values)
+            layer.keys[index, :, :span], layer.values[index, :, :span] = keys, values
+
+    def _layers(self) -> list[Any]:
+        return cast("list[Any]", self._cache.layers)
+
+    def _tensors(self) -> list[Tensor]:
+        layers = [layer for layer in self._layers() if layer.is_initialized]
+        return [tensor for layer in layers for tensor in (layer.keys, layer.values)]
+
+
+class _MaskMaker:
+    """Attention masks in the form an architecture takes: boolean or additive, one or one for each kind of layer."""
+
+    def __init__(self, config: Any) -> None:
+        self.window = getattr(config, "sliding_window", None)
+        self.kinds = sorted(set(getattr(config, "layer_types", None) or ()))
+        unknown = set(self.kinds) - {"full_attention", "sliding_attention"}
+        if unknown:
+            raise ConfigError(
+                f"model.path: got layers of kind {', '.join(sorted(unknown))}; allowed: full_attention, sliding_attention"
+            )
+        # eager attention adds its mask, and adding a boolean one silently attends to everything
+        self.additive = getattr(config, "_attn_implementation", "sdpa") == "eager"
+
+    def decode(self, visible_RK: Tensor, positions_R: Tensor) -> Any:
+        """Masks [R, 1, 1, K] for one new token a row."""
+        first_R = positions_R - (self.window or 0) + 1
+        recent_RK = torch.arange(visible_RK.shape[1], device=visible_RK.device)[None] >= first_R[:, None]
+        return self._by_kind(visible_RK[:, None, None], (visible_RK & recent_RK)[:, None, None])
+
+    def prefill(self, length: int, device: torch.device) -> Any:
+        """Masks [1, 1, T, T] for whole prompts, padded at the end (the causal mask hides the padding)."""
+        causal_TT = torch.ones(length, length, dtype=torch.bool, device=device).tril()
+        recent_TT = causal_TT & ~causal_TT.tril(-(self.window or length))
+        return self._by_kind(causal_TT[None, None], recent_TT[None, None])
+
+    def _by_kind(self, full: Tensor, sliding: Tensor) -> Any:
+        if self.additive:
+            full, sliding = (torch.where(m, 0.0, torch.finfo(torch.float32).min) for m in (full, sliding))
+        if "sliding_attention" in self.kinds:
+            return {"full_attention": full, "sliding_attention": sliding}
+        return sliding if self.window and not self.kinds else full
+
+
+def torch_engine(
+    policy: Policy, *, slots: int, prompt_tokens: int, rule: LengthRule, sampling: Sampling, refill: int = 0
+) -> SlotEngine:
+    """Make an engine over a policy.
+
+    Args:
+        policy: the model; `load_weights` takes a block of bytes in its WeightLayout.
+        slots: sequences decoded together.
+        prompt_tokens: longest prompt.
+        rule: length limits of completions.
+        sampling: temperature, nucleus, stop tokens.
+        refill: see SlotEngine.
+    """
+    decoder = TorchDecoder(policy, slots, prompt_tokens + rule.capacity, sampling)
+    return SlotEngine(decoder, slots, rule, sampling.stop, refill)
+
+
+@torch.no_grad()
+def check_engine(policy: Policy, tokens: int = 6) -> None:
+    """Refuse an architecture that computes something else through the slot cache than without a cache.
+
+    Raises:
+        ConfigError: the log-probabilities differ, so training would silently be off policy.
+    """
+    rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=tokens)
+    decoder = TorchDecoder(policy, 2, 4 + tokens, Sampling())
+    prompts = [(1 % policy.vocab_size, 0), (0, 1 % policy.vocab_size, 2 % policy.vocab_size)]
+    engine = SlotEngine(decoder, 2, rule, ())
+    engine.add([Request((i, 0), prompt, key=i) for i, prompt in enumerate(prompts)])
+    finished = [done for _ in range(tokens) for done in engine.tick()]
+    worst = 0.0
+    for done in finished:
+        prompt = prompts[done.id[0]]
+        full = torch.tensor([*prompt, *done.rollout.tokens.tolist()], device=policy.device)
+        logps_NV = policy.logits(policy.hidden(full[None])[0]).log_softmax(-1)
+        theirs = logps_NV[len(prompt) - 1 : -1].gather(1, full[len(prompt) :, None])[:, 0].cpu()
+        worst = max(worst, float((theirs - torch.from_numpy(done.rollout.logps)).abs().max()))
+    limit = 1e-3 if policy.head_weight.dtype == torch.float32 else 0.2
+    if not worst <= limit:
+        raise ConfigError(
+            f"model.path: {type(policy.model).__name__} gives other log-probabilities through the generation cache than "
+            f"without it (difference {worst:.2g}, allowed {limit:g}); this architecture cannot be trained here"
+        )

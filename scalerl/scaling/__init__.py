@@ -1,0 +1,45 @@
+"""Fit, forecast and judge compute-performance curves of RL runs. Needs numpy and scipy, and knows nothing of trainers.
+
+>>> from scalerl.scaling import Curve, fit, forecast, advise
+>>> curve = Curve.read("runs/mine")  # or Curve(compute, metric)        # doctest: +SKIP
+>>> print(forecast(fit(curve), at=["2x", "4x"]))                        # doctest: +SKIP
+"""
+
+from scalerl.scaling.advise import Advice, advise
+from scalerl.scaling.baselines import BASELINES
+from scalerl.scaling.curve import Curve
+from scalerl.scaling.draws import Draws
+from scalerl.scaling.estimate import Estimate, EstimateAt
+from scalerl.scaling.fit import METHODS, Band, Fit, fit
+from scalerl.scaling.forecast import Forecast, Reach, forecast
+from scalerl.scaling.health import Symptom, health
+from scalerl.scaling.law import sigmoid
+from scalerl.scaling.least_squares import Search
+from scalerl.scaling.paper import PUBLISHED_GRID, PaperGrid
+from scalerl.scaling.posterior import Prior
+from scalerl.scaling.readers import CurveError
+
+__all__ = [
+    "BASELINES",
+    "METHODS",
+    "PUBLISHED_GRID",
+    "Advice",
+    "Band",
+    "Curve",
+    "CurveError",
+    "Draws",
+    "Estimate",
+    "EstimateAt",
+    "Fit",
+    "Forecast",
+    "PaperGrid",
+    "Prior",
+    "Reach",
+    "Search",
+    "Symptom",
+    "advise",
+    "fit",
+    "forecast",
+    "health",
+    "sigmoid",
+]

@@ -1,0 +1,59 @@
+"""The naive forecasts that any clever one must beat. Knows nothing of the law.
+
+Each takes a curve and returns a function from compute, shape (M,), to metric, shape (M,), within the metric's bounds.
+Axes in names: N points, M amounts of compute, P powers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from scalerl.scaling.curve import Curve
+from scalerl.scaling.law import Array
+
+Predictor = Callable[[Array], Array]
+
+POWERS = np.exp(np.linspace(np.log(0.02), np.log(5.0), 200))
+"""Exponents that the power law may take."""
+
+
+def last_value(curve: Curve) -> Predictor:
+    """Nothing more will change."""
+    return lambda compute_M: np.full(len(compute_M), curve.metric[-1])
+
+
+def linear_in_log_compute(curve: Curve) -> Predictor:
+    """The least-squares line in ln C through all points after compute 0, cut at the metric's bounds."""
+    after = curve.compute > 0
+    slope, level = np.polyfit(np.log(curve.compute[after]), curve.metric[after], 1)
+    return lambda compute_M: np.clip(level + slope * np.log(compute_M), *curve.bounds)
+
+
+def power_law(curve: Curve) -> Predictor:
+    """R = A - D C^-b by least squares, A within the bounds and D >= 0: the law that the sigmoid is an answer to."""
+    after = curve.compute > 0
+    ratio_N, metric_N = curve.compute[after] / curve.last_compute, curve.metric[after]
+    high = curve.bounds[1]
+    # in logarithms, lest the smallest compute to the largest power overflow; such a power never wins
+    decay_PN = np.exp(np.minimum(-POWERS[:, None] * np.log(ratio_N), 300.0))
+    mean_P = decay_PN.mean(axis=1)
+    centred_PN = decay_PN - mean_P[:, None]
+    drop_P = np.maximum(-(centred_PN @ metric_N) / np.maximum((centred_PN**2).sum(axis=1), 1e-300), 0.0)
+    ceiling_P = metric_N.mean() + drop_P * mean_P
+    # where the bound holds A, only D is left to fit
+    drop_P = np.where(ceiling_P > high, decay_PN @ (high - metric_N) / (decay_PN**2).sum(axis=1), drop_P)
+    ceiling_P = np.minimum(ceiling_P, high)
+    cost_P = ((ceiling_P[:, None] - drop_P[:, None] * decay_PN - metric_N) ** 2).sum(axis=1)
+    best = int(cost_P.argmin())
+    ceiling, drop, power = float(ceiling_P[best]), float(drop_P[best]), float(POWERS[best])
+    return lambda compute_M: np.clip(ceiling - drop * (compute_M / curve.last_compute) ** -power, *curve.bounds)
+
+
+BASELINES: dict[str, Callable[[Curve], Predictor]] = {
+    "last value": last_value,
+    "linear in log compute": linear_in_log_compute,
+    "power law": power_law,
+}
+"""Every baseline by name."""

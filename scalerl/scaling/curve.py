@@ -1,0 +1,284 @@
+"""The one input of this package: metric against compute, checked at the door. Knows nothing of the law or of noise.
+
+Axes in names: N evaluation points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from scalerl.scaling.law import Array
+from scalerl.scaling.readers import CurveError, Table, read_table, table_of_frame, table_of_rows
+
+AXES = ("device_hours", "flops", "tokens", "step", "compute")
+"""Compute columns, in the order they are looked for when none is named."""
+
+METRICS = ("pass_rate", "metric")
+"""Metric columns, in the order they are looked for when none is named."""
+
+
+@dataclass(frozen=True, eq=False, init=False)
+class Curve:
+    """What a run scored on held-out prompts, against the compute it had spent by then.
+
+    Repairs, each recorded in ``notes``: rows out of order are sorted, rows at the same compute are averaged, rows
+    without a number are left out. Anything else that is wrong is a ``CurveError``.
+
+    Example:
+        >>> curve = Curve(compute=[0, 100, 200, 400, 800], metric=[0.20, 0.31, 0.42, 0.51, 0.56])
+        >>> len(curve), curve.last_compute
+        (5, 800.0)
+    """
+
+    compute: Array
+    """Compute spent, shape (N,), ascending, >= 0, any unit; 0 is the evaluation before training."""
+
+    metric: Array
+    """Mean score at that compute, shape (N,), within ``bounds``."""
+
+    bounds: tuple[float, float] = (0.0, 1.0)
+    """Least and greatest value the metric can take: (0, 1) for a pass rate, (-1, 1) for some rewards."""
+
+    stderr: Array | None = None
+    """Standard error of each metric value, shape (N,), or None. For pictures: a fit takes its noise from residuals."""
+
+    axis: str = "compute"
+    """What compute is: device_hours, flops, tokens, step, or the caller's own word."""
+
+    label: str = ""
+    """Name of the run or task, for reports."""
+
+    notes: tuple[str, ...] = ()
+    """What was repaired on the way in; fits repeat it among their warnings."""
+
+    def __init__(
+        self,
+        compute: ArrayLike,
+        metric: ArrayLike,
+        bounds: tuple[float, float] = (0.0, 1.0),
+        stderr: ArrayLike | None = None,
+        axis: str = "compute",
+        label: str = "",
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        low, high = (float(bound) for bound in bounds)
+        if not (np.isfinite([low, high]).all() and low < high):
+            raise CurveError(f"bounds must be two finite numbers in ascending order; got {bounds}")
+        compute_N, metric_N = as_numbers("compute", compute), as_numbers("metric", metric)
+        stderr_N = np.full_like(metric_N, np.nan) if stderr is None else as_numbers("stderr", stderr)
+        lengths = {"compute": len(compute_N), "metric": len(metric_N), "stderr": len(stderr_N)}
+        if len(set(lengths.values())) > 1:
+            raise CurveError(f"columns must have the same length; got {lengths}")
+        compute_N, metric_N, stderr_N, repairs = repaired(compute_N, metric_N, stderr_N)
+        check_range(compute_N, metric_N, low, high)
+        columns = {
+            "compute": compute_N,
+            "metric": metric_N,
+            "stderr": stderr_N if np.isfinite(stderr_N).any() else None,
+        }
+        for array in columns.values():
+            if array is not None:
+                array.flags.writeable = False
+        rest = {"bounds": (low, high), "axis": axis, "label": label, "notes": (*notes, *repairs)}
+        for name, value in {**columns, **rest}.items():
+            object.__setattr__(self, name, value)
+
+    def __len__(self) -> int:
+        return len(self.compute)
+
+    def __str__(self) -> str:
+        name = f"{self.label}: " if self.label else ""
+        climb = f"metric {self.metric[0]:.4g} to {self.metric[-1]:.4g}"
+        return f"{name}{len(self)} points to {self.axis} {self.last_compute:.4g}, {climb}"
+
+    @property
+    def last_compute(self) -> float:
+        """Compute of the last point."""
+        return float(self.compute[-1])
+
+    def between(self, least: float = 0.0, most: float = np.inf) -> Curve:
+        """The points with 0 < least <= compute <= most; the point at compute 0 stays, since it is R0 itself."""
+        keep_N = ((self.compute >= least) | (self.compute == 0)) & (self.compute <= most)
+        return self._select(keep_N)
+
+    def first(self, count: int) -> Curve:
+        """The first points of the curve."""
+        return self._select(np.arange(len(self)) < count)
+
+    def _select(self, keep_N: Any) -> Curve:
+        stderr = None if self.stderr is None else self.stderr[keep_N]
+        return replace(self, compute=self.compute[keep_N], metric=self.metric[keep_N], stderr=stderr)
+
+    @classmethod
+    def read(
+        cls,
+        path: str | Path,
+        *,
+        axis: str | None = None,
+        task: str | None = None,
+        metric: str | None = None,
+        bounds: tuple[float, float] = (0.0, 1.0),
+    ) -> Curve:
+        """The curve of a points.jsonl, a CSV file or a run directory.
+
+        Args:
+            path: the file, or the directory that holds a points.jsonl.
+            axis: compute column; without it the first of ``AXES`` that is there.
+            task: which task, where the file mixes several.
+            metric: metric column; without it the first of ``METRICS`` that is there.
+            bounds: least and greatest value of the metric.
+
+        Raises:
+            CurveError: the file or its columns cannot be used; the message says what to do.
+        """
+        table, notes = read_table(path)
+        curve = cls.from_table(table, axis=axis, task=task, metric=metric, bounds=bounds, source=str(path))
+        return replace(curve, notes=(*notes, *curve.notes), label=curve.label or Path(path).stem)
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[Mapping[str, Any]], **choices: Any) -> Curve:
+        """The curve of rows of dicts such as the lines of a points.jsonl; keyword arguments as in ``read``."""
+        return cls.from_table(table_of_rows(rows), source="the rows", **choices)
+
+    @classmethod
+    def from_frame(cls, frame: Any, **choices: Any) -> Curve:
+        """The curve of a data frame, or of a dict of arrays; keyword arguments as in ``read``."""
+        return cls.from_table(table_of_frame(frame), source="the data frame", **choices)
+
+    @classmethod
+    def from_table(
+        cls,
+        table: Table,
+        *,
+        axis: str | None = None,
+        task: str | None = None,
+        metric: str | None = None,
+        bounds: tuple[float, float] = (0.0, 1.0),
+        source: str = "the table",
+    ) -> Curve:
+        """The curve of named columns; the constructors above end here."""
+        table, label = one_task(table, task, source)
+        axis_name, metric_name = (
+            column(table, axis, AXES, "compute", source),
+            column(table, metric, METRICS, "metric", source),
+        )
+        return cls(
+            compute=as_numbers(axis_name, table[axis_name]),
+            metric=as_numbers(metric_name, table[metric_name]),
+            stderr=as_numbers("stderr", table["stderr"]) if "stderr" in table else None,
+            bounds=bounds,
+            axis=axis_name,
+            label=label,
+        )
+
+
+def column(table: Table, wanted: str | None, known: tuple[str, ...], what: str, source: str) -> str:
+    """The column to use: the one asked for, or the first known name that is there and not empty."""
+    if wanted is not None:
+        if wanted not in table:
+            raise CurveError(f"{source} has no {what} column {wanted!r}; it has {', '.join(table) or 'none'}")
+        return wanted
+    for name in known:
+        if any(value is not None for value in table.get(name, ())):
+            return name
+    raise CurveError(
+        f"{source} has no {what} column: looked for {', '.join(known)}, found {', '.join(table) or 'none'}; name one"
+    )
+
+
+def one_task(table: Table, task: str | None, source: str) -> tuple[Table, str]:
+    """The rows of one task, and its name; a mixture without a choice is an error, not an average."""
+    tasks = table.get("task")
+    if tasks is None:
+        if task is not None:
+            raise CurveError(f"task {task!r} was asked for, but {source} has no task column")
+        return table, ""
+    names = sorted({str(name) for name in tasks if name is not None})
+    if task is None and len(names) > 1:
+        raise CurveError(f"{source} mixes tasks {', '.join(names)}; choose one with task=")
+    if task is not None and task not in names:
+        raise CurveError(f"{source} has no task {task!r}; it has {', '.join(names)}")
+    chosen = task if task is not None else (names[0] if names else "")
+    keep = [i for i, name in enumerate(tasks) if name is None or str(name) == chosen]
+    if task is not None:
+        keep = [i for i in keep if tasks[i] is not None]
+    return {name: [values[i] for i in keep] for name, values in table.items()}, chosen
+
+
+def as_numbers(name: str, values: ArrayLike) -> Array:
+    """A flat array of floats; None and empty cells become not-a-number."""
+    try:
+        array = np.array(values, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise CurveError(f"{name} must be numbers: {error}") from error
+    if array.ndim != 1:
+        raise CurveError(f"{name} must be one column of numbers; got an array of shape {array.shape}")
+    return array
+
+
+def repaired(compute_N: Array, metric_N: Array, stderr_N: Array) -> tuple[Array, Array, Array, tuple[str, ...]]:
+    """The columns without empty rows, in order of compute, one row for each compute; and notes on what was done."""
+    notes: list[str] = []
+    full_N = ~(np.isnan(compute_N) | np.isnan(metric_N))
+    if not full_N.all():
+        notes.append(f"{int((~full_N).sum())} rows without a number (NaN or empty) were left out")
+        compute_N, metric_N, stderr_N = compute_N[full_N], metric_N[full_N], stderr_N[full_N]
+    if (np.diff(compute_N) < 0).any():
+        notes.append("rows were not in order of compute and were sorted")
+    # a stable sort: equal compute keeps the order of the file
+    order_N = np.argsort(compute_N, kind="stable")
+    compute_N, metric_N, stderr_N = compute_N[order_N], metric_N[order_N], stderr_N[order_N]
+    distinct, first, count = np.unique(compute_N, return_index=True, return_counts=True)
+    if len(distinct) < len(compute_N):
+        notes.append(
+            f"{len(compute_N) - len(distinct)} rows repeat a compute that another row has; their metrics were averaged"
+        )
+        metric_N = np.add.reduceat(metric_N, first) / count
+        stderr_N = np.sqrt(np.add.reduceat(stderr_N**2, first)) / count
+    return distinct, metric_N, stderr_N, tuple(notes)
+
+
+def check_range(compute_N: Array, metric_N: Array, low: float, high: float) -> None:
+    """Refuses what no repair can mend: no points, infinite or negative compute, a metric outside its bounds."""
+    if not len(compute_N):
+        raise CurveError("the curve has no points; each needs a compute and a metric value")
+    if not (np.isfinite(compute_N).all() and np.isfinite(metric_N).all()):
+        raise CurveError("compute and metric must be finite; got an infinite value")
+    if compute_N[0] < 0:
+        raise CurveError(f"compute must be >= 0; got {compute_N[0]:.6g}. Give the compute spent so far, counted from 0")
+    if compute_N[-1] == 0:
+        raise CurveError("every point is at compute 0; a curve needs points after training began")
+    # a hair of slack, for means of floats
+    slack = 1e-9 * (high - low)
+    outside = metric_N[(metric_N < low - slack) | (metric_N > high + slack)]
+    if len(outside):
+        hint = "give bounds=(least, greatest)"
+        if low == 0 and high == 1:
+            hint = "a percentage needs bounds=(0, 100), a reward in [-1, 1] needs bounds=(-1, 1)"
+        raise CurveError(
+            f"metric must lie in [{low:g}, {high:g}]; {len(outside)} values do not, such as {outside[0]:.6g}: {hint}"
+        )
+
+
+def thinned(curve: Curve, most: int) -> Curve:
+    """A curve of at most so many points: neighbours are averaged in equal groups; the point at compute 0 stays alone.
+
+    Averaging moves the metric by a second-order amount (the bend of the curve within one group), and keeps all the
+    information on its level.
+    """
+    if len(curve) <= most:
+        return curve
+    start = int(curve.compute[0] == 0)
+    edges = np.unique(np.linspace(start, len(curve), most - start + 1).astype(int))[:-1]
+    edges = np.concatenate([np.arange(start), edges])
+    count = np.diff(np.append(edges, len(curve)))
+    compute = np.add.reduceat(curve.compute, edges) / count
+    metric = np.clip(np.add.reduceat(curve.metric, edges) / count, *curve.bounds)
+    note = f"{len(curve)} points were averaged in groups to {len(compute)}"
+    return replace(curve, compute=compute, metric=metric, stderr=None, notes=(*curve.notes, note))

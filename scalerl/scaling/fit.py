@@ -1,0 +1,280 @@
+"""A curve in, a fit out: the public record and the choice of method. Knows nothing of how the methods work.
+
+Axes in names: N points, M amounts of compute asked about, D draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from scalerl.scaling.curve import Curve, thinned
+from scalerl.scaling.draws import Draws
+from scalerl.scaling.estimate import TAILS, Estimate, summarise
+from scalerl.scaling.health import departure_symptoms, shape_symptoms
+from scalerl.scaling.law import Array, sigmoid
+from scalerl.scaling.least_squares import Search, least_squares_solution
+from scalerl.scaling.paper import PaperGrid, paper_solution
+from scalerl.scaling.posterior import Prior, posterior
+from scalerl.scaling.readers import CurveError
+from scalerl.scaling.solution import Parameters, Solution
+
+MIN_POINTS = 5
+"""One more than the law has parameters."""
+
+MAX_POINTS = 400
+"""Longer curves are averaged in groups to this length."""
+
+IDENTIFIED_SD = 0.02
+"""The ceiling counts as known when its standard deviation is below this share of the metric's range.
+
+In simulation 96 % of the ceilings that pass are within that distance of the truth.
+"""
+
+
+class Band(NamedTuple):
+    """A curve with its 90 % band; every field has shape (M,)."""
+
+    compute: Array
+    mean: Array
+    low: Array
+    high: Array
+    sd: Array
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """The law fitted to one curve. Prints itself; says in ``identified`` and ``warnings`` how far to trust it."""
+
+    curve: Curve
+    """The points that were fitted, after exclusion and thinning."""
+
+    method: str
+    """Key of ``METHODS``."""
+
+    asymptote: Estimate
+    """A, the ceiling, in the metric's unit."""
+
+    efficiency: Estimate
+    """B, the steepness in ln C; > 0, no unit."""
+
+    midpoint: Estimate
+    """Cmid, the compute at which half of the climb is done; unit of the compute axis."""
+
+    initial: Estimate
+    """R0, the level before training, in the metric's unit."""
+
+    identified: bool
+    """Whether the data pin the ceiling down; if False, ``asymptote`` is a range and not a result."""
+
+    reason: str
+    """Why ``identified`` is what it is, in one sentence."""
+
+    warnings: tuple[str, ...]
+    """What a reader must know: symptoms of the curve, repairs, limits that were hit."""
+
+    noise_sd: float
+    """Standard deviation of one point about the curve, in the metric's unit."""
+
+    autocorrelation: float
+    """Correlation of the noise of neighbouring points, in (-1, 1)."""
+
+    residual_sum_of_squares: float
+    """About ``predict(curve.compute).mean``."""
+
+    covariance: Array
+    """Of (A, ln Cmid, ln B, R0), shape (4, 4); not a number where the method gives none."""
+
+    draws: Draws
+    """Samples of the parameters, from which everything else follows; a single one for the paper's procedure."""
+
+    centre: Parameters | None
+    """The curve a least-squares method names; None for the posterior, whose answer is the mean over the draws."""
+
+    at_bound: tuple[str, ...]
+    """Parameters that ran into a limit."""
+
+    departures: dict[str, float]
+    """Probability of each kind of curve that the draws mix: {"law": 1.0}, or with late start, second rise and creep."""
+
+    def levels(self, compute: ArrayLike) -> Array:
+        """The metric on each drawn curve, shape (M, D)."""
+        compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
+        return self.draws.levels(compute_M, self.curve.bounds[1])
+
+    def predict(self, compute: ArrayLike, *, noise: bool = False) -> Band:
+        """Mean and 90 % band of the curve, or of single noisy evaluations, at any compute.
+
+        Args:
+            compute: amounts of compute, shape (M,), >= 0, in the unit of the curve's axis.
+            noise: whether the band is for the next evaluation there (wider) or for the curve itself.
+        """
+        compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
+        levels_MD = self.levels(compute_M)
+        mean_M = levels_MD.mean(axis=1) if self.centre is None else sigmoid(compute_M, *self.centre)
+        if noise:
+            rng = np.random.default_rng(1)
+            levels_MD = levels_MD + self.draws.noise_sd * rng.standard_normal(levels_MD.shape)
+        if levels_MD.shape[1] == 1:
+            unknown_M = np.full(len(compute_M), np.nan)
+            return Band(compute_M, mean_M, unknown_M, unknown_M, unknown_M)
+        low_M, high_M = np.quantile(levels_MD, TAILS, axis=1)
+        return Band(compute_M, mean_M, low_M, high_M, levels_MD.std(axis=1))
+
+    def to_dict(self) -> dict[str, Any]:
+        """A dict of JSON values, without the draws."""
+        names = ("asymptote", "efficiency", "midpoint", "initial")
+        estimates = {name: getattr(self, name).to_dict() for name in names}
+        plain = ("method", "identified", "reason", "noise_sd", "autocorrelation", "residual_sum_of_squares")
+        return {
+            **estimates,
+            **{name: getattr(self, name) for name in plain},
+            "warnings": list(self.warnings),
+            "at_bound": list(self.at_bound),
+            "departures": self.departures,
+            "axis": self.curve.axis,
+            "label": self.curve.label,
+            "points": len(self.curve),
+            "last_compute": self.curve.last_compute,
+        }
+
+    def __str__(self) -> str:
+        title = f"{self.curve.label}: " if self.curve.label else ""
+        lines = [
+            f"{title}{self.method} fit of {len(self.curve)} points to {self.curve.axis} {self.curve.last_compute:.4g}",
+            f"  asymptote   A     {self.asymptote}",
+            f"  efficiency  B     {self.efficiency}",
+            f"  midpoint    Cmid  {self.midpoint}",
+            f"  initial     R0    {self.initial}",
+            f"  noise       {self.noise_sd:.2g} a point, autocorrelation {self.autocorrelation:.2f}",
+            f"  ceiling {'identified' if self.identified else 'NOT identified'}: {self.reason}",
+        ]
+        return "\n".join(lines + [f"  warning: {warning}" for warning in self.warnings])
+
+
+Settings = Prior | Search | PaperGrid
+
+
+class Method(NamedTuple):
+    """A way to fit, and the record of its settings."""
+
+    solve: Callable[[Curve, float | None, Any], Solution]
+    settings: type[Prior] | type[Search] | type[PaperGrid]
+
+
+def posterior_solution(curve: Curve, r0: float | None, prior: Prior) -> Solution:
+    """The posterior as a ``Solution``."""
+    draws, probability = posterior(curve, r0, prior)
+    low, high = curve.bounds
+    # a quarter of the mass in the last sliver before a limit is mass that wanted to go on
+    piles = {
+        "asymptote": draws.asymptote > high - 0.005 * (high - low),
+        "efficiency": draws.efficiency > 0.97 * prior.efficiency_range[1],
+        "midpoint": draws.midpoint > 0.8 * prior.midpoint_reach * curve.last_compute,
+    }
+    parameters_PD = np.stack([draws.asymptote, np.log(draws.midpoint), np.log(draws.efficiency), draws.initial])
+    return Solution(
+        asymptote=summarise(draws.asymptote),
+        efficiency=summarise(draws.efficiency),
+        midpoint=summarise(draws.midpoint),
+        initial=summarise(draws.initial),
+        centre=None,
+        covariance=np.cov(parameters_PD),
+        draws=draws,
+        at_bound=tuple(name for name, piled_D in piles.items() if piled_D.mean() > 0.25),
+        noise_sd=float(np.median(draws.noise_sd)),
+        autocorrelation=float(draws.autocorrelation.mean()),
+        departures=probability,
+    )
+
+
+METHODS: dict[str, Method] = {
+    "posterior": Method(posterior_solution, Prior),
+    "least-squares": Method(least_squares_solution, Search),
+    "paper": Method(paper_solution, PaperGrid),
+}
+"""What to use when: posterior to decide, least-squares to compare with other software, paper to repeat its numbers."""
+
+
+def fit(
+    curve: Curve,
+    method: str = "posterior",
+    r0: float | str = "free",
+    exclude_below: float = 0.0,
+    settings: Settings | None = None,
+) -> Fit:
+    """Fits R(C) = R0 + (A - R0) / (1 + (Cmid / C)^B) to a curve.
+
+    Args:
+        curve: at least five points, not all at one level.
+        method: "posterior", "least-squares" or "paper".
+        r0: "free" to fit the initial level, or its value. The paper's procedure, which always holds R0, takes the first
+            point when it is "free".
+        exclude_below: leave out points of less compute than this (the paper drops the first epoch); the point at
+            compute 0 stays, because it is R0.
+        settings: a ``Prior``, ``Search`` or ``PaperGrid``, to match the method; None for its defaults.
+
+    Raises:
+        CurveError: a curve or an argument that cannot be used.
+    """
+    if method not in METHODS:
+        raise CurveError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
+    chosen = METHODS[method]
+    settings = chosen.settings() if settings is None else settings
+    if not isinstance(settings, chosen.settings):
+        raise CurveError(f"method {method!r} takes a {chosen.settings.__name__}; got a {type(settings).__name__}")
+    initial = checked_initial(r0, curve)
+    window = thinned(usable(curve, exclude_below), MAX_POINTS)
+    found = chosen.solve(window, initial, settings)
+    symptoms = (*shape_symptoms(window), *departure_symptoms(window, found.draws, found.departures))
+    identified, reason = verdict(found, window, {symptom.name for symptom in symptoms})
+    bumps = tuple(f"{name} runs into the limit of what is allowed" for name in found.at_bound)
+    unjudged = Fit(
+        curve=window, method=method, **found._asdict(), identified=identified, reason=reason,
+        warnings=(*(str(symptom) for symptom in symptoms), *bumps, *window.notes),
+        residual_sum_of_squares=0.0,
+    )  # fmt: skip
+    residual_N = window.metric - unjudged.predict(window.compute).mean
+    return replace(unjudged, residual_sum_of_squares=float(residual_N @ residual_N))
+
+
+def checked_initial(r0: float | str, curve: Curve) -> float | None:
+    """The value to hold R0 at, or None to fit it."""
+    if r0 == "free":
+        return None
+    if isinstance(r0, str):
+        raise CurveError(f"r0 must be 'free' or a number; got {r0!r}")
+    if not curve.bounds[0] <= float(r0) < curve.bounds[1]:
+        raise CurveError(f"r0 must lie in [{curve.bounds[0]:g}, {curve.bounds[1]:g}); got {r0!r}")
+    return float(r0)
+
+
+def usable(curve: Curve, exclude_below: float) -> Curve:
+    """The part of the curve to fit, if a law of four parameters can be fitted to it."""
+    window = curve.between(exclude_below)
+    if len(window) < MIN_POINTS:
+        left_out = f" after leaving out those below {exclude_below:.4g}" if exclude_below else ""
+        raise CurveError(f"a fit needs at least {MIN_POINTS} points; got {len(window)}{left_out}. Evaluate more often")
+    if np.ptp(window.metric) == 0:
+        raise CurveError(
+            f"every metric value is {window.metric[0]:g}: there is no climb to fit. Train on, or check the evaluation"
+        )
+    return window
+
+
+def verdict(found: Solution, curve: Curve, symptoms: set[str]) -> tuple[bool, str]:
+    """Whether the ceiling is known, and why."""
+    low, high = curve.bounds
+    limit = IDENTIFIED_SD * (high - low)
+    sd = found.asymptote.sd
+    if not np.isfinite(sd):
+        return False, "the paper's procedure gives no uncertainty; fit with method='posterior' to know"
+    if "decline" in symptoms:
+        return False, "the curve falls at the end, which the law cannot describe"
+    if sd >= limit:
+        return False, f"the ceiling has standard deviation {sd:.2g}, to be called known it needs less than {limit:.2g}"
+    return True, f"the ceiling has standard deviation {sd:.2g}, below {limit:.2g}"

@@ -1,0 +1,166 @@
+"""What a fitted run will be worth at more compute, beside what the naive forecasts say. Knows nothing of fitting.
+
+Axes in names: M amounts of compute asked about, D draws.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalerl.scaling.baselines import BASELINES
+from scalerl.scaling.estimate import TAILS, Estimate, EstimateAt, or_none, short, summarise
+from scalerl.scaling.fit import Fit
+from scalerl.scaling.law import Array
+from scalerl.scaling.readers import CurveError
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The compute at which something happens, as a range: its ends are infinite where it may never happen."""
+
+    low: float
+    """Lower end of the 90 % interval, unit of the compute axis."""
+
+    median: float
+    """As likely before as after this compute."""
+
+    high: float
+    """Upper end of the 90 % interval."""
+
+    probability: float
+    """That it happens at all, in [0, 1]."""
+
+    def __str__(self) -> str:
+        ever = "" if self.probability == 1 else f", with probability {self.probability:.2f} that it comes at all"
+        return f"{short(self.low)} to {short(self.high)}, median {short(self.median)}{ever}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """A dict of JSON values; "never" is None."""
+        return {name: or_none(getattr(self, name)) for name in ("low", "median", "high", "probability")}
+
+
+@dataclass(frozen=True, eq=False)
+class Forecast:
+    """Answers about the future of one fitted run."""
+
+    fit: Fit
+    """What the answers rest on."""
+
+    at: tuple[EstimateAt, ...]
+    """The level of the curve at each compute asked about, in the order asked."""
+
+    now: EstimateAt
+    """The level of the curve at the last point, freed from its noise."""
+
+    gain_to_come: Estimate
+    """Ceiling minus level now, in the metric's unit."""
+
+    done: Reach
+    """The compute at which 95 % of the climb from R0 to A is done."""
+
+    target: Reach | None
+    """The compute at which the target is reached, if one was given."""
+
+    baselines: dict[str, tuple[float, ...]]
+    """For each naive forecast its values at the same compute as ``at``."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """A dict of JSON values."""
+        return {
+            "at": [estimate.to_dict() for estimate in self.at],
+            "now": self.now.to_dict(),
+            "gain_to_come": self.gain_to_come.to_dict(),
+            "done": self.done.to_dict(),
+            "target": None if self.target is None else self.target.to_dict(),
+            "baselines": {name: list(values) for name, values in self.baselines.items()},
+            "fit": self.fit.to_dict(),
+        }
+
+    def __str__(self) -> str:
+        axis = self.fit.curve.axis
+        lines = [f"now, {axis} {short(self.now.compute)}: {Estimate.__str__(self.now)}"]
+        for i, estimate in enumerate(self.at):
+            naive = ", ".join(f"{name} {values[i]:.3f}" for name, values in self.baselines.items())
+            lines.append(f"at {axis} {short(estimate.compute)}: {Estimate.__str__(estimate)}; {naive}")
+        lines.append(f"gain still to come: {self.gain_to_come}")
+        lines.append(f"95 % of the climb is done at {axis} {self.done}")
+        if self.target is not None:
+            lines.append(f"the target is reached at {axis} {self.target}")
+        if not self.fit.identified:
+            lines.append(f"ceiling NOT identified: {self.fit.reason}")
+        return "\n".join(lines)
+
+
+def forecast(fit: Fit, at: Sequence[float | str] = ("2x", "4x"), target: float | None = None) -> Forecast:
+    """The level of a run at more compute, and the compute it needs.
+
+    Args:
+        fit: of the run so far.
+        at: amounts of compute in the curve's unit, or "4x" for four times the last point.
+        target: a metric level; ``.target`` says at which compute it is reached.
+
+    Raises:
+        CurveError: an amount that is neither a positive number nor a multiple, or a target outside the metric's bounds.
+    """
+    compute_M = np.array([amount(item, fit) for item in at], dtype=np.float64)
+    last = fit.curve.last_compute
+    estimates = tuple(estimate_at(fit, float(compute)) for compute in compute_M)
+    levels_D = fit.levels(last)[0]
+    return Forecast(
+        fit=fit,
+        at=estimates,
+        now=estimate_at(fit, last),
+        gain_to_come=gain(fit, levels_D),
+        done=reach(fit.draws.compute_done(fit.curve.bounds[1])),
+        target=None if target is None else reach(compute_for(fit, target)),
+        baselines={name: tuple(float(v) for v in make(fit.curve)(compute_M)) for name, make in BASELINES.items()},
+    )
+
+
+def amount(item: float | str, fit: Fit) -> float:
+    """Compute in the curve's unit; "4x" is four times the last point of the curve."""
+    if isinstance(item, str):
+        match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*[x×]\s*", item.lower())
+        factor = float(match.group(1)) if match and match.group(1).count(".") <= 1 and match.group(1) != "." else 0.0
+        value = factor * fit.curve.last_compute
+    else:
+        value = float(item)
+    if not (np.isfinite(value) and value > 0):
+        raise CurveError(
+            f"compute must be a positive number, or a multiple of the last point such as '4x'; got {item!r}"
+        )
+    return value
+
+
+def estimate_at(fit: Fit, compute: float) -> EstimateAt:
+    """The level of the curve at one compute."""
+    band = fit.predict([compute])
+    return EstimateAt(float(band.mean[0]), float(band.sd[0]), float(band.low[0]), float(band.high[0]), compute)
+
+
+def gain(fit: Fit, levels_D: Array) -> Estimate:
+    """Ceiling minus given levels of the same draws."""
+    if len(levels_D) == 1:
+        nan = float("nan")
+        return Estimate(float(fit.draws.asymptote[0] - levels_D[0]), nan, nan, nan)
+    return summarise(fit.draws.asymptote - levels_D)
+
+
+def compute_for(fit: Fit, target: float) -> Array:
+    """Compute at which each drawn curve reaches a level, shape (D,); infinite if never, 0 if it starts there."""
+    low, high = fit.curve.bounds
+    if not low <= target <= high:
+        raise CurveError(f"target must lie within the metric's bounds [{low:g}, {high:g}]; got {target:g}")
+    return fit.draws.compute_for(np.full(len(fit.draws.asymptote), float(target)), high)
+
+
+def reach(compute_D: Array) -> Reach:
+    """The interval of a compute that may be infinite."""
+    # quantiles that are draws: there is no middle between a number and infinity
+    low, median, high = np.quantile(compute_D, (TAILS[0], 0.5, TAILS[1]), method="higher")
+    return Reach(float(low), float(median), float(high), float(np.isfinite(compute_D).mean()))

@@ -1,0 +1,129 @@
+"""A density over a box of few dimensions: closing in on its mass, and drawing from it. Knows nothing of curves.
+
+Axes in names: K dimensions of the box, V variants (discrete alternatives that share the box), D draws. A grid of cells
+has one array axis for each dimension of the box, after the axis of the variants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalerl.scaling.law import Array
+
+Index = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+FEW_CELLS = 12.0
+"""While fewer cells than this share the mass (inverse participation), their masses say nothing of the width."""
+
+RUNNERS_UP = 0.02
+"""Share of the cells that the next box keeps in that case."""
+
+ENOUGH_CELLS = 250.0
+"""Once this many cells share the mass, the grid is fine enough."""
+
+SLIVER = 1e-3
+"""Mass that a box may leave out; much less than an interval leaves out on each side."""
+
+MAX_ZOOMS = 20
+"""Noise-free data need about nine; the rest is slack."""
+
+
+class Cells(NamedTuple):
+    """Equal cells over a box, and the log density at their centres for each variant."""
+
+    centres_K: list[Array]
+    """Centres along each dimension."""
+    step_K: Array
+    """Sides of a cell."""
+    log_density: Array
+    """Shape (V, cells along each dimension...)."""
+
+    def log_mass(self, variants: slice = slice(None)) -> float:
+        """Log integral of the density over the box, averaged over the given variants."""
+        log_density = self.log_density[variants]
+        peak = float(log_density.max())
+        total = float(np.exp(log_density - peak).sum()) * float(self.step_K.prod()) / len(log_density)
+        return peak + float(np.log(total))
+
+
+class Picks(NamedTuple):
+    """Places drawn from cells, each somewhere within its cell."""
+
+    variant_D: Index
+    place_KD: Array
+    log_density_D: Array
+    """At the centre of the cell it was drawn from: the density at the place over this is the weight of a draw."""
+
+
+def zoom(log_density: Callable[[list[Array]], Array], limits_K2: Array, cells_K: tuple[int, ...]) -> Cells:
+    """Cells over the part of a box that holds the mass.
+
+    Closing in matters: a sharp posterior is a hundred times narrower than the first cells, and intervals read off
+    cells that coarse hold the truth far too seldom.
+
+    Args:
+        log_density: from the centres along each dimension to shape (V, cells along each dimension...).
+        limits_K2: least and greatest of each dimension.
+        cells_K: number of cells along each dimension.
+    """
+    box_K2 = limits_K2
+    for _ in range(MAX_ZOOMS):
+        step_K = np.ptp(box_K2, axis=1) / cells_K
+        centres_K = [box_K2[k, 0] + step_K[k] * (np.arange(n) + 0.5) for k, n in enumerate(cells_K)]
+        density = log_density(centres_K)
+        peak = density.max(axis=0)
+        log_mass = peak + np.log(np.exp(density - peak).sum(axis=0))
+        mass = np.exp(log_mass - log_mass.max())
+        sharing = float(mass.sum() ** 2 / (mass**2).sum())
+        smaller_K2 = box_around(kept_cells(log_mass, sharing), box_K2, step_K, limits_K2)
+        shrinkage = float((np.ptp(smaller_K2, axis=1) / np.ptp(box_K2, axis=1)).min())
+        # the last clause: a ridge across the box keeps it from closing in, and would do so for ever
+        if sharing > ENOUGH_CELLS or (sharing > FEW_CELLS and shrinkage > 0.6) or shrinkage > 0.95:
+            break
+        box_K2 = smaller_K2
+    return Cells(centres_K, step_K, density)
+
+
+def kept_cells(log_mass: Array, sharing: float) -> Mask:
+    """Which cells the next box must hold, a mask of the shape of the grid.
+
+    All but a sliver of the mass, once several cells share it. Before that the one cell nearest the peak has it all,
+    and tells nothing of the width: then its runners-up are kept as well.
+    """
+    # ranked in logarithms: far from a sharp peak the masses themselves are all zero
+    best_first = np.argsort(log_mass, axis=None)[::-1]
+    cumulative = np.cumsum(np.exp(log_mass.ravel()[best_first] - log_mass.max()))
+    count = int(np.searchsorted(cumulative, (1 - SLIVER) * cumulative[-1])) + 1
+    kept = np.zeros(log_mass.size, dtype=bool)
+    kept[best_first[: max(count, int(RUNNERS_UP * log_mass.size) if sharing < FEW_CELLS else 0)]] = True
+    return kept.reshape(log_mass.shape)
+
+
+def box_around(kept: Mask, box_K2: Array, step_K: Array, limits_K2: Array) -> Array:
+    """The smallest box around marked cells, and one cell of margin, by which it may also grow again."""
+    marked_K = [(np.flatnonzero(kept.any(axis=tuple(set(range(kept.ndim)) - {k})))) for k in range(kept.ndim)]
+    low_K = box_K2[:, 0] + step_K * [marked[0] - 1 for marked in marked_K]
+    high_K = box_K2[:, 0] + step_K * [marked[-1] + 2 for marked in marked_K]
+    return np.stack([np.maximum(low_K, limits_K2[:, 0]), np.minimum(high_K, limits_K2[:, 1])], axis=1)
+
+
+def pick(cells: Cells, count: int, rng: np.random.Generator) -> Picks:
+    """Places drawn in proportion to the density, moved off the centres of their cells."""
+    flat = cells.log_density.ravel()
+    chosen_D = systematic(np.exp(flat - flat.max()), count)
+    variant_D, *index_K = np.unravel_index(chosen_D, cells.log_density.shape)
+    centre_KD = np.stack([centres[index] for centres, index in zip(cells.centres_K, index_K, strict=True)])
+    place_KD = centre_KD + cells.step_K[:, None] * (rng.random(centre_KD.shape) - 0.5)
+    return Picks(np.asarray(variant_D, dtype=np.int64), place_KD, flat[chosen_D])
+
+
+def systematic(weights: Array, count: int) -> Index:
+    """Indices drawn in proportion to weights, evenly spaced through their sum, so that chance adds little."""
+    cumulative = np.cumsum(weights)
+    index = np.searchsorted(cumulative / cumulative[-1], (np.arange(count) + 0.5) / count)
+    return np.asarray(np.minimum(index, len(weights) - 1), dtype=np.int64)

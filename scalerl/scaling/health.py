@@ -1,0 +1,172 @@
+"""What to look at before believing a fit: does this curve have the shape that the law describes? Knows no verdicts.
+
+Axes in names: N evaluation points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalerl.scaling.curve import Curve
+from scalerl.scaling.draws import Draws
+from scalerl.scaling.law import Array
+from scalerl.scaling.posterior import Prior, posterior
+
+ENOUGH_POINTS = 10
+"""Below this, intervals rest on the prior more than on the data."""
+
+FALL = 0.05
+"""A fall by this share of the metric's range, and by four standard deviations of the noise, is a decline."""
+
+EARLY_SHARE = 0.9
+"""Share of the whole climb; a first point beyond it means that the climb happened before the window."""
+
+
+@dataclass(frozen=True)
+class Symptom:
+    """One finding about a curve, with the numbers behind it."""
+
+    name: str
+    """Fixed words to test for: a key of ``CHECKS``, or late take-off, two-phase rise, creep."""
+
+    message: str
+    """One sentence for a person, with the numbers and what to do."""
+
+    numbers: dict[str, float]
+    """The same numbers by name."""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.message}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """A dict of JSON values."""
+        return {"name": self.name, "message": self.message, "numbers": self.numbers}
+
+
+def health(curve: Curve) -> tuple[Symptom, ...]:
+    """Every symptom the curve shows; empty for a healthy one. Late starts and second rises take a fit to see."""
+    if len(curve) < 5 or np.ptp(curve.metric) == 0:
+        return shape_symptoms(curve)
+    draws, probability = posterior(curve, None, Prior())
+    return (*shape_symptoms(curve), *departure_symptoms(curve, draws, probability))
+
+
+def shape_symptoms(curve: Curve) -> tuple[Symptom, ...]:
+    """The symptoms that the points show by themselves."""
+    found = (check(curve) for check in CHECKS.values())
+    return tuple(symptom for symptom in found if symptom is not None)
+
+
+def departure_symptoms(curve: Curve, draws: Draws, probability: dict[str, float]) -> tuple[Symptom, ...]:
+    """The symptoms that a fit has found: kinds of curve other than the law that are likelier than a tenth."""
+    likely = {name: p for name, p in probability.items() if name != "law" and p > 0.1}
+    return tuple(DEPARTURES[name](curve, draws, p) for name, p in likely.items())
+
+
+def late_start(curve: Curve, draws: Draws, probability: float) -> Symptom:
+    """Nothing moved for the first part of the run."""
+    delay = float(np.median(draws.delay[draws.delay > 0]))
+    message = (
+        f"with probability {probability:.2f} nothing moves before {curve.axis} {delay:.4g}, and the law holds from "
+        f"there on; the forecast allows for it"
+    )
+    return Symptom("late take-off", message, {"probability": probability, "start": delay})
+
+
+def second_rise(curve: Curve, draws: Draws, probability: float) -> Symptom:
+    """A second sigmoid has begun."""
+    rising = (draws.second_gain > 0) & (draws.second_midpoint < 10 * curve.last_compute)
+    midpoint = float(np.median(draws.second_midpoint[rising]))
+    message = (
+        f"with probability {probability:.2f} a second rise has begun (half done near {curve.axis} {midpoint:.4g}); "
+        f"Cmid and B describe the first, the ceiling both"
+    )
+    return Symptom("two-phase rise", message, {"probability": probability, "second_midpoint": midpoint})
+
+
+def creep(curve: Curve, draws: Draws, probability: float) -> Symptom:
+    """The level drifts on after the climb."""
+    creeping = draws.second_midpoint > 10 * curve.last_compute
+    slope = float(np.median((draws.second_gain / draws.second_midpoint)[creeping]))
+    rise = slope * curve.last_compute
+    message = (
+        f"with probability {probability:.2f} the level creeps on, by {rise:.3f} for each further {curve.axis} "
+        f"{curve.last_compute:.4g}; there is no ceiling to read"
+    )
+    return Symptom("creep", message, {"probability": probability, "rise_per_run": rise})
+
+
+DEPARTURES: dict[str, Callable[[Curve, Draws, float], Symptom]] = {
+    "late start": late_start,
+    "second rise": second_rise,
+    "creep": creep,
+}
+"""How each departure from the law is told; keys as in ``kinds``."""
+
+
+def local_noise(metric_N: Array) -> float:
+    """Standard deviation of the noise about a locally straight curve, from second differences; robust to outliers."""
+    bend_N = metric_N[2:] - 2 * metric_N[1:-1] + metric_N[:-2]
+    # a second difference of white noise has 6 times its variance; 1.4826 turns a median deviation into a standard one
+    return float(1.4826 * np.median(np.abs(bend_N)) / np.sqrt(6)) if len(bend_N) else 0.0
+
+
+def rolling_mean(metric_N: Array, width: int = 3) -> Array:
+    """Means of neighbours, shape (N - width + 1,)."""
+    return np.asarray(np.convolve(metric_N, np.full(width, 1 / width), mode="valid"))
+
+
+def too_few_points(curve: Curve) -> Symptom | None:
+    """Fewer points than intervals can be trusted with."""
+    if len(curve) >= ENOUGH_POINTS:
+        return None
+    message = f"{len(curve)} points; from {ENOUGH_POINTS} on the data outweigh the prior. Evaluate more often"
+    return Symptom("too few points", message, {"points": len(curve)})
+
+
+def decline(curve: Curve) -> Symptom | None:
+    """The metric has fallen from its best, beyond what the noise explains: a collapse, or a decline."""
+    if len(curve) < 5:
+        return None
+    smooth = rolling_mean(curve.metric)
+    best = int(smooth.argmax())
+    fall, noise = float(smooth[best] - smooth[-1]), local_noise(curve.metric)
+    low, high = curve.bounds
+    if fall < max(FALL * (high - low), 4 * noise):
+        return None
+    where = float(curve.compute[best + 1])
+    message = (
+        f"the metric fell by {fall:.3f} since its best near {curve.axis} {where:.4g} (noise {noise:.4f}); the law only "
+        f"rises, so look for the cause, or fit the part before the fall"
+    )
+    return Symptom("decline", message, {"fall": fall, "best_at": where, "noise": noise})
+
+
+def early_saturation(curve: Curve) -> Symptom | None:
+    """The first point after the start already has nearly all of the climb: B and Cmid cannot be seen."""
+    if curve.compute[0] != 0 or len(curve) < 5:
+        return None
+    start, top = float(curve.metric[0]), float(rolling_mean(curve.metric).max())
+    noise = local_noise(curve.metric)
+    if top - start <= max(4 * noise, 0.01 * (curve.bounds[1] - curve.bounds[0])):
+        return None
+    share = (float(curve.metric[1]) - start) / (top - start)
+    if share < EARLY_SHARE:
+        return None
+    message = (
+        f"{share:.0%} of the climb came before the first evaluation, at {curve.axis} {curve.compute[1]:.4g}; "
+        f"the ceiling can be read, B and Cmid cannot. Evaluate earlier in the next run"
+    )
+    return Symptom("saturation before the window", message, {"share": share, "first": float(curve.compute[1])})
+
+
+CHECKS: dict[str, Callable[[Curve], Symptom | None]] = {
+    "too few points": too_few_points,
+    "decline": decline,
+    "saturation before the window": early_saturation,
+}
+"""Symptoms that need no fit, by name."""

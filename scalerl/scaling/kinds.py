@@ -1,0 +1,148 @@
+"""The kinds of curve a run may follow: the law, and three ways to depart from it. Knows nothing of noise or fitting.
+
+- law: equation 1 and nothing else;
+- late start: nothing happens before some compute; from there on the law holds;
+- second rise: on top of the law, a second sigmoid has begun;
+- creep: on top of the law, the level drifts on slowly, in proportion to compute.
+
+Each kind turns its parameters into columns of a linear problem in (R0, A) and, for the last two, the size of the second
+rise. What cannot be seen yet (a second rise still to come) is not admitted: no data speak for or against it. Compute is
+counted in multiples of the last point's, and the metric in shares of its range.
+
+Axes in names: N points, D draws, K parameters of a kind, the first two being ln Cmid and ln B.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from scalerl.scaling.law import Array, climb, log_compute
+
+VISIBLE = 0.05
+"""Least share of a second rise that must be done by the last point."""
+
+RISE_SCALE = 0.2
+"""Mean size of a second rise before the data (exponential), as a share of the metric's range."""
+
+CREEP_REACH = 60.0
+"""A creep is a sigmoid of efficiency 1 with its midpoint this far off: nearly straight to ten times the run."""
+
+
+class Columns(NamedTuple):
+    """What a place in parameter space gives the linear problem: any leading axes, then N."""
+
+    first: Array
+    """Share of the first rise that is done."""
+    second: Array | None
+    """The same of the second rise, or that rise over what it has done so far, if the kind has one."""
+
+
+class Bends(NamedTuple):
+    """What bends each of D drawn curves beside Cmid and B: as in ``Draws``, in multiples of last and range."""
+
+    delay: Array
+    second_midpoint: Array
+    second_efficiency: Array
+    second_gain: Array
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of curve."""
+
+    name: str
+    """One of the words in the list above."""
+
+    limits_K2: tuple[tuple[float, float], ...]
+    """Least and greatest of the parameters beyond ln Cmid and ln B; uniform between."""
+
+    cells_K: tuple[int, ...]
+    """Grid cells along each parameter."""
+
+    columns: Callable[[Array, list[Array]], Columns]
+    """From ln compute, shape (N,), and parameters that broadcast with each other."""
+
+    bends: Callable[[list[Array], Array], Bends]
+    """From parameters and the coefficient of the second column (zeros where there is none), each of shape (D,)."""
+
+    most_second: float = 0.0
+    """Largest coefficient of the second column; uniform up to it on the grid."""
+
+    weight_second: Callable[[Array], Array] = np.ones_like
+    """Prior density of that coefficient relative to the uniform one."""
+
+
+def first_rise(log_c_N: Array, log_midpoint: Array, log_efficiency: Array) -> Array:
+    """Share of a sigmoid climb that is done at each point."""
+    return climb(log_c_N, log_midpoint[..., None], np.exp(log_efficiency)[..., None])
+
+
+def law_columns(log_c_N: Array, place_K: list[Array]) -> Columns:
+    """R = R0 (1 - u) + A u."""
+    return Columns(first_rise(log_c_N, *place_K), None)
+
+
+def law_bends(place_KD: list[Array], coefficient_D: Array) -> Bends:
+    """None."""
+    none_D, one_D = np.zeros_like(coefficient_D), np.ones_like(coefficient_D)
+    return Bends(none_D, one_D, one_D, none_D)
+
+
+def late_columns(log_c_N: Array, place_K: list[Array]) -> Columns:
+    """The law in the compute since the start of the climb."""
+    log_midpoint, log_efficiency, delay = place_K
+    since = log_compute(np.maximum(np.exp(log_c_N) - delay[..., None], 0.0))
+    return Columns(first_rise(since, log_midpoint, log_efficiency), None)
+
+
+def late_bends(place_KD: list[Array], coefficient_D: Array) -> Bends:
+    """The delay alone."""
+    return law_bends(place_KD, coefficient_D)._replace(delay=place_KD[2])
+
+
+def twice_columns(log_c_N: Array, place_K: list[Array]) -> Columns:
+    """R = R0 (1 - u) + A u + G u2; zero where the second rise is not visible yet, so that it explains nothing."""
+    log_midpoint, log_efficiency, log_second, log_steepness = place_K
+    second = first_rise(log_c_N, log_second, log_steepness)
+    done = climb(0.0, log_second, np.exp(log_steepness))[..., None]
+    return Columns(first_rise(log_c_N, log_midpoint, log_efficiency), np.where(done >= VISIBLE, second, 0.0))
+
+
+def twice_bends(place_KD: list[Array], coefficient_D: Array) -> Bends:
+    """The coefficient is the whole of the second rise."""
+    return Bends(np.zeros_like(coefficient_D), np.exp(place_KD[2]), np.exp(place_KD[3]), coefficient_D)
+
+
+def rarely_large(coefficient_D: Array) -> Array:
+    """Exponential density of a second rise over the uniform one on (0, most]."""
+    most = SECOND_RISE.most_second
+    return np.asarray(np.exp(-coefficient_D / RISE_SCALE) * most / (RISE_SCALE * (1 - np.exp(-most / RISE_SCALE))))
+
+
+def creep_columns(log_c_N: Array, place_K: list[Array]) -> Columns:
+    """The coefficient is what the creep has brought so far."""
+    ratio_N = np.exp(log_c_N)
+    return Columns(first_rise(log_c_N, *place_K), ratio_N * (1 + CREEP_REACH) / (ratio_N + CREEP_REACH))
+
+
+def creep_bends(place_KD: list[Array], coefficient_D: Array) -> Bends:
+    """A second rise of which 1 / (1 + CREEP_REACH) is done."""
+    one_D = np.ones_like(coefficient_D)
+    return Bends(0 * one_D, CREEP_REACH * one_D, one_D, (1 + CREEP_REACH) * coefficient_D)
+
+
+LAW = Kind("law", (), (36, 20), law_columns, law_bends)
+LATE_START = Kind("late start", ((0.05, 0.7),), (14, 10, 9), late_columns, late_bends)
+SECOND_RISE = Kind(
+    "second rise",
+    ((float(np.log(0.3)), float(np.log(4.0))), (0.0, float(np.log(6.0)))),
+    (12, 9, 7, 5), twice_columns, twice_bends, 0.5, rarely_large,
+)  # fmt: skip
+CREEP = Kind("creep", (), (20, 14), creep_columns, creep_bends, 0.06)
+
+DEPARTURES = (LATE_START, SECOND_RISE, CREEP)
+"""Each as likely as the others before the data."""

@@ -1,0 +1,150 @@
+"""A linear model under AR(1) noise, integrated in closed form. Knows nothing of sigmoids: it is given columns.
+
+y = sum_k beta_k x_k + noise, noise_t = phi noise_(t-1) + innovation of variance sigma^2. Prior: flat in beta, 1/sigma.
+Many such models are solved at once: every array may carry any leading axes, which broadcast, before these:
+
+    N points, K columns (so K + 1 rows and columns of the Gram matrix, y being the last).
+
+Whitening (x_1 sqrt(1 - phi^2), x_t - phi x_(t-1)) is never carried out: the Gram matrix of whitened columns is a
+polynomial in phi, total + phi^2 inner - phi lagged, so that all values of phi share three sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalerl.scaling.law import Array
+
+TINY = 1e-300
+"""Stands for zero probability where a logarithm follows."""
+
+
+class Solved(NamedTuple):
+    """Gram matrix after elimination: row k holds column k cleared of columns 0..k-1."""
+
+    rows: list[list[Array]]
+    """rows[k][j], j > k: product of columns k and j given the columns before k; index K is y."""
+
+    pivots: list[Array]
+    """Squared norm of column k given the columns before it; > 0."""
+
+    rss: Array
+    """Residual sum of squares at the optimum, in units of innovations, with the noise floor added."""
+
+    dof: int
+    """N - K."""
+
+
+def product(x_N: Array, z_N: Array, phi: Array) -> Array:
+    """Scalar product of two columns whitened by phi; leading axes broadcast."""
+    total = np.einsum("...n,...n->...", x_N, z_N)
+    inner = total - x_N[..., 0] * z_N[..., 0] - x_N[..., -1] * z_N[..., -1]
+    lagged = np.einsum("...n,...n->...", x_N[..., 1:], z_N[..., :-1])
+    lagged = lagged + np.einsum("...n,...n->...", x_N[..., :-1], z_N[..., 1:])
+    return np.asarray(total + phi * (phi * inner - lagged))
+
+
+def eliminate(columns: Sequence[Array], y_N: Array, phi: Array, floor: float) -> Solved:
+    """Gaussian elimination of the Gram matrix of (columns, y), in the order given.
+
+    Args:
+        columns: K arrays of shape (..., N).
+        y_N: data, shape (N,).
+        phi: AR(1) coefficient, any shape that broadcasts with the leading axes of the columns.
+        floor: added to the residual sum of squares, so that data without noise do not divide by zero.
+    """
+    everything = [*columns, y_N]
+    last = len(columns)
+    rows = [
+        [product(x, z, phi) if j >= k else np.zeros(()) for j, z in enumerate(everything)]
+        for k, x in enumerate(everything)
+    ]
+    pivots = []
+    for k in range(last):
+        # a column that the earlier ones already span (a climb that has not begun) has no norm left to divide by
+        pivot = np.maximum(rows[k][k], 1e-12)
+        pivots.append(pivot)
+        for i in range(k + 1, last + 1):
+            share = rows[k][i] / pivot
+            for j in range(i, last + 1):
+                rows[i][j] = rows[i][j] - share * rows[k][j]
+    return Solved(rows, pivots, np.maximum(rows[last][last], 0.0) + floor, y_N.shape[-1] - last)
+
+
+def normal_of_t(t: Array, dof: int) -> Array:
+    """Normal deviate of the same probability as a t deviate (Wallace 1959; within 0.002 for dof >= 3)."""
+    return np.asarray(np.sign(t) * ((8 * dof + 1) / (8 * dof + 3)) * np.sqrt(dof * np.log1p(t * t / dof)))
+
+
+def t_of_normal(z: Array, dof: int) -> Array:
+    """Inverse of ``normal_of_t``."""
+    scaled = z * ((8 * dof + 3) / (8 * dof + 1))
+    return np.asarray(np.sign(z) * np.sqrt(dof * np.expm1(scaled * scaled / dof)))
+
+
+class LastCoefficient(NamedTuple):
+    """Posterior of the last coefficient: a Student t cut to an interval."""
+
+    center: Array
+    scale: Array
+    lower: Array
+    """Probability of the t below the interval (above it, where mirrored)."""
+    mass: Array
+    """Probability of the t within the interval, at least TINY."""
+    mirrored: NDArray[np.bool_]
+    """Whether the upper tail was swapped with the lower, to keep digits."""
+
+
+def last_coefficient(solved: Solved, least: Array | float, most: Array | float) -> LastCoefficient:
+    """The last coefficient, limited to [least, most], with the others and sigma integrated out."""
+    from scipy.special import ndtr
+
+    last = len(solved.pivots) - 1
+    center = solved.rows[last][last + 1] / solved.pivots[last]
+    scale = np.sqrt(solved.rss / (solved.pivots[last] * solved.dof))
+    low = normal_of_t((least - center) / scale, solved.dof)
+    high = normal_of_t((most - center) / scale, solved.dof)
+    # probabilities near one lose their digits; where the interval lies in the upper tail, work in its mirror image
+    mirrored = low > 0
+    low, high = np.where(mirrored, -high, low), np.where(mirrored, -low, high)
+    lower = ndtr(low)
+    return LastCoefficient(center, scale, lower, np.maximum(ndtr(high) - lower, TINY), mirrored)
+
+
+def log_evidence(solved: Solved, phi: Array, last: LastCoefficient) -> Array:
+    """Log marginal likelihood, up to a constant of N; the last coefficient is integrated within its limits."""
+    from scipy.special import gammaln
+
+    half = 0.5 * solved.dof
+    log_volume = sum(np.log(pivot) for pivot in solved.pivots)
+    integral = gammaln(half) - half * np.log(np.pi * solved.rss)
+    return np.asarray(integral - 0.5 * log_volume + 0.5 * np.log1p(-phi * phi) + np.log(last.mass))
+
+
+def draw(solved: Solved, last: LastCoefficient, rng: np.random.Generator) -> tuple[list[Array], Array]:
+    """One draw of all coefficients and of sigma from each of D models.
+
+    Returns:
+        The K coefficients in the order of the columns, each of shape (D,), and sigma of the innovations, shape (D,).
+    """
+    from scipy.special import ndtri
+
+    (num_draws,) = solved.rss.shape
+    K, dof = len(solved.pivots), solved.dof
+    probability = np.clip(last.lower + last.mass * rng.random(num_draws), TINY, 1 - 1e-16)
+    deviate = np.where(last.mirrored, -1.0, 1.0) * ndtri(probability)
+    value = last.center + last.scale * t_of_normal(deviate, dof)
+    rss = solved.rss + solved.pivots[-1] * (value - last.center) ** 2
+    betas = {K - 1: value}
+    for k in range(K - 2, -1, -1):
+        # given the later coefficients, column k alone is left, with one more degree of freedom for each that is known
+        dof += 1
+        center = (solved.rows[k][K] - sum(solved.rows[k][j] * betas[j] for j in range(k + 1, K))) / solved.pivots[k]
+        betas[k] = center + np.sqrt(rss / (solved.pivots[k] * dof)) * rng.standard_t(dof, num_draws)
+        rss = rss + solved.pivots[k] * (betas[k] - center) ** 2
+    sigma = np.sqrt(rss / rng.chisquare(solved.dof + K, num_draws))
+    return [betas[k] for k in range(K)], sigma

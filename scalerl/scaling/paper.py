@@ -1,0 +1,125 @@
+"""The fitting procedure of arXiv 2510.13786 (appendix A.5), to reproduce its numbers. Gives a point, no uncertainty.
+
+A and Cmid stand on a grid; for each pair only B is fitted; R0 is held at the score before training; the pair with the
+least sum of squares wins. Axes in names: N points, A asymptotes, M midpoints, B trial efficiencies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from scalerl.scaling.curve import Curve
+from scalerl.scaling.draws import Draws, plain_draws
+from scalerl.scaling.estimate import Estimate
+from scalerl.scaling.law import Array, climb, log_compute
+from scalerl.scaling.readers import CurveError
+from scalerl.scaling.solution import Parameters, Solution, lag_one
+
+TRIAL_EFFICIENCIES = np.exp(np.linspace(np.log(0.05), np.log(20.0), 121))
+"""B is scanned here and then refined; ln B in steps of 0.05."""
+
+
+@dataclass(frozen=True)
+class PaperGrid:
+    """Where A and Cmid may stand. The published table was made with ranges that differ from run to run."""
+
+    asymptotes: Sequence[float] | None = None
+    """Values of A; None: 200 steps over the metric's range (0.005 for a pass rate, the paper's step)."""
+
+    midpoints: Sequence[float] | None = None
+    """Values of Cmid, in the curve's compute unit; None: 100 equal steps up to the last compute."""
+
+
+PUBLISHED_GRID = PaperGrid(
+    asymptotes=tuple(np.round(np.arange(0.450, 0.8001, 0.005), 3)), midpoints=tuple(np.linspace(100, 40_000, 100))
+)
+"""The ranges printed in the paper, in GPU-hours. Its small runs lie on linspace(100, 4000, 100) instead."""
+
+
+def paper_solution(curve: Curve, r0: float | None, grid: PaperGrid) -> Solution:
+    """The best grid point and its B.
+
+    Args:
+        curve: at least five points.
+        r0: value to hold R0 at; None takes the first point of the curve.
+        grid: values of A and Cmid to try.
+
+    Raises:
+        CurveError: no asymptote of the grid lies above R0.
+    """
+    initial = float(curve.metric[0]) if r0 is None else r0
+    low, high = curve.bounds
+    asymptote_A = (
+        low + (high - low) * np.arange(1, 201) / 200 if grid.asymptotes is None else np.asarray(grid.asymptotes, float)
+    )
+    last = curve.last_compute
+    midpoint_M = np.linspace(last / 100, last, 100) if grid.midpoints is None else np.asarray(grid.midpoints, float)
+    asymptote_A = asymptote_A[asymptote_A > initial]
+    if not len(asymptote_A):
+        raise CurveError(
+            f"no asymptote of the grid lies above R0 = {initial:.4g}; give PaperGrid(asymptotes=...) that do"
+        )
+    after_N = curve.compute > 0
+    log_c_N, rise_N = log_compute(curve.compute[after_N]), curve.metric[after_N] - initial
+    index_A, index_M, efficiency = best_point(log_c_N, rise_N, asymptote_A - initial, np.log(midpoint_M))
+    best = Parameters(float(asymptote_A[index_A]), efficiency, float(midpoint_M[index_M]), initial)
+    edges = {"asymptote": index_A in (0, len(asymptote_A) - 1), "midpoint": index_M in (0, len(midpoint_M) - 1)}
+    residual_N = rise_N - (best.asymptote - initial) * climb(log_c_N, np.log(best.midpoint), efficiency)
+    noise_sd = float(np.sqrt((residual_N**2).mean()))
+    return Solution(
+        asymptote=point(best.asymptote),
+        efficiency=point(best.efficiency),
+        midpoint=point(best.midpoint),
+        initial=point(best.initial),
+        centre=best,
+        covariance=np.full((4, 4), np.nan),
+        draws=single_draw(best, noise_sd),
+        at_bound=tuple(name for name, at_edge in edges.items() if at_edge),
+        noise_sd=noise_sd,
+        autocorrelation=lag_one(residual_N),
+        departures={"law": 1.0},
+    )
+
+
+def best_point(log_c_N: Array, rise_N: Array, gain_A: Array, log_midpoint_M: Array) -> tuple[int, int, float]:
+    """Indices of A and Cmid, and B, of the least sum of squares.
+
+    With g = A - R0 the sum is |rise|^2 - 2 g (u . rise) + g^2 (u . u): two sums over the points serve every A.
+    """
+    u_MBN = climb(log_c_N, log_midpoint_M[:, None, None], TRIAL_EFFICIENCIES[:, None])
+    cross_MB, square_MB = u_MBN @ rise_N, (u_MBN**2).sum(axis=2)
+    cost_AMB = gain_A[:, None, None] ** 2 * square_MB - 2 * gain_A[:, None, None] * cross_MB
+    # the scan of B is coarse: refine the most promising pairs before choosing among them
+    cost_AM = cost_AMB.min(axis=2)
+    pairs = np.argsort(cost_AM, axis=None)[:400]
+    index_A, index_M = np.unravel_index(pairs, cost_AM.shape)
+    log_b = np.log(TRIAL_EFFICIENCIES)[cost_AMB[index_A, index_M].argmin(axis=1)]
+    log_b, cost = refine(log_c_N, rise_N, gain_A[index_A], log_midpoint_M[index_M], log_b)
+    best = int(cost.argmin())
+    return int(index_A[best]), int(index_M[best]), float(np.exp(log_b[best]))
+
+
+def refine(log_c_N: Array, rise_N: Array, gain_A: Array, log_midpoint_M: Array, log_b: Array) -> tuple[Array, Array]:
+    """Ln B of each pair by Gauss-Newton, in steps no longer than the scan's, and its sum of squares."""
+    distance_N = log_c_N - log_midpoint_M[:, None]
+    for _ in range(25):
+        u_N = climb(log_c_N, log_midpoint_M[:, None], np.exp(log_b)[:, None])
+        slope_N = gain_A[:, None] * u_N * (1 - u_N) * distance_N * np.exp(log_b)[:, None]
+        residual_N = rise_N - gain_A[:, None] * u_N
+        step = (slope_N * residual_N).sum(axis=1) / np.maximum((slope_N**2).sum(axis=1), 1e-300)
+        log_b = np.clip(log_b + np.clip(step, -0.05, 0.05), -4.0, 4.0)
+    u_N = climb(log_c_N, log_midpoint_M[:, None], np.exp(log_b)[:, None])
+    return log_b, ((rise_N - gain_A[:, None] * u_N) ** 2).sum(axis=1)
+
+
+def point(value: float) -> Estimate:
+    """A value without uncertainty: the procedure gives none."""
+    return Estimate(value, float("nan"), float("nan"), float("nan"))
+
+
+def single_draw(best: Parameters, noise_sd: float) -> Draws:
+    """The point as draws of length one."""
+    return plain_draws(*(np.array([value]) for value in (*best, 0.0, noise_sd)))

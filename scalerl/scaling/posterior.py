@@ -1,0 +1,265 @@
+"""The posterior of a rising curve with AR(1) noise, on a grid that closes in. Knows nothing of files or verdicts.
+
+The noise coefficient phi runs over a list of values, what bends the curve over a grid (``grid``). Given these the curve
+is linear in the rest, which is integrated in closed form together with sigma (``linear``). The law is weighed against
+the departures from it (``kinds``) by their evidence, where a quick test of the residuals gives cause to.
+
+Axes in names: N points, F values of phi, D draws, K parameters on the grid, L columns of the quick test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from scalerl.scaling.curve import Curve
+from scalerl.scaling.draws import Draws, every, joined
+from scalerl.scaling.grid import Cells, pick, systematic, zoom
+from scalerl.scaling.kinds import CREEP_REACH, DEPARTURES, LAW, Kind
+from scalerl.scaling.law import Array, climb, log_compute
+from scalerl.scaling.linear import LastCoefficient, Solved, draw, eliminate, last_coefficient, log_evidence
+
+NOISE_FLOOR = 1e-5
+"""Least standard deviation of the noise, as a share of the metric's range."""
+
+DEPARTURE_PHI = slice(0, None, 2)
+"""Values of phi tried for departures, and on which the law is compared with them."""
+
+DEPARTURE_POINTS = 12
+"""Fewer points cannot tell a departure from the law."""
+
+ADMITTED = 0.5
+"""Departures count only when together they are likelier than this, that is, than the law.
+
+Below it they would cost more in the runs that follow the law than they bring in those that do not.
+"""
+
+SUSPICIOUS = 1.0
+"""t value of a departure's column beside the fitted law from which the evidence is worked out."""
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What is believed before the data. The defaults were set on simulated curves."""
+
+    efficiency: float = 1.7
+    """Median of B; the published fits lie between 1.1 and 2.4."""
+
+    efficiency_spread: float = 0.7
+    """Standard deviation of ln B; 0.7 puts 90 % of B between 0.54 and 5.4."""
+
+    efficiency_range: tuple[float, float] = (0.4, 5.0)
+    """Hard limits of B."""
+
+    midpoint_reach: float = 30.0
+    """Greatest Cmid, in multiples of the last compute.
+
+    ln Cmid is uniform up to the last compute; beyond it the density falls as 1/Cmid, so that the chance of a midpoint
+    beyond k times what was spent falls as 1/k.
+    """
+
+    autocorrelations: tuple[float, ...] = (0.1, 0.4, 0.6, 0.75, 0.88, 0.95)
+    """Values of phi, equally likely."""
+
+    departure: float = 0.1
+    """Probability of each departure from the law (late start, second rise, creep), below 1/3; 0 admits none."""
+
+
+class Problem(NamedTuple):
+    """The curve in the scale the sampler works in: ln of compute over its last, centred metric over its range."""
+
+    log_c_N: Array
+    y_N: Array
+    last: float
+    offset: float
+    width: float
+    least: float
+    most: float
+    initial: float | None
+    floor: float
+    prior: Prior
+    limits: Array
+    """Box of (ln Cmid, ln B), shape (2, 2)."""
+
+
+class Posterior(NamedTuple):
+    """Draws, and how likely each kind of curve is."""
+
+    draws: Draws
+    probability: dict[str, float]
+    """Of the kinds that the draws mix, by name; {"law": 1.0} where nothing else is admitted."""
+
+
+def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 2000) -> Posterior:
+    """Draws of everything about a curve; the same curve always gives the same draws.
+
+    Args:
+        curve: at least five points.
+        r0: value to hold R0 at, or None to fit it.
+        prior: beliefs about B, Cmid, phi and departures. A is uniform between R0 and the metric's bound.
+        num_draws: how many.
+    """
+    problem = standardised(curve, r0, prior)
+    cells = explore(problem, LAW)
+    draws, lawful = sample(problem, LAW, cells, num_draws)
+    if len(curve) < DEPARTURE_POINTS or prior.departure == 0 or suspicion(problem, cells) < SUSPICIOUS:
+        return Posterior(draws, {"law": 1.0})
+    explored = {kind: explore(problem, kind) for kind in DEPARTURES}
+    # a few draws tell how much of the mass obeys the limits that the grid does not know
+    share = {kind: sample(problem, kind, found, 300)[1] for kind, found in explored.items()}
+    log_mass = [log_share(cells.log_mass(DEPARTURE_PHI), max(lawful, 0.02), 1 - len(DEPARTURES) * prior.departure)]
+    log_mass += [log_share(found.log_mass(), share[kind], prior.departure) for kind, found in explored.items()]
+    weight = np.exp(np.array(log_mass) - max(log_mass))
+    weight /= weight.sum()
+    if weight[0] > 1 - ADMITTED:
+        return Posterior(draws, {"law": 1.0})
+    count = np.round(weight * num_draws).astype(int)
+    parts = [every(draws, int(count[0]))]
+    for kind, n in zip(DEPARTURES, count[1:], strict=True):
+        if n:
+            parts.append(every(sample(problem, kind, explored[kind], num_draws)[0], int(n)))
+    names = ["law", *(kind.name for kind in DEPARTURES)]
+    return Posterior(joined(parts), dict(zip(names, weight.tolist(), strict=True)))
+
+
+def log_share(log_mass: float, lawful: float, probability: float) -> float:
+    """Log of evidence times prior probability; minus infinity for a kind that hardly ever obeys the metric's limits."""
+    return log_mass + float(np.log(lawful * probability)) if lawful > 0.02 else -np.inf
+
+
+def standardised(curve: Curve, r0: float | None, prior: Prior) -> Problem:
+    """The curve with its metric centred and scaled, so that tolerances mean the same for any metric."""
+    low, high = curve.bounds
+    width, offset, last = high - low, float(curve.metric.mean()), curve.last_compute
+    first = float(curve.compute[curve.compute > 0][0]) / last
+    return Problem(
+        log_c_N=log_compute(curve.compute / last),
+        y_N=(curve.metric - offset) / width,
+        last=last,
+        offset=offset,
+        width=width,
+        least=(low - offset) / width,
+        most=(high - offset) / width,
+        initial=None if r0 is None else (r0 - offset) / width,
+        floor=len(curve) * NOISE_FLOOR**2,
+        prior=prior,
+        limits=np.log(np.array([(max(first / 2, 1 / 200), prior.midpoint_reach), prior.efficiency_range])),
+    )
+
+
+def log_prior(log_midpoint: Array, log_efficiency: Array, prior: Prior) -> Array:
+    """Log density over (ln Cmid, ln B), up to a constant; arguments broadcast."""
+    spread = (log_efficiency - np.log(prior.efficiency)) / prior.efficiency_spread
+    return np.asarray(-0.5 * spread**2 - np.maximum(log_midpoint, 0.0))
+
+
+def solve(problem: Problem, kind: Kind, place_K: list[Array], phi: Array) -> tuple[Solved, LastCoefficient, Array]:
+    """The linear problem in R0 (unless held), A and the second rise (if any) at each place, and its log density."""
+    columns = kind.columns(problem.log_c_N, place_K)
+    design, target_N = [1.0 - columns.first, columns.first], problem.y_N
+    least, most = problem.least, problem.most
+    if problem.initial is not None:
+        design, target_N = design[1:], target_N - problem.initial
+        least, most = 0.0, most - problem.initial
+    if columns.second is not None:
+        design, least, most = [*design, columns.second], 0.0, kind.most_second
+    solved = eliminate(design, target_N, phi, problem.floor)
+    coefficient = last_coefficient(solved, least, most)
+    density = log_evidence(solved, phi, coefficient) + log_prior(place_K[0], place_K[1], problem.prior)
+    # densities of what this kind has and the law has not, so that the two can be compared
+    volume = np.prod([high - low for low, high in kind.limits_K2]) * (kind.most_second or 1.0)
+    return solved, coefficient, np.asarray(density - np.log(volume))
+
+
+def explore(problem: Problem, kind: Kind) -> Cells:
+    """The grid that holds the mass of a kind of curve; its variants are the values of phi."""
+    phis = np.array(problem.prior.autocorrelations)[phi_of(kind)]
+    phi_F = phis.reshape(-1, *[1] * len(kind.cells_K))
+
+    def log_density(centres_K: list[Array]) -> Array:
+        density = solve(problem, kind, list(np.ix_(*centres_K)), phi_F)[2]
+        return np.broadcast_to(density, (len(phis), *kind.cells_K))
+
+    return zoom(log_density, np.concatenate([problem.limits, np.reshape(kind.limits_K2, (-1, 2))]), kind.cells_K)
+
+
+def phi_of(kind: Kind) -> slice:
+    """Which values of phi are tried for a kind of curve."""
+    return slice(None) if kind is LAW else DEPARTURE_PHI
+
+
+def sample(problem: Problem, kind: Kind, cells: Cells, num_draws: int) -> tuple[Draws, float]:
+    """Draws of one kind of curve, and the share of its mass that obeys what the grid does not know.
+
+    That is: least <= R0 <= A, no level above the metric's bound so far, and the prior of a second rise. If no draw
+    obeys, the curve only falls; the draws are then kept as they are, and ``health`` warns.
+    """
+    rng = np.random.default_rng(0)
+    picks = pick(cells, num_draws, rng)
+    phi_D = np.array(problem.prior.autocorrelations)[phi_of(kind)][picks.variant_D]
+    solved, coefficient, log_density_D = solve(problem, kind, list(picks.place_KD), phi_D)
+    betas, sigma_D = draw(solved, coefficient, rng)
+    second_D = betas.pop() if kind.most_second else np.zeros(num_draws)
+    plateau_D = betas[-1] + (problem.initial or 0.0)
+    initial_D = betas[0] if problem.initial is None else np.full(num_draws, problem.initial)
+    bends = kind.bends(list(picks.place_KD), second_D)
+    level_D = plateau_D + bends.second_gain * climb(0.0, np.log(bends.second_midpoint), bends.second_efficiency)
+    lawful_D = (initial_D >= problem.least - 1e-12) & (initial_D <= plateau_D) & (level_D <= problem.most + 1e-12)
+    moved_D = np.exp(np.minimum(log_density_D - picks.log_density_D, 10.0))
+    weight_D = moved_D * lawful_D * kind.weight_second(second_D)
+    lawful = float(weight_D.sum() / moved_D.sum())
+    metric, width = problem.offset, problem.width
+    everything = Draws(
+        asymptote=metric + width * np.minimum(plateau_D + bends.second_gain, problem.most),
+        efficiency=np.exp(picks.place_KD[1]),
+        midpoint=problem.last * (np.exp(picks.place_KD[0]) + bends.delay),
+        initial=metric + width * initial_D,
+        autocorrelation=phi_D,
+        noise_sd=width * sigma_D / np.sqrt(1.0 - phi_D**2),
+        plateau=metric + width * plateau_D,
+        delay=problem.last * bends.delay,
+        second_midpoint=problem.last * bends.second_midpoint,
+        second_efficiency=bends.second_efficiency,
+        second_gain=width * bends.second_gain,
+    )
+    kept_D = systematic(weight_D if lawful > 0 else moved_D, num_draws)
+    return Draws(*(column[kept_D] for column in everything)), lawful
+
+
+def suspicion(problem: Problem, cells: Cells) -> float:
+    """Largest t value of a departure's column beside the best fitted law and its tangents, for nearly white noise.
+
+    The tangents let Cmid and B give way, so that this is the test of a departure to first order, at a fiftieth of the
+    price of its evidence.
+    """
+    phi = problem.prior.autocorrelations[0]
+    i, j = np.unravel_index(int(cells.log_density[0].argmax()), cells.log_density[0].shape)
+    log_midpoint, efficiency = cells.centres_K[0][i], float(np.exp(cells.centres_K[1][j]))
+    log_c_N = problem.log_c_N
+    u_N = climb(log_c_N, log_midpoint, efficiency)
+    steep_N = u_N * (1 - u_N)
+    distance_N = np.where(np.isfinite(log_c_N), log_c_N - log_midpoint, 0.0)
+    since_start_N = np.where(np.isfinite(log_c_N), -steep_N * np.exp(-np.maximum(log_c_N, log_c_N[1])), 0.0)
+    second_LN = climb(log_c_N, np.log(TEST_MIDPOINTS)[:, None], TEST_EFFICIENCIES[:, None])
+    law_PN = whitened(np.stack([1 - u_N, u_N, steep_N, steep_N * distance_N]), phi)
+    test_LN = whitened(np.vstack([second_LN, since_start_N]), phi)
+    basis_NP, _ = np.linalg.qr(law_PN.T)
+    rest_N = whitened(problem.y_N, phi)
+    rest_N = rest_N - basis_NP @ (basis_NP.T @ rest_N)
+    test_LN = test_LN - (test_LN @ basis_NP) @ basis_NP.T
+    norm_L = np.maximum((test_LN**2).sum(axis=1), 1e-20)
+    slope_L = test_LN @ rest_N / norm_L
+    rss_L = np.maximum(rest_N @ rest_N - slope_L**2 * norm_L, 1e-20) + problem.floor
+    return float((slope_L * np.sqrt(norm_L * (len(rest_N) - 5) / rss_L)).max())
+
+
+def whitened(x_N: Array, phi: float) -> Array:
+    """AR(1) whitening along the last axis."""
+    return np.concatenate([x_N[..., :1] * np.sqrt(1 - phi**2), x_N[..., 1:] - phi * x_N[..., :-1]], axis=-1)
+
+
+TEST_MIDPOINTS = np.append(np.repeat([0.35, 0.6, 1.0, 1.7, 3.0], 3), CREEP_REACH)
+TEST_EFFICIENCIES = np.append(np.tile([1.0, 2.0, 4.0], 5), 1.0)
+"""Second rises that stand for all of them in the quick test; the last is a creep."""

@@ -1,0 +1,110 @@
+"""Files and tables to columns: JSONL, run directories, CSV, rows, data frames. Knows nothing of what columns mean.
+
+A table here is ``{"column": [value, ...]}`` with None where a row has no such cell.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+Table = dict[str, list[Any]]
+
+
+class CurveError(ValueError):
+    """The input cannot be used; the message says what was got, what is allowed and what to do about it."""
+
+
+def read_table(path: str | Path) -> tuple[Table, tuple[str, ...]]:
+    """The columns of a file, or of the points.jsonl of a run directory, and notes on what was repaired.
+
+    Raises:
+        CurveError: no such file, an unknown kind of file, an empty or unreadable one.
+    """
+    path = Path(path)
+    if path.is_dir():
+        if not (path / "points.jsonl").is_file():
+            raise CurveError(f"{path} is a directory without a points.jsonl; give a run directory or a file")
+        path = path / "points.jsonl"
+    if not path.is_file():
+        raise CurveError(f"{path}: no such file")
+    reader = READERS.get(path.suffix.lower())
+    if reader is None:
+        raise CurveError(f"{path}: files may end in {', '.join(READERS)}; this ends in {path.suffix or 'nothing'!r}")
+    try:
+        # utf-8-sig: spreadsheets put a byte-order mark before the first column name
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CurveError(f"{path} is not text (byte {error.start} is not UTF-8); give a JSONL or CSV file") from error
+    if "\0" in text:
+        raise CurveError(f"{path} is not text (it holds zero bytes); give a JSONL or CSV file")
+    if not text.strip():
+        raise CurveError(f"{path} is empty; a curve needs a row for each evaluation")
+    return reader(path, text)
+
+
+def read_jsonl(path: Path, text: str) -> tuple[Table, tuple[str, ...]]:
+    """One JSON object a line. A last line cut short by a killed run is left out, with a note; any other is an error."""
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    rows: list[Mapping[str, Any]] = []
+    notes: tuple[str, ...] = ()
+    for number, line in lines:
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == lines[-1][0] and not text.endswith("\n") and rows:
+                notes = (f"line {number} of {path.name} is half-written (a killed run?) and was left out",)
+                break
+            raise CurveError(f"{path}, line {number} is not JSON ({error.msg}): {line[:60]!r}") from error
+        if not isinstance(row, dict):
+            raise CurveError(f"{path}, line {number}: each line must be a JSON object, got {line[:60]!r}")
+        rows.append(row)
+    return table_of_rows(rows), notes
+
+
+def read_csv(path: Path, text: str) -> tuple[Table, tuple[str, ...]]:
+    """A header line, then one row a line. A row with cells missing at the end of the file is left out, with a note."""
+    header, *rows = csv.reader(text.splitlines())
+    header = [name.strip() for name in header]
+    notes: tuple[str, ...] = ()
+    rows = [row for row in rows if row]
+    if rows and len(rows[-1]) < len(header) and not text.endswith("\n"):
+        rows.pop()
+        notes = (f"the last line of {path.name} is half-written (a killed run?) and was left out",)
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(header):
+            raise CurveError(f"{path}, row {number} has {len(row)} cells, the header has {len(header)}: {row[:6]}")
+    cells = [[cell.strip() or None for cell in column] for column in zip(*rows, strict=True)]
+    return dict(zip(header, cells or [[] for _ in header], strict=True)), notes
+
+
+READERS: dict[str, Callable[[Path, str], tuple[Table, tuple[str, ...]]]] = {
+    ".jsonl": read_jsonl,
+    ".csv": read_csv,
+}
+"""What a file is, by how its name ends."""
+
+
+def table_of_rows(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """Columns of rows of dicts; a name that only some rows have is None in the others."""
+    rows = list(rows)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def table_of_frame(frame: Any) -> Table:
+    """Columns of a data frame: anything with ``.columns`` and ``frame[name]``, or a mapping of arrays.
+
+    pandas, polars and pyarrow tables all qualify; none of them is imported here.
+    """
+    names = getattr(frame, "columns", None)
+    if names is not None and not all(isinstance(name, str) for name in names):
+        names = getattr(frame, "column_names", None)  # pyarrow keeps the names here and the data in .columns
+    if names is None and isinstance(frame, Mapping):
+        names = list(frame)
+    if names is None:
+        raise CurveError(f"a {type(frame).__name__} has no columns; give a data frame or a dict of arrays")
+    return {str(name): list(frame[name]) for name in names}

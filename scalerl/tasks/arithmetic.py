@@ -1,0 +1,103 @@
+"""The embedded task: chains of arithmetic modulo 10, left to right, with reasoning traces. It knows no model.
+
+    7+4*3-8+1+2=<think>7+4=1;1*3=3;3-8=5;5+1=6;6+2=8;</think>8
+
+A share of the reference answers is wrong on purpose, in training and held-out prompts alike, as in real data sets: that
+share, not the model, sets the ceiling of the pass rate near 1 - label_noise.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from scalerl.config import ArithmeticTask, WarmStart
+from scalerl.rollouts.streams import stream_key
+
+ALPHABET = "0123456789+-*=;:?>,x~abcdefg\n"
+"""Characters of the lab's vocabulary; the three tags below complete its 32 tokens."""
+THINK, END_THINK, PAD = "<think>", "</think>", "<pad>"
+STOP = "\n"
+
+_APPLY = {"+": lambda a, b: (a + b) % 10, "-": lambda a, b: (a - b) % 10, "*": lambda a, b: (a * b) % 10}
+
+
+def verify(completion: str, answer: str) -> bool:
+    """Return whether the text after the thinking is the answer."""
+    thinking, tag, rest = completion.rpartition(END_THINK)
+    return bool(tag) and rest.strip() == answer
+
+
+def rows(task: ArithmeticTask, count: int) -> list[dict[str, str]]:
+    """Return `count` distinct rows with prompt and reference answer (wrong for a share of them)."""
+    rng = random.Random(task.seed)
+    low, high = task.operations
+    prompts: dict[str, None] = {}
+    for _ in range(100 * count):
+        if len(prompts) == count:
+            break
+        prompts[_expression(rng, rng.randint(low, high)) + "=" + THINK] = None
+    else:
+        raise ValueError(
+            f"data.operations: got {task.operations}, which makes only about {len(prompts)} distinct prompts; allowed: "
+            f"ranges with at least {count} (data.prompts and evaluation.prompts together)"
+        )
+    return [{"prompt": prompt, "answer": reference(prompt, task.label_noise)} for prompt in prompts]
+
+
+def reference(prompt: str, label_noise: float) -> str:
+    """Return the right answer, or a wrong one for the share of prompts that a hash of the prompt picks."""
+    right = solve(prompt)[-1]
+    draw = stream_key("label", prompt)
+    wrong = (draw >> 11) * 2.0**-53 < label_noise
+    return str((right + 1 + draw % 9) % 10) if wrong else str(right)
+
+
+def solve(prompt: str) -> list[int]:
+    """Return the result after each operation."""
+    expression = prompt.partition("=")[0]
+    value, results = int(expression[0]), []
+    for sign, digit in zip(expression[1::2], expression[2::2], strict=True):
+        value = _APPLY[sign](value, int(digit))
+        results.append(value)
+    return results
+
+
+def traces(task: ArithmeticTask, start: WarmStart, noise: float, seed: object) -> Iterator[tuple[str, str]]:
+    """Yield (prompt, completion) pairs for the warm start without end.
+
+    Each step's result is replaced by a uniform digit with probability `noise`, and the chain goes on from there; the
+    answer repeats the last result. After a step a ramble of `~` may come, which in some traces never ends.
+    """
+    rng = random.Random(str(seed))
+    low, high = task.operations
+    while True:
+        expression = _expression(rng, rng.randint(low, high))
+        value, text, endless = int(expression[0]), "", False
+        for sign, digit in zip(expression[1::2], expression[2::2], strict=True):
+            result = rng.randrange(10) if rng.random() < noise else _APPLY[sign](value, int(digit))
+            text += f"{value}{sign}{digit}={result};"
+            value = result
+            if rng.random() < start.ramble:
+                endless = rng.random() < start.endless
+                text += "~" * (ENDLESS if endless else 1 + int(rng.expovariate(1 / 8)))
+                if endless:
+                    break
+        yield expression + "=" + THINK, text if endless else f"{text}{END_THINK}{value}{STOP}"
+
+
+ENDLESS = 64
+"""Length of a ramble that never ends: beyond every thinking limit of the lab."""
+
+
+def facts() -> list[tuple[str, str]]:
+    """Return all 300 single steps as (prompt with the step's left side, right digit): `("3*4=<think>3*4=", "2")`."""
+    sides = [(f"{a}{sign}{b}=", str(apply(a, b))) for sign, apply in _APPLY.items() for a in range(10) for b in range(10)]
+    return [(f"{side}{THINK}{side}", digit) for side, digit in sides]
+
+
+def _expression(rng: random.Random, operations: int) -> str:
+    text = str(rng.randrange(10))
+    for _ in range(operations):
+        text += rng.choice("+-*") + str(rng.randrange(10))
+    return text

@@ -1,0 +1,19 @@
+"""Mathematical answers, judged by Math-Verify on the text after the thinking. It knows no dataset and no model.
+
+Math-Verify stops itself with signal.alarm, which works in no thread but the main one and fails silently elsewhere; its
+own limit is therefore switched off here, and the whole judgement runs in a process that can be killed (scoring.py).
+"""
+
+from __future__ import annotations
+
+END_THINK = "</think>"
+
+
+def verify(completion: str, answer: str) -> bool:
+    """Return whether the last expression of the text after the thinking equals the answer mathematically."""
+    from math_verify import parse
+    from math_verify import verify as equal
+
+    gold = parse(answer if "$" in answer or "\\boxed" in answer else f"${answer}$", parsing_timeout=None)
+    given = parse(completion.rpartition(END_THINK)[2], parsing_timeout=None)
+    return bool(equal(gold, given, timeout_seconds=None))

@@ -1,0 +1,84 @@
+"""Groups of rollouts to padded tensors and token-budget micro-batches. It knows no model, rewards or losses.
+
+Legend: P prompts, G rollouts a prompt, B = P x G rollouts, T tokens of the longest prompt plus completion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from scalerl.types import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One update's rollouts, padded at the end.
+
+    Example: two prompts x two rollouts of up to 7 tokens has tokens_BT of shape [4, 7] and prompt_B = [0, 0, 1, 1].
+    """
+
+    tokens_BT: Tensor
+    """Prompt, then completion, then padding with 0."""
+    sampled_BT: Tensor
+    """Completion tokens that the policy sampled (not injected, not padding)."""
+    behavior_BT: Tensor
+    """Log-probability of each sampled token when it was sampled; 0 elsewhere."""
+    version_BT: Tensor
+    """Version that sampled each sampled token; 0 elsewhere."""
+    prompt_length_B: Tensor
+    """Prompt tokens."""
+    length_B: Tensor
+    """Prompt plus completion tokens."""
+    prompt_B: Tensor
+    """Number of each rollout's prompt."""
+    truncated_B: Tensor
+    """Rollouts that ran into their limit."""
+    interrupted_B: Tensor
+    """Rollouts whose thinking was ended by the phrase."""
+
+    def micro_batches(self, budget: int, rows_B: Tensor) -> Iterator[tuple[Tensor, int]]:
+        """Yield (rows, width) of micro-batches of at most `budget` padded tokens, rows of similar length together.
+
+        Args:
+            budget: rows x width of one micro-batch; a single longer rollout still makes one of its own.
+            rows_B: which rollouts to include.
+        """
+        order = rows_B.nonzero()[:, 0]
+        order = order[self.length_B[order].argsort(stable=True, descending=True)]
+        start = 0
+        while start < len(order):
+            width = int(self.length_B[order[start]])
+            rows = order[start : start + max(1, budget // width)]
+            yield rows, width
+            start += len(rows)
+
+
+def collate(groups: Sequence[Group]) -> Batch:
+    """Pad the rollouts of a batch of groups into tensors."""
+    rollouts = [(p, group.visit.prompt.tokens, r) for p, group in enumerate(groups) for r in group.rollouts]
+    lengths = [len(prompt) + len(rollout) for _, prompt, rollout in rollouts]
+    shape = (len(rollouts), max(lengths))
+    tokens, sampled = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
+    behavior, versions = np.zeros(shape, np.float32), np.zeros(shape, np.int32)
+    for b, (_, prompt, rollout) in enumerate(rollouts):
+        start, end = len(prompt), lengths[b]
+        tokens[b, :start], tokens[b, start:end] = prompt, rollout.tokens
+        sampled[b, start:end] = rollout.sampled
+        behavior[b, start:end] = rollout.logps * rollout.sampled
+        versions[b, start:end] = rollout.versions * rollout.sampled
+    return Batch(
+        tokens_BT=torch.from_numpy(tokens),
+        sampled_BT=torch.from_numpy(sampled),
+        behavior_BT=torch.from_numpy(behavior),
+        version_BT=torch.from_numpy(versions),
+        prompt_length_B=torch.tensor([len(prompt) for _, prompt, _ in rollouts]),
+        length_B=torch.tensor(lengths),
+        prompt_B=torch.tensor([p for p, _, _ in rollouts]),
+        truncated_B=torch.tensor([r.truncated for _, _, r in rollouts]),
+        interrupted_B=torch.tensor([r.interrupted for _, _, r in rollouts]),
+    )

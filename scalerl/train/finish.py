@@ -1,0 +1,48 @@
+"""The end of a run, whatever ended it: last checkpoint, exported model, summary. It trains nothing."""
+
+from __future__ import annotations
+
+from scalerl.report.summary import summarise
+from scalerl.rollouts.pipeline import Interrupted
+from scalerl.tasks.scoring import RewardError
+from scalerl.train.loop import train
+from scalerl.train.session import Session
+
+
+def run_to_end(run: Session) -> list[str]:
+    """Train until something ends the run, save what it did, and return the closing lines for the user.
+
+    Raises:
+        TrainingFailed, WorkerDied, RewardError: after everything that can be saved is saved.
+    """
+    try:
+        run.pipeline.wait_ready()
+        if not run.points:  # R(0): the evaluation before the first update
+            run.evaluate()
+        run.clock.start()
+        train(run)
+    except Interrupted:
+        pass
+    except RewardError:
+        run.checkpoint(wait=True)  # the step that failed is the only thing lost, and it comes again
+        raise
+    finally:
+        run.scorer.close()
+    finished = run.progress.step >= run.config.steps or run.progress.exhausted
+    if run.progress.step not in run.checkpoints.steps():
+        if not finished:
+            run.checkpoint()
+        run.commit_checkpoints(wait_for=run.progress.step)
+    if not finished:
+        return [f"stopped at step {run.progress.step}; continue with: scalerl resume {run.directory.path}"]
+    export_model(run)
+    reason = "every prompt is solved and retired; " if run.progress.step < run.config.steps else ""
+    closing = [f"{reason}trained {run.progress.step} updates ({run.progress.skipped_steps} skipped)"]
+    return closing + summarise(run.directory.path, run.config, run.points)
+
+
+def export_model(run: Session) -> None:
+    """Write the last weights as a Hugging Face directory with tokenizer."""
+    path = run.directory.path / "model"
+    run.learner.policy.model.save_pretrained(path)
+    run.tokenizer.save_pretrained(path)

@@ -1,0 +1,128 @@
+"""A run directory: plain files that loggers, pages and fits only read. It knows names and rows, no tensors.
+
+Files and their contents are listed in docs/metrics.md. After a kill, `rewind` cuts the row files back to the rows that
+the checkpoint knows, so that a resumed run's files are those of an undisturbed one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from scalerl.config import RunConfig, read_config, to_toml
+from scalerl.parts import ConfigError
+from scalerl.types import EvalPoint
+
+ROW_FILES = ("metrics.jsonl", "points.jsonl", "rollouts/samples.jsonl")
+
+
+class RunDirectory:
+    """One run's files, held by one process at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Open an existing run directory and take hold of it; `create` and `resume` call this.
+
+        Raises:
+            ConfigError: another process holds it.
+        """
+        self.path = path
+        self._lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"{path}: another process is training in this run directory; wait for it or stop it") from None
+
+    @classmethod
+    def create(cls, path: Path, config: RunConfig) -> RunDirectory:
+        """Start a new run.
+
+        Raises:
+            ConfigError: the directory holds a run already.
+        """
+        if (path / "config.toml").exists():
+            raise ConfigError(
+                f"{path} already holds a run; continue it with `scalerl resume {path}`, or give another --run-dir. "
+                "Nothing was changed"
+            )
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"--run-dir: {path} is a file; give a directory that does not exist yet or is empty")
+        (path / "rollouts").mkdir(parents=True, exist_ok=True)
+        run = cls(path)
+        run.save_config(config)
+        return run
+
+    @classmethod
+    def resume(cls, path: Path) -> tuple[RunDirectory, RunConfig]:
+        """Open a run that was started before; returns it with its configuration.
+
+        Raises:
+            ConfigError: there is no run.
+        """
+        config = saved_config(path)
+        (path / "rollouts").mkdir(exist_ok=True)
+        return cls(path), config
+
+    def save_config(self, config: RunConfig) -> None:
+        """Write config.toml at once."""
+        self.write("config.toml", to_toml(config))
+
+    def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows to a JSONL file; a number that is not finite becomes null."""
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps({k: _finite(v) for k, v in row.items()}) + "\n" for row in rows)
+
+    def add_points(self, points: Iterable[EvalPoint]) -> None:
+        """Add rows to points.jsonl, and force them to disk."""
+        self.append("points.jsonl", [point.to_dict() for point in points])
+        with (self.path / "points.jsonl").open("rb") as file:
+            os.fsync(file.fileno())
+
+    def points(self) -> list[EvalPoint]:
+        """Read points.jsonl back."""
+        path = self.path / "points.jsonl"
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        return [EvalPoint(**json.loads(line)) for line in lines]
+
+    def write(self, name: str, text: str) -> None:
+        """Write a small text file so that readers see the old one or the new one, never half."""
+        temporary = self.path / f".{name}.tmp"
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(self.path / name)
+
+    def cursors(self) -> dict[str, int]:
+        """Return the sizes of the row files, for a checkpoint."""
+        return {name: (self.path / name).stat().st_size if (self.path / name).exists() else 0 for name in ROW_FILES}
+
+    def rewind(self, cursors: Mapping[str, int]) -> None:
+        """Cut the row files back to what a checkpoint knew."""
+        for name in ROW_FILES:
+            if (self.path / name).exists():
+                os.truncate(self.path / name, cursors.get(name, 0))
+
+
+def saved_config(path: Path) -> RunConfig:
+    """Return the configuration of a run directory.
+
+    Raises:
+        ConfigError: there is no run.
+    """
+    if not (path / "config.toml").exists():
+        raise ConfigError(f"{path}: no run here (no config.toml); start one with `scalerl train --run-dir {path}`")
+    return read_config(path / "config.toml", [])
+
+
+def next_directory(parent: Path, name: str) -> Path:
+    """Return parent/name-001, or the first number that is free."""
+    number = 1
+    while (path := parent / f"{name}-{number:03d}").exists():
+        number += 1
+    return path
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

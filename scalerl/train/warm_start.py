@@ -1,0 +1,196 @@
+"""The lab's policy before RL: a tiny Qwen3 made from scratch, taught to write noisy reasoning traces.
+
+It ends with a gate: the model must know nearly all single steps when it decodes greedily. A warm start that got stuck
+gives two-phase RL curves that no forecast can follow. It knows nothing of RL.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scalerl.config import ArithmeticTask, TinyModel
+from scalerl.learn.logprobs import token_logprobs
+from scalerl.parts import ConfigError
+from scalerl.policy import Policy
+from scalerl.rollouts.streams import stream_key
+from scalerl.tasks import arithmetic
+
+GATE = 0.99
+"""Share of the 300 single steps that the model must get right."""
+_RECIPE_VERSION = 1
+"""Part of the cache key: raise it when this file changes what it makes."""
+
+Report = Callable[[dict[str, float]], None]
+
+
+def warm_start_directory(model: TinyModel, task: ArithmeticTask) -> Path:
+    """Return where the warm start of these settings is cached (under $SCALERL_CACHE or ~/.cache/scalerl)."""
+    key = json.dumps([_RECIPE_VERSION, model.model_dump(), list(task.operations)], sort_keys=True)
+    root = Path(os.environ.get("SCALERL_CACHE") or Path.home() / ".cache" / "scalerl")
+    return root / f"warm-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}"
+
+
+def warm_start(model: TinyModel, task: ArithmeticTask, directory: Path, report: Report) -> Path:
+    """Train the policy and save it as a Hugging Face directory, unless it is there already.
+
+    Args:
+        model: size and settings.
+        task: whose traces it learns.
+        directory: where to save.
+        report: called now and then with step, loss, and at the end with the gate's accuracy.
+
+    Raises:
+        ConfigError: the model did not pass the gate; nothing is saved.
+    """
+    if (directory / "warm_start.json").exists():
+        return directory
+    settings = model.warm_start
+    torch.manual_seed(settings.seed)
+    tokenizer = make_tokenizer()
+    policy = Policy(make_model(model, tokenizer))
+    history = _train(policy, model, task, tokenizer, report)
+    accuracy = fact_accuracy(policy, tokenizer)
+    history.append({"step": float(settings.steps), "fact_accuracy": accuracy})
+    report(history[-1])
+    if accuracy < GATE:
+        raise ConfigError(
+            f"model.warm_start: after {settings.steps} updates the model knows {accuracy:.1%} of the 300 single steps; "
+            f"at least {GATE:.0%} are needed for a clean curve; give it more steps or another seed"
+        )
+    temporary = directory.with_name(f"{directory.name}.{os.getpid()}.tmp")
+    policy.model.save_pretrained(temporary)
+    tokenizer.save_pretrained(temporary)
+    (temporary / "warm_start.json").write_text("".join(json.dumps(row) + "\n" for row in history))
+    if directory.exists():  # left by a process that was killed, or made by another one meanwhile
+        import shutil
+
+        shutil.rmtree(directory)
+    temporary.rename(directory)
+    return directory
+
+
+def make_tokenizer() -> Any:
+    """Return the lab's tokenizer: one token a character, and one for each of the three tags."""
+    from tokenizers import Regex, Tokenizer
+    from tokenizers.decoders import Fuse
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Split
+    from transformers import PreTrainedTokenizerFast
+
+    words = [*arithmetic.ALPHABET, arithmetic.THINK, arithmetic.END_THINK, arithmetic.PAD]
+    inner = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token=arithmetic.PAD))
+    inner.pre_tokenizer = Split(Regex(r"</?think>|<pad>|[\s\S]"), "isolated")
+    inner.decoder = Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, pad_token=arithmetic.PAD, eos_token=arithmetic.STOP)
+
+
+def make_model(model: TinyModel, tokenizer: Any) -> Any:
+    """Return an untrained tiny Qwen3.
+
+    Raises:
+        ConfigError: the width does not divide into heads.
+    """
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    if model.width % (2 * model.heads):
+        raise ConfigError(f"model.width: got {model.width}; allowed: a multiple of 2 x model.heads = {2 * model.heads}")
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=model.width,
+        intermediate_size=4 * model.width,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        num_key_value_heads=model.heads,
+        head_dim=model.width // model.heads,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    return Qwen3ForCausalLM(config)
+
+
+def _train(policy: Policy, model: TinyModel, task: ArithmeticTask, tokenizer: Any, report: Report) -> list[dict[str, float]]:
+    """Cross-entropy on the completions; the noise is low for the first 60 % of the updates, so that facts are learned."""
+    settings = model.warm_start
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=0.01)
+    history: list[dict[str, float]] = []
+    sources = {
+        early: arithmetic.traces(task, settings, settings.step_noise * (0.15 if early else 1.0), (settings.seed, early))
+        for early in (True, False)
+    }
+    began = time.perf_counter()
+    for step in range(settings.steps):
+        pairs = [next(sources[step < 0.6 * settings.steps]) for _ in range(settings.batch)]
+        pairs.sort(key=lambda pair: len(pair[1]))
+        optimizer.zero_grad(set_to_none=True)
+        cut = len(pairs) - len(pairs) // 8  # the longest eighth apart: endless rambles would pad all the others
+        parts = [_collate(part, tokenizer) for part in (pairs[:cut], pairs[cut:]) if part]
+        loss, total = 0.0, sum(int(targets_BT.sum()) for _, targets_BT in parts)
+        for tokens_BT, targets_BT in parts:
+            part_loss = _negative_logp(policy, tokens_BT, targets_BT) / total
+            part_loss.backward()  # type: ignore[no-untyped-call]
+            loss += float(part_loss.detach())
+        torch.nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = settings.learning_rate * _schedule(step, settings.steps)
+        optimizer.step()
+        if (step + 1) % 50 == 0 or step + 1 == settings.steps:
+            seconds = round(time.perf_counter() - began, 2)
+            history.append({"step": float(step + 1), "loss": round(loss, 4), "seconds": seconds})
+            report(history[-1])
+    return history
+
+
+def _negative_logp(policy: Policy, tokens_BT: Tensor, targets_BT: Tensor) -> Tensor:
+    """Return minus the summed log-probability of the targets among tokens 1..T-1."""
+    hidden_ND = policy.hidden(tokens_BT[:, :-1])[targets_BT]
+    logp_N, _ = token_logprobs(hidden_ND, policy.head_weight, None, tokens_BT[:, 1:][targets_BT], rule=policy.rule)
+    return -logp_N.sum()
+
+
+def _schedule(step: int, steps: int) -> float:
+    """Linear warm-up over 50 updates, then linear decay to a tenth."""
+    warmup = min(50, steps)
+    if step < warmup:
+        return (step + 1) / warmup
+    return 1.0 - 0.9 * (step - warmup) / max(1, steps - warmup)
+
+
+def _collate(pairs: list[tuple[str, str]], tokenizer: Any) -> tuple[Tensor, Tensor]:
+    """Return tokens [B, T] padded at the end, and which of the T-1 next tokens are completion."""
+    encoded = tokenizer([prompt + completion for prompt, completion in pairs])["input_ids"]
+    prompt_lengths = [len(ids) for ids in tokenizer([prompt for prompt, _ in pairs])["input_ids"]]
+    longest = max(len(ids) for ids in encoded)
+    tokens_BT = torch.full((len(pairs), longest), tokenizer.pad_token_id)
+    targets_BT = torch.zeros(len(pairs), longest - 1, dtype=torch.bool)
+    for b, (ids, start) in enumerate(zip(encoded, prompt_lengths, strict=True)):
+        tokens_BT[b, : len(ids)] = torch.tensor(ids)
+        targets_BT[b, start - 1 : len(ids) - 1] = True
+    return tokens_BT, targets_BT
+
+
+@torch.no_grad()
+def fact_accuracy(policy: Policy, tokenizer: Any) -> float:
+    """Return the share of the 300 single steps whose result is the model's most likely next token, as a first step.
+
+    Each is asked at the start of a two-step trace, whose second step is a function of the first alone.
+    """
+    right = 0
+    for side, digit in arithmetic.facts():
+        expression = side.partition("=")[0]
+        follow = "+-*"[stream_key("fact", side) % 3] + "1"
+        ids = tokenizer(f"{expression}{follow}={arithmetic.THINK}{expression}=")["input_ids"]
+        logits_NV = policy.logits(policy.hidden(torch.tensor([ids]))[0, -1:])
+        right += int(logits_NV.argmax()) == tokenizer.convert_tokens_to_ids(digit)
+    return right / 300

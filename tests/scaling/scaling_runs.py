@@ -1,0 +1,16 @@
+"""Synthetic curves whose truth is known, shared by the tests."""
+
+import numpy as np
+
+from scalerl.scaling import Curve, sigmoid
+
+TRUTH = {"asymptote": 0.61, "efficiency": 1.92, "midpoint": 2542.0, "initial": 0.2}
+"""The published ScaleRL run (arXiv 2510.13786, table 1), with a plausible start."""
+
+
+def run(points=41, last=16_000.0, noise=0.004, seed=0, **changes):
+    """A run evaluated at equal steps from compute 0."""
+    truth = {**TRUTH, **changes}
+    compute = np.linspace(0, last, points)
+    wobble = noise * np.random.default_rng(seed).standard_normal(points)
+    return Curve(compute, np.clip(sigmoid(compute, **truth) + wobble, 0, 1), axis="device_hours", label="simulated")

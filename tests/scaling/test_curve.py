@@ -1,0 +1,191 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalerl.scaling import Curve, CurveError
+from scalerl.scaling.curve import thinned
+
+ROWS = [
+    {
+        "step": 0,
+        "device_hours": 0.0,
+        "flops": 0.0,
+        "tokens": 0,
+        "task": "arithmetic",
+        "pass_rate": 0.10,
+        "stderr": 0.006,
+    },
+    {"step": 100, "device_hours": 0.02, "flops": 3e14, "tokens": 42, "task": "arithmetic", "pass_rate": 0.41},
+    {"step": 200, "device_hours": 0.04, "flops": 6e14, "tokens": 84, "task": "arithmetic", "pass_rate": 0.52},
+]
+
+
+def jsonl(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def test_device_hours_are_the_axis_unless_another_is_named():
+    assert Curve.from_rows(ROWS).compute.tolist() == [0.0, 0.02, 0.04]
+    by_flops = Curve.from_rows(ROWS, axis="flops")
+    assert (by_flops.axis, by_flops.last_compute) == ("flops", 6e14)
+
+
+def test_one_compute_column_and_the_pass_rate_are_enough():
+    curve = Curve.from_rows([{"tokens": 0, "pass_rate": 0.1}, {"tokens": 10, "pass_rate": 0.3}])
+    assert (curve.axis, curve.metric.tolist(), curve.stderr) == ("tokens", [0.1, 0.3], None)
+
+
+def test_a_file_a_run_directory_a_csv_and_a_frame_give_the_same_curve(tmp_path):
+    (tmp_path / "points.jsonl").write_text(jsonl(ROWS))
+    (tmp_path / "points.csv").write_text("device_hours,pass_rate\n0.0,0.1\n0.02,0.41\n0.04,0.52\n")
+    frame = {"device_hours": np.array([0.0, 0.02, 0.04]), "pass_rate": np.array([0.10, 0.41, 0.52])}
+    curves = [Curve.read(tmp_path), Curve.read(tmp_path / "points.jsonl"), Curve.read(tmp_path / "points.csv")]
+    for curve in (*curves, Curve.from_frame(frame)):
+        assert curve.compute.tolist() == [0.0, 0.02, 0.04]
+        assert curve.metric.tolist() == [0.10, 0.41, 0.52]
+
+
+def test_anything_with_columns_is_a_data_frame():
+    class Frame:
+        columns = ("compute", "metric")
+
+        def __getitem__(self, name):
+            return {"compute": (1, 2), "metric": (0.1, 0.2)}[name]
+
+    assert Curve.from_frame(Frame()).compute.tolist() == [1.0, 2.0]
+
+
+def test_a_half_written_last_line_is_left_out_with_a_note(tmp_path):
+    path = tmp_path / "points.jsonl"
+    path.write_text(jsonl(ROWS) + '{"step": 300, "device_h')
+    curve = Curve.read(path)
+    assert len(curve) == 3
+    assert curve.notes == ("line 4 of points.jsonl is half-written (a killed run?) and was left out",)
+
+
+def test_a_half_written_last_row_of_a_csv_is_left_out_with_a_note(tmp_path):
+    path = tmp_path / "points.csv"
+    path.write_text("compute,metric\n0,0.1\n1,0.2\n2")
+    assert Curve.read(path).compute.tolist() == [0.0, 1.0]
+    assert "half-written" in Curve.read(path).notes[0]
+
+
+def test_unsorted_rows_are_sorted_and_equal_compute_is_averaged_with_notes():
+    curve = Curve([4, 1, 4, 0], [0.5, 0.2, 0.7, 0.1], stderr=[0.03, 0.01, 0.04, 0.01])
+    assert curve.compute.tolist() == [0.0, 1.0, 4.0]
+    assert curve.metric.tolist() == pytest.approx([0.1, 0.2, 0.6])
+    # standard error of a mean of two: sqrt(0.03^2 + 0.04^2) / 2
+    assert curve.stderr == pytest.approx([0.01, 0.01, 0.025])
+    assert len(curve.notes) == 2
+
+
+def test_rows_without_a_number_are_left_out_with_a_note():
+    curve = Curve([0, 1, 2, 3], [0.1, np.nan, 0.3, 0.4])
+    assert curve.compute.tolist() == [0.0, 2.0, 3.0]
+    assert curve.notes == ("1 rows without a number (NaN or empty) were left out",)
+
+
+def test_mixed_tasks_need_a_choice():
+    rows = [*ROWS, {"device_hours": 0.0, "task": "programs", "pass_rate": 0.3}]
+    with pytest.raises(CurveError, match=r"mixes tasks arithmetic, programs; choose one with task="):
+        Curve.from_rows(rows)
+    assert len(Curve.from_rows(rows, task="arithmetic")) == 3
+    with pytest.raises(CurveError, match=r"no task 'maths'; it has arithmetic, programs"):
+        Curve.from_rows(rows, task="maths")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"compute": [-1, 2], "metric": [0.1, 0.2]}, "compute must be >= 0; got -1"),
+        (
+            {"compute": [1, 2], "metric": [0.1, 52.0]},
+            r"1 values do not, such as 52: a percentage needs bounds=\(0, 100\)",
+        ),
+        ({"compute": [1, 2], "metric": [0.1, -0.5]}, r"a reward in \[-1, 1\] needs bounds=\(-1, 1\)"),
+        ({"compute": [1, 2], "metric": [0.1, np.inf]}, "finite"),
+        ({"compute": [1, 2], "metric": [0.1]}, "same length"),
+        ({"compute": [[1, 2]], "metric": [0.1]}, "one column of numbers; got an array of shape"),
+        ({"compute": ["a", "b"], "metric": [0.1, 0.2]}, "compute must be numbers"),
+        ({"compute": [], "metric": []}, "no points"),
+        ({"compute": [0, 0], "metric": [0.1, 0.2]}, "every point is at compute 0"),
+        (
+            {"compute": [1, 2], "metric": [0.1, 0.2], "bounds": (1, 0)},
+            "bounds must be two finite numbers in ascending order",
+        ),
+    ],
+)
+def test_what_cannot_be_mended_is_refused_with_what_to_do(arguments, message):
+    with pytest.raises(CurveError, match=message):
+        Curve(**arguments)
+
+
+def test_rewards_in_minus_one_to_one_are_allowed_when_said():
+    assert Curve([0, 1], [-0.5, 0.5], bounds=(-1, 1)).metric.tolist() == [-0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b"", "is empty"),
+        ("a.jsonl", b"\xff\xfe\x00\x01", "is not text"),
+        ("a.jsonl", b'{"a": "\x00"}', "zero bytes"),
+        ("a.jsonl", b'{"step": 1}\n{"step"\n{"step": 3}\n', "line 2 is not JSON"),
+        ("a.jsonl", b"[1, 2]\n", "each line must be a JSON object"),
+        ("a.jsonl", b'{"step": 1, "loss": 3}\n', "no metric column: looked for pass_rate, metric, found step, loss"),
+        ("a.csv", b"time,pass_rate\n1,0.5\n", "no compute column: looked for device_hours"),
+        ("a.csv", b"compute,metric\n1,0.5,7\n2,0.6\n", "row 2 has 3 cells, the header has 2"),
+        ("a.csv", b"compute,metric\n1,good\n", "metric must be numbers"),
+        ("a.parquet", b"PAR1", "files may end in .jsonl, .csv"),
+    ],
+)
+def test_a_bad_file_is_refused_by_what_is_wrong_with_it(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(CurveError, match=message):
+        Curve.read(tmp_path / name)
+
+
+def test_a_missing_file_and_a_directory_without_points_say_so(tmp_path):
+    with pytest.raises(CurveError, match="no such file"):
+        Curve.read(tmp_path / "none.jsonl")
+    with pytest.raises(CurveError, match=r"directory without a points\.jsonl"):
+        Curve.read(tmp_path)
+
+
+def test_the_arrays_cannot_be_written_and_are_not_the_callers():
+    mine = np.array([0.0, 1.0])
+    curve = Curve(mine, [0.1, 0.2])
+    mine[1] = 99.0
+    assert curve.last_compute == 1.0
+    with pytest.raises(ValueError, match="read-only"):
+        curve.compute[0] = 5.0
+
+
+def test_early_points_are_left_out_but_the_one_at_zero_stays():
+    curve = Curve([0, 1, 2, 3], [0.1, 0.2, 0.3, 0.4])
+    assert curve.between(2).compute.tolist() == [0.0, 2.0, 3.0]
+    assert curve.first(2).compute.tolist() == [0.0, 1.0]
+
+
+def test_thinning_averages_neighbours_and_keeps_the_start():
+    curve = Curve(np.arange(9.0), np.arange(9.0) / 10)
+    thin = thinned(curve, 5)
+    assert thin.compute.tolist() == [0.0, 1.5, 3.5, 5.5, 7.5]
+    assert thin.metric.tolist() == pytest.approx([0.0, 0.15, 0.35, 0.55, 0.75])
+    assert thin.notes == ("9 points were averaged in groups to 5",)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e12), st.floats(0, 1)), min_size=1, max_size=60))
+def test_any_pairs_of_allowed_numbers_make_an_ascending_curve_or_a_clear_error(pairs):
+    compute, metric = zip(*pairs, strict=True)
+    try:
+        curve = Curve(compute, metric)
+    except CurveError as error:
+        assert "every point is at compute 0" in str(error)
+        return
+    assert (np.diff(curve.compute) > 0).all()
+    assert len(curve) == len(set(compute))
+    assert min(metric) - 1e-9 <= curve.metric.min() <= curve.metric.max() <= max(metric) + 1e-9

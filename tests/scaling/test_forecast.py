@@ -1,0 +1,74 @@
+import json
+
+import numpy as np
+import pytest
+from scaling_runs import run
+
+from scalerl.scaling import Curve, CurveError, fit, forecast, sigmoid
+
+
+@pytest.fixture(scope="module")
+def exact():
+    """A fit so sharp that every answer can be worked by hand: A .6, B 2, Cmid 10, R0 .1, measured to 30."""
+    compute = np.linspace(0, 30, 61)
+    return fit(Curve(compute, sigmoid(compute, 0.6, 2.0, 10.0, 0.1)))
+
+
+def test_four_times_the_last_point(exact):
+    (there,) = forecast(exact, at=["4x"]).at
+    # at 120 = 12 Cmid: 0.1 + 0.5 / (1 + 1/144)
+    assert (there.compute, there.mean) == (120.0, pytest.approx(0.1 + 0.5 * 144 / 145, abs=1e-4))
+
+
+def test_the_gain_still_to_come(exact):
+    # now, at 3 Cmid, R = 0.1 + 0.5 * 0.9 = 0.55
+    answer = forecast(exact)
+    assert answer.now.mean == pytest.approx(0.55, abs=1e-4)
+    assert answer.gain_to_come.mean == pytest.approx(0.05, abs=1e-4)
+
+
+def test_the_compute_where_95_percent_is_done_is_a_range(exact):
+    done = forecast(exact).done
+    assert done.low < done.median < done.high
+    assert done.median == pytest.approx(10 * np.sqrt(19), rel=1e-2)
+
+
+def test_the_compute_needed_for_a_target(exact):
+    # half of the climb, 0.35, is reached at Cmid
+    assert forecast(exact, target=0.35).target.median == pytest.approx(10.0, rel=1e-2)
+
+
+def test_a_target_above_the_ceiling_is_beyond_reach(exact):
+    target = forecast(exact, target=0.7).target
+    assert (target.probability, target.low) == (0.0, np.inf)
+    assert target.to_dict()["low"] is None
+    assert str(target).startswith("beyond reach to beyond reach")
+
+
+def test_baselines_stand_beside_each_estimate(exact):
+    answer = forecast(exact, at=[60.0, "4x"])
+    assert set(answer.baselines) == {"last value", "linear in log compute", "power law"}
+    assert answer.baselines["last value"] == pytest.approx((0.55, 0.55), abs=1e-4)
+
+
+def test_an_unidentified_forecast_says_so():
+    text = str(forecast(fit(run(last=1500.0))))
+    assert "ceiling NOT identified" in text
+    assert "at device_hours 3000:" in text
+
+
+def test_the_answer_is_json():
+    answer = json.loads(json.dumps(forecast(fit(run()), target=0.9).to_dict()))
+    assert answer["at"][0]["compute"] == 32_000.0
+    assert answer["target"]["high"] is None
+
+
+@pytest.mark.parametrize("bad", ["x", "fast", "0x", "-2x", "1.2.3x", -5.0, 0, float("nan"), float("inf")])
+def test_compute_that_is_no_amount_is_refused(exact, bad):
+    with pytest.raises(CurveError, match="positive number, or a multiple of the last point such as '4x'"):
+        forecast(exact, at=[bad])
+
+
+def test_a_target_outside_the_metric_is_refused(exact):
+    with pytest.raises(CurveError, match=r"target must lie within the metric's bounds \[0, 1\]; got 61"):
+        forecast(exact, target=61)

@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+from scaling_runs import run
+
+from scalerl.scaling import Curve, health, sigmoid
+
+
+def names(curve):
+    return [symptom.name for symptom in health(curve)]
+
+
+def test_a_healthy_run_has_no_symptom():
+    assert names(run()) == []
+
+
+def test_a_fall_beyond_the_noise_is_a_decline_with_its_size():
+    metric = run(noise=0.0).metric.copy()
+    metric[-3:] = 0.3
+    (symptom,) = health(Curve(run().compute, metric))
+    assert symptom.name == "decline"
+    assert symptom.numbers["fall"] == pytest.approx(metric.max() - 0.3, abs=0.01)
+
+
+def test_a_dip_within_the_noise_is_none():
+    assert names(run(noise=0.02, seed=4)) == []
+
+
+def test_a_climb_before_the_first_evaluation_is_named():
+    curve = run(points=20, midpoint=40.0, noise=0.002)
+    (symptom,) = health(curve)
+    assert symptom.name == "saturation before the window"
+    assert symptom.numbers["share"] > 0.9
+
+
+def test_few_points_are_named():
+    assert names(run(points=7)) == ["too few points"]
+
+
+def test_a_late_take_off_is_named_with_its_start():
+    compute = np.linspace(0, 100, 41)
+    rise = np.where(compute > 40, sigmoid(np.maximum(compute - 40, 0), 0.7, 1.5, 20.0, 0.1), 0.1)
+    (symptom,) = health(noisy(compute, rise))
+    assert symptom.name == "late take-off"
+    assert symptom.numbers["start"] == pytest.approx(40, abs=6)
+
+
+def test_a_second_rise_is_named_with_where_it_is_half_done():
+    compute = np.linspace(0, 100, 41)
+    levels = sigmoid(compute, 0.35, 2.0, 8.0, 0.1) + sigmoid(compute, 0.25, 5.0, 70.0, 0.0)
+    (symptom,) = health(noisy(compute, levels))
+    assert symptom.name == "two-phase rise"
+    assert symptom.numbers["second_midpoint"] == pytest.approx(70, rel=0.2)
+
+
+def test_a_creep_is_named_with_its_slope():
+    compute = np.linspace(0, 100, 41)
+    found = {s.name: s.numbers for s in health(noisy(compute, sigmoid(compute, 0.4, 2.5, 6.0, 0.1) + 0.0005 * compute))}
+    # 0.05 in a run of 100
+    assert found["creep"]["rise_per_run"] == pytest.approx(0.05, rel=0.2)
+
+
+def noisy(compute, levels, noise=0.003):
+    return Curve(compute, levels + noise * np.random.default_rng(0).standard_normal(len(compute)))
