@@ -65,7 +65,7 @@ class SlotEngine:
         """
         self.slots, self.version, self.work = slots, 0, Work()
         self._decoder, self._table = decoder, SlotTable(slots, rule, stop)
-        self._refill = refill or max(1, slots // 16)
+        self._refill = min(refill, slots) or max(1, slots // 16)
         self._waiting: deque[Request] = deque()
 
     def room(self) -> int:

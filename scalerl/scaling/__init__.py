@@ -6,7 +6,9 @@
 """
 
 from scalerl.scaling.advise import Advice, advise
+from scalerl.scaling.backtest import Backtest, backtest
 from scalerl.scaling.baselines import BASELINES
+from scalerl.scaling.compare import Comparison, compare
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.draws import Draws
 from scalerl.scaling.estimate import Estimate, EstimateAt
@@ -24,7 +26,9 @@ __all__ = [
     "METHODS",
     "PUBLISHED_GRID",
     "Advice",
+    "Backtest",
     "Band",
+    "Comparison",
     "Curve",
     "CurveError",
     "Draws",
@@ -38,6 +42,8 @@ __all__ = [
     "Search",
     "Symptom",
     "advise",
+    "backtest",
+    "compare",
     "fit",
     "forecast",
     "health",

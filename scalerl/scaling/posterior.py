@@ -78,10 +78,13 @@ class Problem(NamedTuple):
     least: float
     most: float
     initial: float | None
+    """R0 where it is held."""
     floor: float
     prior: Prior
     limits: Array
     """Box of (ln Cmid, ln B), shape (2, 2)."""
+    asymptote: float | None = None
+    """A where it is held; R0 is then fitted."""
 
 
 class Posterior(NamedTuple):
@@ -115,7 +118,8 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
     weight /= weight.sum()
     if weight[0] > 1 - ADMITTED:
         return Posterior(draws, {"law": 1.0})
-    count = np.round(weight * num_draws).astype(int)
+    # rounding the running sum, so that the parts add up
+    count = np.diff(np.round(np.cumsum([0.0, *weight]) * num_draws).astype(int))
     parts = [every(draws, int(count[0]))]
     for kind, n in zip(DEPARTURES, count[1:], strict=True):
         if n:
@@ -158,11 +162,16 @@ def log_prior(log_midpoint: Array, log_efficiency: Array, prior: Prior) -> Array
 def solve(problem: Problem, kind: Kind, place_K: list[Array], phi: Array) -> tuple[Solved, LastCoefficient, Array]:
     """The linear problem in R0 (unless held), A and the second rise (if any) at each place, and its log density."""
     columns = kind.columns(problem.log_c_N, place_K)
-    design, target_N = [1.0 - columns.first, columns.first], problem.y_N
+    rest = 1.0 - columns.first
     least, most = problem.least, problem.most
-    if problem.initial is not None:
-        design, target_N = design[1:], target_N - problem.initial
+    if problem.asymptote is not None:
+        design, target_N, most = [rest], problem.y_N - problem.asymptote * columns.first, problem.asymptote
+    elif problem.initial is not None:
+        # the coefficient is A - R0
+        design, target_N = [columns.first], problem.y_N - problem.initial
         least, most = 0.0, most - problem.initial
+    else:
+        design, target_N = [rest, columns.first], problem.y_N
     if columns.second is not None:
         design, least, most = [*design, columns.second], 0.0, kind.most_second
     solved = eliminate(design, target_N, phi, problem.floor)
@@ -202,8 +211,7 @@ def sample(problem: Problem, kind: Kind, cells: Cells, num_draws: int) -> tuple[
     solved, coefficient, log_density_D = solve(problem, kind, list(picks.place_KD), phi_D)
     betas, sigma_D = draw(solved, coefficient, rng)
     second_D = betas.pop() if kind.most_second else np.zeros(num_draws)
-    plateau_D = betas[-1] + (problem.initial or 0.0)
-    initial_D = betas[0] if problem.initial is None else np.full(num_draws, problem.initial)
+    initial_D, plateau_D = levels(problem, betas)
     bends = kind.bends(list(picks.place_KD), second_D)
     level_D = plateau_D + bends.second_gain * climb(0.0, np.log(bends.second_midpoint), bends.second_efficiency)
     lawful_D = (initial_D >= problem.least - 1e-12) & (initial_D <= plateau_D) & (level_D <= problem.most + 1e-12)
@@ -226,6 +234,15 @@ def sample(problem: Problem, kind: Kind, cells: Cells, num_draws: int) -> tuple[
     )
     kept_D = systematic(weight_D if lawful > 0 else moved_D, num_draws)
     return Draws(*(column[kept_D] for column in everything)), lawful
+
+
+def levels(problem: Problem, betas: list[Array]) -> tuple[Array, Array]:
+    """R0 and A of each draw from the coefficients, whichever of the two is held."""
+    if problem.asymptote is not None:
+        return betas[0], np.full_like(betas[0], problem.asymptote)
+    if problem.initial is not None:
+        return np.full_like(betas[0], problem.initial), betas[0] + problem.initial
+    return betas[0], betas[1]
 
 
 def suspicion(problem: Problem, cells: Cells) -> float:

@@ -1,0 +1,304 @@
+"""How right, how honest and how quick `scalerl.scaling` is, on runs whose truth is known. Knows no real run.
+
+    python benchmarks/scaling_accuracy.py                        # every section, 400 curves a cell (about 40 minutes)
+    python benchmarks/scaling_accuracy.py cells --curves 100     # one section, fewer curves
+    python benchmarks/scaling_accuracy.py --json results.json    # the same numbers for machines
+
+Sections: cells (coverage, width and error of curves that follow the law), departures (runs that do not), decisions (go
+on or stop), plans ("train at least to X"), comparisons (two recipes), speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scaling_simulation import EFFICIENCIES, NOISES, POINTS, RHOS, SCENARIOS, Run, lawful, observed
+
+from scalerl.scaling import BASELINES, Curve, Fit, advise, compare, fit, sigmoid
+
+HORIZONS = np.array([2.0, 4.0, 10.0])
+"""Multiples of the last compute at which forecasts are scored."""
+
+NAMES = ("A", "2x", "4x", "10x")
+
+Result = dict[str, Any]
+
+
+def stream(seed: int, *key: object) -> np.random.Generator:
+    """A random stream of its own for every cell, whatever is run before it."""
+    return np.random.default_rng([seed, *(sum(str(part).encode()) for part in key)])
+
+
+def judged(run: Run, fitted: Fit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Errors, hits (0 or 1) and widths of A and the three forecasts, each of shape (4,)."""
+    truth = np.array([run.asymptote, *run.truth(HORIZONS)])
+    band, a = fitted.predict(HORIZONS), fitted.asymptote
+    mean, low, high = np.append(a.mean, band.mean), np.append(a.low, band.low), np.append(a.high, band.high)
+    return mean - truth, (low <= truth) & (truth <= high), high - low
+
+
+def rms(errors: list[np.ndarray]) -> np.ndarray:
+    return np.sqrt(np.mean(np.square(errors), axis=0))
+
+
+def cells(curves: int, seed: int) -> Result:
+    """Coverage and width of nominal 90 % intervals in every cell, and errors beside the paper's and the naive ones."""
+    rows, errors = [], {name: [] for name in ("posterior", "paper", *BASELINES)}
+    for rho in RHOS:
+        for noise in NOISES:
+            for efficiency in EFFICIENCIES:
+                rng, found = stream(seed, rho, noise, efficiency), []
+                for _ in range(curves):
+                    run = lawful(rng, rho, efficiency, noise)
+                    found.append(judged(run, fit(run.curve)))
+                    truth = run.truth(HORIZONS)
+                    errors["posterior"].append(found[-1][0][1:])
+                    errors["paper"].append(fit(run.curve, method="paper").predict(HORIZONS).mean - truth)
+                    for name, make in BASELINES.items():
+                        errors[name].append(make(run.curve)(HORIZONS) - truth)
+                error, hit, width = (np.array(part) for part in zip(*found, strict=True))
+                rows.append({
+                    "rho": rho, "noise": noise, "B": efficiency,
+                    "coverage": hit.mean(axis=0).tolist(), "width": width.mean(axis=0).tolist(),
+                    "rmse": rms(list(error)).tolist(),
+                })  # fmt: skip
+    lines = []
+    for r in rows:
+        scores = f"{numbers(r['coverage'], 3)} | {numbers(r['width'], 3)} | {numbers(r['rmse'], 4)}"
+        lines.append(f"rho {r['rho']:>2} {r['noise']:<5} B {r['B']:<3} | {scores}")
+    table("coverage | mean width | rmse of " + ", ".join(NAMES), lines)
+    coverage = np.array([r["coverage"] for r in rows])
+    pooled = {name: rms(list(values)).tolist() for name, values in errors.items()}
+    table("pooled over all cells", [
+        f"coverage {numbers(coverage.mean(axis=0), 3)}, least of any cell {numbers(coverage.min(axis=0), 3)}",
+        *(f"rmse at 2x, 4x, 10x: {name:<22} {numbers(values, 4)}" for name, values in pooled.items()),
+    ])  # fmt: skip
+    return {
+        "rows": rows,
+        "coverage": coverage.mean(axis=0).tolist(),
+        "least": coverage.min(axis=0).tolist(),
+        "rmse": pooled,
+    }
+
+
+def departures(curves: int, seed: int) -> Result:
+    """Errors and coverage on runs that are finished, creep, start late, rise twice or have hardly begun."""
+    result: Result = {}
+    for name, make in SCENARIOS.items():
+        errors, hits = {key: [] for key in ("posterior", *BASELINES)}, []
+        for noise in NOISES:
+            rng = stream(seed, name, noise)
+            for _ in range(curves // 2):
+                run = make(rng, noise)
+                truth, band = run.truth(HORIZONS), fit(run.curve).predict(HORIZONS)
+                errors["posterior"].append(band.mean - truth)
+                hits.append((band.low <= truth) & (truth <= band.high))
+                for key, baseline in BASELINES.items():
+                    errors[key].append(baseline(run.curve)(HORIZONS) - truth)
+        rmse = {key: rms(values) for key, values in errors.items()}
+        best = np.min([rmse[key] for key in BASELINES], axis=0)
+        result[name] = {
+            "rmse": {key: values.tolist() for key, values in rmse.items()},
+            "ratio_to_best_baseline": (rmse["posterior"] / best).tolist(),
+            "coverage": np.mean(hits, axis=0).tolist(),
+        }
+    lines = []
+    for name, r in result.items():
+        scores = f"{numbers(r['coverage'], 2)} | {numbers(r['rmse']['posterior'], 4)}"
+        lines.append(f"{name:<13} {numbers(r['ratio_to_best_baseline'], 2)} | {scores}")
+    table("2x, 4x, 10x: error over the best baseline's | coverage | rmse of the forecast", lines)
+    return result
+
+
+def decisions(curves: int, seed: int) -> Result:
+    """Whether twice the compute gains more than 0.01: accuracy of "probability above one half", and Brier score."""
+    result: Result = {}
+    for rho in (0.5, *RHOS):
+        said, true = [], []
+        for noise in NOISES:
+            rng = stream(seed, "decide", rho, noise)
+            for _ in range(curves):
+                run = lawful(rng, rho, float(np.exp(rng.uniform(np.log(0.7), np.log(3.0)))), noise)
+                said.append(advise(fit(run.curve), budget="2x", min_gain=0.01).probability)
+                true.append(float(np.ptp(run.truth(np.array([1.0, 2.0])))) > 0.01)
+        p, t = np.array(said), np.array(true)
+        right, brier = float(((p > 0.5) == t).mean()), float(((p - t) ** 2).mean())
+        result[str(rho)] = {"accuracy": right, "brier": brier, "gain_share": float(t.mean())}
+    table("accuracy | Brier score | share of runs that gain", [
+        f"rho {rho:>4} | {r['accuracy']:.3f} | {r['brier']:.3f} | {r['gain_share']:.2f}" for rho, r in result.items()
+    ])  # fmt: skip
+    return result
+
+
+def plans(curves: int, seed: int) -> Result:
+    """Of runs whose ceiling is not known and that are trained to the advised X: how many are identified there."""
+    from scalerl.scaling.advise import compute_to_identify
+
+    result: Result = {}
+    for rho in (1, 2):
+        kept, factors, open_ended = 0, [], 0
+        rng = stream(seed, "plan", rho)
+        for _ in range(curves):
+            noise = NOISES[int(rng.integers(2))]
+            run = lawful(rng, rho, float(np.exp(rng.uniform(np.log(0.7), np.log(3.0)))), noise)
+            fitted = fit(run.curve)
+            if fitted.identified:
+                continue
+            factor = compute_to_identify(fitted)
+            if not np.isfinite(factor):
+                open_ended += 1
+                continue
+            points = min(round((POINTS - 1) * factor) + 1, 400)
+            longer = observed(rng, lambda c, r=run, f=factor: r.truth(c * f), noise, run.asymptote, points)
+            kept += fit(longer.curve).identified
+            factors.append(factor)
+        result[str(rho)] = {
+            "asked": len(factors), "identified_at_X": kept / max(len(factors), 1),
+            "median_X": float(np.median(factors or [np.nan])), "beyond_sight": open_ended,
+        }  # fmt: skip
+    lines = []
+    for rho, r in result.items():
+        done = f"median X {r['median_X']:.1f} times the run, identified there {r['identified_at_X']:.2f}"
+        lines.append(f"rho {rho}: {r['asked']} plans, {done}; {r['beyond_sight']} plans beyond 28 times")
+    table("train at least to X", lines)
+    return result
+
+
+def pair_rates(
+    pairs: int, rng: np.random.Generator, seeds: int, rho: float, noise: str, gap: float, ratio: float
+) -> Result:
+    """Shares of pairs whose ceilings, and whose B at the common ceiling, are called different at the 5 % level.
+
+    Both recipes climb from 0.2 to 0.6, with B 1.8; the ceiling of each seed is off by a normal deviate of sd 0.012.
+    """
+    verdicts, a_differs, b_differs = [], [], []
+    for _ in range(pairs):
+        sides = []
+        for sign in (0.5, -0.5):
+            side = []
+            for _ in range(seeds):
+                asymptote = 0.6 + gap * (sign + 0.5) + 0.012 * rng.standard_normal()
+                efficiency = 1.8 * ratio**sign
+                side.append(observed(
+                    rng, lambda c, a=asymptote, b=efficiency: sigmoid(c, a, b, 1 / rho, 0.2), noise, asymptote
+                ).curve)  # fmt: skip
+            sides.append(side)
+        found = compare(*sides)
+        verdicts.append(found.verdict)
+        a_differs.append(min(found.probability_higher, 1 - found.probability_higher) < 0.025)
+        b_differs.append(min(found.probability_more_efficient, 1 - found.probability_more_efficient) < 0.025)
+    names = ("higher ceiling", "same ceiling and more efficient", "not distinguishable yet")
+    return {
+        "A": float(np.mean(a_differs)), "B": float(np.mean(b_differs)), "pairs": pairs,
+        "verdicts": {name: verdicts.count(name) / pairs for name in names},
+    }  # fmt: skip
+
+
+CASES = {
+    "equal": (0.0, 1.0),
+    "A +.03": (0.03, 1.0),
+    "A +.06": (0.06, 1.0),
+    "B x1.25": (0.0, 1.25),
+    "B x1.5": (0.0, 1.5),
+}
+
+
+def comparisons(curves: int, seed: int) -> Result:
+    """False alarms and power of comparisons, with one and three seeds a side."""
+    result: Result = {}
+    for seeds in (1, 3):
+        for rho in (4, 8):
+            for noise in NOISES:
+                for name, (gap, ratio) in CASES.items():
+                    pairs = curves if name == "equal" else curves // 4
+                    rng = stream(seed, "compare", seeds, rho, noise, name)
+                    result[f"{seeds} seeds, rho {rho}, {noise}, {name}"] = pair_rates(
+                        pairs, rng, seeds, rho, noise, gap, ratio
+                    )
+    table("different A | different B (at the 5 % level) | pairs", [
+        f"{name:<32} {r['A']:.3f} | {r['B']:.3f} | {r['pairs']}" for name, r in result.items()
+    ])  # fmt: skip
+    equal = [(name, r) for name, r in result.items() if name.endswith("equal")]
+    for seeds in (1, 3):
+        chosen = [r for name, r in equal if name.startswith(str(seeds))]
+        pooled = {key: float(np.mean([r[key] for r in chosen])) for key in ("A", "B")}
+        result[f"{seeds} seeds, false alarms pooled"] = pooled
+        print(f"{seeds} seeds, false alarms pooled: A {pooled['A']:.3f}, B {pooled['B']:.3f}")
+    return result
+
+
+def speed(curves: int, seed: int) -> Result:
+    """Median time of one posterior of 41 points, time of a thousand, and of the import; one thread."""
+    rng = stream(seed, "speed")
+    runs = [
+        lawful(rng, rho, efficiency, noise).curve
+        for _ in range(25) for rho in RHOS for noise in NOISES for efficiency in EFFICIENCIES
+    ]  # fmt: skip
+    fit(runs[0])
+    times = []
+    for curve in runs:
+        start = time.perf_counter()
+        fit(curve)
+        times.append(time.perf_counter() - start)
+    code = "import time; t = time.perf_counter(); import scalerl.scaling; print(time.perf_counter() - t)"
+    imports = [
+        float(subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout) for _ in range(5)
+    ]
+    whole = Curve(np.linspace(0, 1, 1_000_000), sigmoid(np.linspace(0, 1, 1_000_000), 0.6, 2.0, 0.2, 0.1))
+    start = time.perf_counter()
+    fit(whole)
+    result = {
+        "median_ms": 1e3 * float(np.median(times)), "p90_ms": 1e3 * float(np.quantile(times, 0.9)),
+        "thousand_s": float(np.sum(times)) * 1000 / len(times), "import_s": float(np.median(imports)),
+        "million_rows_s": time.perf_counter() - start,
+    }  # fmt: skip
+    table("speed", [f"{name}: {value:.3g}" for name, value in result.items()])
+    return result
+
+
+SECTIONS: dict[str, Callable[[int, int], Result]] = {
+    "cells": cells,
+    "departures": departures,
+    "decisions": decisions,
+    "plans": plans,
+    "comparisons": comparisons,
+    "speed": speed,
+}
+
+
+def numbers(values: Any, decimals: int) -> str:
+    return " ".join(f"{value:.{decimals}f}" for value in values)
+
+
+def table(title: str, lines: list[str]) -> None:
+    print(f"\n## {title}", *lines, sep="\n", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], help="which to run; all when none is named")
+    parser.add_argument("--curves", type=int, default=400, help="curves a cell, pairs a comparison")
+    parser.add_argument("--seed", type=int, default=2026, help="of all random numbers")
+    parser.add_argument("--json", type=Path, help="write the results here")
+    arguments = parser.parse_args()
+    results: Result = {"machine": platform.processor() or platform.machine(), "numpy": np.__version__}
+    results |= {"curves": arguments.curves, "seed": arguments.seed}
+    for name in arguments.sections or SECTIONS:
+        start = time.perf_counter()
+        results[name] = SECTIONS[name](arguments.curves, arguments.seed)
+        print(f"({name}: {time.perf_counter() - start:.0f} s)")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

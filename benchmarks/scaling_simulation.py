@@ -1,0 +1,132 @@
+"""Runs whose truth is known, to measure the statistics with: of the law, and departing from it, with noise.
+
+Knows nothing of fitting. Compute is in multiples of the run's last point, so that a truth at 2.0 is the level at twice
+the compute spent. Every run has an evaluation before training and 40 at equal steps after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from scalerl.scaling import Curve, sigmoid
+
+POINTS = 41
+RHOS = (1, 2, 4, 8, 16)
+"""Last compute over Cmid: how far into its climb a run is."""
+EFFICIENCIES = (0.7, 1.0, 2.0, 3.0)
+NOISES = ("white", "AR")
+
+Truth = Callable[[np.ndarray], np.ndarray]
+Random = np.random.Generator
+
+
+@dataclass(frozen=True)
+class Run:
+    """A curve as a user would have it, and what it really is."""
+
+    curve: Curve
+    truth: Truth
+    """Level at any compute, in multiples of the last point."""
+    asymptote: float
+
+
+def white(rng: Random, level: np.ndarray) -> np.ndarray:
+    """Sampling noise of 16 answers to 1,000 fixed prompts (half of it between prompts), and a wobble of 0.0025."""
+    return rng.standard_normal(len(level)) * np.sqrt(level * (1 - level) * 0.5 / 16_000 + 0.0025**2)
+
+
+def autocorrelated(rng: Random, level: np.ndarray) -> np.ndarray:
+    """AR(1) noise, phi 0.7, sd 0.008, and white noise of 0.0025."""
+    innovation = rng.standard_normal(len(level))
+    noise = np.empty(len(level))
+    noise[0] = 0.008 * innovation[0]
+    for t in range(1, len(level)):
+        noise[t] = 0.7 * noise[t - 1] + 0.008 * np.sqrt(1 - 0.7**2) * innovation[t]
+    return noise + 0.0025 * rng.standard_normal(len(level))
+
+
+NOISE = {"white": white, "AR": autocorrelated}
+
+
+def observed(rng: Random, truth: Truth, noise: str, asymptote: float, points: int = POINTS) -> Run:
+    """A run with this truth and kind of noise."""
+    compute = np.linspace(0.0, 1.0, points)
+    level = np.clip(truth(compute), 0, 1)
+    return Run(Curve(compute, np.clip(level + NOISE[noise](rng, level), 0, 1)), truth, asymptote)
+
+
+def levels(rng: Random) -> tuple[float, float]:
+    """A in [.35, .92] and R0 in [.02, .5], their difference in [.1, .65]."""
+    while True:
+        asymptote, initial = rng.uniform(0.35, 0.92), rng.uniform(0.02, 0.5)
+        if 0.1 <= asymptote - initial <= 0.65:
+            return asymptote, initial
+
+
+def log_uniform(rng: Random, low: float, high: float) -> float:
+    return float(np.exp(rng.uniform(np.log(low), np.log(high))))
+
+
+def lawful(rng: Random, rho: float, efficiency: float, noise: str) -> Run:
+    """A run of the law that has gone to rho times its midpoint."""
+    asymptote, initial = levels(rng)
+    return observed(rng, lambda c: sigmoid(c, asymptote, efficiency, 1 / rho, initial), noise, asymptote)
+
+
+def saturated(rng: Random, noise: str) -> Run:
+    """Finished long ago: 20 to 100 midpoints in."""
+    asymptote, initial = levels(rng)
+    efficiency, midpoint = rng.uniform(1.5, 3), 1 / log_uniform(rng, 20, 100)
+    return observed(rng, lambda c: sigmoid(c, asymptote, efficiency, midpoint, initial), noise, asymptote)
+
+
+def creeping(rng: Random, noise: str) -> Run:
+    """A finished climb on top of a linear drift that has brought 0.01 to 0.05 so far."""
+    asymptote = rng.uniform(0.35, 0.5)
+    initial = rng.uniform(0.02, asymptote - 0.12)
+    efficiency, midpoint, drift = rng.uniform(1.5, 3), 1 / log_uniform(rng, 8, 30), log_uniform(rng, 0.01, 0.05)
+    return observed(
+        rng, lambda c: np.minimum(sigmoid(c, asymptote, efficiency, midpoint, initial) + drift * c, 1.0), noise, np.nan
+    )
+
+
+def late(rng: Random, noise: str) -> Run:
+    """Nothing for the first 20 to 70 % of the run, then the law, to between 0.5 and 4 midpoints."""
+    asymptote, initial = levels(rng)
+    delay, efficiency = rng.uniform(0.2, 0.7), rng.uniform(1, 2.5)
+    midpoint = (1 - delay) / log_uniform(rng, 0.5, 4)
+    return observed(
+        rng, lambda c: sigmoid(np.maximum(c - delay, 0), asymptote, efficiency, midpoint, initial), noise, asymptote
+    )
+
+
+def two_phase(rng: Random, noise: str) -> Run:
+    """A first climb early on, and a second that is half done between 0.4 and 1.2 of the run."""
+    initial, first, second = rng.uniform(0.02, 0.3), rng.uniform(0.1, 0.3), rng.uniform(0.1, 0.3)
+    at, then = rng.uniform(0.05, 0.15), log_uniform(rng, 0.4, 1.2)
+    steep, steeper = rng.uniform(1.5, 3), rng.uniform(2, 5)
+    return observed(
+        rng,
+        lambda c: sigmoid(c, initial + first, steep, at, initial) + sigmoid(c, second, steeper, then, 0.0),
+        noise,
+        initial + first + second,
+    )
+
+
+def hardly_begun(rng: Random, noise: str) -> Run:
+    """The law, 0.15 to 0.5 midpoints in: almost everything is still to come."""
+    asymptote, initial = levels(rng)
+    efficiency, midpoint = rng.uniform(1.5, 3), 1 / log_uniform(rng, 0.15, 0.5)
+    return observed(rng, lambda c: sigmoid(c, asymptote, efficiency, midpoint, initial), noise, asymptote)
+
+
+SCENARIOS = {
+    "saturated": saturated,
+    "creeping": creeping,
+    "late": late,
+    "two-phase": two_phase,
+    "hardly begun": hardly_begun,
+}

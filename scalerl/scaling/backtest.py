@@ -1,0 +1,126 @@
+"""How the forecast would have done on this very run: fit its first part, predict the rest. Knows no curve but the one.
+
+Axes in names: M held-out points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from scalerl.scaling.baselines import BASELINES, Predictor
+from scalerl.scaling.curve import Curve
+from scalerl.scaling.fit import MIN_POINTS, fit
+from scalerl.scaling.law import Array
+from scalerl.scaling.readers import CurveError
+
+NINE_IN_TEN = 1.645
+"""Standard deviations on either side of a normal mean that hold nine in ten."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How one forecaster did on the points it was not shown."""
+
+    rmse: float
+    """Root mean square error, in the metric's unit."""
+
+    coverage: float
+    """Share of points within the 90 % band for single evaluations."""
+
+    def __str__(self) -> str:
+        return f"error {self.rmse:.4f}, {self.coverage:.0%} in the band"
+
+
+@dataclass(frozen=True)
+class Split:
+    """One cut of the run."""
+
+    fraction: float
+    """Share of the compute that was shown."""
+
+    shown: int
+    """Points fitted."""
+
+    held_out: int
+    """Points predicted."""
+
+    identified: bool
+    """Whether the fit called its ceiling known."""
+
+    forecast: Score
+    """Of the fitted curve."""
+
+    baselines: dict[str, Score]
+    """Of each naive forecast, by name."""
+
+
+@dataclass(frozen=True)
+class Backtest:
+    """Scores at several cuts; prints as a table."""
+
+    splits: tuple[Split, ...]
+
+    def __str__(self) -> str:
+        lines = []
+        for split in self.splits:
+            lines.append(f"first {split.fraction:.0%} ({split.shown} points) predicting {split.held_out}:")
+            scores = {"forecast": split.forecast, **split.baselines}
+            lines += [f"  {name:<22} {score}" for name, score in scores.items()]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A dict of JSON values."""
+        return asdict(self)
+
+
+def backtest(curve: Curve, fractions: Sequence[float] = (0.3, 0.5, 0.7), method: str = "posterior") -> Backtest:
+    """Fits the first part of a run and scores its forecast of the rest, beside every baseline's.
+
+    Args:
+        curve: with enough points before each cut to fit, and some after it.
+        fractions: shares of the last compute at which to cut, each in (0, 1).
+        method: as in ``fit``.
+
+    Raises:
+        CurveError: a fraction outside (0, 1), or a cut that leaves too few points before it or none after.
+    """
+    return Backtest(tuple(split_at(curve, fraction, method) for fraction in fractions))
+
+
+def split_at(curve: Curve, fraction: float, method: str) -> Split:
+    """The scores at one cut."""
+    if not 0 < fraction < 1:
+        raise CurveError(f"fractions must lie between 0 and 1; got {fraction!r}")
+    shown = curve.between(most=fraction * curve.last_compute)
+    after = curve.compute > fraction * curve.last_compute
+    if len(shown) < MIN_POINTS:
+        raise CurveError(f"the first {fraction:g} of the run holds {len(shown)} points; a fit needs {MIN_POINTS}")
+    compute_M, metric_M = curve.compute[after], curve.metric[after]
+    fitted = fit(shown, method)
+    band = fitted.predict(compute_M, noise=True)
+    return Split(
+        fraction=float(fraction),
+        shown=len(shown),
+        held_out=len(compute_M),
+        identified=fitted.identified,
+        forecast=Score(rmse(band.mean - metric_M), float(((band.low <= metric_M) & (metric_M <= band.high)).mean())),
+        baselines={name: naive_score(shown, make(shown), compute_M, metric_M) for name, make in BASELINES.items()},
+    )
+
+
+def naive_score(shown: Curve, predict: Predictor, compute_M: Array, metric_M: Array) -> Score:
+    """Score of a baseline; its band is as wide as its own recent misses say (the last third of what it was shown)."""
+    after = np.flatnonzero(shown.compute > 0)
+    recent = after[-max(len(after) // 3, 2) :]
+    width = NINE_IN_TEN * rmse(predict(shown.compute[recent]) - shown.metric[recent])
+    miss_M = predict(compute_M) - metric_M
+    return Score(rmse(miss_M), float((np.abs(miss_M) <= width).mean()))
+
+
+def rmse(error_M: Array) -> float:
+    """Root mean square."""
+    return float(np.sqrt((error_M**2).mean()))

@@ -1,0 +1,327 @@
+"""Two recipes, one or several runs each: which has the higher ceiling, which is quicker to it. Forecasts nothing.
+
+The paper's order of questions (arXiv 2510.13786): first the ceilings A; where they are the same within the scatter of
+seeds, the efficiency B at one common A, and the compute that each needs for one level.
+
+Axes in names: D draws, S runs (seeds) of a side, Z values of a run's own ceiling about the common one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalerl.scaling.advise import compute_to_identify
+from scalerl.scaling.curve import Curve
+from scalerl.scaling.estimate import Estimate, or_none, short, summarise
+from scalerl.scaling.fit import Fit, fit
+from scalerl.scaling.kinds import LAW
+from scalerl.scaling.law import Array
+from scalerl.scaling.posterior import Prior, explore, sample, standardised
+from scalerl.scaling.readers import CurveError
+
+MARGIN = 0.02
+"""Ceilings this close (share of the metric's range) count as the same; the paper's margin from three seeds."""
+
+ASSUMED_SEED_SD = MARGIN / 1.645
+"""Scatter of the ceiling between seeds where too few were run to estimate it: nine in ten within the margin."""
+
+SEEDS_TO_ESTIMATE = 3
+"""Runs of one side from which the scatter is estimated."""
+
+PRIOR_SEEDS = 3.0
+"""Weight of the assumed scatter beside the estimated one, in degrees of freedom."""
+
+LEVEL = 0.05
+"""Two sides differ when zero lies outside the central 1 - LEVEL of the posterior of their difference."""
+
+SHARED_CLIMB = 0.8
+"""Share of the climb at which compute is compared unless a level is given."""
+
+OWN_CEILINGS = np.array([-1.463, -0.599, 0.0, 0.599, 1.463])
+"""Five deviates, in equal parts, that stand for a normal distribution: their mean is 0 and their variance 1."""
+
+
+Runs = Curve | Fit | Sequence[Curve | Fit]
+"""One side as the caller gives it."""
+
+Sides = tuple[tuple[Fit, ...], tuple[Fit, ...]]
+"""Both sides as fits."""
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """What distinguishes the first side from the second, how surely, and what would make it surer."""
+
+    verdict: str
+    """"higher ceiling", "same ceiling and more efficient" or "not distinguishable yet"."""
+
+    winner: str | None
+    """"first" or "second"; None where they cannot be told apart."""
+
+    asymptote_difference: Estimate
+    """A of the first side minus A of the second, seed noise included."""
+
+    probability_higher: float
+    """That the first side has the higher ceiling."""
+
+    efficiency_ratio: Estimate
+    """B of the first side over B of the second, both at ``common_asymptote``."""
+
+    probability_more_efficient: float
+    """That the first side has the larger B at the common ceiling."""
+
+    common_asymptote: float
+    """Mean of all ceilings, weighted by how well each is known; B is compared at it."""
+
+    compute_ratio: Estimate
+    """Compute the first side needs for ``level`` over that of the second; below 1 the first is cheaper."""
+
+    level: float
+    """Metric level at which compute is compared."""
+
+    seed_sd: float
+    """Standard deviation of the ceiling between seeds of one recipe."""
+
+    seed_source: str
+    """Where ``seed_sd`` comes from."""
+
+    sides: Sides
+    """The fits behind the comparison."""
+
+    sentence: str
+    """The verdict in plain words, with its numbers."""
+
+    advice: str
+    """What would distinguish the sides; empty where they are."""
+
+    def __str__(self) -> str:
+        higher = f"{self.probability_higher:.2f}"
+        lines = [
+            self.sentence,
+            f"  difference of ceilings   {self.asymptote_difference}, first higher with probability {higher}",
+            f"  ratio of efficiencies B  {self.efficiency_ratio} at common ceiling {self.common_asymptote:.3f}",
+            f"  ratio of compute needed  {self.compute_ratio} for level {self.level:.3f}",
+            f"  scatter between seeds    {self.seed_sd:.4f} ({self.seed_source})",
+        ]
+        return "\n".join(lines + ([self.advice] if self.advice else []))
+
+    def to_dict(self) -> dict[str, Any]:
+        """A dict of JSON values, with the fits of each side."""
+        plain = ("verdict", "winner", "common_asymptote", "level", "seed_sd", "seed_source", "sentence", "advice")
+        estimates = ("asymptote_difference", "efficiency_ratio", "compute_ratio")
+        return {
+            **{name: getattr(self, name) for name in plain},
+            **{name: getattr(self, name).to_dict() for name in estimates},
+            "probability_higher": or_none(self.probability_higher),
+            "probability_more_efficient": or_none(self.probability_more_efficient),
+            "first": [f.to_dict() for f in self.sides[0]],
+            "second": [f.to_dict() for f in self.sides[1]],
+        }
+
+
+def compare(first: Runs, second: Runs, level: float | None = None) -> Comparison:
+    """Compares two recipes by their runs.
+
+    Args:
+        first: one or several seeds of one recipe, as curves or posterior fits.
+        second: the same of the other.
+        level: metric level for the comparison of compute; None takes four fifths of
+            the climb to where both sides have been.
+
+    Raises:
+        CurveError: an empty side, curves of different metrics or compute axes, a level outside the metric's bounds.
+    """
+    sides = as_fits(first), as_fits(second)
+    check_alike([f for side in sides for f in side])
+    rng = np.random.default_rng(0)
+    width = float(np.ptp(sides[0][0].curve.bounds))
+    seed_D, source = seed_scatter(sides, width, rng)
+    asymptote_D = [side_mean([shuffled(f.draws.asymptote, rng) for f in side], seed_D, rng) for side in sides]
+    difference_D = asymptote_D[0] - asymptote_D[1]
+    seed_sd = float(np.median(seed_D))
+    common = common_ceiling([f for side in sides for f in side], seed_sd)
+    log_b_D = [np.mean([log_efficiency(f.curve, common, seed_sd, rng) for f in side], axis=0) for side in sides]
+    ratio_D = log_b_D[0] - log_b_D[1]
+    at = shared_level(sides) if level is None else float(level)
+    log_c_D = [np.mean([log_compute_needed(f, at, seed_D, rng) for f in side], axis=0) for side in sides]
+    verdict, winner = judge(difference_D, ratio_D, MARGIN * width)
+    sentence = in_words(verdict, winner, difference_D, ratio_D, MARGIN * width)
+    return Comparison(
+        verdict=verdict,
+        winner=winner,
+        asymptote_difference=summarise(difference_D),
+        probability_higher=float((difference_D > 0).mean()),
+        efficiency_ratio=summarise_ratio(ratio_D),
+        probability_more_efficient=float((ratio_D > 0).mean()),
+        common_asymptote=common,
+        compute_ratio=summarise_ratio(log_c_D[0] - log_c_D[1]),
+        level=at,
+        seed_sd=seed_sd,
+        seed_source=source,
+        sides=sides,
+        sentence=sentence,
+        advice="" if winner else what_would_tell(sides, difference_D, seed_sd, MARGIN * width),
+    )
+
+
+def as_fits(runs: Runs) -> tuple[Fit, ...]:
+    """One side as posterior fits."""
+    listed = [runs] if isinstance(runs, Curve | Fit) else list(runs)
+    if not listed:
+        raise CurveError("each side of a comparison needs at least one run; got none")
+    fits = tuple(fit(run) if isinstance(run, Curve) else run for run in listed)
+    for f in fits:
+        if f.method != "posterior":
+            raise CurveError(f"comparisons need posterior fits; got one by {f.method!r}")
+    return fits
+
+
+def check_alike(fits: Sequence[Fit]) -> None:
+    """Refuses to compare different metrics, or compute in different units."""
+    for name in ("bounds", "axis"):
+        values = {getattr(f.curve, name) for f in fits}
+        if len(values) > 1:
+            raise CurveError(f"all runs of a comparison must share their {name}; got {sorted(map(str, values))}")
+
+
+def shuffled(values_D: Array, rng: np.random.Generator) -> Array:
+    """The same draws in another order: draws of different runs must not be matched by how they were made."""
+    return rng.permutation(values_D)
+
+
+def seed_scatter(sides: Sides, width: float, rng: np.random.Generator) -> tuple[Array, str]:
+    """Draws of the standard deviation between seeds, shape (D,), and where it comes from.
+
+    With three or more seeds on a side: the posterior on a grid of values, given each run's ceiling and its uncertainty,
+    with a prior worth ``PRIOR_SEEDS`` seeds at the assumed scatter. Otherwise the assumption.
+    """
+    num_draws = len(sides[0][0].draws.asymptote)
+    assumed = ASSUMED_SEED_SD * width
+    if max(len(side) for side in sides) < SEEDS_TO_ESTIMATE:
+        return np.full(num_draws, assumed), f"assumed: nine in ten seeds within ±{MARGIN * width:g}"
+    grid = assumed * np.exp(np.linspace(np.log(0.1), np.log(20), 120))
+    # prior: scaled inverse chi-square on the variance, on a grid even in the logarithm
+    log_weight = -PRIOR_SEEDS * np.log(grid) - 0.5 * PRIOR_SEEDS * (assumed / grid) ** 2
+    for side in sides:
+        mean_S = np.array([f.asymptote.mean for f in side])
+        total_S = np.array([f.asymptote.sd for f in side])[:, None] ** 2 + grid**2
+        precision = (1 / total_S).sum(axis=0)
+        center = (mean_S[:, None] / total_S).sum(axis=0) / precision
+        log_weight -= 0.5 * (np.log(total_S) + (mean_S[:, None] - center) ** 2 / total_S).sum(axis=0) + 0.5 * np.log(
+            precision
+        )
+    weight = np.exp(log_weight - log_weight.max())
+    draws = rng.choice(grid, size=num_draws, p=weight / weight.sum())
+    return draws, f"estimated from {' and '.join(str(len(side)) for side in sides)} seeds"
+
+
+def side_mean(asymptote_SD: list[Array], seed_D: Array, rng: np.random.Generator) -> Array:
+    """Draws of a recipe's own ceiling: runs weighted by their uncertainty, each off by its seed, shape (D,)."""
+    weight_SD = np.stack([1.0 / (draws.var() + seed_D**2) for draws in asymptote_SD])
+    recipe_SD = np.stack([draws + seed_D * rng.standard_normal(len(draws)) for draws in asymptote_SD])
+    return np.asarray((weight_SD * recipe_SD).sum(axis=0) / weight_SD.sum(axis=0))
+
+
+def common_ceiling(fits: Sequence[Fit], seed_sd: float) -> float:
+    """Mean of the ceilings, each weighted by how well it is known; the paper's plain mean where all are known alike."""
+    weights = [1.0 / (f.asymptote.sd**2 + seed_sd**2) for f in fits]
+    return float(np.average([f.asymptote.mean for f in fits], weights=weights))
+
+
+def log_efficiency(curve: Curve, common: float, seed_sd: float, rng: np.random.Generator) -> Array:
+    """Draws of ln B of one run with its ceiling held at the common one, shape (D,).
+
+    A run's own ceiling differs from its recipe's by the seed, and B answers strongly to where A is held (a shift of
+    0.005 moves B by 5 %). The ceiling is therefore held at several values about the common one, in equal parts.
+    """
+    low, high = curve.bounds
+    problem = standardised(curve, None, Prior())
+    parts = []
+    for deviate in OWN_CEILINGS:
+        held = float(np.clip(common + seed_sd * deviate, low + 1e-3 * (high - low), high))
+        fixed = problem._replace(asymptote=(held - problem.offset) / problem.width)
+        parts.append(np.log(sample(fixed, LAW, explore(fixed, LAW), 400)[0].efficiency))
+    return rng.permutation(np.concatenate(parts))
+
+
+def shared_level(sides: Sides) -> float:
+    """Most of the way up to where both sides have been; nearer to a ceiling the compute for a level is a guess."""
+    start = float(np.mean([f.initial.mean for side in sides for f in side]))
+    reached = min(float(np.mean([f.levels(f.curve.last_compute).mean() for f in side])) for side in sides)
+    return start + SHARED_CLIMB * (reached - start)
+
+
+def summarise_ratio(log_D: Array) -> Estimate:
+    """A ratio from draws of its logarithm: the mean is the geometric one, the ends are quantiles."""
+    log = summarise(log_D)
+    mean = float(np.exp(log.mean))
+    return Estimate(mean, mean * log.sd, float(np.exp(log.low)), float(np.exp(log.high)))
+
+
+def log_compute_needed(f: Fit, level: float, seed_D: Array, rng: np.random.Generator) -> Array:
+    """Draws of ln compute that a recipe needs for a level, shape (D,), judged from one run of it."""
+    low, high = f.curve.bounds
+    if not low < level < high:
+        raise CurveError(f"level must lie within the metric's bounds ({low:g}, {high:g}); got {level:g}")
+    order = rng.permutation(len(seed_D))
+    draws = type(f.draws)(*(values[order] for values in f.draws))
+    # a seed lifts or lowers the whole climb in proportion
+    share_D = np.clip((level - draws.initial) / np.maximum(draws.asymptote - draws.initial, 1e-9), 0, 1)
+    target_D = level + share_D * seed_D * rng.standard_normal(len(seed_D))
+    needed_D = draws.compute_for(target_D, high)
+    return np.asarray(np.log(np.clip(needed_D, 1e-3 * f.curve.last_compute, 1e6 * f.curve.last_compute)))
+
+
+def judge(difference_D: Array, ratio_D: Array, margin: float) -> tuple[str, str | None]:
+    """The verdict and the winner: ceilings first, efficiency only where they are the same within the margin."""
+    if surely_not_zero(difference_D):
+        return "higher ceiling", "first" if difference_D.mean() > 0 else "second"
+    if (np.abs(difference_D) < margin).mean() > 0.5 and surely_not_zero(ratio_D):
+        return "same ceiling and more efficient", "first" if ratio_D.mean() > 0 else "second"
+    return "not distinguishable yet", None
+
+
+def surely_not_zero(values_D: Array) -> bool:
+    """Whether zero lies outside the central 1 - LEVEL of the draws."""
+    above = float((values_D > 0).mean())
+    return min(above, 1 - above) < LEVEL / 2
+
+
+def in_words(verdict: str, winner: str | None, difference_D: Array, ratio_D: Array, margin: float) -> str:
+    """The verdict as one sentence."""
+    if winner is None:
+        same = float((np.abs(difference_D) < margin).mean())
+        return (
+            f"Not distinguishable yet: the ceilings are within ±{margin:g} of each other with probability {same:.2f}, "
+            f"and neither is surely higher or more efficient."
+        )
+    sign = 1.0 if winner == "first" else -1.0
+    if verdict == "higher ceiling":
+        return f"The {winner} has the higher ceiling, by {summarise(sign * difference_D)}."
+    return (
+        f"The ceilings are the same within ±{margin:g}, and the {winner} is more efficient: its B is larger by a "
+        f"factor {summarise_ratio(sign * ratio_D)}."
+    )
+
+
+def what_would_tell(sides: Sides, difference_D: Array, seed_sd: float, margin: float) -> str:
+    """What to do next to tell the sides apart: train on while ceilings are unknown, then run seeds."""
+    unknown = [f for side in sides for f in side if not f.identified]
+    if unknown:
+        furthest = max(compute_to_identify(f) for f in unknown)
+        where = f"at least to {unknown[0].curve.axis} {short(furthest)}" if np.isfinite(furthest) else "much further"
+        return f"What would tell: {len(unknown)} of the ceilings are not identified yet; train those runs {where}."
+    fewest = min(len(side) for side in sides)
+    goal = max(abs(float(difference_D.mean())), margin)
+    fit_variance = float(np.mean([f.asymptote.sd**2 for side in sides for f in side]))
+    needed = int(np.ceil(2 * (seed_sd**2 + fit_variance) * (1.96 / goal) ** 2))
+    if needed > fewest:
+        return (
+            f"What would tell: at this scatter a difference of {goal:.3f} takes about {needed} seeds a side; there are "
+            f"{fewest}."
+        )
+    return f"What would tell: nothing cheap. If the ceilings differ, it is by less than {goal:.3f}; choose by cost."

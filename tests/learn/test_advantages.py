@@ -1,0 +1,43 @@
+import math
+
+import pytest
+import torch
+
+from scalerl.learn.advantages import ADVANTAGES, batch_normalised, centred, every_prompt, group_normalised, with_variance
+
+# two prompts x three rollouts: one passes of three, all pass
+REWARDS = torch.tensor([[1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])
+
+
+def test_centring_subtracts_each_prompts_own_mean():
+    expected = torch.tensor([[4 / 3, -2 / 3, -2 / 3], [0.0, 0.0, 0.0]])
+    torch.testing.assert_close(centred(REWARDS), expected)
+
+
+def test_batch_normalisation_divides_by_the_deviation_of_all_centred_rewards_zero_variance_prompts_included():
+    # squares: (16 + 4 + 4) / 9 = 8/3 over six entries -> variance 4/9, deviation 2/3
+    expected = torch.tensor([[2.0, -1.0, -1.0], [0.0, 0.0, 0.0]])
+    torch.testing.assert_close(batch_normalised(REWARDS), expected, atol=1e-5, rtol=0)
+
+
+def test_group_normalisation_divides_by_the_prompts_own_deviation():
+    # variance of (4/3, -2/3, -2/3) is 8/9
+    scale = 1 / math.sqrt(8 / 9)
+    expected = torch.tensor([[4 / 3 * scale, -2 / 3 * scale, -2 / 3 * scale], [0.0, 0.0, 0.0]])
+    torch.testing.assert_close(group_normalised(REWARDS), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", list(ADVANTAGES))
+def test_equal_rewards_give_zero_advantages_and_nothing_infinite(name):
+    assert torch.equal(ADVANTAGES[name](torch.full((2, 4), -1.0)), torch.zeros(2, 4))
+
+
+def test_zero_variance_drops_all_failed_and_all_passed_and_keeps_mixed():
+    rewards = torch.tensor([[-1.0, -1.0], [1.0, 1.0], [1.0, -1.0]])
+    assert with_variance(rewards).tolist() == [False, False, True]
+    assert every_prompt(rewards).tolist() == [True, True, True]
+
+
+def test_zero_variance_ignores_float_rounding_but_not_a_small_real_difference():
+    rewards = torch.tensor([[0.1 + 0.2, 0.3], [0.3, 0.3001]])
+    assert with_variance(rewards).tolist() == [False, True]

@@ -1,0 +1,74 @@
+import math
+
+import pytest
+import torch
+
+from scalerl.learn.logprobs import HeadRule, token_logprobs
+
+
+def direct(hidden, weight, bias, targets, temperature, rule):
+    """The textbook form, all logits at once."""
+    logp = (rule.logits(hidden, weight, bias) / temperature).log_softmax(dim=1)
+    return logp.gather(1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(dim=1)
+
+
+def test_two_tokens_by_hand():
+    # logits [ln 1, ln 3] = one hidden unit of 1 times these weights: probabilities 1/4 and 3/4
+    weight = torch.tensor([[0.0], [math.log(3)]])
+    logp, entropy = token_logprobs(torch.ones(2, 1), weight, None, torch.tensor([0, 1]))
+    torch.testing.assert_close(logp, torch.log(torch.tensor([0.25, 0.75])))
+    expected = -(0.25 * math.log(0.25) + 0.75 * math.log(0.75))
+    torch.testing.assert_close(entropy, torch.full((2,), expected))
+
+
+def test_temperature_two_halves_the_logits():
+    weight = torch.tensor([[0.0], [2 * math.log(3)]])
+    logp, _ = token_logprobs(torch.ones(1, 1), weight, None, torch.tensor([1]), temperature=2.0)
+    torch.testing.assert_close(logp, torch.log(torch.tensor([0.75])))
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 50, 4096])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("rule", [HeadRule(), HeadRule(softcap=3.0), HeadRule(scale=0.25, softcap=2.0)], ids=str)
+def test_any_chunk_gives_the_values_and_gradients_of_all_logits_at_once(chunk, bias, rule):
+    torch.manual_seed(0)
+    leaves = [torch.randn(9, 8), torch.randn(50, 8)] + ([torch.randn(50)] if bias else [])
+    targets, upstream = torch.randint(0, 50, (9,)), torch.randn(9)
+    results = []
+    for function in (lambda *a: token_logprobs(*a, chunk=chunk), direct):
+        inputs = [leaf.clone().requires_grad_() for leaf in leaves]
+        logp, entropy = function(inputs[0], inputs[1], inputs[2] if bias else None, targets, 0.7, rule)
+        (logp * upstream).sum().backward()
+        results.append([logp.detach(), entropy.detach(), *(x.grad for x in inputs)])
+    for ours, reference in zip(*results, strict=True):
+        torch.testing.assert_close(ours, reference, atol=2e-5, rtol=1e-5)
+
+
+def test_the_head_in_fp32_is_a_hundred_times_nearer_the_truth_than_the_bf16_product():
+    torch.manual_seed(1)
+    hidden, weight = torch.randn(64, 256).bfloat16(), (torch.randn(1000, 256) / 16).bfloat16()
+    targets = torch.randint(0, 1000, (64,))
+    truth = (hidden.double() @ weight.double().T).log_softmax(1).gather(1, targets[:, None])[:, 0]
+    errors = {}
+    for fp32 in (True, False):
+        logp, _ = token_logprobs(hidden, weight, None, targets, rule=HeadRule(fp32=fp32))
+        errors[fp32] = float((logp.double() - truth).abs().max())
+    assert errors[True] < 1e-5 < 1e-3 < errors[False]
+
+
+def test_gradients_of_a_bf16_head_come_back_in_bf16():
+    hidden = torch.randn(4, 8).bfloat16().requires_grad_()
+    weight = torch.randn(20, 8).bfloat16().requires_grad_()
+    logp, _ = token_logprobs(hidden, weight, None, torch.arange(4))
+    logp.sum().backward()
+    assert hidden.grad.dtype == weight.grad.dtype == torch.bfloat16
+
+
+def test_no_block_of_logits_is_larger_than_the_chunk(monkeypatch):
+    shapes = []
+    original = HeadRule.logits
+    monkeypatch.setattr(HeadRule, "logits", lambda self, h, w, b: shapes.append(len(w)) or original(self, h, w, b))
+    hidden = torch.randn(3, 4, requires_grad=True)
+    logp, _ = token_logprobs(hidden, torch.randn(1000, 4), None, torch.arange(3), chunk=128)
+    logp.sum().backward()
+    assert max(shapes) == 128 and len(shapes) == 2 * math.ceil(1000 / 128)

@@ -1,0 +1,87 @@
+"""Tokens in, tokens out. The phrase is 90 91, the end tag 91; thinking may last 2 to 3 tokens, the answer 2."""
+
+import numpy as np
+import pytest
+
+from scalerl.recipe import Interruption, NoLengthControl
+from scalerl.rollouts.engine import Request
+from scalerl.rollouts.interrupt import NEVER, LengthRule, interrupt_point, length_rule
+from scalerl.rollouts.slots import SlotTable
+
+RULE = LengthRule(thinking=(2, 3), answer_tokens=2, max_tokens=5, phrase=(90, 91), end_tag=(91,))
+STOP = 7
+
+
+def complete(wanted, rule=RULE, interrupt_at=2, stop=(STOP,)):
+    """Feed wanted tokens one a tick until the table says the rollout ended."""
+    table = SlotTable(1, rule, stop)
+    table.start(0, Request((0, 0), (1,), key=5))
+    table["interrupt_at"][0] = interrupt_at
+    for token in wanted:
+        finished = table.record(np.asarray([0]), np.asarray([token]), np.asarray([-0.5]), version=3)
+        if finished:
+            return finished[0].rollout
+    raise AssertionError("did not end")
+
+
+def test_thinking_that_ends_by_itself_is_left_alone():
+    rollout = complete([10, 91, 20, STOP], interrupt_at=3)
+    assert rollout.tokens.tolist() == [10, 91, 20, STOP]
+    assert rollout.sampled.all() and not rollout.interrupted and not rollout.truncated
+
+
+def test_at_the_limit_the_phrase_is_written_whatever_the_model_wants_and_is_not_sampled():
+    rollout = complete([10, 11, 12, 13, 20, STOP])
+    assert rollout.tokens.tolist() == [10, 11, 90, 91, 20, STOP]
+    assert rollout.sampled.tolist() == [True, True, False, False, True, True]
+    assert rollout.logps.tolist() == [-0.5, -0.5, 0.0, 0.0, -0.5, -0.5]
+    assert rollout.interrupted and not rollout.truncated
+
+
+def test_an_answer_that_overruns_its_budget_is_truncated():
+    rollout = complete([10, 11, 12, 13, 20, 21, 22])
+    assert rollout.tokens.tolist() == [10, 11, 90, 91, 20, 21]
+    assert rollout.truncated and rollout.interrupted
+
+
+def test_an_answer_that_ends_on_its_last_token_is_not_truncated():
+    assert not complete([10, 11, 12, 13, 20, STOP]).truncated
+
+
+def test_a_tag_on_the_limit_itself_counts_as_ending_by_itself():
+    rollout = complete([10, 91, 20, STOP], interrupt_at=2)
+    assert rollout.tokens.tolist() == [10, 91, 20, STOP] and not rollout.interrupted
+
+
+def test_a_tag_of_several_tokens_is_seen_only_whole():
+    rule = LengthRule(thinking=(6, 6), answer_tokens=2, max_tokens=8, phrase=(90, 91), end_tag=(90, 91))
+    rollout = complete([91, 90, 10, 90, 91, 20, 21], rule, interrupt_at=6)
+    assert rollout.tokens.tolist() == [91, 90, 10, 90, 91, 20, 21] and rollout.truncated and not rollout.interrupted
+
+
+def test_a_stop_while_thinking_ends_the_rollout():
+    rollout = complete([10, STOP])
+    assert rollout.tokens.tolist() == [10, STOP] and not rollout.truncated
+
+
+def test_a_stop_token_inside_the_phrase_does_not_end_the_rollout():
+    rule = LengthRule(thinking=(1, 1), answer_tokens=1, max_tokens=2, phrase=(STOP, 91), end_tag=(91,))
+    assert complete([10, 0, 0, 20], rule, interrupt_at=1).tokens.tolist() == [10, STOP, 91, 20]
+
+
+def test_without_interruption_only_the_limit_truncates():
+    rule = length_rule(NoLengthControl(max_tokens=3), encode=None)
+    rollout = complete([10, 91, 20], rule, interrupt_at=NEVER)
+    assert rollout.tokens.tolist() == [10, 91, 20] and rollout.truncated and rollout.sampled.all()
+
+
+@pytest.mark.parametrize(("uniform", "point"), [(0.0, 10), (0.333, 10), (0.334, 11), (0.999, 12)])
+def test_the_point_is_uniform_over_both_ends(uniform, point):
+    rule = LengthRule(thinking=(10, 12), answer_tokens=1, max_tokens=13)
+    assert interrupt_point(rule, uniform) == point
+
+
+def test_a_recipe_becomes_tokens():
+    rule = length_rule(Interruption(thinking_tokens=(5, 6), answer_tokens=4, phrase="ab", end_tag="b"), lambda s: [ord(c) for c in s])
+    assert rule == LengthRule(thinking=(5, 6), answer_tokens=4, max_tokens=10, phrase=(97, 98), end_tag=(98,))
+    assert rule.capacity == 12

@@ -1,0 +1,127 @@
+"""The pipeline over a scripted engine in a real process: every token is the version that sampled it."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+from scripted_worker import ScriptedSpec, visits, write_version
+
+from scalerl.recipe import PipelineRL, PpoOffPolicy, max_lag
+from scalerl.rollouts.generator import Update
+from scalerl.rollouts.pipeline import Interrupted, Pipeline, WorkerDied
+from scalerl.rollouts.scripted import STOP
+
+
+def train(spec, updates, delay=lambda: 0.0):
+    """Run a trainer that does nothing but wait; return what it was given."""
+    k, size = max_lag(spec.off_policy), spec.per_batch
+    pipeline = Pipeline(spec, weights_size=64)
+    pipeline.start(write_version(0), 0, visits(0, size * (k + 1)))
+    batches = []
+    try:
+        for step in range(updates):
+            batches.append(pipeline.take(size, now=step, max_lag=k))
+            time.sleep(delay())
+            update = Update(step + 1, None, visits(size * (k + 1 + step), size))
+            pipeline.publish(update, write_version(step + 1))
+    finally:
+        pipeline.close()
+    return batches
+
+
+def content(batches):
+    return [
+        (group.visit.index, [(r.tokens.tolist(), r.versions.tolist(), r.logps.tolist()) for r in group.rollouts])
+        for batch in batches
+        for group in batch.groups
+    ]
+
+
+@pytest.mark.parametrize("policy", [PipelineRL(max_lag=0), PipelineRL(max_lag=1), PipelineRL(max_lag=8), PpoOffPolicy(batches=4)], ids=str)
+def test_nothing_older_than_k_is_trained_and_every_token_is_tagged_with_its_version(policy):
+    batches = train(ScriptedSpec(policy), updates=24)
+    ages, mixed = [], 0
+    for batch in batches:
+        for group in batch.groups:
+            for rollout in group.rollouts:
+                sampled = rollout.tokens[rollout.tokens != STOP]
+                np.testing.assert_array_equal(sampled, rollout.versions[: len(sampled)])
+                ages += [batch.number - int(v) for v in rollout.versions]
+                mixed += len(set(rollout.versions.tolist())) > 1
+    assert min(ages) >= 0 and max(ages) <= max_lag(policy)
+    if policy == PipelineRL(max_lag=8):
+        assert max(ages) >= 2 and mixed > 10  # the generator did run ahead, and weights did change in flight
+    if max_lag(policy) == 0 or isinstance(policy, PpoOffPolicy):
+        assert mixed == 0
+
+
+def test_long_sequences_against_fast_updates_wait_rather_than_overshoot():
+    spec = ScriptedSpec(PipelineRL(max_lag=1), mean_tokens=60, max_tokens=200, slots=6, lag_ticks=1)
+    batches = train(spec, updates=12)
+    assert max(b.number - g.oldest_version for b in batches for g in b.groups) == 1
+
+
+def test_every_prompt_comes_back_once_and_in_whole_groups():
+    batches = train(ScriptedSpec(PipelineRL(max_lag=2)), updates=20)
+    seen = [group.visit.index for batch in batches for group in batch.groups]
+    assert len(seen) == len(set(seen)) == 60 and set(range(42)) <= set(seen)
+    assert all(len(group.rollouts) == 2 for batch in batches for group in batch.groups)
+
+
+@pytest.mark.parametrize("policy", [PipelineRL(max_lag=8), PpoOffPolicy(batches=3)], ids=str)
+def test_random_delays_on_both_sides_change_no_bit(policy):
+    rng = random.Random(1)
+    quiet = train(ScriptedSpec(policy), updates=12)
+    late_trainer = train(ScriptedSpec(policy), updates=12, delay=lambda: rng.random() * 0.05)
+    late_generator = train(ScriptedSpec(policy, delay_s=0.003), updates=12)
+    assert content(quiet) == content(late_trainer) == content(late_generator)
+    assert [b.stats.tick for b in quiet] == [b.stats.tick for b in late_trainer] == [b.stats.tick for b in late_generator]
+
+
+def test_eager_keeps_the_bound_too():
+    batches = train(ScriptedSpec(PipelineRL(max_lag=2), eager=True, delay_s=0.001), updates=20)
+    assert max(b.number - g.oldest_version for b in batches for g in b.groups) <= 2
+
+
+def test_a_failure_in_the_generator_raises_in_take_and_names_it():
+    began = time.perf_counter()
+    with pytest.raises(WorkerDied, match="the generator process .* failed:(.|\n)*the engine broke"):
+        train(ScriptedSpec(PipelineRL(), fail_at_tick=5), updates=20)
+    assert time.perf_counter() - began < 10
+
+
+def test_a_killed_generator_raises_in_take_within_seconds():
+    began = time.perf_counter()
+    with pytest.raises(WorkerDied, match="was killed by signal 9"):
+        train(ScriptedSpec(PipelineRL(), kill_at_tick=5), updates=20)
+    assert time.perf_counter() - began < 10
+
+
+def test_waiting_ends_when_a_stop_is_asked_for():
+    pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=0)), 64, stop_requested=lambda: True)
+    pipeline.start(write_version(0), 0, ())  # no prompts: nothing will ever come
+    try:
+        with pytest.raises(Interrupted):
+            pipeline.take(3, now=0, max_lag=0)
+    finally:
+        pipeline.close()
+
+
+def test_an_evaluation_in_between_leaves_the_rollouts_as_they_were():
+    def with_evaluation(evaluate):
+        spec = ScriptedSpec(PipelineRL(max_lag=2))
+        pipeline = Pipeline(spec, 64)
+        pipeline.start(write_version(0), 0, visits(0, 9))
+        batches = []
+        for step in range(6):
+            batches.append(pipeline.take(3, now=step, max_lag=2))
+            pipeline.publish(Update(step + 1, None, visits(9 + 3 * step, 3)), write_version(step + 1))
+            if evaluate:
+                groups = pipeline.evaluate(write_version(step + 1), visits(1000, 4), samples=2)()
+                tokens = {int(t) for g in groups for r in g.rollouts for t in r.tokens if t != STOP}
+                assert tokens <= {step + 1} and len(groups) == 4
+        pipeline.close()
+        return content(batches)
+
+    assert with_evaluation(True) == with_evaluation(False)

@@ -1,0 +1,126 @@
+import random
+
+import pytest
+
+from scalerl.recipe import PipelineRL, PpoOffPolicy
+from scalerl.rollouts.schedule import Schedule
+
+
+def pipeline(k, per_batch=2, lag=3, **kw):
+    return Schedule(PipelineRL(max_lag=k), per_batch, lag, **kw)
+
+
+def test_on_policy_starts_one_batch_and_waits_for_its_weights():
+    s = pipeline(k=0)
+    first = [s.start(), s.start()]
+    assert not s.may_start()
+    for index in first:
+        s.finish(index)
+    assert s.form(tick=9) == [0, 1]
+    assert not s.may_start() and s.due(tick=9, idle=True)
+    s.activate(1)
+    assert s.may_start()
+
+
+def test_k_batches_ahead_may_be_started():
+    s = pipeline(k=8)
+    started = 0
+    while s.may_start():
+        s.start()
+        started += 1
+    assert started == 9 * 2
+
+
+def test_weights_become_active_a_fixed_number_of_ticks_after_the_batch_they_were_trained_on():
+    s = pipeline(k=8, lag=3)
+    for index in (s.start(), s.start()):
+        s.finish(index)
+    s.form(tick=10)
+    assert [s.due(tick, idle=False) for tick in (10, 12, 13, 14)] == [False, False, True, True]
+
+
+def test_a_batch_takes_what_finished_first_unless_an_older_group_must_come_along():
+    s = pipeline(k=1, per_batch=1)
+    slow, quick = s.start(), s.start()
+    s.finish(quick)
+    assert s.form(tick=1) == [quick]  # version 0 is allowed one update of lag, so `slow` may still train in update 1
+    s.activate(1)
+    late = s.start()  # version 1: allowed in updates up to 2
+    s.finish(late)
+    assert s.form(tick=2) is None  # update 1 waits: without `slow` it would overshoot it
+    s.finish(slow)
+    assert s.form(tick=3) == [slow]
+
+
+def test_ppo_off_policy_freezes_a_round_and_keeps_the_order_of_starting():
+    s = Schedule(PpoOffPolicy(batches=2), per_batch=1, lag_ticks=0)
+    a, b = s.start(), s.start()
+    assert not s.may_start()
+    s.finish(b)
+    assert s.form(tick=1) is None  # b is done, but a was started first
+    s.finish(a)
+    assert s.form(tick=2) == [a] and s.form(tick=2) == [b]
+    s.activate(1)
+    assert not s.may_start()  # the round's second update is still to come
+    s.activate(2)
+    assert s.may_start()
+
+
+def test_a_closed_curriculum_ends_with_a_smaller_batch():
+    s = pipeline(k=8, per_batch=4)
+    s.finish(s.start())
+    assert s.form(tick=1) is None
+    s.closed = True
+    assert s.form(tick=1) == [0] and s.form(tick=1) is None
+
+
+@pytest.mark.parametrize("policy", [PipelineRL(max_lag=k) for k in (0, 1, 3, 8)] + [PpoOffPolicy(batches=k) for k in (1, 4)])
+@pytest.mark.parametrize("eager", [False, True])
+def test_no_order_of_finishing_breaks_the_bound_or_locks_up(policy, eager):
+    """A random generator and a random trainer: 300 updates, each group aged at most k, nothing waits for ever."""
+    rng = random.Random(f"{policy} {eager}")
+    for trial in range(6):
+        s = Schedule(policy, per_batch=rng.choice((1, 3, 5)), lag_ticks=rng.choice((0, 2, 40)), eager=eager)
+        k = policy.max_lag if isinstance(policy, PipelineRL) else policy.batches - 1
+        born, running, tick, arrived, formed = {}, [], 0, 0, []
+        while len(formed) < 50:
+            for _ in range(10_000):  # swap what is due, or what has arrived
+                idle = not running and not s.may_start()
+                if s.active < arrived and (eager or s.due(tick, idle)):
+                    s.activate(s.active + 1)
+                elif s.due(tick, idle):
+                    assert len(formed) > arrived, "waits for weights that no batch can make"
+                    arrived += 1  # the trainer was late: the generator waited for it
+                else:
+                    break
+            while s.may_start() and len(running) < 12:
+                index = s.start()
+                born[index] = s.active
+                running.append(index)
+            assert running or s.due(tick, True) or len(formed) > arrived, "locked up"
+            for index in [i for i in running if rng.random() < rng.choice((0.02, 0.5))]:
+                running.remove(index)
+                s.finish(index)
+            tick += 1
+            while (chosen := s.form(tick)) is not None:
+                assert len(chosen) == s.per_batch
+                assert all(len(formed) - born[i] <= k for i in chosen), (trial, len(formed), [born[i] for i in chosen])
+                formed.append(chosen)
+            if len(formed) > arrived and rng.random() < 0.3:
+                arrived += 1
+
+
+def test_a_restored_schedule_goes_on_like_the_original():
+    original = pipeline(k=2)
+    for _ in range(4):
+        original.start()
+    for index in (2, 0):
+        original.finish(index)
+    original.form(tick=5)
+    copy = pipeline(k=2)
+    copy.load_state(original.state())
+    for s in (original, copy):
+        s.finish(1)
+        s.finish(3)
+    assert copy.form(tick=6) == original.form(tick=6) == [1, 3]
+    assert copy.due(8, idle=False) == original.due(8, idle=False)

@@ -1,0 +1,52 @@
+from scalerl.rollouts.engine import Request
+from scalerl.rollouts.scripted import STOP, scripted_engine
+from scalerl.rollouts.streams import stream_key
+
+
+def requests(n):
+    return [Request((i, 0), (1, 2), stream_key("slots", i)) for i in range(n)]
+
+
+def test_no_slot_is_idle_while_prompts_wait():
+    engine = scripted_engine(slots=4, mean_tokens=5, max_tokens=20)
+    engine.add(requests(30))
+    while len(engine._waiting) >= 4:
+        before = engine.work.tokens
+        engine.tick()
+        assert engine.work.tokens - before == 4  # every tick gives all four slots a token, whatever ended before
+
+
+def test_rollouts_end_with_the_stop_token_or_at_the_limit():
+    engine = scripted_engine(slots=4, mean_tokens=8, max_tokens=10)
+    engine.add(requests(40))
+    finished = []
+    while engine.busy():
+        finished += engine.tick()
+    assert sorted(done.id[0] for done in finished) == list(range(40))
+    for done in finished:
+        ended = done.rollout.tokens[-1] == STOP
+        assert done.rollout.truncated == (not ended) and (ended or len(done.rollout) == 10)
+    assert {done.rollout.truncated for done in finished} == {True, False}
+
+
+def test_a_half_empty_engine_decodes_only_the_rows_in_use():
+    engine = scripted_engine(slots=64, mean_tokens=5, max_tokens=40)
+    engine.add(requests(64))
+    while engine.busy():
+        before = engine.busy()
+        engine._decoder.log.clear()
+        engine.tick()
+        decoded = [rows for name, rows in engine._decoder.log if name == "decode"]
+        assert not decoded or decoded[0] == before
+
+
+def test_refilling_waits_for_the_wanted_number_of_free_slots():
+    engine = scripted_engine(slots=8, mean_tokens=6, max_tokens=30)
+    engine._refill = 4
+    engine.add(requests(60))
+    engine.tick()
+    while len(engine._waiting) >= 8:
+        engine._decoder.log.clear()
+        engine.tick()
+        prefills = [n for name, n in engine._decoder.log if name == "prefill"]
+        assert all(n >= 4 for n in prefills)

@@ -1,0 +1,145 @@
+"""The engine contract by replay: every log-probability is that of its version's weights over the cache as it was."""
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, tiny_model
+from transformers import DynamicCache
+
+from scalerl.parts import ConfigError
+from scalerl.policy import Policy, WeightLayout
+from scalerl.rollouts import torch_engine as module
+from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.interrupt import NEVER, LengthRule
+from scalerl.rollouts.streams import stream_key
+from scalerl.rollouts.torch_engine import check_engine, torch_engine
+
+STOP = 1
+PROMPTS = [(5, 9, 2), (7, 3, 11, 4, 6, 8, 2), (5, 9, 2), (20,), (21, 22, 23, 24, 25, 26, 27, 28), (7, 3), (30, 31), (5, 9, 2)]
+
+
+def weights_of(name, seed):
+    policy = Policy(tiny_model(name, seed))
+    block = np.zeros(WeightLayout.of(policy).total, np.uint8)
+    WeightLayout.of(policy).write(policy, torch.from_numpy(block))
+    return block
+
+
+def make(name, slots=3, tokens=14, refill=1, **sampling):
+    rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=tokens)
+    settings = Sampling(stop=(STOP,), **sampling)
+    engine = torch_engine(Policy(tiny_model(name)), slots=slots, prompt_tokens=8, rule=rule, sampling=settings, refill=refill)
+    engine.add([Request((i, 0), prompt, stream_key("test", i)) for i, prompt in enumerate(PROMPTS)])
+    return engine
+
+
+def run(engine, swap_at=(), blocks=()):
+    """Tick until all is done, swapping in the next block of weights before the given ticks."""
+    finished, tick = [], 0
+    blocks = list(blocks)
+    while engine.busy():
+        if tick in swap_at:
+            engine.load_weights(engine.version + 1, blocks.pop(0))
+        finished += engine.tick()
+        tick += 1
+    return sorted(finished, key=lambda f: f.id)
+
+
+@torch.no_grad()
+def replay(policies, prompt, rollout, temperature=1.0):
+    """Feed the tokens one by one: position t-1 with the weights that sampled token t, over the cache so far."""
+    cache, fed, logps = DynamicCache(config=policies[0].config), list(prompt), []
+    for token, version in zip(rollout.tokens.tolist(), rollout.versions.tolist(), strict=True):
+        model = policies[version].model
+        logits = model(input_ids=torch.tensor([fed]), past_key_values=cache, use_cache=True).logits[0, -1]
+        logps.append((logits.float() / temperature).log_softmax(-1)[token])
+        fed = [token]
+    return torch.stack(logps).numpy()
+
+
+@pytest.mark.parametrize("name", list(ARCHITECTURES))
+def test_log_probabilities_survive_refills_and_two_swaps_in_flight(name):
+    blocks = [weights_of(name, seed) for seed in (1, 2)]
+    engine = make(name)
+    finished = run(engine, swap_at=(4, 9), blocks=blocks)
+    assert len(finished) == len(PROMPTS)
+    policies = [Policy(tiny_model(name, seed)) for seed in (0, 1, 2)]
+    crossing = 0
+    for done in finished:
+        expected = replay(policies, PROMPTS[done.id[0]], done.rollout)
+        np.testing.assert_allclose(done.rollout.logps, expected, atol=2e-5)
+        crossing += len(set(done.rollout.versions.tolist())) > 1
+    assert crossing >= 3  # else the test would not have tested a swap in flight
+
+
+def test_temperature_and_nucleus_keep_the_log_probability_of_the_tempered_distribution():
+    engine = make("qwen3", temperature=0.7, top_p=0.8)
+    policies = [Policy(tiny_model("qwen3"))]
+    for done in run(engine):
+        expected = replay(policies, PROMPTS[done.id[0]], done.rollout, temperature=0.7)
+        np.testing.assert_allclose(done.rollout.logps, expected, atol=2e-5)
+
+
+def test_sampled_tokens_follow_the_models_distribution():
+    policy = Policy(tiny_model("qwen3", initializer_range=0.2))
+    rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=1)
+    engine = torch_engine(policy, slots=256, prompt_tokens=3, rule=rule, sampling=Sampling())
+    engine.add([Request((i, 0), (5, 9, 2), stream_key("fair", i)) for i in range(4096)])
+    tokens = [int(done.rollout.tokens[0]) for done in run(engine)]
+    with torch.no_grad():
+        p = policy.logits(policy.hidden(torch.tensor([[5, 9, 2]]))[0, -1:]).softmax(-1)[0].numpy()
+    counts = np.bincount(tokens, minlength=48)
+    seen = p > 5 / 4096
+    chi_square = (((counts - 4096 * p) ** 2) / (4096 * p))[seen].sum()
+    assert chi_square < 2.0 * seen.sum()
+
+
+@pytest.mark.parametrize("slots", [1, 2, 8])
+@pytest.mark.parametrize("refill", [1, 2])
+def test_what_a_sample_draws_does_not_depend_on_its_neighbours(slots, refill):
+    alone = {done.id: done.rollout.tokens.tolist() for done in run(make("qwen3", slots=3))}
+    others = {done.id: done.rollout.tokens.tolist() for done in run(make("qwen3", slots=slots, refill=refill))}
+    assert alone == others
+
+
+def test_a_saved_engine_goes_on_to_the_same_bits():
+    original = make("qwen3", slots=3)
+    early = [done for _ in range(5) for done in original.tick()]
+    state = original.state()
+    copy = make("qwen3", slots=3)
+    copy.load_state(state)
+    rest, rest_of_copy = run(original), run(copy)
+    assert len(early) + len(rest) == len(PROMPTS)
+    for a, b in zip(rest, rest_of_copy, strict=True):
+        assert a.id == b.id
+        np.testing.assert_array_equal(a.rollout.tokens, b.rollout.tokens)
+        np.testing.assert_array_equal(a.rollout.logps, b.rollout.logps)
+    assert copy.work == original.work
+
+
+def test_equal_prompts_are_computed_once():
+    engine = make("qwen3", slots=8)
+    engine.tick()
+    # eight prompts of 29 tokens in all, two of them copies of (5, 9, 2): 23 tokens are computed
+    shape = Policy(tiny_model("qwen3")).shape
+    unique = dict.fromkeys(PROMPTS)
+    assert (sum(map(len, PROMPTS)), sum(map(len, unique))) == (29, 23)
+    assert engine.work.flops == sum(shape.forward_flops(0, len(p)) for p in unique)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3-moe", "gemma2-softcap", "mistral-sliding"])
+def test_sound_architectures_pass_the_check_at_load_time(name):
+    check_engine(Policy(tiny_model(name)))
+
+
+def test_an_architecture_that_the_cache_would_get_wrong_is_refused(monkeypatch):
+    """The trap it is there for: an eager implementation that is handed a boolean mask attends to everything."""
+    original = module._MaskMaker.__init__
+
+    def forget_eager(self, config):
+        original(self, config)
+        self.additive = False
+
+    monkeypatch.setattr(module._MaskMaker, "__init__", forget_eager)
+    with pytest.raises(ConfigError, match="other log-probabilities through the generation cache"):
+        check_engine(Policy(tiny_model("qwen3-eager")))

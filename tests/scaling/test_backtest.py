@@ -1,0 +1,48 @@
+import json
+
+import numpy as np
+import pytest
+from scaling_runs import run
+
+from scalerl.scaling import Curve, CurveError, backtest
+from scalerl.scaling.backtest import rmse
+
+
+def test_the_first_half_of_a_lawful_run_predicts_the_rest():
+    (split,) = backtest(run(), fractions=[0.5]).splits
+    assert (split.shown, split.held_out) == (21, 20)
+    # the held-out points have noise 0.004 of their own
+    assert 0.003 < split.forecast.rmse < 0.008
+    assert split.forecast.coverage >= 0.8
+    # the last value misses the .04 that are still to come
+    assert split.baselines["last value"].rmse > 2 * split.forecast.rmse
+
+
+def test_on_a_flat_end_the_last_value_errs_by_the_noise_alone():
+    compute = np.arange(21.0)
+    metric = np.where(compute < 10, compute / 20, 0.5)
+    (split,) = backtest(Curve(compute, metric), fractions=[0.75]).splits
+    assert split.baselines["last value"].rmse == 0.0
+
+
+def test_errors_are_root_mean_squares():
+    assert rmse(np.array([0.03, -0.04])) == pytest.approx(np.sqrt((0.0009 + 0.0016) / 2))
+
+
+@pytest.mark.parametrize(
+    ("fractions", "message"),
+    [
+        ([1.0], "fractions must lie between 0 and 1; got 1.0"),
+        ([0.0], "fractions must lie between 0 and 1"),
+        ([0.05], "the first 0.05 of the run holds 3 points; a fit needs 5"),
+    ],
+)
+def test_cuts_that_leave_nothing_to_fit_or_predict_are_refused(fractions, message):
+    with pytest.raises(CurveError, match=message):
+        backtest(run(), fractions)
+
+
+def test_a_backtest_prints_a_table_and_is_json():
+    found = backtest(run(), fractions=[0.5, 0.7])
+    assert str(found).startswith("first 50% (21 points) predicting 20:\n  forecast               error 0.00")
+    assert len(json.loads(json.dumps(found.to_dict()))["splits"]) == 2

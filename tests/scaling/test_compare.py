@@ -1,0 +1,126 @@
+import json
+
+import numpy as np
+import pytest
+from scaling_runs import run
+
+from scalerl.scaling import Curve, CurveError, compare, fit
+from scalerl.scaling.compare import ASSUMED_SEED_SD, OWN_CEILINGS, common_ceiling, judge, seed_scatter, side_mean
+
+RNG = np.random.default_rng
+
+
+def seeds(count, first_seed=0, **changes):
+    """Runs of one recipe whose ceilings scatter by 0.012, as the published ones do."""
+    scatter = 0.012 * RNG(first_seed).standard_normal(count)
+    asymptote = changes.pop("asymptote", 0.61)
+    return [run(seed=first_seed + i, asymptote=asymptote + d, **changes) for i, d in enumerate(scatter)]
+
+
+def test_a_clearly_higher_ceiling_is_called():
+    found = compare(seeds(3), seeds(3, 10, asymptote=0.52))
+    assert (found.verdict, found.winner) == ("higher ceiling", "first")
+    assert found.asymptote_difference.low < 0.09 < found.asymptote_difference.high
+    assert found.probability_higher > 0.99
+    assert found.sentence.startswith("The first has the higher ceiling, by 0.")
+
+
+def test_the_order_of_the_sides_only_changes_the_sign():
+    one, other = compare(seeds(3), seeds(3, 10, asymptote=0.52)), compare(seeds(3, 10, asymptote=0.52), seeds(3))
+    assert other.winner == "second"
+    assert other.asymptote_difference.mean == pytest.approx(-one.asymptote_difference.mean, abs=0.002)
+    assert other.efficiency_ratio.mean == pytest.approx(1 / one.efficiency_ratio.mean, rel=0.02)
+
+
+def test_a_steeper_run_to_the_same_ceiling_is_more_efficient():
+    found = compare(seeds(3, efficiency=2.6), seeds(3, 10, efficiency=1.5))
+    assert (found.verdict, found.winner) == ("same ceiling and more efficient", "first")
+    assert found.efficiency_ratio.low < 2.6 / 1.5 < found.efficiency_ratio.high
+    assert found.advice == ""
+
+
+def test_a_recipe_that_needs_half_the_compute_is_seen_to():
+    found = compare(seeds(3, midpoint=1500.0), seeds(3, 10, midpoint=3000.0), level=0.4)
+    # the same curve on a compute axis stretched by two
+    assert found.compute_ratio.mean == pytest.approx(0.5, abs=0.05)
+    assert found.compute_ratio.low < 0.5 < found.compute_ratio.high
+
+
+def test_the_same_run_twice_is_not_distinguishable_and_the_advice_is_more_seeds():
+    found = compare(run(), run(seed=1))
+    assert (found.verdict, found.winner) == ("not distinguishable yet", None)
+    # two means of S seeds of sd .012 differ surely by .02 from S = 2 (.012 * 1.96 / .02)^2 = 2.8 on
+    assert found.advice.startswith("What would tell: at this scatter a difference of 0.020 takes about 3 seeds a side")
+
+
+def test_runs_without_a_known_ceiling_are_to_be_trained_on():
+    found = compare(run(last=2000.0), run(last=2000.0, seed=1))
+    assert "2 of the ceilings are not identified yet; train those runs at least to device_hours" in found.advice
+
+
+def test_with_one_seed_the_scatter_is_assumed_and_said_so():
+    found = compare(run(), run(seed=1))
+    assert found.seed_sd == pytest.approx(0.02 / 1.645)
+    assert found.seed_source == "assumed: nine in ten seeds within ±0.02"
+
+
+def test_with_three_seeds_the_scatter_is_estimated():
+    asymptotes = (0.55, 0.61, 0.67)  # standard deviation 0.06
+    wide = [fit(run(seed=i, asymptote=a)) for i, a in enumerate(asymptotes)]
+    draws, source = seed_scatter((tuple(wide), tuple(wide)), 1.0, RNG(0))
+    assert source == "estimated from 3 and 3 seeds"
+    # four degrees of freedom at 0.06 against three at 0.012: sqrt((4 * .06^2 + 3 * .012^2) / 7) = 0.046
+    assert np.median(draws) == pytest.approx(0.046, rel=0.25)
+
+
+def test_a_side_is_the_mean_of_its_runs_with_the_seed_noise_of_each():
+    certain = [np.full(200_000, 0.5), np.full(200_000, 0.6)]
+    draws = side_mean(certain, np.full(200_000, 0.02), RNG(0))
+    assert draws.mean() == pytest.approx(0.55, abs=1e-3)
+    assert draws.std() == pytest.approx(0.02 / np.sqrt(2), rel=0.01)
+
+
+def test_the_common_ceiling_leans_to_the_ceiling_that_is_known():
+    sure, unsure = fit(run()), fit(run(last=2000.0))
+    assert abs(common_ceiling([sure, unsure], 0.012) - sure.asymptote.mean) < 0.02
+
+
+def test_the_five_deviates_have_the_moments_of_a_normal():
+    assert OWN_CEILINGS.mean() == pytest.approx(0.0, abs=1e-12)
+    assert OWN_CEILINGS.var() == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("difference", "ratio", "verdict"),
+    [
+        (RNG(0).normal(0.05, 0.01, 4000), RNG(1).normal(1, 0.1, 4000), ("higher ceiling", "first")),
+        (RNG(0).normal(-0.05, 0.01, 4000), RNG(1).normal(1, 0.1, 4000), ("higher ceiling", "second")),
+        (RNG(0).normal(0.0, 0.01, 4000), RNG(1).normal(-1, 0.1, 4000), ("same ceiling and more efficient", "second")),
+        (RNG(0).normal(0.0, 0.01, 4000), RNG(1).normal(0, 0.1, 4000), ("not distinguishable yet", None)),
+        # B is compared only between ceilings that are likely the same
+        (RNG(0).normal(0.0, 0.20, 4000), RNG(1).normal(1, 0.1, 4000), ("not distinguishable yet", None)),
+    ],
+)
+def test_ceilings_come_first_and_efficiency_only_between_equal_ones(difference, ratio, verdict):
+    assert judge(difference, ratio, 0.02) == verdict
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "options", "message"),
+    [
+        ([], run(), {}, "each side of a comparison needs at least one run"),
+        (fit(run(), method="paper"), run(), {}, "comparisons need posterior fits; got one by 'paper'"),
+        (run(), Curve(run().compute, run().metric, axis="flops"), {}, "must share their axis"),
+        (run(), Curve(run().compute, run().metric, bounds=(0, 2), axis="device_hours"), {}, "must share their bounds"),
+        (run(), run(seed=1), {"level": 1.5}, r"level must lie within the metric's bounds \(0, 1\); got 1.5"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(first, second, options, message):
+    with pytest.raises(CurveError, match=message):
+        compare(first, second, **options)
+
+
+def test_a_comparison_is_json_and_prints_its_assumption():
+    found = compare(run(), run(seed=1))
+    assert json.loads(json.dumps(found.to_dict()))["winner"] is None
+    assert f"scatter between seeds    {ASSUMED_SEED_SD:.4f} (assumed" in str(found)

@@ -1,0 +1,81 @@
+"""What a user reads for one good, one unidentified, one collapsed and one at-bound fit, compared with files.
+
+Words must agree exactly, numbers to the accuracy at which platforms differ. To accept a change that is meant:
+``python tests/scaling/test_golden.py`` writes the files anew; read the difference before committing it.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scaling_runs import run
+
+from scalerl.scaling import Curve, advise, fit, forecast
+
+GOLDEN = Path(__file__).parent / "golden"
+NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e[+-]?\d+)?")
+
+
+def collapsed():
+    curve = run()
+    metric = curve.metric.copy()
+    metric[-8:] = np.linspace(0.55, 0.2, 8)
+    return Curve(curve.compute, metric, axis=curve.axis, label="collapsed")
+
+
+def at_bound():
+    curve = run(asymptote=1.0, efficiency=1.5, initial=0.3, noise=0.005, seed=3)
+    return Curve(curve.compute, curve.metric, axis=curve.axis, label="at bound")
+
+
+CURVES = {"good": run, "unidentified": lambda: run(last=1800.0), "collapsed": collapsed, "at_bound": at_bound}
+
+
+def report(curve):
+    found = fit(curve)
+    return "\n".join([str(found), str(forecast(found, at=["2x", "4x"])), str(advise(found, "2x", 0.01))]) + "\n"
+
+
+def document(curve):
+    found = fit(curve)
+    return json.loads(json.dumps({"fit": found.to_dict(), "advice": advise(found, "2x", 0.01).to_dict()}))
+
+
+def alike(found, golden):
+    """Equal but for the last digits of numbers."""
+    if isinstance(golden, dict):
+        return found.keys() == golden.keys() and all(alike(found[key], golden[key]) for key in golden)
+    if isinstance(golden, list):
+        return len(found) == len(golden) and all(map(alike, found, golden))
+    if isinstance(golden, float):
+        return found == pytest.approx(golden, rel=0.03, abs=2e-3)
+    if isinstance(golden, str):
+        same_words = NUMBER.sub("#", found) == NUMBER.sub("#", golden)
+        return same_words and all(map(alike, map(float, NUMBER.findall(found)), map(float, NUMBER.findall(golden))))
+    return found == golden
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_the_text_is_that_of_the_golden_file(name):
+    found, golden = report(CURVES[name]()), (GOLDEN / f"{name}.txt").read_text(encoding="utf-8")
+    assert alike(found, golden), f"{name}.txt should read:\n{found}"
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_the_document_is_that_of_the_golden_file(name):
+    assert alike(document(CURVES[name]()), json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8")))
+
+
+def test_alike_sees_a_changed_word_and_a_changed_number():
+    assert alike("A 0.610 ± 0.002", "A 0.611 ± 0.002")
+    assert not alike("A 0.610 ± 0.002", "A 0.710 ± 0.002")
+    assert not alike("identified 0.61", "unknown 0.61")
+
+
+if __name__ == "__main__":
+    GOLDEN.mkdir(exist_ok=True)
+    for title, make in CURVES.items():
+        (GOLDEN / f"{title}.txt").write_text(report(make()), encoding="utf-8")
+        (GOLDEN / f"{title}.json").write_text(json.dumps(document(make()), indent=1) + "\n", encoding="utf-8")
