@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator
 
 from scalerl.config import ArithmeticTask, WarmStart
+from scalerl.parts import ConfigError
 from scalerl.rollouts.streams import stream_key
 
 ALPHABET = "0123456789+-*=;:?>,x~abcdefg\n"
@@ -29,7 +30,11 @@ def verify(completion: str, answer: str) -> bool:
 
 
 def rows(task: ArithmeticTask, count: int) -> list[dict[str, str]]:
-    """Return `count` distinct rows with prompt and reference answer (wrong for a share of them)."""
+    """Return `count` distinct rows with prompt and reference answer (wrong for a share of them).
+
+    Raises:
+        ConfigError: there are not that many chains of the wanted lengths.
+    """
     rng = random.Random(task.seed)
     low, high = task.operations
     prompts: dict[str, None] = {}
@@ -38,7 +43,7 @@ def rows(task: ArithmeticTask, count: int) -> list[dict[str, str]]:
             break
         prompts[_expression(rng, rng.randint(low, high)) + "=" + THINK] = None
     else:
-        raise ValueError(
+        raise ConfigError(
             f"data.operations: got {task.operations}, which makes only about {len(prompts)} distinct prompts; allowed: "
             f"ranges with at least {count} (data.prompts and evaluation.prompts together)"
         )

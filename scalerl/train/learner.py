@@ -53,7 +53,9 @@ class Learner:
         self.updates = 0
         """Updates done."""
         if gradient_checkpointing:
-            policy.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            # renamed in transformers 5.20
+            name = "activation" if hasattr(policy.model, "activation_checkpointing_enable") else "gradient"
+            getattr(policy.model, f"{name}_checkpointing_enable")()
             policy.model.train()  # transformers checkpoints in training mode only; dropout is off in any case
         self._model_parameters = policy.parameters()
         self._masters = [_master(p) for p in self._model_parameters]
@@ -85,7 +87,7 @@ class Learner:
             BadGradient: the loss is not finite.
         """
         if not torch.isfinite(loss):
-            raise BadGradient(f"the loss is {float(loss)}")
+            raise BadGradient(f"the loss is {float(loss.detach())}")
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self) -> UpdateStats:

@@ -1,0 +1,94 @@
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalerl.prompts.curriculum import Curriculum
+from scalerl.types import Prompt
+
+
+def pool(n):
+    return [Prompt(f"{i:016x}", f"q{i}", (1,), "a", "test") for i in range(n)]
+
+
+def ids(visits):
+    return [visit.prompt.id for visit in visits]
+
+
+def test_an_epoch_visits_every_prompt_once_in_an_order_of_its_own():
+    curriculum = Curriculum(pool(20), seed=0, retire_at=None)
+    first, second = ids(curriculum.draw(20)), ids(curriculum.draw(20))
+    assert sorted(first) == sorted(second) == sorted(p.id for p in pool(20))
+    assert first != second and first != sorted(first)
+
+
+def test_the_order_is_a_function_of_seed_and_prompts_not_of_their_order_in_the_file():
+    forward = Curriculum(pool(20), 3, None).draw(20)
+    backward = Curriculum(pool(20)[::-1], 3, None).draw(20)
+    assert ids(forward) == ids(backward) != ids(Curriculum(pool(20), 4, None).draw(20))
+
+
+def test_a_prompt_solved_at_nine_tenths_is_gone_from_the_next_epoch_on_and_one_just_below_is_not():
+    curriculum = Curriculum(pool(3), 0, retire_at=0.9)
+    for visit in curriculum.draw(3):
+        curriculum.record(visit, {"0": 0.9, "1": 15 / 16, "2": 14 / 16}[visit.prompt.text[1]])
+    assert curriculum.live == 1
+    assert {visit.prompt.text for visit in curriculum.draw(6)} == {"q2"}
+
+
+def test_only_the_latest_visit_counts():
+    curriculum = Curriculum(pool(1), 0, retire_at=0.9)
+    for rate in (0.5, 0.2):
+        curriculum.record(curriculum.draw(1)[0], rate)
+    assert curriculum.pass_rates == {pool(1)[0].id: 0.2} and curriculum.live == 1
+
+
+def test_a_prompt_that_awaits_its_result_is_put_off_so_that_its_retirement_is_known_in_time():
+    curriculum = Curriculum(pool(10), 0, retire_at=0.9)
+    *known, late = curriculum.draw(10)  # the last of the epoch has no result when the next begins
+    for visit in known:
+        curriculum.record(visit, 0.0)
+    for visit in curriculum.draw(9):
+        assert visit.prompt.id != late.prompt.id
+    curriculum.record(late, 1.0)
+    assert late.prompt.id not in ids(curriculum.draw(30))
+
+
+def test_when_all_prompts_are_solved_draws_come_back_empty():
+    curriculum = Curriculum(pool(2), 0, retire_at=0.9)
+    for visit in curriculum.draw(2):
+        curriculum.record(visit, 1.0)
+    assert curriculum.draw(5) == [] and curriculum.live == 0
+
+
+def test_visits_are_numbered_per_prompt_and_over_all():
+    curriculum = Curriculum(pool(2), 0, None)
+    visits = curriculum.draw(6)
+    assert [v.index for v in visits] == list(range(6))
+    assert sorted((v.prompt.text, v.number) for v in visits) == [(f"q{i}", n) for i in (0, 1) for n in (0, 1, 2)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_skip_no_duplicate_and_no_return_of_a_retired_prompt_across_a_save_and_restore(data):
+    """Draws of random sizes, results in random order; at a random moment the state goes through JSON."""
+    size = data.draw(st.integers(4, 12))
+    curriculum = Curriculum(pool(size), 1, retire_at=0.9)
+    waiting, retired, per_epoch = [], set(), {}
+    for _ in range(12):
+        if data.draw(st.booleans()):
+            state = json.loads(json.dumps(curriculum.state()))
+            curriculum = Curriculum(pool(size), 1, retire_at=0.9)
+            curriculum.load_state(state)
+        drawn = curriculum.draw(data.draw(st.integers(1, 3)))
+        for visit in drawn:
+            assert visit.prompt.id not in retired
+            per_epoch.setdefault(curriculum.epoch, [])
+        waiting += drawn
+        for _ in range(data.draw(st.integers(0, len(waiting)))):
+            visit = waiting.pop(data.draw(st.integers(0, len(waiting) - 1)))
+            rate = data.draw(st.sampled_from([0.0, 0.5, 1.0]))
+            curriculum.record(visit, rate)
+            if rate >= 0.9:
+                retired.add(visit.prompt.id)
+    assert curriculum.retired == retired

@@ -1,0 +1,116 @@
+import json
+
+import pytest
+
+from scalerl.config import PRESETS, read_config
+from scalerl.parts import ConfigError, replace
+from scalerl.prompts.dataset import load_prompts
+from scalerl.train.warm_start import make_tokenizer
+
+ROWS = [{"prompt": f"{i}+{j}=", "answer": str((i + j) % 10), "level": i} for i in range(6) for j in range(6)]
+
+
+@pytest.fixture
+def tokenizer():
+    return make_tokenizer()
+
+
+def config(path, *options):
+    words = ["--model", "unused", "--data", str(path), "--recipe.prompts_per_step", "4", "--evaluation.prompts", "8", *options]
+    return read_config(None, words)
+
+
+def write(path, lines):
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def test_rows_become_prompts_with_their_columns(tmp_path, tokenizer):
+    split = load_prompts(config(write(tmp_path / "p.jsonl", ROWS)), tokenizer)
+    by_text = {p.text: p for p in (*split.training, *split.held_out)}
+    assert len(by_text) == 36 and len(split.held_out) == 8
+    prompt = by_text["3+4="]
+    assert prompt.answer == "7" and prompt.columns["level"] == 3 and prompt.columns["prompt"] == "3+4="
+    assert tokenizer.decode(list(prompt.tokens)) == "3+4="
+
+
+def test_the_held_out_prompts_are_the_same_whatever_the_order_of_the_file(tmp_path, tokenizer):
+    forward = load_prompts(config(write(tmp_path / "a.jsonl", ROWS)), tokenizer)
+    backward = load_prompts(config(write(tmp_path / "b.jsonl", ROWS[::-1])), tokenizer)
+    assert [p.id for p in forward.held_out] == [p.id for p in backward.held_out]
+    assert not {p.id for p in forward.held_out} & {p.id for p in forward.training}
+
+
+def test_duplicates_are_dropped_with_a_note_so_that_none_is_held_out_and_trained_on(tmp_path, tokenizer):
+    split = load_prompts(config(write(tmp_path / "p.jsonl", ROWS + ROWS[:5])), tokenizer)
+    assert len(split.training) + len(split.held_out) == 36
+    assert "dropped 5 duplicate rows" in split.notes[0]
+
+
+def test_a_system_prompt_goes_before_a_plain_prompt(tmp_path, tokenizer):
+    split = load_prompts(config(write(tmp_path / "p.jsonl", ROWS), "--data.system_prompt", "1+1="), tokenizer)
+    assert split.training[0].text.startswith("1+1=\n\n")
+
+
+def test_the_chat_template_is_applied_to_strings_and_messages_and_can_be_refused(tmp_path, tokenizer):
+    tokenizer.chat_template = "{% for m in messages %}<{{ m['role'][0] }}>{{ m['content'] }}{% endfor %}<think>"
+    chat = [{"prompt": [{"role": "user", "content": "1+2="}], "answer": "3"}]
+    path = write(tmp_path / "p.jsonl", ROWS + chat)
+    texts = {p.text for p in load_prompts(config(path), tokenizer).training}
+    assert "<u>3+4=<think>" in texts or "<u>3+5=<think>" in texts
+    with_system = load_prompts(config(path, "--data.system_prompt", "x"), tokenizer).training
+    assert all(p.text.startswith("<s>x<u>") for p in with_system)
+    never = load_prompts(config(path, "--data.chat_template", "never"), tokenizer).training
+    assert not any("<u>" in p.text for p in never)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "the file holds no rows"),
+        (["", "  "], "the file holds no rows"),
+        ([ROWS[0], "{nonsense"], "p.jsonl line 2: not valid JSON"),
+        ([ROWS[0], "[1, 2]"], "p.jsonl line 2: got list; allowed: a JSON object"),
+        ([{"question": "1+1", "answer": "2"}], r"line 1: 'prompt' is None; allowed: text .*columns here: question, answer"),
+        ([{"prompt": "", "answer": "2"}], "line 1: 'prompt' is ''"),
+        ([ROWS[0], {"prompt": "1+1="}], "line 2: 'answer' is None; allowed: the reference answer"),
+        ([{"prompt": "1+1=", "answer": ""}], "line 1: 'answer' is ''"),
+    ],
+)
+def test_a_bad_row_is_named_with_file_and_line(tmp_path, tokenizer, lines, message):
+    with pytest.raises(ConfigError, match=message):
+        load_prompts(config(write(tmp_path / "p.jsonl", lines)), tokenizer)
+
+
+def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path, tokenizer):
+    with pytest.raises(ConfigError, match=r"no such file: .*missing\.jsonl"):
+        load_prompts(config(tmp_path / "missing.jsonl"), tokenizer)
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00\x01")
+    with pytest.raises(ConfigError, match="not UTF-8 text"):
+        load_prompts(config(tmp_path / "binary.jsonl"), tokenizer)
+    with pytest.raises(ConfigError, match="got the directory"):
+        load_prompts(config(tmp_path), tokenizer)
+
+
+def test_prompts_over_the_limit_are_named_or_left_out(tmp_path, tokenizer):
+    path = write(tmp_path / "p.jsonl", [*ROWS, {"prompt": "1+1+1+1+1+1=", "answer": "6"}])
+    with pytest.raises(ConfigError, match=r"1 prompts are longer than data.max_prompt_tokens = 6: .* line 37 \(12 tokens\)"):
+        load_prompts(config(path, "--data.max_prompt_tokens", "6"), tokenizer)
+    split = load_prompts(config(path, "--data.max_prompt_tokens", "6", "--data.long_prompts", "drop"), tokenizer)
+    assert split.longest == 4 and split.notes == ("left out 1 prompts over 6 tokens",)
+
+
+def test_a_held_out_split_that_leaves_too_few_training_prompts_says_how_many_are_allowed(tmp_path, tokenizer):
+    path = write(tmp_path / "p.jsonl", ROWS)
+    with pytest.raises(ConfigError, match="got 33 of 36 prompts, which leaves 3 for training; allowed: at most 32"):
+        load_prompts(config(path, "--evaluation.prompts", "33"), tokenizer)
+
+
+def test_the_lab_makes_the_pool_and_the_held_out_set_it_was_asked_for(tokenizer):
+    lab = PRESETS["lab"]
+    split = load_prompts(lab, tokenizer)
+    assert len(split.training) == lab.data.prompts and len(split.held_out) == lab.evaluation.prompts
+    assert len({p.id for p in (*split.training, *split.held_out)}) == lab.data.prompts + lab.evaluation.prompts
+    small = replace(lab, data=replace(lab.data, operations=(1, 1), prompts=4000))
+    with pytest.raises(ConfigError, match="makes only about 300 distinct prompts"):
+        load_prompts(small, tokenizer)

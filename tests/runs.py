@@ -1,0 +1,75 @@
+"""Real runs in processes of their own, and what is compared of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+SMALL = [
+    "--recipe.prompts_per_step", "4", "--recipe.generations_per_prompt", "4", "--recipe.off_policy.max_lag", "4",
+    "--recipe.length.thinking_tokens", "[12, 20]", "--recipe.optimizer.learning_rate", "1e-3",
+    "--data.operations", "[1, 1]", "--data.prompts", "60", "--evaluation.prompts", "16", "--evaluation.samples", "2",
+    "--evaluation.every", "6", "--checkpoint.every", "4", "--rollouts.lag_ticks", "12", "--steps", "24",
+]  # fmt: skip
+"""Seconds on one core; every component of the recipe is on, several epochs pass, and prompts are retired."""
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "scalerl.cli", *words]
+
+
+def start(words: list[str], **options: Any) -> subprocess.Popen[str]:
+    environment = {**os.environ, "COLUMNS": "200", **options}
+    return subprocess.Popen(
+        command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
+    )
+
+
+def train(model: Path, path: Path, *words: str, **options: Any) -> str:
+    """Run `scalerl train` to its end; return what it printed."""
+    process = start(["train", "--model", str(model), "--run-dir", str(path), *SMALL, *words], **options)
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, text
+    return text
+
+
+def rows(path: Path, name: str) -> list[dict[str, Any]]:
+    file = path / name
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+TIMED = ("_s", "_hours", "_idle", "swap_ms")
+"""Endings of the columns that hold wall-clock time, and so differ from run to run."""
+
+
+def outcome(path: Path) -> dict[str, Any]:
+    """What must not depend on time: the last weights, the points, the metrics."""
+    model = hashlib.sha256((path / "model/model.safetensors").read_bytes()).hexdigest()
+    files = {
+        name: [{k: v for k, v in row.items() if not k.endswith(TIMED)} for row in rows(path, name)]
+        for name in ("points.jsonl", "metrics.jsonl", "rollouts/samples.jsonl")
+    }
+    return {"model": model, **files}
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of the generators started by a process."""
+    try:
+        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        return [int(c) for c in listed if "spawn_main" in Path(f"/proc/{c}/cmdline").read_text()]
+    except (FileNotFoundError, ProcessLookupError):  # it ended while we looked
+        return []
+
+
+def wait_for(condition: Any, seconds: float = 60.0, what: str = "") -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, f"waited {seconds} s for {what}"
+        time.sleep(0.01)

@@ -1,0 +1,61 @@
+import itertools
+
+import pytest
+
+from scalerl.config import ArithmeticTask, WarmStart
+from scalerl.tasks import arithmetic
+
+
+def test_a_chain_is_worked_left_to_right_modulo_ten():
+    # 7+4=11 -> 1, 1*3=3, 3-8=-5 -> 5, 5+1=6, 6+2=8
+    assert arithmetic.solve("7+4*3-8+1+2=<think>") == [1, 3, 5, 6, 8]
+
+
+@pytest.mark.parametrize(
+    ("completion", "passed"),
+    [
+        ("7+4=1;</think>8\n", True),
+        ("</think>8", True),
+        ("7+4=1;</think>7\n", False),
+        ("7+4=1;8\n", False),
+        ("</think>88\n", False),
+        ("</think>\n", False),
+        ("", False),
+        ("</think>3</think>8\n", True),
+    ],
+)
+def test_only_the_text_after_the_last_end_of_thinking_counts(completion, passed):
+    assert arithmetic.verify(completion, "8") is passed
+
+
+def test_the_noisy_share_of_references_is_wrong_and_the_rest_right():
+    task = ArithmeticTask(label_noise=0.12)
+    rows = arithmetic.rows(task, 4000)
+    wrong = sum(row["answer"] != str(arithmetic.solve(row["prompt"])[-1]) for row in rows)
+    assert abs(wrong / 4000 - 0.12) < 0.02  # four standard errors
+    assert all(row["answer"] == arithmetic.reference(row["prompt"], 0.12) for row in rows)
+    exact = arithmetic.rows(ArithmeticTask(label_noise=0.0), 200)
+    assert all(row["answer"] == str(arithmetic.solve(row["prompt"])[-1]) for row in exact)
+
+
+def test_chains_have_the_wanted_numbers_of_operations_equally_often():
+    lengths = [len(arithmetic.solve(row["prompt"])) for row in arithmetic.rows(ArithmeticTask(), 4000)]
+    counts = [lengths.count(n) for n in range(2, 7)]
+    assert sum(counts) == 4000 and max(counts) < 1.25 * min(counts)
+
+
+def test_a_trace_without_noise_is_the_solution_and_scores():
+    start = WarmStart(ramble=0.0)
+    for prompt, completion in itertools.islice(arithmetic.traces(ArithmeticTask(), start, 0.0, "seed"), 50):
+        assert arithmetic.verify(completion, str(arithmetic.solve(prompt)[-1]))
+        steps = completion.split("</think>")[0].rstrip(";").split(";")
+        assert [int(step[-1]) for step in steps] == arithmetic.solve(prompt)
+
+
+def test_endless_rambles_have_no_answer_and_come_as_often_as_asked():
+    start = WarmStart(ramble=0.5, endless=0.5)
+    texts = [completion for _, completion in itertools.islice(arithmetic.traces(ArithmeticTask(), start, 0.0, "s"), 2000)]
+    endless = [text for text in texts if "</think>" not in text]
+    assert all(text.endswith("~" * arithmetic.ENDLESS) for text in endless)
+    # a chain of n = 2..6 steps survives n chances of 1/4: 1 - mean(0.75^n) = 0.659
+    assert abs(len(endless) / 2000 - 0.659) < 0.05

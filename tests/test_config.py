@@ -1,0 +1,90 @@
+import tomllib
+
+import pytest
+
+from scalerl.config import LAB, PRESETS, RunConfig, field_lines, merge, read_config, to_toml
+from scalerl.parts import ConfigError, build
+from scalerl.recipe import Gspo, PpoOffPolicy
+
+
+def test_without_anything_the_lab_is_run():
+    assert read_config(None, []) == LAB
+
+
+def test_overrides_lie_over_the_file_and_the_file_over_the_preset(tmp_path):
+    file = tmp_path / "my.toml"
+    file.write_text('steps = 7\nseed = 1\n[recipe]\nloss = "gspo"\n[recipe.optimizer]\nlearning_rate = 1e-3\n')
+    config = read_config(file, ["--seed", "2", "--recipe.loss.clip_high=5e-3"])
+    assert (config.steps, config.seed) == (7, 2)
+    assert config.recipe.loss == Gspo(clip_low=3e-3, clip_high=5e-3)
+    assert config.recipe.optimizer.learning_rate == 1e-3 and config.recipe.optimizer.warmup_steps == 5
+
+
+def test_a_change_of_kind_drops_the_fields_of_the_other_kind():
+    config = read_config(None, ["--recipe.off_policy", "ppo-off-policy", "--recipe.off_policy.batches", "4"])
+    assert config.recipe.off_policy == PpoOffPolicy(batches=4)
+    assert merge({"a": {"kind": "x", "n": 1}}, {"a": {"kind": "y"}}) == {"a": {"kind": "y"}}
+    assert merge({"a": {"kind": "x", "n": 1}}, {"a": {"m": 2}}) == {"a": {"kind": "x", "n": 1, "m": 2}}
+
+
+def test_a_model_and_data_of_your_own_start_from_the_papers_sizes():
+    config = read_config(None, ["--model", "some/model", "--data", "p.jsonl", "--task", "math"])
+    assert config.model.path == "some/model" and config.data.path == "p.jsonl"
+    assert config.recipe == PRESETS["scalerl"].recipe and config.evaluation.prompts == 1000
+
+
+@pytest.mark.parametrize("words", [[], ["--recipe.loss", "dapo"], ["--recipe.retire_pass_rate", "none"], ["--model", "m", "--data", "d"]])
+def test_a_saved_configuration_reads_back_equal(words, tmp_path):
+    config = read_config(None, words)
+    assert build(RunConfig, tomllib.loads(to_toml(config)), "x") == config
+    (tmp_path / "config.toml").write_text(to_toml(config))
+    assert read_config(tmp_path / "config.toml", []) == config
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--loss.max_ratio", "4"], r"unknown option --loss.max_ratio \(did you mean --recipe.loss.max_ratio\?\)"),
+        (["--recipe.lss", "x"], r"unknown option --recipe.lss \(did you mean recipe.loss\?\)"),
+        (["--recipe.loss.max_ratio"], "--recipe.loss.max_ratio: a value is needed"),
+        (["--steps", "soon"], "command line: steps: got 'soon'; input should be a valid integer"),
+        (["--preset", "labb"], r"preset: got 'labb' \(did you mean 'lab'\?\); allowed: lab, scalerl"),
+        (["--data", "p.jsonl"], "data.kind: got 'file' with model.kind 'tiny', which only knows arithmetic; give --model"),
+        (["stray"], "got 'stray'; allowed: one TOML file, then options"),
+        (["--hardware.device", "tpu"], r"hardware.device: got 'tpu' \(did you mean 'cpu'\?\); allowed: auto, cpu, cuda"),
+    ],
+)
+def test_a_mistyped_option_says_what_is_meant(words, message):
+    with pytest.raises(ConfigError, match=message):
+        read_config(None, words)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"steps = \n", "my.toml: not valid TOML: "),
+        (b"\xff\xfe", "my.toml: not valid TOML: "),
+        (b"stepps = 3\n", r"my.toml: unknown key 'stepps' \(did you mean 'steps'\?\)"),
+        (b"[recipe.loss]\nmax_ratio = 0\n", "my.toml: recipe.loss.max_ratio: got 0"),
+        (b"[recipe]\nloss = 3\n", "my.toml: recipe.loss: got 3"),
+    ],
+)
+def test_a_bad_file_is_named_with_the_place(tmp_path, content, message):
+    (tmp_path / "my.toml").write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        read_config(tmp_path / "my.toml", [])
+
+
+def test_a_missing_file_is_said_to_be_missing(tmp_path):
+    with pytest.raises(ConfigError, match=r"missing.toml: no such file"):
+        read_config(tmp_path / "missing.toml", [])
+
+
+def test_every_field_is_documented():
+    lines = field_lines()
+    assert len(lines) > 60 and all(text for _, _, text in lines)
+
+
+def test_derived_sizes_are_said_in_words():
+    text = "\n".join(LAB.derived_sizes())
+    assert "16 prompts x 16 generations = 256 completions" in text and "at most 8 updates old" in text

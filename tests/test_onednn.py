@@ -1,0 +1,47 @@
+import pytest
+import torch
+from tiny_models import tiny_model
+
+from scalerl import onednn
+
+
+@pytest.mark.parametrize("shape", [(5, 8), (2, 3, 8), (1, 1, 8)])
+@pytest.mark.parametrize("width", [4, 16])
+@pytest.mark.parametrize("bias", [False, True])
+def test_values_and_gradients_are_those_of_torch(shape, width, bias):
+    torch.manual_seed(0)
+    leaves = [torch.randn(shape), torch.randn(width, 8), torch.randn(width) if bias else None]
+    results = []
+    for function in (onednn.linear, torch.nn.functional.linear):
+        inputs = [None if leaf is None else leaf.clone().requires_grad_() for leaf in leaves]
+        out = function(*inputs)
+        (out * torch.arange(out.numel()).view(out.shape)).sum().backward()
+        results.append([out.detach(), *(x.grad for x in inputs if x is not None)])
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-5)
+
+
+def test_it_computes_without_torchs_linear(monkeypatch):
+    """Else the speed would be that of MKL, and nobody would notice."""
+    assert onednn.available()
+
+    def forbidden(*args):
+        raise AssertionError("fell back")
+
+    monkeypatch.setattr(torch.nn.functional, "linear", forbidden)
+    onednn.linear(torch.ones(2, 3, requires_grad=True), torch.ones(4, 3)).sum().backward()
+
+
+def test_other_types_fall_back_to_torch():
+    x, w = torch.randn(2, 8).bfloat16(), torch.randn(4, 8).bfloat16()
+    torch.testing.assert_close(onednn.linear(x, w), torch.nn.functional.linear(x, w))
+    assert onednn.linear(torch.ones(0, 8), torch.ones(4, 8)).shape == (0, 4)
+
+
+def test_an_accelerated_model_gives_the_same_logits_and_saves_the_same_weights(tmp_path):
+    plain, fast = tiny_model("qwen3"), onednn.accelerate(tiny_model("qwen3"))
+    tokens = torch.arange(12)[None]
+    torch.testing.assert_close(fast(tokens).logits, plain(tokens).logits, atol=1e-4, rtol=1e-4)
+    for name, model in (("plain", plain), ("fast", fast)):
+        model.save_pretrained(tmp_path / name)
+    assert (tmp_path / "plain/model.safetensors").read_bytes() == (tmp_path / "fast/model.safetensors").read_bytes()

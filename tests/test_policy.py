@@ -1,0 +1,81 @@
+import pytest
+import torch
+from tiny_models import ARCHITECTURES, tiny_model
+
+from scalerl.parts import ConfigError
+from scalerl.policy import Policy, WeightLayout, check_head, check_vocabulary, load_policy, load_tokenizer
+from scalerl.train.warm_start import make_tokenizer
+
+
+@pytest.mark.parametrize("name", list(ARCHITECTURES))
+def test_body_and_head_together_give_the_models_own_logits(name):
+    policy = Policy(tiny_model(name))
+    check_head(policy)
+    tokens = torch.arange(2, 14)[None]
+    with torch.no_grad():
+        torch.testing.assert_close(
+            policy.logits(policy.hidden(tokens)[0]), policy.model(tokens).logits[0], atol=1e-4, rtol=1e-4
+        )
+
+
+def test_a_head_that_is_not_understood_is_refused():
+    policy = Policy(tiny_model("granite-scaled"))
+    policy.rule = type(policy.rule)(scale=1.0)  # as if the architecture's scale were unknown
+    with pytest.raises(ConfigError, match="transforms its logits in a way this project does not know"):
+        check_head(policy)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-untied", "qwen3-moe"])
+def test_weights_travel_through_a_block_of_bytes_tied_ones_once(name):
+    source, target = Policy(tiny_model(name, seed=1)), Policy(tiny_model(name, seed=2))
+    layout = WeightLayout.of(source)
+    assert layout == WeightLayout.of(target) and all(offset % 64 == 0 for offset in layout.offsets)
+    block = torch.zeros(layout.total, dtype=torch.uint8)
+    layout.write(source, block)
+    layout.read(block, target)
+    tokens = torch.arange(2, 10)[None]
+    with torch.no_grad():
+        assert torch.equal(source.model(tokens).logits, target.model(tokens).logits)
+
+
+def test_the_upcast_copy_of_a_bf16_head_is_renewed_at_a_swap():
+    """A stale copy would leave the head of the old weights in place, and nothing would crash."""
+    source, target = (Policy(tiny_model("qwen3", seed=s).bfloat16()) for s in (1, 2))
+    hidden = torch.randn(3, 32).bfloat16()
+    with torch.no_grad():
+        before = target.logits(hidden)
+        layout = WeightLayout.of(source)
+        block = torch.zeros(layout.total, dtype=torch.uint8)
+        layout.write(source, block)
+        layout.read(block, target)
+        assert torch.equal(target.logits(hidden), source.logits(hidden)) and not torch.equal(target.logits(hidden), before)
+
+
+def test_dropout_is_switched_off_so_that_the_ratio_is_one_on_policy():
+    policy = Policy(tiny_model("qwen3", attention_dropout=0.5).train())
+    policy.model.train()
+    tokens = torch.arange(2, 14)[None]
+    with torch.no_grad():
+        assert torch.equal(policy.hidden(tokens), policy.hidden(tokens))
+
+
+def test_a_model_saved_on_disk_is_loaded_with_its_tokenizer(tmp_path):
+    tiny_model("llama").save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    policy, tokenizer = load_policy(str(tmp_path)), load_tokenizer(str(tmp_path))
+    check_vocabulary(tokenizer, policy, str(tmp_path))
+    assert policy.vocab_size == 48 and tokenizer.decode(tokenizer("1+2=<think>")["input_ids"]) == "1+2=<think>"
+
+
+def test_a_directory_without_model_or_tokenizer_says_what_is_missing(tmp_path):
+    with pytest.raises(ConfigError, match=r"model.path: got .*; allowed: a directory with config.json and weights"):
+        load_policy(str(tmp_path))
+    tiny_model("llama").save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"found no tokenizer at .*tokenizer.json; save one there"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):
+    tokenizer = make_tokenizer()
+    with pytest.raises(ConfigError, match="ids up to 31, the model has 16 embeddings"):
+        check_vocabulary(tokenizer, Policy(tiny_model("llama", vocab_size=16)), "there")

@@ -1,0 +1,202 @@
+"""Whole runs: what they write, that nothing but data decides, and that killing them loses nothing."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import runs
+
+
+@pytest.fixture(scope="module")
+def undisturbed(lab_model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "undisturbed"
+    return path, runs.train(lab_model, path)
+
+
+def test_a_run_leaves_everything_it_promises(undisturbed):
+    path, printed = undisturbed
+    for name in ("config.toml", "metrics.jsonl", "points.jsonl", "rollouts/samples.jsonl", "summary.json", "curve.png",
+                 "model/config.json", "model/tokenizer.json", "model/model.safetensors", "checkpoints/step_000024"):  # fmt: skip
+        assert (path / name).exists(), name
+    points, metrics = runs.rows(path, "points.jsonl"), runs.rows(path, "metrics.jsonl")
+    assert [p["step"] for p in points] == [0, 6, 12, 18, 24] and [m["step"] for m in metrics] == list(range(1, 25))
+    assert points[0]["flops"] == points[0]["tokens"] == 0
+    for earlier, later in zip(points, points[1:], strict=False):
+        assert later["flops"] > earlier["flops"] and later["tokens"] > earlier["tokens"]
+        assert later["device_hours"] > earlier["device_hours"]
+    assert "24 steps of 4 prompts x 4 generations = 16 completions" in printed
+    assert f"run       {path}" in printed and "curve.png" in printed and "advice" in printed
+
+
+def test_every_component_of_the_recipe_acted(undisturbed):
+    path, _ = undisturbed
+    metrics = runs.rows(path, "metrics.jsonl")
+    assert max(m["staleness_max"] for m in metrics) >= 2 and max(m["staleness_max"] for m in metrics) <= 4
+    assert any(m["kept_prompts"] < m["prompts"] for m in metrics)
+    assert metrics[-1]["epoch"] >= 2 and metrics[-1]["retired_prompts"] > 0
+    assert any(m["interruption_rate"] > 0 for m in metrics)
+    on_policy = metrics[0]
+    assert max(abs(on_policy["log_ratio_min"]), abs(on_policy["log_ratio_max"])) <= 1e-5
+
+
+def test_documented_metrics_are_the_metrics(undisturbed):
+    path, _ = undisturbed
+    document = (Path(__file__).parents[2] / "docs/metrics.md").read_text()
+    for name in [*runs.rows(path, "metrics.jsonl")[0], *runs.rows(path, "points.jsonl")[0]]:
+        assert f"`{name}`" in document, name
+
+
+def test_the_exported_model_is_an_ordinary_hugging_face_model(undisturbed):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path, _ = undisturbed
+    tokenizer = AutoTokenizer.from_pretrained(path / "model")
+    model = AutoModelForCausalLM.from_pretrained(path / "model")
+    out = model.generate(**tokenizer("3+4=<think>", return_tensors="pt"), max_new_tokens=30, do_sample=False)
+    assert tokenizer.decode(out[0], skip_special_tokens=True).startswith("3+4=<think>3+4=")
+
+
+def test_the_saved_configuration_repeats_the_run(undisturbed, tmp_path):
+    path, _ = undisturbed
+    process = runs.start(["train", str(path / "config.toml"), "--run-dir", str(tmp_path / "again")])
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, text
+    assert runs.outcome(tmp_path / "again") == runs.outcome(path)
+
+
+def test_a_busy_machine_changes_no_bit(undisturbed, lab_model, tmp_path):
+    path, _ = undisturbed
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        runs.train(lab_model, tmp_path / "busy")
+    finally:
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert runs.outcome(tmp_path / "busy") == runs.outcome(path)
+
+
+def test_another_seed_is_another_run(undisturbed, lab_model, tmp_path):
+    path, _ = undisturbed
+    runs.train(lab_model, tmp_path / "seed", "--seed", "1")
+    assert runs.outcome(tmp_path / "seed")["model"] != runs.outcome(path)["model"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--recipe.off_policy", "ppo-off-policy", "--recipe.off_policy.batches", "4", "--recipe.loss", "gspo"],
+        ["--recipe.off_policy.max_lag", "0", "--recipe.length", "penalty", "--recipe.length.max_tokens", "30",
+         "--recipe.length.cache_tokens", "10", "--recipe.aggregation", "token", "--recipe.advantage", "group",
+         "--recipe.zero_variance", "keep", "--recipe.truncated", "keep", "--recipe.retire_pass_rate", "none"],
+        ["--rollouts.schedule", "eager", "--recipe.loss", "dapo", "--recipe.length", "none",
+         "--recipe.length.max_tokens", "40", "--recipe.aggregation", "sample", "--hardware.dtype", "bfloat16"],
+    ],
+    ids=["ppo-off-policy", "on-policy", "eager-bf16"],
+)  # fmt: skip
+def test_other_recipes_run_on_the_same_machinery(lab_model, tmp_path, words):
+    runs.train(lab_model, tmp_path / "run", *(w for w in words), "--steps", "8")
+    metrics = runs.rows(tmp_path / "run", "metrics.jsonl")
+    bound = 3 if "ppo-off-policy" in words else 0 if "0" in words else 4
+    assert len(metrics) == 8 and max(m["staleness_max"] for m in metrics) <= bound
+    if bound:
+        assert max(m["staleness_max"] for m in metrics) > 0
+
+
+def resume_to_the_end(path):
+    process = runs.start(["resume", str(path)])
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, text
+    return text
+
+
+def kill_at(path, process, row, victims, rng):
+    """Kill processes a moment after the run has written a given number of rows of metrics; return its output."""
+    # a resumed run cuts its files back before it starts its generator
+    runs.wait_for(lambda: process.poll() is not None or runs.children(process.pid), what="the generator")
+    runs.wait_for(lambda: len(runs.rows(path, "metrics.jsonl")) >= row or process.poll() is not None, what=f"row {row}")
+    time.sleep(rng.random() * 0.05)
+    generators = runs.children(process.pid) if process.poll() is None else []
+    targets = {"trainer": [process.pid], "generator": generators, "both": [*generators, process.pid]}[victims]
+    for pid in targets:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    began = time.monotonic()
+    text, _ = process.communicate(timeout=60)
+    assert time.monotonic() - began < 10
+    for pid in generators:
+        runs.wait_for(lambda pid=pid: not os.path.exists(f"/proc/{pid}"), 10, "the generator to notice")
+    return text
+
+
+@pytest.mark.slow
+def test_ten_kills_at_random_moments_give_the_same_weights_and_points(undisturbed, lab_model, tmp_path):
+    path, rng = tmp_path / "killed", random.Random(7)
+    process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL])
+    row = 0
+    for kill in range(10):
+        row = max(1, min(23, row + rng.randint(0, 3)))
+        victims = ("trainer", "generator", "both")[kill % 3]
+        text = kill_at(path, process, row, victims, rng)
+        if victims == "generator" and process.returncode != 0:
+            assert "the generator process" in text and "was killed by signal 9" in text and "Traceback" not in text
+            assert f"continue with: scalerl resume {path}" in text
+        row = len(runs.rows(path, "metrics.jsonl"))
+        process = runs.start(["resume", str(path)])
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, text
+    assert runs.outcome(path) == runs.outcome(undisturbed[0])
+
+
+@pytest.mark.slow
+def test_a_kill_inside_a_frozen_round_resumes_with_the_weights_of_the_round(lab_model, tmp_path):
+    words = ["--recipe.off_policy", "ppo-off-policy", "--recipe.off_policy.batches", "3", "--checkpoint.every", "1", "--steps", "9"]
+    runs.train(lab_model, tmp_path / "whole", *words)
+    path = tmp_path / "killed"
+    process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL, *words])
+    kill_at(path, process, 5, "both", random.Random(1))
+    resume_to_the_end(path)
+    assert runs.outcome(path) == runs.outcome(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+def test_a_signal_stops_in_order_with_a_checkpoint_of_the_last_step(undisturbed, lab_model, tmp_path, number):
+    path = tmp_path / "stopped"
+    process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL])
+    runs.wait_for(lambda: len(runs.rows(path, "metrics.jsonl")) >= 5, what="five steps")
+    os.killpg(process.pid, number)  # as a terminal or a service manager does: to the generator too
+    text, _ = process.communicate(timeout=60)
+    steps = len(runs.rows(path, "metrics.jsonl"))
+    assert process.returncode == 128 + number and "Traceback" not in text, text
+    assert f"stopped at step {steps}; continue with: scalerl resume {path}" in text
+    assert (path / f"checkpoints/step_{steps:06d}").exists()
+    resume_to_the_end(path)
+    assert runs.outcome(path) == runs.outcome(undisturbed[0])
+
+
+def test_a_finished_run_can_be_trained_on(undisturbed, lab_model, tmp_path):
+    whole, path = tmp_path / "whole", tmp_path / "extended"
+    runs.train(lab_model, whole, "--steps", "30")
+    shutil.copytree(undisturbed[0], path)
+    process = runs.start(["resume", str(path), "--steps", "30"])
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, text
+    assert runs.outcome(path) == runs.outcome(whole)
+
+
+def test_a_configuration_changed_before_a_resume_is_refused_by_name(undisturbed, tmp_path):
+    path = tmp_path / "changed"
+    shutil.copytree(undisturbed[0], path)
+    config = path / "config.toml"
+    config.write_text(config.read_text().replace("temperature = 1.0", "temperature = 0.9"))
+    process = runs.start(["resume", str(path)])
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 2 and "'temperature = 0.9' instead of 'temperature = 1.0'" in text and "Traceback" not in text
