@@ -74,7 +74,7 @@ def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
     Raises:
         CurveError: a budget already spent, a gain that is not positive, or a fit without uncertainty.
     """
-    total, last = amount(budget, fit), fit.curve.last_compute
+    total, last = amount(budget, fit), fit.last_compute
     if total <= last:
         raise CurveError(
             f"the budget {short(total)} is already spent (last point {short(last)}); give a larger one, such as '2x'"

@@ -251,7 +251,7 @@ def log_efficiency(curve: Curve, common: float, seed_sd: float, rng: np.random.G
 def shared_level(sides: Sides) -> float:
     """Most of the way up to where both sides have been; nearer to a ceiling the compute for a level is a guess."""
     start = float(np.mean([f.initial.mean for side in sides for f in side]))
-    reached = min(float(np.mean([f.levels(f.curve.last_compute).mean() for f in side])) for side in sides)
+    reached = min(float(np.mean([f.levels(f.last_compute).mean() for f in side])) for side in sides)
     return start + SHARED_CLIMB * (reached - start)
 
 
@@ -273,7 +273,7 @@ def log_compute_needed(f: Fit, level: float, seed_D: Array, rng: np.random.Gener
     share_D = np.clip((level - draws.initial) / np.maximum(draws.asymptote - draws.initial, 1e-9), 0, 1)
     target_D = level + share_D * seed_D * rng.standard_normal(len(seed_D))
     needed_D = draws.compute_for(target_D, high)
-    return np.asarray(np.log(np.clip(needed_D, 1e-3 * f.curve.last_compute, 1e6 * f.curve.last_compute)))
+    return np.asarray(np.log(np.clip(needed_D, 1e-3 * f.last_compute, 1e6 * f.last_compute)))
 
 
 def judge(difference_D: Array, ratio_D: Array, margin: float) -> tuple[str, str | None]:

@@ -227,7 +227,7 @@ def repaired(compute_N: Array, metric_N: Array, stderr_N: Array) -> tuple[Array,
     notes: list[str] = []
     full_N = ~(np.isnan(compute_N) | np.isnan(metric_N))
     if not full_N.all():
-        notes.append(f"{int((~full_N).sum())} rows without a number (NaN or empty) were left out")
+        notes.append(f"left out for want of a number (NaN or empty): {rows(int((~full_N).sum()))}")
         compute_N, metric_N, stderr_N = compute_N[full_N], metric_N[full_N], stderr_N[full_N]
     if (np.diff(compute_N) < 0).any():
         notes.append("rows were not in order of compute and were sorted")
@@ -236,12 +236,16 @@ def repaired(compute_N: Array, metric_N: Array, stderr_N: Array) -> tuple[Array,
     compute_N, metric_N, stderr_N = compute_N[order_N], metric_N[order_N], stderr_N[order_N]
     distinct, first, count = np.unique(compute_N, return_index=True, return_counts=True)
     if len(distinct) < len(compute_N):
-        notes.append(
-            f"{len(compute_N) - len(distinct)} rows repeat a compute that another row has; their metrics were averaged"
-        )
+        repeats = rows(len(compute_N) - len(distinct))
+        notes.append(f"averaged, for having the same compute as another row: {repeats}")
         metric_N = np.add.reduceat(metric_N, first) / count
         stderr_N = np.sqrt(np.add.reduceat(stderr_N**2, first)) / count
     return distinct, metric_N, stderr_N, tuple(notes)
+
+
+def rows(count: int) -> str:
+    """A number of rows in words."""
+    return "1 row" if count == 1 else f"{count} rows"
 
 
 def check_range(compute_N: Array, metric_N: Array, low: float, high: float) -> None:
@@ -267,16 +271,14 @@ def check_range(compute_N: Array, metric_N: Array, low: float, high: float) -> N
 
 
 def thinned(curve: Curve, most: int) -> Curve:
-    """A curve of at most so many points: neighbours are averaged in equal groups; the point at compute 0 stays alone.
+    """A curve of at most so many points: neighbours are averaged in groups as equal as can be.
 
     Averaging moves the metric by a second-order amount (the bend of the curve within one group), and keeps all the
-    information on its level.
+    information on its level. The point at compute 0 is no exception: alone it would be noisier than all the others.
     """
     if len(curve) <= most:
         return curve
-    start = int(curve.compute[0] == 0)
-    edges = np.unique(np.linspace(start, len(curve), most - start + 1).astype(int))[:-1]
-    edges = np.concatenate([np.arange(start), edges])
+    edges = np.linspace(0, len(curve), most + 1).astype(int)[:-1]
     count = np.diff(np.append(edges, len(curve)))
     compute = np.add.reduceat(curve.compute, edges) / count
     metric = np.clip(np.add.reduceat(curve.metric, edges) / count, *curve.bounds)

@@ -53,6 +53,9 @@ class Fit:
     curve: Curve
     """The points that were fitted, after exclusion and thinning."""
 
+    last_compute: float
+    """Compute of the run's last point, before any thinning; "2x" means twice this."""
+
     method: str
     """Key of ``METHODS``."""
 
@@ -139,13 +142,13 @@ class Fit:
             "axis": self.curve.axis,
             "label": self.curve.label,
             "points": len(self.curve),
-            "last_compute": self.curve.last_compute,
+            "last_compute": self.last_compute,
         }
 
     def __str__(self) -> str:
         title = f"{self.curve.label}: " if self.curve.label else ""
         lines = [
-            f"{title}{self.method} fit of {len(self.curve)} points to {self.curve.axis} {self.curve.last_compute:.4g}",
+            f"{title}{self.method} fit of {len(self.curve)} points to {self.curve.axis} {self.last_compute:.4g}",
             f"  asymptote   A     {self.asymptote}",
             f"  efficiency  B     {self.efficiency}",
             f"  midpoint    Cmid  {self.midpoint}",
@@ -228,13 +231,15 @@ def fit(
     if not isinstance(settings, chosen.settings):
         raise CurveError(f"method {method!r} takes a {chosen.settings.__name__}; got a {type(settings).__name__}")
     initial = checked_initial(r0, curve)
-    window = thinned(usable(curve, exclude_below), MAX_POINTS)
+    whole = usable(curve, exclude_below)
+    window = thinned(whole, MAX_POINTS)
     found = chosen.solve(window, initial, settings)
     symptoms = (*shape_symptoms(window), *departure_symptoms(window, found.draws, found.departures))
     identified, reason = verdict(found, window, {symptom.name for symptom in symptoms})
     bumps = tuple(f"{name} runs into the limit of what is allowed" for name in found.at_bound)
     unjudged = Fit(
-        curve=window, method=method, **found._asdict(), identified=identified, reason=reason,
+        curve=window, last_compute=whole.last_compute, method=method, identified=identified, reason=reason,
+        **found._asdict(),
         warnings=(*(str(symptom) for symptom in symptoms), *bumps, *window.notes),
         residual_sum_of_squares=0.0,
     )  # fmt: skip

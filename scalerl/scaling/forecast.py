@@ -108,7 +108,7 @@ def forecast(fit: Fit, at: Sequence[float | str] = ("2x", "4x"), target: float |
         CurveError: an amount that is neither a positive number nor a multiple, or a target outside the metric's bounds.
     """
     compute_M = np.array([amount(item, fit) for item in at], dtype=np.float64)
-    last = fit.curve.last_compute
+    last = fit.last_compute
     estimates = tuple(estimate_at(fit, float(compute)) for compute in compute_M)
     levels_D = fit.levels(last)[0]
     return Forecast(
@@ -127,7 +127,7 @@ def amount(item: float | str, fit: Fit) -> float:
     if isinstance(item, str):
         match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*[x×]\s*", item.lower())
         factor = float(match.group(1)) if match and match.group(1).count(".") <= 1 and match.group(1) != "." else 0.0
-        value = factor * fit.curve.last_compute
+        value = factor * fit.last_compute
     else:
         value = float(item)
     if not (np.isfinite(value) and value > 0):

@@ -60,12 +60,14 @@ def least_squares_solution(curve: Curve, r0: float | None, search: Search) -> So
 
     best = None
     for start in starts(log_c_N, y_N, r0, limits, search, (low, high)):
-        found = least_squares(
-            lambda theta: law_at(log_c_N, whole(theta)) - y_N,
-            np.clip(start[free], lower + 1e-9, upper - 1e-9),
-            jac=lambda theta: jacobian(log_c_N, whole(theta))[:, free],
-            bounds=(lower, upper), x_scale="jac", ftol=1e-15, xtol=1e-15, gtol=1e-15, max_nfev=500,
-        )  # fmt: skip
+        # scipy divides zero by zero where the gradient vanishes at a start; it copes, but says so
+        with np.errstate(invalid="ignore", divide="ignore"):
+            found = least_squares(
+                lambda theta: law_at(log_c_N, whole(theta)) - y_N,
+                np.clip(start[free], lower + 1e-9, upper - 1e-9),
+                jac=lambda theta: jacobian(log_c_N, whole(theta))[:, free],
+                bounds=(lower, upper), x_scale="jac", ftol=1e-15, xtol=1e-15, gtol=1e-15, max_nfev=500,
+            )  # fmt: skip
         if best is None or found.cost < best.cost:
             best = found
     assert best is not None
@@ -160,7 +162,10 @@ def solution(
 def draws_around(curve: Curve, theta_P: Array, covariance_PP: Array, dof: int, num_draws: int = 4000) -> Draws:
     """Multivariate t draws about the optimum, kept inside the metric's bounds."""
     rng = np.random.default_rng(0)
-    normal_DP = rng.multivariate_normal(np.zeros(4), covariance_PP, size=num_draws, method="eigh")
+    # through correlations: parameters of very different scale would spoil the decomposition of the covariance
+    scale_P = np.maximum(np.sqrt(np.diag(covariance_PP)), 1e-300)
+    spread, axes = np.linalg.eigh(covariance_PP / scale_P / scale_P[:, None])
+    normal_DP = rng.standard_normal((num_draws, 4)) @ (axes * np.sqrt(np.maximum(spread, 0.0))).T * scale_P
     chi_D = rng.chisquare(dof, num_draws)
     theta_DP = theta_P + normal_DP * np.sqrt(dof / chi_D)[:, None]
     rss = ((law_at(log_compute(curve.compute), theta_P) - curve.metric) ** 2).sum()

@@ -53,7 +53,7 @@ def eliminate(columns: Sequence[Array], y_N: Array, phi: Array, floor: float) ->
 
     Args:
         columns: K arrays of shape (..., N).
-        y_N: data, shape (N,).
+        y_N: data, shape (N,), or (..., N) where a column of known coefficient was taken off it.
         phi: AR(1) coefficient, any shape that broadcasts with the leading axes of the columns.
         floor: added to the residual sum of squares, so that data without noise do not divide by zero.
     """

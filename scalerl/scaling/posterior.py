@@ -20,6 +20,7 @@ from scalerl.scaling.grid import Cells, pick, systematic, zoom
 from scalerl.scaling.kinds import CREEP_REACH, DEPARTURES, LAW, Kind
 from scalerl.scaling.law import Array, climb, log_compute
 from scalerl.scaling.linear import LastCoefficient, Solved, draw, eliminate, last_coefficient, log_evidence
+from scalerl.scaling.readers import CurveError
 
 NOISE_FLOOR = 1e-5
 """Least standard deviation of the noise, as a share of the metric's range."""
@@ -30,11 +31,14 @@ DEPARTURE_PHI = slice(0, None, 2)
 DEPARTURE_POINTS = 12
 """Fewer points cannot tell a departure from the law."""
 
-ADMITTED = 0.5
-"""Departures count only when together they are likelier than this, that is, than the law.
+ADMITTED = 0.25
+"""Departures count only when together they are likelier than this.
 
-Below it they would cost more in the runs that follow the law than they bring in those that do not.
+Below it they cost more in runs that follow the law than they bring in runs that do not.
 """
+
+LEAST_LAWFUL = 0.02
+"""A kind of curve that obeys the metric's limits and R0 <= A in less than this share of its mass is no candidate."""
 
 SUSPICIOUS = 1.0
 """t value of a departure's column beside the fitted law from which the evidence is worked out."""
@@ -63,8 +67,22 @@ class Prior:
     autocorrelations: tuple[float, ...] = (0.1, 0.4, 0.6, 0.75, 0.88, 0.95)
     """Values of phi, equally likely."""
 
-    departure: float = 0.1
+    departure: float = 0.05
     """Probability of each departure from the law (late start, second rise, creep), below 1/3; 0 admits none."""
+
+    def __post_init__(self) -> None:
+        low, high = self.efficiency_range
+        checks = {
+            "efficiency_range must ascend from above 0": 0 < low < high,
+            "efficiency and efficiency_spread must be positive": self.efficiency > 0 and self.efficiency_spread > 0,
+            "midpoint_reach must be at least 1": self.midpoint_reach >= 1,
+            "autocorrelations must lie in [0, 1), at least one": self.autocorrelations
+            and all(0 <= phi < 1 for phi in self.autocorrelations),
+            "departure must lie in [0, 1/3)": 0 <= self.departure < 1 / 3,
+        }
+        for rule, kept in checks.items():
+            if not kept:
+                raise CurveError(f"{rule}; got {self}")
 
 
 class Problem(NamedTuple):
@@ -107,13 +125,15 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
     problem = standardised(curve, r0, prior)
     cells = explore(problem, LAW)
     draws, lawful = sample(problem, LAW, cells, num_draws)
-    if len(curve) < DEPARTURE_POINTS or prior.departure == 0 or suspicion(problem, cells) < SUSPICIOUS:
+    worth_it = len(curve) >= DEPARTURE_POINTS and prior.departure > 0 and lawful >= LEAST_LAWFUL
+    if not worth_it or suspicion(problem, cells) < SUSPICIOUS:
         return Posterior(draws, {"law": 1.0})
-    explored = {kind: explore(problem, kind) for kind in DEPARTURES}
-    # a few draws tell how much of the mass obeys the limits that the grid does not know
-    share = {kind: sample(problem, kind, found, 300)[1] for kind, found in explored.items()}
-    log_mass = [log_share(cells.log_mass(DEPARTURE_PHI), max(lawful, 0.02), 1 - len(DEPARTURES) * prior.departure)]
-    log_mass += [log_share(found.log_mass(), share[kind], prior.departure) for kind, found in explored.items()]
+    explored = [explore(problem, kind) for kind in DEPARTURES]
+    log_mass = [log_share(cells.log_mass(DEPARTURE_PHI), lawful, 1 - len(DEPARTURES) * prior.departure)]
+    for kind, found in zip(DEPARTURES, explored, strict=True):
+        # a few draws tell how much of the mass obeys the limits that the grid does not know
+        obeying = sample(problem, kind, found, 300)[1]
+        log_mass.append(log_share(found.log_mass(), obeying, prior.departure))
     weight = np.exp(np.array(log_mass) - max(log_mass))
     weight /= weight.sum()
     if weight[0] > 1 - ADMITTED:
@@ -121,16 +141,16 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
     # rounding the running sum, so that the parts add up
     count = np.diff(np.round(np.cumsum([0.0, *weight]) * num_draws).astype(int))
     parts = [every(draws, int(count[0]))]
-    for kind, n in zip(DEPARTURES, count[1:], strict=True):
+    for kind, found, n in zip(DEPARTURES, explored, count[1:], strict=True):
         if n:
-            parts.append(every(sample(problem, kind, explored[kind], num_draws)[0], int(n)))
+            parts.append(every(sample(problem, kind, found, num_draws)[0], int(n)))
     names = ["law", *(kind.name for kind in DEPARTURES)]
     return Posterior(joined(parts), dict(zip(names, weight.tolist(), strict=True)))
 
 
 def log_share(log_mass: float, lawful: float, probability: float) -> float:
     """Log of evidence times prior probability; minus infinity for a kind that hardly ever obeys the metric's limits."""
-    return log_mass + float(np.log(lawful * probability)) if lawful > 0.02 else -np.inf
+    return log_mass + float(np.log(lawful * probability)) if lawful >= LEAST_LAWFUL else -np.inf
 
 
 def standardised(curve: Curve, r0: float | None, prior: Prior) -> Problem:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 Table = dict[str, list[Any]]
 
 
@@ -107,4 +109,4 @@ def table_of_frame(frame: Any) -> Table:
         names = list(frame)
     if names is None:
         raise CurveError(f"a {type(frame).__name__} has no columns; give a data frame or a dict of arrays")
-    return {str(name): list(frame[name]) for name in names}
+    return {str(name): np.asarray(frame[name]).tolist() for name in names}

@@ -39,6 +39,12 @@ def test_less_noise_asks_for_less_training_before_the_ceiling_is_known():
     assert clean < noisy
 
 
+def test_asking_for_a_larger_gain_never_makes_it_likelier():
+    found = fit(run(last=8000.0, noise=0.01))
+    chances = [advise(found, "2x", gain).probability for gain in (0.001, 0.01, 0.03, 0.1)]
+    assert chances == sorted(chances, reverse=True)
+
+
 @pytest.mark.parametrize(
     ("budget", "min_gain", "message"),
     [

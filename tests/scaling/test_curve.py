@@ -85,7 +85,7 @@ def test_unsorted_rows_are_sorted_and_equal_compute_is_averaged_with_notes():
 def test_rows_without_a_number_are_left_out_with_a_note():
     curve = Curve([0, 1, 2, 3], [0.1, np.nan, 0.3, 0.4])
     assert curve.compute.tolist() == [0.0, 2.0, 3.0]
-    assert curve.notes == ("1 rows without a number (NaN or empty) were left out",)
+    assert curve.notes == ("left out for want of a number (NaN or empty): 1 row",)
 
 
 def test_mixed_tasks_need_a_choice():
@@ -170,12 +170,12 @@ def test_early_points_are_left_out_but_the_one_at_zero_stays():
     assert curve.first(2).compute.tolist() == [0.0, 1.0]
 
 
-def test_thinning_averages_neighbours_and_keeps_the_start():
-    curve = Curve(np.arange(9.0), np.arange(9.0) / 10)
+def test_thinning_averages_neighbours():
+    curve = Curve(np.arange(10.0), np.arange(10.0) / 10)
     thin = thinned(curve, 5)
-    assert thin.compute.tolist() == [0.0, 1.5, 3.5, 5.5, 7.5]
-    assert thin.metric.tolist() == pytest.approx([0.0, 0.15, 0.35, 0.55, 0.75])
-    assert thin.notes == ("9 points were averaged in groups to 5",)
+    assert thin.compute.tolist() == [0.5, 2.5, 4.5, 6.5, 8.5]
+    assert thin.metric.tolist() == pytest.approx([0.05, 0.25, 0.45, 0.65, 0.85])
+    assert thin.notes == ("10 points were averaged in groups to 5",)
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e12), st.floats(0, 1)), min_size=1, max_size=60))

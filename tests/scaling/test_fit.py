@@ -1,3 +1,4 @@
+import doctest
 import json
 import subprocess
 import sys
@@ -93,3 +94,9 @@ def test_importing_the_package_loads_neither_torch_nor_matplotlib_nor_pandas():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+def test_the_examples_in_the_docstrings_run():
+    module = sys.modules["scalerl.scaling.curve"]
+    assert doctest.testmod(module).failed == 0
+    assert doctest.testmod(module).attempted >= 2

@@ -2,6 +2,8 @@ import json
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scaling_runs import run
 
 from scalerl.scaling import Curve, CurveError, fit, forecast, sigmoid
@@ -61,6 +63,15 @@ def test_the_answer_is_json():
     answer = json.loads(json.dumps(forecast(fit(run()), target=0.9).to_dict()))
     assert answer["at"][0]["compute"] == 32_000.0
     assert answer["target"]["high"] is None
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10_000), noise=st.floats(0.0, 0.1), last=st.floats(1e3, 1e5))
+def test_forecasts_never_fall_nor_leave_the_metrics_bounds(seed, noise, last):
+    found = forecast(fit(run(seed=seed, noise=noise, last=last)), at=["1x", "2x", "4x", "10x", "100x"])
+    means = [estimate.mean for estimate in found.at]
+    assert (np.diff(means) >= -1e-9).all()
+    assert all(0 <= e.low <= e.high <= 1 + 1e-9 for e in found.at)
 
 
 @pytest.mark.parametrize("bad", ["x", "fast", "0x", "-2x", "1.2.3x", -5.0, 0, float("nan"), float("inf")])

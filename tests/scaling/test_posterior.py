@@ -4,8 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scaling_runs import TRUTH, run
 
-from scalerl.scaling import Curve, Prior, fit, sigmoid
-from scalerl.scaling.posterior import posterior
+from scalerl.scaling import Curve, CurveError, Prior, fit, sigmoid
+from scalerl.scaling.kinds import LAW
+from scalerl.scaling.posterior import explore, posterior, sample, standardised
 
 
 def test_a_curve_without_noise_returns_its_parameters_with_hardly_any_width():
@@ -119,3 +120,56 @@ def test_intervals_hold_the_truth_about_nine_times_in_ten():
         inside += bool(found.low[0] <= level <= found.high[0])
     # 54 expected; below 48 or so would be a broken interval
     assert 49 <= inside <= 60
+
+
+def test_a_lawful_run_is_fitted_by_the_law_alone():
+    assert posterior(run(), None, Prior()).probability == {"law": 1.0}
+
+
+def late():
+    compute = np.linspace(0, 100, 41)
+    level = sigmoid(np.maximum(compute - 40, 0), 0.7, 1.5, 20.0, 0.1)
+    return Curve(compute, level + 0.003 * np.random.default_rng(0).standard_normal(41))
+
+
+def test_a_late_start_is_found_and_its_forecast_follows_the_truth():
+    found = posterior(late(), None, Prior())
+    assert found.probability["late start"] > 0.95
+    levels = found.draws.levels(np.array([400.0]), 1.0)[0]
+    # from the start on, 360 are 18 midpoints: 0.1 + 0.6 / (1 + 18^-1.5) = 0.692
+    assert np.quantile(levels, 0.05) < 0.692 < np.quantile(levels, 0.95)
+
+
+def test_no_departure_is_admitted_when_the_prior_admits_none():
+    assert posterior(late(), None, Prior(departure=0.0)).probability == {"law": 1.0}
+
+
+def test_probabilities_of_the_kinds_add_up_and_share_out_the_draws():
+    found = posterior(late(), None, Prior())
+    assert sum(found.probability.values()) == pytest.approx(1.0)
+    assert len(found.draws.asymptote) == 2000
+    assert (found.draws.delay > 0).mean() == pytest.approx(found.probability["late start"], abs=1e-3)
+
+
+def test_holding_the_ceiling_lower_makes_the_run_look_more_efficient():
+    # the published run, A .610 and B 1.92, refitted with A held at .605: B 2.01 by least squares, so phi is 0 here
+    problem = standardised(run(points=76, noise=0.0), None, Prior(autocorrelations=(0.0,)))
+    held = problem._replace(asymptote=(0.605 - problem.offset) / problem.width)
+    draws, _ = sample(held, LAW, explore(held, LAW), 2000)
+    assert np.allclose(draws.asymptote, 0.605)
+    assert draws.efficiency.mean() == pytest.approx(2.01, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("departure", 0.5, r"departure must lie in \[0, 1/3\)"),
+        ("autocorrelations", (1.0,), r"autocorrelations must lie in \[0, 1\)"),
+        ("efficiency_range", (5.0, 0.4), "efficiency_range must ascend"),
+        ("midpoint_reach", 0.5, "midpoint_reach must be at least 1"),
+        ("efficiency_spread", 0.0, "must be positive"),
+    ],
+)
+def test_a_prior_that_makes_no_sense_is_refused(field, value, message):
+    with pytest.raises(CurveError, match=message):
+        Prior(**{field: value})
