@@ -12,6 +12,7 @@ from rich.text import Text
 
 from scalerl.config import RunConfig
 from scalerl.report.outlook import Outlook, run_outlook
+from scalerl.scaling import CurveError
 from scalerl.types import EvalPoint
 
 WARN_TRUNCATION, UNSTABLE_TRUNCATION = 0.05, 0.10
@@ -81,7 +82,10 @@ class RunDisplay:
     def point(self, points: Sequence[EvalPoint]) -> None:
         """Show the curve so far, and from the fifth evaluation on where it leads."""
         self._points = points
-        self._outlook = run_outlook(points, self._axis)
+        try:
+            self._outlook = run_outlook(points, self._axis)
+        except CurveError:  # too early, or nothing learned yet: no reason to stop a run
+            self._outlook = None
         last = points[-1]
         text = f"evaluation at step {last.step}: pass rate {last.pass_rate:.3f} ± {last.stderr:.3f}"
         if self._live is not None:

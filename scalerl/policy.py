@@ -138,7 +138,9 @@ def load_policy(
         ConfigError: no such model, not a causal LM, or one whose head or cache this project does not understand.
     """
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(path, revision=revision, dtype=getattr(torch, dtype))
     except (OSError, ValueError) as error:

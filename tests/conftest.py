@@ -12,6 +12,9 @@ sys.path.insert(0, str(Path(__file__).parent))  # for tiny_models and the like
 def lab_model(tmp_path_factory):
     """A tiny model that has seen a few hundred traces: it passes now and then, so that its rewards have variance."""
     import torch
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
     from scalerl.config import ArithmeticTask, TinyModel, WarmStart
     from scalerl.policy import Policy

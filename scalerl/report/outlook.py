@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scalerl.scaling import Advice, Curve, Fit, Forecast, advise, fit, forecast
+from scalerl.scaling import Advice, Curve, CurveError, Fit, Forecast, advise, fit, forecast
 from scalerl.types import EvalPoint
 
 MIN_POINTS = 5
@@ -62,11 +62,15 @@ def outlook(curve: Curve, min_gain: float = MIN_GAIN) -> Outlook:
     return Outlook(found, forecast(found, at=list(HORIZON)), advise(found, budget="2x", min_gain=min_gain))
 
 
-def run_outlook(points: Sequence[EvalPoint], axis: str, label: str = "") -> Outlook | None:
-    """Look ahead from a run's evaluations over one compute axis; None while there are too few to fit."""
+def run_outlook(points: Sequence[EvalPoint], axis: str, label: str = "") -> Outlook:
+    """Look ahead from a run's evaluations over one compute axis.
+
+    Raises:
+        CurveError: too few evaluations, or nothing to fit, as early in a run or where it did not learn.
+    """
     rows = [point.to_dict() for point in points]
     if len(rows) < MIN_POINTS:
-        return None
+        raise CurveError(f"too few evaluations for a forecast: got {len(rows)}; at least {MIN_POINTS} are needed")
     curve = Curve(
         compute=[row[axis] for row in rows],
         metric=[row["pass_rate"] for row in rows],

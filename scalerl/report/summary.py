@@ -8,16 +8,18 @@ from pathlib import Path
 
 from scalerl.config import ArithmeticTask, RunConfig
 from scalerl.report.outlook import Outlook, run_outlook
+from scalerl.scaling import CurveError
 from scalerl.types import EvalPoint
 
 
 def summarise(directory: Path, config: RunConfig, points: Sequence[EvalPoint]) -> list[str]:
     """Write curve.png and summary.json; return the outlook and the paths for the user."""
-    ahead = run_outlook(points, default_axis(config), label=f"{directory.name} · {points[0].task}")
     paths = [f"run       {directory}"]
     lines = [data_note(config)] if data_note(config) else []
-    if ahead is None:
-        return [*lines, f"too few evaluations for a forecast ({len(points)}; at least 5 are needed)", *paths]
+    try:
+        ahead = run_outlook(points, default_axis(config), label=f"{directory.name} · {points[0].task}")
+    except CurveError as error:
+        return [*lines, f"forecast  none: {error}", *paths]
     write_summary(directory, ahead, data_note(config))
     return [*lines, *ahead.lines(), f"picture   {directory / 'curve.png'}", *paths]
 

@@ -11,7 +11,7 @@ import multiprocessing
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +113,10 @@ class Pipeline:
         """Let the generator save its state to `path` as soon as `version` is active."""
         self._send("snapshot", version, path)
 
-    def snapshots_done(self, wait_for: int | None = None) -> list[int]:
-        """Return the versions whose snapshots were saved since the last call; waits for one if it is named."""
-        done = []
-        while wait_for is not None and wait_for not in done:
+    def snapshots_done(self, wait_for: Collection[int] = ()) -> list[int]:
+        """Return the versions whose snapshots were saved since the last call; waits for those that are named."""
+        done: list[int] = []
+        while not set(wait_for) <= set(done):
             done.append(self._get("snapshot", interruptible=False))
         while not self._inbox["snapshot"].empty():
             done.append(self._inbox["snapshot"].get())

@@ -29,10 +29,9 @@ def run_to_end(run: Session) -> list[str]:
     finally:
         run.scorer.close()
     finished = run.progress.step >= run.config.steps or run.progress.exhausted
+    run.commit_checkpoints(wait=True)
     if run.progress.step not in run.checkpoints.steps():
-        if not finished:
-            run.checkpoint()
-        run.commit_checkpoints(wait_for=run.progress.step)
+        run.checkpoint(wait=True)
     if not finished:
         return [f"stopped at step {run.progress.step}; continue with: scalerl resume {run.directory.path}"]
     export_model(run)

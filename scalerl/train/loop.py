@@ -133,7 +133,9 @@ def _update(run: Session, rollouts: Batch, advantages_B: Tensor, meter: TokenMet
 
 
 def _failed(run: Session, rollouts: Batch, advantages_B: Tensor, error: BadGradient) -> TrainingFailed:
-    where, latest = run.save_bad_batch(rollouts, advantages_B), run.checkpoints.latest()
+    where = run.save_bad_batch(rollouts, advantages_B)
+    run.commit_checkpoints(wait=True)
+    latest = run.checkpoints.latest()
     return TrainingFailed(
         f"step {run.progress.step + 1}: {error}. The batch is saved in {where}; the last good checkpoint is "
         f"{latest or 'the start'}. A lower recipe.optimizer.learning_rate is the usual remedy"

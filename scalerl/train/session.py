@@ -89,6 +89,7 @@ class Session:
     clock: Stopwatch = field(default_factory=Stopwatch)
     points: list[EvalPoint] = field(default_factory=list)
     _waited_before: float = 0.0
+    _begun: set[int] = field(default_factory=set)
 
     # --------------------------------------------------------------------------------------------------------- start
 
@@ -185,13 +186,15 @@ class Session:
             }
             save_state(path, "trainer", state)
             self.pipeline.snapshot(self.progress.step, path)
+            self._begun.add(self.progress.step)
             if wait:
-                self.commit_checkpoints(wait_for=self.progress.step)
+                self.commit_checkpoints(wait=True)
 
-    def commit_checkpoints(self, wait_for: int | None = None) -> None:
-        """Make those checkpoints count whose generator part has arrived."""
-        for step in self.pipeline.snapshots_done(wait_for):
+    def commit_checkpoints(self, wait: bool = False) -> None:
+        """Make those checkpoints count whose generator part has arrived; or wait for all that were begun."""
+        for step in self.pipeline.snapshots_done(self._begun if wait else ()):
             self.checkpoints.commit(step)
+            self._begun.discard(step)
 
     # ------------------------------------------------------------------------------------------------------- records
 

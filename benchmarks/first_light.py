@@ -1,0 +1,91 @@
+"""The embedded lab as a user runs it: time, climb, and the forecast made at half the compute against the end.
+
+    python benchmarks/first_light.py --seeds 0 1 2 3 4 --out first_light.json [-- --any.field VALUE ...]
+
+Each seed is one `scalerl train` in a process of its own. "End" is the mean of the last three evaluations; the forecast is
+fitted to the evaluations up to half of the final compute and compared at the same three computes. Prints a table and
+writes JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from scalerl.scaling import Curve, fit
+
+
+def measure(seed: int, directory: Path, extra: list[str]) -> dict[str, Any]:
+    """Run one seed and return its figures."""
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "scalerl.cli", "train", "--seed", str(seed), "--run-dir", str(directory), *extra]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return {"seed": seed, "wall_s": time.perf_counter() - began, **figures(directory)}
+
+
+def figures(directory: Path) -> dict[str, Any]:
+    """Return the figures of a finished run."""
+    curve = Curve.read(directory, axis="flops")
+    half = curve.between(most=curve.last_compute / 2)
+    found = fit(half)
+    end, ahead = curve.metric[-3:].mean(), found.predict(curve.compute[-3:])
+    noisy = found.predict(curve.compute[-3:], noise=True)
+    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    points = [json.loads(line) for line in (directory / "points.jsonl").read_text().splitlines()]
+    idle = {side: statistics.mean(row[f"{side}_idle"] for row in rows[5:]) for side in ("generator", "trainer")}
+    whole = fit(curve)
+    return {
+        "evaluations": len(curve),
+        "start": float(curve.metric[0]),
+        "end": float(end),
+        "climb": float(end - curve.metric[0]),
+        "half_forecast": float(ahead.mean.mean()),
+        "half_error": float(ahead.mean.mean() - end),
+        "half_band": [float(ahead.low.mean()), float(ahead.high.mean())],
+        "band_holds_end": bool(ahead.low.mean() <= end <= ahead.high.mean()),
+        "noise_band_holds_last_points": float(((noisy.low <= curve.metric[-3:]) & (curve.metric[-3:] <= noisy.high)).mean()),
+        "A": whole.asymptote.mean, "A_low": whole.asymptote.low, "A_high": whole.asymptote.high,
+        "B": whole.efficiency.mean,
+        "training_s": points[-1]["device_hours"] * 3600,
+        "evaluation_s": sum(point["eval_s"] for point in points),
+        "slower_side_idle": min(idle.values()), "idle": idle,
+        "swap_ms": statistics.median(row["swap_ms"] for row in rows[1:]),
+        "first_log_ratio": max(abs(rows[0]["log_ratio_min"]), abs(rows[0]["log_ratio_max"])),
+        "staleness": [statistics.mean(r["staleness_mean"] for r in rows), max(r["staleness_max"] for r in rows)],
+        "retired": rows[-1]["retired_prompts"],
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--out", type=Path, default=Path("first_light.json"))
+    parser.add_argument("--keep", type=Path, help="directory to keep the runs in")
+    parser.add_argument("extra", nargs="*", help="options of `scalerl train`, after --")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        parent = options.keep or Path(scratch)
+        rows = []
+        for seed in options.seeds:
+            rows.append(measure(seed, parent / f"seed-{seed}", options.extra))
+            row = rows[-1]
+            print(
+                f"seed {seed}: {row['wall_s']:.0f} s ({row['training_s']:.0f} training, {row['evaluation_s']:.0f} evaluation), "
+                f"{row['start']:.3f} -> {row['end']:.3f}, half predicts {row['half_forecast']:.3f} "
+                f"({row['half_error']:+.3f}, band {row['half_band'][0]:.3f} to {row['half_band'][1]:.3f} "
+                f"{'holds' if row['band_holds_end'] else 'MISSES'}), slower side idle {row['slower_side_idle']:.1%}, "
+                f"first log ratio {row['first_log_ratio']:.1e}, A {row['A']:.3f} B {row['B']:.2f}",
+                flush=True,
+            )
+    options.out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""The command line as a user meets it: every mistake is one message, exit code 2, nothing overwritten, no traceback."""
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+import runs
+from tiny_models import tiny_model
+
+from scalerl import cli
+
+POINTS = [(0, 0.20), (100, 0.31), (200, 0.42), (400, 0.51), (800, 0.56), (1600, 0.585), (3200, 0.595)]
+
+
+def call(capsys, *words):
+    code = cli.main([str(word) for word in words])
+    out = capsys.readouterr()
+    return code, out.out, out.err
+
+
+def complain(capsys, *words):
+    code, _, error = call(capsys, *words)
+    assert code == 2 and error.startswith("scalerl: ") and "Traceback" not in error
+    return error
+
+
+@pytest.fixture
+def points(tmp_path):
+    path = tmp_path / "points.jsonl"
+    path.write_text("".join(json.dumps({"flops": c, "pass_rate": r, "task": "t"}) + "\n" for c, r in POINTS))
+    return path
+
+
+def test_help_is_instant_and_loads_nothing_heavy():
+    code = (
+        "import sys, time; from scalerl.cli import main\n"
+        "try: main(['--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'scipy', 'matplotlib', 'pydantic', 'rich'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_the_help_of_train_lists_every_field(capsys):
+    code, out, _ = call(capsys, "train", "--help")
+    assert code == 0 and "recipe.loss.max_ratio" in out and "checkpoint.every" in out and "--run-dir" in out
+
+
+def test_a_dry_run_prints_the_configuration_and_the_derived_sizes_and_starts_nothing(capsys, tmp_path):
+    code, out, _ = call(capsys, "train", "--dry-run", "--steps", 9, "--run-dir", tmp_path / "run")
+    assert code == 0 and "steps = 9" in out and "= 256 completions" in out and not (tmp_path / "run").exists()
+
+
+def test_recipes_prints_the_components(capsys):
+    code, out, _ = call(capsys, "recipes")
+    assert code == 0 and "cispo" in out and "max_ratio 5.0" in out and "retire_pass_rate" in out
+
+
+def test_fit_prints_the_law_the_forecast_and_the_advice(capsys, points):
+    code, out, _ = call(capsys, "fit", points)
+    assert code == 0 and all(word in out for word in ("A ", "B ", "C_mid", "at 2x", "at 4x", "advice"))
+    code, out, _ = call(capsys, "fit", points, "--json")
+    fitted = json.loads(out)
+    assert abs(fitted["asymptote"]["mean"] - 0.6) < 0.02 and fitted["forecast"]["at"][0]["compute"] == 6400
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "empty"),
+        ('{"flops": 1, "pass_rate": 0.5}\n', "point"),
+        ("\x00\x01", ""),
+        ('{"flops": 1}\n' * 6, "pass_rate"),
+    ],
+)
+def test_fit_refuses_what_is_not_a_curve(capsys, tmp_path, content, message):
+    path = tmp_path / "points.jsonl"
+    path.write_text(content)
+    assert message in complain(capsys, "fit", path)
+
+
+def test_fit_of_nothing_and_of_a_missing_column_say_what_is_there(capsys, tmp_path, points):
+    complain(capsys, "fit", tmp_path / "nothing")
+    assert "flops" in complain(capsys, "fit", points, "--compute", "device_hours")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "--loss", "x"], "unknown option --loss (did you mean --recipe.loss?)"),
+        (["train", "missing.toml"], "missing.toml: no such file"),
+        (["train", "--run-dir"], "--run-dir: a value is needed"),
+        (["train", "--hardware.device", "cuda"], "hardware.device: got 'cuda', but torch sees no GPU here; allowed: cpu, auto"),
+        (["train", "--model", "no/such/dir", "--data", "p.jsonl"], "model.path"),
+        (["resume", "nowhere"], "nowhere: no run here (no config.toml)"),
+    ],
+)
+def test_a_mistake_is_said_before_anything_is_written(capsys, tmp_path, monkeypatch, words, message):
+    import torch
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert message in complain(capsys, *words)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.fixture
+def workplace(lab_model, tmp_path, monkeypatch):
+    """A directory with a model and prompts of the user's own."""
+    shutil.copytree(lab_model, tmp_path / "model")
+    rows = [{"prompt": f"{a}+{b}=<think>", "answer": str((a + b) % 10)} for a in range(10) for b in range(6)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "my_rewards.py").write_text(REWARDS)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+REWARDS = '''
+calls = 0
+
+def length(prompts, completions, answer, **columns):
+    return [float(len(c)) / 30 for c in completions]
+
+def fails_later(prompts, completions, **columns):
+    global calls
+    calls += 1
+    if calls > 6:
+        raise ValueError("the judge is out")
+    return [float("=" in c) - 0.5 * (c.count("1") % 2) for c in completions]
+'''
+
+OWN = [
+    "train", "--model", "model", "--data", "prompts.jsonl", "--run-dir", "run", "--steps", "10",
+    "--recipe.prompts_per_step", "4", "--recipe.generations_per_prompt", "4", "--recipe.length.thinking_tokens", "[12, 20]",
+    "--recipe.length.answer_tokens", "9", "--recipe.length.phrase", "</think>", "--evaluation.prompts", "8",
+    "--evaluation.samples", "2", "--evaluation.every", "2", "--checkpoint.every", "50", "--rollouts.lag_ticks", "10",
+    "--data.max_prompt_tokens", "16",
+]  # fmt: skip
+
+
+def run(*words, seconds=120):
+    process = runs.start([str(w) for w in words])
+    text, _ = process.communicate(timeout=seconds)
+    return process.returncode, text
+
+
+def test_a_model_and_prompts_of_your_own_are_trained_and_judged_by_math_verify(workplace):
+    code, text = run(*OWN, "--task", "math")
+    assert code == 0, text
+    points = runs.rows(workplace / "run", "points.jsonl")
+    assert [p["step"] for p in points] == [0, 2, 4, 6, 8, 10] and points[0]["task"] == "math"
+    assert runs.rows(workplace / "run", "metrics.jsonl")[-1]["verifier_timeouts"] == 0
+
+
+def test_a_reward_function_of_your_own_is_trained_on(workplace):
+    code, text = run(*OWN, "--reward", "my_rewards:length", "--data.pass_reward", "0.5")
+    assert code == 0, text
+    metrics = runs.rows(workplace / "run", "metrics.jsonl")
+    assert 0 < metrics[0]["reward"] < 1 and metrics[0]["kept_prompts"] >= 1
+
+
+def test_a_reward_function_that_fails_ends_the_run_with_its_place_and_a_checkpoint(workplace):
+    code, text = run(*OWN, "--reward", "my_rewards:fails_later")
+    assert code == 1 and "Traceback" not in text, text
+    assert "reward function my_rewards:fails_later raised ValueError: the judge is out" in text and "my_rewards.py:" in text
+    steps = len(runs.rows(workplace / "run", "metrics.jsonl"))
+    assert steps >= 2 and (workplace / f"run/checkpoints/step_{steps:06d}").exists()
+
+
+def test_a_gradient_that_is_not_finite_stops_saves_the_batch_and_keeps_the_last_checkpoint(workplace):
+    words = ["--recipe.optimizer.learning_rate", "1e30", "--recipe.optimizer.warmup_steps", "0", "--checkpoint.every", "1"]
+    code, text = run(*OWN, "--reward", "my_rewards:length", *words)
+    assert code == 1 and "Traceback" not in text, text
+    assert "The batch is saved in" in text and "the last good checkpoint is" in text
+    saved = list((workplace / "run/bad_batch").glob("*.safetensors"))
+    assert len(saved) == 1 and list((workplace / "run/checkpoints").glob("step_*"))
+
+
+def test_a_curriculum_that_runs_out_ends_well_with_its_forecast(workplace):
+    code, text = run(*OWN, "--reward", "my_rewards:length", "--data.pass_reward", "0", "--steps", "200")
+    assert code == 0, text
+    steps = len(runs.rows(workplace / "run", "metrics.jsonl"))
+    assert steps == 13 and "every prompt is solved and retired; trained 13 updates" in text  # 52 prompts, 4 a step
+    assert runs.rows(workplace / "run", "points.jsonl")[-1]["step"] == 13 and "forecast  none: every metric value is 1" in text
+
+
+def test_a_second_run_in_the_same_directory_is_refused_and_changes_nothing(workplace):
+    code, text = run(*OWN, "--task", "math", "--steps", "2")
+    assert code == 0, text
+    before = (workplace / "run/metrics.jsonl").read_bytes()
+    code, text = run(*OWN, "--task", "math")
+    assert code == 2 and "already holds a run; continue it with `scalerl resume run`" in text and "Traceback" not in text
+    assert (workplace / "run/metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--data", "empty.jsonl"], "empty.jsonl: the file holds no rows"),
+        (["--model", "bare"], "found no tokenizer at bare/tokenizer.json"),
+        (["--model", "narrow"], "the tokenizer in narrow has ids up to 31, the model has 16 embeddings"),
+        (["--recipe.length.thinking_tokens", "[400, 600]"], "need 627 positions; this model has 512"),
+        (["--evaluation.prompts", "60"], "which leaves 0 for training; allowed: at most 56"),
+        (["--reward", "my_rewards:nothing"], "my_rewards has no function 'nothing'"),
+        (["--data.max_prompt_tokens", "3"], "60 prompts are longer than data.max_prompt_tokens = 3"),
+    ],
+)
+def test_what_a_user_can_get_wrong_about_data_and_model_is_said_before_a_directory_is_made(capsys, workplace, words, message):
+    (workplace / "empty.jsonl").write_text("")
+    shutil.copytree("model", "bare", ignore=shutil.ignore_patterns("tokenizer*"))
+    tiny_model("llama", vocab_size=16).save_pretrained("narrow")
+    for file in (workplace / "model").glob("tokenizer*"):
+        shutil.copy(file, "narrow")
+    assert message in complain(capsys, *OWN, *words)
+    assert not (workplace / "run").exists()
+
+
+def test_a_full_disk_is_said_in_one_line(capsys, monkeypatch, points):
+    def full(*args, **options):
+        raise OSError(28, "No space left on device", "run/metrics.jsonl")
+
+    monkeypatch.setattr("scalerl.scaling.Curve.read", full)
+    code, _, error = call(capsys, "fit", points)
+    assert code == 1 and "no space left on the disk (run/metrics.jsonl)" in error and "Traceback" not in error
+
+
+def test_the_fit_of_a_run_uses_the_axis_of_its_machine_and_refreshes_its_picture(capsys, workplace):
+    run(*OWN, "--reward", "my_rewards:length", "--data.pass_reward", "0.3")
+    picture = workplace / "run/curve.png"
+    picture.unlink(missing_ok=True)
+    time.sleep(0.01)
+    code, out, _ = call(capsys, "fit", "run")
+    assert code == 0 and "FLOPs" in out and picture.exists()
