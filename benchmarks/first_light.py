@@ -2,7 +2,7 @@
 
     python benchmarks/first_light.py --seeds 0 1 2 3 4 --out first_light.json [-- --any.field VALUE ...]
 
-Each seed is one `scalerl train` in a process of its own. "End" is the mean of the last three evaluations; the forecast is
+Each seed is one `scalerl train` in its own process. "End" is the mean of the last three evaluations; the forecast is
 fitted to the evaluations up to half of the final compute and compared at the same three computes. Prints a table and
 writes JSON.
 """
@@ -35,7 +35,8 @@ def figures(directory: Path) -> dict[str, Any]:
     curve = Curve.read(directory, axis="flops")
     half = curve.between(most=curve.last_compute / 2)
     found = fit(half)
-    end, ahead = curve.metric[-3:].mean(), found.predict(curve.compute[-3:])
+    last_3 = curve.metric[-3:]
+    end, ahead = last_3.mean(), found.predict(curve.compute[-3:])
     noisy = found.predict(curve.compute[-3:], noise=True)
     rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
     points = [json.loads(line) for line in (directory / "points.jsonl").read_text().splitlines()]
@@ -50,7 +51,7 @@ def figures(directory: Path) -> dict[str, Any]:
         "half_error": float(ahead.mean.mean() - end),
         "half_band": [float(ahead.low.mean()), float(ahead.high.mean())],
         "band_holds_end": bool(ahead.low.mean() <= end <= ahead.high.mean()),
-        "noise_band_holds_last_points": float(((noisy.low <= curve.metric[-3:]) & (curve.metric[-3:] <= noisy.high)).mean()),
+        "noise_band_holds_last_points": float(((noisy.low <= last_3) & (last_3 <= noisy.high)).mean()),
         "A": whole.asymptote.mean, "A_low": whole.asymptote.low, "A_high": whole.asymptote.high,
         "B": whole.efficiency.mean,
         "training_s": points[-1]["device_hours"] * 3600,
@@ -77,7 +78,8 @@ def main() -> None:
             rows.append(measure(seed, parent / f"seed-{seed}", options.extra))
             row = rows[-1]
             print(
-                f"seed {seed}: {row['wall_s']:.0f} s ({row['training_s']:.0f} training, {row['evaluation_s']:.0f} evaluation), "
+                f"seed {seed}: {row['wall_s']:.0f} s ({row['training_s']:.0f} training, "
+                f"{row['evaluation_s']:.0f} evaluation), "
                 f"{row['start']:.3f} -> {row['end']:.3f}, half predicts {row['half_forecast']:.3f} "
                 f"({row['half_error']:+.3f}, band {row['half_band'][0]:.3f} to {row['half_band'][1]:.3f} "
                 f"{'holds' if row['band_holds_end'] else 'MISSES'}), slower side idle {row['slower_side_idle']:.1%}, "

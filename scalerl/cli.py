@@ -40,7 +40,9 @@ def _parser() -> argparse.ArgumentParser:
         description="Reinforcement learning by the ScaleRL recipe, with a forecast of every run's curve.",
     )
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
-    verbs.add_parser("train", help="train; without arguments the embedded lab (see `scalerl train --help`)", add_help=False)
+    verbs.add_parser(
+        "train", help="train; without arguments the embedded lab (see `scalerl train --help`)", add_help=False
+    )
     resume = verbs.add_parser("resume", help="go on with a run from its last checkpoint")
     resume.add_argument("directory", type=Path, help="run directory")
     resume.add_argument("--steps", type=int, help="new total number of steps, to train on beyond the old one")
@@ -202,7 +204,9 @@ def _sft(arguments: argparse.Namespace) -> int:
     model = replace(LAB.model, warm_start=replace(LAB.model.warm_start, **given))
     directory = arguments.out or warm_start_directory(model, LAB.data)
     existed = (directory / "warm_start.json").exists()
-    warm_start(model, LAB.data, directory, lambda row: print("  ".join(f"{k} {v:g}" for k, v in row.items()), flush=True))
+    warm_start(
+        model, LAB.data, directory, lambda row: print("  ".join(f"{k} {v:g}" for k, v in row.items()), flush=True)
+    )
     print(f"{'already there' if existed else 'saved'}: {directory}")
     return 0
 

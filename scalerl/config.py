@@ -29,7 +29,7 @@ class WarmStart(Part):
     learning_rate: Annotated[float, Field(gt=0)] = 3e-3
     """Peak rate: linear warm-up over 50 updates, then linear decay to a tenth."""
     step_noise: Share = 0.45
-    """Probability that one step of a trace has its result replaced by a uniform digit (0.15 of it in the first 60 %)."""
+    """Probability that a step of a trace has its result replaced by a uniform digit (0.15 of it in the first 60 %)."""
     ramble: Share = 0.08
     """Probability, after each step, of a ramble of `~`."""
     endless: Share = 0.1
@@ -87,7 +87,7 @@ class PromptFile(Part):
     task: Literal["math", "arithmetic"] = "math"
     """The verifier: math (Math-Verify on the text after the thinking) or arithmetic."""
     reward: str | None = None
-    """`package.module:function` in TRL's form f(prompts, completions, **columns) -> list of float; replaces the task."""
+    """`package.module:function` in TRL's form f(prompts, completions, **columns) -> list[float]; replaces the task."""
     pass_reward: float = 1.0
     """A reward of your function at or above this counts as a pass in the pass rate and the curve."""
     prompt_column: str = "prompt"
@@ -125,7 +125,7 @@ class Rollouts(Part):
     schedule: Literal["deterministic", "eager"] = "deterministic"
     """deterministic: new weights become active at a tick fixed by the data; eager: as soon as they arrive."""
     lag_ticks: int = Field(default=-1, ge=-1)
-    """Deterministic schedule: decode steps between a batch's completion and the use of the weights it trained; -1: measure."""
+    """Deterministic schedule: decode steps from a batch's completion to the use of its weights; -1: measure."""
 
 
 class Learner(Part):
@@ -202,8 +202,8 @@ class RunConfig(Part):
         return [
             f"{recipe.name}: {self.steps} steps of {recipe.prompts_per_step} prompts x {recipe.generations_per_prompt} "
             f"generations = {total} completions of up to {longest} tokens (at most {total * longest:,} tokens a step)",
-            f"{recipe.off_policy.kind}: tokens at most {max_lag(recipe.off_policy)} updates old; {self.slots} sequences "
-            f"decoded together; {self.learner.micro_batch_tokens:,} padded tokens a micro-batch",
+            f"{recipe.off_policy.kind}: tokens at most {max_lag(recipe.off_policy)} updates old; {self.slots} "
+            f"sequences decoded together; {self.learner.micro_batch_tokens:,} padded tokens a micro-batch",
             f"evaluation every {checks.every} steps: {checks.prompts} held-out prompts x {checks.samples} samples",
         ]
 

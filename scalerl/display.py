@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -124,14 +124,15 @@ class RunDisplay:
                 "truncated | interrupted", f"{row['truncation_rate']:.1%} | {row['interruption_rate']:.1%}",
             )  # fmt: skip
             table.add_row(
-                "tokens/s", f"generator {row['generator_tokens_per_s']:,.0f}, trainer {row['trainer_tokens_per_s']:,.0f}",
+                "tokens/s",
+                f"generator {row['generator_tokens_per_s']:,.0f}, trainer {row['trainer_tokens_per_s']:,.0f}",
                 "idle", f"generator {row['generator_idle']:.0%}, trainer {row['trainer_idle']:.0%}",
             )  # fmt: skip
             table.add_row(
                 "kept prompts", f"{row['kept_prompts']}/{row['prompts']}, {row['retired_prompts']} retired, "
                 f"epoch {row['epoch']}", "entropy | capped", f"{row['entropy']:.3f} | {row['capped_share']:.2%}",
             )  # fmt: skip
-        lines = [Text.from_markup("[bold]scalerl[/bold]"), table]
+        lines: list[RenderableType] = [Text.from_markup("[bold]scalerl[/bold]"), table]
         if self._points:
             last = self._points[-1]
             lines.append(Text(f"held-out pass rate {last.pass_rate:.3f} ± {last.stderr:.3f} at step {last.step}"))

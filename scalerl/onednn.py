@@ -17,7 +17,9 @@ from torch import Tensor, nn
 @cache
 def available() -> bool:
     """Whether the operator exists in this build of torch and gives the right product."""
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
     x, w = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(4, 3)
     return torch.equal(_product(x, w, None), x @ w.t())  # small integers: every order of summation is exact
@@ -39,10 +41,10 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
 
 
 def accelerate(model: nn.Module) -> nn.Module:
-    """Make every nn.Linear of a model compute through `linear`, in place; parameters and state dict stay as they are."""
+    """Make every nn.Linear of a model compute through `linear`, in place; parameters and state dict stay."""
     for module in model.modules():
         if type(module) is nn.Linear:
-            module.forward = _Forward(module)  # type: ignore[method-assign]
+            module.forward = _Forward(module)  # type: ignore[method-assign, assignment]
     return model
 
 

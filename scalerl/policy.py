@@ -26,6 +26,9 @@ _ALIGN = 64
 class Policy:
     """A causal LM, split where the recipe needs it: body to hidden states, head to logits."""
 
+    model: Any
+    """The transformers model; untyped, for its library is."""
+
     def __init__(self, model: Any, *, fp32_head: bool = True) -> None:
         """Wrap a transformers model, in place; its dropout is switched off, for a ratio must be 1 on policy."""
         config = model.config
@@ -50,7 +53,7 @@ class Policy:
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return cast(torch.device, self.head_weight.device)
+        return self.head_weight.device
 
     @property
     def head_weight(self) -> Tensor:
@@ -162,14 +165,17 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
     """
     from transformers import AutoTokenizer
 
+    where = Path(path) / "tokenizer.json" if Path(path).is_dir() else path
+    advice = f"model.path: found no tokenizer at {where}; save one there with tokenizer.save_pretrained(...)"
     try:
-        return AutoTokenizer.from_pretrained(path, revision=revision)
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().split("\n")[0]
-        where = Path(path) / "tokenizer.json" if Path(path).is_dir() else path
-        raise ConfigError(
-            f"model.path: found no tokenizer at {where}; save one there with tokenizer.save_pretrained(...) ({reason})"
-        ) from None
+        raise ConfigError(f"{advice} ({reason})") from None
+    # transformers makes an empty tokenizer of the architecture's class where a directory has no tokenizer files
+    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
+        raise ConfigError(f"{advice} (what loads from there has no vocabulary)")
+    return tokenizer
 
 
 def check_vocabulary(tokenizer: Any, policy: Policy, path: str) -> None:
@@ -181,8 +187,8 @@ def check_vocabulary(tokenizer: Any, policy: Policy, path: str) -> None:
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if highest >= policy.vocab_size:
         raise ConfigError(
-            f"model.path: the tokenizer in {path} has ids up to {highest}, the model has {policy.vocab_size} embeddings; "
-            "use the tokenizer the model was trained with, or resize the model's embeddings"
+            f"model.path: the tokenizer in {path} has ids up to {highest}, the model has {policy.vocab_size} "
+            "embeddings; use the tokenizer the model was trained with, or resize the model's embeddings"
         )
 
 

@@ -1,4 +1,4 @@
-"""What to run: the ScaleRL recipe and its parts as frozen values. It loads no torch and knows no model, data or machine.
+"""What to run: the ScaleRL recipe and its parts as frozen values. It loads no torch; it knows no model, data, machine.
 
 A recipe reads like a row of the paper's tables (arXiv 2510.13786); an ablation is `replace(SCALERL, loss=Gspo())`.
 Names of choices are looked up in plain dicts where they are carried out (learn/, rollouts/), never in ladders of ifs.
@@ -213,7 +213,7 @@ class Recipe(Part):
 
 
 SCALERL = Recipe()
-"""The paper's recipe: CISPO, prompt aggregation, batch advantages, FP32 head, PipelineRL-8, both filters, interruption."""
+"""The paper's: CISPO, prompt aggregation, batch advantages, FP32 head, PipelineRL-8, both filters, interruption."""
 
 RECIPES = {"scalerl": SCALERL}
 """Recipes by name."""

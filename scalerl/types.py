@@ -21,8 +21,8 @@ class Prompt:
     """One question.
 
     Example:
-        Prompt(id="9f2c41d07be3a815", text="7+4*3=<think>", tokens=(7, 11, 4, 13, 3, 16, 25), answer="3", task="arithmetic",
-               columns={})
+        Prompt(id="9f2c41d07be3a815", text="7+4*3=<think>", tokens=(7, 11, 4, 13, 3, 16, 25), answer="3",
+               task="arithmetic", columns={})
     """
 
     id: str

@@ -27,7 +27,12 @@ def command(*words: str) -> list[str]:
 def start(words: list[str], **options: Any) -> subprocess.Popen[str]:
     environment = {**os.environ, "COLUMNS": "200", **options}
     return subprocess.Popen(
-        command(*words), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment, start_new_session=True
+        command(*words),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=environment,
+        start_new_session=True,
     )
 
 

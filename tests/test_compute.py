@@ -45,7 +45,7 @@ def test_training_is_three_forwards_and_four_with_checkpointing():
 
 @pytest.mark.parametrize("name", ["llama", "llama-untied", "qwen3", "gemma3-mixed"])
 def test_forward_flops_agree_with_torchs_counter(name):
-    """torch counts the scores of all pairs, masked ones too, and those of its own CPU kernel not at all; hence eager."""
+    """torch counts the scores of all pairs, masked too, and those of its own CPU kernel not at all; hence eager."""
     model = tiny_model(name, attn_implementation="eager")
     shape = model_shape(model)
     tokens = torch.randint(2, 48, (1, 24))

@@ -33,7 +33,9 @@ def test_a_model_and_data_of_your_own_start_from_the_papers_sizes():
     assert config.recipe == PRESETS["scalerl"].recipe and config.evaluation.prompts == 1000
 
 
-@pytest.mark.parametrize("words", [[], ["--recipe.loss", "dapo"], ["--recipe.retire_pass_rate", "none"], ["--model", "m", "--data", "d"]])
+@pytest.mark.parametrize(
+    "words", [[], ["--recipe.loss", "dapo"], ["--recipe.retire_pass_rate", "none"], ["--model", "m", "--data", "d"]]
+)
 def test_a_saved_configuration_reads_back_equal(words, tmp_path):
     config = read_config(None, words)
     assert build(RunConfig, tomllib.loads(to_toml(config)), "x") == config
@@ -49,9 +51,15 @@ def test_a_saved_configuration_reads_back_equal(words, tmp_path):
         (["--recipe.loss.max_ratio"], "--recipe.loss.max_ratio: a value is needed"),
         (["--steps", "soon"], "command line: steps: got 'soon'; input should be a valid integer"),
         (["--preset", "labb"], r"preset: got 'labb' \(did you mean 'lab'\?\); allowed: lab, scalerl"),
-        (["--data", "p.jsonl"], "data.kind: got 'file' with model.kind 'tiny', which only knows arithmetic; give --model"),
+        (
+            ["--data", "p.jsonl"],
+            "data.kind: got 'file' with model.kind 'tiny', which only knows arithmetic; give --model",
+        ),
         (["stray"], "got 'stray'; allowed: one TOML file, then options"),
-        (["--hardware.device", "tpu"], r"hardware.device: got 'tpu' \(did you mean 'cpu'\?\); allowed: auto, cpu, cuda"),
+        (
+            ["--hardware.device", "tpu"],
+            r"hardware.device: got 'tpu' \(did you mean 'cpu'\?\); allowed: auto, cpu, cuda",
+        ),
     ],
 )
 def test_a_mistyped_option_says_what_is_meant(words, message):

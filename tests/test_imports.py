@@ -41,7 +41,8 @@ def test_a_package_imports_only_what_lies_before_it(package):
 
 
 @pytest.mark.parametrize(
-    "module", ["scalerl.scaling", "scalerl.report.summary", "scalerl.cli", "scalerl.recipe", "scalerl.config", "scalerl.types"]
+    "module",
+    ["scalerl.scaling", "scalerl.report.summary", "scalerl.cli", "scalerl.recipe", "scalerl.config", "scalerl.types"],
 )
 def test_the_light_half_loads_no_torch(module):
     heavy = "{'torch', 'transformers', 'matplotlib', 'pandas'}"
@@ -51,6 +52,11 @@ def test_the_light_half_loads_no_torch(module):
 
 def test_only_the_learner_half_knows_torch_at_import():
     """Records, curriculum and pipeline can be used, and tested, without a model."""
-    for module in ("scalerl.rollouts.pipeline", "scalerl.rollouts.generator", "scalerl.prompts.curriculum", "scalerl.evaluate"):
+    for module in (
+        "scalerl.rollouts.pipeline",
+        "scalerl.rollouts.generator",
+        "scalerl.prompts.curriculum",
+        "scalerl.evaluate",
+    ):
         code = f"import sys, {module}; assert 'torch' not in sys.modules"
         subprocess.run([sys.executable, "-c", code], check=True)

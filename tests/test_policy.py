@@ -48,7 +48,9 @@ def test_the_upcast_copy_of_a_bf16_head_is_renewed_at_a_swap():
         block = torch.zeros(layout.total, dtype=torch.uint8)
         layout.write(source, block)
         layout.read(block, target)
-        assert torch.equal(target.logits(hidden), source.logits(hidden)) and not torch.equal(target.logits(hidden), before)
+        assert torch.equal(target.logits(hidden), source.logits(hidden)) and not torch.equal(
+            target.logits(hidden), before
+        )
 
 
 def test_dropout_is_switched_off_so_that_the_ratio_is_one_on_policy():

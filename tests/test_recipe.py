@@ -11,7 +11,12 @@ def test_scalerl_is_the_papers_recipe():
     assert SCALERL.off_policy == PipelineRL(max_lag=8) and isinstance(SCALERL.length, Interruption)
     assert (SCALERL.prompts_per_step, SCALERL.generations_per_prompt, SCALERL.completions_per_step) == (48, 16, 768)
     optimizer = SCALERL.optimizer
-    assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.eps, optimizer.weight_decay) == (5e-7, 100, 1e-15, 0.01)
+    assert (optimizer.learning_rate, optimizer.warmup_steps, optimizer.eps, optimizer.weight_decay) == (
+        5e-7,
+        100,
+        1e-15,
+        0.01,
+    )
 
 
 def test_an_ablation_is_a_replacement_and_a_recipe_never_changes():
@@ -32,12 +37,21 @@ def test_the_bound_on_staleness_follows_from_the_mode():
     ("values", "message"),
     [
         ({"lossx": 1}, r"unknown key 'lossx' \(did you mean 'loss'\?\); allowed here: name, prompts_per_step"),
-        ({"loss": {"kind": "gsp"}}, r"loss.kind: got 'gsp' \(did you mean 'gspo'\?\); allowed: cispo, dapo, grpo, gspo"),
+        (
+            {"loss": {"kind": "gsp"}},
+            r"loss.kind: got 'gsp' \(did you mean 'gspo'\?\); allowed: cispo, dapo, grpo, gspo",
+        ),
         ({"loss": "gsp"}, r"loss.kind: got 'gsp' \(did you mean 'gspo'\?\)"),
         ({"loss": {"kind": "gspo", "clip_lo": 1}}, r"unknown key 'loss.clip_lo' \(did you mean 'clip_low'\?\)"),
         ({"loss": {"kind": "cispo", "max_ratio": -1}}, "loss.max_ratio: got -1; input should be greater than 0"),
-        ({"loss": {"kind": "cispo", "max_ratio": float("inf")}}, "loss.max_ratio: got inf; input should be a finite number"),
-        ({"aggregation": "promt"}, r"aggregation: got 'promt' \(did you mean 'prompt'\?\); allowed: prompt, sample, token"),
+        (
+            {"loss": {"kind": "cispo", "max_ratio": float("inf")}},
+            "loss.max_ratio: got inf; input should be a finite number",
+        ),
+        (
+            {"aggregation": "promt"},
+            r"aggregation: got 'promt' \(did you mean 'prompt'\?\); allowed: prompt, sample, token",
+        ),
         ({"length": {"kind": "interruption", "thinking_tokens": [5, 3]}}, r"got \(5, 3\); the low end must not exceed"),
         ({"length": {"kind": "interruption", "phrase": "stop"}}, "must end with the end_tag '</think>'"),
         ({"length": {"kind": "penalty", "max_tokens": 5, "cache_tokens": 6}}, r"allowed: at most max_tokens \(5\)"),

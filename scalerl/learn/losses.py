@@ -44,7 +44,7 @@ def cispo(params: Cispo, logp_BT: Tensor, behavior_BT: Tensor, advantages_B: Ten
 def clipped_surrogate(
     params: Dapo | Grpo, logp_BT: Tensor, behavior_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) per token (ScaleRL eqs. 3, 7, 8). Args as `cispo`."""
+    """-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) a token (ScaleRL eqs. 3, 7, 8). Args as `cispo`."""
     ratio_BT = _ratio(logp_BT, behavior_BT, advantages_B, mask_BT)
     return _pessimistic(ratio_BT, advantages_B[:, None], params)
 

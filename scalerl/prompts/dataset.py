@@ -89,10 +89,8 @@ def read_rows(data: PromptFile) -> list[Row]:
     path = Path(data.path)
     if path.is_dir():
         raise ConfigError(f"data.path: got the directory {path}; allowed: a JSONL file or a data set on the hub")
-    if path.suffix in (".jsonl", ".json") or path.exists():
-        objects = _read_jsonl(path)
-    else:
-        objects = _read_hub(data)
+    on_disk = path.suffix in (".jsonl", ".json") or path.exists()
+    objects = _read_jsonl(path) if on_disk else _read_hub(data)
     if not objects:
         raise ConfigError(f"{data.path}: the file holds no rows; allowed: one JSON object a line")
     return [_row(data, values, where) for where, values in objects]
@@ -129,19 +127,26 @@ def _read_hub(data: PromptFile) -> list[tuple[str, dict[str, Any]]]:
     try:
         rows = load_dataset(data.path, split=data.split)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"data.path: no file and no hub data set {data.path!r} ({str(error).splitlines()[0]})") from None
+        raise ConfigError(
+            f"data.path: no file and no hub data set {data.path!r} ({str(error).splitlines()[0]})"
+        ) from None
     return [(f"{data.path}[{data.split}] row {i}", dict(row)) for i, row in enumerate(rows)]
 
 
 def _row(data: PromptFile, values: dict[str, Any], where: str) -> Row:
-    prompt, answer = values.get(data.prompt_column), values.get(data.answer_column)
-    chat = isinstance(prompt, list) and prompt and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt)
+    prompt: Any = values.get(data.prompt_column)
+    answer = values.get(data.answer_column)
+    chat = (
+        isinstance(prompt, list)
+        and prompt
+        and all(isinstance(m, dict) and {"role", "content"} <= m.keys() for m in prompt)
+    )
     if not chat and not (isinstance(prompt, str) and prompt.strip()):
         raise ConfigError(
             f"{where}: {data.prompt_column!r} is {prompt!r}; allowed: text or a list of chat messages "
             f"(columns here: {', '.join(values)}; choose another with --data.prompt_column)"
         )
-    if answer is None and data.reward is None or answer == "":
+    if (answer is None and data.reward is None) or answer == "":
         raise ConfigError(
             f"{where}: {data.answer_column!r} is {answer!r}; allowed: the reference answer "
             f"(columns here: {', '.join(values)}; choose another with --data.answer_column)"
@@ -158,6 +163,8 @@ def _tokenize(rows: Sequence[Row], task: str, encode: Callable[[Row], tuple[str,
     prompts = []
     for row in rows:
         text, tokens = encode(row)
+        if not tokens:
+            raise ConfigError(f"{row.where}: the prompt {text!r} is no token at all under the model's tokenizer")
         columns = {**row.columns, "prompt": row.prompt} if row.columns else {}
         prompts.append(Prompt(_identity(row), text, tuple(tokens), row.answer, task, columns))
     return prompts
@@ -182,7 +189,7 @@ def _within_limit(prompts: list[Prompt], rows: list[Row], data: PromptFile) -> t
     if too_long and data.long_prompts == "error":
         named = ", ".join(f"{row.where} ({len(p.tokens)} tokens)" for p, row in too_long[:5])
         raise ConfigError(
-            f"{len(too_long)} prompts are longer than data.max_prompt_tokens = {data.max_prompt_tokens}: {named}; raise "
-            "the limit, or leave them out with --data.long_prompts drop"
+            f"{len(too_long)} prompts are longer than data.max_prompt_tokens = {data.max_prompt_tokens}: {named}; "
+            "raise the limit, or leave them out with --data.long_prompts drop"
         )
     return [p for p in prompts if len(p.tokens) <= data.max_prompt_tokens], len(too_long)

@@ -1,4 +1,4 @@
-"""Pictures of curves with matplotlib. Each function draws into the Axes it is given and returns it; none fits anything."""
+"""Pictures of curves with matplotlib. Each function draws into the Axes it is given and returns it; none fits."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ def _draw_ceiling(axes: Any, found: Fit) -> None:
     words = "ceiling A" if found.identified else "ceiling A, not identified yet"
     axes.annotate(
         f"{words} = {ceiling.mean:.3f} ({ceiling.low:.3f} to {ceiling.high:.3f})", (0.99, ceiling.mean),
-        xycoords=("axes fraction", "data"), xytext=(0, 4), textcoords="offset points", ha="right", color=ORANGE, fontsize=9,
+        xycoords=("axes fraction", "data"), xytext=(0, 4), textcoords="offset points", ha="right", color=ORANGE,
+        fontsize=9,
     )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What a run leaves for its reader: curve.png, summary.json and the closing words. It loads no torch and fits by scaling."""
+"""What a run leaves for its reader: curve.png, summary.json and closing words. It loads no torch and fits nothing."""
 
 from __future__ import annotations
 
@@ -42,5 +42,3 @@ def data_note(config: RunConfig) -> str:
     if isinstance(config.data, ArithmeticTask) and config.data.label_noise:
         return f"{config.data.label_noise:.0%} of the reference answers are wrong on purpose, which caps the pass rate"
     return ""
-
-

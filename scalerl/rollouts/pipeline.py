@@ -7,6 +7,7 @@ run computes is decided in generator.py and schedule.py; here only waiting, dyin
 from __future__ import annotations
 
 import atexit
+import contextlib
 import multiprocessing
 import queue
 import threading
@@ -126,10 +127,8 @@ class Pipeline:
         """End the process."""
         if not hasattr(self, "_process"):
             return
-        try:
+        with contextlib.suppress(OSError):  # it is gone already
             self._connection.send(("stop",))
-        except OSError:
-            pass  # it is gone already
         self._process.join(timeout=2)
         if self._process.is_alive():  # in the middle of a long tick
             self._process.kill()

@@ -21,7 +21,8 @@ def to_plain(value: Any) -> Any:
 
 def from_plain(cls: type[T], values: Any) -> T:
     """Build a record from what `to_plain` returned."""
-    return cls(**{name: _revive(hint, values[name]) for name, hint in _hints(cls).items()})
+    hints = _hints(cls)  # type: ignore[arg-type]
+    return cls(**{name: _revive(hint, values[name]) for name, hint in hints.items()})
 
 
 def _revive(hint: Any, value: Any) -> Any:
@@ -36,6 +37,6 @@ def _revive(hint: Any, value: Any) -> Any:
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: Any) -> dict[str, Any]:
     hints = get_type_hints(cls)
     return {f.name: hints[f.name] for f in fields(cls)}

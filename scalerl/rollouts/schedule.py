@@ -101,7 +101,9 @@ class Schedule:
         self.next_batch += 1
         return sorted(chosen)
 
-    def _fits(self, first: int, extra_deadline: int | None = None, without: frozenset[int] | set[int] = frozenset()) -> bool:
+    def _fits(
+        self, first: int, extra_deadline: int | None = None, without: frozenset[int] | set[int] = frozenset()
+    ) -> bool:
         """Return whether open groups keep their deadlines if updates from number `first` on train P groups each."""
         deadlines = sorted(t.deadline for t in self._open.values() if t.index not in without)
         if extra_deadline is not None:

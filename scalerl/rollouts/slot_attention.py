@@ -1,9 +1,9 @@
 """Attention of one new token a sequence over a slot cache on CPU, two to three times as fast as torch's own kernel.
 
-torch's CPU kernel computes each head of each sequence as a matrix product of its own: hundreds of tiny ones, whose calls
-cost more than their arithmetic. Here all heads of a sequence make one product, with the queries laid out block by block
-on a diagonal, over keys stored transposed. It is registered with transformers' attention interface, applies only to
-decoding on CPU, and hands everything else to the implementation that the model had before. It knows no sampling.
+torch's CPU kernel computes each head of each sequence as a matrix product of its own: hundreds of tiny ones, whose
+calls cost more than their arithmetic. Here all heads of a sequence make one product, with the queries laid out block
+by block on a diagonal, over keys stored transposed. It is registered with transformers' attention interface, applies
+only to decoding on CPU, and hands everything else to the implementation the model had before. It knows no sampling.
 
 Legend: R sequences, H key-value heads, G queries a key-value head, D head size, K cached positions.
 """
@@ -32,8 +32,13 @@ def install(model: Any) -> None:
         return
 
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
-        applies = query.shape[2] == 1 and key.stride(2) == 1 and mask is not None and mask.shape[1] == 1
-        if not applies or any(options.get(name) is not None for name in _UNKNOWN):
+        decoding = query.shape[2] == 1 and key.stride(2) == 1
+        if (
+            not decoding
+            or mask is None
+            or mask.shape[1] != 1
+            or any(options.get(name) is not None for name in _UNKNOWN)
+        ):
             return sdpa_attention_forward(module, query, key, value, mask, **options)
         scaling = options.get("scaling")
         return decode_attention(query, key, value, mask, query.shape[-1] ** -0.5 if scaling is None else scaling), None
@@ -43,7 +48,9 @@ def install(model: Any) -> None:
     model.config._attn_implementation = NAME
 
 
-def decode_attention(query_RHG1D: Tensor, key_RHKD: Tensor, value_RHKD: Tensor, mask_R11K: Tensor, scaling: float) -> Tensor:
+def decode_attention(
+    query_RHG1D: Tensor, key_RHKD: Tensor, value_RHKD: Tensor, mask_R11K: Tensor, scaling: float
+) -> Tensor:
     """Return softmax(q k^T * scaling) v for one query position a sequence.
 
     Args:

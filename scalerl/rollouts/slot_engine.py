@@ -1,4 +1,4 @@
-"""Continuous batching over a fixed number of slots. What a token costs and where it comes from is the decoder's business.
+"""Continuous batching over a fixed number of slots. What a token is and costs is the decoder's business.
 
 Busy slots are kept together at the front, so that a half-empty engine decodes half the rows.
 """
@@ -105,9 +105,7 @@ class SlotEngine:
             return []
         tokens_B, logps_B = self._decoder.sample(slots_B, table.draws(slots_B))
         work = self.work
-        self.work = replace(
-            work, ticks=work.ticks + 1, tokens=work.tokens + len(slots_B), flops=work.flops + flops
-        )
+        self.work = replace(work, ticks=work.ticks + 1, tokens=work.tokens + len(slots_B), flops=work.flops + flops)
         return table.record(slots_B, tokens_B, logps_B, self.version)
 
     def load_weights(self, version: int, weights: Any) -> None:

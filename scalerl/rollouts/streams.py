@@ -1,6 +1,6 @@
 """Random streams keyed by what they are for, so that no order of work changes a draw. It keeps no state.
 
-Every sample owns a stream keyed by (seed, purpose, prompt, visit, sample); its t-th token uses the t-th number. Whatever
+Every sample owns a stream keyed by (seed, purpose, prompt, visit, sample); token t uses the t-th number. Whatever
 else is in the batch, on whatever machine, after whatever kill and resume, a sample sees the same numbers.
 """
 
@@ -31,4 +31,5 @@ def uniforms(key_B: UIntArray, position_B: npt.NDArray[np.integer]) -> npt.NDArr
         z_B = (z_B ^ (z_B >> np.uint64(30))) * _MIX_1
         z_B = (z_B ^ (z_B >> np.uint64(27))) * _MIX_2
         z_B = z_B ^ (z_B >> np.uint64(31))
-    return (z_B >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    high_B: npt.NDArray[np.float64] = (z_B >> np.uint64(11)).astype(np.float64)
+    return high_B * 2.0**-53

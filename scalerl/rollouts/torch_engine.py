@@ -27,7 +27,7 @@ from scalerl.rollouts.slot_attention import empty_cache, install
 from scalerl.rollouts.slot_engine import SlotEngine
 
 
-class _SlotLayer(CacheLayerMixin):
+class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer's keys and values for all slots. `cache.step` says what the current forward pass is."""
 
     is_sliding = False
@@ -69,7 +69,7 @@ class _SlotLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length  # its name before transformers 5.20
 
 
-class SlotCache(Cache):
+class SlotCache(Cache):  # type: ignore[misc]
     """Keys and values of all slots, with the description of the forward pass that is under way."""
 
     def __init__(self, layers: int, slots: int, capacity: int) -> None:
@@ -200,7 +200,8 @@ class _MaskMaker:
         unknown = set(self.kinds) - {"full_attention", "sliding_attention"}
         if unknown:
             raise ConfigError(
-                f"model.path: got layers of kind {', '.join(sorted(unknown))}; allowed: full_attention, sliding_attention"
+                f"model.path: got layers of kind {', '.join(sorted(unknown))}; "
+                "allowed: full_attention, sliding_attention"
             )
         # eager attention adds its mask, and adding a boolean one silently attends to everything
         self.additive = getattr(config, "_attn_implementation", "sdpa") == "eager"
@@ -265,6 +266,6 @@ def check_engine(policy: Policy, tokens: int = 6) -> None:
     limit = 1e-3 if policy.head_weight.dtype == torch.float32 else 0.2
     if not worst <= limit:
         raise ConfigError(
-            f"model.path: {type(policy.model).__name__} gives other log-probabilities through the generation cache than "
-            f"without it (difference {worst:.2g}, allowed {limit:g}); this architecture cannot be trained here"
+            f"model.path: {type(policy.model).__name__} gives other log-probabilities through the generation cache "
+            f"than without it (difference {worst:.2g}, allowed {limit:g}); this architecture cannot be trained here"
         )

@@ -42,7 +42,9 @@ class WorkerParts:
 Build = Callable[[], WorkerParts]
 
 
-def run_worker(connection: Connection, slots: WeightSlots, build: Build, first: tuple[int, int, tuple[Visit, ...]]) -> None:
+def run_worker(
+    connection: Connection, slots: WeightSlots, build: Build, first: tuple[int, int, tuple[Visit, ...]]
+) -> None:
     """Run until told to stop.
 
     Consumes: messages of the pipeline, and weights in shared slots.

@@ -9,7 +9,7 @@ share, not the model, sets the ceiling of the pass rate near 1 - label_noise.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from scalerl.config import ArithmeticTask, WarmStart
 from scalerl.parts import ConfigError
@@ -20,12 +20,16 @@ ALPHABET = "0123456789+-*=;:?>,x~abcdefg\n"
 THINK, END_THINK, PAD = "<think>", "</think>", "<pad>"
 STOP = "\n"
 
-_APPLY = {"+": lambda a, b: (a + b) % 10, "-": lambda a, b: (a - b) % 10, "*": lambda a, b: (a * b) % 10}
+_APPLY: dict[str, Callable[[int, int], int]] = {
+    "+": lambda a, b: (a + b) % 10,
+    "-": lambda a, b: (a - b) % 10,
+    "*": lambda a, b: (a * b) % 10,
+}
 
 
 def verify(completion: str, answer: str) -> bool:
     """Return whether the text after the thinking is the answer."""
-    thinking, tag, rest = completion.rpartition(END_THINK)
+    _, tag, rest = completion.rpartition(END_THINK)
     return bool(tag) and rest.strip() == answer
 
 
@@ -97,7 +101,9 @@ ENDLESS = 64
 
 def facts() -> list[tuple[str, str]]:
     """Return all 300 single steps as (prompt with the step's left side, right digit): `("3*4=<think>3*4=", "2")`."""
-    sides = [(f"{a}{sign}{b}=", str(apply(a, b))) for sign, apply in _APPLY.items() for a in range(10) for b in range(10)]
+    sides = [
+        (f"{a}{sign}{b}=", str(apply(a, b))) for sign, apply in _APPLY.items() for a in range(10) for b in range(10)
+    ]
     return [(f"{side}{THINK}{side}", digit) for side, digit in sides]
 
 

@@ -133,7 +133,7 @@ class PooledScorer:
 
     def close(self) -> None:
         """Kill the processes."""
-        self._pool.stop()
+        self._pool.stop()  # type: ignore[no-untyped-call]
         self._pool.join()
 
 
@@ -157,7 +157,8 @@ class FunctionScorer:
         asked = columns.pop("prompt", [prompt.text for prompt in prompts])
         chat = [isinstance(prompt, list) for prompt in asked]
         answers: list[Any] = [
-            [{"role": "assistant", "content": c}] if is_chat else c for c, is_chat in zip(completions, chat, strict=True)
+            [{"role": "assistant", "content": c}] if is_chat else c
+            for c, is_chat in zip(completions, chat, strict=True)
         ]
         if not self._takes_all:
             columns = {name: values for name, values in columns.items() if name in self._takes}
@@ -169,7 +170,9 @@ class FunctionScorer:
                 f"reward function {self._name} raised {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
             ) from error
         if len(rewards) != len(completions):
-            raise RewardError(f"reward function {self._name} returned {len(rewards)} rewards for {len(completions)} completions")
+            raise RewardError(
+                f"reward function {self._name} returned {len(rewards)} rewards for {len(completions)} completions"
+            )
         return [self._one(reward) for reward in rewards]
 
     def _one(self, reward: Any) -> Score:
@@ -178,7 +181,9 @@ class FunctionScorer:
         except (TypeError, ValueError):
             value = float("nan")
         if not abs(value) < float("inf"):
-            raise RewardError(f"reward function {self._name} returned {reward!r}; allowed: a finite number for each completion")
+            raise RewardError(
+                f"reward function {self._name} returned {reward!r}; allowed: a finite number for each completion"
+            )
         return Score(value, value >= self._pass_reward)
 
     def failed(self, score: Score) -> Score:

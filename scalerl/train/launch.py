@@ -63,9 +63,7 @@ def start(config: RunConfig, path: Path, display: Display, stop_requested: Calla
     return _assemble(config, path, display, stop_requested, checkpoint=None)
 
 
-def resume(
-    path: Path, steps: int | None, display: Display, stop_requested: Callable[[], bool]
-) -> Session:
+def resume(path: Path, steps: int | None, display: Display, stop_requested: Callable[[], bool]) -> Session:
     """Go on with a run from its last good checkpoint.
 
     Args:
@@ -159,7 +157,8 @@ def _check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
     old, new = to_toml(before).splitlines(), to_toml(replace(config, **free)).splitlines()
     changed = [f"{line!r} instead of {was!r}" for was, line in zip(old, new, strict=False) if was != line]
     raise ConfigError(
-        f"{path / 'config.toml'} was changed since the run was checkpointed: {'; '.join(changed[:5]) or 'sections differ'}. "
+        f"{path / 'config.toml'} was changed since the run was checkpointed: "
+        f"{'; '.join(changed[:5]) or 'sections differ'}. "
         "Put it back to resume, or start a new run with `scalerl train CONFIG.toml`"
     )
 
@@ -201,8 +200,8 @@ def _check_length(policy: Policy, rule: LengthRule, longest_prompt: int) -> None
     needed = longest_prompt + rule.capacity
     if limit is not None and needed > limit:
         raise ConfigError(
-            f"recipe.length: the longest prompt ({longest_prompt} tokens) and completion ({rule.capacity}) need {needed} "
-            f"positions; this model has {limit}. Lower recipe.length's limits or data.max_prompt_tokens"
+            f"recipe.length: the longest prompt ({longest_prompt} tokens) and completion ({rule.capacity}) need "
+            f"{needed} positions; this model has {limit}. Lower recipe.length's limits or data.max_prompt_tokens"
         )
 
 
@@ -210,8 +209,8 @@ def _length_notes(rule: LengthRule) -> list[str]:
     if len(rule.end_tag) <= 1:
         return []
     return [
-        f"the end-of-thinking tag is {len(rule.end_tag)} tokens in this vocabulary; where the model writes it with other "
-        "tokens the end goes unnoticed and the phrase is written after it. A single added token avoids that"
+        f"the end-of-thinking tag is {len(rule.end_tag)} tokens in this vocabulary; where the model writes it with "
+        "other tokens the end goes unnoticed and the phrase is written after it. A single added token avoids that"
     ]
 
 
@@ -269,4 +268,3 @@ class GeneratorSpec:
 
 def _save_generator(path: Path, state: dict[str, Any]) -> None:
     save_state(path, "generator", state)
-

@@ -40,7 +40,9 @@ class UpdateStats:
 class Learner:
     """A policy in training."""
 
-    def __init__(self, policy: Policy, settings: AdamW, temperature: float, gradient_checkpointing: bool = False) -> None:
+    def __init__(
+        self, policy: Policy, settings: AdamW, temperature: float, gradient_checkpointing: bool = False
+    ) -> None:
         """Take over a policy.
 
         Args:

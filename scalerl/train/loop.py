@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import asdict
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ class TrainingFailed(RuntimeError):
 
 
 def train(run: Session) -> None:
-    """Train until the budget, the prompts or the user's patience end; rows, points and checkpoints go to disk on the way.
+    """Train until the budget, the prompts or the user's patience end; rows, points and checkpoints go to disk.
 
     Raises:
         TrainingFailed: the loss or gradient was not finite.
@@ -79,8 +80,7 @@ def train(run: Session) -> None:
             **rollout_row(rollouts, rewards_PG, passed_PG, keep_P),
             **staleness(rollouts, progress.step),
             **meter.row(),
-            "grad_norm": update.grad_norm,
-            "learning_rate": update.learning_rate,
+            **asdict(update),
         }
         progress.step += 1
         progress.trained_groups += len(taken.groups)
@@ -124,7 +124,9 @@ def _add_gradients(
 def _update(run: Session, rollouts: Batch, advantages_B: Tensor, meter: TokenMeter) -> UpdateStats:
     if not meter.tokens:
         run.progress.skipped_steps += 1
-        run.display.note(f"step {run.progress.step + 1}: no prompt had any variance in its rewards; the update is skipped")
+        run.display.note(
+            f"step {run.progress.step + 1}: no prompt had any variance in its rewards; the update is skipped"
+        )
         return run.learner.skip()
     try:
         return run.learner.step()
@@ -168,4 +170,3 @@ def _measure_lag(
         run.progress.training_flops = flops
     run.config = with_changes(run.config, rollouts=with_changes(run.config.rollouts, lag_ticks=lag))
     run.directory.save_config(run.config)
-

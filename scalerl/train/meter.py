@@ -62,4 +62,3 @@ def rollout_row(batch: Batch, rewards_PG: Tensor, passed_PG: Tensor, keep_P: Ten
         "completion_tokens_mean": float(completion_B.mean()),
         "completion_tokens_max": int(completion_B.max()),
     }
-

@@ -35,7 +35,9 @@ class RunDirectory:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise ConfigError(f"{path}: another process is training in this run directory; wait for it or stop it") from None
+            raise ConfigError(
+                f"{path}: another process is training in this run directory; wait for it or stop it"
+            ) from None
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> RunDirectory:

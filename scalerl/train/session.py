@@ -173,7 +173,7 @@ class Session:
     # --------------------------------------------------------------------------------------------------- checkpoints
 
     def checkpoint(self, wait: bool = False) -> None:
-        """Write the trainer's part of a checkpoint, and ask the generator for its part; it counts when both are there."""
+        """Write the trainer's part of a checkpoint and ask the generator for its own; it counts when both are there."""
         with self.clock.paused():
             path = self.checkpoints.begin(self.progress.step)
             state = {

@@ -122,10 +122,14 @@ def make_model(model: TinyModel, tokenizer: Any) -> Any:
     return Qwen3ForCausalLM(config)
 
 
-def _train(policy: Policy, model: TinyModel, task: ArithmeticTask, tokenizer: Any, report: Report) -> list[dict[str, float]]:
-    """Cross-entropy on the completions; the noise is low for the first 60 % of the updates, so that facts are learned."""
+def _train(
+    policy: Policy, model: TinyModel, task: ArithmeticTask, tokenizer: Any, report: Report
+) -> list[dict[str, float]]:
+    """Cross-entropy on the completions; the noise is low for the first 60 % of updates, so that facts are learned."""
     settings = model.warm_start
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=WEIGHT_DECAY)
+    optimizer = torch.optim.AdamW(
+        policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=WEIGHT_DECAY
+    )
     history: list[dict[str, float]] = []
     sources = {
         early: arithmetic.traces(task, settings, settings.step_noise * (0.15 if early else 1.0), (settings.seed, early))

@@ -3,7 +3,14 @@ import math
 import pytest
 import torch
 
-from scalerl.learn.advantages import ADVANTAGES, batch_normalised, centred, every_prompt, group_normalised, with_variance
+from scalerl.learn.advantages import (
+    ADVANTAGES,
+    batch_normalised,
+    centred,
+    every_prompt,
+    group_normalised,
+    with_variance,
+)
 
 # two prompts x three rollouts: one passes of three, all pass
 REWARDS = torch.tensor([[1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])

@@ -57,7 +57,8 @@ def test_grpo_clips_at_one_fifth_on_both_sides():
 
 def test_gspo_clips_the_geometric_mean_of_the_ratios_and_gives_it_to_every_token():
     loss, clipped = run(Gspo(clip_low=3e-3, clip_high=4e-3))
-    # rollout 0: (1 * 8 * 0.5)^(1/3) = 4^(1/3) > 1.004 is cut; rollout 1, two tokens: sqrt(1.25 * 0.75) = sqrt(15)/4 < 0.997
+    # rollout 0: (1 * 8 * 0.5)^(1/3) = 4^(1/3) > 1.004 is cut
+    # rollout 1, two tokens: sqrt(1.25 * 0.75) = sqrt(15)/4 < 0.997
     assert math.isclose(float(loss[0, 0]), -2 * 1.004, rel_tol=1e-6)
     assert math.isclose(float(loss[1, 0]), 1 * 0.997, rel_tol=1e-6)
     assert torch.equal(loss, loss[:, :1].expand(2, 3)) and clipped.all()

@@ -16,7 +16,17 @@ def tokenizer():
 
 
 def config(path, *options):
-    words = ["--model", "unused", "--data", str(path), "--recipe.prompts_per_step", "4", "--evaluation.prompts", "8", *options]
+    words = [
+        "--model",
+        "unused",
+        "--data",
+        str(path),
+        "--recipe.prompts_per_step",
+        "4",
+        "--evaluation.prompts",
+        "8",
+        *options,
+    ]
     return read_config(None, words)
 
 
@@ -71,7 +81,10 @@ def test_the_chat_template_is_applied_to_strings_and_messages_and_can_be_refused
         (["", "  "], "the file holds no rows"),
         ([ROWS[0], "{nonsense"], "p.jsonl line 2: not valid JSON"),
         ([ROWS[0], "[1, 2]"], "p.jsonl line 2: got list; allowed: a JSON object"),
-        ([{"question": "1+1", "answer": "2"}], r"line 1: 'prompt' is None; allowed: text .*columns here: question, answer"),
+        (
+            [{"question": "1+1", "answer": "2"}],
+            r"line 1: 'prompt' is None; allowed: text .*columns here: question, answer",
+        ),
         ([{"prompt": "", "answer": "2"}], "line 1: 'prompt' is ''"),
         ([ROWS[0], {"prompt": "1+1="}], "line 2: 'answer' is None; allowed: the reference answer"),
         ([{"prompt": "1+1=", "answer": ""}], "line 1: 'answer' is ''"),
@@ -94,7 +107,9 @@ def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path, tokenizer):
 
 def test_prompts_over_the_limit_are_named_or_left_out(tmp_path, tokenizer):
     path = write(tmp_path / "p.jsonl", [*ROWS, {"prompt": "1+1+1+1+1+1=", "answer": "6"}])
-    with pytest.raises(ConfigError, match=r"1 prompts are longer than data.max_prompt_tokens = 6: .* line 37 \(12 tokens\)"):
+    with pytest.raises(
+        ConfigError, match=r"1 prompts are longer than data.max_prompt_tokens = 6: .* line 37 \(12 tokens\)"
+    ):
         load_prompts(config(path, "--data.max_prompt_tokens", "6"), tokenizer)
     split = load_prompts(config(path, "--data.max_prompt_tokens", "6", "--data.long_prompts", "drop"), tokenizer)
     assert split.longest == 4 and split.notes == ("left out 1 prompts over 6 tokens",)

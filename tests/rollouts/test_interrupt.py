@@ -82,6 +82,8 @@ def test_the_point_is_uniform_over_both_ends(uniform, point):
 
 
 def test_a_recipe_becomes_tokens():
-    rule = length_rule(Interruption(thinking_tokens=(5, 6), answer_tokens=4, phrase="ab", end_tag="b"), lambda s: [ord(c) for c in s])
+    rule = length_rule(
+        Interruption(thinking_tokens=(5, 6), answer_tokens=4, phrase="ab", end_tag="b"), lambda s: [ord(c) for c in s]
+    )
     assert rule == LengthRule(thinking=(5, 6), answer_tokens=4, max_tokens=10, phrase=(97, 98), end_tag=(98,))
     assert rule.capacity == 12

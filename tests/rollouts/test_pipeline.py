@@ -38,7 +38,9 @@ def content(batches):
     ]
 
 
-@pytest.mark.parametrize("policy", [PipelineRL(max_lag=0), PipelineRL(max_lag=1), PipelineRL(max_lag=8), PpoOffPolicy(batches=4)], ids=str)
+@pytest.mark.parametrize(
+    "policy", [PipelineRL(max_lag=0), PipelineRL(max_lag=1), PipelineRL(max_lag=8), PpoOffPolicy(batches=4)], ids=str
+)
 def test_nothing_older_than_k_is_trained_and_every_token_is_tagged_with_its_version(policy):
     batches = train(ScriptedSpec(policy), updates=24)
     ages, mixed = [], 0
@@ -76,7 +78,9 @@ def test_random_delays_on_both_sides_change_no_bit(policy):
     late_trainer = train(ScriptedSpec(policy), updates=12, delay=lambda: rng.random() * 0.05)
     late_generator = train(ScriptedSpec(policy, delay_s=0.003), updates=12)
     assert content(quiet) == content(late_trainer) == content(late_generator)
-    assert [b.stats.tick for b in quiet] == [b.stats.tick for b in late_trainer] == [b.stats.tick for b in late_generator]
+    assert (
+        [b.stats.tick for b in quiet] == [b.stats.tick for b in late_trainer] == [b.stats.tick for b in late_generator]
+    )
 
 
 def test_eager_keeps_the_bound_too():
@@ -86,7 +90,7 @@ def test_eager_keeps_the_bound_too():
 
 def test_a_failure_in_the_generator_raises_in_take_and_names_it():
     began = time.perf_counter()
-    with pytest.raises(WorkerDied, match="the generator process .* failed:(.|\n)*the engine broke"):
+    with pytest.raises(WorkerDied, match=r"the generator process .* failed:(.|\n)*the engine broke"):
         train(ScriptedSpec(PipelineRL(), fail_at_tick=5), updates=20)
     assert time.perf_counter() - began < 10
 

@@ -8,7 +8,9 @@ from scalerl.rollouts.sampling import draw
 LOGITS = torch.tensor([0.1, 0.2, 0.3, 0.4]).log()
 
 
-@pytest.mark.parametrize(("uniform", "token"), [(0.0, 0), (0.0999, 0), (0.1001, 1), (0.35, 2), (0.61, 3), (0.9999999, 3)])
+@pytest.mark.parametrize(
+    ("uniform", "token"), [(0.0, 0), (0.0999, 0), (0.1001, 1), (0.35, 2), (0.61, 3), (0.9999999, 3)]
+)
 def test_a_number_picks_the_token_whose_cumulative_share_holds_it(uniform, token):
     tokens, logps = draw(LOGITS[None], torch.tensor([uniform], dtype=torch.float64), 1.0, 1.0)
     assert tokens.item() == token
@@ -17,7 +19,9 @@ def test_a_number_picks_the_token_whose_cumulative_share_holds_it(uniform, token
 
 def test_a_token_of_probability_zero_is_never_drawn():
     logits = torch.tensor([[-math.inf, 0.0, -math.inf, 0.0]])
-    drawn = [draw(logits, torch.tensor([u], dtype=torch.float64), 1.0, 1.0)[0].item() for u in (0.0, 0.4999, 0.5, 0.99999)]
+    drawn = [
+        draw(logits, torch.tensor([u], dtype=torch.float64), 1.0, 1.0)[0].item() for u in (0.0, 0.4999, 0.5, 0.99999)
+    ]
     assert drawn == [1, 1, 3, 3]
 
 

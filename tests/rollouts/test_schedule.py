@@ -74,7 +74,9 @@ def test_a_closed_curriculum_ends_with_a_smaller_batch():
     assert s.form(tick=1) == [0] and s.form(tick=1) is None
 
 
-@pytest.mark.parametrize("policy", [PipelineRL(max_lag=k) for k in (0, 1, 3, 8)] + [PpoOffPolicy(batches=k) for k in (1, 4)])
+@pytest.mark.parametrize(
+    "policy", [PipelineRL(max_lag=k) for k in (0, 1, 3, 8)] + [PpoOffPolicy(batches=k) for k in (1, 4)]
+)
 @pytest.mark.parametrize("eager", [False, True])
 def test_no_order_of_finishing_breaks_the_bound_or_locks_up(policy, eager):
     """A random generator and a random trainer: 300 updates, each group aged at most k, nothing waits for ever."""

@@ -15,7 +15,16 @@ from scalerl.rollouts.streams import stream_key
 from scalerl.rollouts.torch_engine import check_engine, torch_engine
 
 STOP = 1
-PROMPTS = [(5, 9, 2), (7, 3, 11, 4, 6, 8, 2), (5, 9, 2), (20,), (21, 22, 23, 24, 25, 26, 27, 28), (7, 3), (30, 31), (5, 9, 2)]
+PROMPTS = [
+    (5, 9, 2),
+    (7, 3, 11, 4, 6, 8, 2),
+    (5, 9, 2),
+    (20,),
+    (21, 22, 23, 24, 25, 26, 27, 28),
+    (7, 3),
+    (30, 31),
+    (5, 9, 2),
+]
 
 
 def weights_of(name, seed):
@@ -28,7 +37,9 @@ def weights_of(name, seed):
 def make(name, slots=3, tokens=14, refill=1, **sampling):
     rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=tokens)
     settings = Sampling(stop=(STOP,), **sampling)
-    engine = torch_engine(Policy(tiny_model(name)), slots=slots, prompt_tokens=8, rule=rule, sampling=settings, refill=refill)
+    engine = torch_engine(
+        Policy(tiny_model(name)), slots=slots, prompt_tokens=8, rule=rule, sampling=settings, refill=refill
+    )
     engine.add([Request((i, 0), prompt, stream_key("test", i)) for i, prompt in enumerate(PROMPTS)])
     return engine
 

@@ -54,7 +54,9 @@ def test_a_trace_without_noise_is_the_solution_and_scores():
 
 def test_endless_rambles_have_no_answer_and_come_as_often_as_asked():
     start = WarmStart(ramble=0.5, endless=0.5)
-    texts = [completion for _, completion in itertools.islice(arithmetic.traces(ArithmeticTask(), start, 0.0, "s"), 2000)]
+    texts = [
+        completion for _, completion in itertools.islice(arithmetic.traces(ArithmeticTask(), start, 0.0, "s"), 2000)
+    ]
     endless = [text for text in texts if "</think>" not in text]
     assert all(text.endswith("~" * arithmetic.ENDLESS) for text in endless)
     # a chain of n = 2..6 steps survives n chances of 1/4: 1 - mean(0.75^n) = 0.659

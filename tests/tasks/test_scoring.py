@@ -8,7 +8,15 @@ from scalerl.config import read_config
 from scalerl.parts import ConfigError
 from scalerl.tasks import math as math_task
 from scalerl.tasks import scoring
-from scalerl.tasks.scoring import FunctionScorer, InlineScorer, PooledScorer, RewardError, Score, load_function, make_scorer
+from scalerl.tasks.scoring import (
+    FunctionScorer,
+    InlineScorer,
+    PooledScorer,
+    RewardError,
+    Score,
+    load_function,
+    make_scorer,
+)
 from scalerl.types import Prompt
 
 
@@ -48,7 +56,9 @@ def test_the_pool_scores_in_order_and_survives_a_verifier_that_hangs_or_crashes(
     monkeypatch.syspath_prepend(str(tmp_path))
     import hanging_verifier
 
-    monkeypatch.setattr(scoring, "_quiet", hanging_verifier.install)  # the pool's initialiser imports it in each process
+    monkeypatch.setattr(
+        scoring, "_quiet", hanging_verifier.install
+    )  # the pool's initialiser imports it in each process
     scorer = PooledScorer("trap", processes=2, timeout_s=1.5)
     try:
         began = time.perf_counter()
@@ -71,7 +81,13 @@ def test_a_reward_function_gets_trls_arguments_and_its_rewards_pass_from_the_giv
     scorer = FunctionScorer(reward, "here", pass_reward=0.5)
     items = [prompt("x", prompt="p1", answer="x", level=1), prompt("y", prompt="p2", answer="y", level=2)]
     assert scorer.score(items, ["c1", "c2"]) == [Score(0.2, False), Score(0.7, True)]
-    assert seen == {"prompts": ["p1", "p2"], "completions": ["c1", "c2"], "answer": ["x", "y"], "level": [1, 2], "columns": {}}
+    assert seen == {
+        "prompts": ["p1", "p2"],
+        "completions": ["c1", "c2"],
+        "answer": ["x", "y"],
+        "level": [1, 2],
+        "columns": {},
+    }
 
 
 def test_chat_prompts_get_chat_completions():

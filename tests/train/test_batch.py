@@ -22,7 +22,10 @@ def group(prompt, *rollouts):
 
 def test_prompt_completion_and_padding_lie_where_they_should():
     batch = collate(
-        [group([5, 6], rollout([7, 8, 9], [True, False, True], version=3), rollout([4])), group([1], rollout([2, 3], truncated=True))]
+        [
+            group([5, 6], rollout([7, 8, 9], [True, False, True], version=3), rollout([4])),
+            group([1], rollout([2, 3], truncated=True)),
+        ]
     )
     assert batch.tokens_BT.tolist() == [[5, 6, 7, 8, 9], [5, 6, 4, 0, 0], [1, 2, 3, 0, 0]]
     assert batch.sampled_BT.int().tolist() == [[0, 0, 1, 0, 1], [0, 0, 1, 0, 0], [0, 1, 1, 0, 0]]

@@ -55,7 +55,9 @@ def test_a_write_that_fails_leaves_the_last_good_checkpoint(tmp_path, monkeypatc
     store = CheckpointStore(tmp_path, keep=1)
     save_state(store.begin(10), "trainer", {"step": 10})
     store.commit(10)
-    monkeypatch.setattr("scalerl.train.checkpoint.save_file", lambda *a: (_ for _ in ()).throw(OSError(28, "No space left")))
+    monkeypatch.setattr(
+        "scalerl.train.checkpoint.save_file", lambda *a: (_ for _ in ()).throw(OSError(28, "No space left"))
+    )
     with pytest.raises(OSError, match="No space left"):
         save_state(store.begin(20), "trainer", {"a": np.zeros(2)})
     assert load_state(CheckpointStore(tmp_path, keep=1).latest(), "trainer") == {"step": 10}

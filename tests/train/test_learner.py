@@ -46,7 +46,9 @@ def test_padding_at_the_end_changes_nothing():
     learner = make()
     padded = torch.cat([tokens, torch.zeros(2, 5, dtype=torch.long)], dim=1)
     mask = torch.cat([trained, torch.zeros(2, 5, dtype=torch.bool)], dim=1)
-    torch.testing.assert_close(learner.logprobs(padded, mask)[0], learner.logprobs(tokens, trained)[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        learner.logprobs(padded, mask)[0], learner.logprobs(tokens, trained)[0], atol=1e-5, rtol=1e-5
+    )
 
 
 def test_the_rate_warms_up_linearly_and_then_stays():
@@ -78,7 +80,9 @@ def test_a_long_gradient_is_scaled_down_to_the_limit():
     norm = math.sqrt(sum(float((g**2).sum()) for g in gradients(learner)))
     seen = {}
     original = learner._optimizer.step
-    learner._optimizer.step = lambda: seen.update(norm=sum(float((p.grad**2).sum()) for p in learner._masters) ** 0.5) or original()
+    learner._optimizer.step = lambda: (
+        seen.update(norm=sum(float((p.grad**2).sum()) for p in learner._masters) ** 0.5) or original()
+    )
     stats = learner.step()
     assert stats.grad_norm == pytest.approx(norm, rel=1e-5) and seen["norm"] == pytest.approx(1e-3, rel=1e-4)
 
@@ -123,7 +127,9 @@ def test_a_loss_or_gradient_that_is_not_finite_raises_and_leaves_the_weights(poi
     before = [p.detach().clone() for p in learner.policy.parameters()]
     tokens, trained = batch()
     loss = -learner.logprobs(tokens, trained)[0].mean()
-    with pytest.raises(BadGradient, match="the loss is nan" if poison == "loss" else "the gradient's norm is (nan|inf)"):
+    with pytest.raises(
+        BadGradient, match="the loss is nan" if poison == "loss" else "the gradient's norm is (nan|inf)"
+    ):
         if poison == "loss":
             learner.backward(loss * float("nan"))
         learner.backward(loss)

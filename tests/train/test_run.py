@@ -1,5 +1,6 @@
 """Whole runs: what they write, that nothing but data decides, and that killing them loses nothing."""
 
+import contextlib
 import os
 import random
 import shutil
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -22,12 +24,13 @@ def undisturbed(lab_model, tmp_path_factory):
 def test_a_run_leaves_everything_it_promises(undisturbed):
     path, printed = undisturbed
     for name in ("config.toml", "metrics.jsonl", "points.jsonl", "rollouts/samples.jsonl", "summary.json", "curve.png",
-                 "model/config.json", "model/tokenizer.json", "model/model.safetensors", "checkpoints/step_000024"):  # fmt: skip
+                 "model/config.json", "model/tokenizer.json", "model/model.safetensors",
+                 "checkpoints/step_000024"):  # fmt: skip
         assert (path / name).exists(), name
     points, metrics = runs.rows(path, "points.jsonl"), runs.rows(path, "metrics.jsonl")
     assert [p["step"] for p in points] == [0, 6, 12, 18, 24] and [m["step"] for m in metrics] == list(range(1, 25))
     assert points[0]["flops"] == points[0]["tokens"] == 0
-    for earlier, later in zip(points, points[1:], strict=False):
+    for earlier, later in pairwise(points):
         assert later["flops"] > earlier["flops"] and later["tokens"] > earlier["tokens"]
         assert later["device_hours"] > earlier["device_hours"]
     assert "24 steps of 4 prompts x 4 generations = 16 completions" in printed
@@ -125,10 +128,8 @@ def kill_at(path, process, row, victims, rng):
     generators = runs.children(process.pid) if process.poll() is None else []
     targets = {"trainer": [process.pid], "generator": generators, "both": [*generators, process.pid]}[victims]
     for pid in targets:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     began = time.monotonic()
     text, _ = process.communicate(timeout=60)
     assert time.monotonic() - began < 10
@@ -158,7 +159,16 @@ def test_ten_kills_at_random_moments_give_the_same_weights_and_points(undisturbe
 
 @pytest.mark.slow
 def test_a_kill_inside_a_frozen_round_resumes_with_the_weights_of_the_round(lab_model, tmp_path):
-    words = ["--recipe.off_policy", "ppo-off-policy", "--recipe.off_policy.batches", "3", "--checkpoint.every", "1", "--steps", "9"]
+    words = [
+        "--recipe.off_policy",
+        "ppo-off-policy",
+        "--recipe.off_policy.batches",
+        "3",
+        "--checkpoint.every",
+        "1",
+        "--steps",
+        "9",
+    ]
     runs.train(lab_model, tmp_path / "whole", *words)
     path = tmp_path / "killed"
     process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL, *words])
@@ -199,4 +209,8 @@ def test_a_configuration_changed_before_a_resume_is_refused_by_name(undisturbed,
     config.write_text(config.read_text().replace("temperature = 1.0", "temperature = 0.9"))
     process = runs.start(["resume", str(path)])
     text, _ = process.communicate(timeout=60)
-    assert process.returncode == 2 and "'temperature = 0.9' instead of 'temperature = 1.0'" in text and "Traceback" not in text
+    assert (
+        process.returncode == 2
+        and "'temperature = 0.9' instead of 'temperature = 1.0'" in text
+        and "Traceback" not in text
+    )

@@ -11,7 +11,9 @@ POINT = EvalPoint(100, 0.021, 3.1e14, 4200000, "arithmetic", 0.412, 0.006, 1000,
 def test_a_directory_that_holds_a_run_is_left_alone(tmp_path):
     RunDirectory.create(tmp_path / "run", LAB)
     before = (tmp_path / "run/config.toml").read_bytes()
-    with pytest.raises(ConfigError, match="already holds a run; continue it with `scalerl resume .*`, or give another --run-dir"):
+    with pytest.raises(
+        ConfigError, match=r"already holds a run; continue it with `scalerl resume .*`, or give another --run-dir"
+    ):
         RunDirectory.create(tmp_path / "run", LAB)
     assert (tmp_path / "run/config.toml").read_bytes() == before
 
