@@ -133,9 +133,10 @@ def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:
     from scalerl.rollouts.pipeline import WorkerDied
     from scalerl.tasks.scoring import RewardError
     from scalerl.train.finish import run_to_end
+    from scalerl.train.launch import resolve
     from scalerl.train.loop import TrainingFailed
 
-    stop = _StopFlag()
+    config, stop = resolve(config), _StopFlag()
     display = RunDisplay(config, default_axis(config))
     for line in config.derived_sizes():
         display.note(line)

@@ -27,7 +27,7 @@ def plot_curve(axes: Any, found: Fit, *, ahead: float = 4.0, note: str = "") -> 
     curve = found.curve
     compute_N, metric_N = curve.compute, curve.metric
     positive_N = compute_N > 0
-    first, last = float(compute_N[positive_N].min()), curve.last_compute
+    first, last = float(compute_N[positive_N].min()), found.last_compute
     grid_M = np.geomspace(first * 0.6, last * ahead, 300)
     band = found.predict(grid_M)
     seen_M = grid_M <= last

@@ -39,7 +39,7 @@ class Outlook:
         axis = AXIS_NAMES.get(found.curve.axis, found.curve.axis)
         last = float(found.curve.metric[-1])
         lines = [
-            f"curve     {len(found.curve)} evaluations to {found.curve.last_compute:.3g} {axis}, last value {last:.3f}",
+            f"curve     {len(found.curve)} evaluations to {found.last_compute:.3g} {axis}, last value {last:.3f}",
             f"  A       {found.asymptote}   the ceiling" + ("" if found.identified else ", NOT identified yet"),
             f"  B       {found.efficiency}   the steepness",
             f"  C_mid   {found.midpoint}   {axis} at half of the climb",

@@ -26,6 +26,8 @@ from scalerl.tasks import arithmetic
 
 GATE = 0.99
 """Share of the 300 single steps that the model must get right."""
+ATTEMPTS = 3
+"""Seeds that are tried: rounding differs between machines, and now and then a warm start gets stuck."""
 WEIGHT_DECAY = 0.3
 """Large, so that weights stay small: with 0.01 the model amplified the rounding of FP32 more than twice as much."""
 _RECIPE_VERSION = 2
@@ -55,18 +57,23 @@ def warm_start(model: TinyModel, task: ArithmeticTask, directory: Path, report: 
     """
     if (directory / "warm_start.json").exists():
         return directory
-    settings = model.warm_start
-    torch.manual_seed(settings.seed)
     tokenizer = make_tokenizer()
-    policy = Policy(make_model(model, tokenizer))
-    history = _train(policy, model, task, tokenizer, report)
-    accuracy = fact_accuracy(policy, tokenizer)
-    history.append({"step": float(settings.steps), "fact_accuracy": accuracy})
-    report(history[-1])
-    if accuracy < GATE:
+    history: list[dict[str, float]] = []
+    for attempt in range(ATTEMPTS):
+        seed = model.warm_start.seed + 1000 * attempt
+        tried = model.model_copy(update={"warm_start": model.warm_start.model_copy(update={"seed": seed})})
+        torch.manual_seed(seed)
+        policy = Policy(make_model(model, tokenizer))
+        history += _train(policy, tried, task, tokenizer, report)
+        accuracy = fact_accuracy(policy, tokenizer)
+        history.append({"seed": float(seed), "fact_accuracy": accuracy})
+        report(history[-1])
+        if accuracy >= GATE:
+            break
+    else:
         raise ConfigError(
-            f"model.warm_start: after {settings.steps} updates the model knows {accuracy:.1%} of the 300 single steps; "
-            f"at least {GATE:.0%} are needed for a clean curve; give it more steps or another seed"
+            f"model.warm_start: after {model.warm_start.steps} updates the model knows {accuracy:.1%} of the 300 single "
+            f"steps, from {ATTEMPTS} seeds; at least {GATE:.0%} are needed for a clean curve; give it more steps"
         )
     temporary = directory.with_name(f"{directory.name}.{os.getpid()}.tmp")
     policy.model.save_pretrained(temporary)

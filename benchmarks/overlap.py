@@ -1,0 +1,61 @@
+"""What streaming brings: the lab by PipelineRL-8 against the same work done in turns (on-policy, k = 0).
+
+    python benchmarks/overlap.py [--rounds 3] [--steps 80] [--out overlap.json] [-- --any.field VALUE ...]
+
+In turns, one side always waits, so each may use all cores; it is measured with one thread a side too. Steps per second
+come from the run's own metrics after the first ten steps, evaluations apart. Prints medians over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+WARM_UP = 10
+ARMS = {
+    "pipeline, 1 thread a side": ["--recipe.off_policy.max_lag", "8"],
+    "in turns, 1 thread a side": ["--recipe.off_policy.max_lag", "0"],
+    "in turns, 2 threads a side": ["--recipe.off_policy.max_lag", "0", "--hardware.generator_threads", "2",
+                                   "--hardware.trainer_threads", "2"],
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--out", type=Path, default=Path("overlap.json"))
+    parser.add_argument("extra", nargs="*", help="options of `scalerl train`, after --")
+    options = parser.parse_args()
+    sys.path.insert(0, str(Path(__file__).parent))
+    from work import machine
+
+    rates: dict[str, list[float]] = {name: [] for name in ARMS}
+    for _ in range(options.rounds):
+        for name, words in ARMS.items():
+            rates[name].append(measure([*words, "--steps", str(options.steps), *options.extra]))
+    pipeline = rates["pipeline, 1 thread a side"]
+    for name, values in rates.items():
+        ratio = statistics.median(p / v for p, v in zip(pipeline, values, strict=True))
+        print(f"{name:28s} {statistics.median(values):6.2f} steps/s   pipeline is {ratio:.2f}x")
+    options.out.write_text(json.dumps({"machine": machine(), "steps_per_s": rates}, indent=1) + "\n")
+
+
+def measure(words: list[str]) -> float:
+    """Steps per second of one run of the lab."""
+    with tempfile.TemporaryDirectory() as scratch:
+        run = Path(scratch) / "run"
+        quiet = ["--evaluation.every", "100000", "--evaluation.prompts", "64", "--checkpoint.every", "100000"]
+        command = [sys.executable, "-m", "scalerl.cli", "train", "--run-dir", str(run), *quiet, *words]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][WARM_UP:]
+    return len(rows) / sum(row["step_s"] for row in rows)
+
+
+if __name__ == "__main__":
+    main()

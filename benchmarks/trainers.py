@@ -1,0 +1,89 @@
+"""Whole training steps against TRL's GRPOTrainer: same model, prompts and work, samples per second of both.
+
+    python benchmarks/trainers.py --trl /path/to/an/environment/with/trl/bin/python [--sizes 3.3M 165k] [--rounds 3]
+
+The work: 8 prompts x 8 generations x 64 new tokens a step, loss CISPO, no prompt filtered, on all cores of the machine.
+Rounds alternate between the two, and the ratio is the median over rounds. scalerl streams (PipelineRL-8), TRL works in
+turns: that is what each does when a user types its command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+STEPS, WARM_UP = 24, 6
+HERE = Path(__file__).parent
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trl", type=Path, help="python of an environment that has TRL; without it only scalerl runs")
+    parser.add_argument("--sizes", nargs="+", default=["3.3M", "165k"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=Path("trainers.json"))
+    options = parser.parse_args()
+    sys.path.insert(0, str(HERE))
+    from work import machine, save_model, save_prompts
+
+    results: dict[str, Any] = {"machine": machine()}
+    for size in options.sizes:
+        with tempfile.TemporaryDirectory() as scratch:
+            place = Path(scratch)
+            save_model(size, place / "model")
+            save_prompts(place / "prompts.jsonl", 400)
+            rounds = [compare(place / f"round-{i}", place, options.trl) for i in range(options.rounds)]
+        results[size] = rounds
+        ours = statistics.median(r["scalerl"] for r in rounds)
+        line = f"{size}: scalerl {ours:.1f} samples/s ({statistics.mean(r['tokens'] for r in rounds):.1f} tokens each)"
+        if options.trl:
+            theirs = statistics.median(r["trl"] for r in rounds)
+            ratio = statistics.median(r["scalerl"] / r["trl"] for r in rounds)
+            line += f", TRL {theirs:.1f} samples/s, ratio {ratio:.2f}"
+        print(line, flush=True)
+    options.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def compare(run: Path, place: Path, trl: Path | None) -> dict[str, float]:
+    """Run both once; return their samples per second."""
+    found = scalerl(run, place)
+    if trl:
+        command = [str(trl), str(HERE / "trl_baseline.py"), str(place / "model"), str(place / "prompts.jsonl"),
+                   str(STEPS), str(WARM_UP)]  # fmt: skip
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment())
+        found["trl"] = json.loads(done.stdout.splitlines()[-1])["samples_per_s"]
+    return found
+
+
+def scalerl(run: Path, place: Path) -> dict[str, float]:
+    """Train by the command line, as a user would."""
+    words = [
+        "--model", str(place / "model"), "--data", str(place / "prompts.jsonl"), "--reward", "rewards:even_start",
+        "--run-dir", str(run), "--steps", str(STEPS), "--recipe.prompts_per_step", "8",
+        "--recipe.generations_per_prompt", "8", "--recipe.length", "{kind = 'none', max_tokens = 64}",
+        "--recipe.zero_variance", "keep", "--recipe.truncated", "keep", "--recipe.retire_pass_rate", "none",
+        "--evaluation.prompts", "8", "--evaluation.samples", "1", "--evaluation.every", "1000",
+        "--checkpoint.every", "1000",
+    ]  # fmt: skip
+    command = [sys.executable, "-m", "scalerl.cli", "train", *words]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment())
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][WARM_UP:]
+    seconds = sum(row["step_s"] for row in rows)
+    tokens = statistics.mean(row["completion_tokens_mean"] for row in rows)
+    return {"scalerl": 64 * len(rows) / seconds, "tokens": tokens}
+
+
+def environment() -> dict[str, str]:
+    """Both see the same: sleeping, not spinning, threads and the shared reward."""
+    return {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(HERE), "HF_HUB_OFFLINE": "1"}
+
+
+if __name__ == "__main__":
+    main()

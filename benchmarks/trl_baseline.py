@@ -1,0 +1,52 @@
+"""TRL's GRPOTrainer with the CISPO loss on the work of trainers.py; it runs in an environment that has TRL.
+
+    python benchmarks/trl_baseline.py MODEL PROMPTS.jsonl STEPS WARM_UP
+
+The last line it prints is {"samples_per_s": ...}, over the steps after the warm-up.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from datasets import Dataset
+from rewards import even_start
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+
+class StepTimes(TrainerCallback):
+    """The time at the end of every step."""
+
+    def __init__(self):
+        self.times = []
+
+    def on_step_end(self, args, state, control, **rest):
+        """Note the time."""
+        self.times.append(time.perf_counter())
+
+
+def main():
+    model, prompts, steps, warm_up = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
+    rows = [{"prompt": json.loads(line)["prompt"]} for line in Path(prompts).read_text().splitlines()]
+    clock = StepTimes()
+    with tempfile.TemporaryDirectory() as scratch:
+        config = GRPOConfig(
+            output_dir=scratch, use_cpu=True, bf16=False, loss_type="cispo", epsilon_high=5.0, beta=0.0,
+            per_device_train_batch_size=64, num_generations=8, max_completion_length=64, temperature=1.0, top_k=0,
+            max_steps=steps, learning_rate=5e-7, logging_steps=1000, save_strategy="no", report_to=[],
+            gradient_checkpointing=False, disable_tqdm=True,
+        )  # fmt: skip
+        trainer = GRPOTrainer(
+            model=AutoModelForCausalLM.from_pretrained(model), processing_class=AutoTokenizer.from_pretrained(model),
+            reward_funcs=even_start, args=config, train_dataset=Dataset.from_list(rows), callbacks=[clock],
+        )  # fmt: skip
+        trainer.train()
+    seconds = clock.times[-1] - clock.times[warm_up - 1]
+    print(json.dumps({"samples_per_s": 64 * (len(clock.times) - warm_up) / seconds}))
+
+
+if __name__ == "__main__":
+    main()

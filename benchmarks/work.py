@@ -1,0 +1,73 @@
+"""What the benchmarks share: random Qwen3 models and prompts of random words. It times nothing."""
+
+from __future__ import annotations
+
+import json
+import platform
+import random
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 512
+SIZES = {
+    "3.3M": {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4, "num_attention_heads": 4,
+             "num_key_value_heads": 2, "head_dim": 64},
+    "165k": {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2,
+             "num_key_value_heads": 2, "head_dim": 32},
+    "136k": {"hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 2,
+             "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 32},
+}  # fmt: skip
+"""Sizes of Qwen3 by their number of parameters."""
+
+
+def random_qwen3(size: str) -> Any:
+    """Return an untrained Qwen3 with a tied head."""
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    settings = {"vocab_size": VOCABULARY, "max_position_embeddings": 512, "tie_word_embeddings": True}
+    ids = {"eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None}
+    torch.manual_seed(0)
+    return Qwen3ForCausalLM(Qwen3Config(**(settings | SIZES[size] | ids))).eval()
+
+
+def save_model(size: str, path: Path) -> None:
+    """Save a random model with a tokenizer of as many words `w0 w1 ...`."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    words = ["<pad>", "<eos>", *(f"w{i}" for i in range(2, VOCABULARY))]
+    inner = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
+    inner.pre_tokenizer = WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>")
+    random_qwen3(size).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+
+
+def save_prompts(path: Path, count: int, tokens: int = 16) -> None:
+    """Write prompts of random words, with answers that nobody will look at."""
+    rng = random.Random(0)
+    rows = [{"prompt": " ".join(f"w{rng.randrange(2, VOCABULARY)}" for _ in range(tokens)), "answer": "x"}
+            for _ in range(count)]  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures were measured on."""
+    import os
+
+    import torch
+    import transformers
+
+    cpuinfo = Path("/proc/cpuinfo")
+    names = [line.split(":")[1].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }

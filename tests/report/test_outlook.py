@@ -1,0 +1,92 @@
+"""From evaluations to the words and pictures a user gets: they say what the fit says, and say so when there is none."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+
+from scalerl.config import LAB
+from scalerl.parts import replace
+from scalerl.report.figures import plot_curve
+from scalerl.report.outlook import outlook, run_outlook
+from scalerl.report.summary import data_note, default_axis, summarise
+from scalerl.scaling import Curve, CurveError, fit
+from scalerl.types import EvalPoint
+
+
+def level(compute, r0=0.2, ceiling=0.8, midpoint=4e11, slope=1.6):
+    return r0 + (ceiling - r0) / (1 + (midpoint / np.maximum(compute, 1.0)) ** slope)
+
+
+@pytest.fixture
+def points():
+    rng = np.random.default_rng(0)
+    compute = np.linspace(0, 4e12, 30)
+    rates = level(compute) + 0.004 * rng.standard_normal(30)
+    return [
+        EvalPoint(10 * i, c / 1e15, c, int(c / 1e6), "arithmetic", float(r), 0.01, 512, 4)
+        for i, (c, r) in enumerate(zip(compute, rates, strict=True))
+    ]
+
+
+def test_the_words_hold_the_law_the_forecast_and_the_advice(points):
+    ahead = run_outlook(points, "flops")
+    text = "\n".join(ahead.lines())
+    assert "30 evaluations to 4e+12 FLOPs" in text and "NOT identified" not in text
+    twice, four = ahead.forecast.at
+    assert f"at 2x     {twice.mean:.3f}" in text and f"at 4x     {four.mean:.3f}" in text and "advice" in text
+    assert abs(ahead.fit.asymptote.mean - 0.8) < 0.02 and twice.low < level(8e12) < twice.high
+
+
+def test_four_evaluations_are_too_few_and_five_are_not(points):
+    with pytest.raises(CurveError, match="too few evaluations for a forecast: got 4; at least 5"):
+        run_outlook(points[:4], "flops")
+    assert run_outlook(points[:5], "flops").forecast.at[0].compute == pytest.approx(2 * points[4].flops)
+
+
+def test_an_unidentified_ceiling_is_called_so_in_words_and_picture(points):
+    from matplotlib.figure import Figure
+
+    early = outlook(Curve([p.flops for p in points[:6]], [p.pass_rate for p in points[:6]], axis="flops"))
+    assert "NOT identified yet" in "\n".join(early.lines())
+    axes = plot_curve(Figure().subplots(), early.fit)
+    assert any("not identified yet" in text.get_text() for text in axes.texts)
+
+
+def test_the_picture_shows_every_point_the_ceiling_and_the_forecast(points):
+    from matplotlib.figure import Figure
+
+    curve = Curve([p.flops for p in points], [p.pass_rate for p in points], axis="flops", label="a run")
+    axes = Figure().subplots()
+    assert plot_curve(axes, fit(curve), note="a note") is axes
+    drawn = next(line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata()) == 29)
+    np.testing.assert_array_equal(drawn.get_ydata(), curve.metric[1:])  # all but the one before RL, which is a level
+    texts = [text.get_text() for text in axes.texts]
+    assert any(t.startswith("2×: ") for t in texts) and any(t.startswith("ceiling A = ") for t in texts)
+    assert "before RL" in texts and "a note" in texts and axes.get_xlim()[1] >= 4 * 4e12
+
+
+def test_a_finished_run_leaves_a_picture_a_summary_and_their_paths(points, tmp_path):
+    lines = summarise(tmp_path, LAB, points)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG" and summary["asymptote"]["low"] < 0.8
+    assert lines[0].startswith("12%") and lines[-1] == f"run       {tmp_path}"
+    assert summary["forecast"]["at"][1]["compute"] == pytest.approx(1.6e13)
+
+
+def test_a_run_that_learned_nothing_says_so_instead_of_failing(points, tmp_path):
+    flat = [dataclasses.replace(point, pass_rate=0.25) for point in points]
+    lines = summarise(tmp_path, LAB, flat)
+    assert any(line.startswith("forecast  none: every metric value is 0.25") for line in lines)
+    assert not (tmp_path / "curve.png").exists()
+
+
+def test_the_axis_is_device_hours_on_gpus_and_counted_flops_on_cpu():
+    gpu = replace(LAB, hardware=replace(LAB.hardware, device="cuda"))
+    assert default_axis(gpu) == "device_hours" and default_axis(LAB) == "flops"
+
+
+def test_label_noise_is_said_wherever_the_curve_is_shown():
+    assert data_note(LAB) == "12% of the reference answers are wrong on purpose, which caps the pass rate"
+    assert data_note(replace(LAB, data=replace(LAB.data, label_noise=0.0))) == ""

@@ -1,0 +1,68 @@
+"""The face of a run: what it prints on a terminal and elsewhere."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from scalerl.config import LAB
+from scalerl.display import RunDisplay, truncation_warning
+from scalerl.types import EvalPoint
+
+ROW = {
+    "step": 7, "pass_rate": 0.31, "prompts": 16, "kept_prompts": 13, "retired_prompts": 2, "epoch": 1,
+    "truncation_rate": 0.0, "interruption_rate": 0.02, "staleness_mean": 1.4, "staleness_max": 3, "entropy": 0.2,
+    "capped_share": 0.001, "generator_tokens_per_s": 41234.0, "trainer_tokens_per_s": 35678.0,
+    "generator_idle": 0.01, "trainer_idle": 0.04,
+}  # fmt: skip
+
+
+def points(count):
+    rates = [0.2, 0.3, 0.42, 0.5, 0.56, 0.6, 0.63]
+    return [EvalPoint(10 * i, 0.0, 1e11 * i, i, "t", rates[i], 0.01, 64, 4) for i in range(count)]
+
+
+def display(terminal):
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=140)
+    shown = RunDisplay(LAB, "flops", console)
+    shown.start()
+    return shown, console.file
+
+
+@pytest.mark.parametrize(("rate", "words"), [(0.05, None), (0.051, "caution from 5 %"), (0.101, "unstable")])
+def test_truncation_is_warned_of_at_five_and_ten_percent(rate, words):
+    said = truncation_warning(rate)
+    assert said is None if words is None else words in said
+
+
+def test_each_truncation_warning_is_given_once():
+    shown, out = display(terminal=False)
+    for rate in (0.06, 0.07, 0.12, 0.13):
+        shown.step({**ROW, "truncation_rate": rate})
+    assert out.getvalue().count("caution") == 1 and out.getvalue().count("unstable") == 1
+
+
+def test_the_live_table_shows_what_a_user_watches():
+    shown, out = display(terminal=True)
+    shown.step(ROW)
+    shown.point(points(6))
+    shown.stop()
+    text = out.getvalue()
+    for words in ("7/350", "0.310", "truncated | interrupted", "1.4 updates, max 3", "41,234", "35,678", "13/16",
+                  "generator 1%, trainer 4%", "forecast 2x"):  # fmt: skip
+        assert words in text, words
+
+
+def test_the_forecast_appears_with_the_fifth_evaluation():
+    for count, expected in ((4, False), (5, True)):
+        shown, out = display(terminal=False)
+        shown.point(points(count))
+        assert ("forecast 2x" in out.getvalue()) is expected
+
+
+def test_elsewhere_than_on_a_terminal_a_step_is_one_line():
+    shown, out = display(terminal=False)
+    shown.step(ROW)
+    assert out.getvalue().splitlines() == [
+        "step 7/350  pass 0.310  truncated 0.0%  stale 1.4 (max 3)  tok/s 41234 | 35678  idle 1% | 4%"
+    ]

@@ -1,0 +1,71 @@
+"""Every command and snippet of the README is run, in the order in which it stands there."""
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import runs
+
+README = (Path(__file__).parents[1] / "README.md").read_text()
+BY_CI = {"make train", "make test"}
+"""Run whole by .ci/run, in a fresh clone."""
+
+SHORT = [
+    "--steps", "3", "--recipe.prompts_per_step", "4", "--recipe.generations_per_prompt", "4",
+    "--recipe.length.thinking_tokens", "[12, 20]", "--recipe.length.answer_tokens", "9",
+    "--recipe.length.phrase", "</think>", "--evaluation.prompts", "8", "--evaluation.samples", "2",
+]  # fmt: skip
+"""Added where a command would train by the paper's sizes."""
+
+
+def blocks(language):
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def commands():
+    return [line for block in blocks("bash") for line in block.splitlines() if line.strip()]
+
+
+@pytest.fixture(scope="module")
+def place(lab_model, tmp_path_factory):
+    """A directory in which a reader of the README could stand: a run, a model, prompts and a reward of their own."""
+    root = tmp_path_factory.mktemp("readme")
+    shutil.copytree(lab_model, root / "my-model")
+    rows = [f'{{"prompt": "{a}+{b}=<think>", "answer": "{(a + b) % 10}"}}\n' for a in range(10) for b in range(6)]
+    (root / "prompts.jsonl").write_text("".join(rows))
+    (root / "my_rewards.py").write_text(
+        "def length(prompts, completions, **columns):\n    return [len(c) / 30 for c in completions]\n"
+    )
+    runs.train(lab_model, root / "runs/scalerl-lab-001")
+    shutil.copy(root / "runs/scalerl-lab-001/points.jsonl", root)
+    return root
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if c not in BY_CI])
+def test_a_command_of_the_readme_works(place, command):
+    name, *words = shlex.split(command)
+    assert name == "scalerl"
+    if "--data" in words:
+        words += SHORT
+    done = subprocess.run(runs.command(*words), cwd=place, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("snippet", blocks("python"))
+def test_a_snippet_of_the_readme_works(place, snippet):
+    done = subprocess.run([sys.executable, "-c", snippet], cwd=place, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "asymptote" in done.stdout, done.stdout + done.stderr
+
+
+def test_ci_runs_the_two_commands_that_no_test_runs():
+    script = (Path(__file__).parents[1] / ".ci/run").read_text()
+    assert set(commands()) >= BY_CI and all(re.search(rf"\b{command}\b", script) for command in BY_CI)
+
+
+def test_every_file_the_readme_links_to_is_there():
+    links = re.findall(r"\]\(((?!http)[^)]+)\)", README)
+    assert len(links) >= 5 and all((Path(__file__).parents[1] / link).exists() for link in links), links

@@ -1,0 +1,101 @@
+"""The lab's warm start: its vocabulary, its gate, its cache and its log."""
+
+import json
+
+import pytest
+import torch
+
+from scalerl import cli
+from scalerl.config import ArithmeticTask, TinyModel, WarmStart
+from scalerl.parts import ConfigError
+from scalerl.policy import Policy
+from scalerl.tasks import arithmetic
+from scalerl.train import warm_start as module
+from scalerl.train.warm_start import fact_accuracy, make_model, make_tokenizer, warm_start, warm_start_directory
+
+TASK = ArithmeticTask()
+SMALL = TinyModel(width=16, warm_start=WarmStart(steps=4, batch=4))
+
+
+def test_the_vocabulary_is_thirty_two_tokens_and_text_survives_it():
+    tokenizer = make_tokenizer()
+    text = "7+4*3=<think>7+4=1;~~~1*3=3;</think>3\n"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert len(tokenizer) == 32 and len(ids) == len(text) - len("<think>") - len("</think>") + 2
+    assert tokenizer.decode(ids) == text and tokenizer.eos_token == "\n"
+
+
+def test_an_untrained_model_does_not_pass_the_gate_and_nothing_is_saved(tmp_path):
+    rows = []
+    with pytest.raises(ConfigError, match=r"knows .* of the 300 single steps, from 3 seeds; at least 99% are needed"):
+        warm_start(SMALL, TASK, tmp_path / "made", rows.append)
+    assert not (tmp_path / "made").exists() and rows[-1]["fact_accuracy"] < 0.5 and rows[0]["step"] == 4
+    assert [row["seed"] for row in rows if "seed" in row] == [0, 1000, 2000]
+
+
+def test_a_stuck_warm_start_is_done_again_from_another_seed(tmp_path, monkeypatch):
+    found = [0.8, 1.0]
+    monkeypatch.setattr(module, "fact_accuracy", lambda *args: found.pop(0))
+    rows = []
+    path = warm_start(SMALL, TASK, tmp_path / "made", rows.append)
+    assert (path / "model.safetensors").exists() and [r["fact_accuracy"] for r in rows if "seed" in r] == [0.8, 1.0]
+
+
+def test_a_warm_start_is_made_once_and_keeps_its_log(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "GATE", 0.0)
+    rows = []
+    path = warm_start(SMALL, TASK, tmp_path / "made", rows.append)
+    logged = [json.loads(line) for line in (path / "warm_start.json").read_text().splitlines()]
+    assert logged == rows and {"loss", "seconds"} < set(logged[0])
+    before = (path / "model.safetensors").read_bytes()
+    monkeypatch.setattr(module, "_train", lambda *args: pytest.fail("made twice"))
+    assert warm_start(SMALL, TASK, path, rows.append) == path
+    assert (path / "model.safetensors").read_bytes() == before
+
+
+def test_the_same_seed_makes_the_same_weights(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "GATE", 0.0)
+    one, two = (warm_start(SMALL, TASK, tmp_path / name, lambda row: None) for name in ("one", "two"))
+    assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
+
+
+def test_the_cache_tells_settings_apart_and_obeys_its_variable(tmp_path, monkeypatch):
+    monkeypatch.setenv("SCALERL_CACHE", str(tmp_path))
+    names = {warm_start_directory(model, task) for model, task in [
+        (SMALL, TASK), (SMALL.model_copy(update={"width": 32}), TASK),
+        (SMALL, TASK.model_copy(update={"operations": (5, 5)})),
+    ]}  # fmt: skip
+    assert len(names) == 3 and all(path.parent == tmp_path for path in names)
+    same_chains = TASK.model_copy(update={"label_noise": 0.3})  # traces are right in any case
+    assert warm_start_directory(SMALL, same_chains) == warm_start_directory(SMALL, TASK)
+
+
+def test_the_gate_counts_single_steps_by_their_most_likely_digit(monkeypatch):
+    """A model that knows the right digits of sums alone gets 100 of 300 and a tenth or so of the rest at most."""
+    policy, tokenizer = Policy(make_model(SMALL, make_tokenizer())), make_tokenizer()
+    answers = dict(arithmetic.facts())
+
+    def knows_sums(hidden):
+        return logits.pop(0)
+
+    logits = []
+    for side, digit in answers.items():
+        row = torch.zeros(1, 32)
+        row[0, tokenizer.encode(digit if "+" in side.partition("=")[0] else "~")[0]] = 1.0
+        logits.append(row)
+    monkeypatch.setattr(policy, "logits", knows_sums)
+    assert fact_accuracy(policy, tokenizer) == pytest.approx(100 / 300)
+
+
+def test_sft_on_the_command_line_saves_where_it_is_told_and_does_not_redo_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(module, "GATE", 0.0)
+    assert cli.main(["sft", "--steps", "2", "--out", str(tmp_path / "made")]) == 0
+    first = capsys.readouterr().out
+    assert "fact_accuracy" in first and first.splitlines()[-1] == f"saved: {tmp_path / 'made'}"
+    assert cli.main(["sft", "--steps", "2", "--out", str(tmp_path / "made")]) == 0
+    assert capsys.readouterr().out == f"already there: {tmp_path / 'made'}\n"
+
+
+def test_a_width_that_does_not_divide_into_heads_is_said():
+    with pytest.raises(ConfigError, match="model.width: got 18; allowed: a multiple of 2 x model.heads = 4"):
+        make_model(SMALL.model_copy(update={"width": 18}), make_tokenizer())
