@@ -209,15 +209,15 @@ class RunConfig(Part):
 
 
 LAB = RunConfig(
-    steps=350,
+    steps=480,
     recipe=replace(
         SCALERL,
         name="scalerl-lab",
         prompts_per_step=16,
         length=Interruption(thinking_tokens=(50, 60), answer_tokens=9, phrase="</think>"),
-        optimizer=AdamW(learning_rate=1e-4, warmup_steps=5),
+        optimizer=AdamW(learning_rate=6e-5, warmup_steps=20),
     ),
-    evaluation=Evaluation(every=10, prompts=512, samples=4),
+    evaluation=Evaluation(every=15, prompts=512, samples=4),
     learner=Learner(micro_batch_tokens=8192),
     checkpoint=Checkpointing(every=25),
 )

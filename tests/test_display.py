@@ -48,7 +48,7 @@ def test_the_live_table_shows_what_a_user_watches():
     shown.point(points(6))
     shown.stop()
     text = out.getvalue()
-    for words in ("7/350", "0.310", "truncated | interrupted", "1.4 updates, max 3", "41,234", "35,678", "13/16",
+    for words in ("7/480", "0.310", "truncated | interrupted", "1.4 updates, max 3", "41,234", "35,678", "13/16",
                   "generator 1%, trainer 4%", "forecast 2x"):  # fmt: skip
         assert words in text, words
 
@@ -64,5 +64,5 @@ def test_elsewhere_than_on_a_terminal_a_step_is_one_line():
     shown, out = display(terminal=False)
     shown.step(ROW)
     assert out.getvalue().splitlines() == [
-        "step 7/350  pass 0.310  truncated 0.0%  stale 1.4 (max 3)  tok/s 41234 | 35678  idle 1% | 4%"
+        "step 7/480  pass 0.310  truncated 0.0%  stale 1.4 (max 3)  tok/s 41234 | 35678  idle 1% | 4%"
     ]

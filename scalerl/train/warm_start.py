@@ -72,8 +72,8 @@ def warm_start(model: TinyModel, task: ArithmeticTask, directory: Path, report: 
             break
     else:
         raise ConfigError(
-            f"model.warm_start: after {model.warm_start.steps} updates the model knows {accuracy:.1%} of the 300 single "
-            f"steps, from {ATTEMPTS} seeds; at least {GATE:.0%} are needed for a clean curve; give it more steps"
+            f"model.warm_start: after {model.warm_start.steps} updates the model knows {accuracy:.1%} of the 300 "
+            f"single steps, from {ATTEMPTS} seeds; at least {GATE:.0%} are needed for a clean curve; give it more steps"
         )
     temporary = directory.with_name(f"{directory.name}.{os.getpid()}.tmp")
     policy.model.save_pretrained(temporary)

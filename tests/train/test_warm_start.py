@@ -97,5 +97,5 @@ def test_sft_on_the_command_line_saves_where_it_is_told_and_does_not_redo_it(tmp
 
 
 def test_a_width_that_does_not_divide_into_heads_is_said():
-    with pytest.raises(ConfigError, match="model.width: got 18; allowed: a multiple of 2 x model.heads = 4"):
+    with pytest.raises(ConfigError, match=r"model\.width: got 18; allowed: a multiple of 2 x model\.heads = 4"):
         make_model(SMALL.model_copy(update={"width": 18}), make_tokenizer())
