@@ -19,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-STEPS, WARM_UP = 24, 6
+STEPS, WARM_UP = 48, 12
 HERE = Path(__file__).parent
 
 

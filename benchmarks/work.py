@@ -33,6 +33,7 @@ def random_qwen3(size: str) -> Any:
 
 def save_model(size: str, path: Path) -> None:
     """Save a random model with a tokenizer of as many words `w0 w1 ...`."""
+    import transformers
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -42,6 +43,7 @@ def save_model(size: str, path: Path) -> None:
     inner = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<pad>"))
     inner.pre_tokenizer = WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="<pad>", eos_token="<eos>")
+    transformers.utils.logging.disable_progress_bar()
     random_qwen3(size).save_pretrained(path)
     tokenizer.save_pretrained(path)
 

@@ -115,11 +115,15 @@ class Evaluation(Part):
     """k: samples of each prompt."""
 
 
+FULL_SLOTS = 256
+"""Sequences from which on a decode step's cost grows with their number (a tiny model on one CPU core)."""
+
+
 class Rollouts(Part):
     """How the generator runs."""
 
     slots: Natural = 0
-    """Sequences decoded together; 0: as many as a batch has rollouts."""
+    """Sequences decoded together; 0: as many as a batch has rollouts, small batches up to 256 if staleness allows."""
     refill: Natural = 0
     """Free slots that are waited for before new sequences are prefilled; 0: a sixteenth of the slots, 1: at once."""
     schedule: Literal["deterministic", "eager"] = "deterministic"
@@ -191,8 +195,14 @@ class RunConfig(Part):
 
     @property
     def slots(self) -> int:
-        """Sequences the generator decodes together."""
-        return self.rollouts.slots or self.recipe.completions_per_step
+        """Sequences the generator decodes together.
+
+        A decode step of a few sequences costs nearly what one of many does, so small batches share it; half of the
+        allowed staleness is left to the schedule.
+        """
+        batch = self.recipe.completions_per_step
+        most = batch * max(1, max_lag(self.recipe.off_policy) // 2)
+        return self.rollouts.slots or max(batch, min(FULL_SLOTS, most))
 
     def derived_sizes(self) -> list[str]:
         """Return what follows from the sizes given, in words, for the start of a run."""
