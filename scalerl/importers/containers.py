@@ -250,7 +250,7 @@ def read_csv(path: Path, text: str) -> Log:
     rows, bad, number = [], [], 1
     for number, cells in enumerate(reader, 2):
         if len(cells) == len(header):
-            rows.append(flat(dict(zip(header, cells, strict=True))))
+            rows.append(flat({name: cell for name, cell in zip(header, cells, strict=True) if name}))
         elif cells:
             bad.append(number)
     if not rows or (bad != [number] and len(bad) > BAD_LINES * number):
@@ -262,5 +262,6 @@ def names_of(rows: Iterable[Row]) -> list[str]:
     """All columns, in order of first appearance."""
     names: dict[str, None] = {}
     for row in rows:
-        names.update(dict.fromkeys(row))
+        if not row.keys() <= names.keys():
+            names.update(dict.fromkeys(row))
     return list(names)

@@ -182,6 +182,9 @@ def points_of(
         cells["step"] = step_N[picked_E]
         seconds, tokens, more = spending(rows, step_N, dialect)
         notes += more
+        late = [int((cells["step"] > s.steps[-1]).sum()) for s in (seconds, tokens) if s is not None]
+        if any(late):
+            notes.append(f"evaluations after the last training row, priced at its pace: {max(late)}")
         if tokens is not None:
             cells["tokens"] = tokens.by(cells["step"])
     count = devices if devices is not None else dialect.devices(rows)

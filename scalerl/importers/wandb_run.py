@@ -72,14 +72,14 @@ class Frames:
 
 
 def plain_header(path: Path, header: list[str]) -> list[str]:
-    """The header of a CSV; a chart's export has `Step, run - metric, run - metric__MIN, run - metric__MAX`."""
+    """The header of a CSV; of a chart's export, `Step, run - metric, run - metric__MIN, ...`, only step and metric."""
     if header[0] not in ("Step", "Relative Time (Process)", "Wall Time") or not any(" - " in n for n in header[1:]):
         return header
     runs = {name.split(" - ")[0] for name in header[1:] if " - " in name}
     if len(runs) > 1:
         raise CurveError(f"{path} mixes {len(runs)} runs ({', '.join(sorted(runs))}); export one")
     first = "_step" if header[0] == "Step" else header[0]
-    return [first, *(name.split(" - ", 1)[-1] for name in header[1:])]
+    return [first, *("" if n.endswith(("__MIN", "__MAX")) else n.split(" - ", 1)[-1] for n in header[1:])]
 
 
 DIALECT = Dialect(
