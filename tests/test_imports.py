@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1] / "scalerl"
 LAYERS = {  # package -> packages it may import, itself aside
     "scaling": set(),
     "importers": {"types", "scaling"},
+    "integrations": {"scaling"},
     "learn": {"recipe", "parts", "onednn"},
     "tasks": {"types", "config", "parts", "recipe", "rollouts.streams"},
     "prompts": {"types", "config", "parts", "tasks", "rollouts.streams"},

@@ -68,8 +68,9 @@ def open_instruct():
     rows = []
     for step in STEPS:
         saving = 12.0 if step % 10 == 0 else 0.0
-        rows.append({"_step": 64 * step, "episode": 64 * step, "training_step": step, "time/total": 60.0 + saving,
-                     "time/saving": saving, "val/num_step_tokens": 4800, "val/num_total_tokens": 4800 * step})  # fmt: skip
+        rows.append({"_step": 64 * step, "episode": 64 * step, "training_step": step, "time/saving": saving,
+                     "time/total": 60.0 + saving, "val/num_step_tokens": 4800,
+                     "val/num_total_tokens": 4800 * step})  # fmt: skip
         if step % 5 == 0:
             rows.append({"_step": 64 * step, "eval/scores": step / 100, "eval/stop_rate": 1.0})
     return as_csv(rows)

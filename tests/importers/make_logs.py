@@ -42,7 +42,8 @@ def wandb() -> None:
 
     with TemporaryDirectory() as place:
         settings = library.Settings(
-            x_disable_stats=True, x_disable_meta=True, console="off", save_code=False, disable_git=True, host="", root_dir=place
+            x_disable_stats=True, x_disable_meta=True, console="off", save_code=False, disable_git=True, host="",
+            root_dir=place,
         )  # fmt: skip
         run = library.init(project="curves", dir=place, settings=settings)
         for step in range(1, 31):

@@ -189,7 +189,8 @@ def test_without_the_library_of_a_binary_log_the_error_says_what_to_install(tmp_
         code = (
             f"import sys; sys.modules[{library!r}] = None\nfrom scalerl.importers import read\n"
             f"from scalerl.scaling import CurveError\n"
-            f"try: read({str(path)!r})\nexcept CurveError as error: assert 'pip install {library}' in str(error), error\n"
+            f"try: read({str(path)!r})\n"
+            f"except CurveError as error: assert 'pip install {library}' in str(error), error\n"
             "else: raise SystemExit('no error')"
         )
         subprocess.run([sys.executable, "-c", code], check=True)
