@@ -50,8 +50,6 @@ def run_import(arguments: argparse.Namespace) -> int:
     if arguments.output is None:
         print("\n".join(json.dumps(row) for row in found.rows))
         return 0
-    if not arguments.output.parent.is_dir():
-        raise CurveError(f"{arguments.output}: there is no directory {arguments.output.parent}; make it first")
     write_points(found, arguments.output)
     print(f"written   {arguments.output}")
     return 0

@@ -19,6 +19,8 @@ Row = dict[str, Any]
 """Column -> number (or text, in ``TEXT_COLUMNS``); a cell that is empty or no number is absent."""
 
 TEXT_COLUMNS = frozenset({"task"})
+UNREADABLE = (ValueError, RecursionError)
+"""What json raises: for what is no JSON or a number of thousands of digits, and for brackets thousands deep."""
 BAD_LINES = 0.1
 """Share of unreadable lines beyond which a file is not what it seemed to be."""
 
@@ -47,7 +49,10 @@ def read_log(path: Path) -> Log:
         return read_directory(path)
     if not path.is_file():
         raise CurveError(f"{path}: no such file or directory")
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CurveError(f"{path} cannot be read: {error.strerror}") from error
     for recognises, reader in BINARY:
         if recognises(path, data):
             return reader(path)
@@ -114,9 +119,9 @@ INSIDE: tuple[tuple[str, Callable[[list[Path]], Path] | None], ...] = (
     ("checkpoint-*/trainer_state.json", newest),
     ("run-*.wandb", only),
     ("latest-run/run-*.wandb", only),
+    ("points.jsonl", only),  # a run of scalerl, which has a metrics.jsonl of its own
     ("metrics.jsonl", only),
     ("**/*tfevents*", None),
-    ("points.jsonl", only),
 )
 """What a run's directory may hold, in the order looked for."""
 
@@ -137,11 +142,10 @@ def read_json(path: Path, text: str) -> Log | None:
     """One JSON document: a trainer_state.json or a list of rows; None where the text is JSONL."""
     try:
         document = json.loads(text)
-    except json.JSONDecodeError as error:
+    except UNREADABLE as error:
         if text.lstrip().split("\n", 1)[0].strip() in ("{", "["):
             raise CurveError(
-                f"{path} is JSON that breaks off or is damaged (line {error.lineno}: {error.msg}); a checkpoint from "
-                "before holds a whole one"
+                f"{path} is JSON that breaks off or is damaged ({error}); a checkpoint from before holds a whole one"
             ) from error
         return None
     if isinstance(document, list):
@@ -158,7 +162,7 @@ def read_jsonl(path: Path, text: str) -> Log:
     for number, line in lines:
         try:
             row = json.loads(line)
-        except json.JSONDecodeError:
+        except UNREADABLE:
             row = None
         if isinstance(row, dict):
             rows.append(flat(row))
@@ -194,7 +198,7 @@ def as_cell(name: str, value: Any) -> float | str | None:
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, int | float):
-        return float(value)
+        return float(value) if abs(value) < 1e300 or value != value else None
     if not isinstance(value, str):
         return None
     if name in TEXT_COLUMNS:
@@ -239,8 +243,13 @@ def read_csv(path: Path, text: str) -> Log:
     """A header, then one row a line; the header of a chart exported from wandb loses its run's name."""
     from scalerl.importers.wandb_run import plain_header
 
-    reader = csv.reader(text.splitlines())
-    header = [name.strip() for name in next(reader)]
+    lines = text.lstrip().splitlines()
+    separator = max(",;\t", key=lines[0].count)
+    try:
+        reader = list(csv.reader(lines, delimiter=separator))
+    except csv.Error as error:
+        raise CurveError(f"{path} is no CSV: {error}") from error
+    header = [name.strip() for name in reader[0]]
     if len(header) < 2:
         raise CurveError(
             f"{path} is of no known layout: no JSON, no `step:N - ...` lines of verl, and its first line is no CSV "
@@ -248,7 +257,7 @@ def read_csv(path: Path, text: str) -> Log:
         )
     header = plain_header(path, header)
     rows, bad, number = [], [], 1
-    for number, cells in enumerate(reader, 2):
+    for number, cells in enumerate(reader[1:], 2):
         if len(cells) == len(header):
             rows.append(flat({name: cell for name, cell in zip(header, cells, strict=True) if name}))
         elif cells:

@@ -53,6 +53,8 @@ class Dialect:
     """Tokens so far."""
     step_tokens: tuple[str, ...] = ()
     """Tokens of one step."""
+    rename: Callable[[str], str] = str
+    """A column's name in one logger to its name in another, which the other fields use."""
     prepare: Callable[[list[Row]], tuple[list[Row], tuple[str, ...]]] = as_they_are
     """Rows to rows with what needs more than a name, and notes."""
     devices: Callable[[list[Row]], int | None] = unknown

@@ -125,7 +125,7 @@ def spent_by_counter(step_N: Array, counter_N: Array, from_zero: bool, what: str
     else:  # several rows of one step in a row: the first, since an evaluation may have followed
         fresh = np.append(True, np.diff(steps) != 0)
         steps, counter = steps[fresh], counter[fresh]
-    gap, grown, restarts = growth(steps, counter)
+    gap, grown, restarts = growth(steps, counter, from_zero)
     usual = float(np.nanmedian(grown / gap)) if np.isfinite(grown).any() else np.nan
     if not from_zero:
         # the start of a clock includes loading the model; its jumps include the time a run was down
@@ -144,7 +144,7 @@ def spent_by_counter(step_N: Array, counter_N: Array, from_zero: bool, what: str
     return Spent(at, np.cumsum(amount / reach * kept_gap), notes)
 
 
-def growth(steps: Array, counter: Array) -> tuple[Array, Array, int]:
+def growth(steps: Array, counter: Array, from_zero: bool) -> tuple[Array, Array, int]:
     """Of each row the steps since the row it continues, and by how much the counter grew; and the number of restarts.
 
     Growth that cannot be known (the first row, a clock that ran on over a restart) is not-a-number.
@@ -156,7 +156,7 @@ def growth(steps: Array, counter: Array) -> tuple[Array, Array, int]:
         earlier = np.flatnonzero(steps[:i] < steps[i])
         base = earlier[steps[earlier] == steps[earlier].max()][-1] if len(earlier) else None
         gap[i] = steps[i] - (steps[base] if base is not None else 0.0)
-        if counter[i] > counter[i - 1]:  # a clock that ran on while the run was down
+        if not from_zero and counter[i] > counter[i - 1]:  # a clock that ran on while the run was down
             grown[i] = np.nan
         elif base is not None and counter[i] >= counter[base]:  # restored from a checkpoint
             grown[i] = counter[i] - counter[base]

@@ -93,6 +93,9 @@ def read(
     name = ", ".join(p.name or str(p) for p in paths)
     rows, notes = [row for log in logs for row in log.rows], [note for log in logs for note in log.notes]
     dialect, columns = find_dialect(source, logs, rows, name), dict(columns or {})
+    rows = renamed(rows, dialect)
+    columns = {role: dialect.rename(column_name) for role, column_name in columns.items()}
+    metric = None if metric is None else dialect.rename(metric)
     rows, extra = dialect.prepare(rows)
     notes += extra
     dialect = with_columns(dialect, columns, rows, name)
@@ -125,6 +128,14 @@ def find_dialect(source: str | None, logs: list[Log], rows: list[Row], name: str
         return IMPORTERS[next(iter(found))]
     layouts = {log.container for log in logs}
     return IMPORTERS[BY_LAYOUT.get(layouts.pop(), "table") if len(layouts) == 1 else "table"]
+
+
+def renamed(rows: list[Row], dialect: Dialect) -> list[Row]:
+    """Rows with the names that the dialect uses."""
+    names = {name: dialect.rename(name) for name in names_of(rows)}
+    if all(name == new for name, new in names.items()):
+        return rows
+    return [{names[name]: value for name, value in row.items()} for row in rows]
 
 
 def with_columns(dialect: Dialect, columns: Mapping[str, str], rows: list[Row], name: str) -> Dialect:
@@ -215,6 +226,8 @@ def evaluations(rows: list[Row], step_N: Array, chosen: Candidate) -> tuple[NDAr
         bad = sum(chosen.metric in row for row in rows) - int(np.isfinite(value_N).sum())
         notes += [f"evaluations without a number (NaN) were left out: {bad}"] if bad else []
     picked_E = np.flatnonzero(np.isfinite(value_N))
+    if not len(picked_E):
+        raise CurveError(f"{chosen.metric} has no finite value in this log; choose another by metric= (--metric)")
     stepped_E = np.isfinite(step_N[picked_E])
     if not stepped_E.any():
         return picked_E, notes
@@ -298,4 +311,7 @@ def check_bounds(points: list[dict[str, Any]], bounds: tuple[float, float], metr
 def write_points(imported: Imported, path: str | Path) -> None:
     """Write points as JSONL, one evaluation a line; an existing file is replaced."""
     text = "".join(json.dumps(row) + "\n" for row in imported.rows)
-    Path(path).write_text(text, encoding="utf-8")
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CurveError(f"{path} cannot be written: {error.strerror}") from error

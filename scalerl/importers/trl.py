@@ -15,8 +15,7 @@ COMPONENT = re.compile(r"eval_rewards/(.+)/mean")
 
 
 def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """Names as in trainer_state.json; the evaluation set of each row; seconds from train_runtime where need be."""
-    rows = [{plain(name): value for name, value in row.items()} for row in rows]
+    """The evaluation set of each row; seconds from train_runtime where need be."""
     for row in rows:
         # with several evaluation sets TRL writes the same `eval_reward` for each; only the runtime carries the name
         sets = [match[1] for match in map(RUNTIME.fullmatch, row) if match and match[1]]
@@ -66,5 +65,6 @@ DIALECT = Dialect(
     about="step_time: generation, rewards and update; evaluation, checkpoints and data loading are outside",
     seconds=("step_time", SECONDS),
     tokens=("num_tokens", "num_input_tokens_seen"),
+    rename=plain,
     prepare=prepare,
 )

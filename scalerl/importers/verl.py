@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from scalerl.importers.containers import Row
@@ -19,23 +21,36 @@ ASIDE = ("timing_s/testing", "timing_s/save_checkpoint")
 
 
 def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """Training seconds of each step, evaluation and checkpoints left out; mlflow's `_at_` back to `@`."""
-    rows = [{name.replace("_at_", "@"): value for name, value in row.items()} for row in rows]
-    inside = 0
-    for row in rows:
-        step = number(row, "timing_s/step") or number(row, "perf/time_per_step")
-        if step is None:
-            continue
-        aside = sum(number(row, name) or 0.0 for name in ASIDE)
-        row[SECONDS] = step
-        # Older versions validate inside the timer of the step, newer ones after it. The phases tell which: what the
-        # step took beyond them is either nothing or the time set aside.
-        beyond = step - sum(number(row, name) or 0.0 for name in PHASES)
-        if aside and abs(beyond - aside) < abs(beyond):
-            row[SECONDS] = step - aside
-            inside += 1
-    note = f"timing_s/step includes validation and checkpoints in {inside} rows of this log; they were subtracted"
-    return rows, (note,) if inside else ()
+    """Training seconds of each step, evaluation and checkpoints left out."""
+    timed = [row for row in rows if number(row, "timing_s/step") is not None]
+    aside = [total(row, ASIDE) for row in timed]
+    if not timed or not any(aside):
+        return rows, ()
+    # Older versions validate inside the timer of the step, newer ones after it. The phases tell which: in the one case
+    # what a step took beyond them grows by the time set aside, in the other it does not.
+    beyond = [row["timing_s/step"] - total(row, PHASES) for row in timed]
+    plain = [extra for extra, some in zip(beyond, aside, strict=True) if not some]
+    usual = float(np.median(plain)) if plain else 0.0
+    shares = [(extra - usual) / some for extra, some in zip(beyond, aside, strict=True) if some]
+    if not any(total(row, PHASES) for row in timed):
+        return rows, (
+            "without the phases of a step it is unknown whether timing_s/step includes validation: kept whole",
+        )
+    if float(np.median(shares)) < 0.5:
+        return rows, ()
+    for row, some in zip(timed, aside, strict=True):
+        row[SECONDS] = row["timing_s/step"] - some
+    return rows, ("timing_s/step includes validation and checkpoints in this log; they were subtracted",)
+
+
+def total(row: Row, names: tuple[str, ...]) -> float:
+    """The sum of some columns, absent ones left out."""
+    return sum(number(row, name) or 0.0 for name in names)
+
+
+def plain_name(name: str) -> str:
+    """The name before mlflow, which allows no `@`: `mean_at_8` is `mean@8`."""
+    return re.sub(r"_at_(?=\d)", "@", name)
 
 
 def devices(rows: list[Row]) -> int | None:
@@ -64,8 +79,9 @@ DIALECT = Dialect(
         (r"critic/(?:score|rewards)/mean", TRAINING),
     ),
     about="timing_s/step without timing_s/testing and timing_s/save_checkpoint",
-    seconds=(SECONDS,),
+    seconds=(SECONDS, "timing_s/step", "perf/time_per_step"),
     step_tokens=("perf/total_num_tokens",),
+    rename=plain_name,
     prepare=prepare,
     devices=devices,
 )

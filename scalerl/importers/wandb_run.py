@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -41,12 +42,12 @@ def wandb_rows(path: Path) -> tuple[list[Row], tuple[str, ...]]:
             rows.append(flat(cells))
     if not rows:
         raise CurveError(f"{path} holds no history: the run logged nothing before it ended")
-    note = f"the end of {path.name} is half-written (a killed run?) and was left out"
+    note = f"{path.name} is half-written or damaged (a killed run?): what comes after {len(rows)} rows was left out"
     return rows, (note,) if frames.cut else ()
 
 
 class Frames:
-    """The records of a LevelDB log; ``cut`` says afterwards whether the last one was incomplete."""
+    """The records of a LevelDB log up to the first damaged one; ``cut`` says afterwards whether there was one."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.cut = data, False
@@ -58,13 +59,13 @@ class Frames:
             if left < HEADER:  # too little room for a header: the rest of the block is padding
                 place += left
                 continue
-            _, length, kind = struct.unpack("<IHB", data[place : place + HEADER])
-            place += HEADER
-            if place + length > len(data) or not FULL <= kind <= LAST:
+            checksum, length, kind = struct.unpack("<IHB", data[place : place + HEADER])
+            part = data[place + HEADER : place + HEADER + length]
+            place += HEADER + length
+            if len(part) < length or zlib.crc32(part, zlib.crc32(bytes([kind]))) != checksum:
                 self.cut = True
                 return
-            parts += data[place : place + length]
-            place += length
+            parts += part
             if kind in (FULL, LAST):
                 yield parts
                 parts = b""

@@ -6,7 +6,7 @@ from pathlib import Path
 import builders
 import pytest
 
-from scalerl.importers import IMPORTERS, read
+from scalerl.importers import IMPORTERS, read, verl
 from scalerl.scaling import Curve
 
 LOGS = Path(__file__).parent / "logs"
@@ -39,6 +39,20 @@ def test_verl_leaves_validation_and_checkpoints_out_whether_or_not_the_step_cont
     assert found.metric == "val-core/gsm8k/acc/mean@4" and found.rows[0]["task"] == "gsm8k"
     assert found.rows[-1]["tokens"] == 4800 * 30
     assert any("subtracted" in note for note in found.notes) == inside
+
+
+def test_verl_without_the_phases_of_a_step_takes_it_whole_and_says_so(tmp_path):
+    rows = [{n: v for n, v in builders.verl_row(s).items() if n not in verl.PHASES} for s in builders.STEPS]
+    (path,) = write(tmp_path, run_jsonl=builders.jsonl({"step": s, "data": row} for s, row in enumerate(rows, 1)))
+    found = read(path)
+    check(found, "verl")
+    assert any("unknown whether timing_s/step includes validation" in note for note in found.notes)
+
+
+def test_verl_is_read_by_the_names_that_mlflow_allows(tmp_path):
+    (path,) = write(tmp_path, run_jsonl=builders.verl_jsonl().replace("@", "_at_"))
+    check(read(path), "verl")
+    check(read(path, metric="val-core/gsm8k/acc/mean_at_4"), "verl")
 
 
 def test_verl_tells_the_number_of_gpus_by_its_throughput_and_the_user_can_overrule_it(tmp_path):
@@ -134,10 +148,11 @@ def test_an_offline_run_of_wandb_is_read_by_wandb_itself():
     check(read(LOGS / "wandb-offline"), "verl")
 
 
-def test_an_offline_run_of_wandb_cut_off_in_the_middle_gives_what_was_whole(tmp_path):
+@pytest.mark.parametrize("damage", [lambda data, at: data[:at], lambda data, at: data[:at] + b"\xff" + data[at + 1 :]])
+def test_an_offline_run_of_wandb_cut_off_or_damaged_in_the_middle_gives_what_was_whole(tmp_path, damage):
     pytest.importorskip("wandb")
     data = (LOGS / "wandb-offline/run-verl.wandb").read_bytes()
-    (tmp_path / "run-cut.wandb").write_bytes(data[: len(data) // 2])
+    (tmp_path / "run-cut.wandb").write_bytes(damage(data, len(data) // 2))
     found = read(tmp_path)
     assert 0 < len(found.rows) < 6 and any("half-written" in note for note in found.notes)
     check(found, "verl", builders.EXPECTED[: len(found.rows)])

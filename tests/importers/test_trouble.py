@@ -40,6 +40,11 @@ def refusal(path, **choices):
         ("a,b\n1\n2\n3\n", "have not the header's 2 cells"),
         ('{"x": 1, "val-core/a/acc/mean@4": NaN}\n', "no evaluation"),
         ('{"x": 1, "val-core/a/acc/mean@4": 0.5}\n', "no compute beside"),
+        ('{"x": 1, "val-core/a/acc/mean@4": Infinity}\n', "no evaluation"),
+        ("[" * 100_000, "no JSON objects"),
+        ('{"a": ' * 100_000, "no JSON objects"),
+        ('{"step": ' + "9" * 5000 + "}\n", "no JSON objects"),
+        ("a,b\n" + "9" * 200_000 + ",1\n", "is no CSV"),
     ],
 )
 def test_a_log_that_cannot_be_used_is_refused_with_what_was_found(tmp_path, content, says):
