@@ -122,8 +122,9 @@ def spent_by_counter(step_N: Array, counter_N: Array, from_zero: bool, what: str
     if len(np.unique(steps)) == len(steps):  # nothing was repeated, so any order of rows means the same
         order = np.argsort(steps)
         steps, counter = steps[order], counter[order]
-    else:  # several rows of one step in a row: the first, since an evaluation may have followed
-        fresh = np.append(True, np.diff(steps) != 0)
+    else:  # of rows of one step in a row: a counter's last, a clock's first, since an evaluation may have followed
+        changes = np.diff(steps) != 0
+        fresh = np.append(changes, True) if from_zero else np.append(True, changes)
         steps, counter = steps[fresh], counter[fresh]
     gap, grown, restarts = growth(steps, counter, from_zero)
     usual = float(np.nanmedian(grown / gap)) if np.isfinite(grown).any() else np.nan

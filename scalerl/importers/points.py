@@ -302,9 +302,10 @@ def check_bounds(points: list[dict[str, Any]], bounds: tuple[float, float], metr
     values = np.array([point["pass_rate"] for point in points])
     outside = values[(values < low - 1e-9) | (values > high + 1e-9)]
     if len(outside):
+        least, most = ("0", "100") if values.min() >= 0 and values.max() <= 100 else ("-1", "1")
         raise CurveError(
             f"{metric} leaves [{low:g}, {high:g}]: {len(outside)} of {len(values)} values do, from {values.min():g} to "
-            f"{values.max():g}. If that is meant, say so: bounds=(-1, 1) or --bounds -1 1"
+            f"{values.max():g}. Say what it can reach, such as bounds=({least}, {most}) or --bounds {least} {most}"
         )
 
 

@@ -59,6 +59,9 @@ def test_verl_tells_the_number_of_gpus_by_its_throughput_and_the_user_can_overru
     (path,) = write(tmp_path, run_log=builders.verl_console())
     assert any("8 devices, by perf/throughput" in note for note in read(path).notes)
     assert read(path, devices=16).rows[-1]["device_hours"] == pytest.approx(8.0)
+    # a line that somebody published of a run on 8 devices
+    published = {"total_num_tokens": 5322462.0, "time_per_step": 1268.4882453735918, "throughput": 524.4886993840887}
+    assert verl.devices([{f"perf/{name}": value for name, value in published.items()}]) == 8
 
 
 def test_verl_the_validation_before_training_is_at_no_compute(tmp_path):

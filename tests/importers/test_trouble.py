@@ -78,6 +78,14 @@ def test_several_tasks_are_listed_and_one_can_be_chosen(tmp_path):
     assert "val-core/gsm8k/acc/mean@4" in refusal(path, metric="val-core/gsm8k/mean@4")
 
 
+def test_a_table_of_several_tasks_needs_one_to_be_named(tmp_path):
+    rows = [{"flops": 10.0 * n, "task": task, "pass_rate": n / 10} for n in range(1, 6) for task in ("easy", "hard")]
+    path = save(tmp_path, builders.jsonl(rows), "points.jsonl")
+    assert "choose by task= (--task), most plausible first: pass_rate (5 points, task easy)" in refusal(path)
+    found = read(path, task="hard")
+    assert found.axis == "flops" and found.rows[0] == {"flops": 10.0, "pass_rate": 0.1, "task": "hard"}
+
+
 def test_one_candidate_is_taken_and_said_and_the_other_figures_too(tmp_path):
     notes = read(save(tmp_path, builders.verl_jsonl())).notes
     assert notes[0].startswith("metric: val-core/gsm8k/acc/mean@4 of task gsm8k; also there: val-core/gsm8k/acc/best@4")
@@ -92,6 +100,8 @@ def test_rewards_outside_0_1_need_the_users_word(tmp_path):
     rows = [{"step": s, "val-core/a/acc/mean@4": s / 15 - 1} for s in builders.STEPS]
     path = save(tmp_path, builders.jsonl(rows))
     assert "from -0.933333 to 1" in refusal(path) and "bounds must be" in refusal(path, bounds=(1, 0))
+    percent = save(tmp_path, builders.jsonl({"step": s, "accuracy": 2.0 * s} for s in builders.STEPS), "percent.jsonl")
+    assert "--bounds 0 100" in refusal(percent) and read(percent, bounds=(0, 100)).rows[-1]["metric"] == 60
     found = read(path, bounds=(-1, 1))
     assert found.rows[0]["metric"] == pytest.approx(-14 / 15) and "pass_rate" not in found.rows[0]
     assert len(Curve.from_rows(found.rows, bounds=found.bounds)) == 30
