@@ -1,4 +1,4 @@
-"""Read other frameworks' logs into points that `scalerl.scaling` fits. Needs numpy; trains and fits nothing.
+"""Read other frameworks' logs into points that `scalerl.scaling` fits. Loads no torch; fits nothing.
 
 >>> from scalerl.importers import read
 >>> from scalerl.scaling import Curve, fit

@@ -9,8 +9,9 @@ from typing import Any
 
 from scalerl.importers.containers import Row
 
-HELD_OUT, OTHER, TRAINING = 0, 1, 2
-"""Ranks of a metric: mean score on held-out prompts; another held-out figure; the reward on training prompts."""
+HELD_OUT, SECOND, OTHER, TRAINING = 0, 1, 2, 3
+"""Ranks of a metric: mean score on held-out prompts; one to take where that is missing; another held-out figure; the
+reward on training prompts."""
 
 SECONDS = "@seconds"
 """Column that ``prepare`` adds where training time is not a column of the log but a difference of some."""

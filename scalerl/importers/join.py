@@ -49,10 +49,11 @@ def row_steps(rows: list[Row], names: tuple[str, ...]) -> Array:
 
 
 def straight(x: Array, known_x: Array, known_y: Array) -> Array:
-    """Linear interpolation that goes on beyond both ends; one known pair is joined to the origin."""
+    """Linear interpolation that goes on beyond both ends, from one known pair in proportion."""
     if len(known_x) == 1:
-        known_x, known_y = np.append(0.0, known_x), np.append(0.0, known_y)
-    slope = np.diff(known_y) / np.diff(known_x)
+        slope = known_y / known_x if known_x[0] else np.ones(1)
+    else:
+        slope = np.diff(known_y) / np.diff(known_x)
     inside = np.interp(x, known_x, known_y)
     before, after = known_y[0] + (x - known_x[0]) * slope[0], known_y[-1] + (x - known_x[-1]) * slope[-1]
     return np.asarray(np.where(x < known_x[0], before, np.where(x > known_x[-1], after, inside)), dtype=np.float64)
@@ -115,7 +116,7 @@ def spent_by_counter(step_N: Array, counter_N: Array, from_zero: bool, what: str
     Survives resumed runs: a counter that was restored goes on from its value at the checkpoint, one that starts again
     from zero is added to what was there, and a clock's jump over the time in between is taken to be one usual step.
     """
-    use_N = np.isfinite(step_N) & np.isfinite(counter_N) & (step_N > 0)
+    use_N = np.isfinite(step_N) & np.isfinite(counter_N) & (step_N > 0) & (counter_N >= 0)
     steps, counter = step_N[use_N], counter_N[use_N]
     if len(steps) < 2:
         return None if not len(steps) or not from_zero else Spent(steps, counter)

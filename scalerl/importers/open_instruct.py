@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scalerl.importers.containers import Row
-from scalerl.importers.dialect import HELD_OUT, OTHER, SECONDS, TRAINING, Dialect, number
+from scalerl.importers.dialect import HELD_OUT, OTHER, SECOND, SECONDS, TRAINING, Dialect, number
 
 
 def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
@@ -21,8 +21,9 @@ DIALECT = Dialect(
     # wandb's own step is the episode there; an evaluation row may have nothing else
     steps=("training_step", "episode", "_step"),
     evaluations=(
-        (r"eval/scores", HELD_OUT),
-        (r"eval/pass_at_1(?:_unbiased)?", OTHER),
+        (r"eval/pass_at_1", HELD_OUT),
+        # a score is worth 10 there, unless the run says otherwise
+        (r"eval/scores", SECOND),
         (r"eval/pass_at_\d+(?:_unbiased)?", OTHER),
         (r"eval/objective/.+", OTHER),
         (r"objective/(?:verifiable_correct_rate|scores)|scores", TRAINING),

@@ -11,7 +11,8 @@ from scalerl.importers.containers import Row
 from scalerl.importers.dialect import HELD_OUT, OTHER, SECONDS, TRAINING, Dialect, number
 
 RUNTIME = re.compile(r"eval_(?:(.+)_)?runtime")
-COMPONENT = re.compile(r"eval_rewards/(.+)/mean")
+COMPONENT = re.compile(r"eval_rewards/[^/]+(?:/mean)?")
+"""The mean of one reward function; before TRL 0.16 without `/mean`."""
 
 
 def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
@@ -52,15 +53,19 @@ def spread_runtime(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
 
 DIALECT = Dialect(
     name="trl",
-    marks=(r"(?:train/|eval/|eval_)?completions/(?:mean_length|clipped_ratio)",),
+    marks=(
+        r"(?:train/|eval/|eval_)?completions/(?:mean_length|clipped_ratio)",
+        r"(?:train/|eval/|eval_)?completion_length",
+        r"(?:train/|eval/|eval_)?rewards/[^/]+(?:/mean)?(?<!rewards/mean)",
+    ),
     steps=("step", "global_step", "_step"),
     evaluations=(
         (r"eval_reward", HELD_OUT),
-        (r"eval_rewards/.+/mean", HELD_OUT),
+        (COMPONENT.pattern, HELD_OUT),
         (r"eval_(?:accuracy|pass_rate|pass@1)", HELD_OUT),
         (r"eval_[^/]*(?:accuracy|pass_rate|reward|score)(?!.*std)[^/]*(?<!_std)", OTHER),
         (r"reward", TRAINING),
-        (r"rewards/.+/mean", TRAINING),
+        (r"rewards/[^/]+(?:/mean)?", TRAINING),
     ),
     about="step_time: generation, rewards and update; evaluation, checkpoints and data loading are outside",
     seconds=("step_time", SECONDS),

@@ -63,6 +63,16 @@ def prime_rl():
     return jsonl(rows)
 
 
+def prime_rl_of_2026():
+    """Two files, as newer versions write them: evaluations by a process of their own, named by subset and version."""
+    train = [{"step": step, "time": 1.7e9 + 60 * step, "time/step": 60.0, "progress/tokens": 4800,
+              "train/agg/effective/reward/mean": 0.4} for step in range(30)]  # fmt: skip
+    evaluation = [{"step": step, "time": 1.7e9 + 60 * step + 400, "eval/aime/effective/avg@8": step / 100,
+                   "eval/aime/all/avg@8": step / 200, "eval/aime/effective/pass@8": 0.9,
+                   "eval/aime/policy_version": float(step)} for step in EVALUATED]  # fmt: skip
+    return jsonl(train), jsonl(evaluation)
+
+
 def open_instruct():
     """A wandb history as CSV: wandb's step is the episode; a checkpoint of 12 s every tenth step."""
     rows = []
@@ -72,7 +82,9 @@ def open_instruct():
                      "time/total": 60.0 + saving, "val/num_step_tokens": 4800,
                      "val/num_total_tokens": 4800 * step})  # fmt: skip
         if step % 5 == 0:
-            rows.append({"_step": 64 * step, "eval/scores": step / 100, "eval/stop_rate": 1.0})
+            rows.append(
+                {"_step": 64 * step, "eval/scores": step / 10, "eval/pass_at_1": step / 100, "eval/stop_rate": 1.0}
+            )
     return as_csv(rows)
 
 

@@ -85,10 +85,22 @@ def test_prime_rl_counts_steps_from_0_and_takes_evaluation_out_of_the_step(tmp_p
     assert read(path).axis == "tokens"
 
 
+@pytest.mark.parametrize("with_times", [True, False])
+def test_prime_rl_of_2026_joins_the_evaluations_file_by_the_policys_version(tmp_path, with_times):
+    train, evaluation = builders.prime_rl_of_2026()
+    train = train if with_times else train.replace('"time/step": 60.0, ', "")
+    paths = write(tmp_path, orchestrator_jsonl=train, evals_jsonl=evaluation)
+    found = read(paths, devices=8)
+    check(found, "prime-rl")
+    assert found.metric == "eval/aime/effective/avg@8"
+    assert any("run's clock" in note for note in found.notes) == (not with_times)
+
+
 def test_open_instruct_joins_evaluations_by_the_episode(tmp_path):
     (path,) = write(tmp_path, history_csv=builders.open_instruct())
     found = read(path, devices=8)
     check(found, "open-instruct")
+    assert read(path, metric="eval/scores", bounds=(0, 10)).rows[-1]["metric"] == 3.0
     assert any("cannot be told apart" in note for note in found.notes)
 
 
@@ -127,6 +139,14 @@ def test_trl_names_its_evaluation_sets_by_their_runtimes():
     history = json.loads((LOGS / "trl-two/trainer_state.json").read_text())["log_history"]
     few = [row["eval_rewards/digits/mean"] for row in history if "eval_few_runtime" in row]
     assert [row["pass_rate"] for row in found.rows] == few and found.rows[0]["task"] == "few"
+
+
+def test_trl_before_0_16_named_its_rewards_otherwise(tmp_path):
+    rows = [{"step": s, "completion_length": 80.0, "rewards/accuracy": 0.3, "reward": 0.3} for s in (5, 10)]
+    rows += [{"step": s, "eval_rewards/accuracy": s / 20, "eval_reward": s / 20} for s in (5, 10)]
+    (path,) = write(tmp_path, history_jsonl=builders.jsonl(rows))
+    found = read(path)
+    assert found.source == "trl" and found.metric == "eval_reward" and found.axis == "step"
 
 
 def test_trl_without_step_time_spreads_the_runtime_less_evaluation(tmp_path):

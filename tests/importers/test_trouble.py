@@ -1,14 +1,18 @@
 """What a log can have wrong with it: a message or a repair that is said, never a traceback, never a silent guess."""
 
+import contextlib
 import json
+import math
 import subprocess
 import sys
 
 import builders
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from scalerl import cli
-from scalerl.importers import read, write_points
+from scalerl.importers import IMPORTERS, read, write_points
 from scalerl.scaling import Curve, CurveError
 
 
@@ -154,6 +158,48 @@ def test_imported_points_are_read_back_from_the_file(tmp_path):
     write_points(found, tmp_path / "points.jsonl")
     curve = Curve.read(tmp_path / "points.jsonl")
     assert curve.axis == "device_hours" and curve.last_compute == pytest.approx(4.0) and len(curve) == 6
+
+
+COLUMNS = [
+    "step", "_step", "_runtime", "time", "training/global_step", "timing_s/step", "timing_s/testing", "timing_s/gen",
+    "perf/total_num_tokens", "perf/time_per_step", "perf/throughput", "val-core/a/acc/mean@4", "val-core/b/acc/mean@4",
+    "step_time", "num_tokens", "eval_reward", "eval_runtime", "train_runtime", "completions/mean_length", "time/step",
+    "progress/total_tokens", "progress/ckpt_step", "eval/a/avg@8", "eval/a/time", "eval/a/policy_version", "task",
+    "stats/samples", "stats/completed_steps", "actor/test_success_mean", "device_hours", "pass_rate", "stderr",
+]  # fmt: skip
+VALUES = st.one_of(st.floats(), st.integers(-5, 40), st.sampled_from([0.5, "NaN", "x", None, True, [1], {"a": 0.1}]))
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    rows=st.lists(st.dictionaries(st.sampled_from(COLUMNS), VALUES), min_size=1, max_size=8),
+    source=st.sampled_from([None, *IMPORTERS]),
+    devices=st.sampled_from([None, 8]),
+)
+def test_whatever_the_columns_hold_the_answer_is_points_or_a_message(tmp_path_factory, rows, source, devices):
+    path = save(tmp_path_factory.mktemp("any"), builders.jsonl(rows))
+    try:
+        found = read(path, source, devices=devices)
+    except CurveError as error:
+        assert len(str(error)) > 20
+    else:
+        assert all(0 <= row["pass_rate"] <= 1 for row in found.rows) and found.notes
+        assert all(math.isfinite(value) for row in found.rows for value in row.values() if not isinstance(value, str))
+
+
+LINES = st.text('[]{}":,;\t\n -./0159eastp@_NaN', max_size=80)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    content=st.one_of(
+        st.binary(max_size=200), LINES, LINES.map(lambda text: f"step:1 - val-core/a/acc/mean@1:0.5\n{text}")
+    )
+)
+def test_any_file_at_all_gives_points_or_a_message(tmp_path_factory, content):
+    path = save(tmp_path_factory.mktemp("any"), content)
+    with contextlib.suppress(CurveError):
+        assert read(path).rows
 
 
 @pytest.mark.slow
