@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalerl.importers.command import add_import_parser
+
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
 
@@ -60,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     sft.set_defaults(run=_sft)
     recipes = verbs.add_parser("recipes", help="print the recipes, component by component")
     recipes.set_defaults(run=_recipes)
+    add_import_parser(verbs)
     return parser
 
 

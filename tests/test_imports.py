@@ -11,6 +11,8 @@ ROOT = Path(__file__).parents[1] / "scalerl"
 
 LAYERS = {  # package -> packages it may import, itself aside
     "scaling": set(),
+    "importers": {"types", "scaling"},
+    "integrations": {"scaling"},
     "learn": {"recipe", "parts", "onednn"},
     "tasks": {"types", "config", "parts", "recipe", "rollouts.streams"},
     "prompts": {"types", "config", "parts", "tasks", "rollouts.streams"},
@@ -42,7 +44,15 @@ def test_a_package_imports_only_what_lies_before_it(package):
 
 @pytest.mark.parametrize(
     "module",
-    ["scalerl.scaling", "scalerl.report.summary", "scalerl.cli", "scalerl.recipe", "scalerl.config", "scalerl.types"],
+    [
+        "scalerl.scaling",
+        "scalerl.importers.points",
+        "scalerl.report.summary",
+        "scalerl.cli",
+        "scalerl.recipe",
+        "scalerl.config",
+        "scalerl.types",
+    ],
 )
 def test_the_light_half_loads_no_torch(module):
     heavy = "{'torch', 'transformers', 'matplotlib', 'pandas'}"

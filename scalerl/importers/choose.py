@@ -1,0 +1,124 @@
+"""Which metric of a log is the curve: one plausible candidate is taken and said, several are listed as an error."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+from scalerl.importers.containers import Row, names_of
+from scalerl.importers.dialect import HELD_OUT, OTHER, TRAINING, Dialect, number
+from scalerl.scaling import CurveError
+
+LISTED = 12
+"""Candidates that an error names."""
+TELLING = re.compile(r"acc|correct|solve|math|pass|success|verif", re.IGNORECASE)
+"""Among equals, a name like these is more plausibly what the run is for than, say, a format reward."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One metric of one task.
+
+    Example:
+        Candidate(metric="val-core/gsm8k/acc/mean@8", task="gsm8k", rank=0, count=41)
+    """
+
+    metric: str
+    task: str
+    rank: int
+    count: int
+
+    def __str__(self) -> str:
+        # a task that is a part of the metric's path need not be said twice
+        aside = f", task {self.task}" if self.task and f"/{self.task}/" not in f"{self.metric}/" else ""
+        return f"{self.metric} ({self.count} points{aside})"
+
+
+def candidates(rows: list[Row], dialect: Dialect) -> list[Candidate]:
+    """All metrics of a log that a curve could be of, the most plausible first."""
+    patterns = [(re.compile(pattern), rank) for pattern, rank in dialect.evaluations]
+    matched: dict[str, tuple[int, str]] = {}
+    for name in names_of(rows):
+        for pattern, rank in patterns:
+            match = pattern.fullmatch(name)
+            if match:
+                matched[name] = (rank, match.groupdict().get("task") or "")
+                break
+    counts: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        for name in matched.keys() & row.keys():
+            if number(row, name) is not None:
+                counts[name, matched[name][1] or str(row.get("task", ""))] += 1
+    found = [Candidate(name, task, matched[name][0], count) for (name, task), count in counts.items()]
+    return sorted(found, key=lambda c: (c.rank, not TELLING.search(c.metric + c.task), -c.count, c.metric, c.task))
+
+
+def choose(rows: list[Row], dialect: Dialect, metric: str | None, task: str | None, source: str) -> Candidate:
+    """The one candidate that was asked for, or that there is.
+
+    Raises:
+        CurveError: none, or several; the message lists what is there.
+    """
+    if metric is not None:
+        return named(rows, dialect, metric, task, source)
+    found = candidates(rows, dialect)
+    evaluations = [c for c in found if c.rank < TRAINING]
+    if not evaluations:
+        training = f"; it has the training reward {found[0].metric}: name it with metric= (--metric)" if found else ""
+        raise CurveError(
+            f"{source} has no evaluation that is known of {dialect.name}{training or column_hint(rows)}. A curve needs "
+            "scores on held-out prompts"
+        )
+    of_task = [c for c in evaluations if task in (None, c.task)]
+    if not of_task:
+        tasks = ", ".join(sorted({c.task for c in evaluations if c.task})) or "one only, without a name"
+        raise CurveError(f"{source} has no task {task!r}; it has {tasks}")
+    best = [c for c in of_task if c.rank == of_task[0].rank]
+    if len(best) > 1:
+        how = "task= (--task)" if len({c.metric for c in best}) == 1 else "metric= (--metric) or task= (--task)"
+        raise CurveError(f"{source} has {len(best)} evaluations; choose by {how}, most plausible first: {listed(best)}")
+    return best[0]
+
+
+def named(rows: list[Row], dialect: Dialect, metric: str, task: str | None, source: str) -> Candidate:
+    """The metric that was named, whatever it is; of one task."""
+    found = [c for c in candidates(rows, dialect) if c.metric == metric]
+    if not found:
+        counts = Counter(str(row.get("task", "")) for row in rows if number(row, metric) is not None)
+        found = [Candidate(metric, name, OTHER, count) for name, count in counts.items()]
+    if not found:
+        known = [c.metric for c in candidates(rows, dialect)]
+        near = difflib.get_close_matches(metric, known or names_of(rows), n=LISTED, cutoff=0.3) or known[:LISTED]
+        raise CurveError(
+            f"{source} has no metric {metric!r}" + (f"; it has {', '.join(near)}" if near else column_hint(rows))
+        )
+    of_task = [c for c in found if task in (None, c.task)]
+    if not of_task:
+        raise CurveError(f"{source} has no task {task!r} for {metric}; it has {listed(found)}")
+    if len(of_task) > 1:
+        raise CurveError(f"{source} has {metric} for several tasks; choose by task= (--task): {listed(of_task)}")
+    return of_task[0]
+
+
+def others(rows: list[Row], dialect: Dialect, chosen: Candidate) -> list[str]:
+    """The held-out metrics that were not taken."""
+    rest = [c for c in candidates(rows, dialect) if c.rank <= OTHER and c != chosen]
+    return [c.metric for c in rest]
+
+
+def listed(found: list[Candidate]) -> str:
+    """Candidates for an error message."""
+    more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
+    return ", ".join(map(str, found[:LISTED])) + more
+
+
+def column_hint(rows: list[Row]) -> str:
+    """What columns there are at all."""
+    names = names_of(rows)
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return f"; its columns are {', '.join(names[:LISTED])}{more}: name one with metric= (--metric)"
+
+
+__all__ = ["HELD_OUT", "Candidate", "candidates", "choose", "others"]

@@ -1,0 +1,55 @@
+"""`scalerl import`: the importers on the command line. Notes go to standard error; it fits nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add_import_parser(verbs: Any) -> None:
+    """Add the verb to the command line's subparsers. Imports nothing heavy."""
+    parser = verbs.add_parser(
+        "import", help="read another framework's log into points: TRL, verl, prime-rl, wandb, TensorBoard, CSV, ..."
+    )
+    parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="log or run directory; several in order")
+    parser.add_argument("--from", dest="source", metavar="SOURCE", help="who wrote it; default: its columns decide")
+    parser.add_argument("--metric", metavar="NAME", help="metric by its name in the log, where there are several")
+    parser.add_argument("--task", help="which task, where there are several")
+    parser.add_argument("--devices", type=float, metavar="N", help="accelerators the run held, for device-hours")
+    parser.add_argument(
+        "--bounds", type=float, nargs=2, metavar=("LOW", "HIGH"), default=(0.0, 1.0), help="range of the metric [0 1]"
+    )
+    parser.add_argument(
+        "--column", action="append", default=[], metavar="ROLE=NAME",
+        help="a column by its role: step, seconds, clock, tokens, step_tokens, device_hours, flops, task or stderr",
+    )  # fmt: skip
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="points.jsonl to write; default: print")
+    parser.set_defaults(run=run_import)
+
+
+def run_import(arguments: argparse.Namespace) -> int:
+    """Read, write or print, and say what was assumed."""
+    from scalerl.importers.points import read, write_points
+    from scalerl.scaling import CurveError
+
+    pairs = [pair.partition("=") for pair in arguments.column]
+    for role, equals, name in pairs:
+        if not (role and equals and name):
+            raise CurveError(f"--column takes ROLE=NAME, such as step=iteration; got {role + equals + name!r}")
+    found = read(
+        arguments.paths, arguments.source, metric=arguments.metric, task=arguments.task, devices=arguments.devices,
+        bounds=tuple(arguments.bounds), columns={role: name for role, _, name in pairs},
+    )  # fmt: skip
+    for note in found.notes:
+        print(f"note      {note}", file=sys.stderr)
+    last = found.rows[-1][found.axis]
+    print(f"{found.source:<9} {len(found.rows)} points to {found.axis} {last:.4g}", file=sys.stderr)
+    if arguments.output is None:
+        print("\n".join(json.dumps(row) for row in found.rows))
+        return 0
+    write_points(found, arguments.output)
+    print(f"written   {arguments.output}")
+    return 0

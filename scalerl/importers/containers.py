@@ -1,0 +1,276 @@
+"""Files and directories to rows of numbers: JSON, JSONL, CSV, console text, and who to ask for binary ones.
+
+Knows nothing of what a column means, except where a file's own layout says so (`log_history`, `step:N - ...`).
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scalerl.scaling import CurveError
+
+Row = dict[str, Any]
+"""Column -> number (or text, in ``TEXT_COLUMNS``); a cell that is empty or no number is absent."""
+
+TEXT_COLUMNS = frozenset({"task"})
+UNREADABLE = (ValueError, RecursionError)
+"""What json raises: for what is no JSON or a number of thousands of digits, and for brackets thousands deep."""
+BAD_LINES = 0.1
+"""Share of unreadable lines beyond which a file is not what it seemed to be."""
+
+
+@dataclass(frozen=True)
+class Log:
+    """What one file holds, still in its framework's own names.
+
+    Example:
+        Log(rows=[{"step": 1.0, "timing_s/step": 61.2}], container="console", notes=("1 line was left out",))
+    """
+
+    rows: list[Row]
+    container: str
+    """Layout: trainer_state, jsonl, csv, console, wandb or tensorboard."""
+    notes: tuple[str, ...] = ()
+
+
+def read_log(path: Path) -> Log:
+    """The rows of one file, or of the log that a directory holds.
+
+    Raises:
+        CurveError: nothing there, empty, binary, or of no known layout.
+    """
+    if path.is_dir():
+        return read_directory(path)
+    if not path.is_file():
+        raise CurveError(f"{path}: no such file or directory")
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise CurveError(f"{path} cannot be read: {error.strerror}") from error
+    for recognises, reader in BINARY:
+        if recognises(path, data):
+            return reader(path)
+    # a machine that lost power leaves the end of its log padded with zero bytes
+    text_bytes = data.rstrip(b"\0")
+    if b"\0" in text_bytes:
+        raise CurveError(
+            f"{path} is binary and no log that is known here; give a JSON, JSONL, CSV or console log, a .wandb file "
+            "or a TensorBoard event file"
+        )
+    text = text_bytes.decode("utf-8-sig", errors="replace")
+    if not text.strip():
+        raise CurveError(f"{path} is empty; give the log of a run")
+    return read_text(path, text)
+
+
+def read_directory(path: Path) -> Log:
+    """The log inside a run's directory: the first of ``INSIDE`` that is there."""
+    for pattern, pick in INSIDE:
+        found = sorted(path.glob(pattern))
+        if found:
+            return read_log(pick(found)) if pick else read_tensorboard(path)
+    looked = ", ".join(pattern for pattern, _ in INSIDE)
+    raise CurveError(f"{path} is a directory without a log that is known here; looked for {looked}; give the file")
+
+
+def newest(found: list[Path]) -> Path:
+    """The log of the last checkpoint: `checkpoint-1000` comes after `checkpoint-200`."""
+    return max(found, key=lambda p: [int(n) for n in re.findall(r"\d+", p.parent.name)])
+
+
+def only(found: list[Path]) -> Path:
+    """The one log, or an error that names them all."""
+    distinct = sorted({p.resolve(): p for p in found}.values())
+    if len(distinct) > 1:
+        raise CurveError(f"{len(distinct)} logs here, give one: {', '.join(map(str, distinct[:8]))}")
+    return distinct[0]
+
+
+def read_wandb(path: Path) -> Log:
+    """A `.wandb` file; see wandb_run.py."""
+    from scalerl.importers.wandb_run import wandb_rows
+
+    rows, notes = wandb_rows(path)
+    return Log(rows, "wandb", notes)
+
+
+def read_tensorboard(path: Path) -> Log:
+    """An event file or a directory of them; see tensorboard.py."""
+    from scalerl.importers.tensorboard import tensorboard_rows
+
+    rows, notes = tensorboard_rows(path)
+    return Log(rows, "tensorboard", notes)
+
+
+BINARY: tuple[tuple[Callable[[Path, bytes], bool], Callable[[Path], Log]], ...] = (
+    (lambda path, data: data[:4] == b":W&B", read_wandb),
+    (lambda path, data: "tfevents" in path.name, read_tensorboard),
+)
+"""Binary layouts: how each is recognised, and who reads it."""
+
+INSIDE: tuple[tuple[str, Callable[[list[Path]], Path] | None], ...] = (
+    ("trainer_state.json", only),
+    ("checkpoint-*/trainer_state.json", newest),
+    ("run-*.wandb", only),
+    ("latest-run/run-*.wandb", only),
+    ("points.jsonl", only),  # a run of scalerl, which has a metrics.jsonl of its own
+    ("metrics.jsonl", only),
+    ("**/*tfevents*", None),
+)
+"""What a run's directory may hold, in the order looked for."""
+
+
+def read_text(path: Path, text: str) -> Log:
+    """JSON, JSONL, console lines or CSV, by what the text looks like."""
+    start = text.lstrip()[:1]
+    if start in ("{", "["):
+        whole = read_json(path, text)
+        return whole if whole is not None else read_jsonl(path, text)
+    rows = list(console_rows(text))
+    if rows:
+        return Log(rows, "console")
+    return read_csv(path, text)
+
+
+def read_json(path: Path, text: str) -> Log | None:
+    """One JSON document: a trainer_state.json or a list of rows; None where the text is JSONL."""
+    try:
+        document = json.loads(text)
+    except UNREADABLE as error:
+        if text.lstrip().split("\n", 1)[0].strip() in ("{", "["):
+            raise CurveError(
+                f"{path} is JSON that breaks off or is damaged ({error}); a checkpoint from before holds a whole one"
+            ) from error
+        return None
+    if isinstance(document, list):
+        return Log([flat(row) for row in document if isinstance(row, dict)], "jsonl")
+    if isinstance(document, dict) and isinstance(document.get("log_history"), list):
+        return Log([flat(row) for row in document["log_history"] if isinstance(row, dict)], "trainer_state")
+    return None
+
+
+def read_jsonl(path: Path, text: str) -> Log:
+    """One object a line. Lines that are none are left out with a note, unless there are many."""
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    rows, bad = [], []
+    for number, line in lines:
+        try:
+            row = json.loads(line)
+        except UNREADABLE:
+            row = None
+        if isinstance(row, dict):
+            rows.append(flat(row))
+        else:
+            bad.append(number)
+    if not rows or (bad != [lines[-1][0]] and len(bad) > BAD_LINES * len(lines)):
+        raise CurveError(f"{path}: {len(bad)} of {len(lines)} lines are no JSON objects, the first is line {bad[0]}")
+    return Log(rows, "jsonl", left_out(path, bad, lines[-1][0]))
+
+
+def left_out(path: Path, bad: list[int], last: int) -> tuple[str, ...]:
+    """The note on lines that could not be read."""
+    if bad == [last]:
+        return (f"the last line of {path.name} is half-written (a killed run?) and was left out",)
+    if bad:
+        return (f"{len(bad)} unreadable lines of {path.name} were left out, the first is line {bad[0]}",)
+    return ()
+
+
+def flat(row: Mapping[str, Any], prefix: str = "") -> Row:
+    """A row of numbers: nested objects become `outer/inner`, and what lies under `data` (verl) comes to the top."""
+    cells: Row = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            cells.update(flat(value, prefix if name == "data" else f"{prefix}{name}/"))
+        elif (cell := as_cell(name, value)) is not None:
+            cells[prefix + name] = cell
+    return cells
+
+
+def as_cell(name: str, value: Any) -> float | str | None:
+    """A number (NaN included), a text of ``TEXT_COLUMNS``, or None."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, int | float):
+        return float(value) if abs(value) < 1e300 or value != value else None
+    if not isinstance(value, str):
+        return None
+    if name in TEXT_COLUMNS:
+        return value.strip() or None
+    try:
+        return float(value) if len(value) < 40 else None
+    except ValueError:
+        return None
+
+
+CONSOLE = re.compile(r"(?:^|[\s)\]])step:(\d+) - (.+:.+)$")
+"""verl's console line, `step:5 - actor/lr:1e-06 - ...`, perhaps behind Ray's `(TaskRunner pid=7)`."""
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+NUMPY = re.compile(r"^np\.\w+\((.*)\)$")
+"""numpy 2 prints its numbers as `np.float64(0.5)`."""
+
+
+def console_rows(text: str) -> Iterator[Row]:
+    """The metric lines among all else that a console log holds. A value cut off at the end of the file is left out."""
+    ends_whole = text.endswith("\n")
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if "step:" not in line:
+            continue
+        match = CONSOLE.search(COLOUR.sub("", line).rstrip())
+        if match is None:
+            continue
+        pairs = match[2].split(" - ")
+        if number == len(lines) and not ends_whole:
+            pairs = pairs[:-1]
+        row: Row = {"step": float(match[1])}
+        for pair in pairs:
+            name, _, value = pair.rpartition(":")
+            wrapped = NUMPY.match(value)
+            cell = as_cell("", wrapped[1] if wrapped else value)
+            if name and cell is not None:
+                row[name] = cell
+        yield row
+
+
+def read_csv(path: Path, text: str) -> Log:
+    """A header, then one row a line; the header of a chart exported from wandb loses its run's name."""
+    from scalerl.importers.wandb_run import plain_header
+
+    lines = text.lstrip().splitlines()
+    separator = max(",;\t", key=lines[0].count)
+    try:
+        reader = list(csv.reader(lines, delimiter=separator))
+    except csv.Error as error:
+        raise CurveError(f"{path} is no CSV: {error}") from error
+    header = [name.strip() for name in reader[0]]
+    if len(header) < 2:
+        raise CurveError(
+            f"{path} is of no known layout: no JSON, no `step:N - ...` lines of verl, and its first line is no CSV "
+            f"header with two columns or more: {header[0][:60] if header else ''!r}"
+        )
+    header = plain_header(path, header)
+    rows, bad, number = [], [], 1
+    for number, cells in enumerate(reader[1:], 2):
+        if len(cells) == len(header):
+            rows.append(flat({name: cell for name, cell in zip(header, cells, strict=True) if name}))
+        elif cells:
+            bad.append(number)
+    if not rows or (bad != [number] and len(bad) > BAD_LINES * number):
+        raise CurveError(f"{path}: {len(bad)} of {number - 1} rows have not the header's {len(header)} cells")
+    return Log(rows, "csv", left_out(path, bad, number))
+
+
+def names_of(rows: Iterable[Row]) -> list[str]:
+    """All columns, in order of first appearance."""
+    names: dict[str, None] = {}
+    for row in rows:
+        if not row.keys() <= names.keys():
+            names.update(dict.fromkeys(row))
+    return list(names)

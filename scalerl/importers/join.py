@@ -1,0 +1,167 @@
+"""Sparse evaluations joined to the compute spent by then. Knows rows and columns of numbers, no framework.
+
+Axes in names: N rows of a log, S distinct steps that spent something.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalerl.importers.containers import Row
+from scalerl.importers.dialect import number
+
+Array = NDArray[np.float64]
+
+INTERRUPTED = 10.0
+"""A clock that moves this many times faster than usual stood still for the run: it was down, or evaluated long."""
+
+
+def column(rows: list[Row], name: str) -> Array:
+    """One column, shape (N,), not-a-number where a row has no such cell."""
+    return np.array([row.get(name, np.nan) for row in rows], dtype=np.float64)
+
+
+def present(rows: list[Row], names: tuple[str, ...]) -> str | None:
+    """The first of some columns that any row has."""
+    return next((name for name in names if any(number(row, name) is not None for row in rows)), None)
+
+
+def row_steps(rows: list[Row], names: tuple[str, ...]) -> Array:
+    """The step of each row, shape (N,): by the best column, else inferred from where another column stood.
+
+    A row without any such column has not-a-number.
+    """
+    there = [name for name in names if present(rows, (name,))]
+    if not there:
+        return np.full(len(rows), np.nan)
+    step_N = column(rows, there[0])
+    for name in there[1:]:
+        other_N = column(rows, name)
+        both_N = np.isfinite(step_N) & np.isfinite(other_N)
+        want_N = ~np.isfinite(step_N) & np.isfinite(other_N)
+        if both_N.any() and want_N.any():
+            other, first = np.unique(other_N[both_N], return_index=True)
+            step_N[want_N] = straight(other_N[want_N], other, step_N[both_N][first])
+    return step_N
+
+
+def straight(x: Array, known_x: Array, known_y: Array) -> Array:
+    """Linear interpolation that goes on beyond both ends, from one known pair in proportion."""
+    if len(known_x) == 1:
+        slope = known_y / known_x if known_x[0] else np.ones(1)
+    else:
+        slope = np.diff(known_y) / np.diff(known_x)
+    inside = np.interp(x, known_x, known_y)
+    before, after = known_y[0] + (x - known_x[0]) * slope[0], known_y[-1] + (x - known_x[-1]) * slope[-1]
+    return np.asarray(np.where(x < known_x[0], before, np.where(x > known_x[-1], after, inside)), dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What had been spent by each step: seconds, or tokens.
+
+    Example:
+        Spent(steps=array([1., 2., 3.]), total=array([61., 120., 183.]), notes=())
+    """
+
+    steps: Array
+    """Shape (S,), ascending."""
+    total: Array
+    """Shape (S,): everything up to and with that step."""
+    notes: tuple[str, ...] = ()
+
+    def by(self, step: Array) -> Array:
+        """The total by any step: 0 by step 0, straight between steps, at the last pace beyond the last."""
+        return straight(np.maximum(step, 0.0), np.append(0.0, self.steps), np.append(0.0, self.total))
+
+
+def spent_by_step(step_N: Array, amount_N: Array, what: str) -> Spent | None:
+    """Totals of a column that says what one step took (or, with steps skipped, the mean step since the row before).
+
+    Of rows with the same step the last counts: a resumed run repeats steps, and lives on from the repetition.
+    """
+    use_N = np.isfinite(step_N) & np.isfinite(amount_N) & (amount_N >= 0)
+    if not (use_N & (step_N > 0)).any():
+        return None
+    steps, amount = last_of_each(step_N[use_N], amount_N[use_N])
+    steps, amount = steps[steps > 0], amount[steps > 0]
+    gap = np.diff(steps, prepend=0.0)
+    return Spent(steps, np.cumsum(gap * amount), holes(steps, gap, what))
+
+
+def holes(steps: Array, gap: Array, what: str) -> tuple[str, ...]:
+    """Notes on steps without a row, which were taken to cost what the row after them did."""
+    usual = float(np.median(gap))
+    notes = []
+    if gap[0] > 1.5 * usual:
+        notes.append(f"the log begins at step {steps[0]:g}: steps before it were taken to need the {what} of that one")
+    missing = int((gap[1:] > 1.5 * usual).sum())
+    if missing:
+        notes.append(f"steps are missing in {missing} places: they were taken to need the {what} of the row after")
+    return tuple(notes)
+
+
+def last_of_each(key: Array, value: Array) -> tuple[Array, Array]:
+    """Distinct keys in ascending order, each with its last value."""
+    distinct, from_end = np.unique(key[::-1], return_index=True)
+    return distinct, value[::-1][from_end]
+
+
+def spent_by_counter(step_N: Array, counter_N: Array, from_zero: bool, what: str) -> Spent | None:
+    """Totals of a column that counts up: tokens (from zero), or a clock (from an unknown start).
+
+    Survives resumed runs: a counter that was restored goes on from its value at the checkpoint, one that starts again
+    from zero is added to what was there, and a clock's jump over the time in between is taken to be one usual step.
+    """
+    use_N = np.isfinite(step_N) & np.isfinite(counter_N) & (step_N > 0) & (counter_N >= 0)
+    steps, counter = step_N[use_N], counter_N[use_N]
+    if len(steps) < 2:
+        return None if not len(steps) or not from_zero else Spent(steps, counter)
+    if len(np.unique(steps)) == len(steps):  # nothing was repeated, so any order of rows means the same
+        order = np.argsort(steps)
+        steps, counter = steps[order], counter[order]
+    else:  # of rows of one step in a row: a counter's last, a clock's first, since an evaluation may have followed
+        changes = np.diff(steps) != 0
+        fresh = np.append(changes, True) if from_zero else np.append(True, changes)
+        steps, counter = steps[fresh], counter[fresh]
+    gap, grown, restarts = growth(steps, counter, from_zero)
+    usual = float(np.nanmedian(grown / gap)) if np.isfinite(grown).any() else np.nan
+    if not from_zero:
+        # the start of a clock includes loading the model; its jumps include the time a run was down
+        grown = np.where(grown / gap > INTERRUPTED * usual, np.nan, grown)
+    jumps = int(np.isnan(grown[1:]).sum())
+    if from_zero and np.isnan(grown[0]):
+        grown[0] = counter[0]
+    grown = np.where(np.isnan(grown), usual * gap, grown)
+    if not np.isfinite(grown).all():
+        return None
+    at, amount = last_of_each(steps, grown)
+    # a repeated step was reached from the checkpoint, so its growth is per step, whatever stood before it
+    _, reach = last_of_each(steps, gap)
+    kept_gap = np.diff(at, prepend=0.0)
+    notes = (f"{what} was interrupted or reset in {max(restarts, jumps)} places",) if restarts or jumps else ()
+    return Spent(at, np.cumsum(amount / reach * kept_gap), notes)
+
+
+def growth(steps: Array, counter: Array, from_zero: bool) -> tuple[Array, Array, int]:
+    """Of each row the steps since the row it continues, and by how much the counter grew; and the number of restarts.
+
+    Growth that cannot be known (the first row, a clock that ran on over a restart) is not-a-number.
+    """
+    gap, grown = np.diff(steps, prepend=0.0), np.diff(counter, prepend=np.nan)
+    restarts = 0
+    for i in np.flatnonzero((gap <= 0) | (grown < 0)):
+        restarts += 1
+        earlier = np.flatnonzero(steps[:i] < steps[i])
+        base = earlier[steps[earlier] == steps[earlier].max()][-1] if len(earlier) else None
+        gap[i] = steps[i] - (steps[base] if base is not None else 0.0)
+        if not from_zero and counter[i] > counter[i - 1]:  # a clock that ran on while the run was down
+            grown[i] = np.nan
+        elif base is not None and counter[i] >= counter[base]:  # restored from a checkpoint
+            grown[i] = counter[i] - counter[base]
+        else:  # started again from zero
+            grown[i] = counter[i]
+    return gap, grown, restarts

@@ -1,0 +1,318 @@
+"""One call from a log to points: find the source, choose the metric, join it to compute, say what was done."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scalerl.importers import open_instruct, pipeline_rl, prime_rl, skyrl, table, tensorboard, trl, verl, wandb_run
+from scalerl.importers.choose import Candidate, choose, others
+from scalerl.importers.containers import Log, Row, names_of, read_log
+from scalerl.importers.dialect import TRAINING, Dialect
+from scalerl.importers.join import (
+    Array,
+    Spent,
+    column,
+    last_of_each,
+    present,
+    row_steps,
+    spent_by_counter,
+    spent_by_step,
+)
+from scalerl.scaling import CurveError
+
+IMPORTERS: dict[str, Dialect] = {
+    module.DIALECT.name: module.DIALECT
+    for module in (trl, verl, prime_rl, open_instruct, skyrl, pipeline_rl, wandb_run, tensorboard, table)
+}
+"""The sources, by the name that ``source`` and ``--from`` take."""
+
+BY_LAYOUT = {"trainer_state": "trl", "console": "verl", "wandb": "wandb", "tensorboard": "tensorboard"}
+"""The source of a layout whose columns give no framework away."""
+
+ROLES = ("step", "seconds", "clock", "tokens", "step_tokens", "device_hours", "flops", "task", "stderr")
+"""What ``columns`` can name."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """Points of one run, and what was assumed on the way.
+
+    Example:
+        Imported(rows=[{"step": 20, "device_hours": 2.7, "tokens": 9400000.0, "task": "gsm8k", "pass_rate": 0.41}],
+                 notes=("devices: 8, by perf/throughput",), source="verl", metric="val-core/gsm8k/acc/mean@8",
+                 axis="device_hours", bounds=(0.0, 1.0))
+    """
+
+    rows: list[dict[str, Any]]
+    """As lines of a points.jsonl; ``Curve.from_rows`` reads them. Outside [0, 1] the metric's column is `metric`."""
+    notes: tuple[str, ...]
+    source: str
+    metric: str
+    axis: str
+    """The best compute column: device_hours, flops, tokens, compute or step."""
+    bounds: tuple[float, float] = (0.0, 1.0)
+
+
+def read(
+    path: str | Path | Sequence[str | Path],
+    source: str | None = None,
+    *,
+    metric: str | None = None,
+    task: str | None = None,
+    devices: float | None = None,
+    bounds: tuple[float, float] = (0.0, 1.0),
+    columns: Mapping[str, str] | None = None,
+) -> Imported:
+    """Read another framework's log into points.
+
+    Args:
+        path: a file, a run's directory, or several in the order they were written.
+        source: one of ``IMPORTERS``; without it the columns decide.
+        metric: which metric, by its full name in the log; needed where there are several.
+        task: which task, where a log has several.
+        devices: accelerators the run held, for device-hours; needed where the log does not imply it.
+        bounds: least and greatest value of the metric; only what is said here may leave [0, 1].
+        columns: column names by role (``ROLES``), for logs that call things differently.
+
+    Raises:
+        CurveError: nothing to read, an unknown source, no or several metrics; the message says what to do.
+    """
+    paths = [Path(path)] if isinstance(path, str | Path) else [Path(p) for p in path]
+    if not paths:
+        raise CurveError("no log was given")
+    if devices is not None and not (np.isfinite(devices) and devices > 0):
+        raise CurveError(f"devices must be a positive number; got {devices!r}")
+    logs = [read_log(p) for p in paths]
+    name = ", ".join(p.name or str(p) for p in paths)
+    rows, notes = [row for log in logs for row in log.rows], [note for log in logs for note in log.notes]
+    dialect, columns = find_dialect(source, logs, rows, name), dict(columns or {})
+    rows = renamed(rows, dialect)
+    columns = {role: dialect.rename(column_name) for role, column_name in columns.items()}
+    metric = None if metric is None else dialect.rename(metric)
+    rows, extra = dialect.prepare(rows)
+    notes += extra
+    dialect = with_columns(dialect, columns, rows, name)
+    rows = with_task(rows, columns)
+    chosen = choose(rows, dialect, metric, task, name)
+    notes.append(said(chosen, others(rows, dialect, chosen), asked=metric is not None))
+    points, axis, more = points_of(rows, dialect, chosen, devices, columns)
+    check_bounds(points, bounds, chosen.metric)
+    if tuple(bounds) != (0.0, 1.0):
+        points = [{("metric" if k == "pass_rate" else k): v for k, v in point.items()} for point in points]
+        more = [*more, f"the metric lies in [{bounds[0]:g}, {bounds[1]:g}]: give the same bounds to Curve"]
+    return Imported(
+        points, tuple(notes + more), dialect.name, chosen.metric, axis, (float(bounds[0]), float(bounds[1]))
+    )
+
+
+def find_dialect(source: str | None, logs: list[Log], rows: list[Row], name: str) -> Dialect:
+    """The source that was named, or the one whose columns these are."""
+    if source is not None:
+        if source not in IMPORTERS:
+            raise CurveError(f"unknown source {source!r}; known are {', '.join(IMPORTERS)}")
+        return IMPORTERS[source]
+    names = names_of(rows)
+    found = {d.name: d.recognises(names) for d in IMPORTERS.values()}
+    found = {known: marks for known, marks in found.items() if marks}
+    if len(found) > 1:
+        told = "; ".join(f"{known} by {', '.join(marks[:3])}" for known, marks in found.items())
+        raise CurveError(f"{name} could be from {len(found)} sources ({told}); say which with source= (--from)")
+    if found:
+        return IMPORTERS[next(iter(found))]
+    layouts = {log.container for log in logs}
+    return IMPORTERS[BY_LAYOUT.get(layouts.pop(), "table") if len(layouts) == 1 else "table"]
+
+
+def renamed(rows: list[Row], dialect: Dialect) -> list[Row]:
+    """Rows with the names that the dialect uses."""
+    names = {name: dialect.rename(name) for name in names_of(rows)}
+    if all(name == new for name, new in names.items()):
+        return rows
+    return [{names[name]: value for name, value in row.items()} for row in rows]
+
+
+def with_columns(dialect: Dialect, columns: Mapping[str, str], rows: list[Row], name: str) -> Dialect:
+    """The dialect with the user's own column names in front."""
+    unknown = set(columns) - set(ROLES)
+    if unknown:
+        raise CurveError(f"unknown role {', '.join(sorted(unknown))} in columns; known are {', '.join(ROLES)}")
+    there = set(names_of(rows))
+    for role, column_name in columns.items():
+        if column_name not in there and role != "task":
+            raise CurveError(
+                f"{name} has no column {column_name!r} (for {role}); it has {', '.join(sorted(there)[:20])}"
+            )
+    fields = {
+        "step": "steps",
+        "seconds": "seconds",
+        "clock": "clocks",
+        "tokens": "tokens",
+        "step_tokens": "step_tokens",
+    }
+    given: dict[str, Any] = {fields[role]: (name,) for role, name in columns.items() if role in fields}
+    if "clock" in columns and "seconds" not in columns:
+        given["seconds"] = ()
+    if "tokens" in columns:
+        given["step_tokens"] = ()
+    return replace(dialect, **given)
+
+
+def with_task(rows: list[Row], columns: Mapping[str, str]) -> list[Row]:
+    """Rows whose task stands under the name `task`."""
+    if "task" not in columns:
+        return rows
+    return [{**row, "task": str(row[columns["task"]])} if columns["task"] in row else row for row in rows]
+
+
+def said(chosen: Candidate, rest: list[str], asked: bool) -> str:
+    """The note on the metric."""
+    note = f"metric: {chosen.metric}" + (f" of task {chosen.task}" if chosen.task not in ("", chosen.metric) else "")
+    if chosen.rank == TRAINING:
+        note += ", which is measured on training prompts: no held-out score"
+    if rest and not asked:
+        note += f"; also there: {', '.join(rest[:4])}" + (f" and {len(rest) - 4} more" if len(rest) > 4 else "")
+    return note
+
+
+def points_of(
+    rows: list[Row], dialect: Dialect, chosen: Candidate, devices: float | None, columns: Mapping[str, str]
+) -> tuple[list[dict[str, Any]], str, list[str]]:
+    """The points, the name of their best compute column, and notes."""
+    step_N = row_steps(rows, dialect.steps)
+    picked_E, notes = evaluations(rows, step_N, chosen)
+    cells: dict[str, Array] = {}
+    seconds = None
+    if np.isfinite(step_N[picked_E]).all():
+        cells["step"] = step_N[picked_E]
+        seconds, tokens, more = spending(rows, step_N, dialect)
+        notes += more
+        late = [int((cells["step"] > s.steps[-1]).sum()) for s in (seconds, tokens) if s is not None]
+        if any(late):
+            notes.append(f"evaluations after the last training row, priced at its pace: {max(late)}")
+        if tokens is not None:
+            cells["tokens"] = tokens.by(cells["step"])
+    count = devices if devices is not None else dialect.devices(rows)
+    if seconds is not None and count is not None:
+        cells["device_hours"] = seconds.by(cells["step"]) * count / 3600
+    for role, name in as_it_stands(dialect, columns).items():
+        cell_E = column([rows[i] for i in picked_E], name)
+        if np.isfinite(cell_E).any():
+            cells[role] = cell_E
+    axis = next((name for name in (*table.AXES, "step") if name in cells), None)
+    if axis is None:
+        raise CurveError(
+            f"no compute beside {chosen.metric}: neither {', '.join((*table.AXES, 'step'))} nor a column that "
+            f"{dialect.name} counts steps by; name one with columns= (--column step=NAME)"
+        )
+    notes += compute_notes(axis, dialect, seconds, count, devices is not None)
+    cells["pass_rate"] = column([rows[i] for i in picked_E], chosen.metric)
+    return as_rows(cells, chosen.task or chosen.metric), axis, notes
+
+
+def evaluations(rows: list[Row], step_N: Array, chosen: Candidate) -> tuple[NDArray[np.intp], list[str]]:
+    """The rows that are the curve's points, in order of steps where there are any; and notes on those left out."""
+    value_N = column(rows, chosen.metric)
+    notes = []
+    if chosen.task and any("task" in row for row in rows):
+        value_N[[row.get("task", chosen.task) != chosen.task for row in rows]] = np.nan
+    else:
+        bad = sum(chosen.metric in row for row in rows) - int(np.isfinite(value_N).sum())
+        notes += [f"evaluations without a number (NaN) were left out: {bad}"] if bad else []
+    picked_E = np.flatnonzero(np.isfinite(value_N))
+    if not len(picked_E):
+        raise CurveError(f"{chosen.metric} has no finite value in this log; choose another by metric= (--metric)")
+    stepped_E = np.isfinite(step_N[picked_E])
+    if not stepped_E.any():
+        return picked_E, notes
+    if not stepped_E.all():
+        notes.append(f"evaluations without a step were left out: {int((~stepped_E).sum())}")
+        picked_E = picked_E[stepped_E]
+    _, last_E = last_of_each(step_N[picked_E], picked_E.astype(np.float64))
+    repeated = len(picked_E) - len(last_E)
+    notes += [f"evaluations repeated at a step, of which the last counts: {repeated}"] if repeated else []
+    return last_E.astype(np.intp), notes
+
+
+def as_it_stands(dialect: Dialect, columns: Mapping[str, str]) -> dict[str, str]:
+    """Columns, by role, that need no summing."""
+    roles = (*table.AXES, "stderr")
+    if dialect.name == "table":
+        return {role: columns.get(role, role) for role in roles}
+    return {role: columns[role] for role in roles if role in columns and role != "tokens"}
+
+
+def as_rows(cells: dict[str, Array], task: str) -> list[dict[str, Any]]:
+    """Rows of a points.jsonl; a cell without a number is absent, a whole step is an integer."""
+    order = [name for name in ("step", *table.AXES, "pass_rate", "stderr") if name in cells]
+    points = []
+    for values in zip(*(cells[name].tolist() for name in order), strict=True):
+        point = {name: value for name, value in zip(order, values, strict=True) if value == value}
+        if "step" in point and point["step"].is_integer():
+            point["step"] = int(point["step"])
+        points.append({**point, "task": task})
+    return points
+
+
+def spending(rows: list[Row], step_N: Array, dialect: Dialect) -> tuple[Spent | None, Spent | None, list[str]]:
+    """Seconds and tokens by step, from the best columns that are there; and notes on what was missing in them."""
+    notes: list[str] = []
+    seconds = tokens = None
+    if name := present(rows, dialect.seconds):
+        seconds = spent_by_step(step_N, column(rows, name), "time")
+    elif name := present(rows, dialect.clocks):
+        seconds = spent_by_counter(step_N, column(rows, name), False, f"the clock {name}")
+        notes.append(f"{name} is the run's clock: evaluation and checkpoints inside it cannot be told apart")
+    if name := present(rows, dialect.step_tokens):
+        tokens = spent_by_step(step_N, column(rows, name), "tokens")
+    elif name := present(rows, dialect.tokens):
+        tokens = spent_by_counter(step_N, column(rows, name), True, f"the counter {name}")
+    found = [spent.notes for spent in (seconds, tokens) if spent is not None]
+    return seconds, tokens, [*notes, *dict.fromkeys(note for some in found for note in some)]
+
+
+def compute_notes(axis: str, dialect: Dialect, seconds: Spent | None, count: float | None, told: bool) -> list[str]:
+    """What the compute axis is, and why it is no better."""
+    if axis == "device_hours" and seconds is not None:
+        origin = "as given" if told else "by perf/throughput"
+        return [f"device-hours: {dialect.about}; times {count:g} devices, {origin}"]
+    if axis in ("device_hours", "flops", "compute"):
+        return []
+    if dialect.name == "table" and seconds is None:
+        return [f"compute falls back to {axis}: the table has no device_hours"]
+    why = (
+        "the log has no times"
+        if seconds is None
+        else "the log does not tell how many devices; give devices= (--devices)"
+    )
+    return [f"compute falls back from device-hours to {axis}: {why}"]
+
+
+def check_bounds(points: list[dict[str, Any]], bounds: tuple[float, float], metric: str) -> None:
+    """Refuses a metric outside its bounds, which are [0, 1] unless the user says otherwise."""
+    low, high = bounds
+    if not (np.isfinite([low, high]).all() and low < high):
+        raise CurveError(f"bounds must be two finite numbers in ascending order; got {bounds}")
+    values = np.array([point["pass_rate"] for point in points])
+    outside = values[(values < low - 1e-9) | (values > high + 1e-9)]
+    if len(outside):
+        least, most = ("0", "100") if values.min() >= 0 and values.max() <= 100 else ("-1", "1")
+        raise CurveError(
+            f"{metric} leaves [{low:g}, {high:g}]: {len(outside)} of {len(values)} values do, from {values.min():g} to "
+            f"{values.max():g}. Say what it can reach, such as bounds=({least}, {most}) or --bounds {least} {most}"
+        )
+
+
+def write_points(imported: Imported, path: str | Path) -> None:
+    """Write points as JSONL, one evaluation a line; an existing file is replaced."""
+    text = "".join(json.dumps(row) + "\n" for row in imported.rows)
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CurveError(f"{path} cannot be written: {error.strerror}") from error

@@ -1,0 +1,35 @@
+"""SkyRL: its names in wandb, mlflow and TensorBoard. It logs no number of tokens."""
+
+from __future__ import annotations
+
+from scalerl.importers.containers import Row
+from scalerl.importers.dialect import HELD_OUT, OTHER, SECONDS, TRAINING, Dialect, number
+
+ASIDE = ("timing/save_checkpoints", "timing/save_hf_model")
+"""Inside the timer of the step; evaluation is outside it."""
+
+
+def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
+    """Training seconds of each step, checkpoints left out."""
+    for row in rows:
+        step = number(row, "timing/step")
+        if step is not None:
+            row[SECONDS] = step - sum(number(row, name) or 0.0 for name in ASIDE)
+    return rows, ()
+
+
+DIALECT = Dialect(
+    name="skyrl",
+    marks=(r"timing/(?:sync_weights|train_critic_and_policy|generate|fwd_logprobs_values_reward)",
+           r"reward/avg_raw_reward", r"eval/.+/avg_score"),
+    steps=("trainer/global_step", "step", "_step"),
+    evaluations=(
+        (r"eval/(?P<task>.+)/avg_score", HELD_OUT),
+        (r"eval/(?P<task>.+)/pass_at_\d+", OTHER),
+        (r"eval/(?P<task>.+)/mean_positive_reward", OTHER),
+        (r"reward/avg_raw_reward", TRAINING),
+    ),
+    about="timing/step without timing/save_checkpoints and timing/save_hf_model; evaluation is outside it",
+    seconds=(SECONDS,),
+    prepare=prepare,
+)  # fmt: skip

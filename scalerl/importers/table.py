@@ -1,0 +1,17 @@
+"""Plain CSV and JSONL with named columns: each row an evaluation, with the compute spent by then beside it."""
+
+from __future__ import annotations
+
+from scalerl.importers.dialect import GENERIC_EVALUATIONS, Dialect
+
+AXES = ("device_hours", "flops", "tokens", "compute")
+"""Columns of compute spent so far that are taken as they stand."""
+
+DIALECT = Dialect(
+    name="table",
+    marks=(),
+    steps=("step", "global_step", "Step", "_step"),
+    evaluations=GENERIC_EVALUATIONS,
+    about="the table's own columns",
+    tokens=("num_tokens", "total_tokens"),
+)

@@ -1,0 +1,57 @@
+"""TensorBoard event files, of any framework, through TensorBoard's own reader."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from scalerl.importers.containers import Row
+from scalerl.importers.dialect import GENERIC_EVALUATIONS, Dialect
+from scalerl.scaling import CurveError
+
+
+def tensorboard_rows(path: Path) -> tuple[list[Row], tuple[str, ...]]:
+    """The scalars of an event file, or of all event files below a directory: one row a writer and step.
+
+    Raises:
+        CurveError: tensorboard is not installed, or there are no scalars.
+    """
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError as error:
+        raise CurveError(f"{path} is read with TensorBoard's own reader: pip install tensorboard") from error
+    rows: list[Row] = []
+    # a resumed run writes a file of its own: files in order of their name, which starts with the time
+    for file in [path] if path.is_file() else sorted(path.rglob("*tfevents*"), key=lambda p: p.name):
+        events = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
+        events.Reload()
+        rows += file_rows(events)
+    if not rows:
+        raise CurveError(f"{path} holds no scalars; give the event files of the run's own writer")
+    return rows, ()
+
+
+def file_rows(events: object) -> list[Row]:
+    """One row for each step of one file, in order of wall time; tensors of one number are scalars too."""
+    cells: dict[int, Row] = {}
+    tags = events.Tags()  # type: ignore[attr-defined]
+    for tag in tags["scalars"]:
+        for event in events.Scalars(tag):  # type: ignore[attr-defined]
+            cells.setdefault(event.step, {"step": float(event.step), "_timestamp": event.wall_time})[tag] = event.value
+    for tag in tags["tensors"]:  # how TensorFlow 2 and JAX writers store scalars
+        for event in events.Tensors(tag):  # type: ignore[attr-defined]
+            values = event.tensor_proto.float_val
+            if len(values) == 1:
+                row = cells.setdefault(event.step, {"step": float(event.step), "_timestamp": event.wall_time})
+                row[tag] = float(values[0])
+    return sorted(cells.values(), key=lambda row: row["_timestamp"])
+
+
+DIALECT = Dialect(
+    name="tensorboard",
+    marks=(),
+    steps=("step",),
+    evaluations=GENERIC_EVALUATIONS,
+    about="the wall time of the events: evaluation and checkpoints are inside and cannot be told apart",
+    clocks=("_timestamp",),
+    tokens=("train/num_tokens", "num_tokens", "total_tokens", "tokens"),
+)

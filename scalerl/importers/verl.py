@@ -1,0 +1,87 @@
+"""verl: console lines `step:N - key:value - ...`, its JSONL file logger, and its names in wandb and TensorBoard."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from scalerl.importers.containers import Row
+from scalerl.importers.dialect import HELD_OUT, OTHER, SECONDS, TRAINING, Dialect, number
+
+PHASES = tuple(
+    f"timing_s/{name}"
+    for name in (
+        "gen", "gen_max", "reward", "old_log_prob", "ref", "values", "adv",
+        "update_critic", "update_actor", "update_weights",
+    )
+)  # fmt: skip
+"""Phases of a training step that do not overlap."""
+ASIDE = ("timing_s/testing", "timing_s/save_checkpoint")
+
+
+def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
+    """Training seconds of each step, evaluation and checkpoints left out."""
+    timed = [row for row in rows if number(row, "timing_s/step") is not None]
+    aside = [total(row, ASIDE) for row in timed]
+    if not timed or not any(aside):
+        return rows, ()
+    # Older versions validate inside the timer of the step, newer ones after it. The phases tell which: in the one case
+    # what a step took beyond them grows by the time set aside, in the other it does not.
+    beyond = [row["timing_s/step"] - total(row, PHASES) for row in timed]
+    plain = [extra for extra, some in zip(beyond, aside, strict=True) if not some]
+    usual = float(np.median(plain)) if plain else 0.0
+    shares = [(extra - usual) / some for extra, some in zip(beyond, aside, strict=True) if some]
+    if not any(total(row, PHASES) for row in timed):
+        return rows, (
+            "without the phases of a step it is unknown whether timing_s/step includes validation: kept whole",
+        )
+    if float(np.median(shares)) < 0.5:
+        return rows, ()
+    for row, some in zip(timed, aside, strict=True):
+        row[SECONDS] = row["timing_s/step"] - some
+    return rows, ("timing_s/step includes validation and checkpoints in this log; they were subtracted",)
+
+
+def total(row: Row, names: tuple[str, ...]) -> float:
+    """The sum of some columns, absent ones left out."""
+    return sum(number(row, name) or 0.0 for name in names)
+
+
+def plain_name(name: str) -> str:
+    """The name before mlflow, which allows no `@`: `mean_at_8` is `mean@8`."""
+    return re.sub(r"_at_(?=\d)", "@", name)
+
+
+def devices(rows: list[Row]) -> int | None:
+    """perf/throughput is tokens a second and GPU: tokens / (seconds x throughput) is the number of GPUs."""
+    counts = [
+        row["perf/total_num_tokens"] / (row["perf/time_per_step"] * row["perf/throughput"])
+        for row in rows
+        if all(number(row, f"perf/{name}") for name in ("total_num_tokens", "time_per_step", "throughput"))
+    ]
+    if not counts:
+        return None
+    count = float(np.median(counts))
+    # console logs of old versions have three decimals only
+    return round(count) if count > 0.5 and abs(count - round(count)) < 0.02 * count else None
+
+
+DIALECT = Dialect(
+    name="verl",
+    marks=(r"timing_s/.+", r"val-(?:core|aux)/.+", r"critic/(?:score|rewards)/mean", r"val/test_score/.+"),
+    steps=("step", "training/global_step", "_step"),
+    evaluations=(
+        (r"val-core/(?P<task>.+)/[^/]+/mean[@].+", HELD_OUT),
+        (r"val/test_score/(?P<task>.+)", HELD_OUT),
+        (r"val-core/(?P<task>.+)/[^/]+/(?:best|maj|worst)[@].+", OTHER),
+        (r"val-aux/(?P<task>.+)/[^/]+/mean[@].+", OTHER),
+        (r"critic/(?:score|rewards)/mean", TRAINING),
+    ),
+    about="timing_s/step without timing_s/testing and timing_s/save_checkpoint",
+    seconds=(SECONDS, "timing_s/step", "perf/time_per_step"),
+    step_tokens=("perf/total_num_tokens",),
+    rename=plain_name,
+    prepare=prepare,
+    devices=devices,
+)

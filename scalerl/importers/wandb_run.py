@@ -1,0 +1,94 @@
+"""Weights & Biases: exported histories and offline run directories, of any framework. Asks no server.
+
+The frame around the records of a `.wandb` file is LevelDB's log format and is read here, since wandb dropped its own
+Python reader; the records themselves are decoded by wandb's own messages.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from scalerl.importers.containers import Row, flat
+from scalerl.importers.dialect import GENERIC_EVALUATIONS, Dialect
+from scalerl.scaling import CurveError
+
+HEADER, BLOCK = 7, 32768
+FULL, LAST = 1, 4
+"""Kinds of fragment that end a record; FIRST (2) and MIDDLE (3) do not."""
+
+
+def wandb_rows(path: Path) -> tuple[list[Row], tuple[str, ...]]:
+    """The history of an offline run, one row a step.
+
+    Raises:
+        CurveError: wandb is not installed, or the file holds no history.
+    """
+    try:
+        from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined,unused-ignore]
+    except ImportError as error:
+        raise CurveError(f"{path} is read with wandb's own library: pip install wandb") from error
+    frames = Frames(path.read_bytes())
+    rows = []
+    for frame in frames:
+        record: Any = Record()
+        record.ParseFromString(frame)
+        if record.WhichOneof("record_type") == "history":
+            cells = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+            rows.append(flat(cells))
+    if not rows:
+        raise CurveError(f"{path} holds no history: the run logged nothing before it ended")
+    note = f"{path.name} is half-written or damaged (a killed run?): what comes after {len(rows)} rows was left out"
+    return rows, (note,) if frames.cut else ()
+
+
+class Frames:
+    """The records of a LevelDB log up to the first damaged one; ``cut`` says afterwards whether there was one."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.cut = data, False
+
+    def __iter__(self) -> Iterator[bytes]:
+        data, place, parts = self.data, HEADER, b""  # the file's own header has seven bytes too
+        while place + HEADER <= len(data):
+            left = BLOCK - place % BLOCK
+            if left < HEADER:  # too little room for a header: the rest of the block is padding
+                place += left
+                continue
+            checksum, length, kind = struct.unpack("<IHB", data[place : place + HEADER])
+            part = data[place + HEADER : place + HEADER + length]
+            place += HEADER + length
+            if len(part) < length or zlib.crc32(part, zlib.crc32(bytes([kind]))) != checksum:
+                self.cut = True
+                return
+            parts += part
+            if kind in (FULL, LAST):
+                yield parts
+                parts = b""
+        self.cut = bool(parts) or place < len(data)
+
+
+def plain_header(path: Path, header: list[str]) -> list[str]:
+    """The header of a CSV; of a chart's export, `Step, run - metric, run - metric__MIN, ...`, only step and metric."""
+    if header[0] not in ("Step", "Relative Time (Process)", "Wall Time") or not any(" - " in n for n in header[1:]):
+        return header
+    runs = {name.split(" - ")[0] for name in header[1:] if " - " in name}
+    if len(runs) > 1:
+        raise CurveError(f"{path} mixes {len(runs)} runs ({', '.join(sorted(runs))}); export one")
+    first = "_step" if header[0] == "Step" else header[0]
+    return [first, *("" if n.endswith(("__MIN", "__MAX")) else n.split(" - ", 1)[-1] for n in header[1:])]
+
+
+DIALECT = Dialect(
+    name="wandb",
+    marks=(),
+    steps=("train/global_step", "trainer/global_step", "global_step", "step", "_step"),
+    evaluations=GENERIC_EVALUATIONS,
+    about="the run's clock: evaluation and checkpoints are inside and cannot be told apart",
+    clocks=("_runtime", "_timestamp"),
+    tokens=("train/num_tokens", "num_tokens", "total_tokens", "tokens"),
+)

@@ -1,0 +1,1 @@
+"""Pieces that run inside other trainers. Nothing here is loaded unless it is asked for by name."""

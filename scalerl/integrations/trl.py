@@ -1,0 +1,191 @@
+"""A callback for TRL and the Hugging Face Trainer: points.jsonl, a forecast at each evaluation, a stop by advice.
+
+Knows the Trainer's events, not the model. It counts the devices of the trainer's own processes; a separate vLLM server
+is the caller's to add, by ``devices``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from scalerl.scaling import Curve, CurveError, Forecast, advise, fit, forecast
+from scalerl.scaling.forecast import amount
+
+FIRST_FORECAST = 5
+"""Evaluations before the first forecast: a curve has four unknowns."""
+RUNTIME = re.compile(r"eval_(?:(.+)_)?runtime")
+
+
+class ForecastCallback(TrainerCallback):  # type: ignore[misc]
+    """Draws the run's curve while it trains, says where it is going, and can end it when going on is not worth it.
+
+    Example:
+        >>> trainer = GRPOTrainer(..., callbacks=[ForecastCallback("run/points.jsonl")])        # doctest: +SKIP
+        >>> ForecastCallback("run/points.jsonl", stop_below_gain=0.01, budget="2x")             # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        metric: str = "eval_reward",
+        devices: float | None = None,
+        bounds: tuple[float, float] = (0.0, 1.0),
+        stop_below_gain: float | None = None,
+        budget: float | str = "2x",
+        axis: str = "device_hours",
+        say: Callable[[str], None] = print,
+    ) -> None:
+        """Choose what is drawn and when to stop.
+
+        Args:
+            path: the points.jsonl to write; a resumed run goes on with it, a new one replaces it.
+            metric: the evaluation's metric, as TRL logs it.
+            devices: accelerators the run holds; by default one for each of the trainer's processes.
+            bounds: least and greatest value of the metric.
+            stop_below_gain: stop when the budget is not worth it: `advise` says stop at this least gain.
+            budget: compute up to which the gain counts: "2x" of what is spent, or an amount on the axis.
+            axis: compute of the curve: device_hours, tokens (where the trainer counts them) or step.
+            say: where lines for the user go.
+
+        Raises:
+            CurveError: an axis or a gain that cannot be used.
+        """
+        if axis not in ("device_hours", "tokens", "step"):
+            raise CurveError(f"axis must be device_hours, tokens or step; got {axis!r}")
+        if stop_below_gain is not None and not stop_below_gain > 0:
+            raise CurveError(f"stop_below_gain must be positive; got {stop_below_gain!r}")
+        self.path, self.metric, self.devices, self.bounds = Path(path), metric, devices, bounds
+        self.stop_below_gain, self.budget, self.axis, self.say = stop_below_gain, budget, axis, say
+        self.points: list[dict[str, Any]] = []
+        self.seconds, self.count = 0.0, 1.0
+        self.began: float | None = None
+        self.latest: Mapping[str, Any] = {}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin a curve, or go on with the one of a run that is resumed."""
+        self.points, self.seconds = [], 0.0
+        self.count = args.world_size if self.devices is None else self.devices
+        if state.global_step and self.path.exists():
+            self.points = [row for row in earlier_points(self.path) if row["step"] <= state.global_step]
+            last = self.points[-1] if self.points else None
+            if last and last["step"]:
+                # the checkpoint may be later than the last evaluation: the steps between cost what the others did
+                self.seconds = last["device_hours"] * 3600 / self.count * state.global_step / last["step"]
+        if state.is_world_process_zero:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.write()
+
+    def write(self) -> None:
+        """Replace the file in one go, so that a killed run leaves a whole one."""
+        beside = self.path.with_name(self.path.name + ".new")
+        beside.write_text("".join(json.dumps(row) + "\n" for row in self.points), encoding="utf-8")
+        beside.replace(self.path)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the clock: evaluation, logging and checkpoints happen between steps."""
+        self.began = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop the clock."""
+        if self.began is not None:
+            self.seconds += time.perf_counter() - self.began
+            self.began = None
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+        """Keep the evaluation's figures: TRL's own are in what it logs."""
+        if logs and any(name.startswith("eval_") for name in logs):
+            self.latest = dict(logs)
+
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """Add a point, say the forecast, and stop where advice says so."""
+        figures = {**self.latest, **(metrics or {})}
+        self.latest = {}
+        value = figures.get(self.metric)
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            # said, not raised: a run that costs a thousand GPU-hours must not end for want of a curve
+            there = ", ".join(sorted(name for name in figures if name.startswith("eval_"))) or "none"
+            self.say(f"forecast  none at step {state.global_step}: no number in {self.metric!r}; there are {there}")
+            return
+        stop = False
+        if state.is_world_process_zero:
+            self.add_point(figures, state)
+            stop = self.look_ahead(str(self.points[-1]["task"]))
+        if self.stop_below_gain is not None and agreed(stop):
+            control.should_training_stop = True
+
+    def add_point(self, figures: Mapping[str, Any], state: Any) -> None:
+        """Write one evaluation; of a step that is evaluated again the last counts."""
+        sets = [match[1] for match in map(RUNTIME.fullmatch, figures) if match and match[1]]
+        task = sets[0] if sets else self.metric
+        point = {
+            "step": state.global_step,
+            "device_hours": self.seconds * self.count / 3600,
+            **({"tokens": float(state.num_input_tokens_seen)} if state.num_input_tokens_seen else {}),
+            "task": task,
+            "pass_rate": float(figures[self.metric]),
+        }
+        self.points = [p for p in self.points if (p["step"], p["task"]) != (point["step"], task)] + [point]
+        self.write()
+
+    def look_ahead(self, task: str) -> bool:
+        """Say the forecast of one task from the fifth evaluation on; return whether to stop."""
+        rows = [point for point in self.points if point["task"] == task]
+        if len(rows) < FIRST_FORECAST:
+            return False
+        try:
+            found = fit(Curve.from_rows(rows, axis=self.axis, bounds=self.bounds))
+            self.say(line(task, rows[-1], forecast(found, at=["2x", "4x"])))
+            if self.stop_below_gain is None:
+                return False
+            if amount(self.budget, found) <= found.last_compute:
+                self.say(f"stopping: the budget of {self.budget} {self.axis} is spent")
+                return True
+            advice = advise(found, self.budget, self.stop_below_gain)
+        except CurveError as error:  # as early in a run, or where it did not learn: training goes on
+            self.say(f"forecast  none at step {rows[-1]['step']}: {error}")
+            return False
+        self.say(f"advice    {advice.sentence}")
+        return advice.action == "stop"
+
+
+def earlier_points(path: Path) -> list[dict[str, Any]]:
+    """The points that a run wrote before it was resumed."""
+    try:
+        rows: list[dict[str, Any]] = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+    except ValueError as error:
+        raise CurveError(
+            f"{path} is no points.jsonl to go on with ({error}); move it away or give another path"
+        ) from error
+    if not all(isinstance(row, dict) and {"step", "device_hours", "task"} <= row.keys() for row in rows):
+        raise CurveError(f"{path} was not written by this callback; move it away or give another path")
+    return rows
+
+
+def line(task: str, point: Mapping[str, Any], ahead: Forecast) -> str:
+    """The forecast in one line."""
+    far = "; ".join(
+        f"{name} {at.mean:.3f} ({at.low:.3f} to {at.high:.3f})" for name, at in zip(("2x", "4x"), ahead.at, strict=True)
+    )
+    return f"forecast  {task} {point['pass_rate']:.3f} at step {point['step']}; with {far} the compute"
+
+
+def agreed(stop: bool) -> bool:
+    """The first process's decision, in every process: one that stopped alone would leave the others waiting."""
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return stop
+    decision = [stop]
+    dist.broadcast_object_list(decision, src=0)
+    return decision[0]

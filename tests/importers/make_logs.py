@@ -1,0 +1,65 @@
+"""Write the logs under logs/ anew, each by the library whose log it is; not a test. See logs/README.md."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+LOGS = Path(__file__).parent / "logs"
+
+
+def trl() -> None:
+    """Four runs of TRL's GRPOTrainer on a tiny random model: whole, resumed, of two evaluation sets, to TensorBoard."""
+    from tiny_grpo import digits, grpo, prompts, short
+
+    two = {"sums": prompts(16), "few": prompts(8)}
+    with TemporaryDirectory() as place:
+        grpo(f"{place}/whole", steps=12, eval_on_start=True).train()
+        grpo(f"{place}/resumed", steps=8).train()
+        grpo(f"{place}/resumed", steps=12).train(resume_from_checkpoint=True)
+        grpo(f"{place}/two", steps=6, rewards=[digits, short], evaluation=two, eval_steps=2).train()
+        os.environ["TENSORBOARD_LOGGING_DIR"] = f"{place}/events"
+        grpo(f"{place}/board", steps=12, report_to="tensorboard").train()
+        for name in ("whole", "resumed", "two"):
+            last = max(Path(place, name).glob("checkpoint-*"), key=lambda p: int(p.name.split("-")[1]))
+            state = json.loads((last / "trainer_state.json").read_text())
+            (LOGS / f"trl-{name}").mkdir(exist_ok=True)
+            (LOGS / f"trl-{name}/trainer_state.json").write_text(json.dumps(state, indent=1) + "\n")
+        shutil.rmtree(LOGS / "trl-tensorboard", ignore_errors=True)
+        (LOGS / "trl-tensorboard").mkdir()
+        for number, file in enumerate(sorted(Path(place, "events").rglob("*tfevents*"))):
+            shutil.copy(file, LOGS / "trl-tensorboard" / f"events.out.tfevents.{number}")
+
+
+def wandb() -> None:
+    """An offline run of wandb that logs verl's columns: 30 steps of 60 s, 8 GPUs, validation every fifth step."""
+    os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    import wandb as library
+
+    with TemporaryDirectory() as place:
+        settings = library.Settings(
+            x_disable_stats=True, x_disable_meta=True, console="off", save_code=False, disable_git=True, host="",
+            root_dir=place,
+        )  # fmt: skip
+        run = library.init(project="curves", dir=place, settings=settings)
+        for step in range(1, 31):
+            row = {"training/global_step": step, "timing_s/step": 60.0, "perf/time_per_step": 60.0,
+                   "perf/total_num_tokens": 4800, "perf/throughput": 10.0}  # fmt: skip
+            if step % 5 == 0:
+                row["val-core/gsm8k/acc/mean@4"] = step / 100
+            run.log(row, step=step)
+        run.finish()
+        (LOGS / "wandb-offline").mkdir(exist_ok=True)
+        for old in (LOGS / "wandb-offline").iterdir():
+            old.unlink()
+        (file,) = Path(place).glob("wandb/offline-run-*/run-*.wandb")
+        shutil.copy(file, LOGS / "wandb-offline" / "run-verl.wandb")
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        {"trl": trl, "wandb": wandb}[name]()

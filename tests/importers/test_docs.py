@@ -1,0 +1,81 @@
+"""Every command and snippet of docs/importing.md is run, in a directory that has the files it names."""
+
+import contextlib
+import re
+import shlex
+import shutil
+from pathlib import Path
+
+import builders
+import pytest
+
+from scalerl import cli
+
+LOGS = Path(__file__).parent / "logs"
+PAGE = (Path(__file__).parents[2] / "docs/importing.md").read_text()
+COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, flags=re.DOTALL) for line in block.splitlines()]
+COMMANDS += re.findall(r"\| `(scalerl import .+?)` \|", PAGE)
+NEEDS = {"wandb/offline-run": "wandb", "events": "tensorboard"}
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    """A directory of somebody who has used every trainer."""
+    monkeypatch.chdir(tmp_path)
+    lines = builders.verl_console().splitlines()
+    trainer, actor = builders.pipeline_rl()
+    own = [{"_step": s, "_runtime": 60 * s, "eval/accuracy": s / 100 if s % 5 == 0 else ""} for s in builders.STEPS]
+    table = ["gpu_hours,iteration,acc", *(f"{8 * n},{n},{n / 100}" for n in range(6))]
+    files = {
+        "run.log": builders.verl_console(), "resumed.log": "\n".join(lines[-20:]), "verl.jsonl": builders.verl_jsonl(),
+        "orchestrator/metrics.jsonl": builders.prime_rl(), "open-instruct.csv": builders.open_instruct(),
+        "skyrl.jsonl": builders.skyrl(), "trainer.jsonl": trainer, "actor.jsonl": actor,
+        "history.csv": builders.as_csv(own), "table.csv": "\n".join(table) + "\n",
+    }  # fmt: skip
+    for name, text in files.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text)
+    for name, log in (("grpo-run", "trl-whole"), ("grpo-two", "trl-two"), ("events", "trl-tensorboard")):
+        shutil.copytree(LOGS / log, name)
+    shutil.copytree(LOGS / "wandb-offline", "wandb/offline-run")
+    return tmp_path
+
+
+def test_the_page_has_a_command_for_each_source():
+    assert len(COMMANDS) >= 14
+
+
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("scalerl import")])
+def test_a_command_of_the_page_imports_points(place, capsys, command):
+    words = shlex.split(command)[1:]
+    if words[1] in NEEDS:
+        pytest.importorskip(NEEDS[words[1]])
+    assert cli.main(words) == 0
+    out, error = capsys.readouterr()
+    points = Path("points.jsonl").read_text() if "-o" in words else out
+    assert len(points.splitlines()) >= 3 and "note      metric: " in error
+    if "--devices" in words:
+        assert '"device_hours"' in points
+
+
+def test_what_is_imported_can_be_fitted_by_the_pages_words(place, capsys):
+    for command in COMMANDS[:2]:
+        assert cli.main(shlex.split(command)[1:]) == 0
+    assert "device-hours" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("snippet", re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL))
+def test_a_snippet_of_the_page_works(place, capsys, snippet):
+    exec(snippet, {})
+    assert "metric: val-core/gsm8k" in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("snippet", re.findall(r"```python trainer\n(.*?)```", PAGE, flags=re.DOTALL))
+def test_the_snippet_of_the_callback_works(place, snippet):
+    pytest.importorskip("trl")
+    from tiny_grpo import grpo
+
+    with contextlib.redirect_stdout(None):
+        exec(snippet, {"trainer": grpo(place / "run", steps=4)})
+    assert len(Path("points.jsonl").read_text().splitlines()) == 2

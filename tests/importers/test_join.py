@@ -1,0 +1,114 @@
+"""Properties of the join: what a run spent by a step does not depend on how its log came about."""
+
+import builders
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalerl.importers import points, verl
+from scalerl.importers.choose import choose
+from scalerl.importers.containers import console_rows
+from scalerl.importers.join import row_steps, spent_by_counter, spent_by_step
+
+
+def curve(rows):
+    """The points of rows as verl logs them, without a file."""
+    rows, _ = verl.prepare([dict(row) for row in rows])
+    return points.points_of(rows, verl.DIALECT, choose(rows, verl.DIALECT, None, None, "the log"), 8, {})[0]
+
+
+def log(seconds):
+    rows = []
+    for step, took in enumerate(seconds, 1):
+        row = {"step": float(step), "timing_s/step": took, "perf/total_num_tokens": 10.0 * took}
+        rows.append({**row, "val-core/a/acc/mean@4": step / 1000} if step % 3 == 0 else row)
+    return rows
+
+
+TIMES = st.lists(st.floats(1.0, 1000.0), min_size=3, max_size=40)
+
+
+@settings(deadline=None)
+@given(seconds=TIMES, data=st.data())
+def test_the_order_of_rows_and_exact_duplicates_do_not_matter(seconds, data):
+    rows = log(seconds)
+    again = data.draw(st.lists(st.sampled_from(rows), max_size=10))
+    shuffled = data.draw(st.permutations(rows + again))
+    assert curve(shuffled) == curve(rows)
+
+
+@settings(deadline=None)
+@given(seconds=TIMES, data=st.data())
+def test_a_run_that_was_lost_and_resumed_is_the_run_of_what_counted(seconds, data):
+    rows = log(seconds)
+    crash = data.draw(st.integers(1, len(rows)))
+    checkpoint = data.draw(st.integers(0, crash))
+    lost = [{name: v * (1 if name == "step" else 0.7) for name, v in row.items()} for row in rows[checkpoint:crash]]
+    assert curve(rows[:checkpoint] + lost + rows[checkpoint:]) == curve(rows)
+
+
+@settings(deadline=None)
+@given(seconds=TIMES, data=st.data())
+def test_each_point_costs_the_steps_up_to_it(seconds, data):
+    for point in curve(log(seconds)):
+        spent = sum(seconds[: point["step"]])
+        assert point["device_hours"] == pytest.approx(spent * 8 / 3600) and point["tokens"] == pytest.approx(10 * spent)
+
+
+@settings(deadline=None)
+@given(seconds=TIMES, data=st.data())
+def test_a_counter_restored_at_a_checkpoint_counts_no_step_twice(seconds, data):
+    total = np.cumsum(seconds)
+    crash = data.draw(st.integers(1, len(total)))
+    checkpoint = data.draw(st.integers(0, crash))
+    steps = np.arange(1.0, len(total) + 1)
+    saved = total[checkpoint - 1] if checkpoint else 0.0
+    lost = saved + 0.7 * (total[checkpoint:crash] - saved)  # the steps that were lost took fewer tokens
+    counter = np.concatenate([total[:checkpoint], lost, total[checkpoint:]])
+    step = np.concatenate([steps[:checkpoint], steps[checkpoint:crash], steps[checkpoint:]])
+    spent = spent_by_counter(step, counter, True, "tokens")
+    assert spent.by(steps) == pytest.approx(total)
+
+
+def test_a_counter_that_starts_again_from_zero_is_added_to_what_was_there():
+    # 5 steps of 10, a crash after a checkpoint at 5, and 3 more steps of 10
+    spent = spent_by_counter(np.arange(1.0, 9), np.array([10.0, 20, 30, 40, 50, 10, 20, 30]), True, "tokens")
+    assert spent.total.tolist() == [10, 20, 30, 40, 50, 60, 70, 80] and "reset in 1 places" in spent.notes[0]
+
+
+def test_a_counter_that_starts_again_at_an_earlier_step_replaces_the_lost_ones():
+    step = np.array([1.0, 2, 3, 4, 3, 4, 5])
+    spent = spent_by_counter(step, np.array([10.0, 20, 30, 40, 10, 20, 30]), True, "tokens")
+    assert spent.steps.tolist() == [1, 2, 3, 4, 5] and spent.total.tolist() == [10, 20, 30, 40, 50]
+
+
+def test_a_clock_does_not_count_the_night_between_two_halves_nor_the_start():
+    step, clock = np.arange(1.0, 9), 1.7e9 + np.array([0.0, 60, 120, 180, 40000, 40060, 40120, 40180])
+    spent = spent_by_counter(step, clock, False, "the clock")
+    assert spent.total.tolist() == [60 * s for s in step] and "interrupted or reset in 1 places" in spent.notes[0]
+
+
+def test_rows_further_apart_stand_for_the_steps_between():
+    spent = spent_by_step(np.array([10.0, 20, 30]), np.array([2.0, 3, 4]), "time")
+    assert spent.total.tolist() == [20, 50, 90] and spent.notes == ()
+    assert spent.by(np.array([0.0, 5, 10, 25, 35])).tolist() == [0, 10, 20, 70, 110]
+
+
+def test_a_step_is_inferred_from_the_column_that_has_it():
+    rows = [{"training_step": s, "episode": 64.0 * s} for s in (1.0, 2.0, 3.0)]
+    rows += [{"episode": 128.0}, {"episode": 0.0}, {"loss": 1.0}]
+    steps = row_steps(rows, ("training_step", "episode"))
+    assert steps[:5].tolist() == [1, 2, 3, 2, 0] and np.isnan(steps[5])
+
+
+NAMES = st.from_regex(r"[a-z][a-z_@/0-9]{0,12}", fullmatch=True).filter(lambda name: name != "step")
+
+
+@settings(deadline=None)
+@given(
+    step=st.integers(0, 10**6), row=st.dictionaries(NAMES, st.floats(allow_nan=False, allow_infinity=False), max_size=6)
+)
+def test_a_console_line_gives_back_what_was_logged(step, row):
+    text = f"(TaskRunner pid=1) {builders.console_line(step, row, builders.numpy_repr)}\n"
+    assert list(console_rows(text)) == ([{"step": step, **row}] if row else [])

@@ -1,0 +1,221 @@
+"""Each framework's log gives the same curve: 60 s a step on 8 GPUs, step / 100 at every fifth step, worked by hand."""
+
+import json
+from pathlib import Path
+
+import builders
+import pytest
+
+from scalerl.importers import IMPORTERS, read, verl
+from scalerl.scaling import Curve
+
+LOGS = Path(__file__).parent / "logs"
+
+
+def write(directory, **files):
+    paths = []
+    for name, text in files.items():
+        path = directory / name.replace("_", ".")
+        path.write_text(text)
+        paths.append(path)
+    return paths
+
+
+def check(found, source, expected=builders.EXPECTED):
+    assert found.source == source and found.axis == "device_hours"
+    assert [row["step"] for row in found.rows] == [step for step, _, _ in expected]
+    assert [row["device_hours"] for row in found.rows] == pytest.approx([hours for _, hours, _ in expected])
+    assert [row["pass_rate"] for row in found.rows] == pytest.approx([score for _, _, score in expected])
+    curve = Curve.from_rows(found.rows)
+    assert curve.axis == "device_hours" and len(curve) == len(expected) and curve.label
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("make", [builders.verl_console, builders.verl_jsonl])
+def test_verl_leaves_validation_and_checkpoints_out_whether_or_not_the_step_contains_them(tmp_path, make, inside):
+    (path,) = write(tmp_path, run_log=make(inside))
+    found = read(path)
+    check(found, "verl")
+    assert found.metric == "val-core/gsm8k/acc/mean@4" and found.rows[0]["task"] == "gsm8k"
+    assert found.rows[-1]["tokens"] == 4800 * 30
+    assert any("subtracted" in note for note in found.notes) == inside
+
+
+def test_verl_without_the_phases_of_a_step_takes_it_whole_and_says_so(tmp_path):
+    rows = [{n: v for n, v in builders.verl_row(s).items() if n not in verl.PHASES} for s in builders.STEPS]
+    (path,) = write(tmp_path, run_jsonl=builders.jsonl({"step": s, "data": row} for s, row in enumerate(rows, 1)))
+    found = read(path)
+    check(found, "verl")
+    assert any("unknown whether timing_s/step includes validation" in note for note in found.notes)
+
+
+def test_verl_is_read_by_the_names_that_mlflow_allows(tmp_path):
+    (path,) = write(tmp_path, run_jsonl=builders.verl_jsonl().replace("@", "_at_"))
+    check(read(path), "verl")
+    check(read(path, metric="val-core/gsm8k/acc/mean_at_4"), "verl")
+
+
+def test_verl_tells_the_number_of_gpus_by_its_throughput_and_the_user_can_overrule_it(tmp_path):
+    (path,) = write(tmp_path, run_log=builders.verl_console())
+    assert any("8 devices, by perf/throughput" in note for note in read(path).notes)
+    assert read(path, devices=16).rows[-1]["device_hours"] == pytest.approx(8.0)
+    # a line that somebody published of a run on 8 devices
+    published = {"total_num_tokens": 5322462.0, "time_per_step": 1268.4882453735918, "throughput": 524.4886993840887}
+    assert verl.devices([{f"perf/{name}": value for name, value in published.items()}]) == 8
+
+
+def test_verl_the_validation_before_training_is_at_no_compute(tmp_path):
+    first = json.dumps({"step": 0, "data": {"val-core/gsm8k/acc/mean@4": 0.01}}) + "\n"
+    (path,) = write(tmp_path, run_log=first + builders.verl_jsonl())
+    check(read(path), "verl", [(0, 0.0, 0.01), *builders.EXPECTED])
+    # in wandb the row has no training/global_step, only wandb's own step
+    rows = [
+        {"_step": 0, "val-core/gsm8k/acc/mean@4": 0.01},
+        *({"_step": s, **builders.verl_row(s)} for s in builders.STEPS),
+    ]
+    (path,) = write(tmp_path, history_csv=builders.as_csv(rows))
+    check(read(path), "verl", [(0, 0.0, 0.01), *builders.EXPECTED])
+
+
+def test_prime_rl_counts_steps_from_0_and_takes_evaluation_out_of_the_step(tmp_path):
+    (path,) = write(tmp_path, metrics_jsonl=builders.prime_rl())
+    found = read(tmp_path, devices=8)
+    check(found, "prime-rl")
+    assert found.metric == "eval/aime/avg@8" and found.rows[0]["tokens"] == 5 * 4800
+    assert read(path).axis == "tokens"
+
+
+@pytest.mark.parametrize("with_times", [True, False])
+def test_prime_rl_of_2026_joins_the_evaluations_file_by_the_policys_version(tmp_path, with_times):
+    train, evaluation = builders.prime_rl_of_2026()
+    train = train if with_times else train.replace('"time/step": 60.0, ', "")
+    paths = write(tmp_path, orchestrator_jsonl=train, evals_jsonl=evaluation)
+    found = read(paths, devices=8)
+    check(found, "prime-rl")
+    assert found.metric == "eval/aime/effective/avg@8"
+    assert any("run's clock" in note for note in found.notes) == (not with_times)
+
+
+def test_open_instruct_joins_evaluations_by_the_episode(tmp_path):
+    (path,) = write(tmp_path, history_csv=builders.open_instruct())
+    found = read(path, devices=8)
+    check(found, "open-instruct")
+    assert read(path, metric="eval/scores", bounds=(0, 10)).rows[-1]["metric"] == 3.0
+    assert any("cannot be told apart" in note for note in found.notes)
+
+
+def test_skyrl_leaves_checkpoints_out_and_says_that_it_has_no_tokens(tmp_path):
+    (path,) = write(tmp_path, history_jsonl=builders.skyrl())
+    check(read(path, devices=8), "skyrl")
+    found = read(path)
+    assert found.axis == "step" and any("falls back from device-hours to step" in note for note in found.notes)
+
+
+def test_pipelinerl_joins_the_actors_tests_to_the_trainers_steps_by_samples(tmp_path):
+    trainer, actor = builders.pipeline_rl()
+    paths = write(tmp_path, trainer_jsonl=trainer, actor_jsonl=actor)
+    check(read(paths, devices=8), "pipelinerl")
+    check(read(paths[::-1], devices=8), "pipelinerl")
+
+
+def test_trl_sums_its_own_step_times(tmp_path):
+    found = read(LOGS / "trl-whole", devices=2)
+    history = json.loads((LOGS / "trl-whole/trainer_state.json").read_text())["log_history"]
+    seconds = sum(2 * row["step_time"] for row in history if "step_time" in row and row["step"] <= 6)  # windows of 2
+    assert [row["step"] for row in found.rows] == [0, 2, 4, 6, 8, 10, 12] and found.rows[0]["device_hours"] == 0
+    assert found.rows[3]["device_hours"] == pytest.approx(seconds * 2 / 3600)
+    assert [row["tokens"] for row in found.rows] == [row["eval_num_tokens"] for row in history if "eval_reward" in row]
+    assert [row["pass_rate"] for row in found.rows] == [row["eval_reward"] for row in history if "eval_reward" in row]
+
+
+def test_trl_a_resumed_run_is_one_curve():
+    found = read(LOGS / "trl-resumed", devices=1)
+    hours = [row["device_hours"] for row in found.rows]
+    assert [row["step"] for row in found.rows] == [2, 4, 6, 8, 10, 12] and sorted(hours) == hours
+
+
+def test_trl_names_its_evaluation_sets_by_their_runtimes():
+    found = read(LOGS / "trl-two", task="few", metric="eval_rewards/digits/mean")
+    history = json.loads((LOGS / "trl-two/trainer_state.json").read_text())["log_history"]
+    few = [row["eval_rewards/digits/mean"] for row in history if "eval_few_runtime" in row]
+    assert [row["pass_rate"] for row in found.rows] == few and found.rows[0]["task"] == "few"
+
+
+def test_trl_before_0_16_named_its_rewards_otherwise(tmp_path):
+    rows = [{"step": s, "completion_length": 80.0, "rewards/accuracy": 0.3, "reward": 0.3} for s in (5, 10)]
+    rows += [{"step": s, "eval_rewards/accuracy": s / 20, "eval_reward": s / 20} for s in (5, 10)]
+    (path,) = write(tmp_path, history_jsonl=builders.jsonl(rows))
+    found = read(path)
+    assert found.source == "trl" and found.metric == "eval_reward" and found.axis == "step"
+
+
+def test_trl_without_step_time_spreads_the_runtime_less_evaluation(tmp_path):
+    rows = [{"step": s, "completions/mean_length": 5, "num_tokens": 100 * s} for s in (10, 20)]
+    rows[1:1] = [{"step": 10, "eval_reward": 0.5, "eval_runtime": 30.0}]
+    rows += [{"step": 20, "eval_reward": 0.6, "eval_runtime": 30.0}, {"step": 20, "train_runtime": 160.0}]
+    (path,) = write(tmp_path, state_json=json.dumps({"log_history": rows}))
+    found = read(path, devices=36)
+    assert [row["device_hours"] for row in found.rows] == pytest.approx([0.5, 1.0])
+    assert any("spread evenly" in note for note in found.notes)
+
+
+def test_tensorboard_files_of_trl_are_read_by_tensorboard_itself():
+    pytest.importorskip("tensorboard")
+    found = read(LOGS / "trl-tensorboard", devices=2)
+    assert found.source == "trl" and [row["step"] for row in found.rows] == [2, 4, 6, 8, 10, 12]
+    assert found.rows[-1]["tokens"] > found.rows[0]["tokens"] > 0 and found.rows[-1]["device_hours"] > 0
+
+
+def test_an_offline_run_of_wandb_is_read_by_wandb_itself():
+    pytest.importorskip("wandb")
+    check(read(LOGS / "wandb-offline"), "verl")
+
+
+@pytest.mark.parametrize("damage", [lambda data, at: data[:at], lambda data, at: data[:at] + b"\xff" + data[at + 1 :]])
+def test_an_offline_run_of_wandb_cut_off_or_damaged_in_the_middle_gives_what_was_whole(tmp_path, damage):
+    pytest.importorskip("wandb")
+    data = (LOGS / "wandb-offline/run-verl.wandb").read_bytes()
+    (tmp_path / "run-cut.wandb").write_bytes(damage(data, len(data) // 2))
+    found = read(tmp_path)
+    assert 0 < len(found.rows) < 6 and any("half-written" in note for note in found.notes)
+    check(found, "verl", builders.EXPECTED[: len(found.rows)])
+
+
+def test_a_wandb_history_of_no_known_framework_goes_by_the_clock(tmp_path):
+    rows = [{"_step": s, "_runtime": 100 + 60 * s, "loss": 0.1, "eval/accuracy": s / 100 if s % 5 == 0 else None}
+            for s in builders.STEPS]  # fmt: skip
+    (path,) = write(tmp_path, history_jsonl=builders.jsonl(rows))
+    found = read(path, source="wandb", devices=8)
+    check(found, "wandb")
+    assert any("cannot be told apart" in note for note in found.notes)
+
+
+def test_a_chart_exported_from_wandb_is_read_without_its_runs_name(tmp_path):
+    lines = ["Step,my-run - val-core/gsm8k/acc/mean@4,my-run - val-core/gsm8k/acc/mean@4__MIN"]
+    lines += [f"{step},{step / 100},{step / 100}" for step in builders.EVALUATED]
+    (path,) = write(tmp_path, chart_csv="\n".join(lines) + "\n")
+    found = read(path)
+    assert found.source == "verl" and found.axis == "step" and len(found.rows) == 6
+
+
+def test_a_table_gives_its_own_columns(tmp_path):
+    lines = ["gpu_hours,iteration,acc,se", *(f"{8 * n},{n},{n / 100},0.01" for n in range(6))]
+    (path,) = write(tmp_path, table_csv="\n".join(lines) + "\n")
+    columns = {"device_hours": "gpu_hours", "step": "iteration", "stderr": "se"}
+    found = read(path, metric="acc", columns=columns)
+    assert found.source == "table" and found.rows[2] == {
+        "step": 2, "device_hours": 16.0, "pass_rate": 0.02, "stderr": 0.01, "task": "acc"
+    }  # fmt: skip
+
+
+def test_a_table_of_seconds_is_summed(tmp_path):
+    lines = ["iteration,took,acc", *(f"{n},60,{n / 100}" for n in range(1, 31))]
+    (path,) = write(tmp_path, table_csv="\n".join(lines) + "\n")
+    found = read(path, metric="acc", columns={"step": "iteration", "seconds": "took"}, devices=8)
+    assert found.rows[-1]["device_hours"] == pytest.approx(4.0)
+
+
+def test_every_source_of_the_issue_is_there():
+    assert list(IMPORTERS) == [
+        "trl", "verl", "prime-rl", "open-instruct", "skyrl", "pipelinerl", "wandb", "tensorboard", "table"
+    ]  # fmt: skip

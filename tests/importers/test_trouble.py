@@ -1,0 +1,257 @@
+"""What a log can have wrong with it: a message or a repair that is said, never a traceback, never a silent guess."""
+
+import contextlib
+import json
+import math
+import subprocess
+import sys
+
+import builders
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scalerl import cli
+from scalerl.importers import IMPORTERS, read, write_points
+from scalerl.scaling import Curve, CurveError
+
+
+def save(directory, text, name="run.log"):
+    path = directory / name
+    path.write_bytes(text) if isinstance(text, bytes) else path.write_text(text)
+    return path
+
+
+def refusal(path, **choices):
+    with pytest.raises(CurveError) as caught:
+        read(path, **choices)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("", "is empty"),
+        (" \n\n", "is empty"),
+        (b"\x7fELF\x02\x01\x00\x00\x00\x01", "is binary"),
+        ("hello\nworld\n", "of no known layout"),
+        ('{\n  "log_history": [\n    {"step": 1,', "breaks off or is damaged"),
+        ("{not json}\n{neither}\n", "2 of 2 lines are no JSON objects"),
+        ('{"step": 1, "timing_s/step": 60.0}\n', "no evaluation"),
+        ('{"step": 1, "timing_s/step": 60.0, "critic/score/mean": 0.3}\n', "training reward critic/score/mean"),
+        ('{"foo": 1}\n{"foo": 2}\n', "its columns are foo"),
+        ("[]", "no evaluation"),
+        ("a,b\n1\n2\n3\n", "have not the header's 2 cells"),
+        ('{"x": 1, "val-core/a/acc/mean@4": NaN}\n', "no evaluation"),
+        ('{"x": 1, "val-core/a/acc/mean@4": 0.5}\n', "no compute beside"),
+        ('{"x": 1, "val-core/a/acc/mean@4": Infinity}\n', "no evaluation"),
+        ("[" * 100_000, "no JSON objects"),
+        ('{"a": ' * 100_000, "no JSON objects"),
+        ('{"step": ' + "9" * 5000 + "}\n", "no JSON objects"),
+        ("a,b\n" + "9" * 200_000 + ",1\n", "is no CSV"),
+    ],
+)
+def test_a_log_that_cannot_be_used_is_refused_with_what_was_found(tmp_path, content, says):
+    assert says in refusal(save(tmp_path, content))
+
+
+def test_a_missing_file_an_empty_directory_and_an_unknown_source_say_so(tmp_path):
+    assert "no such file or directory" in refusal(tmp_path / "nothing")
+    assert "looked for trainer_state.json" in refusal(tmp_path)
+    path = save(tmp_path, builders.verl_jsonl())
+    assert "known are trl, verl, prime-rl" in refusal(path, source="verle")
+    assert "devices must be a positive number" in refusal(path, devices=-1)
+    assert "known are step, seconds" in refusal(path, columns={"hours": "x"})
+    assert "has no column 'x' (for step)" in refusal(path, columns={"step": "x"})
+
+
+def test_a_log_of_two_frameworks_names_both(tmp_path):
+    row = {"step": 1, "timing_s/step": 60.0, "timing/sync_weights": 1.0, "eval/all/avg_score": 0.5}
+    said = refusal(save(tmp_path, json.dumps(row) + "\n"))
+    assert "verl by timing_s/step" in said and "skyrl by timing/sync_weights" in said and "--from" in said
+
+
+def test_several_tasks_are_listed_and_one_can_be_chosen(tmp_path):
+    rows = [{"step": s, "data": {**builders.verl_row(s), "val-core/aime/acc/mean@4": 0.1}} for s in builders.STEPS]
+    path = save(tmp_path, builders.jsonl(rows))
+    said = refusal(path)
+    assert said.index("val-core/aime/acc/mean@4 (30 points)") < said.index("val-core/gsm8k/acc/mean@4 (6 points)")
+    assert "best@4" not in said
+    assert len(read(path, task="gsm8k").rows) == 6 and len(read(path, metric="val-core/aime/acc/mean@4").rows) == 30
+    assert "it has aime, gsm8k" in refusal(path, task="math")
+    assert "val-core/gsm8k/acc/mean@4" in refusal(path, metric="val-core/gsm8k/mean@4")
+
+
+def test_a_table_of_several_tasks_needs_one_to_be_named(tmp_path):
+    rows = [{"flops": 10.0 * n, "task": task, "pass_rate": n / 10} for n in range(1, 6) for task in ("easy", "hard")]
+    path = save(tmp_path, builders.jsonl(rows), "points.jsonl")
+    assert "choose by task= (--task), most plausible first: pass_rate (5 points, task easy)" in refusal(path)
+    found = read(path, task="hard")
+    assert found.axis == "flops" and found.rows[0] == {"flops": 10.0, "pass_rate": 0.1, "task": "hard"}
+
+
+def test_one_candidate_is_taken_and_said_and_the_other_figures_too(tmp_path):
+    notes = read(save(tmp_path, builders.verl_jsonl())).notes
+    assert notes[0].startswith("metric: val-core/gsm8k/acc/mean@4 of task gsm8k; also there: val-core/gsm8k/acc/best@4")
+
+
+def test_a_training_reward_can_be_named_and_is_said_to_be_one(tmp_path):
+    found = read(save(tmp_path, builders.verl_jsonl()), metric="critic/score/mean")
+    assert len(found.rows) == 30 and any("no held-out score" in note for note in found.notes)
+
+
+def test_rewards_outside_0_1_need_the_users_word(tmp_path):
+    rows = [{"step": s, "val-core/a/acc/mean@4": s / 15 - 1} for s in builders.STEPS]
+    path = save(tmp_path, builders.jsonl(rows))
+    assert "from -0.933333 to 1" in refusal(path) and "bounds must be" in refusal(path, bounds=(1, 0))
+    percent = save(tmp_path, builders.jsonl({"step": s, "accuracy": 2.0 * s} for s in builders.STEPS), "percent.jsonl")
+    assert "--bounds 0 100" in refusal(percent) and read(percent, bounds=(0, 100)).rows[-1]["metric"] == 60
+    found = read(path, bounds=(-1, 1))
+    assert found.rows[0]["metric"] == pytest.approx(-14 / 15) and "pass_rate" not in found.rows[0]
+    assert len(Curve.from_rows(found.rows, bounds=found.bounds)) == 30
+
+
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [
+        (lambda text: text[:-20], "half-written"),
+        (lambda text: text + '{"step": 31, "da', "half-written"),
+        (lambda text: text.replace("\n", '\n{"step": 3, "data": {"tim{"step"\n', 1), "1 unreadable lines"),
+        (lambda text: text + "\0" * 512, "8 devices"),
+        (lambda text: "\ufeff" + text, "8 devices"),
+    ],
+)
+def test_damage_is_repaired_and_said(tmp_path, damage, says):
+    found = read(save(tmp_path, damage(builders.verl_jsonl())))
+    assert any(says in note for note in found.notes) and len(found.rows) >= 5
+    assert found.rows[4] == {"step": 25, "device_hours": pytest.approx(25 * 8 / 60), "tokens": 120000.0,
+                             "pass_rate": 0.25, "task": "gsm8k"}  # fmt: skip
+
+
+def test_evaluations_that_are_nan_are_left_out_and_counted(tmp_path):
+    rows = [{"step": s, "data": builders.verl_row(s)} for s in builders.STEPS]
+    rows[9]["data"]["val-core/gsm8k/acc/mean@4"] = float("nan")
+    found = read(save(tmp_path, builders.jsonl(rows)))
+    assert [row["step"] for row in found.rows] == [5, 15, 20, 25, 30] and any(
+        "(NaN) were left out: 1" in n for n in found.notes
+    )
+
+
+def test_without_a_device_count_compute_falls_back_and_says_so(tmp_path):
+    text = builders.verl_jsonl().replace('"perf/throughput": 10.0, ', "")
+    found = read(save(tmp_path, text))
+    assert found.axis == "tokens" and "give devices= (--devices)" in found.notes[-1]
+    found = read(save(tmp_path, text.replace('"perf/total_num_tokens": 4800, ', "")))
+    assert found.axis == "step" and "falls back from device-hours to step" in found.notes[-1]
+    assert found.rows[0].keys() == {"step", "pass_rate", "task"}
+
+
+def test_a_log_that_begins_late_and_one_with_holes_say_what_they_assumed(tmp_path):
+    rows = [{"step": s, "data": builders.verl_row(s)} for s in builders.STEPS if s > 10 and s not in (17, 18)]
+    found = read(save(tmp_path, builders.jsonl(rows)))
+    assert [row["device_hours"] for row in found.rows] == pytest.approx([15 * 8 / 60, 20 * 8 / 60, 25 * 8 / 60, 4.0])
+    assert any("begins at step 11" in n for n in found.notes) and any("missing in 1 places" in n for n in found.notes)
+
+
+def test_imported_points_are_read_back_from_the_file(tmp_path):
+    found = read(save(tmp_path, builders.verl_jsonl()))
+    write_points(found, tmp_path / "points.jsonl")
+    curve = Curve.read(tmp_path / "points.jsonl")
+    assert curve.axis == "device_hours" and curve.last_compute == pytest.approx(4.0) and len(curve) == 6
+
+
+COLUMNS = [
+    "step", "_step", "_runtime", "time", "training/global_step", "timing_s/step", "timing_s/testing", "timing_s/gen",
+    "perf/total_num_tokens", "perf/time_per_step", "perf/throughput", "val-core/a/acc/mean@4", "val-core/b/acc/mean@4",
+    "step_time", "num_tokens", "eval_reward", "eval_runtime", "train_runtime", "completions/mean_length", "time/step",
+    "progress/total_tokens", "progress/ckpt_step", "eval/a/avg@8", "eval/a/time", "eval/a/policy_version", "task",
+    "stats/samples", "stats/completed_steps", "actor/test_success_mean", "device_hours", "pass_rate", "stderr",
+]  # fmt: skip
+VALUES = st.one_of(st.floats(), st.integers(-5, 40), st.sampled_from([0.5, "NaN", "x", None, True, [1], {"a": 0.1}]))
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    rows=st.lists(st.dictionaries(st.sampled_from(COLUMNS), VALUES), min_size=1, max_size=8),
+    source=st.sampled_from([None, *IMPORTERS]),
+    devices=st.sampled_from([None, 8]),
+)
+def test_whatever_the_columns_hold_the_answer_is_points_or_a_message(tmp_path_factory, rows, source, devices):
+    path = save(tmp_path_factory.mktemp("any"), builders.jsonl(rows))
+    try:
+        found = read(path, source, devices=devices)
+    except CurveError as error:
+        assert len(str(error)) > 20
+    else:
+        assert all(0 <= row["pass_rate"] <= 1 for row in found.rows) and found.notes
+        assert all(math.isfinite(value) for row in found.rows for value in row.values() if not isinstance(value, str))
+
+
+LINES = st.text('[]{}":,;\t\n -./0159eastp@_NaN', max_size=80)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    content=st.one_of(
+        st.binary(max_size=200), LINES, LINES.map(lambda text: f"step:1 - val-core/a/acc/mean@1:0.5\n{text}")
+    )
+)
+def test_any_file_at_all_gives_points_or_a_message(tmp_path_factory, content):
+    path = save(tmp_path_factory.mktemp("any"), content)
+    with contextlib.suppress(CurveError):
+        assert read(path).rows
+
+
+@pytest.mark.slow
+def test_a_million_rows_are_read(tmp_path):
+    rows = ({"step": s, "data": {"timing_s/step": 36.0, **({"val-core/m/acc/mean@1": 0.5} if s % 10 == 0 else {})}}
+            for s in range(1, 1_000_001))  # fmt: skip
+    found = read(save(tmp_path, builders.jsonl(rows)), devices=100)
+    assert len(found.rows) == 100_000 and found.rows[-1]["device_hours"] == pytest.approx(1e6)
+
+
+def call(capsys, *words):
+    code = cli.main(["import", *map(str, words)])
+    return (code, *capsys.readouterr())
+
+
+def test_the_command_prints_points_and_says_its_notes_aside(tmp_path, capsys):
+    code, out, error = call(capsys, save(tmp_path, builders.verl_console()))
+    assert code == 0 and len(out.splitlines()) == 6 and json.loads(out.splitlines()[-1])["pass_rate"] == 0.3
+    assert "note      metric: val-core/gsm8k" in error and "verl      6 points to device_hours 4" in error
+
+
+def test_the_command_writes_a_file_that_fit_reads(tmp_path, capsys):
+    path = tmp_path / "points.jsonl"
+    words = ["--from", "verl", "--task", "gsm8k", "--devices", "8", "--column", "seconds=timing_s/gen", "-o", path]
+    assert call(capsys, save(tmp_path, builders.verl_console()), *words)[0] == 0
+    assert Curve.read(path).last_compute == pytest.approx(2.0)  # 30 s of generation a step
+    assert cli.main(["fit", str(path)]) == 0
+
+
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, capsys):
+    log = save(tmp_path, builders.verl_console())
+    for words in (
+        ["nowhere"],
+        [log, "--column", "seconds"],
+        [log, "--task", "x"],
+        [log, "-o", tmp_path / "no/points.jsonl"],
+    ):
+        code, out, error = call(capsys, *words)
+        assert code == 2 and not out and error.splitlines()[-1].startswith("scalerl: ")
+
+
+def test_without_the_library_of_a_binary_log_the_error_says_what_to_install(tmp_path):
+    for name, content, library in (
+        ("run-1.wandb", b":W&B\xe1\xbe\0", "wandb"),
+        ("events.out.tfevents.1", b"\0", "tensorboard"),
+    ):
+        path = save(tmp_path, content, name)
+        code = (
+            f"import sys; sys.modules[{library!r}] = None\nfrom scalerl.importers import read\n"
+            f"from scalerl.scaling import CurveError\n"
+            f"try: read({str(path)!r})\n"
+            f"except CurveError as error: assert 'pip install {library}' in str(error), error\n"
+            "else: raise SystemExit('no error')"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True)
