@@ -1,4 +1,4 @@
-"""Pictures of curves with matplotlib. Each function draws into the Axes it is given and returns it; none fits a curve."""
+"""Pictures of curves with matplotlib. Each function draws into the Axes it is given and returns it; none fits."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def plot_slopes(axes: Any, slopes: Sequence[Slope], *, unit: float | None = None
     Args:
         axes: matplotlib Axes.
         slopes: from ``slope_at``, all at one ceiling.
-        unit: what one of compute means, in the unit of the axis; None takes the geometric mean of the midpoints, so that
-            lines of runs on an axis of large numbers do not start decades apart.
+        unit: what one of compute means, in the unit of the axis; None takes the geometric mean of the midpoints, so
+            that lines of runs on an axis of large numbers do not start decades apart.
     """
     unit = common_unit(slopes) if unit is None else unit
     heights = []
@@ -95,7 +95,7 @@ def plot_slopes(axes: Any, slopes: Sequence[Slope], *, unit: float | None = None
 
 
 def plot_posterior(axes: Any, fits: Sequence[Fit], labels: Sequence[str] | None = None) -> Any:
-    """Draw what the data leave open about A and B together: contours that hold half and nine tenths of the posterior."""
+    """Draw what the data leave open about A and B together: contours hold half and nine tenths of the posterior."""
     labels = [f.curve.label for f in fits] if labels is None else labels
     for found, label, color in zip(fits, labels, _colors(len(fits)), strict=True):
         density = joint_density(found.draws, found.curve.bounds)

@@ -1,8 +1,8 @@
 """One self-contained page about runs: a study in, HTML out. Words, table and frame are made here; it judges nothing.
 
-The figures are drawn by plotly.js, taken from the ``plotly`` package: of what pip installs it is the library that needs
-no server and no further script (a Vega wheel of today's grammar has 33 MB, Bokeh brings a web server), and its SVG keeps
-text as text. The price is a page of about 5 MB.
+The figures are drawn by plotly.js, taken from the ``plotly`` package: of what pip installs it is the one library of
+figures that is well kept and comes with its script, without a server (Bokeh) or a compiler of 33 MB (Vega), and its SVG
+keeps text as text. The price is a page of 5 MB.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from typing import NamedTuple
 import scalerl
 from scalerl.parts import ConfigError
 from scalerl.report.figures import axis_name
-from scalerl.report.page_figures import FIGURES, Figure, style_of
+from scalerl.report.page_figures import FIGURES, Figure, number_html, style_of
 from scalerl.report.study import RunStudy, Study
 from scalerl.scaling import Estimate
-from scalerl.scaling.estimate import short
 
 TERMS = {
     "A, the ceiling": "the level the run would end at with unlimited compute.",
     "B, the steepness": "how sharply it climbs: the larger B, the less compute lies between slow start and ceiling.",
-    "C<sub>mid</sub>, the midpoint": "the compute at which half of the climb is done: the smaller, the earlier the gains come.",
+    "C<sub>mid</sub>, the midpoint": "the compute at which half of the climb is done: the smaller, the earlier.",
     "Identified": "whether the points pin the ceiling down yet. If not, A is a range and not a result.",
     "90 % interval": "in nine cases of ten the true value lies within it.",
 }
@@ -98,9 +97,9 @@ def _comparison(study: Study) -> str:
     )
     numbers = (
         f"Ceilings differ by {found.asymptote_difference}; the first is higher with probability "
-        f"{found.probability_higher:.2f}. At the common ceiling {found.common_asymptote:.3f} the ratio of the steepness "
-        f"B is {found.efficiency_ratio}. For the level {found.level:.3f} the first needs {found.compute_ratio} times the "
-        f"compute of the second. Scatter between seeds: {found.seed_sd:.4f} ({found.seed_source})."
+        f"{found.probability_higher:.2f}. At the common ceiling {found.common_asymptote:.3f} the ratio of the "
+        f"steepness B is {found.efficiency_ratio}. For the level {found.level:.3f} the first needs "
+        f"{found.compute_ratio} times the compute of the second. Scatter between seeds: {found.seed_sd:.4f} ({found.seed_source})."
     )
     advice = f"<p>{html.escape(found.advice)}</p>" if found.advice else ""
     sentence = f'<p class="sentence">{html.escape(found.sentence)}</p>'
@@ -136,7 +135,11 @@ def _card(study: Study, number: int) -> str:
         f'<article class="card"><h3>{_swatch(style_of(study, number)[0])}{html.escape(run.name)}</h3>'
         f'<p><span class="word">{word}</span> {rest}</p>'
         + "".join(f"<p>{line}</p>" for line in lines)
-        + (f'<ul class="warnings" aria-label="What to know about {html.escape(run.name)}">{notes}</ul>' if notes else "")
+        + (
+            f'<ul class="warnings" aria-label="What to know about {html.escape(run.name)}">{notes}</ul>'
+            if notes
+            else ""
+        )
         + "</article>"
     )
 
@@ -157,7 +160,7 @@ def _advice(run: RunStudy) -> tuple[str, str]:
         return advice.action.capitalize() + ".", gain
     reach = advice.train_to if math.isfinite(advice.train_to) else 30 * run.outlook.fit.last_compute
     far = "at least" if math.isfinite(advice.train_to) else "further than"
-    where = f"{_number(reach)} {html.escape(axis_name(run.curve.axis))}"
+    where = f"{number_html(reach)} {html.escape(axis_name(run.curve.axis))}"
     return "Not identified yet.", f"Train {far} to {where} and ask again. {gain}"
 
 
@@ -191,12 +194,6 @@ def _midpoint(run: RunStudy) -> Cell:
 
 def _cell(value: str, interval: str, key: float) -> Cell:
     return Cell(f"{value}<small>{interval}</small>", key)
-
-
-def _number(value: float) -> str:
-    """``4.2e+11`` as a reader writes it."""
-    digits, e, power = short(value).partition("e")
-    return f"{digits} × 10<sup>{int(power)}</sup>" if e else digits
 
 
 def _text(words: str) -> Cell:

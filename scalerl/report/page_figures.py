@@ -17,7 +17,6 @@ from scalerl.report.figures import SERIES, metric_name
 from scalerl.report.quantities import MASSES, common_unit
 from scalerl.report.study import RunStudy, Study
 from scalerl.scaling import Estimate
-from scalerl.scaling.estimate import short
 
 AHEAD = 4.0
 """How far forecasts are drawn, in multiples of the last point's compute."""
@@ -57,16 +56,25 @@ def curves(study: Study) -> Figure:
         "Dots are held-out evaluations, lines the fitted law, dashed where it is a forecast, with the 90 % band of the "
         "curve. The mark at the right end of each is its ceiling A with a 90 % interval. Click a name to hide its run."
     )
-    choices = {"logarithmic": {"layout": {"xaxis": LOG}}, "linear": {"layout": {"xaxis": {"type": "linear"}}}}
+    furthest = max(run.outlook.fit.last_compute for run in study.runs)
+    span = _list(np.log10([0.6 * _least(study), 1.2 * AHEAD * furthest]))
+    choices = {
+        "logarithmic": {"layout": {"xaxis": {**LOG, "range": span}}},
+        "linear": {"layout": {"xaxis": {"type": "linear"}}},
+    }
     return Figure("Curves and forecasts", caption, data, layout, "Compute axis", choices)
+
+
+def _least(study: Study) -> float:
+    """Return the least compute above 0 at which any run was evaluated."""
+    return min(float(run.curve.compute[run.curve.compute > 0][0]) for run in study.runs)
 
 
 def _curve_traces(study: Study, number: int, run: RunStudy) -> list[Json]:
     found, last = run.outlook.fit, run.outlook.fit.last_compute
-    after = run.curve.compute[run.curve.compute > 0]
-    # dense for both axes; the point at 0 is left out by a log axis
-    spaced = np.linspace(0, AHEAD * last, 81)
-    grid = np.unique(np.concatenate([spaced, np.geomspace(0.6 * after[0], AHEAD * last, 80), [last]]))
+    # dense for both axes; the first step from 0, which a log axis draws level, ends left of its range
+    spaced = np.linspace(0, AHEAD * last, 61)[1:]
+    grid = np.unique(np.concatenate([[0.0, last], spaced, np.geomspace(0.5 * _least(study), AHEAD * last, 100)]))
     band = found.predict(grid)
     color, dash = style_of(study, number)
     name = html.escape(run.name)
@@ -113,15 +121,20 @@ def slopes(study: Study) -> Figure:
         ]  # fmt: skip
     spread = np.log10([np.min(lines) / 4, np.max(lines) * 6])
     layout = {
-        "xaxis": {**LOG, "title": {"text": f"compute in units of {short(unit)} {study.axis}"}},
+        "xaxis": {**LOG, "exponentformat": "none",
+                  "title": {"text": f"compute in units of {number_html(unit)} {study.axis}"}},
         "yaxis": {"type": "log", "title": {"text": "F(R) = C^B"}, "range": _list(spread), "dtick": 1},
-    }
+    }  # fmt: skip
     dropped = sum(run.slope.dropped for run in study.runs)
     caption = (
         f"Each run refitted with its ceiling held at the common A = {study.ceiling:.3f}, in coordinates in which the law "
         f"is a straight line: F(R) = Cmid^B / ((A - R0) / (R - R0) - 1) = C^B. The steeper line is the quicker run; near "
-        f"the ceiling noise scatters the points." + (f" {dropped} points have no F and are not drawn." if dropped else "")
+        f"the ceiling noise scatters the points."
     )
+    if dropped:
+        caption += f" {dropped} points at or above A, or at or below R0, have no F and are not drawn."
+    if study.comparison and study.comparison.verdict == "higher ceiling":
+        caption += " Here the ceilings differ, so that the common one suits neither side: trust these slopes little."
     return Figure("Steepness B at one ceiling", caption, data, layout)
 
 
@@ -168,7 +181,7 @@ def steepness(study: Study) -> Figure:
     """B with intervals, by run and by recipe: at the common ceiling where recipes are compared."""
     free = [(run.name, run.outlook.fit.efficiency, style_of(study, i)[0], False) for i, run in enumerate(study.runs)]
     rows = _side_rows(study, "efficiency")
-    axis = f"steepness B at the common ceiling {study.ceiling:.3f}" if rows else "steepness B"
+    axis = f"B at the common A = {study.ceiling:.3f}" if rows else "steepness B"
     return _intervals(rows or free, "Steepness B", axis)
 
 
@@ -250,6 +263,12 @@ def style_of(study: Study, number: int) -> tuple[str, str]:
     side = study.runs[number].side
     place = number - (len(study.comparison.sides[0]) if side else 0)
     return f"@s{side}", DASHES[place % len(DASHES)]
+
+
+def number_html(value: float) -> str:
+    """``4.2e+11`` as a reader writes it, in HTML that plotly understands as well."""
+    digits, e, power = f"{value:.3g}".partition("e")
+    return f"{digits}×10<sup>{int(power)}</sup>" if e else digits
 
 
 def _whiskers(estimate: Estimate) -> Json:

@@ -40,7 +40,7 @@ const LAYOUT = {
   margin: { l: 12, r: 12, t: 12, b: 12 },
   legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
   hoverlabel: { bgcolor: "@raised", bordercolor: "@line", font: { color: "@ink" } },
-  xaxis: { ...AXIS, exponentformat: "power" },
+  xaxis: { ...AXIS, exponentformat: "power", minexponent: 5 },
   yaxis: AXIS,
 };
 
@@ -55,7 +55,8 @@ function draw(id) {
   const node = document.getElementById("plot-" + id);
   if (layout.height) node.style.height = layout.height + "px";
   const config = { responsive: true, displaylogo: false, displayModeBar: coarse.matches ? false : "hover" };
-  return Plotly.react(node, colored(choice.data ?? figure.data), colored(layout), config);
+  // not Plotly.react: given a fresh layout that changes no data, it forgets the ranges of the axes
+  return Plotly.newPlot(node, colored(choice.data ?? figure.data), colored(layout), config);
 }
 
 function drawAll() {
