@@ -244,6 +244,9 @@ def _guarded(action: Callable[[], int]) -> int:
     except (ConfigError, CurveError) as error:
         _complain(str(error))
         return USER_ERROR
+    except BrokenPipeError:  # what reads our output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

@@ -99,7 +99,8 @@ def _comparison(study: Study) -> str:
         f"Ceilings differ by {found.asymptote_difference}; the first is higher with probability "
         f"{found.probability_higher:.2f}. At the common ceiling {found.common_asymptote:.3f} the ratio of the "
         f"steepness B is {found.efficiency_ratio}. For the level {found.level:.3f} the first needs "
-        f"{found.compute_ratio} times the compute of the second. Scatter between seeds: {found.seed_sd:.4f} ({found.seed_source})."
+        f"{found.compute_ratio} times the compute of the second. "
+        f"Scatter between seeds: {found.seed_sd:.4f} ({found.seed_source})."
     )
     advice = f"<p>{html.escape(found.advice)}</p>" if found.advice else ""
     sentence = f'<p class="sentence">{html.escape(found.sentence)}</p>'

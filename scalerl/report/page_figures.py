@@ -58,7 +58,7 @@ def curves(study: Study) -> Figure:
     )
     furthest = max(run.outlook.fit.last_compute for run in study.runs)
     span = _list(np.log10([0.6 * _least(study), 1.2 * AHEAD * furthest]))
-    choices = {
+    choices: dict[str, Json] = {
         "logarithmic": {"layout": {"xaxis": {**LOG, "range": span}}},
         "linear": {"layout": {"xaxis": {"type": "linear"}}},
     }
@@ -127,9 +127,9 @@ def slopes(study: Study) -> Figure:
     }  # fmt: skip
     dropped = sum(run.slope.dropped for run in study.runs)
     caption = (
-        f"Each run refitted with its ceiling held at the common A = {study.ceiling:.3f}, in coordinates in which the law "
-        f"is a straight line: F(R) = Cmid^B / ((A - R0) / (R - R0) - 1) = C^B. The steeper line is the quicker run; near "
-        f"the ceiling noise scatters the points."
+        f"Each run refitted with its ceiling held at the common A = {study.ceiling:.3f}, in coordinates in which the "
+        f"law is a straight line: F(R) = Cmid^B / ((A - R0) / (R - R0) - 1) = C^B. The steeper line is the quicker "
+        f"run; near the ceiling noise scatters the points."
     )
     if dropped:
         caption += f" {dropped} points at or above A, or at or below R0, have no F and are not drawn."
@@ -161,8 +161,8 @@ def posterior(study: Study) -> Figure:
         })  # fmt: skip
     layout = {"xaxis": {"title": {"text": "ceiling A"}}, "yaxis": {"type": "log", "title": {"text": "steepness B"}}}
     caption = (
-        "What each run leaves open about A and B together. The inner contour holds half of the posterior, the outer one "
-        "nine tenths; a long slanted shape means that a higher ceiling and a flatter climb explain the points as well."
+        "What each run leaves open about A and B together. The inner contour holds half of the posterior, the outer "
+        "one nine tenths; a long slanted shape means that a higher ceiling and a flatter climb explain the points as well."
     )
     return Figure("A and B together", caption, data, layout)
 

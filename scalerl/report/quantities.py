@@ -1,4 +1,4 @@
-"""The numbers behind the pictures: log-log slopes, contours of the posterior, fits of first parts, sides. Draws nothing.
+"""The numbers behind the pictures: slopes, contours of the posterior, fits of first parts, sides. Draws nothing.
 
 Axes in names: N points, D draws, G cells along one axis of a grid, S runs of a side.
 """
@@ -92,7 +92,7 @@ def slope_at(curve: Curve, ceiling: float, label: str = "") -> Slope:
 
 
 def common_asymptote(fits: Sequence[Fit]) -> float:
-    """The ceiling at which several runs are made straight: the mean of theirs, each weighted by how well it is known."""
+    """The ceiling at which runs are made straight: the mean of theirs, each weighted by how well it is known."""
     low, high = fits[0].curve.bounds
     return common_ceiling(fits, ASSUMED_SEED_SD * (high - low))
 
@@ -112,7 +112,7 @@ class Density(NamedTuple):
     """Values of B, shape (G,), even in the logarithm."""
 
     mass: Array
-    """Share of the posterior where it is denser than here, shape (G, G): rows B, columns A. A contour at 0.9 holds 90 %."""
+    """Share of the posterior that is denser than here, shape (G, G), rows B, columns A; a contour at 0.9 holds 90 %."""
 
 
 def joint_density(draws: Draws, bounds: tuple[float, float], cells: int = GRID) -> Density | None:

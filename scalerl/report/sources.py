@@ -1,4 +1,4 @@
-"""What the user names on the command line, as curves with names: run directories and files of points. It fits nothing."""
+"""What the user names on the command line, as curves: run directories and files of points. It fits nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command-line verbs that read curves: fit, forecast, compare, backtest. Words for people, or JSON as in docs/json.md.
+"""The verbs that read curves: fit, forecast, compare, backtest. Words for people, or JSON as docs/json.md has it.
 
 Nothing heavy is imported before a verb runs: the parsers are built for every `scalerl --help`.
 """
