@@ -162,7 +162,7 @@ def posterior(study: Study) -> Figure:
     layout = {"xaxis": {"title": {"text": "ceiling A"}}, "yaxis": {"type": "log", "title": {"text": "steepness B"}}}
     caption = (
         "What each run leaves open about A and B together. The inner contour holds half of the posterior, the outer "
-        "one nine tenths; a long slanted shape means that a higher ceiling and a flatter climb explain the points as well."
+        "one nine tenths; a long slanted shape means that a higher ceiling with a flatter climb does as well."
     )
     return Figure("A and B together", caption, data, layout)
 

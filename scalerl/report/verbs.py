@@ -26,9 +26,10 @@ class Verb(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a verb found out about one curve."""
+    """What a verb found out, about one curve or about two sides."""
 
-    name: str
+    source: str
+    """Path of the curve; empty for a comparison."""
     values: dict[str, Any]
     text: str
 
@@ -92,7 +93,7 @@ def run_fit(arguments: argparse.Namespace) -> int:
         if source.config is not None and arguments.method == "posterior":
             write_summary(source.path, ahead, source.note)
             lines.append(f"picture   {source.path / 'curve.png'}")
-        answers.append(Answer(source.name, ahead.to_dict(), "\n".join(lines)))
+        answers.append(Answer(str(source.path), ahead.to_dict(), "\n".join(lines)))
     return _say(answers, arguments.json)
 
 
@@ -105,7 +106,7 @@ def run_forecast(arguments: argparse.Namespace) -> int:
     answers = []
     for source in _sources(arguments.paths, arguments):
         ahead = forecast(fitted(source, arguments), at=at, target=arguments.target)
-        answers.append(Answer(source.name, forecast_dict(ahead), str(ahead)))
+        answers.append(Answer(str(source.path), forecast_dict(ahead), str(ahead)))
     return _say(answers, arguments.json)
 
 
@@ -118,7 +119,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
         for paths in (arguments.paths, arguments.versus)
     )
     found = compare(first, second, arguments.level)
-    return _say([Answer("comparison", found.to_dict(), str(found))], arguments.json)
+    return _say([Answer("", found.to_dict(), str(found))], arguments.json)
 
 
 def run_backtest(arguments: argparse.Namespace) -> int:
@@ -130,7 +131,7 @@ def run_backtest(arguments: argparse.Namespace) -> int:
         whole = fitted(source, arguments)
         with naming(source):
             scores = backtest(source.curve.between(arguments.exclude_below), arguments.fractions, arguments.method)
-        answers.append(Answer(source.name, {**whole.to_dict(), **scores.to_dict()}, str(scores)))
+        answers.append(Answer(str(source.path), {**whole.to_dict(), **scores.to_dict()}, str(scores)))
     return _say(answers, arguments.json)
 
 
@@ -176,10 +177,10 @@ def _amount(word: str) -> float | str:
 def _say(answers: Sequence[Answer], as_json: bool) -> int:
     """Print one answer, or several under their names; as JSON one object, or an array of them."""
     if as_json:
-        values = [answer.values for answer in answers]
+        values = [{**({"source": answer.source} if answer.source else {}), **answer.values} for answer in answers]
         print(json.dumps(values[0] if len(values) == 1 else values, indent=1, allow_nan=False))
     elif len(answers) == 1:
         print(answers[0].text)
     else:
-        print("\n\n".join(f"{answer.name}\n{answer.text}" for answer in answers))
+        print("\n\n".join(f"{answer.source}\n{answer.text}" for answer in answers))
     return 0
