@@ -90,7 +90,7 @@ def plot_slopes(axes: Any, slopes: Sequence[Slope], *, unit: float | None = None
     axes.set_ylabel("F(R) = C^B (log scale)")
     axes.legend(loc="upper left", frameon=False, fontsize=8.5)
     dropped = sum(slope.dropped for slope in slopes)
-    note = f"{dropped} points at or above A, or at or below R0, have no F and are not drawn" if dropped else ""
+    note = f"not drawn, for being at or above A or at or below R0: {dropped}" if dropped else ""
     return _finish(axes, f"steepness at one ceiling, A = {slopes[0].ceiling:.3f}", note)
 
 
@@ -125,15 +125,16 @@ def plot_comparison(
         names: of the recipes.
     """
     sides = QUANTITIES[quantity](found, np.random.default_rng(0))
-    rows: list[str] = []
+    labels: list[str] = []
     for side, name, color in zip(sides, names, SERIES, strict=False):
-        _draw_interval(axes, side.recipe, -len(rows), color, bold=True)
-        rows.append(f"{name}: {shown(side.recipe.mean, side.recipe.sd)}")
+        _draw_interval(axes, side.recipe, -len(labels), color, bold=True)
+        labels.append(f"{name}: {shown(side.recipe.mean, side.recipe.sd)}")
         for number, run in enumerate(side.runs, 1):
-            _draw_interval(axes, run, -len(rows), color, bold=False)
-            rows.append(f"run {number}")
-    axes.set_yticks([-i for i in range(len(rows))], rows, fontsize=8.5)
-    axes.set_ylim(-len(rows) + 0.4, 0.6)
+            _draw_interval(axes, run, -len(labels), color, bold=False)
+            labels.append(f"run {number}")
+    axes.set_yticks([-i for i in range(len(labels))], labels, fontsize=8.5)
+    axes.set_ylim(-len(labels) + 0.4, 0.6)
+    axes.locator_params(axis="x", nbins=5)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color=GREY, alpha=0.25, lw=0.6)
     axes.set_xlabel(QUANTITY_NAMES[quantity].format(common=found.common_asymptote))
@@ -208,7 +209,7 @@ def _draw_multiples(axes: Any, found: Fit, ahead: float) -> None:
         if at <= ahead:
             level = float(found.predict([at * found.last_compute]).mean[0])
             axes.annotate(
-                f"{at:.0f}×: {level:.3f}", (at * found.last_compute, level), xytext=(-6, -16),
+                f"{at:.0f}×: {level:.3f}", (at * found.last_compute, level), xytext=(-6, -9 - 7 * at),
                 textcoords="offset points", ha="right", color=BLUE, fontsize=9,
             )  # fmt: skip
             axes.plot([at * found.last_compute], [level], "o", ms=5, mfc="white", mec=BLUE, zorder=3)

@@ -240,7 +240,8 @@ def _row(cells: Sequence[Cell]) -> str:
 
 def _figure(name: str, figure: Figure) -> str:
     options = "".join(f"<option>{html.escape(choice)}</option>" for choice in figure.choices)
-    select = f'<label>{figure.choice_name} <select data-figure="{name}">{options}</select></label>' if options else ""
+    label = f'<label for="choose-{name}">{figure.choice_name}</label>'
+    select = f'{label} <select id="choose-{name}" data-figure="{name}">{options}</select>' if options else ""
     wide = ' class="wide"' if name in WIDE else ""
     return (
         f'<figure{wide} aria-labelledby="title-{name}">'

@@ -131,7 +131,11 @@ def joint_density(draws: Draws, bounds: tuple[float, float], cells: int = GRID) 
     order = np.argsort(density_GG, axis=None)[::-1]
     mass = np.empty(cells * cells)
     mass[order] = np.cumsum(density_GG.ravel()[order])
-    return Density(a_G, np.exp(log_b_G), (mass / mass[order[-1]]).reshape(cells, cells))
+    mass_GG = (mass / mass[order[-1]]).reshape(cells, cells)
+    # only the part that the contours need, and a cell around it
+    rows, columns = (np.flatnonzero((mass_GG <= MASSES[-1]).any(axis=axis)) for axis in (1, 0))
+    kept = [slice(max(inside[0] - 1, 0), inside[-1] + 2) for inside in (rows, columns)]
+    return Density(a_G[kept[1]], np.exp(log_b_G[kept[0]]), mass_GG[kept[0], kept[1]])
 
 
 def first_parts(curve: Curve, fractions: Sequence[float], method: str = "posterior") -> tuple[Fit, ...]:

@@ -64,7 +64,7 @@ def test_points_at_or_above_the_ceiling_or_below_the_start_are_left_out_and_coun
     found = slope_at(Curve(made.compute, metric), 0.61)
     assert found.dropped == 2 and len(found.compute) == 38 and np.isfinite(found.level()).all()
     plot_slopes(axes, [found])
-    assert any("2 points at or above A" in text for text in texts(axes))
+    assert any(text.endswith("at or below R0: 2") for text in texts(axes))
 
 
 def test_runs_become_lines_whose_slopes_are_their_b(axes):
