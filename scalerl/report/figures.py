@@ -105,6 +105,8 @@ def plot_posterior(axes: Any, fits: Sequence[Fit], labels: Sequence[str] | None 
             axes.contourf(*density, levels=levels, colors=[color, color], alpha=0.16)
             axes.contour(*density, levels=list(MASSES), colors=[color], linewidths=[1.6, 1.0])
     axes.set_yscale("log")
+    axes.use_sticky_edges = False
+    axes.margins(0.06)
     _plain_ticks(axes.yaxis)
     axes.set_xlabel("ceiling A")
     axes.set_ylabel("steepness B (log scale)")
@@ -211,6 +213,7 @@ def _draw_multiples(axes: Any, found: Fit, ahead: float) -> None:
             axes.annotate(
                 f"{at:.0f}×: {level:.3f}", (at * found.last_compute, level), xytext=(-6, -9 - 7 * at),
                 textcoords="offset points", ha="right", color=BLUE, fontsize=9,
+                bbox={"facecolor": "white", "alpha": 0.7, "lw": 0, "pad": 0.5},
             )  # fmt: skip
             axes.plot([at * found.last_compute], [level], "o", ms=5, mfc="white", mec=BLUE, zorder=3)
 
