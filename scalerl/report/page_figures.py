@@ -57,7 +57,7 @@ def curves(study: Study) -> Figure:
         "curve. The mark at the right end of each is its ceiling A with a 90 % interval. Click a name to hide its run."
     )
     furthest = max(run.outlook.fit.last_compute for run in study.runs)
-    span = _list(np.log10([0.6 * _least(study), 1.2 * AHEAD * furthest]))
+    span = _list(np.log10([0.6 * _least(study), AHEAD * furthest * _aside(len(study.runs) + 1)]))
     choices: dict[str, Json] = {
         "logarithmic": {"layout": {"xaxis": {**LOG, "range": span}}},
         "linear": {"layout": {"xaxis": {"type": "linear"}}},
@@ -68,6 +68,11 @@ def curves(study: Study) -> Figure:
 def _least(study: Study) -> float:
     """Return the least compute above 0 at which any run was evaluated."""
     return min(float(run.curve.compute[run.curve.compute > 0][0]) for run in study.runs)
+
+
+def _aside(number: int) -> float:
+    """Return how far beyond its forecast a run's ceiling stands, as a factor: beside those of the other runs."""
+    return 1.05 * 1.03**number
 
 
 def _curve_traces(study: Study, number: int, run: RunStudy) -> list[Json]:
@@ -94,7 +99,7 @@ def _curve_traces(study: Study, number: int, run: RunStudy) -> list[Json]:
         {**group, "mode": "markers", "x": _list(run.curve.compute), "y": _list(run.curve.metric),
          "marker": {"color": color, "size": 6, "symbol": DASHES.index(dash)}, "hovertemplate": where,
          **({"error_y": {**error, "color": f"{color}/0.5"}} if error else {})},
-        {**group, "showlegend": False, "mode": "markers", "x": [_round(AHEAD * last * 1.05 * 1.03**number)],
+        {**group, "showlegend": False, "mode": "markers", "x": [_round(AHEAD * last * _aside(number))],
          "y": [_round(ceiling.mean)], "marker": {"color": color, "size": 9, "symbol": "line-ew-open"},
          "error_y": {**_whiskers(ceiling), "color": color, "width": 5},
          "hovertemplate": f"ceiling A: %{{y:.3f}}<extra>{name}</extra>"},
