@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import json
 import os
 import signal
 import sys
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.importers.command import add_import_parser
+from scalerl.report.command import add_report_parser
+from scalerl.report.verbs import add_curve_parsers
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -49,12 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     resume.add_argument("directory", type=Path, help="run directory")
     resume.add_argument("--steps", type=int, help="new total number of steps, to train on beyond the old one")
     resume.set_defaults(run=_resume)
-    fit = verbs.add_parser("fit", help="fit the curve of a run directory or a points.jsonl, and look ahead")
-    fit.add_argument("path", type=Path, help="run directory, or a file of points")
-    fit.add_argument("--compute", help="compute axis: device_hours, flops, tokens or step")
-    fit.add_argument("--task", help="which task, where there are several")
-    fit.add_argument("--json", action="store_true", help="print JSON")
-    fit.set_defaults(run=_fit)
+    add_curve_parsers(verbs)
+    add_report_parser(verbs)
     sft = verbs.add_parser("sft", help="make the lab's warm start: a tiny model taught noisy reasoning traces")
     sft.add_argument("--out", type=Path, help="directory to save it in; default: the cache that `scalerl train` uses")
     sft.add_argument("--steps", type=int, help="updates")
@@ -180,23 +177,6 @@ class _StopFlag:
         print("\nstopping after this step, with a checkpoint (once more to stop at once)", file=sys.stderr)
 
 
-def _fit(arguments: argparse.Namespace) -> int:
-    from scalerl.report.outlook import outlook
-    from scalerl.report.summary import data_note, default_axis, write_summary
-    from scalerl.scaling import Curve
-    from scalerl.train.run_dir import saved_config
-
-    config = saved_config(arguments.path) if (arguments.path / "config.toml").exists() else None
-    axis = arguments.compute or (default_axis(config) if config else None)
-    curve = Curve.read(arguments.path, axis=axis, task=arguments.task)
-    ahead = outlook(curve)
-    print(json.dumps(ahead.to_dict(), indent=1) if arguments.json else "\n".join(ahead.lines()))
-    if config is not None:
-        write_summary(arguments.path, ahead, data_note(config))
-        print(f"picture   {arguments.path / 'curve.png'}", file=sys.stderr if arguments.json else sys.stdout)
-    return 0
-
-
 def _sft(arguments: argparse.Namespace) -> int:
     prepare_environment()
     from scalerl.config import LAB, ArithmeticTask, TinyModel
@@ -266,6 +246,9 @@ def _guarded(action: Callable[[], int]) -> int:
     except (ConfigError, CurveError) as error:
         _complain(str(error))
         return USER_ERROR
+    except BrokenPipeError:  # what reads our output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,13 +26,13 @@ class Outlook:
 
     fit: Fit
     forecast: Forecast
-    advice: Advice
+    advice: Advice | None
+    """None where the method of the fit gives no uncertainty to decide with (the paper's)."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return JSON values: the fit's, with forecast and advice beside them."""
-        ahead = self.forecast.to_dict()
-        del ahead["fit"]
-        return {**self.fit.to_dict(), "forecast": ahead, "advice": self.advice.to_dict()}
+        advice = self.advice.to_dict() if self.advice else None
+        return {**forecast_dict(self.forecast), "advice": advice}
 
     def lines(self) -> list[str]:
         """Return the outlook as text for a terminal."""
@@ -45,21 +46,34 @@ class Outlook:
             f"  C_mid   {found.midpoint}   {axis} at half of the climb",
         ]
         for name, estimate in zip(HORIZON, ahead.at, strict=True):
+            known = not math.isnan(estimate.low)
+            interval = f"({estimate.low:.3f} to {estimate.high:.3f})" if known else "(no uncertainty given)"
             lines.append(
-                f"at {name:<6} {estimate.mean:.3f} ({estimate.low:.3f} to {estimate.high:.3f})"
-                f"   against {last:.3f} now: {estimate.mean - last:+.3f}"
+                f"at {name:<6} {estimate.mean:.3f} {interval}   against {last:.3f} now: {estimate.mean - last:+.3f}"
             )
-        return [*lines, *(f"warning   {w}" for w in found.warnings), f"advice    {self.advice.sentence}"]
+        lines += [f"warning   {w}" for w in found.warnings]
+        advice = self.advice.sentence if self.advice else f"none: {found.reason}"
+        return [*lines, f"advice    {advice}"]
 
 
-def outlook(curve: Curve, min_gain: float = MIN_GAIN) -> Outlook:
-    """Fit a curve and look ahead.
+def forecast_dict(ahead: Forecast) -> dict[str, Any]:
+    """Return JSON values of a forecast: the fit's, with the forecast beside them."""
+    values = ahead.to_dict()
+    return {**values.pop("fit"), "forecast": values}
+
+
+def outlook(
+    curve: Curve, min_gain: float = MIN_GAIN, *, method: str = "posterior", exclude_below: float = 0.0
+) -> Outlook:
+    """Fit a curve and look ahead; ``method`` and ``exclude_below`` as in ``fit``.
 
     Raises:
         CurveError: the curve cannot be fitted; the message says why.
     """
-    found = fit(curve)
-    return Outlook(found, forecast(found, at=list(HORIZON)), advise(found, budget="2x", min_gain=min_gain))
+    found = fit(curve, method, exclude_below=exclude_below)
+    certain = len(found.draws.asymptote) == 1
+    advice = None if certain else advise(found, budget="2x", min_gain=min_gain)
+    return Outlook(found, forecast(found, at=list(HORIZON)), advice)
 
 
 def run_outlook(points: Sequence[EvalPoint], axis: str, label: str = "") -> Outlook:

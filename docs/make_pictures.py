@@ -1,0 +1,170 @@
+"""Draw the pictures of docs/scaling.md from simulated runs: `python docs/make_pictures.py`. It measures nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+from scalerl.report.figures import (
+    BLUE,
+    GREY,
+    INK,
+    ORANGE,
+    SERIES,
+    plot_backtest,
+    plot_comparison,
+    plot_curve,
+    plot_posterior,
+    plot_slopes,
+)
+from scalerl.report.quantities import first_parts, slope_at
+from scalerl.scaling import Curve, compare, fit, sigmoid
+
+LAST = 16_000.0
+"""Compute of a whole run, in device-hours."""
+
+
+def run(
+    last: float = LAST, seed: int = 0, points: int = 41, law: Callable[[Any], Any] | None = None, **changes: float
+) -> Curve:
+    """Simulate a run like the one published for ScaleRL (arXiv 2510.13786, table 1), or one that departs from it."""
+    truth = {"asymptote": 0.61, "efficiency": 1.92, "midpoint": 2542.0, "initial": 0.2, **changes}
+    compute = np.linspace(0, last, points)
+    level = law(compute) if law else sigmoid(compute, **truth)
+    noise = 0.004 * np.random.default_rng(seed).standard_normal(points)
+    return Curve(compute, np.clip(level + noise, 0, 1), axis="device_hours")
+
+
+def falls(compute: Any) -> Any:
+    """Rise, then decline."""
+    return sigmoid(compute, 0.61, 1.92, 2542.0, 0.2) - 0.2 * np.maximum(compute / LAST - 0.7, 0) / 0.3
+
+
+def starts_late(compute: Any) -> Any:
+    """Do nothing for a fifth of the run."""
+    return sigmoid(np.maximum(compute - 0.2 * LAST, 0), 0.61, 1.92, 2542.0, 0.2)
+
+
+def rises_twice(compute: Any) -> Any:
+    """Rise to one level, then to another."""
+    return sigmoid(compute, 0.45, 2.5, 1500.0, 0.2) + sigmoid(compute, 0.2, 5.0, 10_000.0, 0.0)
+
+
+def creeps(compute: Any) -> Any:
+    """Rise, then drift on in proportion to compute."""
+    return sigmoid(compute, 0.5, 2.5, 1500.0, 0.2) + 0.06 * compute / LAST
+
+
+SYMPTOMS: dict[str, Curve] = {
+    "too few points": run(points=7),
+    "decline": run(law=falls),
+    "saturation before the window": run(points=15, midpoint=60.0, efficiency=3.0),
+    "late take-off": run(law=starts_late),
+    "two-phase rise": run(law=rises_twice),
+    "creep": run(law=creeps),
+}
+"""A run for each warning."""
+
+
+def meaning(path: Path) -> None:
+    """Draw A, R0 and Cmid on one curve, and what B does."""
+    figure, axes = new_figure(1, 2, (11, 4))
+    compute = np.geomspace(100, 1e5, 300)
+    axes[0].plot(compute, sigmoid(compute, 0.61, 1.92, 2542.0, 0.2), color=BLUE, lw=2.5)
+    for level, words in ((0.61, "A, the ceiling"), (0.2, "R0, the level before training")):
+        axes[0].axhline(level, color=ORANGE if level > 0.5 else GREY, lw=1, ls="--")
+        axes[0].annotate(words, (110, level + (0.01 if level > 0.5 else -0.025)), color=INK)
+    axes[0].plot([2542, 2542], [0.14, 0.405], color=GREY, lw=1, ls=":")
+    axes[0].plot(2542, 0.405, "o", color=BLUE)
+    axes[0].annotate("half of the climb,\nat C_mid", (2542, 0.405), xytext=(12, -24), textcoords="offset points")
+    for efficiency, color in zip((1.0, 2.0, 4.0), SERIES[1:], strict=False):
+        level = sigmoid(compute, 0.61, efficiency, 2542.0, 0.2)
+        axes[1].plot(compute, level, color=color, lw=2, label=f"B = {efficiency:.0f}")
+    axes[1].legend(frameon=False)
+    for drawn in axes:
+        drawn.set(xscale="log", ylim=(0.14, 0.66), xlabel="training compute (log scale)", ylabel="pass rate")
+        drawn.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path)
+
+
+def belief(path: Path) -> None:
+    """Draw what is known of one run at three moments of it."""
+    figure, axes = new_figure(1, 3, (15, 4.6))
+    for drawn, last in zip(axes, (1500.0, 4000.0, LAST), strict=True):
+        plot_curve(drawn, fit(run(last)), note=f"as known at {last:,.0f} device-hours; A is really 0.61")
+        drawn.set_ylim(0.15, 1.0)
+    figure.savefig(path)
+
+
+def together(path: Path) -> None:
+    """Draw how the posterior of A and B narrows."""
+    figure, axes = new_figure(1, 1, (6, 4.4))
+    moments = (3000.0, 5000.0, LAST)
+    plot_posterior(axes, [fit(run(last)) for last in moments], [f"at {last:,.0f} device-hours" for last in moments])
+    figure.savefig(path)
+
+
+def comparison(path: Path) -> None:
+    """Draw two recipes of one ceiling, one of them steeper."""
+    figure, axes = new_figure(1, 3, (16, 4.4))
+    sides = [[run(seed=10 * side + i, efficiency=b) for i in range(3)] for side, b in enumerate((2.6, 1.5))]
+    found = compare(*sides)
+    plot_comparison(axes[0], found, "asymptote", names=("quick", "slow"))
+    plot_comparison(axes[1], found, "efficiency", names=("quick", "slow"))
+    slopes = [
+        slope_at(side[0], found.common_asymptote, name) for side, name in zip(sides, ("quick", "slow"), strict=True)
+    ]
+    plot_slopes(axes[2], slopes)
+    figure.savefig(path)
+
+
+def tested(path: Path) -> None:
+    """Draw a backtest."""
+    figure, axes = new_figure(1, 1, (8, 4.4))
+    plot_backtest(axes, run(), first_parts(run(), (0.3, 0.5, 0.7)))
+    figure.savefig(path)
+
+
+def symptoms(path: Path) -> None:
+    """Draw a run for each warning."""
+    figure, axes = new_figure(2, 3, (15, 8))
+    for drawn, (name, curve) in zip(axes.ravel(), SYMPTOMS.items(), strict=True):
+        band = fit(curve).predict(np.linspace(0, curve.last_compute, 200))
+        drawn.fill_between(band.compute, band.low, band.high, color=BLUE, alpha=0.18, lw=0)
+        drawn.plot(band.compute, band.mean, color=BLUE, lw=1.5)
+        drawn.plot(curve.compute, curve.metric, "o", color=INK, ms=3.5)
+        drawn.set_title(name, loc="left")
+        drawn.set(xlabel="training compute (device-hours)", ylabel="pass rate", ylim=(0.1, 0.75))
+        drawn.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path)
+
+
+PICTURES: dict[str, Callable[[Path], None]] = {
+    "meaning.png": meaning,
+    "belief.png": belief,
+    "together.png": together,
+    "comparison.png": comparison,
+    "backtest.png": tested,
+    "symptoms.png": symptoms,
+}
+"""File in docs/images, and what draws it."""
+
+
+def new_figure(rows: int, columns: int, size: tuple[float, float]) -> Any:
+    """Return a figure and its axes."""
+    from matplotlib import pyplot as plt
+
+    return plt.subplots(rows, columns, figsize=size, dpi=110, layout="constrained")
+
+
+if __name__ == "__main__":
+    matplotlib.use("agg")
+    place = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "images"
+    for name, draw in PICTURES.items():
+        draw(place / name)
+        print(place / name)

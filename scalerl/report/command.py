@@ -1,0 +1,43 @@
+"""`scalerl report`: curves in, one self-contained page out. It parses and writes; what is on the page is in page.py."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from scalerl.report.verbs import add_curve_options, add_versus
+
+
+def add_report_parser(verbs: Any) -> None:
+    """Add the parser of `scalerl report`."""
+    words = "write one page about runs: verdicts, figures to explore, a table that sorts; needs no network"
+    parser = verbs.add_parser("report", help="write an interactive page about runs", description=words)
+    add_curve_options(parser)
+    add_versus(parser, required=False)
+    parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="default: report.html")
+    parser.set_defaults(run=run_report)
+
+
+def run_report(arguments: argparse.Namespace) -> int:
+    """Write the page and print its path.
+
+    Raises:
+        CurveError: runs that cannot be fitted or compared, or a path that cannot be written.
+        ConfigError: plotly is not installed.
+    """
+    from scalerl.report.page import page
+    from scalerl.report.sources import read_sources
+    from scalerl.report.study import study
+    from scalerl.scaling import CurveError
+
+    count = len(arguments.paths)
+    sources = read_sources([*arguments.paths, *(arguments.versus or [])], arguments.compute, arguments.task)
+    found = study(sources[:count], sources[count:], arguments.exclude_below)
+    html = page(found)
+    try:
+        arguments.output.write_text(html, encoding="utf-8")
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        raise CurveError(f"the page cannot be written to {arguments.output}: {error.strerror}; choose -o") from error
+    print("\n".join([*found.headlines(), f"page      {arguments.output}"]))
+    return 0

@@ -1,0 +1,294 @@
+"""The figures of the page as plotly's JSON: plain dicts, made without plotly. Knows no HTML and no colours.
+
+A colour is a name such as "@s0", or "@s0/0.2" with an opacity; the page's script turns it into the colour of the theme.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from scalerl.report.figures import SERIES, metric_name
+from scalerl.report.quantities import MASSES, common_unit
+from scalerl.report.study import RunStudy, Study
+from scalerl.scaling import Estimate
+
+AHEAD = 4.0
+"""How far forecasts are drawn, in multiples of the last point's compute."""
+
+DASHES = ("solid", "dash", "dot", "dashdot")
+"""Runs of one recipe share its colour and differ by these."""
+
+LOG = {"type": "log", "dtick": "D2"}
+"""A logarithmic axis labelled at 1, 2 and 5."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure: what it shows in words, and its drawing.
+
+    Example: ``Figure("Curves", "What to see.", [{"x": [1], "y": [2]}], {"xaxis": {"title": {"text": "compute"}}})``
+    """
+
+    title: str
+    caption: str
+    data: list[Json]
+    layout: Json
+    choice_name: str = ""
+    """What the reader can choose; empty if nothing."""
+    choices: dict[str, Json] = field(default_factory=dict)
+    """For each choice what it changes: ``{"layout": ...}``, ``{"data": ...}`` or both. The first is drawn first."""
+
+
+def curves(study: Study) -> Figure:
+    """Points, fits, bands, forecasts and ceilings of all runs."""
+    data = [trace for number, run in enumerate(study.runs) for trace in _curve_traces(study, number, run)]
+    title = f"training compute ({study.axis})"
+    layout = {"xaxis": {"title": {"text": title}}, "yaxis": {"title": {"text": metric_name(study.runs[0].curve)}}}
+    caption = (
+        "Dots are held-out evaluations, lines the fitted law, dashed where it is a forecast, with the 90 % band of the "
+        "curve. The mark at the right end of each is its ceiling A with a 90 % interval. Click a name to hide its run."
+    )
+    furthest = max(run.outlook.fit.last_compute for run in study.runs)
+    span = _list(np.log10([0.6 * _least(study), AHEAD * furthest * _aside(len(study.runs) + 1)]))
+    choices: dict[str, Json] = {
+        "logarithmic": {"layout": {"xaxis": {**LOG, "range": span}}},
+        "linear": {"layout": {"xaxis": {"type": "linear"}}},
+    }
+    return Figure("Curves and forecasts", caption, data, layout, "Compute axis", choices)
+
+
+def _least(study: Study) -> float:
+    """Return the least compute above 0 at which any run was evaluated."""
+    return min(float(run.curve.compute[run.curve.compute > 0][0]) for run in study.runs)
+
+
+def _aside(number: int) -> float:
+    """Return how far beyond its forecast a run's ceiling stands, as a factor: beside those of the other runs."""
+    return 1.05 * 1.03**number
+
+
+def _curve_traces(study: Study, number: int, run: RunStudy) -> list[Json]:
+    found, last = run.outlook.fit, run.outlook.fit.last_compute
+    # dense for both axes; the first step from 0, which a log axis draws level, ends left of its range
+    spaced = np.linspace(0, AHEAD * last, 61)[1:]
+    grid = np.unique(np.concatenate([[0.0, last], spaced, np.geomspace(0.5 * _least(study), AHEAD * last, 100)]))
+    band = found.predict(grid)
+    color, dash = style_of(study, number)
+    name = html.escape(run.name)
+    seen, ahead = grid <= last, grid >= last
+    group: Json = {"legendgroup": str(number), "name": name}
+    quiet: Json = {**group, "showlegend": False, "hoverinfo": "skip", "mode": "lines"}
+    where = f"{study.axis} %{{x:.4g}}<br>%{{y:.3f}}<extra>{name}</extra>"
+    error = None if run.curve.stderr is None else {"array": _list(run.curve.stderr), "width": 0, "thickness": 1}
+    ceiling = found.asymptote
+    return [
+        {**quiet, "x": _list(grid), "y": _list(band.low), "line": {"width": 0}},
+        {**quiet, "x": _list(grid), "y": _list(band.high), "line": {"width": 0}, "fill": "tonexty",
+         "fillcolor": f"{color}/0.16"},
+        {**quiet, "x": _list(grid[seen]), "y": _list(band.mean[seen]), "line": {"color": color, "width": 2}},
+        {**group, "showlegend": False, "mode": "lines", "x": _list(grid[ahead]), "y": _list(band.mean[ahead]),
+         "line": {"color": color, "width": 2, "dash": "dash"}, "hovertemplate": "forecast<br>" + where},
+        {**group, "mode": "markers", "x": _list(run.curve.compute), "y": _list(run.curve.metric),
+         "marker": {"color": color, "size": 6, "symbol": DASHES.index(dash)}, "hovertemplate": where,
+         **({"error_y": {**error, "color": f"{color}/0.5"}} if error else {})},
+        {**group, "showlegend": False, "mode": "markers", "x": [_round(AHEAD * last * _aside(number))],
+         "y": [_round(ceiling.mean)], "marker": {"color": color, "size": 9, "symbol": "line-ew-open"},
+         "error_y": {**_whiskers(ceiling), "color": color, "width": 5},
+         "hovertemplate": f"ceiling A: %{{y:.3f}}<extra>{name}</extra>"},
+    ]  # fmt: skip
+
+
+def slopes(study: Study) -> Figure:
+    """All runs as straight lines at the common ceiling."""
+    unit = common_unit([run.slope for run in study.runs])
+    data: list[Json] = []
+    lines = []
+    for number, run in enumerate(study.runs):
+        color, dash = style_of(study, number)
+        slope, name = run.slope, f"{html.escape(run.name)}: B = {run.slope.efficiency:.2f}"
+        span = np.array([slope.compute.min(), slope.compute.max()])
+        lines.append(slope.line(span, unit))
+        shared: Json = {"legendgroup": str(number), "name": name}
+        data += [
+            {**shared, "showlegend": False, "hoverinfo": "skip", "mode": "lines", "x": _list(span / unit),
+             "y": _list(lines[-1]), "line": {"color": color, "width": 2, "dash": dash}},
+            {**shared, "mode": "markers", "x": _list(slope.compute / unit), "y": _list(slope.level(unit)),
+             "marker": {"color": f"{color}/0.75", "size": 6, "symbol": DASHES.index(dash)},
+             "hovertemplate": "C %{x:.3g}<br>F %{y:.3g}<extra>" + html.escape(run.name) + "</extra>"},
+        ]  # fmt: skip
+    spread = np.log10([np.min(lines) / 4, np.max(lines) * 6])
+    layout = {
+        "xaxis": {**LOG, "exponentformat": "none",
+                  "title": {"text": f"compute in units of {number_html(unit)} {study.axis}"}},
+        "yaxis": {"type": "log", "title": {"text": "F(R) = C^B"}, "range": _list(spread), "dtick": 1},
+    }  # fmt: skip
+    dropped = sum(run.slope.dropped for run in study.runs)
+    caption = (
+        f"Each run refitted with its ceiling held at the common A = {study.ceiling:.3f}, in coordinates in which the "
+        f"law is a straight line: F(R) = Cmid^B / ((A - R0) / (R - R0) - 1) = C^B. The steeper line is the quicker "
+        f"run; near the ceiling noise scatters the points."
+    )
+    if dropped:
+        caption += f" {dropped} points at or above A, or at or below R0, have no F and are not drawn."
+    if study.comparison and study.comparison.verdict == "higher ceiling":
+        caption += " Here the ceilings differ, so that the common one suits neither side: trust these slopes little."
+    return Figure("Steepness B at one ceiling", caption, data, layout)
+
+
+def posterior(study: Study) -> Figure:
+    """Joint posterior of A and B of each run."""
+    data: list[Json] = []
+    for number, run in enumerate(study.runs):
+        color, dash = style_of(study, number)
+        found = run.outlook.fit
+        shared: Json = {"legendgroup": str(number), "name": html.escape(run.name)}
+        if run.density is not None:
+            low, high = MASSES
+            data.append({
+                **shared, "type": "contour", "showlegend": False, "showscale": False, "hoverinfo": "skip",
+                "x": _list(run.density.asymptote), "y": _list(run.density.efficiency),
+                "z": [[round(float(v), 3) for v in row] for row in run.density.mass],
+                "contours": {"start": low, "end": high, "size": high - low, "coloring": "none"},
+                "line": {"color": color, "width": 1.6, "dash": dash},
+            })  # fmt: skip
+        data.append({
+            **shared, "mode": "markers", "x": [_round(found.asymptote.mean)], "y": [_round(found.efficiency.mean)],
+            "marker": {"color": color, "size": 8, "symbol": DASHES.index(dash)},
+            "hovertemplate": "A %{x:.3f}<br>B %{y:.2f}<extra>" + shared["name"] + "</extra>",
+        })  # fmt: skip
+    layout = {"xaxis": {"title": {"text": "ceiling A"}}, "yaxis": {"type": "log", "title": {"text": "steepness B"}}}
+    caption = (
+        "What each run leaves open about A and B together. The inner contour holds half of the posterior, the outer "
+        "one nine tenths; a long slanted shape means that a higher ceiling with a flatter climb does as well."
+    )
+    return Figure("A and B together", caption, data, layout)
+
+
+Row = tuple[str, Estimate, str, bool]
+"""Label, estimate, colour, and whether it stands for a whole recipe."""
+
+
+def ceilings(study: Study) -> Figure:
+    """A with intervals, by run and by recipe."""
+    free = [(run.name, run.outlook.fit.asymptote, style_of(study, i)[0], False) for i, run in enumerate(study.runs)]
+    return _intervals(_side_rows(study, "asymptote") or free, "Ceiling A", "ceiling A")
+
+
+def steepness(study: Study) -> Figure:
+    """B with intervals, by run and by recipe: at the common ceiling where recipes are compared."""
+    free = [(run.name, run.outlook.fit.efficiency, style_of(study, i)[0], False) for i, run in enumerate(study.runs)]
+    rows = _side_rows(study, "efficiency")
+    axis = f"B at the common A = {study.ceiling:.3f}" if rows else "steepness B"
+    return _intervals(rows or free, "Steepness B", axis)
+
+
+def _side_rows(study: Study, quantity: str) -> list[Row]:
+    rows: list[Row] = []
+    for number, (side, name) in enumerate(zip(study.sides.get(quantity, ()), ("first", "second"), strict=False)):
+        rows.append((f"{name} recipe", side.recipe, f"@s{number}", True))
+        names = [run.name for run in study.runs if run.side == number]
+        rows += [(run, estimate, f"@s{number}", False) for run, estimate in zip(names, side.runs, strict=True)]
+    return rows
+
+
+def _intervals(rows: list[Row], title: str, axis: str) -> Figure:
+    data: list[Json] = [
+        {"mode": "markers", "showlegend": False, "x": [_round(estimate.mean)], "y": [-i],
+         "marker": {"color": color, "size": 11 if bold else 7},
+         "error_x": {**_whiskers(estimate), "color": color, "thickness": 3 if bold else 1.5, "width": 0},
+         "hovertemplate": f"{html.escape(str(estimate))}<extra>{html.escape(name)}</extra>"}
+        for i, (name, estimate, color, bold) in enumerate(rows)
+    ]  # fmt: skip
+    names = [f"<b>{html.escape(name)}</b>" if bold else html.escape(_cut(name)) for name, _, _, bold in rows]
+    ticks = {"tickvals": [-i for i in range(len(rows))], "ticktext": names, "range": [-len(rows) + 0.4, 0.6]}
+    layout = {"xaxis": {"title": {"text": axis}}, "yaxis": {**ticks, "showgrid": False}, "height": 140 + 32 * len(rows)}
+    recipes = " The thick lines are the recipes, the scatter of seeds included." if any(row[3] for row in rows) else ""
+    return Figure(title, f"Lines are 90 % intervals.{recipes}", data, layout)
+
+
+def backtests(study: Study) -> Figure | None:
+    """For each run what its first parts would have forecast; None if no run is long enough."""
+    choices = {run.name: {"data": _backtest_traces(study, run)} for run in study.runs if run.parts}
+    if not choices:
+        return None
+    layout = {
+        "xaxis": {"title": {"text": f"training compute ({study.axis})"}},
+        "yaxis": {"title": {"text": metric_name(study.runs[0].curve)}},
+    }
+    caption = (
+        "Each colour is a fit of only the first part of the run, up to where its line begins, and its forecast of the "
+        "rest. The bands should hold nine evaluations in ten."
+    )
+    return Figure("Would it have been right?", caption, [], layout, "Run", choices)
+
+
+def _backtest_traces(study: Study, run: RunStudy) -> list[Json]:
+    traces: list[Json] = []
+    for number, part in enumerate(run.parts):
+        color = f"@s{number}"
+        grid = np.linspace(part.last_compute, run.curve.last_compute, 24)
+        band = part.predict(grid, noise=True)
+        quiet: Json = {"legendgroup": str(number), "showlegend": False, "hoverinfo": "skip", "mode": "lines"}
+        traces += [
+            {**quiet, "x": _list(grid), "y": _list(band.low), "line": {"width": 0}},
+            {**quiet, "x": _list(grid), "y": _list(band.high), "line": {"width": 0}, "fill": "tonexty",
+             "fillcolor": f"{color}/0.14"},
+            {"legendgroup": str(number), "name": f"from the first {part.last_compute / run.curve.last_compute:.0%}",
+             "mode": "lines", "x": _list(grid), "y": _list(band.mean), "line": {"color": color, "width": 2},
+             "hovertemplate": f"{study.axis} %{{x:.4g}}<br>%{{y:.3f}}"},
+        ]  # fmt: skip
+    points = {"x": _list(run.curve.compute), "y": _list(run.curve.metric)}
+    dots = {"mode": "markers", "name": "evaluations", "marker": {"color": "@ink", "size": 5}}
+    return [*traces, {**points, **dots, "hovertemplate": f"{study.axis} %{{x:.4g}}<br>%{{y:.3f}}<extra></extra>"}]
+
+
+FIGURES: dict[str, Callable[[Study], Figure | None]] = {
+    "curves": curves,
+    "ceilings": ceilings,
+    "steepness": steepness,
+    "slopes": slopes,
+    "posterior": posterior,
+    "backtests": backtests,
+}
+"""The figures in the order of the page."""
+
+
+def style_of(study: Study, number: int) -> tuple[str, str]:
+    """Colour and dash of a run: a colour each, or one for each recipe and a dash for each of its runs."""
+    if study.comparison is None:
+        return f"@s{number % len(SERIES)}", DASHES[0]
+    side = study.runs[number].side
+    place = number - (len(study.comparison.sides[0]) if side else 0)
+    return f"@s{side}", DASHES[place % len(DASHES)]
+
+
+def number_html(value: float) -> str:
+    """``4.2e+11`` as a reader writes it, in HTML that plotly understands as well."""
+    digits, e, power = f"{value:.3g}".partition("e")
+    return f"{digits}×10<sup>{int(power)}</sup>" if e else digits
+
+
+def _whiskers(estimate: Estimate) -> Json:
+    up, down = estimate.high - estimate.mean, estimate.mean - estimate.low
+    return {"type": "data", "symmetric": False, "array": [_round(up)], "arrayminus": [_round(down)]}
+
+
+def _list(values: ArrayLike | Iterable[float]) -> list[float | None]:
+    """Numbers with five figures; what is not finite becomes None, which plotly leaves out."""
+    return [_round(float(value)) for value in np.asarray(values).ravel()]
+
+
+def _round(value: float) -> float | None:
+    return float(f"{value:.5g}") if np.isfinite(value) else None
+
+
+def _cut(name: str, most: int = 24) -> str:
+    return name if len(name) <= most else "…" + name[1 - most :]

@@ -1,0 +1,185 @@
+"""The numbers behind the pictures: slopes, contours of the posterior, fits of first parts, sides. Draws nothing.
+
+Axes in names: N points, D draws, G cells along one axis of a grid, S runs of a side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from scalerl.scaling import Comparison, Curve, Draws, Estimate, Fit, Prior, fit
+from scalerl.scaling.compare import ASSUMED_SEED_SD, common_ceiling, log_efficiency, side_mean, summarise_ratio
+from scalerl.scaling.estimate import summarise
+from scalerl.scaling.kinds import LAW
+from scalerl.scaling.law import Array
+from scalerl.scaling.posterior import explore, sample, standardised
+
+MASSES = (0.5, 0.9)
+"""Shares of the posterior that its contours enclose."""
+
+GRID = 60
+"""Cells along each axis of the posterior's picture."""
+
+
+@dataclass(frozen=True, eq=False)
+class Slope:
+    """One run as a straight line: log F against log C, of slope B (arXiv 2510.13786, figure 7).
+
+    F(R) = Cmid^B / ((A - R0) / (R - R0) - 1), which is C^B where R follows the law. Points at or above A, or at or
+    below R0, have no F and are left out.
+    """
+
+    label: str
+    axis: str
+
+    ceiling: float
+    """A, held for the fit."""
+
+    efficiency: float
+    """B with A held."""
+
+    midpoint: float
+    """Cmid with A held, unit of the compute axis."""
+
+    initial: float
+    """R0 with A held."""
+
+    compute: Array
+    """Compute of the points that have an F, shape (N,)."""
+
+    share: Array
+    """(R - R0) / (A - R0) of these points, shape (N,), in (0, 1)."""
+
+    dropped: int
+    """Points after compute 0 that have none."""
+
+    def level(self, unit: float = 1.0) -> Array:
+        """F of each point, shape (N,), with compute counted in this unit."""
+        return np.asarray((self.midpoint / unit) ** self.efficiency / (1 / self.share - 1))
+
+    def line(self, compute: Array, unit: float = 1.0) -> Array:
+        """C^B, with compute counted in this unit; any shape."""
+        return np.asarray((np.asarray(compute) / unit) ** self.efficiency)
+
+
+def slope_at(curve: Curve, ceiling: float, label: str = "") -> Slope:
+    """Fit a curve with its ceiling held, and make it straight."""
+    low, high = curve.bounds
+    # as in compare: a ceiling at the lower bound could not be climbed to
+    held = float(np.clip(ceiling, low + 1e-3 * (high - low), high))
+    problem = standardised(curve, None, Prior())
+    problem = problem._replace(asymptote=(held - problem.offset) / problem.width)
+    draws = sample(problem, LAW, explore(problem, LAW), 400)[0]
+    initial = float(draws.initial.mean())
+    after_N = curve.compute > 0
+    share_N = (curve.metric[after_N] - initial) / (held - initial)
+    usable_N = (share_N > 0) & (share_N < 1)
+    return Slope(
+        label=label or curve.label,
+        axis=curve.axis,
+        ceiling=held,
+        efficiency=float(np.exp(np.log(draws.efficiency).mean())),
+        midpoint=float(np.exp(np.log(draws.midpoint).mean())),
+        initial=initial,
+        compute=curve.compute[after_N][usable_N],
+        share=share_N[usable_N],
+        dropped=int((~usable_N).sum()),
+    )
+
+
+def common_asymptote(fits: Sequence[Fit]) -> float:
+    """The ceiling at which runs are made straight: the mean of theirs, each weighted by how well it is known."""
+    low, high = fits[0].curve.bounds
+    return common_ceiling(fits, ASSUMED_SEED_SD * (high - low))
+
+
+def common_unit(slopes: Sequence[Slope]) -> float:
+    """A unit of compute in which all lines pass near each other: the geometric mean of the midpoints."""
+    return float(np.exp(np.mean([np.log(slope.midpoint) for slope in slopes])))
+
+
+class Density(NamedTuple):
+    """Where the posterior of two parameters lies."""
+
+    asymptote: Array
+    """Values of A, shape (G,)."""
+
+    efficiency: Array
+    """Values of B, shape (G,), even in the logarithm."""
+
+    mass: Array
+    """Share of the posterior that is denser than here, shape (G, G), rows B, columns A; a contour at 0.9 holds 90 %."""
+
+
+def joint_density(draws: Draws, bounds: tuple[float, float], cells: int = GRID) -> Density | None:
+    """The joint posterior of A and ln B, smoothed; None where the draws have no spread (the paper's procedure)."""
+    from scipy.stats import gaussian_kde
+
+    both_2D = np.stack([draws.asymptote, np.log(draws.efficiency)])
+    if both_2D.shape[1] < 3 or np.linalg.matrix_rank(np.cov(both_2D)) < 2:
+        return None
+    kernel = gaussian_kde(both_2D)
+    (least_a, least_b), (most_a, most_b) = np.quantile(both_2D, [0.002, 0.998], axis=1)
+    pad_a, pad_b = 0.25 * (most_a - least_a), 0.25 * (most_b - least_b)
+    a_G = np.linspace(max(least_a - pad_a, bounds[0]), min(most_a + pad_a, bounds[1]), cells)
+    log_b_G = np.linspace(least_b - pad_b, most_b + pad_b, cells)
+    density_GG = kernel(np.stack([x.ravel() for x in np.meshgrid(a_G, log_b_G)])).reshape(cells, cells)
+    order = np.argsort(density_GG, axis=None)[::-1]
+    mass = np.empty(cells * cells)
+    mass[order] = np.cumsum(density_GG.ravel()[order])
+    mass_GG = (mass / mass[order[-1]]).reshape(cells, cells)
+    # only the part that the contours need, and a cell around it
+    rows, columns = (np.flatnonzero((mass_GG <= MASSES[-1]).any(axis=axis)) for axis in (1, 0))
+    kept = [slice(max(inside[0] - 1, 0), inside[-1] + 2) for inside in (rows, columns)]
+    return Density(a_G[kept[1]], np.exp(log_b_G[kept[0]]), mass_GG[kept[0], kept[1]])
+
+
+def first_parts(curve: Curve, fractions: Sequence[float], method: str = "posterior") -> tuple[Fit, ...]:
+    """Fits of the first parts of a run, as ``backtest`` makes them.
+
+    Raises:
+        CurveError: a part with too few points.
+    """
+    return tuple(fit(curve.between(most=fraction * curve.last_compute), method) for fraction in fractions)
+
+
+class Side(NamedTuple):
+    """A recipe in a comparison: one quantity of it, and the same of each of its runs."""
+
+    recipe: Estimate
+    """What the runs say together, the scatter of seeds included."""
+
+    runs: tuple[Estimate, ...]
+    """Each run by itself, shape (S,)."""
+
+
+def side_asymptotes(found: Comparison, rng: np.random.Generator) -> tuple[Side, Side]:
+    """A of both recipes."""
+
+    def side(fits: tuple[Fit, ...]) -> Side:
+        draws = [rng.permutation(f.draws.asymptote) for f in fits]
+        recipe_D = side_mean(draws, np.full(len(draws[0]), found.seed_sd), rng)
+        return Side(summarise(recipe_D), tuple(f.asymptote for f in fits))
+
+    return side(found.sides[0]), side(found.sides[1])
+
+
+def side_efficiencies(found: Comparison, rng: np.random.Generator) -> tuple[Side, Side]:
+    """B of both recipes at the common ceiling."""
+
+    def side(fits: tuple[Fit, ...]) -> Side:
+        log_SD = [log_efficiency(f.curve, found.common_asymptote, found.seed_sd, rng) for f in fits]
+        return Side(summarise_ratio(np.mean(log_SD, axis=0)), tuple(summarise_ratio(log_D) for log_D in log_SD))
+
+    return side(found.sides[0]), side(found.sides[1])
+
+
+QUANTITIES: dict[str, Callable[[Comparison, np.random.Generator], tuple[Side, Side]]] = {
+    "asymptote": side_asymptotes,
+    "efficiency": side_efficiencies,
+}
+"""What recipes are compared by."""

@@ -1,0 +1,76 @@
+"""What the user names on the command line, as curves: run directories and files of points. It fits nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from scalerl.config import RunConfig, read_config
+from scalerl.report.summary import data_note, default_axis
+from scalerl.scaling import Curve
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """One curve and where it came from.
+
+    Example: ``Source(path=Path("runs/mine"), name="mine", curve=Curve(...), config=None, note="")``
+    """
+
+    path: Path
+    """As the user gave it."""
+
+    name: str
+    """Short, and different from that of every other source read with it."""
+
+    curve: Curve
+    """Its points."""
+
+    config: RunConfig | None
+    """What the run was, if the path is a run directory of this package."""
+
+    note: str
+    """What a reader must know about the data; empty if nothing."""
+
+
+def read_sources(paths: Sequence[Path], axis: str | None = None, task: str | None = None) -> list[Source]:
+    """Read run directories and files of points.
+
+    Args:
+        paths: as in ``Curve.read``.
+        axis: compute axis; None takes the one that a run directory's machine implies, or the first that a file has.
+        task: which task, where there are several.
+
+    Raises:
+        CurveError: a path that holds no curve.
+        ConfigError: a run directory with a broken config.toml.
+    """
+    return [_read(path, name, axis, task) for path, name in zip(paths, _names(paths), strict=True)]
+
+
+def _read(path: Path, name: str, axis: str | None, task: str | None) -> Source:
+    config = read_config(path / "config.toml", []) if (path / "config.toml").exists() else None
+    if axis is None and config is not None:
+        axis = default_axis(config)
+    curve = Curve.read(path, axis=axis, task=task)
+    return Source(path, name, curve, config, data_note(config) if config else "")
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """Return the shortest ends of the paths that tell them apart; the same path given twice keeps its name twice."""
+    parts = [_telling_parts(path) for path in paths]
+    for depth in range(1, max(map(len, parts), default=1) + 1):
+        names = ["/".join(part[-depth:]) for part in parts]
+        if max(Counter(names).values(), default=0) <= max(Counter(map(tuple, parts)).values(), default=0):
+            return names
+    return [str(path) for path in paths]
+
+
+def _telling_parts(path: Path) -> tuple[str, ...]:
+    """Return the parts of a path that say whose points they are: not the ending, and not a file name all runs share."""
+    full = path.resolve()
+    if full.is_dir():
+        return full.parts[1:]
+    return full.parts[1:-1] if full.stem == "points" else (*full.parts[1:-1], full.stem)

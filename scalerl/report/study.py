@@ -1,0 +1,138 @@
+"""Everything a page says about runs, worked out once: fits, forecasts, backtests, the comparison. Knows no HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from scalerl.report.figures import axis_name
+from scalerl.report.outlook import Outlook, outlook
+from scalerl.report.quantities import (
+    QUANTITIES,
+    Density,
+    Side,
+    Slope,
+    common_asymptote,
+    first_parts,
+    joint_density,
+    slope_at,
+)
+from scalerl.report.sources import Source
+from scalerl.report.verbs import naming
+from scalerl.scaling import Backtest, Comparison, Curve, CurveError, Fit, backtest, compare
+
+FRACTIONS = (0.3, 0.5, 0.7)
+"""Where a backtest cuts a run, as shares of its compute."""
+
+
+@dataclass(frozen=True, eq=False)
+class RunStudy:
+    """One run of a page."""
+
+    name: str
+    """Different from every other run's."""
+
+    side: int
+    """Which recipe: 0, or 1 for those after ``--versus``."""
+
+    curve: Curve
+    """Its points, those left out of the fit included."""
+
+    outlook: Outlook
+    """Fit, forecast and advice."""
+
+    slope: Slope
+    """The run as a straight line at the common ceiling."""
+
+    density: Density | None
+    """Joint posterior of A and B."""
+
+    parts: tuple[Fit, ...]
+    """Fits of its first parts; empty if they hold too few points."""
+
+    backtest: Backtest | None
+    """Their scores; None if they hold too few points."""
+
+    untested: str
+    """Why there is no backtest; empty if there is one."""
+
+    notes: tuple[str, ...]
+    """What a reader must know: about the data, and every warning of the fit."""
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """All runs of a page."""
+
+    runs: tuple[RunStudy, ...]
+    """First side first."""
+
+    ceiling: float
+    """The common one, at which steepness is compared."""
+
+    comparison: Comparison | None
+    """None without ``--versus``."""
+
+    sides: dict[str, tuple[Side, Side]]
+    """Estimates of both recipes by quantity; empty without ``--versus``."""
+
+    @property
+    def axis(self) -> str:
+        """The compute axis that all runs share, as a reader sees it."""
+        return axis_name(self.runs[0].curve.axis)
+
+    def headlines(self) -> list[str]:
+        """The verdicts, a line each: the comparison, then each run's advice."""
+        lines = [self.comparison.sentence] if self.comparison else []
+        return lines + [f"{run.name}: {run.outlook.advice}" for run in self.runs]
+
+
+def study(first: Sequence[Source], second: Sequence[Source] = (), exclude_below: float = 0.0) -> Study:
+    """Fit and judge runs, and compare the two sides if there are two.
+
+    Raises:
+        CurveError: a run that cannot be fitted, or runs on different compute axes.
+    """
+    sources = [*first, *second]
+    axes = sorted({source.curve.axis for source in sources})
+    if len(axes) > 1:
+        raise CurveError(f"the runs are on different compute axes ({', '.join(axes)}); name one with --compute")
+    outlooks = []
+    for source in sources:
+        with naming(source):
+            outlooks.append(outlook(source.curve, exclude_below=exclude_below))
+    fits = [ahead.fit for ahead in outlooks]
+    comparison = compare(fits[: len(first)], fits[len(first) :]) if second else None
+    ceiling = comparison.common_asymptote if comparison else common_asymptote(fits)
+    runs = [
+        _run(source, int(i >= len(first)), ahead, ceiling, exclude_below)
+        for i, (source, ahead) in enumerate(zip(sources, outlooks, strict=True))
+    ]
+    rng = np.random.default_rng(0)
+    sides = {name: make(comparison, rng) for name, make in QUANTITIES.items()} if comparison else {}
+    return Study(tuple(runs), ceiling, comparison, sides)
+
+
+def _run(source: Source, side: int, ahead: Outlook, ceiling: float, exclude_below: float) -> RunStudy:
+    window = source.curve.between(exclude_below)
+    scores: Backtest | None = None
+    parts: tuple[Fit, ...] = ()
+    untested = ""
+    try:
+        scores, parts = backtest(window, FRACTIONS), first_parts(window, FRACTIONS)
+    except CurveError as error:  # a run too short to be tested can still be shown
+        untested = str(error)
+    return RunStudy(
+        name=source.name,
+        side=side,
+        curve=source.curve,
+        outlook=ahead,
+        slope=slope_at(ahead.fit.curve, ceiling, source.name),
+        density=joint_density(ahead.fit.draws, source.curve.bounds),
+        parts=parts,
+        backtest=scores,
+        untested=untested,
+        notes=(*((source.note,) if source.note else ()), *ahead.fit.warnings),
+    )

@@ -1,0 +1,186 @@
+"""The verbs that read curves: fit, forecast, compare, backtest. Words for people, or JSON as docs/json.md has it.
+
+Nothing heavy is imported before a verb runs: the parsers are built for every `scalerl --help`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from scalerl.report.sources import Source
+    from scalerl.scaling import Fit
+
+
+class Verb(NamedTuple):
+    """A verb: what it does in one line, its own options, and the function that does it."""
+
+    help: str
+    add_options: Callable[[argparse.ArgumentParser], object]
+    run: Callable[[argparse.Namespace], int]
+
+
+class Answer(NamedTuple):
+    """What a verb found out, about one curve or about two sides."""
+
+    source: str
+    """Path of the curve; empty for a comparison."""
+    values: dict[str, Any]
+    text: str
+
+
+def add_curve_parsers(verbs: Any) -> None:
+    """Add the parser of every verb here to the command line's."""
+    for name, verb in VERBS.items():
+        parser = verbs.add_parser(name, help=verb.help, description=verb.help[0].upper() + verb.help[1:] + ".")
+        add_curve_options(parser)
+        parser.add_argument("--method", default="posterior", help="posterior (default), least-squares or paper")
+        parser.add_argument("--json", action="store_true", help="print JSON, as docs/json.md describes it")
+        verb.add_options(parser)
+        parser.set_defaults(run=verb.run)
+
+
+def add_curve_options(parser: argparse.ArgumentParser) -> None:
+    """Add what every verb asks of its curves."""
+    parser.add_argument("paths", nargs="+", type=Path, metavar="RUN_OR_FILE", help="run directory, or a file of points")
+    parser.add_argument("--compute", help="compute axis: device_hours, flops, tokens or step")
+    parser.add_argument("--task", help="which task, where there are several")
+    parser.add_argument(
+        "--exclude-below", type=float, default=0.0, metavar="C", help="leave out points of less compute; 0 itself stays"
+    )
+
+
+def add_versus(parser: argparse.ArgumentParser, *, required: bool) -> None:
+    """Add the other side of a comparison."""
+    words = "runs of the other recipe"
+    parser.add_argument("--versus", nargs="+", type=Path, metavar="RUN_OR_FILE", required=required, help=words)
+
+
+@contextmanager
+def naming(source: Source) -> Iterator[None]:
+    """Let an error about a curve name the file it came from."""
+    from scalerl.scaling import CurveError
+
+    try:
+        yield
+    except CurveError as error:
+        raise CurveError(f"{source.path}: {error}") from error
+
+
+def fitted(source: Source, arguments: argparse.Namespace) -> Fit:
+    """Fit one source as the options say."""
+    from scalerl.scaling import fit
+
+    with naming(source):
+        return fit(source.curve, arguments.method, exclude_below=arguments.exclude_below)
+
+
+def run_fit(arguments: argparse.Namespace) -> int:
+    """Print each curve's law, forecast and advice; refresh the picture of a run directory."""
+    from scalerl.report.outlook import outlook
+    from scalerl.report.summary import write_summary
+
+    answers = []
+    for source in _sources(arguments.paths, arguments):
+        with naming(source):
+            ahead = outlook(source.curve, method=arguments.method, exclude_below=arguments.exclude_below)
+        lines = ahead.lines()
+        if source.config is not None and arguments.method == "posterior":
+            write_summary(source.path, ahead, source.note)
+            lines.append(f"picture   {source.path / 'curve.png'}")
+        answers.append(Answer(str(source.path), ahead.to_dict(), "\n".join(lines)))
+    return _say(answers, arguments.json)
+
+
+def run_forecast(arguments: argparse.Namespace) -> int:
+    """Print what each curve will be worth at more compute."""
+    from scalerl.report.outlook import forecast_dict
+    from scalerl.scaling import forecast
+
+    at = [_amount(word) for word in arguments.at]
+    answers = []
+    for source in _sources(arguments.paths, arguments):
+        ahead = forecast(fitted(source, arguments), at=at, target=arguments.target)
+        answers.append(Answer(str(source.path), forecast_dict(ahead), str(ahead)))
+    return _say(answers, arguments.json)
+
+
+def run_compare(arguments: argparse.Namespace) -> int:
+    """Print which of two recipes is better, how surely, and what would make it surer."""
+    from scalerl.scaling import compare
+
+    first, second = (
+        [fitted(source, arguments) for source in _sources(paths, arguments)]
+        for paths in (arguments.paths, arguments.versus)
+    )
+    found = compare(first, second, arguments.level)
+    return _say([Answer("", found.to_dict(), str(found))], arguments.json)
+
+
+def run_backtest(arguments: argparse.Namespace) -> int:
+    """Print how well the first parts of each run would have forecast the rest."""
+    from scalerl.scaling import backtest
+
+    answers = []
+    for source in _sources(arguments.paths, arguments):
+        whole = fitted(source, arguments)
+        with naming(source):
+            scores = backtest(source.curve.between(arguments.exclude_below), arguments.fractions, arguments.method)
+        answers.append(Answer(str(source.path), {**whole.to_dict(), **scores.to_dict()}, str(scores)))
+    return _say(answers, arguments.json)
+
+
+def _forecast_options(parser: argparse.ArgumentParser) -> None:
+    words = "amounts of compute, in the axis' unit or as multiples of the last point; default 2x 4x"
+    parser.add_argument("--at", nargs="+", default=["2x", "4x"], metavar="C", help=words)
+    parser.add_argument("--target", type=float, help="a level of the metric: at which compute is it reached?")
+
+
+def _compare_options(parser: argparse.ArgumentParser) -> None:
+    add_versus(parser, required=True)
+    parser.add_argument("--level", type=float, help="level of the metric at which the compute needed is compared")
+
+
+def _backtest_options(parser: argparse.ArgumentParser) -> None:
+    words = "shares of the compute to fit, each in (0, 1); default 0.3 0.5 0.7"
+    parser.add_argument("--fractions", nargs="+", type=float, default=[0.3, 0.5, 0.7], metavar="F", help=words)
+
+
+VERBS: dict[str, Verb] = {
+    "fit": Verb("fit curves: ceiling, steepness and midpoint, and whether to go on", lambda parser: None, run_fit),
+    "forecast": Verb("say what a run will be worth at more compute", _forecast_options, run_forecast),
+    "compare": Verb("compare two recipes, by one or several runs each", _compare_options, run_compare),
+    "backtest": Verb("fit the first part of a run and score its forecast of the rest", _backtest_options, run_backtest),
+}
+"""The verbs, in the order of the help."""
+
+
+def _sources(paths: Sequence[Path], arguments: argparse.Namespace) -> list[Source]:
+    from scalerl.report.sources import read_sources
+
+    return read_sources(paths, arguments.compute, arguments.task)
+
+
+def _amount(word: str) -> float | str:
+    """A number as a number; a multiple such as 2x, or a mistake, as it is, for ``forecast`` to judge."""
+    try:
+        return float(word)
+    except ValueError:
+        return word
+
+
+def _say(answers: Sequence[Answer], as_json: bool) -> int:
+    """Print one answer, or several under their names; as JSON one object, or an array of them."""
+    if as_json:
+        values = [{**({"source": answer.source} if answer.source else {}), **answer.values} for answer in answers]
+        print(json.dumps(values[0] if len(values) == 1 else values, indent=1, allow_nan=False))
+    elif len(answers) == 1:
+        print(answers[0].text)
+    else:
+        print("\n\n".join(f"{answer.source}\n{answer.text}" for answer in answers))
+    return 0

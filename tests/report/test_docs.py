@@ -1,0 +1,86 @@
+"""docs/scaling.md: every example runs in the order of the page, pictures can be drawn, warnings are explained."""
+
+import contextlib
+import importlib.util
+import io
+import re
+import shlex
+from pathlib import Path
+
+import matplotlib
+import pytest
+
+from scalerl import cli
+from scalerl.scaling import health
+from scalerl.scaling.health import CHECKS
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "scaling.md").read_text()
+BLOCKS = re.findall(r"```(python|bash)\n(.*?)```", PAGE, flags=re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    spec = importlib.util.spec_from_file_location("make_pictures", DOCS / "make_pictures.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """What each example printed, all run in one directory from the first to the last."""
+    pytest.importorskip("plotly")
+    matplotlib.use("agg")
+    texts = {}
+    with contextlib.chdir(tmp_path_factory.mktemp("examples")):
+        for language, block in BLOCKS:
+            for example in block.splitlines() if language == "bash" else [block]:
+                with contextlib.redirect_stdout(io.StringIO()) as out:
+                    if language == "python":
+                        exec(example, {})
+                    else:
+                        name, *words = shlex.split(example)
+                        assert name == "scalerl" and cli.main(words) == 0, example
+                texts[example] = out.getvalue()
+        texts["files"] = {path.name for path in Path().iterdir()}
+    return texts
+
+
+def test_every_example_runs_and_leaves_what_it_promises(said):
+    assert len(said) >= 12 and {"report.html", "curve.png", "young.jsonl"} <= said["files"]
+
+
+def test_the_examples_show_what_the_page_tells(said):
+    assert "NOT identified" in said["scalerl forecast young.jsonl --at 2x 16000 --target 0.5"]
+    compared = next(text for example, text in said.items() if example.startswith("scalerl compare"))
+    assert compared.startswith("The ceilings are the same within ±0.02, and the first is more efficient")
+    assert "(no uncertainty given)" in said["scalerl fit quick-0.jsonl --method paper"]
+
+
+def test_every_verb_for_curves_has_an_example():
+    from scalerl.report.verbs import VERBS
+
+    assert all(f"\nscalerl {verb} " in PAGE for verb in [*VERBS, "report"])
+
+
+def test_every_warning_is_explained_and_the_run_drawn_for_it_raises_it(pictures):
+    explained = set(re.findall(r"^\| `([\w -]+)` \|", PAGE, flags=re.MULTILINE))
+    assert explained == set(pictures.SYMPTOMS) == {*CHECKS, "late take-off", "two-phase rise", "creep"}
+    for name, curve in pictures.SYMPTOMS.items():
+        assert name in {symptom.name for symptom in health(curve)}, name
+
+
+def test_every_picture_is_linked_and_can_be_drawn(pictures, tmp_path):
+    matplotlib.use("agg")
+    assert {f"images/{name}" for name in pictures.PICTURES} == set(re.findall(r"\]\((images/[^)]+)\)", PAGE))
+    for name, draw in pictures.PICTURES.items():
+        assert (DOCS / "images" / name).read_bytes()[:4] == b"\x89PNG"
+        draw(tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 10_000
+
+
+def test_every_link_leads_somewhere():
+    for page in ("scaling.md", "json.md"):
+        for link in re.findall(r"\]\(((?!http)[^)#]+)", (DOCS / page).read_text()):
+            assert (DOCS / link).exists(), link

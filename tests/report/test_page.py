@@ -1,0 +1,262 @@
+"""The page in a real browser: it draws, sorts, fits narrow and wide windows in light and dark, and asks no network."""
+
+import json
+import os
+import re
+import shutil
+
+import numpy as np
+import pytest
+from simulated import curve, write
+
+from scalerl.parts import ConfigError
+from scalerl.report.page_figures import FIGURES
+from scalerl.report.sources import read_sources
+from scalerl.report.study import study
+
+pytest.importorskip("plotly", reason="the page needs the extra `report`")
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Two recipes, two runs each; one name that would break out of a careless page, one run that is worse for wear."""
+    root = tmp_path_factory.mktemp("page")
+    ours = [write(root / f"ours {i}.jsonl", curve(seed=i, asymptote=0.60 + 0.01 * i)) for i in range(2)]
+    theirs = [
+        write(root / "<b>theirs & co.jsonl", curve(seed=5, asymptote=0.52, efficiency=1.4)),
+        write(root / "theirs-short.jsonl", curve(seed=6, points=7, asymptote=0.53, efficiency=1.4)),
+    ]
+    return ours, theirs
+
+
+@pytest.fixture(scope="module")
+def studied(files):
+    return study(*(read_sources(side) for side in files))
+
+
+@pytest.fixture(scope="module")
+def page_file(studied, tmp_path_factory):
+    from scalerl.report.page import page
+
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(page(studied), encoding="utf-8")
+    return path
+
+
+def test_every_run_recipe_and_number_is_in_the_words_without_javascript(page_file, studied):
+    text = page_file.read_text().split("<script>")[0]
+    assert "The first has the higher ceiling, by 0.0" in text
+    assert all(f"<dt>{term}" in text for term in ("A, the ceiling", "B, the steepness", "C<sub>mid</sub>"))
+    assert "&lt;b&gt;theirs &amp; co" in text and "<b>theirs" not in text
+    assert "too few points: 7 points" in text and "Not tested on itself: the first 0.3 of the run holds 2" in text
+    ceiling = studied.runs[0].outlook.fit.asymptote
+    assert f"{ceiling.mean:.3f}<small>{ceiling.low:.3f} to {ceiling.high:.3f}</small>" in text
+
+
+def test_the_page_asks_nothing_of_the_network(page_file):
+    text = page_file.read_text()
+    head = text.split("<style>")[0]
+    assert "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'" in head
+    assert not re.search(r"<(?:script|img|iframe)[^>]* src=|<link|@import|@font-face", text.split("<script>")[0])
+
+
+def test_a_name_cannot_end_the_script_that_holds_the_figures(tmp_path):
+    from scalerl.report.page import page
+
+    text = page(study(read_sources([write(tmp_path / "<!--<script>.jsonl", curve(points=13))])))
+    drawn = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, flags=re.DOTALL)
+    assert drawn and "<" not in drawn[1] and set(json.loads(drawn[1])) <= set(FIGURES)
+
+
+def test_the_curves_hold_every_point_and_the_forecast_at_four_times(studied):
+    traces = FIGURES["curves"](studied).data
+    points = [trace for trace in traces if trace["mode"] == "markers" and len(trace["x"]) == 41]
+    assert len(points) == 3
+    np.testing.assert_allclose(points[1]["y"], studied.runs[1].curve.metric, atol=1e-5)
+    forecast = next(trace for trace in traces if trace.get("line", {}).get("dash") == "dash")
+    assert forecast["x"][0] == 16_000 and forecast["x"][-1] == 64_000
+    assert forecast["y"][-1] == pytest.approx(studied.runs[0].outlook.forecast.at[1].mean, abs=1e-5)
+    ceiling = next(trace for trace in traces if len(trace["x"]) == 1)
+    found = studied.runs[0].outlook.fit.asymptote
+    log_range = FIGURES["curves"](studied).choices["logarithmic"]["layout"]["xaxis"]["range"]
+    every = [trace["x"][0] for trace in traces if len(trace["x"]) == 1]
+    assert len(set(every)) == 4 and min(every) > 64_000 and max(every) < 10 ** log_range[1]  # all of them to be seen
+    assert ceiling["y"][0] + ceiling["error_y"]["array"][0] == pytest.approx(found.high, abs=1e-4)
+
+
+def test_runs_of_a_recipe_share_its_colour_and_single_runs_have_their_own(studied, files):
+    def colors(found):
+        return [t["marker"]["color"] for t in FIGURES["curves"](found).data if t["mode"] == "markers" and "mode" in t][
+            ::2
+        ]
+
+    assert colors(studied) == ["@s0", "@s0", "@s1", "@s1"]
+    assert colors(study(read_sources(files[0]))) == ["@s0", "@s1"]
+
+
+def test_without_a_second_side_there_is_no_comparison_and_no_recipe_column(files):
+    from scalerl.report.page import page
+
+    text = page(study(read_sources(files[0][:1]))).split("<script>")[0]
+    assert "Run report" in text and "The first" not in text and ">Recipe<" not in text
+
+
+def test_only_runs_that_are_long_enough_can_be_chosen_for_a_backtest(studied, files):
+    assert "theirs-short" not in FIGURES["backtests"](studied).choices
+    assert FIGURES["backtests"](study(read_sources(files[1][1:]))) is None
+
+
+def test_without_plotly_the_page_says_what_to_install(studied, monkeypatch):
+    from scalerl.report.page import page
+
+    monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
+    with pytest.raises(ConfigError, match=r"pip install 'scalerl\[report\]'"):
+        page(studied)
+
+
+class Opened:
+    """The page in Chromium, with what its console said."""
+
+    def __init__(self, browser, path):
+        self.complaints = []
+        self.asked = []
+        self.tab = browser.new_page(viewport={"width": 1400, "height": 900}, color_scheme="light")
+        self.tab.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
+        self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.tab.on("request", lambda request: self.asked.append(request.url))
+        self.tab.goto(path.as_uri())
+        self.settle()
+
+    def settle(self):
+        """Wait until every figure has the width of its place and the ink of the theme; plotly takes its time."""
+        self.tab.wait_for_function("""() => {
+            const ink = getComputedStyle(document.body).color;
+            return [...document.querySelectorAll(".plot")].every((place) => {
+                const [picture, title] = [place.querySelector(".main-svg"), place.querySelector(".xtitle")];
+                const settled = picture && title && Math.abs(picture.clientWidth - place.clientWidth) < 2;
+                return settled && getComputedStyle(title).fill === ink;
+            });
+        }""")
+
+    def column(self, number):
+        return self.tab.eval_on_selector_all(
+            "tbody tr", f"rows => rows.map(row => row.children[{number}].firstChild.textContent)"
+        )
+
+    def style(self, selector, name):
+        return self.tab.eval_on_selector(selector, f"node => getComputedStyle(node).{name}")
+
+
+@pytest.fixture(scope="module")
+def opened(page_file):
+    required = bool(os.environ.get("SCALERL_BROWSER_REQUIRED"))  # in CI a missing browser is a failure
+    if CHROMIUM is None and not required:
+        pytest.skip("no Chromium here")
+    playwright = (
+        pytest.importorskip("playwright.sync_api") if not required else __import__("playwright.sync_api").sync_api
+    )
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield Opened(browser, page_file)
+        browser.close()
+
+
+def test_the_figures_draw_without_a_word_on_the_console(opened):
+    shown = opened.tab.eval_on_selector_all(
+        ".plot", "nodes => nodes.map(node => [node.id, node.querySelectorAll('path').length, node.clientHeight])"
+    )
+    assert [name for name, _, _ in shown] == [f"plot-{name}" for name in FIGURES]
+    assert all(paths > 5 and height > 200 for _, paths, height in shown), shown
+    assert opened.complaints == []
+    assert [url for url in opened.asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def test_the_axes_say_what_the_data_say(opened):
+    ticks = "nodes => nodes.map(node => Number(node.textContent))"
+    drawn = opened.tab.eval_on_selector_all("#plot-curves .ytick text", ticks)
+    assert min(drawn) >= 0.1 and 0.55 <= max(drawn) <= 0.85
+    contours = opened.tab.eval_on_selector_all("#plot-posterior .contourlevel path", "nodes => nodes.length")
+    assert contours >= 2 * 4
+
+
+def test_a_heading_sorts_by_its_numbers_and_again_the_other_way(opened):
+    column = next(i for i, name in enumerate(opened.tab.locator("thead button").all_inner_texts()) if "Ceiling" in name)
+    heading = opened.tab.locator("thead button").nth(column)
+    heading.click()
+    rising = [float(value) for value in opened.column(column)]
+    assert rising == sorted(rising) and rising[0] < 0.55 < 0.59 < rising[-1]
+    assert opened.tab.locator("thead th").nth(column).get_attribute("aria-sort") == "ascending"
+    heading.focus()
+    opened.tab.keyboard.press("Enter")  # a keyboard will do
+    assert [float(value) for value in opened.column(column)] == rising[::-1]
+    opened.tab.locator("thead button").first.click()
+    assert opened.column(0) == sorted(opened.column(0)) and opened.tab.locator("th[aria-sort]").count() == 1
+
+
+def test_the_compute_axis_can_be_linear_and_the_backtest_of_another_run(opened):
+    kind = "document.getElementById('plot-curves')._fullLayout.xaxis.type"
+    assert opened.tab.evaluate(kind) == "log"
+    opened.tab.get_by_label("Compute axis").select_option("linear")
+    opened.tab.wait_for_function(f"{kind} === 'linear'")
+    last = "() => document.getElementById('plot-backtests').data.at(-1).y.at(-1)"
+    before = opened.tab.evaluate(last)
+    opened.tab.get_by_label("Run", exact=True).select_option("<b>theirs & co")
+    assert before > 0.55
+    opened.tab.wait_for_function("document.getElementById('plot-backtests').data.at(-1).y.at(-1) < 0.55")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1400])
+def test_it_reads_at_any_width_in_light_and_dark(opened, width, scheme):
+    opened.tab.emulate_media(color_scheme=scheme)
+    opened.tab.set_viewport_size({"width": width, "height": 900})
+    opened.settle()
+    assert opened.tab.evaluate("document.documentElement.scrollWidth") == width  # nothing sticks out to the side
+    widths = opened.tab.eval_on_selector_all(
+        ".plot .main-svg", "nodes => nodes.map(n => n.getBoundingClientRect().right)"
+    )
+    assert max(widths) <= width
+    paper = luminance(opened.style("body", "backgroundColor"))
+    assert (paper < 0.1) if scheme == "dark" else (paper > 0.9)
+    for selector, name in [
+        ("body", "color"),
+        (".muted", "color"),
+        ("td small", "color"),
+        ("#plot-curves .xtitle", "fill"),
+    ]:
+        assert contrast(paper, luminance(opened.style(selector, name))) >= 4.5, selector  # WCAG AA for text
+    warning = [luminance(opened.style(".warnings", name)) for name in ("color", "backgroundColor")]
+    assert contrast(*warning) >= 4.5
+    for color in opened.tab.eval_on_selector_all(
+        ".swatch", "nodes => nodes.map(n => getComputedStyle(n).backgroundColor)"
+    ):
+        assert contrast(paper, luminance(color)) >= 3  # WCAG for graphics
+    ticks = opened.tab.eval_on_selector_all(
+        "#plot-curves .ytick text", "nodes => nodes.map(n => Number(n.textContent))"
+    )
+    assert max(ticks) <= 0.85  # drawn anew, an axis keeps the range of its data
+    assert opened.complaints == []
+
+
+def test_everything_that_can_be_used_has_a_name(opened):
+    for role in ("img", "region", "button", "combobox"):
+        found = opened.tab.get_by_role(role).all()
+        assert found
+    unnamed = opened.tab.eval_on_selector_all(
+        "figure, .plot, .scroll",
+        "nodes => nodes.filter(n => !document.getElementById(n.getAttribute('aria-labelledby')))",
+    )
+    assert unnamed == [] and opened.tab.locator("html").get_attribute("lang") == "en"
+
+
+def luminance(color):
+    """Relative luminance of an rgb() colour (WCAG 2)."""
+    channels = np.array([int(value) for value in re.findall(r"\d+", color)[:3]]) / 255
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def contrast(one, other):
+    return (max(one, other) + 0.05) / (min(one, other) + 0.05)
