@@ -25,6 +25,7 @@ import numpy as np
 from scaling_simulation import EFFICIENCIES, NOISES, POINTS, RHOS, SCENARIOS, Run, lawful, observed
 
 from scalerl.scaling import BASELINES, Curve, Fit, advise, compare, fit, sigmoid
+from scalerl.scaling.compare import LATER
 
 HORIZONS = np.array([2.0, 4.0, 10.0])
 """Multiples of the last compute at which forecasts are scored."""
@@ -225,7 +226,7 @@ def pair_rates(
         verdicts.append(found.verdict)
         a_differs.append(min(found.probability_higher, 1 - found.probability_higher) < 0.025)
         b_differs.append(min(found.probability_more_efficient, 1 - found.probability_more_efficient) < 0.025)
-    names = ("higher ceiling", "same ceiling and more efficient", "not distinguishable yet")
+    names = ("higher ceiling", "same ceiling and more efficient", LATER, "not distinguishable yet")
     return {
         "A": float(np.mean(a_differs)), "B": float(np.mean(b_differs)), "pairs": pairs,
         "verdicts": {name: verdicts.count(name) / pairs for name in names},

@@ -52,12 +52,12 @@ class _Faulty:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def step(self) -> Any:
+    def step(self, on_activation: Any) -> Any:
         if self._inner.ticks == self._spec.fail_at_tick:
             raise ValueError("the engine broke")
         if self._inner.ticks == self._spec.kill_at_tick:
             os.kill(os.getpid(), signal.SIGKILL)
-        return self._inner.step()
+        return self._inner.step(on_activation)
 
 
 def _ignore(path: Path, state: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -104,10 +104,14 @@ class Generator:
         idle = self._idle()
         return idle or self.schedule.due(self.ticks, idle)
 
-    def step(self) -> list[RolloutBatch]:
-        """Swap in what is due, start what may start, do one tick; return the batches it completed."""
+    def step(self, on_activation: Callable[[], None] = lambda: None) -> list[RolloutBatch]:
+        """Swap in what is due, start what may start, do one tick; return the batches it completed.
+
+        Args:
+            on_activation: called after each version that became active; several may before one tick.
+        """
         began = time.perf_counter()
-        self._activate()
+        self._activate(on_activation)
         self._start_groups()
         batches: list[RolloutBatch] = []
         if self.engine.busy():
@@ -134,7 +138,7 @@ class Generator:
         may_start = bool(self._queue) and self.schedule.may_start()
         return not self.engine.busy() and not may_start
 
-    def _activate(self) -> None:
+    def _activate(self, on_activation: Callable[[], None]) -> None:
         while (update := self._updates.get(self.schedule.active + 1)) is not None:
             arrived = self.schedule.eager and update.version - 1 in self.schedule.formed_at
             if not arrived and not self.schedule.due(self.ticks, self._idle()):
@@ -151,6 +155,7 @@ class Generator:
                 self.engine.load_weights(update.version, update.weights)
                 self._weights = update.weights
                 self.clock.swap_s = time.perf_counter() - began
+            on_activation()
 
     def _start_groups(self) -> None:
         while self._queue and self.engine.room() > 0 and self.schedule.may_start():

@@ -93,10 +93,9 @@ class _Loop:
                     return
                 getattr(self, f"_on_{message[0]}")(*message[1:])
                 blocked = generator.blocked()
-            for batch in generator.step():
+            for batch in generator.step(self._take_snapshots):
                 self.connection.send(("batch", batch))
             self._release_slots()
-            self._take_snapshots()
 
     def _on_update(self, update: Update, slot: int | None) -> None:
         self.waiting_slots[update.version] = slot
@@ -125,7 +124,7 @@ class _Loop:
                 self.active_slot = slot
 
     def _take_snapshots(self) -> None:
-        """Save the state once the version is active: any tick before the next one makes a consistent cut."""
+        """Save the state once the version is active, and before the next one is, which may come before the same tick."""
         generator = self.parts.generator
         for version, path in [s for s in self.snapshots if s[0] == generator.schedule.active]:
             self.snapshots.remove((version, path))

@@ -35,6 +35,8 @@ SEEDS_TO_ESTIMATE = 3
 PRIOR_SEEDS = 3.0
 """Weight of the assumed scatter beside the estimated one, in degrees of freedom."""
 
+LATER = "same ceiling, steeper but later"
+
 LEVEL = 0.05
 """Two sides differ when zero lies outside the central 1 - LEVEL of the posterior of their difference."""
 
@@ -57,7 +59,10 @@ class Comparison:
     """What distinguishes the first side from the second, how surely, and what would make it surer."""
 
     verdict: str
-    """"higher ceiling", "same ceiling and more efficient" or "not distinguishable yet"."""
+    """"higher ceiling", "same ceiling and more efficient", `LATER` or "not distinguishable yet".
+
+    `LATER` is said where one side has the larger B and yet needs more compute for ``level``: so far it is behind.
+    """
 
     winner: str | None
     """"first" or "second"; None where they cannot be told apart."""
@@ -148,8 +153,11 @@ def compare(first: Runs, second: Runs, level: float | None = None) -> Comparison
     ratio_D = log_b_D[0] - log_b_D[1]
     at = shared_level(sides) if level is None else float(level)
     log_c_D = [np.mean([log_compute_needed(f, at, seed_D, rng) for f in side], axis=0) for side in sides]
-    verdict, winner = judge(difference_D, ratio_D, MARGIN * width)
+    cost_D = log_c_D[0] - log_c_D[1]
+    verdict, winner = judge(difference_D, ratio_D, cost_D, MARGIN * width)
     sentence = in_words(verdict, winner, difference_D, ratio_D, MARGIN * width)
+    if verdict == LATER:
+        sentence = steeper_but_later(ratio_D, cost_D, at, MARGIN * width)
     return Comparison(
         verdict=verdict,
         winner=winner,
@@ -158,13 +166,13 @@ def compare(first: Runs, second: Runs, level: float | None = None) -> Comparison
         efficiency_ratio=summarise_ratio(ratio_D),
         probability_more_efficient=float((ratio_D > 0).mean()),
         common_asymptote=common,
-        compute_ratio=summarise_ratio(log_c_D[0] - log_c_D[1]),
+        compute_ratio=summarise_ratio(cost_D),
         level=at,
         seed_sd=seed_sd,
         seed_source=source,
         sides=sides,
         sentence=sentence,
-        advice="" if winner else what_would_tell(sides, difference_D, seed_sd, MARGIN * width),
+        advice="" if winner or verdict == LATER else what_would_tell(sides, difference_D, seed_sd, MARGIN * width),
     )
 
 
@@ -276,11 +284,13 @@ def log_compute_needed(f: Fit, level: float, seed_D: Array, rng: np.random.Gener
     return np.asarray(np.log(np.clip(needed_D, 1e-3 * f.last_compute, 1e6 * f.last_compute)))
 
 
-def judge(difference_D: Array, ratio_D: Array, margin: float) -> tuple[str, str | None]:
+def judge(difference_D: Array, ratio_D: Array, cost_D: Array, margin: float) -> tuple[str, str | None]:
     """The verdict and the winner: ceilings first, efficiency only where they are the same within the margin."""
     if surely_not_zero(difference_D):
         return "higher ceiling", "first" if difference_D.mean() > 0 else "second"
     if (np.abs(difference_D) < margin).mean() > 0.5 and surely_not_zero(ratio_D):
+        if surely_not_zero(cost_D) and ratio_D.mean() * cost_D.mean() > 0:
+            return LATER, None
         return "same ceiling and more efficient", "first" if ratio_D.mean() > 0 else "second"
     return "not distinguishable yet", None
 
@@ -305,6 +315,17 @@ def in_words(verdict: str, winner: str | None, difference_D: Array, ratio_D: Arr
     return (
         f"The ceilings are the same within ±{margin:g}, and the {winner} is more efficient: its B is larger by a "
         f"factor {summarise_ratio(sign * ratio_D)}."
+    )
+
+
+def steeper_but_later(ratio_D: Array, cost_D: Array, level: float, margin: float) -> str:
+    """The sentence where B and the compute needed so far point to different sides."""
+    steeper, other = ("first", "second") if ratio_D.mean() > 0 else ("second", "first")
+    sign = 1.0 if steeper == "first" else -1.0
+    return (
+        f"The ceilings are the same within ±{margin:g}. The {steeper} is steeper, its B larger by a factor "
+        f"{summarise_ratio(sign * ratio_D)}, but later: for the level {level:.3f} it needs "
+        f"{summarise_ratio(sign * cost_D)} times the compute of the {other}."
     )
 
 

@@ -112,6 +112,24 @@ def test_waiting_ends_when_a_stop_is_asked_for():
         pipeline.close()
 
 
+@pytest.mark.parametrize("policy", [PipelineRL(max_lag=8), PpoOffPolicy(batches=4)], ids=str)
+def test_every_snapshot_is_taken_even_where_several_versions_become_active_before_one_tick(policy, tmp_path):
+    """Many slots finish batches close together, and the trainer hands over a version before the last one is due."""
+    pipeline = Pipeline(ScriptedSpec(policy, slots=54, lag_ticks=30, delay_s=0.002), 64)
+    pipeline.start(write_version(0), 0, visits(0, 27))
+    saved = []
+    try:
+        for step in range(16):
+            pipeline.take(3, now=step, max_lag=8)
+            pipeline.publish(Update(step + 1, None, visits(27 + 3 * step, 3)), write_version(step + 1))
+            pipeline.snapshot(step + 1, tmp_path / str(step + 1))
+            saved += pipeline.snapshots_done()
+        saved += pipeline.snapshots_done(wait_for=set(range(1, 13)) - set(saved))
+    finally:
+        pipeline.close()
+    assert saved[:12] == list(range(1, 13))
+
+
 def test_an_evaluation_in_between_leaves_the_rollouts_as_they_were():
     def with_evaluation(evaluate):
         spec = ScriptedSpec(PipelineRL(max_lag=2))

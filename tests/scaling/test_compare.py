@@ -39,6 +39,14 @@ def test_a_steeper_run_to_the_same_ceiling_is_more_efficient():
     assert found.advice == ""
 
 
+def test_a_steeper_run_that_is_behind_everywhere_is_not_called_the_winner():
+    """B 2.1 against 1.8 with a midpoint three times as late: larger B, and more compute for every level short of A."""
+    found = compare(seeds(3, efficiency=2.1, midpoint=4500.0), seeds(3, 10, efficiency=1.6, midpoint=1500.0))
+    assert (found.verdict, found.winner, found.advice) == ("same ceiling, steeper but later", None, "")
+    assert found.compute_ratio.low > 1.5 and found.efficiency_ratio.low > 1
+    assert "The first is steeper" in found.sentence and "times the compute of the second" in found.sentence
+
+
 def test_a_recipe_that_needs_half_the_compute_is_seen_to():
     found = compare(seeds(3, midpoint=1500.0), seeds(3, 10, midpoint=3000.0), level=0.4)
     # the same curve on a compute axis stretched by two
@@ -102,7 +110,7 @@ def test_the_five_deviates_have_the_moments_of_a_normal():
     ],
 )
 def test_ceilings_come_first_and_efficiency_only_between_equal_ones(difference, ratio, verdict):
-    assert judge(difference, ratio, 0.02) == verdict
+    assert judge(difference, ratio, -ratio, 0.02) == verdict
 
 
 @pytest.mark.parametrize(
