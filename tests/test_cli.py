@@ -127,6 +127,9 @@ calls = 0
 def length(prompts, completions, answer, **columns):
     return [float(len(c)) / 30 for c in completions]
 
+def odd_digits(prompts, completions, answer, **columns):
+    return [sum(c.count(d) for d in "13579") / 20 for c in completions]
+
 def fails_later(prompts, completions, **columns):
     global calls
     calls += 1
@@ -160,10 +163,10 @@ def test_a_model_and_prompts_of_your_own_are_trained_and_judged_by_math_verify(w
 
 
 def test_a_reward_function_of_your_own_is_trained_on(workplace):
-    code, text = run(*OWN, "--reward", "my_rewards:length", "--data.pass_reward", "0.5")
+    code, text = run(*OWN, "--reward", "my_rewards:odd_digits", "--data.pass_reward", "0.5")
     assert code == 0, text
     metrics = runs.rows(workplace / "run", "metrics.jsonl")
-    assert 0 < metrics[0]["reward"] < 1 and metrics[0]["kept_prompts"] >= 1
+    assert 0 < metrics[0]["reward"] < 1 and sum(row["kept_prompts"] for row in metrics) >= 1
 
 
 def test_a_reward_function_that_fails_ends_the_run_with_its_place_and_a_checkpoint(workplace):

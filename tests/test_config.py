@@ -17,7 +17,7 @@ def test_overrides_lie_over_the_file_and_the_file_over_the_preset(tmp_path):
     config = read_config(file, ["--seed", "2", "--recipe.loss.clip_high=5e-3"])
     assert (config.steps, config.seed) == (7, 2)
     assert config.recipe.loss == Gspo(clip_low=3e-3, clip_high=5e-3)
-    assert config.recipe.optimizer.learning_rate == 1e-3 and config.recipe.optimizer.warmup_steps == 5
+    assert config.recipe.optimizer.learning_rate == 1e-3 and config.recipe.optimizer.warmup_steps == 20
 
 
 def test_a_change_of_kind_drops_the_fields_of_the_other_kind():

@@ -10,7 +10,7 @@ from scalerl.display import RunDisplay, truncation_warning
 from scalerl.types import EvalPoint
 
 ROW = {
-    "step": 7, "pass_rate": 0.31, "prompts": 16, "kept_prompts": 13, "retired_prompts": 2, "epoch": 1,
+    "step": 9, "pass_rate": 0.31, "prompts": 16, "kept_prompts": 13, "retired_prompts": 2, "epoch": 1,
     "truncation_rate": 0.0, "interruption_rate": 0.02, "staleness_mean": 1.4, "staleness_max": 3, "entropy": 0.2,
     "capped_share": 0.001, "generator_tokens_per_s": 41234.0, "trainer_tokens_per_s": 35678.0,
     "generator_idle": 0.01, "trainer_idle": 0.04,
@@ -48,7 +48,7 @@ def test_the_live_table_shows_what_a_user_watches():
     shown.point(points(6))
     shown.stop()
     text = out.getvalue()
-    for words in ("7/480", "0.310", "truncated | interrupted", "1.4 updates, max 3", "41,234", "35,678", "13/16",
+    for words in ("9/480", "0.310", "truncated | interrupted", "1.4 updates, max 3", "41,234", "35,678", "13/16",
                   "generator 1%, trainer 4%", "forecast 2x"):  # fmt: skip
         assert words in text, words
 
@@ -64,5 +64,5 @@ def test_elsewhere_than_on_a_terminal_a_step_is_one_line():
     shown, out = display(terminal=False)
     shown.step(ROW)
     assert out.getvalue().splitlines() == [
-        "step 7/480  pass 0.310  truncated 0.0%  stale 1.4 (max 3)  tok/s 41234 | 35678  idle 1% | 4%"
+        "step 9/480  pass 0.310  truncated 0.0%  stale 1.4 (max 3)  tok/s 41234 | 35678  idle 1% | 4%"
     ]

@@ -112,6 +112,8 @@ class Generator:
         """
         began = time.perf_counter()
         self._activate(on_activation)
+        if self.blocked() and not self._idle():
+            return []  # two versions are due before this tick, and only the first has come: wait for the second
         self._start_groups()
         batches: list[RolloutBatch] = []
         if self.engine.busy():

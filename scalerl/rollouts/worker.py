@@ -124,7 +124,7 @@ class _Loop:
                 self.active_slot = slot
 
     def _take_snapshots(self) -> None:
-        """Save the state once the version is active, and before the next one is, which may come before the same tick."""
+        """Save the state once the version is active and before the next one is, which may be before the same tick."""
         generator = self.parts.generator
         for version, path in [s for s in self.snapshots if s[0] == generator.schedule.active]:
             self.snapshots.remove((version, path))

@@ -2,6 +2,7 @@
 
 import random
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,12 +72,15 @@ def test_every_prompt_comes_back_once_and_in_whole_groups():
     assert all(len(group.rollouts) == 2 for batch in batches for group in batch.groups)
 
 
+@pytest.mark.parametrize("slots", [8, 54])
 @pytest.mark.parametrize("policy", [PipelineRL(max_lag=8), PpoOffPolicy(batches=3)], ids=str)
-def test_random_delays_on_both_sides_change_no_bit(policy):
+def test_random_delays_on_both_sides_change_no_bit(policy, slots):
+    """With many slots batches are completed together, so that several versions are due before one tick."""
     rng = random.Random(1)
-    quiet = train(ScriptedSpec(policy), updates=12)
-    late_trainer = train(ScriptedSpec(policy), updates=12, delay=lambda: rng.random() * 0.05)
-    late_generator = train(ScriptedSpec(policy, delay_s=0.003), updates=12)
+    spec = ScriptedSpec(policy, slots=slots)
+    quiet = train(spec, updates=12)
+    late_trainer = train(spec, updates=12, delay=lambda: rng.random() * 0.05)
+    late_generator = train(replace(spec, delay_s=0.003), updates=12)
     assert content(quiet) == content(late_trainer) == content(late_generator)
     assert (
         [b.stats.tick for b in quiet] == [b.stats.tick for b in late_trainer] == [b.stats.tick for b in late_generator]
