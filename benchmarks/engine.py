@@ -70,7 +70,11 @@ def report(figures: dict[str, list[float]], options: argparse.Namespace, where: 
         unit = "" if "swap" in name else f" tok/s   {ratios[name]:.2f}x generate"
         print(f"  {name:36s} {median:9.2f}" if not unit else f"  {name:36s} {median:9,.0f}{unit}")
     print(f"  mixed lengths against equal lengths  {statistics.median(refill):.0%}")
-    found = {"machine": where, "options": {k: str(v) for k, v in vars(options).items()}, "figures": figures}
+    found = {
+        "machine": where,
+        "options": {k: str(v) for k, v in vars(options).items() if k != "out"},
+        "figures": figures,
+    }
     options.out.write_text(json.dumps(found | {"medians": medians, "ratios": ratios}, indent=1) + "\n")
 
 

@@ -7,8 +7,9 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from scalerl.importers.containers import Row, names_of
+from scalerl.importers.containers import names_of
 from scalerl.importers.dialect import HELD_OUT, OTHER, TRAINING, Dialect, number
+from scalerl.importers.rows import Row
 from scalerl.scaling import CurveError
 
 LISTED = 12

@@ -8,17 +8,13 @@ from __future__ import annotations
 import csv
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from scalerl.importers.rows import Row, as_cell, flat
 from scalerl.scaling import CurveError
 
-Row = dict[str, Any]
-"""Column -> number (or text, in ``TEXT_COLUMNS``); a cell that is empty or no number is absent."""
-
-TEXT_COLUMNS = frozenset({"task"})
 UNREADABLE = (ValueError, RecursionError)
 """What json raises: for what is no JSON or a number of thousands of digits, and for brackets thousands deep."""
 BAD_LINES = 0.1
@@ -180,33 +176,6 @@ def left_out(path: Path, bad: list[int], last: int) -> tuple[str, ...]:
     if bad:
         return (f"{len(bad)} unreadable lines of {path.name} were left out, the first is line {bad[0]}",)
     return ()
-
-
-def flat(row: Mapping[str, Any], prefix: str = "") -> Row:
-    """A row of numbers: nested objects become `outer/inner`, and what lies under `data` (verl) comes to the top."""
-    cells: Row = {}
-    for name, value in row.items():
-        if isinstance(value, Mapping):
-            cells.update(flat(value, prefix if name == "data" else f"{prefix}{name}/"))
-        elif (cell := as_cell(name, value)) is not None:
-            cells[prefix + name] = cell
-    return cells
-
-
-def as_cell(name: str, value: Any) -> float | str | None:
-    """A number (NaN included), a text of ``TEXT_COLUMNS``, or None."""
-    if isinstance(value, bool) or value is None:
-        return None
-    if isinstance(value, int | float):
-        return float(value) if abs(value) < 1e300 or value != value else None
-    if not isinstance(value, str):
-        return None
-    if name in TEXT_COLUMNS:
-        return value.strip() or None
-    try:
-        return float(value) if len(value) < 40 else None
-    except ValueError:
-        return None
 
 
 CONSOLE = re.compile(r"(?:^|[\s)\]])step:(\d+) - (.+:.+)$")

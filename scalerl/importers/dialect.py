@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from scalerl.importers.containers import Row
+from scalerl.importers.rows import Row
 
 HELD_OUT, SECOND, OTHER, TRAINING = 0, 1, 2, 3
 """Ranks of a metric: mean score on held-out prompts; one to take where that is missing; another held-out figure; the

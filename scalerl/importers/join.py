@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from scalerl.importers.containers import Row
 from scalerl.importers.dialect import number
+from scalerl.importers.rows import Row
 
 Array = NDArray[np.float64]
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from scalerl.importers.containers import Row
 from scalerl.importers.dialect import HELD_OUT, OTHER, SECOND, SECONDS, TRAINING, Dialect, number
+from scalerl.importers.rows import Row
 
 
 def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:

@@ -5,8 +5,8 @@ While a test runs, no new training rollouts are scheduled; that waiting is insid
 
 from __future__ import annotations
 
-from scalerl.importers.containers import Row
 from scalerl.importers.dialect import HELD_OUT, OTHER, TRAINING, Dialect
+from scalerl.importers.rows import Row
 
 VERSION = "actor/trainer_model_version"
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from scalerl.importers import open_instruct, pipeline_rl, prime_rl, skyrl, table, tensorboard, trl, verl, wandb_run
 from scalerl.importers.choose import Candidate, choose, others
-from scalerl.importers.containers import Log, Row, names_of, read_log
+from scalerl.importers.containers import Log, names_of, read_log
 from scalerl.importers.dialect import TRAINING, Dialect
 from scalerl.importers.join import (
     Array,
@@ -25,6 +25,7 @@ from scalerl.importers.join import (
     spent_by_counter,
     spent_by_step,
 )
+from scalerl.importers.rows import Row
 from scalerl.scaling import CurveError
 
 IMPORTERS: dict[str, Dialect] = {

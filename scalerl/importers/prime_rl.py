@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
-from scalerl.importers.containers import Row
 from scalerl.importers.dialect import HELD_OUT, OTHER, SECOND, SECONDS, TRAINING, Dialect, number
+from scalerl.importers.rows import Row
 
 TIME = re.compile(r"eval/[^/]+/time|time/eval/[^/]+")
 TRAIN = frozenset(("time/step", "progress/tokens", "progress/total_tokens"))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from scalerl.importers.containers import Row
 from scalerl.importers.dialect import HELD_OUT, OTHER, SECONDS, TRAINING, Dialect, number
+from scalerl.importers.rows import Row
 
 ASIDE = ("timing/save_checkpoints", "timing/save_hf_model")
 """Inside the timer of the step; evaluation is outside it."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from scalerl.importers.containers import Row
 from scalerl.importers.dialect import GENERIC_EVALUATIONS, Dialect
+from scalerl.importers.rows import Row
 from scalerl.scaling import CurveError
 
 

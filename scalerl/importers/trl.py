@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-from scalerl.importers.containers import Row
 from scalerl.importers.dialect import HELD_OUT, OTHER, SECONDS, TRAINING, Dialect, number
+from scalerl.importers.rows import Row
 
 RUNTIME = re.compile(r"eval_(?:(.+)_)?runtime")
 COMPONENT = re.compile(r"eval_rewards/[^/]+(?:/mean)?")

@@ -6,8 +6,8 @@ import re
 
 import numpy as np
 
-from scalerl.importers.containers import Row
 from scalerl.importers.dialect import HELD_OUT, OTHER, SECONDS, TRAINING, Dialect, number
+from scalerl.importers.rows import Row
 
 PHASES = tuple(
     f"timing_s/{name}"

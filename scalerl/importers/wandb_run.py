@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from scalerl.importers.containers import Row, flat
 from scalerl.importers.dialect import GENERIC_EVALUATIONS, Dialect
+from scalerl.importers.rows import Row, flat
 from scalerl.scaling import CurveError
 
 HEADER, BLOCK = 7, 32768

@@ -1,0 +1,38 @@
+"""One row of a log: column -> cell. It knows no file and no framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+Row = dict[str, Any]
+"""Column -> number (or text, in ``TEXT_COLUMNS``); a cell that is empty or no number is absent."""
+
+TEXT_COLUMNS = frozenset({"task"})
+
+
+def flat(row: Mapping[str, Any], prefix: str = "") -> Row:
+    """A row of numbers: nested objects become `outer/inner`, and what lies under `data` (verl) comes to the top."""
+    cells: Row = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            cells.update(flat(value, prefix if name == "data" else f"{prefix}{name}/"))
+        elif (cell := as_cell(name, value)) is not None:
+            cells[prefix + name] = cell
+    return cells
+
+
+def as_cell(name: str, value: Any) -> float | str | None:
+    """A number (NaN included), a text of ``TEXT_COLUMNS``, or None."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, int | float):
+        return float(value) if abs(value) < 1e300 or value != value else None
+    if not isinstance(value, str):
+        return None
+    if name in TEXT_COLUMNS:
+        return value.strip() or None
+    try:
+        return float(value) if len(value) < 40 else None
+    except ValueError:
+        return None
