@@ -9,7 +9,7 @@ train: $(VENV)/installed-train
 	$(VENV)/bin/scalerl train $(ARGS)
 
 test: $(VENV)/installed-dev
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .

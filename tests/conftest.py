@@ -3,7 +3,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("repeatable", derandomize=True)  # a change is judged by what it changed, not by luck
+settings.load_profile("repeatable")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads make the process tests crawl
 sys.path.insert(0, str(Path(__file__).parent))  # for tiny_models and the like
 

@@ -296,7 +296,7 @@ def compute_notes(axis: str, dialect: Dialect, seconds: Spent | None, count: flo
 
 
 def check_bounds(points: list[dict[str, Any]], bounds: tuple[float, float], metric: str) -> None:
-    """Refuses a metric outside its bounds, which are [0, 1] unless the user says otherwise."""
+    """Refuses a metric outside its bounds, which are [0, 1] unless the user says otherwise; mends rounding."""
     low, high = bounds
     if not (np.isfinite([low, high]).all() and low < high):
         raise CurveError(f"bounds must be two finite numbers in ascending order; got {bounds}")
@@ -308,6 +308,8 @@ def check_bounds(points: list[dict[str, Any]], bounds: tuple[float, float], metr
             f"{metric} leaves [{low:g}, {high:g}]: {len(outside)} of {len(values)} values do, from {values.min():g} to "
             f"{values.max():g}. Say what it can reach, such as bounds=({least}, {most}) or --bounds {least} {most}"
         )
+    for point in points:  # rounding in the log
+        point["pass_rate"] = min(max(point["pass_rate"], low), high)
 
 
 def write_points(imported: Imported, path: str | Path) -> None:

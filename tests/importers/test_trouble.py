@@ -8,7 +8,7 @@ import sys
 
 import builders
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scalerl import cli
@@ -170,6 +170,7 @@ COLUMNS = [
 VALUES = st.one_of(st.floats(), st.integers(-5, 40), st.sampled_from([0.5, "NaN", "x", None, True, [1], {"a": 0.1}]))
 
 
+@example(rows=[{"step": 0.0, "eval_reward": -8e-270}], source=None, devices=None)
 @settings(deadline=None, max_examples=300)
 @given(
     rows=st.lists(st.dictionaries(st.sampled_from(COLUMNS), VALUES), min_size=1, max_size=8),
