@@ -32,7 +32,8 @@ def run_report(arguments: argparse.Namespace) -> int:
     from scalerl.scaling import CurveError
 
     count = len(arguments.paths)
-    sources = read_sources([*arguments.paths, *(arguments.versus or [])], arguments.compute, arguments.task)
+    paths = [*arguments.paths, *(arguments.versus or [])]
+    sources = read_sources(paths, arguments.compute, arguments.task, arguments.bounds)
     found = study(sources[:count], sources[count:], arguments.exclude_below)
     html = page(found)
     try:

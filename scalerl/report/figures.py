@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scalerl.report.outlook import AXIS_NAMES
 from scalerl.report.quantities import MASSES, QUANTITIES, Slope, common_unit, joint_density
+from scalerl.scaling.curve import UNITS
 from scalerl.scaling.estimate import Estimate, shown
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def plot_curve(axes: Any, found: Fit, *, ahead: float = 4.0, note: str = "", sca
                       textcoords="offset points", ha="right", color=GREY, fontsize=8)  # fmt: skip
     axes.set_xscale(scale)
     axes.set_xlim(grid_M[0], grid_M[-1] * 1.05)
-    axes.set_xlabel(f"training compute ({axis_name(curve.axis)}{', log scale' if scale == 'log' else ''})")
+    axes.set_xlabel(f"training compute ({curve.unit}{', log scale' if scale == 'log' else ''})")
     axes.set_ylabel(metric_name(curve))
     axes.legend(loc="upper left" if scale == "log" else "center right", frameon=False, fontsize=8.5)
     title = f"{curve.label}   A = {found.asymptote.mean:.3f}, B = {found.efficiency.mean:.2f}"
@@ -86,7 +86,7 @@ def plot_slopes(axes: Any, slopes: Sequence[Slope], *, unit: float | None = None
     # near the ceiling F of a noisy point is anything; the lines say where to look
     axes.set_ylim(float(np.min(heights)) / 4, float(np.max(heights)) * 6)
     counted = "" if unit == 1 else f", in units of {unit:.3g}"
-    axes.set_xlabel(f"training compute ({axis_name(slopes[0].axis)}{counted}, log scale)")
+    axes.set_xlabel(f"training compute ({UNITS.get(slopes[0].axis, slopes[0].axis)}{counted}, log scale)")
     axes.set_ylabel("F(R) = C^B (log scale)")
     axes.legend(loc="upper left", frameon=False, fontsize=8.5)
     dropped = sum(slope.dropped for slope in slopes)
@@ -167,15 +167,10 @@ def plot_backtest(axes: Any, curve: Curve, parts: Sequence[Fit]) -> Any:
         axes.fill_between(grid_M, band.low, band.high, color=color, alpha=0.14, lw=0)
         axes.plot(grid_M, band.mean, color=color, lw=1.8, label=f"forecast from the first {share:.0%}")
         axes.axvline(part.last_compute, color=color, lw=0.9, ls=":")
-    axes.set_xlabel(f"training compute ({axis_name(curve.axis)})")
+    axes.set_xlabel(f"training compute ({curve.unit})")
     axes.set_ylabel(metric_name(curve))
     axes.legend(loc="lower right", frameon=False, fontsize=8.5)
     return _finish(axes, f"{curve.label}   first parts predict the rest".strip(), "bands should hold 9 points in 10")
-
-
-def axis_name(axis: str) -> str:
-    """Return a compute axis as a reader sees it."""
-    return AXIS_NAMES.get(axis, axis)
 
 
 def metric_name(curve: Curve) -> str:

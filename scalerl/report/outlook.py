@@ -16,9 +16,6 @@ MIN_GAIN = 0.01
 """A gain at twice the compute below this is not worth it, unless the user says otherwise."""
 HORIZON = ("2x", "4x")
 
-AXIS_NAMES = {"device_hours": "device-hours", "flops": "FLOPs", "tokens": "tokens", "step": "steps"}
-"""Compute axes as a reader sees them."""
-
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
@@ -37,7 +34,7 @@ class Outlook:
     def lines(self) -> list[str]:
         """Return the outlook as text for a terminal."""
         found, ahead = self.fit, self.forecast
-        axis = AXIS_NAMES.get(found.curve.axis, found.curve.axis)
+        axis = found.curve.unit
         last = float(found.curve.metric[-1])
         lines = [
             f"curve     {len(found.curve)} evaluations to {found.last_compute:.3g} {axis}, last value {last:.3f}",

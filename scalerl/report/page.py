@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import scalerl
 from scalerl.parts import ConfigError
-from scalerl.report.figures import axis_name
 from scalerl.report.page_figures import FIGURES, Figure, number_html, style_of
 from scalerl.report.study import RunStudy, Study
 from scalerl.scaling import Estimate
@@ -161,7 +160,7 @@ def _advice(run: RunStudy) -> tuple[str, str]:
         return advice.action.capitalize() + ".", gain
     reach = advice.train_to if math.isfinite(advice.train_to) else 30 * run.outlook.fit.last_compute
     far = "at least" if math.isfinite(advice.train_to) else "further than"
-    where = f"{number_html(reach)} {html.escape(axis_name(run.curve.axis))}"
+    where = f"{number_html(reach)} {html.escape(run.curve.unit)}"
     return "Not identified yet.", f"Train {far} to {where} and ask again. {gain}"
 
 

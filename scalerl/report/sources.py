@@ -35,26 +35,29 @@ class Source:
     """What a reader must know about the data; empty if nothing."""
 
 
-def read_sources(paths: Sequence[Path], axis: str | None = None, task: str | None = None) -> list[Source]:
+def read_sources(
+    paths: Sequence[Path], axis: str | None = None, task: str | None = None, bounds: Sequence[float] = (0.0, 1.0)
+) -> list[Source]:
     """Read run directories and files of points.
 
     Args:
         paths: as in ``Curve.read``.
         axis: compute axis; None takes the one that a run directory's machine implies, or the first that a file has.
         task: which task, where there are several.
+        bounds: least and greatest value of the metric.
 
     Raises:
         CurveError: a path that holds no curve.
         ConfigError: a run directory with a broken config.toml.
     """
-    return [_read(path, name, axis, task) for path, name in zip(paths, _names(paths), strict=True)]
+    return [_read(path, name, axis, task, bounds) for path, name in zip(paths, _names(paths), strict=True)]
 
 
-def _read(path: Path, name: str, axis: str | None, task: str | None) -> Source:
+def _read(path: Path, name: str, axis: str | None, task: str | None, bounds: Sequence[float]) -> Source:
     config = read_config(path / "config.toml", []) if (path / "config.toml").exists() else None
     if axis is None and config is not None:
         axis = default_axis(config)
-    curve = Curve.read(path, axis=axis, task=task)
+    curve = Curve.read(path, axis=axis, task=task, bounds=(bounds[0], bounds[1]))
     return Source(path, name, curve, config, data_note(config) if config else "")
 
 

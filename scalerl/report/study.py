@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scalerl.report.figures import axis_name
 from scalerl.report.outlook import Outlook, outlook
 from scalerl.report.quantities import (
     QUANTITIES,
@@ -81,7 +80,7 @@ class Study:
     @property
     def axis(self) -> str:
         """The compute axis that all runs share, as a reader sees it."""
-        return axis_name(self.runs[0].curve.axis)
+        return self.runs[0].curve.unit
 
     def headlines(self) -> list[str]:
         """The verdicts, a line each: the comparison, then each run's advice."""

@@ -51,6 +51,10 @@ def add_curve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compute", help="compute axis: device_hours, flops, tokens or step")
     parser.add_argument("--task", help="which task, where there are several")
     parser.add_argument(
+        "--bounds", nargs=2, type=float, default=(0.0, 1.0), metavar=("LOW", "HIGH"),
+        help="what the metric can reach; default 0 1, a reward may need -1 1",
+    )  # fmt: skip
+    parser.add_argument(
         "--exclude-below", type=float, default=0.0, metavar="C", help="leave out points of less compute; 0 itself stays"
     )
 
@@ -163,7 +167,7 @@ VERBS: dict[str, Verb] = {
 def _sources(paths: Sequence[Path], arguments: argparse.Namespace) -> list[Source]:
     from scalerl.report.sources import read_sources
 
-    return read_sources(paths, arguments.compute, arguments.task)
+    return read_sources(paths, arguments.compute, arguments.task, arguments.bounds)
 
 
 def _amount(word: str) -> float | str:

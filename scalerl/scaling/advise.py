@@ -90,7 +90,7 @@ def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
     train_to = float("nan") if decided else compute_to_identify(fit)
     gain = summarise(gain_D)
     sentence = SENTENCES[action].format(
-        p=f"{probability:.2f}", g=f"{min_gain:g}", b=short(total), axis=fit.curve.axis, gain=gain,
+        p=f"{probability:.2f}", g=f"{min_gain:g}", b=short(total), unit=fit.curve.unit, gain=gain,
         x=short(train_to) if np.isfinite(train_to) else f"more than {short(30 * last)}",
     )  # fmt: skip
     if not fit.identified and action != "not identified yet":
@@ -99,10 +99,10 @@ def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
 
 
 SENTENCES = {
-    "continue": "Continue: training to {axis} {b} gains more than {g} with probability {p} (gain {gain}).",
-    "stop": "Stop: training to {axis} {b} gains more than {g} with probability only {p} (gain {gain}).",
+    "continue": "Continue: training to {b} {unit} gains more than {g} with probability {p} (gain {gain}).",
+    "stop": "Stop: training to {b} {unit} gains more than {g} with probability only {p} (gain {gain}).",
     "not identified yet": (
-        "Not identified yet: train at least to {axis} {x} and ask again; as it stands, training to {b} gains more "
+        "Not identified yet: train at least to {x} {unit} and ask again; as it stands, training to {b} gains more "
         "than {g} with probability {p} (gain {gain})."
     ),
 }

@@ -28,11 +28,11 @@ class Score:
     rmse: float
     """Root mean square error, in the metric's unit."""
 
-    coverage: float
-    """Share of points within the 90 % band for single evaluations."""
+    coverage: float | None
+    """Share of points within the 90 % band for single evaluations; None where the method has no band (the paper's)."""
 
     def __str__(self) -> str:
-        return f"error {self.rmse:.4f}, {self.coverage:.0%} in the band"
+        return f"error {self.rmse:.4f}, " + ("no band" if self.coverage is None else f"{self.coverage:.0%} in the band")
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,13 @@ def split_at(curve: Curve, fraction: float, method: str) -> Split:
     compute_M, metric_M = curve.compute[after], curve.metric[after]
     fitted = fit(shown, method)
     band = fitted.predict(compute_M, noise=True)
+    inside_M = (band.low <= metric_M) & (metric_M <= band.high)
     return Split(
         fraction=float(fraction),
         shown=len(shown),
         held_out=len(compute_M),
         identified=fitted.identified,
-        forecast=Score(rmse(band.mean - metric_M), float(((band.low <= metric_M) & (metric_M <= band.high)).mean())),
+        forecast=Score(rmse(band.mean - metric_M), None if np.isnan(band.low).all() else float(inside_M.mean())),
         baselines={name: naive_score(shown, make(shown), compute_M, metric_M) for name, make in BASELINES.items()},
     )
 

@@ -334,7 +334,7 @@ def what_would_tell(sides: Sides, difference_D: Array, seed_sd: float, margin: f
     unknown = [f for side in sides for f in side if not f.identified]
     if unknown:
         furthest = max(compute_to_identify(f) for f in unknown)
-        where = f"at least to {unknown[0].curve.axis} {short(furthest)}" if np.isfinite(furthest) else "much further"
+        where = f"at least to {short(furthest)} {unknown[0].curve.unit}" if np.isfinite(furthest) else "much further"
         return f"What would tell: {len(unknown)} of the ceilings are not identified yet; train those runs {where}."
     fewest = min(len(side) for side in sides)
     goal = max(abs(float(difference_D.mean())), margin)

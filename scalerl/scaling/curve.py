@@ -19,6 +19,9 @@ from scalerl.scaling.readers import CurveError, Table, read_table, table_of_fram
 AXES = ("device_hours", "flops", "tokens", "step", "compute")
 """Compute columns, in the order they are looked for when none is named."""
 
+UNITS = {"device_hours": "device-hours", "flops": "FLOPs", "step": "steps"}
+"""Compute axes as a reader sees them, where that is not their own name."""
+
 METRICS = ("pass_rate", "metric")
 """Metric columns, in the order they are looked for when none is named."""
 
@@ -102,9 +105,24 @@ class Curve:
         """Compute of the last point."""
         return float(self.compute[-1])
 
+    @property
+    def unit(self) -> str:
+        """What compute is counted in, as a reader sees it."""
+        return UNITS.get(self.axis, self.axis)
+
     def between(self, least: float = 0.0, most: float = np.inf) -> Curve:
-        """The points with 0 < least <= compute <= most; the point at compute 0 stays, since it is R0 itself."""
+        """The points with 0 < least <= compute <= most; the point at compute 0 stays, since it is R0 itself.
+
+        Raises:
+            CurveError: no point after the start lies there.
+        """
         keep_N = ((self.compute >= least) | (self.compute == 0)) & (self.compute <= most)
+        if not (keep_N & (self.compute > 0)).any():
+            asked = f"from {least:.4g} to {most:.4g}" if np.isfinite(most) else f"at or above {least:.4g}"
+            raise CurveError(
+                f"no evaluation lies {asked} {self.unit}; the curve goes from {self.compute[self.compute > 0][0]:.4g} "
+                f"to {self.last_compute:.4g}"
+            )
         return self._select(keep_N)
 
     def first(self, count: int) -> Curve:
@@ -262,9 +280,9 @@ def check_range(compute_N: Array, metric_N: Array, low: float, high: float) -> N
     slack = 1e-9 * (high - low)
     outside = metric_N[(metric_N < low - slack) | (metric_N > high + slack)]
     if len(outside):
-        hint = "give bounds=(least, greatest)"
+        hint = "give bounds=(least, greatest), --bounds on the command line"
         if low == 0 and high == 1:
-            hint = "a percentage needs bounds=(0, 100), a reward in [-1, 1] needs bounds=(-1, 1)"
+            hint = "a percentage needs bounds=(0, 100), a reward in [-1, 1] needs bounds=(-1, 1), or --bounds -1 1"
         raise CurveError(
             f"metric must lie in [{low:g}, {high:g}]; {len(outside)} values do not, such as {outside[0]:.6g}: {hint}"
         )

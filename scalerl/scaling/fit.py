@@ -148,7 +148,7 @@ class Fit:
     def __str__(self) -> str:
         title = f"{self.curve.label}: " if self.curve.label else ""
         lines = [
-            f"{title}{self.method} fit of {len(self.curve)} points to {self.curve.axis} {self.last_compute:.4g}",
+            f"{title}{self.method} fit of {len(self.curve)} points to {self.last_compute:.4g} {self.curve.unit}",
             f"  asymptote   A     {self.asymptote}",
             f"  efficiency  B     {self.efficiency}",
             f"  midpoint    Cmid  {self.midpoint}",

@@ -82,15 +82,15 @@ class Forecast:
         }
 
     def __str__(self) -> str:
-        axis = self.fit.curve.axis
-        lines = [f"now, {axis} {short(self.now.compute)}: {Estimate.__str__(self.now)}"]
+        unit = self.fit.curve.unit
+        lines = [f"now, at {short(self.now.compute)} {unit}: {Estimate.__str__(self.now)}"]
         for i, estimate in enumerate(self.at):
             naive = ", ".join(f"{name} {values[i]:.3f}" for name, values in self.baselines.items())
-            lines.append(f"at {axis} {short(estimate.compute)}: {Estimate.__str__(estimate)}; {naive}")
+            lines.append(f"at {short(estimate.compute)} {unit}: {Estimate.__str__(estimate)}; {naive}")
         lines.append(f"gain still to come: {self.gain_to_come}")
-        lines.append(f"95 % of the climb is done at {axis} {self.done}")
+        lines.append(f"95 % of the climb is done, in {unit}: {self.done}")
         if self.target is not None:
-            lines.append(f"the target is reached at {axis} {self.target}")
+            lines.append(f"the target is reached, in {unit}: {self.target}")
         if not self.fit.identified:
             lines.append(f"ceiling NOT identified: {self.fit.reason}")
         return "\n".join(lines)

@@ -71,7 +71,7 @@ def late_start(curve: Curve, draws: Draws, probability: float) -> Symptom:
     """Nothing moved for the first part of the run."""
     delay = float(np.median(draws.delay[draws.delay > 0]))
     message = (
-        f"with probability {probability:.2f} nothing moves before {curve.axis} {delay:.4g}, and the law holds from "
+        f"with probability {probability:.2f} nothing moves before {delay:.4g} {curve.unit}, and the law holds from "
         f"there on; the forecast allows for it"
     )
     return Symptom("late take-off", message, {"probability": probability, "start": delay})
@@ -82,7 +82,7 @@ def second_rise(curve: Curve, draws: Draws, probability: float) -> Symptom:
     rising = (draws.second_gain > 0) & (draws.second_midpoint < 10 * curve.last_compute)
     midpoint = float(np.median(draws.second_midpoint[rising]))
     message = (
-        f"with probability {probability:.2f} a second rise has begun (half done near {curve.axis} {midpoint:.4g}); "
+        f"with probability {probability:.2f} a second rise has begun (half done near {midpoint:.4g} {curve.unit}); "
         f"Cmid and B describe the first, the ceiling both"
     )
     return Symptom("two-phase rise", message, {"probability": probability, "second_midpoint": midpoint})
@@ -94,8 +94,8 @@ def creep(curve: Curve, draws: Draws, probability: float) -> Symptom:
     slope = float(np.median((draws.second_gain / draws.second_midpoint)[creeping]))
     rise = slope * curve.last_compute
     message = (
-        f"with probability {probability:.2f} the level creeps on, by {rise:.3f} for each further {curve.axis} "
-        f"{curve.last_compute:.4g}; there is no ceiling to read"
+        f"with probability {probability:.2f} the level creeps on, by {rise:.3f} for each further "
+        f"{curve.last_compute:.4g} {curve.unit}; there is no ceiling to read"
     )
     return Symptom("creep", message, {"probability": probability, "rise_per_run": rise})
 
@@ -140,7 +140,7 @@ def decline(curve: Curve) -> Symptom | None:
         return None
     where = float(curve.compute[best + 1])
     message = (
-        f"the metric fell by {fall:.3f} since its best near {curve.axis} {where:.4g} (noise {noise:.4f}); the law only "
+        f"the metric fell by {fall:.3f} since its best near {where:.4g} {curve.unit} (noise {noise:.4f}); the law only "
         f"rises, so look for the cause, or fit the part before the fall"
     )
     return Symptom("decline", message, {"fall": fall, "best_at": where, "noise": noise})
@@ -158,7 +158,7 @@ def early_saturation(curve: Curve) -> Symptom | None:
     if share < EARLY_SHARE:
         return None
     message = (
-        f"{share:.0%} of the climb came before the first evaluation, at {curve.axis} {curve.compute[1]:.4g}; "
+        f"{share:.0%} of the climb came before the first evaluation, at {curve.compute[1]:.4g} {curve.unit}; "
         f"the ceiling can be read, B and Cmid cannot. Evaluate earlier in the next run"
     )
     return Symptom("saturation before the window", message, {"share": share, "first": float(curve.compute[1])})

@@ -79,7 +79,7 @@ def test_a_forecast_is_for_the_compute_asked_about(capsys, points):
     found = answer(capsys, "forecast", points, "--at", "2e4", "3x")
     assert [at["compute"] for at in found["forecast"]["at"]] == [20_000, 48_000]
     code, out, _ = call(capsys, "forecast", points, "--target", 0.5)
-    assert code == 0 and "the target is reached at device_hours" in out and "last value" in out
+    assert code == 0 and "the target is reached, in device-hours" in out and "last value" in out
 
 
 def test_a_comparison_names_the_side_that_is_better(capsys, sides):
@@ -186,3 +186,15 @@ def test_runs_are_named_by_what_tells_them_apart(tmp_path):
     c = write(tmp_path / "c/curve.jsonl", made)
     assert [s.name for s in read_sources([a.parent, c])] == ["run", "curve"]
     assert [s.name for s in read_sources([a, b.parent, c])] == ["a/run", "b/run", "c/curve"]
+
+
+def test_a_reward_in_minus_one_to_one_is_read_when_its_bounds_are_said(capsys, tmp_path):
+    source = curve()
+    path = tmp_path / "rewards.jsonl"
+    rows = [{"step": c, "metric": 2 * r - 1} for c, r in zip(source.compute, source.metric, strict=True)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, _, error = call(capsys, "fit", path)
+    assert code == 2 and "metric must lie in [0, 1]" in error and "--bounds -1 1" in error
+    fitted = answer(capsys, "fit", path, "--bounds", -1, 1)
+    half = answer(capsys, "fit", write(tmp_path / "rates.jsonl", source))
+    assert fitted["asymptote"]["mean"] == pytest.approx(2 * half["asymptote"]["mean"] - 1, abs=0.005)

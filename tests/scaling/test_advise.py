@@ -20,7 +20,7 @@ def test_a_finished_run_is_stopped():
     assert advice.action == "stop"
     assert advice.probability < 0.01
     assert advice.sentence.startswith(
-        "Stop: training to device_hours 1.28e+05 gains more than 0.01 with probability only 0.0"
+        "Stop: training to 1.28e+05 device-hours gains more than 0.01 with probability only 0.0"
     )
 
 
@@ -29,7 +29,7 @@ def test_an_undecided_run_without_a_known_ceiling_is_trained_further():
     advice = advise(fit(run(last=4000.0, noise=0.01)), budget="2x", min_gain=0.08)
     assert advice.action == "not identified yet"
     assert 4000.0 < advice.train_to < math.inf
-    assert advice.sentence.startswith("Not identified yet: train at least to device_hours")
+    assert advice.sentence.startswith("Not identified yet: train at least to 1.")
 
 
 def test_less_noise_asks_for_less_training_before_the_ceiling_is_known():

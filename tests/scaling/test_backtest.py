@@ -46,3 +46,8 @@ def test_a_backtest_prints_a_table_and_is_json():
     found = backtest(run(), fractions=[0.5, 0.7])
     assert str(found).startswith("first 50% (21 points) predicting 20:\n  forecast               error 0.00")
     assert len(json.loads(json.dumps(found.to_dict()))["splits"]) == 2
+
+
+def test_a_method_without_a_band_reports_no_coverage_rather_than_none_of_the_points():
+    (split,) = backtest(run(), fractions=[0.5], method="paper").splits
+    assert split.forecast.coverage is None and "no band" in str(split.forecast)

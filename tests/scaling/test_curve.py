@@ -189,3 +189,8 @@ def test_any_pairs_of_allowed_numbers_make_an_ascending_curve_or_a_clear_error(p
     assert (np.diff(curve.compute) > 0).all()
     assert len(curve) == len(set(compute))
     assert min(metric) - 1e-9 <= curve.metric.min() <= curve.metric.max() <= max(metric) + 1e-9
+
+
+def test_leaving_out_everything_names_what_was_asked_and_what_is_there():
+    with pytest.raises(CurveError, match=r"no evaluation lies at or above 2e\+04 FLOPs; .* 100 to 200"):
+        Curve([0, 100, 200], [0.1, 0.2, 0.3], axis="flops").between(2e4)

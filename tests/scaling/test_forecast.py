@@ -56,7 +56,7 @@ def test_baselines_stand_beside_each_estimate(exact):
 def test_an_unidentified_forecast_says_so():
     text = str(forecast(fit(run(last=1500.0))))
     assert "ceiling NOT identified" in text
-    assert "at device_hours 3000:" in text
+    assert "at 3000 device-hours:" in text
 
 
 def test_the_answer_is_json():
