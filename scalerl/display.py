@@ -63,7 +63,7 @@ class RunDisplay:
 
     def note(self, text: str) -> None:
         """Say something once, above the table."""
-        self.console.print(text, highlight=False, markup=False)
+        self.console.print(text, highlight=False, markup=False, soft_wrap=not self.console.is_terminal)
 
     def step(self, row: dict[str, Any]) -> None:
         """Show a training step."""

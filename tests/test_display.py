@@ -66,3 +66,9 @@ def test_elsewhere_than_on_a_terminal_a_step_is_one_line():
     assert out.getvalue().splitlines() == [
         "step 9/480  pass 0.310  truncated 0.0%  stale 1.4 (max 3)  tok/s 41234 | 35678  idle 1% | 4%"
     ]
+
+
+def test_a_line_in_a_log_file_is_not_broken_where_the_terminal_would_end():
+    console = Console(file=io.StringIO(), force_terminal=False, width=40)
+    RunDisplay(LAB, "flops", console).note("one two three four five six seven eight nine ten eleven twelve")
+    assert console.file.getvalue().count("\n") == 1
