@@ -12,12 +12,12 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from work import rows, train
 
 from scalerl.scaling import Curve, fit
 
@@ -25,8 +25,7 @@ from scalerl.scaling import Curve, fit
 def measure(seed: int, directory: Path, extra: list[str]) -> dict[str, Any]:
     """Run one seed and return its figures."""
     began = time.perf_counter()
-    command = [sys.executable, "-m", "scalerl.cli", "train", "--seed", str(seed), "--run-dir", str(directory), *extra]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    train(directory, ["--seed", str(seed), *extra])
     return {"seed": seed, "wall_s": time.perf_counter() - began, **figures(directory)}
 
 
@@ -38,9 +37,8 @@ def figures(directory: Path) -> dict[str, Any]:
     last_3 = curve.metric[-3:]
     end, ahead = last_3.mean(), found.predict(curve.compute[-3:])
     noisy = found.predict(curve.compute[-3:], noise=True)
-    rows = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
-    points = [json.loads(line) for line in (directory / "points.jsonl").read_text().splitlines()]
-    idle = {side: statistics.mean(row[f"{side}_idle"] for row in rows[5:]) for side in ("generator", "trainer")}
+    metrics, points = rows(directory / "metrics.jsonl"), rows(directory / "points.jsonl")
+    idle = {side: statistics.mean(row[f"{side}_idle"] for row in metrics[5:]) for side in ("generator", "trainer")}
     whole = fit(curve)
     return {
         "evaluations": len(curve),
@@ -57,10 +55,10 @@ def figures(directory: Path) -> dict[str, Any]:
         "training_s": points[-1]["device_hours"] * 3600,
         "evaluation_s": sum(point["eval_s"] for point in points),
         "slower_side_idle": min(idle.values()), "idle": idle,
-        "swap_ms": statistics.median(row["swap_ms"] for row in rows[1:]),
-        "first_log_ratio": max(abs(rows[0]["log_ratio_min"]), abs(rows[0]["log_ratio_max"])),
-        "staleness": [statistics.mean(r["staleness_mean"] for r in rows), max(r["staleness_max"] for r in rows)],
-        "retired": rows[-1]["retired_prompts"],
+        "swap_ms": statistics.median(row["swap_ms"] for row in metrics[1:]),
+        "first_log_ratio": max(abs(metrics[0]["log_ratio_min"]), abs(metrics[0]["log_ratio_max"])),
+        "staleness": [statistics.mean(r["staleness_mean"] for r in metrics), max(r["staleness_max"] for r in metrics)],
+        "retired": metrics[-1]["retired_prompts"],
     }  # fmt: skip
 
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
+
+from work import machine, train
 
 WARM_UP = 10
 ARMS = {
@@ -32,9 +32,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("overlap.json"))
     parser.add_argument("extra", nargs="*", help="options of `scalerl train`, after --")
     options = parser.parse_args()
-    sys.path.insert(0, str(Path(__file__).parent))
-    from work import machine
-
     rates: dict[str, list[float]] = {name: [] for name in ARMS}
     for _ in range(options.rounds):
         for name, words in ARMS.items():
@@ -51,10 +48,8 @@ def measure(words: list[str]) -> float:
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
         quiet = ["--evaluation.every", "100000", "--evaluation.prompts", "64", "--checkpoint.every", "100000"]
-        command = [sys.executable, "-m", "scalerl.cli", "train", "--run-dir", str(run), *quiet, *words]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][WARM_UP:]
-    return len(rows) / sum(row["step_s"] for row in rows)
+        measured = train(run, [*quiet, *words])[WARM_UP:]
+    return len(measured) / sum(row["step_s"] for row in measured)
 
 
 if __name__ == "__main__":

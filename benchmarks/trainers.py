@@ -14,13 +14,16 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from work import machine, save_model, save_prompts, train
+
 STEPS, WARM_UP = 48, 12
 HERE = Path(__file__).parent
+ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(HERE), "HF_HUB_OFFLINE": "1"}
+"""Both see the same: sleeping, not spinning, threads and the shared reward."""
 
 
 def main() -> None:
@@ -30,9 +33,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("trainers.json"))
     options = parser.parse_args()
-    sys.path.insert(0, str(HERE))
-    from work import machine, save_model, save_prompts
-
     results: dict[str, Any] = {"machine": machine()}
     for size in options.sizes:
         with tempfile.TemporaryDirectory() as scratch:
@@ -57,7 +57,7 @@ def compare(run: Path, place: Path, trl: Path | None) -> dict[str, float]:
     if trl:
         command = [str(trl), str(HERE / "trl_baseline.py"), str(place / "model"), str(place / "prompts.jsonl"),
                    str(STEPS), str(WARM_UP)]  # fmt: skip
-        done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment())
+        done = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, **ENVIRONMENT})
         found["trl"] = json.loads(done.stdout.splitlines()[-1])["samples_per_s"]
     return found
 
@@ -66,23 +66,16 @@ def scalerl(run: Path, place: Path) -> dict[str, float]:
     """Train by the command line, as a user would."""
     words = [
         "--model", str(place / "model"), "--data", str(place / "prompts.jsonl"), "--reward", "rewards:even_start",
-        "--run-dir", str(run), "--steps", str(STEPS), "--recipe.prompts_per_step", "8",
+        "--steps", str(STEPS), "--recipe.prompts_per_step", "8",
         "--recipe.generations_per_prompt", "8", "--recipe.length", "{kind = 'none', max_tokens = 64}",
         "--recipe.zero_variance", "keep", "--recipe.truncated", "keep", "--recipe.retire_pass_rate", "none",
         "--evaluation.prompts", "8", "--evaluation.samples", "1", "--evaluation.every", "1000",
         "--checkpoint.every", "1000",
     ]  # fmt: skip
-    command = [sys.executable, "-m", "scalerl.cli", "train", *words]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment())
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][WARM_UP:]
-    seconds = sum(row["step_s"] for row in rows)
-    tokens = statistics.mean(row["completion_tokens_mean"] for row in rows)
-    return {"scalerl": 64 * len(rows) / seconds, "tokens": tokens}
-
-
-def environment() -> dict[str, str]:
-    """Both see the same: sleeping, not spinning, threads and the shared reward."""
-    return {**os.environ, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(HERE), "HF_HUB_OFFLINE": "1"}
+    measured = train(run, words, **ENVIRONMENT)[WARM_UP:]
+    seconds = sum(row["step_s"] for row in measured)
+    tokens = statistics.mean(row["completion_tokens_mean"] for row in measured)
+    return {"scalerl": 64 * len(measured) / seconds, "tokens": tokens}
 
 
 if __name__ == "__main__":

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import random
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,15 +55,25 @@ def save_model(size: str, path: Path) -> None:
 def save_prompts(path: Path, count: int, tokens: int = 16) -> None:
     """Write prompts of random words, with answers that nobody will look at."""
     rng = random.Random(0)
-    rows = [{"prompt": " ".join(f"w{rng.randrange(2, VOCABULARY)}" for _ in range(tokens)), "answer": "x"}
+    prompts = [{"prompt": " ".join(f"w{rng.randrange(2, VOCABULARY)}" for _ in range(tokens)), "answer": "x"}
             for _ in range(count)]  # fmt: skip
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in prompts))
+
+
+def train(run: Path, words: Sequence[str], **environment: str) -> list[dict[str, Any]]:
+    """Train by the command line, as a user would; return the run's metrics, a row a step."""
+    command = [sys.executable, "-m", "scalerl.cli", "train", "--run-dir", str(run), *words]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **environment})
+    return rows(run / "metrics.jsonl")
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a JSONL file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def machine() -> dict[str, Any]:
     """Return what the figures were measured on."""
-    import os
-
     import torch
     import transformers
 

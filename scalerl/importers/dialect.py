@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +13,40 @@ HELD_OUT, SECOND, OTHER, TRAINING = 0, 1, 2, 3
 """Ranks of a metric: mean score on held-out prompts; one to take where that is missing; another held-out figure; the
 reward on training prompts."""
 
+Prepare = Callable[[list[Row]], tuple[list[Row], tuple[str, ...]]]
+"""Rows to rows with what needs more than a name, and notes."""
+
 SECONDS = "@seconds"
 """Column that ``prepare`` adds where training time is not a column of the log but a difference of some."""
+
+
+def number(row: Row, name: str) -> float | None:
+    """A cell as a number, or None where it is absent or no number."""
+    value: Any = row.get(name)
+    return value if isinstance(value, float) and value == value else None
+
+
+def total(row: Row, names: Iterable[str]) -> float:
+    """The sum of some columns, absent ones left out."""
+    return sum(number(row, name) or 0.0 for name in names)
 
 
 def as_they_are(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
     """Rows that need no preparation."""
     return rows, ()
+
+
+def without(whole: str, aside: Sequence[str]) -> Prepare:
+    """How to make ``SECONDS`` of a timer that includes others, such as those of checkpoints."""
+
+    def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
+        for row in rows:
+            seconds = number(row, whole)
+            if seconds is not None:
+                row[SECONDS] = seconds - total(row, aside)
+        return rows, ()
+
+    return prepare
 
 
 def unknown(rows: list[Row]) -> int | None:
@@ -56,8 +83,7 @@ class Dialect:
     """Tokens of one step."""
     rename: Callable[[str], str] = str
     """A column's name in one logger to its name in another, which the other fields use."""
-    prepare: Callable[[list[Row]], tuple[list[Row], tuple[str, ...]]] = as_they_are
-    """Rows to rows with what needs more than a name, and notes."""
+    prepare: Prepare = as_they_are
     devices: Callable[[list[Row]], int | None] = unknown
     """The device count, where the log implies it."""
 
@@ -76,9 +102,3 @@ GENERIC_EVALUATIONS = (
     (r"(?:train/)?(?:reward|rewards/mean|reward/mean)", TRAINING),
 )  # fmt: skip
 """Metric names where the framework is not known."""
-
-
-def number(row: Row, name: str) -> float | None:
-    """A cell as a number, or None where it is absent or no number."""
-    value: Any = row.get(name)
-    return value if isinstance(value, float) and value == value else None

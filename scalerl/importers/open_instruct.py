@@ -2,18 +2,7 @@
 
 from __future__ import annotations
 
-from scalerl.importers.dialect import HELD_OUT, OTHER, SECOND, SECONDS, TRAINING, Dialect, number
-from scalerl.importers.rows import Row
-
-
-def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """Training seconds of each step, checkpoints left out."""
-    for row in rows:
-        total = number(row, "time/total")
-        if total is not None:
-            row[SECONDS] = total - (number(row, "time/saving") or 0.0)
-    return rows, ()
-
+from scalerl.importers.dialect import HELD_OUT, OTHER, SECOND, SECONDS, TRAINING, Dialect, without
 
 DIALECT = Dialect(
     name="open-instruct",
@@ -32,5 +21,5 @@ DIALECT = Dialect(
     seconds=(SECONDS,),
     tokens=("val/num_total_tokens",),
     step_tokens=("val/num_step_tokens",),
-    prepare=prepare,
+    prepare=without("time/total", ("time/saving",)),
 )

@@ -2,20 +2,10 @@
 
 from __future__ import annotations
 
-from scalerl.importers.dialect import HELD_OUT, OTHER, SECONDS, TRAINING, Dialect, number
-from scalerl.importers.rows import Row
+from scalerl.importers.dialect import HELD_OUT, OTHER, SECONDS, TRAINING, Dialect, without
 
 ASIDE = ("timing/save_checkpoints", "timing/save_hf_model")
 """Inside the timer of the step; evaluation is outside it."""
-
-
-def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """Training seconds of each step, checkpoints left out."""
-    for row in rows:
-        step = number(row, "timing/step")
-        if step is not None:
-            row[SECONDS] = step - sum(number(row, name) or 0.0 for name in ASIDE)
-    return rows, ()
 
 
 DIALECT = Dialect(
@@ -31,5 +21,5 @@ DIALECT = Dialect(
     ),
     about="timing/step without timing/save_checkpoints and timing/save_hf_model; evaluation is outside it",
     seconds=(SECONDS,),
-    prepare=prepare,
+    prepare=without("timing/step", ASIDE),
 )  # fmt: skip

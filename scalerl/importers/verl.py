@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from scalerl.importers.dialect import HELD_OUT, OTHER, SECONDS, TRAINING, Dialect, number
+from scalerl.importers.dialect import HELD_OUT, OTHER, SECONDS, TRAINING, Dialect, number, total
 from scalerl.importers.rows import Row
 
 PHASES = tuple(
@@ -41,11 +41,6 @@ def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
     for row, some in zip(timed, aside, strict=True):
         row[SECONDS] = row["timing_s/step"] - some
     return rows, ("timing_s/step includes validation and checkpoints in this log; they were subtracted",)
-
-
-def total(row: Row, names: tuple[str, ...]) -> float:
-    """The sum of some columns, absent ones left out."""
-    return sum(number(row, name) or 0.0 for name in names)
 
 
 def plain_name(name: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,14 @@ def run_report(arguments: argparse.Namespace) -> int:
     count = len(arguments.paths)
     paths = [*arguments.paths, *(arguments.versus or [])]
     sources = read_sources(paths, arguments.compute, arguments.task, arguments.bounds)
-    found = study(sources[:count], sources[count:], arguments.exclude_below)
+    found = study(sources[:count], sources[count:], arguments.exclude_below, arguments.method)
     html = page(found)
     try:
         arguments.output.write_text(html, encoding="utf-8")
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
         raise CurveError(f"the page cannot be written to {arguments.output}: {error.strerror}; choose -o") from error
-    print("\n".join([*found.headlines(), f"page      {arguments.output}"]))
+    if arguments.json:
+        print(json.dumps({"page": str(arguments.output), **found.to_dict()}, indent=1, allow_nan=False))
+    else:
+        print("\n".join([*found.headlines(), f"page      {arguments.output}"]))
     return 0

@@ -73,13 +73,12 @@ def plot_slopes(axes: Any, slopes: Sequence[Slope], *, unit: float | None = None
     unit = common_unit(slopes) if unit is None else unit
     heights = []
     for slope, color in zip(slopes, _colors(len(slopes)), strict=True):
-        span = np.array([slope.compute.min(), slope.compute.max()])
-        axes.plot(span / unit, slope.line(span, unit), color=color, lw=1.8)
+        axes.plot(slope.span / unit, slope.line(slope.span, unit), color=color, lw=1.8)
         axes.plot(
             slope.compute / unit, slope.level(unit), "o", ms=3.5, color=color, alpha=0.75,
             label=f"{slope.label}: B = {slope.efficiency:.2f}",
         )  # fmt: skip
-        heights.append(slope.line(span, unit))
+        heights.append(slope.line(slope.span, unit))
     axes.set_xscale("log")
     axes.set_yscale("log")
     _plain_log_ticks(axes.xaxis)

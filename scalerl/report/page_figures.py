@@ -114,11 +114,10 @@ def slopes(study: Study) -> Figure:
     for number, run in enumerate(study.runs):
         color, dash = style_of(study, number)
         slope, name = run.slope, f"{html.escape(run.name)}: B = {run.slope.efficiency:.2f}"
-        span = np.array([slope.compute.min(), slope.compute.max()])
-        lines.append(slope.line(span, unit))
+        lines.append(slope.line(slope.span, unit))
         shared: Json = {"legendgroup": str(number), "name": name}
         data += [
-            {**shared, "showlegend": False, "hoverinfo": "skip", "mode": "lines", "x": _list(span / unit),
+            {**shared, "showlegend": False, "hoverinfo": "skip", "mode": "lines", "x": _list(slope.span / unit),
              "y": _list(lines[-1]), "line": {"color": color, "width": 2, "dash": dash}},
             {**shared, "mode": "markers", "x": _list(slope.compute / unit), "y": _list(slope.level(unit)),
              "marker": {"color": f"{color}/0.75", "size": 6, "symbol": DASHES.index(dash)},

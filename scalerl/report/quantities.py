@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalerl.scaling import Comparison, Curve, Draws, Estimate, Fit, Prior, fit
+from scalerl.scaling import Comparison, Curve, Draws, Estimate, Fit, fit
 from scalerl.scaling.compare import ASSUMED_SEED_SD, common_ceiling, log_efficiency, side_mean, summarise_ratio
 from scalerl.scaling.estimate import summarise
-from scalerl.scaling.kinds import LAW
 from scalerl.scaling.law import Array
-from scalerl.scaling.posterior import explore, sample, standardised
+from scalerl.scaling.posterior import held_at
 
 MASSES = (0.5, 0.9)
 """Shares of the posterior that its contours enclose."""
@@ -48,6 +47,9 @@ class Slope:
     initial: float
     """R0 with A held."""
 
+    span: Array
+    """Least and greatest compute after 0, shape (2,); of all points, for a run may have none with an F."""
+
     compute: Array
     """Compute of the points that have an F, shape (N,)."""
 
@@ -68,12 +70,7 @@ class Slope:
 
 def slope_at(curve: Curve, ceiling: float, label: str = "") -> Slope:
     """Fit a curve with its ceiling held, and make it straight."""
-    low, high = curve.bounds
-    # as in compare: a ceiling at the lower bound could not be climbed to
-    held = float(np.clip(ceiling, low + 1e-3 * (high - low), high))
-    problem = standardised(curve, None, Prior())
-    problem = problem._replace(asymptote=(held - problem.offset) / problem.width)
-    draws = sample(problem, LAW, explore(problem, LAW), 400)[0]
+    held, draws = held_at(curve, ceiling)
     initial = float(draws.initial.mean())
     after_N = curve.compute > 0
     share_N = (curve.metric[after_N] - initial) / (held - initial)
@@ -85,6 +82,7 @@ def slope_at(curve: Curve, ceiling: float, label: str = "") -> Slope:
         efficiency=float(np.exp(np.log(draws.efficiency).mean())),
         midpoint=float(np.exp(np.log(draws.midpoint).mean())),
         initial=initial,
+        span=curve.compute[after_N][[0, -1]],
         compute=curve.compute[after_N][usable_N],
         share=share_N[usable_N],
         dropped=int((~usable_N).sum()),

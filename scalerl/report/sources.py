@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from scalerl.config import RunConfig, read_config
 from scalerl.report.summary import data_note, default_axis
-from scalerl.scaling import Curve
+from scalerl.scaling import Curve, CurveError
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +52,15 @@ def read_sources(
         ConfigError: a run directory with a broken config.toml.
     """
     return [_read(path, name, axis, task, bounds) for path, name in zip(paths, _names(paths), strict=True)]
+
+
+@contextmanager
+def naming(source: Source) -> Iterator[None]:
+    """Let an error about a curve name the file it came from."""
+    try:
+        yield
+    except CurveError as error:
+        raise CurveError(f"{source.path}: {error}") from error
 
 
 def _read(path: Path, name: str, axis: str | None, task: str | None, bounds: Sequence[float]) -> Source:

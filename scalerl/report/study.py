@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,8 +19,7 @@ from scalerl.report.quantities import (
     joint_density,
     slope_at,
 )
-from scalerl.report.sources import Source
-from scalerl.report.verbs import naming
+from scalerl.report.sources import Source, naming
 from scalerl.scaling import Backtest, Comparison, Curve, CurveError, Fit, backtest, compare
 
 FRACTIONS = (0.3, 0.5, 0.7)
@@ -60,6 +60,11 @@ class RunStudy:
     notes: tuple[str, ...]
     """What a reader must know: about the data, and every warning of the fit."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """The run's numbers as JSON values."""
+        splits = self.backtest.to_dict() if self.backtest else {"splits": None}
+        return {"name": self.name, "side": self.side, **self.outlook.to_dict(), **splits}
+
 
 @dataclass(frozen=True, eq=False)
 class Study:
@@ -87,13 +92,30 @@ class Study:
         lines = [self.comparison.sentence] if self.comparison else []
         return lines + [f"{run.name}: {run.outlook.advice}" for run in self.runs]
 
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers of the page as JSON values; docs/json.md has the keys."""
+        return {
+            "runs": [run.to_dict() for run in self.runs],
+            "comparison": self.comparison.to_dict() if self.comparison else None,
+        }
 
-def study(first: Sequence[Source], second: Sequence[Source] = (), exclude_below: float = 0.0) -> Study:
-    """Fit and judge runs, and compare the two sides if there are two.
+
+def study(
+    first: Sequence[Source],
+    second: Sequence[Source] = (),
+    exclude_below: float = 0.0,
+    method: str = "posterior",
+) -> Study:
+    """Fit and judge runs, and compare the two sides if there are two; ``exclude_below`` and ``method`` as in ``fit``.
 
     Raises:
-        CurveError: a run that cannot be fitted, or runs on different compute axes.
+        CurveError: a run that cannot be fitted, runs on different compute axes, or a method without uncertainty.
     """
+    if method == "paper":
+        raise CurveError(
+            "a page shows intervals, and method 'paper' gives none; choose posterior or least-squares, or "
+            "`scalerl fit --method paper` for its numbers alone"
+        )
     sources = [*first, *second]
     axes = sorted({source.curve.axis for source in sources})
     if len(axes) > 1:
@@ -101,7 +123,7 @@ def study(first: Sequence[Source], second: Sequence[Source] = (), exclude_below:
     outlooks = []
     for source in sources:
         with naming(source):
-            outlooks.append(outlook(source.curve, exclude_below=exclude_below))
+            outlooks.append(outlook(source.curve, method=method, exclude_below=exclude_below))
     fits = [ahead.fit for ahead in outlooks]
     comparison = compare(fits[: len(first)], fits[len(first) :]) if second else None
     ceiling = comparison.common_asymptote if comparison else common_asymptote(fits)
@@ -115,12 +137,12 @@ def study(first: Sequence[Source], second: Sequence[Source] = (), exclude_below:
 
 
 def _run(source: Source, side: int, ahead: Outlook, ceiling: float, exclude_below: float) -> RunStudy:
-    window = source.curve.between(exclude_below)
+    window, method = source.curve.between(exclude_below), ahead.fit.method
     scores: Backtest | None = None
     parts: tuple[Fit, ...] = ()
     untested = ""
     try:
-        scores, parts = backtest(window, FRACTIONS), first_parts(window, FRACTIONS)
+        scores, parts = backtest(window, FRACTIONS, method), first_parts(window, FRACTIONS, method)
     except CurveError as error:  # a run too short to be tested can still be shown
         untested = str(error)
     return RunStudy(

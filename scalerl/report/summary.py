@@ -15,12 +15,13 @@ from scalerl.types import EvalPoint
 def summarise(directory: Path, config: RunConfig, points: Sequence[EvalPoint]) -> list[str]:
     """Write curve.png and summary.json; return the outlook and the paths for the user."""
     paths = [f"run       {directory}"]
-    lines = [data_note(config)] if data_note(config) else []
+    note = data_note(config)
+    lines = [note] if note else []
     try:
         ahead = run_outlook(points, default_axis(config), label=f"{directory.name} · {points[0].task}")
     except CurveError as error:
         return [*lines, f"forecast  none: {error}", *paths]
-    write_summary(directory, ahead, data_note(config))
+    write_summary(directory, ahead, note)
     return [*lines, *ahead.lines(), f"picture   {directory / 'curve.png'}", *paths]
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -39,8 +38,6 @@ def add_curve_parsers(verbs: Any) -> None:
     for name, verb in VERBS.items():
         parser = verbs.add_parser(name, help=verb.help, description=verb.help[0].upper() + verb.help[1:] + ".")
         add_curve_options(parser)
-        parser.add_argument("--method", default="posterior", help="posterior (default), least-squares or paper")
-        parser.add_argument("--json", action="store_true", help="print JSON, as docs/json.md describes it")
         verb.add_options(parser)
         parser.set_defaults(run=verb.run)
 
@@ -57,6 +54,8 @@ def add_curve_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--exclude-below", type=float, default=0.0, metavar="C", help="leave out points of less compute; 0 itself stays"
     )
+    parser.add_argument("--method", default="posterior", help="posterior (default), least-squares or paper")
+    parser.add_argument("--json", action="store_true", help="print JSON, as docs/json.md describes it")
 
 
 def add_versus(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -65,19 +64,9 @@ def add_versus(parser: argparse.ArgumentParser, *, required: bool) -> None:
     parser.add_argument("--versus", nargs="+", type=Path, metavar="RUN_OR_FILE", required=required, help=words)
 
 
-@contextmanager
-def naming(source: Source) -> Iterator[None]:
-    """Let an error about a curve name the file it came from."""
-    from scalerl.scaling import CurveError
-
-    try:
-        yield
-    except CurveError as error:
-        raise CurveError(f"{source.path}: {error}") from error
-
-
 def fitted(source: Source, arguments: argparse.Namespace) -> Fit:
     """Fit one source as the options say."""
+    from scalerl.report.sources import naming
     from scalerl.scaling import fit
 
     with naming(source):
@@ -87,6 +76,7 @@ def fitted(source: Source, arguments: argparse.Namespace) -> Fit:
 def run_fit(arguments: argparse.Namespace) -> int:
     """Print each curve's law, forecast and advice; refresh the picture of a run directory."""
     from scalerl.report.outlook import outlook
+    from scalerl.report.sources import naming
     from scalerl.report.summary import write_summary
 
     answers = []
@@ -128,6 +118,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
 
 def run_backtest(arguments: argparse.Namespace) -> int:
     """Print how well the first parts of each run would have forecast the rest."""
+    from scalerl.report.sources import naming
     from scalerl.scaling import backtest
 
     answers = []

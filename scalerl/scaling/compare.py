@@ -18,9 +18,8 @@ from scalerl.scaling.advise import compute_to_identify
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.estimate import Estimate, or_none, short, summarise
 from scalerl.scaling.fit import Fit, fit
-from scalerl.scaling.kinds import LAW
 from scalerl.scaling.law import Array
-from scalerl.scaling.posterior import Prior, explore, sample, standardised
+from scalerl.scaling.posterior import held_at
 from scalerl.scaling.readers import CurveError
 
 MARGIN = 0.02
@@ -246,13 +245,7 @@ def log_efficiency(curve: Curve, common: float, seed_sd: float, rng: np.random.G
     A run's own ceiling differs from its recipe's by the seed, and B answers strongly to where A is held (a shift of
     0.005 moves B by 5 %). The ceiling is therefore held at several values about the common one, in equal parts.
     """
-    low, high = curve.bounds
-    problem = standardised(curve, None, Prior())
-    parts = []
-    for deviate in OWN_CEILINGS:
-        held = float(np.clip(common + seed_sd * deviate, low + 1e-3 * (high - low), high))
-        fixed = problem._replace(asymptote=(held - problem.offset) / problem.width)
-        parts.append(np.log(sample(fixed, LAW, explore(fixed, LAW), 400)[0].efficiency))
+    parts = [np.log(held_at(curve, common + seed_sd * deviate)[1].efficiency) for deviate in OWN_CEILINGS]
     return rng.permutation(np.concatenate(parts))
 
 

@@ -28,8 +28,8 @@ def climb(log_c: ArrayLike, log_midpoint: ArrayLike, efficiency: ArrayLike) -> A
     # one array, worked on in place: on a grid this function takes most of the time, and fresh arrays take most of that
     work = np.subtract(log_midpoint, log_c, dtype=np.float64)
     work = np.asarray(np.multiply(work, efficiency, dtype=np.float64))
-    np.minimum(work, 700.0, out=work)  # beyond which exp overflows
-    np.exp(work, out=work)
+    with np.errstate(over="ignore"):  # to infinity, of which the reciprocal is zero, as it should be
+        np.exp(work, out=work)
     work += 1.0
     return np.reciprocal(work, out=work)
 

@@ -41,11 +41,16 @@ class Solved(NamedTuple):
 
 def product(x_N: Array, z_N: Array, phi: Array) -> Array:
     """Scalar product of two columns whitened by phi; leading axes broadcast."""
-    total = np.einsum("...n,...n->...", x_N, z_N)
+    total = dot(x_N, z_N)
     inner = total - x_N[..., 0] * z_N[..., 0] - x_N[..., -1] * z_N[..., -1]
-    lagged = np.einsum("...n,...n->...", x_N[..., 1:], z_N[..., :-1])
-    lagged = lagged + np.einsum("...n,...n->...", x_N[..., :-1], z_N[..., 1:])
+    lagged = dot(x_N[..., 1:], z_N[..., :-1])
+    lagged = 2 * lagged if x_N is z_N else lagged + dot(x_N[..., :-1], z_N[..., 1:])
     return np.asarray(total + phi * (phi * inner - lagged))
+
+
+def dot(x_N: Array, z_N: Array) -> Array:
+    """Scalar product along the last axis; of many columns with one as a matrix product, several times faster."""
+    return np.asarray(x_N @ z_N if z_N.ndim == 1 else np.einsum("...n,...n->...", x_N, z_N))
 
 
 def eliminate(columns: Sequence[Array], y_N: Array, phi: Array, floor: float) -> Solved:

@@ -148,6 +148,15 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
     return Posterior(joined(parts), dict(zip(names, weight.tolist(), strict=True)))
 
 
+def held_at(curve: Curve, asymptote: float, num_draws: int = 400) -> tuple[float, Draws]:
+    """Draws of the law with A held, and the A that was: a ceiling at the lower bound could not be climbed to."""
+    low, high = curve.bounds
+    held = float(np.clip(asymptote, low + 1e-3 * (high - low), high))
+    problem = standardised(curve, None, Prior())
+    problem = problem._replace(asymptote=(held - problem.offset) / problem.width)
+    return held, sample(problem, LAW, explore(problem, LAW), num_draws)[0]
+
+
 def log_share(log_mass: float, lawful: float, probability: float) -> float:
     """Log of evidence times prior probability; minus infinity for a kind that hardly ever obeys the metric's limits."""
     return log_mass + float(np.log(lawful * probability)) if lawful >= LEAST_LAWFUL else -np.inf

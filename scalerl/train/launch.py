@@ -20,6 +20,7 @@ from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.generator import Generator
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.pipeline import Pipeline
+from scalerl.rollouts.records import from_plain
 from scalerl.rollouts.schedule import Schedule
 from scalerl.rollouts.slot_engine import SlotEngine
 from scalerl.rollouts.torch_engine import check_engine, torch_engine
@@ -30,7 +31,6 @@ from scalerl.train.learner import Learner
 from scalerl.train.run_dir import RunDirectory
 from scalerl.train.session import Display, Progress, Session
 from scalerl.train.warm_start import warm_start, warm_start_directory
-from scalerl.types import GeneratorStats
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -139,8 +139,7 @@ def _assemble(
 
 def _restore(session: Session, checkpoint: Path) -> None:
     state = load_state(checkpoint, "trainer")
-    generator = GeneratorStats(**state["progress"].pop("generator"))
-    session.progress = Progress(**state["progress"], generator=generator)
+    session.progress = from_plain(Progress, state["progress"])
     session.learner.load_tensors(state["learner"], session.progress.step)
     session.curriculum.load_state(state["curriculum"])
     session.clock = Stopwatch(state["training_s"])

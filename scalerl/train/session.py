@@ -21,6 +21,7 @@ from scalerl.prompts.dataset import PromptSplit
 from scalerl.rollouts.engine import Engine
 from scalerl.rollouts.generator import RolloutBatch, Update, generate
 from scalerl.rollouts.pipeline import Pipeline, WriteWeights
+from scalerl.rollouts.records import to_plain
 from scalerl.tasks.scoring import Score, Scorer
 from scalerl.train.batch import Batch
 from scalerl.train.checkpoint import CheckpointStore, save_state
@@ -178,7 +179,7 @@ class Session:
             path = self.checkpoints.begin(self.progress.step)
             state = {
                 "config": to_toml(self.config),
-                "progress": {**_plain(self.progress), "generator": _plain(self.progress.generator)},
+                "progress": to_plain(self.progress),
                 "curriculum": self.curriculum.state(),
                 "training_s": self.clock.seconds,
                 "cursors": self.directory.cursors(),
@@ -246,7 +247,3 @@ class Session:
         tensors = {name: getattr(batch, name) for name in batch.__slots__} | {"advantages_B": advantages_B}
         save_state(path, f"step_{self.progress.step:06d}", tensors)
         return str(path)
-
-
-def _plain(record: Any) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in record.__slots__}

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from scalerl.config import ArithmeticTask, TinyModel
 from scalerl.learn.logprobs import token_logprobs
-from scalerl.parts import ConfigError
+from scalerl.parts import ConfigError, replace
 from scalerl.policy import Policy
 from scalerl.rollouts.streams import stream_key
 from scalerl.tasks import arithmetic
@@ -61,7 +61,7 @@ def warm_start(model: TinyModel, task: ArithmeticTask, directory: Path, report: 
     history: list[dict[str, float]] = []
     for attempt in range(ATTEMPTS):
         seed = model.warm_start.seed + 1000 * attempt
-        tried = model.model_copy(update={"warm_start": model.warm_start.model_copy(update={"seed": seed})})
+        tried = replace(model, warm_start=replace(model.warm_start, seed=seed))
         torch.manual_seed(seed)
         policy = Policy(make_model(model, tokenizer))
         history += _train(policy, tried, task, tokenizer, report)

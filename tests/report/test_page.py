@@ -13,6 +13,7 @@ from scalerl.parts import ConfigError
 from scalerl.report.page_figures import FIGURES
 from scalerl.report.sources import read_sources
 from scalerl.report.study import study
+from scalerl.scaling import Curve
 
 pytest.importorskip("plotly", reason="the page needs the extra `report`")
 
@@ -106,6 +107,15 @@ def test_without_a_second_side_there_is_no_comparison_and_no_recipe_column(files
 def test_only_runs_that_are_long_enough_can_be_chosen_for_a_backtest(studied, files):
     assert "theirs-short" not in FIGURES["backtests"](studied).choices
     assert FIGURES["backtests"](study(read_sources(files[1][1:]))) is None
+
+
+def test_a_run_that_only_falls_has_a_page_too(tmp_path):
+    from scalerl.report.page import page
+
+    falling = Curve(np.linspace(0, 100, 12), 0.3 - 0.002 * np.linspace(0, 100, 12), axis="device_hours")
+    found = study(read_sources([write(tmp_path / "falling.jsonl", falling)]))
+    assert len(found.runs[0].slope.compute) == 0 and list(found.runs[0].slope.span) == [pytest.approx(100 / 11), 100]
+    assert "11 points at or above A, or at or below R0, have no F" in page(found)
 
 
 def test_without_plotly_the_page_says_what_to_install(studied, monkeypatch):

@@ -40,7 +40,9 @@ def sides(tmp_path):
 def documented():
     """The tables of docs/json.md as {heading or introducing line: keys}."""
     text = (ROOT / "docs/json.md").read_text()
-    tables = re.findall(r"(?:^## (.+)|^(A split|A score|The forecast):$)|((?:^\| `.+\n)+)", text, flags=re.MULTILINE)
+    tables = re.findall(
+        r"(?:^## (.+)|^(A split|A score|A page run|The forecast):$)|((?:^\| `.+\n)+)", text, flags=re.MULTILINE
+    )
     keys, heading = {}, ""
     for section, line, table in tables:
         heading = section or line or heading
@@ -51,7 +53,7 @@ def documented():
 
 def test_the_keys_of_every_verb_are_as_documented(capsys, points, sides):
     keys = documented()
-    assert len(keys) == 11, list(keys)
+    assert len(keys) == 13, list(keys)
     run = keys["Run"]
     fitted = answer(capsys, "fit", points)
     assert set(fitted) == run | keys["fit"] and set(fitted["advice"]) == keys["Advice"]
@@ -65,6 +67,20 @@ def test_the_keys_of_every_verb_are_as_documented(capsys, points, sides):
     assert set(tested["splits"][0]["forecast"]) == set(tested["splits"][0]["baselines"]["power law"]) == keys["A score"]
     found = answer(capsys, "compare", *sides[0], "--versus", *sides[1])
     assert set(found) == keys["compare"] and set(found["first"][0]) == run - {"source"}
+    page = answer(capsys, "report", *sides[0], "--versus", *sides[1], "-o", points.with_name("page.html"))
+    assert set(page) == keys["report"] and set(page["comparison"]) == keys["compare"]
+    assert set(page["runs"][3]) == (run - {"source"}) | keys["fit"] | keys["A page run"]
+    assert [each["side"] for each in page["runs"]] == [0, 0, 1, 1]
+
+
+def test_a_page_by_least_squares_has_its_numbers_and_one_without_intervals_is_refused(capsys, points):
+    out = points.with_name("page.html")
+    (run,) = answer(capsys, "report", points, "--method", "least-squares", "-o", out)["runs"]
+    assert run["asymptote"] == answer(capsys, "fit", points, "--method", "least-squares")["asymptote"]
+    assert len(run["splits"]) == 3 and out.exists()
+    code, _, error = call(capsys, "report", points, "--method", "paper", "-o", points.with_name("none.html"))
+    assert code == 2 and "method 'paper' gives none; choose posterior or least-squares" in error
+    assert not points.with_name("none.html").exists()
 
 
 def test_several_runs_give_an_array_in_their_order(capsys, sides):
