@@ -27,15 +27,15 @@ def run_report(arguments: argparse.Namespace) -> int:
         CurveError: runs that cannot be fitted or compared, or a path that cannot be written.
         ConfigError: plotly is not installed.
     """
+    from scalerl.report.findings import findings
     from scalerl.report.page import page
     from scalerl.report.sources import read_sources
-    from scalerl.report.study import study
     from scalerl.scaling import CurveError
 
     count = len(arguments.paths)
     paths = [*arguments.paths, *(arguments.versus or [])]
     sources = read_sources(paths, arguments.compute, arguments.task, arguments.bounds)
-    found = study(sources[:count], sources[count:], arguments.exclude_below, arguments.method)
+    found = findings(sources[:count], sources[count:], arguments.exclude_below, arguments.method)
     html = page(found)
     try:
         arguments.output.write_text(html, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""One self-contained page about runs: a study in, HTML out. Words, table and frame are made here; it judges nothing.
+"""One self-contained page about runs: findings in, HTML out. Words, table and frame are made here; it judges nothing.
 
 The figures are drawn by plotly.js, taken from the ``plotly`` package: of what pip installs it is the one library of
 figures that is well kept and comes with its script, without a server (Bokeh) or a compiler of 33 MB (Vega), and its SVG
@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 import scalerl
 from scalerl.parts import ConfigError
+from scalerl.report.findings import Findings, RunFindings
 from scalerl.report.page_figures import FIGURES, Figure, number_html, style_of
-from scalerl.report.study import RunStudy, Study
 from scalerl.scaling import Estimate
 
 TERMS = {
@@ -42,15 +42,15 @@ class Cell(NamedTuple):
     key: str | float
 
 
-def page(study: Study) -> str:
+def page(findings: Findings) -> str:
     """Return the page as one HTML document that needs no network.
 
     Raises:
         ConfigError: the ``plotly`` package is not installed.
     """
-    figures = {name: figure for name, make in FIGURES.items() if (figure := make(study)) is not None}
-    count = len(study.runs)
-    title = "Comparison of two recipes" if study.comparison else ("Run report" if count == 1 else f"{count} runs")
+    figures = {name: figure for name, make in FIGURES.items() if (figure := make(findings)) is not None}
+    count = len(findings.runs)
+    title = "Comparison of two recipes" if findings.comparison else ("Run report" if count == 1 else f"{count} runs")
     drawings = {
         name: {"data": figure.data, "layout": figure.layout, "choices": figure.choices}
         for name, figure in figures.items()
@@ -58,13 +58,13 @@ def page(study: Study) -> str:
     return Template(_asset("page.html")).substitute(
         version=scalerl.__version__,
         title=title,
-        subtitle=f"Held-out results against compute ({html.escape(study.axis)}), with what more compute would bring.",
+        subtitle=f"Held-out results against compute ({html.escape(findings.axis)}), and what more of it would bring.",
         css=_asset("page.css"),
         js=_asset("page.js"),
-        comparison=_comparison(study),
-        cards="\n".join(_card(study, number) for number in range(count)),
+        comparison=_comparison(findings),
+        cards="\n".join(_card(findings, number) for number in range(count)),
         terms="\n".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in TERMS.items()),
-        table=_table(study),
+        table=_table(findings),
         figures="\n".join(_figure(name, figure) for name, figure in figures.items()),
         plotly=_plotly(),
         # inside a script element "<" could end it
@@ -84,13 +84,13 @@ def _plotly() -> str:
     return str(get_plotlyjs())
 
 
-def _comparison(study: Study) -> str:
-    found = study.comparison
+def _comparison(findings: Findings) -> str:
+    found = findings.comparison
     if found is None:
         return ""
     sides = "".join(
         f"<p>{_swatch(f'@s{side}')}The {name}: "
-        + ", ".join(html.escape(run.name) for run in study.runs if run.side == side)
+        + ", ".join(html.escape(run.name) for run in findings.runs if run.side == side)
         + "</p>"
         for side, name in enumerate(("first", "second"))
     )
@@ -106,8 +106,8 @@ def _comparison(study: Study) -> str:
     return f'<div class="card verdict">{sentence}{sides}{advice}<p class="muted">{html.escape(numbers)}</p></div>'
 
 
-def _card(study: Study, number: int) -> str:
-    run = study.runs[number]
+def _card(findings: Findings, number: int) -> str:
+    run = findings.runs[number]
     found, ahead = run.outlook.fit, run.outlook.forecast
     level = _level_format(run)
     now = ahead.now.mean
@@ -132,7 +132,7 @@ def _card(study: Study, number: int) -> str:
     word, rest = _advice(run)
     notes = "".join(f"<li>{html.escape(note)}</li>" for note in run.notes)
     return (
-        f'<article class="card"><h3>{_swatch(style_of(study, number)[0])}{html.escape(run.name)}</h3>'
+        f'<article class="card"><h3>{_swatch(style_of(findings, number)[0])}{html.escape(run.name)}</h3>'
         f'<p><span class="word">{word}</span> {rest}</p>'
         + "".join(f"<p>{line}</p>" for line in lines)
         + (
@@ -148,7 +148,7 @@ def _swatch(color: str) -> str:
     return f'<span class="swatch" style="background: var(--{color[1:]})" aria-hidden="true"></span>'
 
 
-def _advice(run: RunStudy) -> tuple[str, str]:
+def _advice(run: RunFindings) -> tuple[str, str]:
     """The advice as a word and a sentence."""
     advice = run.outlook.advice
     if advice is None:
@@ -164,25 +164,25 @@ def _advice(run: RunStudy) -> tuple[str, str]:
     return "Not identified yet.", f"Train {far} to {where} and ask again. {gain}"
 
 
-def _level_format(run: RunStudy) -> Callable[[float], str]:
+def _level_format(run: RunFindings) -> Callable[[float], str]:
     """Thousandths of a pass rate, and the same share of any other metric's range."""
     low, high = run.curve.bounds
     decimals = max(0, 3 - round(math.log10(high - low)))
     return lambda value: f"{value:.{decimals}f}"
 
 
-def _level(run: RunStudy, estimate: Estimate) -> Cell:
+def _level(run: RunFindings, estimate: Estimate) -> Cell:
     """A cell for a value of the metric."""
     level = _level_format(run)
     return _cell(level(estimate.mean), f"{level(estimate.low)} to {level(estimate.high)}", estimate.mean)
 
 
-def _steepness(run: RunStudy) -> Cell:
+def _steepness(run: RunFindings) -> Cell:
     b = run.outlook.fit.efficiency
     return _cell(f"{b.mean:.2f}", f"{b.low:.2f} to {b.high:.2f}", b.mean)
 
 
-def _midpoint(run: RunStudy) -> Cell:
+def _midpoint(run: RunFindings) -> Cell:
     """Cmid, its interval in the same power of ten."""
     c = run.outlook.fit.midpoint
     power = math.floor(math.log10(c.mean))
@@ -200,12 +200,12 @@ def _text(words: str) -> Cell:
     return Cell(html.escape(words), words)
 
 
-def _last(run: RunStudy) -> Cell:
+def _last(run: RunFindings) -> Cell:
     value = float(run.curve.metric[-1])
     return Cell(f"{value:.3f}", value)
 
 
-COLUMNS: dict[str, Callable[[RunStudy], Cell]] = {
+COLUMNS: dict[str, Callable[[RunFindings], Cell]] = {
     "Run": lambda run: _text(run.name),
     "Recipe": lambda run: _text(("first", "second")[run.side]),
     "Last value": _last,
@@ -220,10 +220,10 @@ COLUMNS: dict[str, Callable[[RunStudy], Cell]] = {
 """The table, column by column."""
 
 
-def _table(study: Study) -> str:
-    columns = {name: cell for name, cell in COLUMNS.items() if name != "Recipe" or study.comparison}
+def _table(findings: Findings) -> str:
+    columns = {name: cell for name, cell in COLUMNS.items() if name != "Recipe" or findings.comparison}
     head = "".join(f'<th scope="col"><button type="button">{name}</button></th>' for name in columns)
-    rows = "\n".join(_row([cell(run) for cell in columns.values()]) for run in study.runs)
+    rows = "\n".join(_row([cell(run) for cell in columns.values()]) for run in findings.runs)
     return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{rows}\n</tbody>\n</table>"
 
 

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from scalerl.report.figures import SERIES, metric_name
+from scalerl.report.findings import Findings, RunFindings
 from scalerl.report.quantities import MASSES, common_unit
-from scalerl.report.study import RunStudy, Study
 from scalerl.scaling import Estimate
 
 AHEAD = 4.0
@@ -47,17 +47,17 @@ class Figure:
     """For each choice what it changes: ``{"layout": ...}``, ``{"data": ...}`` or both. The first is drawn first."""
 
 
-def curves(study: Study) -> Figure:
+def curves(findings: Findings) -> Figure:
     """Points, fits, bands, forecasts and ceilings of all runs."""
-    data = [trace for number, run in enumerate(study.runs) for trace in _curve_traces(study, number, run)]
-    title = f"training compute ({study.axis})"
-    layout = {"xaxis": {"title": {"text": title}}, "yaxis": {"title": {"text": metric_name(study.runs[0].curve)}}}
+    data = [trace for number, run in enumerate(findings.runs) for trace in _curve_traces(findings, number, run)]
+    title = f"training compute ({findings.axis})"
+    layout = {"xaxis": {"title": {"text": title}}, "yaxis": {"title": {"text": metric_name(findings.runs[0].curve)}}}
     caption = (
         "Dots are held-out evaluations, lines the fitted law, dashed where it is a forecast, with the 90 % band of the "
         "curve. The mark at the right end of each is its ceiling A with a 90 % interval. Click a name to hide its run."
     )
-    furthest = max(run.outlook.fit.last_compute for run in study.runs)
-    span = _list(np.log10([0.6 * _least(study), AHEAD * furthest * _aside(len(study.runs) + 1)]))
+    furthest = max(run.outlook.fit.last_compute for run in findings.runs)
+    span = _list(np.log10([0.6 * _least(findings), AHEAD * furthest * _aside(len(findings.runs) + 1)]))
     choices: dict[str, Json] = {
         "logarithmic": {"layout": {"xaxis": {**LOG, "range": span}}},
         "linear": {"layout": {"xaxis": {"type": "linear"}}},
@@ -65,9 +65,9 @@ def curves(study: Study) -> Figure:
     return Figure("Curves and forecasts", caption, data, layout, "Compute axis", choices)
 
 
-def _least(study: Study) -> float:
+def _least(findings: Findings) -> float:
     """Return the least compute above 0 at which any run was evaluated."""
-    return min(float(run.curve.compute[run.curve.compute > 0][0]) for run in study.runs)
+    return min(float(run.curve.compute[run.curve.compute > 0][0]) for run in findings.runs)
 
 
 def _aside(number: int) -> float:
@@ -75,18 +75,18 @@ def _aside(number: int) -> float:
     return 1.05 * 1.03**number
 
 
-def _curve_traces(study: Study, number: int, run: RunStudy) -> list[Json]:
+def _curve_traces(findings: Findings, number: int, run: RunFindings) -> list[Json]:
     found, last = run.outlook.fit, run.outlook.fit.last_compute
     # dense for both axes; the first step from 0, which a log axis draws level, ends left of its range
     spaced = np.linspace(0, AHEAD * last, 61)[1:]
-    grid = np.unique(np.concatenate([[0.0, last], spaced, np.geomspace(0.5 * _least(study), AHEAD * last, 100)]))
+    grid = np.unique(np.concatenate([[0.0, last], spaced, np.geomspace(0.5 * _least(findings), AHEAD * last, 100)]))
     band = found.predict(grid)
-    color, dash = style_of(study, number)
+    color, dash = style_of(findings, number)
     name = html.escape(run.name)
     seen, ahead = grid <= last, grid >= last
     group: Json = {"legendgroup": str(number), "name": name}
     quiet: Json = {**group, "showlegend": False, "hoverinfo": "skip", "mode": "lines"}
-    where = f"{study.axis} %{{x:.4g}}<br>%{{y:.3f}}<extra>{name}</extra>"
+    where = f"{findings.axis} %{{x:.4g}}<br>%{{y:.3f}}<extra>{name}</extra>"
     error = None if run.curve.stderr is None else {"array": _list(run.curve.stderr), "width": 0, "thickness": 1}
     ceiling = found.asymptote
     return [
@@ -106,13 +106,13 @@ def _curve_traces(study: Study, number: int, run: RunStudy) -> list[Json]:
     ]  # fmt: skip
 
 
-def slopes(study: Study) -> Figure:
+def slopes(findings: Findings) -> Figure:
     """All runs as straight lines at the common ceiling."""
-    unit = common_unit([run.slope for run in study.runs])
+    unit = common_unit([run.slope for run in findings.runs])
     data: list[Json] = []
     lines = []
-    for number, run in enumerate(study.runs):
-        color, dash = style_of(study, number)
+    for number, run in enumerate(findings.runs):
+        color, dash = style_of(findings, number)
         slope, name = run.slope, f"{html.escape(run.name)}: B = {run.slope.efficiency:.2f}"
         lines.append(slope.line(slope.span, unit))
         shared: Json = {"legendgroup": str(number), "name": name}
@@ -126,27 +126,27 @@ def slopes(study: Study) -> Figure:
     spread = np.log10([np.min(lines) / 4, np.max(lines) * 6])
     layout = {
         "xaxis": {**LOG, "exponentformat": "none",
-                  "title": {"text": f"compute in units of {number_html(unit)} {study.axis}"}},
+                  "title": {"text": f"compute in units of {number_html(unit)} {findings.axis}"}},
         "yaxis": {"type": "log", "title": {"text": "F(R) = C^B"}, "range": _list(spread), "dtick": 1},
     }  # fmt: skip
-    dropped = sum(run.slope.dropped for run in study.runs)
+    dropped = sum(run.slope.dropped for run in findings.runs)
     caption = (
-        f"Each run refitted with its ceiling held at the common A = {study.ceiling:.3f}, in coordinates in which the "
-        f"law is a straight line: F(R) = Cmid^B / ((A - R0) / (R - R0) - 1) = C^B. The steeper line is the quicker "
+        f"Each run refitted with its ceiling held at the common A = {findings.ceiling:.3f}, in coordinates in which "
+        f"the law is a straight line: F(R) = Cmid^B / ((A - R0) / (R - R0) - 1) = C^B. The steeper line is the quicker "
         f"run; near the ceiling noise scatters the points."
     )
     if dropped:
         caption += f" {dropped} points at or above A, or at or below R0, have no F and are not drawn."
-    if study.comparison and study.comparison.verdict == "higher ceiling":
+    if findings.comparison and findings.comparison.verdict == "higher ceiling":
         caption += " Here the ceilings differ, so that the common one suits neither side: trust these slopes little."
     return Figure("Steepness B at one ceiling", caption, data, layout)
 
 
-def posterior(study: Study) -> Figure:
+def posterior(findings: Findings) -> Figure:
     """Joint posterior of A and B of each run."""
     data: list[Json] = []
-    for number, run in enumerate(study.runs):
-        color, dash = style_of(study, number)
+    for number, run in enumerate(findings.runs):
+        color, dash = style_of(findings, number)
         found = run.outlook.fit
         shared: Json = {"legendgroup": str(number), "name": html.escape(run.name)}
         if run.density is not None:
@@ -175,25 +175,29 @@ Row = tuple[str, Estimate, str, bool]
 """Label, estimate, colour, and whether it stands for a whole recipe."""
 
 
-def ceilings(study: Study) -> Figure:
+def ceilings(findings: Findings) -> Figure:
     """A with intervals, by run and by recipe."""
-    free = [(run.name, run.outlook.fit.asymptote, style_of(study, i)[0], False) for i, run in enumerate(study.runs)]
-    return _intervals(_side_rows(study, "asymptote") or free, "Ceiling A", "ceiling A")
+    free = [
+        (run.name, run.outlook.fit.asymptote, style_of(findings, i)[0], False) for i, run in enumerate(findings.runs)
+    ]
+    return _intervals(_side_rows(findings, "asymptote") or free, "Ceiling A", "ceiling A")
 
 
-def steepness(study: Study) -> Figure:
+def steepness(findings: Findings) -> Figure:
     """B with intervals, by run and by recipe: at the common ceiling where recipes are compared."""
-    free = [(run.name, run.outlook.fit.efficiency, style_of(study, i)[0], False) for i, run in enumerate(study.runs)]
-    rows = _side_rows(study, "efficiency")
-    axis = f"B at the common A = {study.ceiling:.3f}" if rows else "steepness B"
+    free = [
+        (run.name, run.outlook.fit.efficiency, style_of(findings, i)[0], False) for i, run in enumerate(findings.runs)
+    ]
+    rows = _side_rows(findings, "efficiency")
+    axis = f"B at the common A = {findings.ceiling:.3f}" if rows else "steepness B"
     return _intervals(rows or free, "Steepness B", axis)
 
 
-def _side_rows(study: Study, quantity: str) -> list[Row]:
+def _side_rows(findings: Findings, quantity: str) -> list[Row]:
     rows: list[Row] = []
-    for number, (side, name) in enumerate(zip(study.sides.get(quantity, ()), ("first", "second"), strict=False)):
+    for number, (side, name) in enumerate(zip(findings.sides.get(quantity, ()), ("first", "second"), strict=False)):
         rows.append((f"{name} recipe", side.recipe, f"@s{number}", True))
-        names = [run.name for run in study.runs if run.side == number]
+        names = [run.name for run in findings.runs if run.side == number]
         rows += [(run, estimate, f"@s{number}", False) for run, estimate in zip(names, side.runs, strict=True)]
     return rows
 
@@ -213,14 +217,14 @@ def _intervals(rows: list[Row], title: str, axis: str) -> Figure:
     return Figure(title, f"Lines are 90 % intervals.{recipes}", data, layout)
 
 
-def backtests(study: Study) -> Figure | None:
+def backtests(findings: Findings) -> Figure | None:
     """For each run what its first parts would have forecast; None if no run is long enough."""
-    choices = {run.name: {"data": _backtest_traces(study, run)} for run in study.runs if run.parts}
+    choices = {run.name: {"data": _backtest_traces(findings, run)} for run in findings.runs if run.parts}
     if not choices:
         return None
     layout = {
-        "xaxis": {"title": {"text": f"training compute ({study.axis})"}},
-        "yaxis": {"title": {"text": metric_name(study.runs[0].curve)}},
+        "xaxis": {"title": {"text": f"training compute ({findings.axis})"}},
+        "yaxis": {"title": {"text": metric_name(findings.runs[0].curve)}},
     }
     caption = (
         "Each colour is a fit of only the first part of the run, up to where its line begins, and its forecast of the "
@@ -229,7 +233,7 @@ def backtests(study: Study) -> Figure | None:
     return Figure("Would it have been right?", caption, [], layout, "Run", choices)
 
 
-def _backtest_traces(study: Study, run: RunStudy) -> list[Json]:
+def _backtest_traces(findings: Findings, run: RunFindings) -> list[Json]:
     traces: list[Json] = []
     for number, part in enumerate(run.parts):
         color = f"@s{number}"
@@ -242,14 +246,14 @@ def _backtest_traces(study: Study, run: RunStudy) -> list[Json]:
              "fillcolor": f"{color}/0.14"},
             {"legendgroup": str(number), "name": f"from the first {part.last_compute / run.curve.last_compute:.0%}",
              "mode": "lines", "x": _list(grid), "y": _list(band.mean), "line": {"color": color, "width": 2},
-             "hovertemplate": f"{study.axis} %{{x:.4g}}<br>%{{y:.3f}}"},
+             "hovertemplate": f"{findings.axis} %{{x:.4g}}<br>%{{y:.3f}}"},
         ]  # fmt: skip
     points = {"x": _list(run.curve.compute), "y": _list(run.curve.metric)}
     dots = {"mode": "markers", "name": "evaluations", "marker": {"color": "@ink", "size": 5}}
-    return [*traces, {**points, **dots, "hovertemplate": f"{study.axis} %{{x:.4g}}<br>%{{y:.3f}}<extra></extra>"}]
+    return [*traces, {**points, **dots, "hovertemplate": f"{findings.axis} %{{x:.4g}}<br>%{{y:.3f}}<extra></extra>"}]
 
 
-FIGURES: dict[str, Callable[[Study], Figure | None]] = {
+FIGURES: dict[str, Callable[[Findings], Figure | None]] = {
     "curves": curves,
     "ceilings": ceilings,
     "steepness": steepness,
@@ -260,12 +264,12 @@ FIGURES: dict[str, Callable[[Study], Figure | None]] = {
 """The figures in the order of the page."""
 
 
-def style_of(study: Study, number: int) -> tuple[str, str]:
+def style_of(findings: Findings, number: int) -> tuple[str, str]:
     """Colour and dash of a run: a colour each, or one for each recipe and a dash for each of its runs."""
-    if study.comparison is None:
+    if findings.comparison is None:
         return f"@s{number % len(SERIES)}", DASHES[0]
-    side = study.runs[number].side
-    place = number - (len(study.comparison.sides[0]) if side else 0)
+    side = findings.runs[number].side
+    place = number - (len(findings.comparison.sides[0]) if side else 0)
     return f"@s{side}", DASHES[place % len(DASHES)]
 
 

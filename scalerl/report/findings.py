@@ -27,7 +27,7 @@ FRACTIONS = (0.3, 0.5, 0.7)
 
 
 @dataclass(frozen=True, eq=False)
-class RunStudy:
+class RunFindings:
     """One run of a page."""
 
     name: str
@@ -67,10 +67,10 @@ class RunStudy:
 
 
 @dataclass(frozen=True, eq=False)
-class Study:
+class Findings:
     """All runs of a page."""
 
-    runs: tuple[RunStudy, ...]
+    runs: tuple[RunFindings, ...]
     """First side first."""
 
     ceiling: float
@@ -100,12 +100,12 @@ class Study:
         }
 
 
-def study(
+def findings(
     first: Sequence[Source],
     second: Sequence[Source] = (),
     exclude_below: float = 0.0,
     method: str = "posterior",
-) -> Study:
+) -> Findings:
     """Fit and judge runs, and compare the two sides if there are two; ``exclude_below`` and ``method`` as in ``fit``.
 
     Raises:
@@ -133,10 +133,10 @@ def study(
     ]
     rng = np.random.default_rng(0)
     sides = {name: make(comparison, rng) for name, make in QUANTITIES.items()} if comparison else {}
-    return Study(tuple(runs), ceiling, comparison, sides)
+    return Findings(tuple(runs), ceiling, comparison, sides)
 
 
-def _run(source: Source, side: int, ahead: Outlook, ceiling: float, exclude_below: float) -> RunStudy:
+def _run(source: Source, side: int, ahead: Outlook, ceiling: float, exclude_below: float) -> RunFindings:
     window, method = source.curve.between(exclude_below), ahead.fit.method
     scores: Backtest | None = None
     parts: tuple[Fit, ...] = ()
@@ -145,7 +145,7 @@ def _run(source: Source, side: int, ahead: Outlook, ceiling: float, exclude_belo
         scores, parts = backtest(window, FRACTIONS, method), first_parts(window, FRACTIONS, method)
     except CurveError as error:  # a run too short to be tested can still be shown
         untested = str(error)
-    return RunStudy(
+    return RunFindings(
         name=source.name,
         side=side,
         curve=source.curve,
