@@ -30,6 +30,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = _parser()
     if words[:1] == ["train"]:  # its options are all the fields of a configuration, so they are read by config.py
         return _guarded(lambda: _train(words[1:]))
+    if words[:1] == ["study"]:  # likewise
+        return _guarded(lambda: _study(words[1:]))
     arguments = parser.parse_args(words)
     if not hasattr(arguments, "run"):
         parser.print_help()
@@ -45,6 +47,9 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
     verbs.add_parser(
         "train", help="train; without arguments the embedded lab (see `scalerl train --help`)", add_help=False
+    )
+    verbs.add_parser(
+        "study", help="plan, run and compare many runs: loo, recipes, forward, axes, rates", add_help=False
     )
     resume = verbs.add_parser("resume", help="go on with a run from its last checkpoint")
     resume.add_argument("directory", type=Path, help="run directory")
@@ -177,6 +182,12 @@ class _StopFlag:
         print("\nstopping after this step, with a checkpoint (once more to stop at once)", file=sys.stderr)
 
 
+def _study(words: list[str]) -> int:
+    from scalerl.study.command import study_main
+
+    return study_main(words, _StopFlag)
+
+
 def _sft(arguments: argparse.Namespace) -> int:
     prepare_environment()
     from scalerl.config import LAB, ArithmeticTask, TinyModel
@@ -196,9 +207,10 @@ def _sft(arguments: argparse.Namespace) -> int:
 
 
 def _recipes(arguments: argparse.Namespace) -> int:
-    from scalerl.report.recipes import recipe_table
+    from scalerl.report.recipes import leave_one_out_table, recipe_table
 
     recipe_table()
+    leave_one_out_table()
     return 0
 
 

@@ -6,7 +6,7 @@ Names of choices are looked up in plain dicts where they are carried out (learn/
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -212,13 +212,98 @@ class Recipe(Part):
         return self.prompts_per_step * self.generations_per_prompt
 
 
+# -------------------------------------------------------------------------------------------------- the paper's recipes
+
 SCALERL = Recipe()
 """The paper's: CISPO, prompt aggregation, batch advantages, FP32 head, PipelineRL-8, both filters, interruption."""
 
-RECIPES = {"scalerl": SCALERL}
-"""Recipes by name."""
+BASELINE = replace(
+    SCALERL,
+    name="baseline",
+    loss=Dapo(),
+    aggregation="sample",
+    advantage="group",
+    zero_variance="keep",
+    retire_pass_rate=None,
+    fp32_head=False,
+)
+"""Where the paper's forward ablations start (section 3): eq. 3 with the asymmetric clip, sample average, group
+normalisation, interruption, no filter. Here on PipelineRL-8, to which the paper moves after its first comparison."""
+
+GRPO = replace(BASELINE, name="grpo", loss=Grpo(), off_policy=PpoOffPolicy(batches=8))
+"""DeepSeek's, as the paper runs it: symmetric clip, sample average, PPO-off-policy-8."""
+
+DAPO = replace(
+    BASELINE,
+    name="dapo",
+    aggregation="prompt",
+    zero_variance="drop",
+    off_policy=PpoOffPolicy(batches=8),
+    prompts_per_step=80,
+)
+"""Qwen-2.5's, as the paper runs it: 80 prompts a step, of which those without variance are dropped, not replaced."""
+
+MAGISTRAL = replace(DAPO, name="magistral", off_policy=PipelineRL(max_lag=8))
+"""DAPO on PipelineRL."""
+
+MINIMAX = replace(DAPO, name="minimax", loss=Cispo(), fp32_head=True)
+"""MiniMax-M1's: CISPO and the FP32 head, on PPO-off-policy-8."""
+
+RECIPES = {recipe.name: recipe for recipe in (SCALERL, MINIMAX, MAGISTRAL, DAPO, GRPO, BASELINE)}
+"""Recipes by name; what the paper leaves open in them is settled in docs/recipe.md."""
+
+
+def as_penalty(length: LengthControl) -> LengthPenalty:
+    """Return the penalty that ends where an interruption does, and grows over the tokens that its answer gets.
+
+    The paper's own pair: thinking to 12k and 2k for the answer, against a penalty from 12k to 14k.
+    """
+    answer = length.answer_tokens if isinstance(length, Interruption) else max(1, length.max_tokens // 7)
+    return LengthPenalty(max_tokens=length.max_tokens, cache_tokens=answer)
+
+
+def leave_one_out(recipe: Recipe = SCALERL) -> dict[str, Recipe]:
+    """Return the recipe with one component at a time put back, by the paper's names (ICLR version, figure 12).
+
+    plan: group instead of batch normalisation; lp: length penalty instead of interruption; batch: zero-variance prompts
+    kept; 8op: PPO-off-policy-8; fp32: no FP32 head; savg: sample average; dapo: its loss; uniform-sampling: no
+    No-Positive-Resampling.
+    """
+    changes: dict[str, dict[str, Any]] = {
+        "plan": {"advantage": "group"},
+        "lp": {"length": as_penalty(recipe.length)},
+        "batch": {"zero_variance": "keep"},
+        "8op": {"off_policy": PpoOffPolicy(batches=8)},
+        "fp32": {"fp32_head": False},
+        "savg": {"aggregation": "sample"},
+        "dapo": {"loss": Dapo()},
+        "uniform-sampling": {"retire_pass_rate": None},
+    }
+    return {name: replace(recipe, name=f"{recipe.name}-{name}", **change) for name, change in changes.items()}
+
+
+SIZES = ("prompts_per_step", "generations_per_prompt", "length", "temperature", "top_p", "optimizer")
+"""Fields of a recipe that belong to the model and the data; the rest are its components."""
+
+
+def adopt(recipe: Recipe, base: Recipe) -> Recipe:
+    """Return a recipe at the sizes of another, so that recipes can be compared on any model.
+
+    Prompts a step keep their ratio to ScaleRL's (80 of 48 for DAPO), and the kind of length control is the recipe's.
+    """
+    prompts = max(1, round(base.prompts_per_step * recipe.prompts_per_step / SCALERL.prompts_per_step))
+    sizes = {name: getattr(base, name) for name in SIZES} | {"prompts_per_step": prompts}
+    if isinstance(recipe.length, LengthPenalty) and not isinstance(base.length, LengthPenalty):
+        sizes["length"] = as_penalty(base.length)
+    return replace(recipe, **sizes)
+
 
 __all__ = [
+    "BASELINE",
+    "DAPO",
+    "GRPO",
+    "MAGISTRAL",
+    "MINIMAX",
     "RECIPES",
     "SCALERL",
     "AdamW",
@@ -236,6 +321,9 @@ __all__ = [
     "PpoOffPolicy",
     "Recipe",
     "Reinforce",
+    "adopt",
+    "as_penalty",
+    "leave_one_out",
     "max_lag",
     "replace",
 ]

@@ -127,7 +127,7 @@ class Comparison:
         }
 
 
-def compare(first: Runs, second: Runs, level: float | None = None) -> Comparison:
+def compare(first: Runs, second: Runs, level: float | None = None, siblings: Sequence[Runs] = ()) -> Comparison:
     """Compares two recipes by their runs.
 
     Args:
@@ -135,15 +135,18 @@ def compare(first: Runs, second: Runs, level: float | None = None) -> Comparison
         second: the same of the other.
         level: metric level for the comparison of compute; None takes four fifths of
             the climb to where both sides have been.
+        siblings: runs of further recipes whose seeds scatter alike, such as the other arms of a study: they only help
+            to estimate that scatter.
 
     Raises:
         CurveError: an empty side, curves of different metrics or compute axes, a level outside the metric's bounds.
     """
     sides = as_fits(first), as_fits(second)
-    check_alike([f for side in sides for f in side])
+    others = tuple(as_fits(runs) for runs in siblings)
+    check_alike([f for side in (*sides, *others) for f in side])
     rng = np.random.default_rng(0)
     width = float(np.ptp(sides[0][0].curve.bounds))
-    seed_D, source = seed_scatter(sides, width, rng)
+    seed_D, source = seed_scatter((*sides, *others), width, rng)
     asymptote_D = [side_mean([shuffled(f.draws.asymptote, rng) for f in side], seed_D, rng) for side in sides]
     difference_D = asymptote_D[0] - asymptote_D[1]
     seed_sd = float(np.median(seed_D))
@@ -200,7 +203,7 @@ def shuffled(values_D: Array, rng: np.random.Generator) -> Array:
     return rng.permutation(values_D)
 
 
-def seed_scatter(sides: Sides, width: float, rng: np.random.Generator) -> tuple[Array, str]:
+def seed_scatter(sides: Sequence[Sequence[Fit]], width: float, rng: np.random.Generator) -> tuple[Array, str]:
     """Draws of the standard deviation between seeds, shape (D,), and where it comes from.
 
     With three or more seeds on a side: the posterior on a grid of values, given each run's ceiling and its uncertainty,
@@ -223,7 +226,8 @@ def seed_scatter(sides: Sides, width: float, rng: np.random.Generator) -> tuple[
         )
     weight = np.exp(log_weight - log_weight.max())
     draws = rng.choice(grid, size=num_draws, p=weight / weight.sum())
-    return draws, f"estimated from {' and '.join(str(len(side)) for side in sides)} seeds"
+    counts = " and ".join(str(len(side)) for side in sides)
+    return draws, f"estimated from {counts if len(sides) == 2 else sum(map(len, sides))} seeds"
 
 
 def side_mean(asymptote_SD: list[Array], seed_D: Array, rng: np.random.Generator) -> Array:

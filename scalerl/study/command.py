@@ -1,0 +1,226 @@
+"""`scalerl study`: words in, a study planned, executed or shown. It parses and prints; the work is elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from scalerl.parts import ConfigError, nearest, replace
+
+if TYPE_CHECKING:
+    from scalerl.config import RunConfig
+    from scalerl.study.directory import StudyDirectory
+    from scalerl.study.plan import Plan
+    from scalerl.study.workers import Workers
+
+USAGE = """scalerl study PLAN [BASE.toml] [options] [--any.field VALUE ...]
+       scalerl study resume DIR [--jobs N]
+       scalerl study show DIR [-o PAGE.html] [--json]"""
+
+DESCRIPTION = """PLAN is loo, recipes, forward, axes, rates, or the path of a TOML file of your own. BASE.toml and the
+dotted fields are those of `scalerl train`; without them the base is the quick variant of the embedded lab."""
+
+
+def study_main(words: Sequence[str], stop: Callable[[], Callable[[], bool]]) -> int:
+    """Run `scalerl study`; return the exit code.
+
+    Args:
+        words: what follows `study`.
+        stop: makes what says whether a signal asked to stop.
+
+    Raises:
+        ConfigError, CurveError: what a user can correct.
+    """
+    verb = words[0] if words else ""
+    if verb == "show":
+        return _show(words[1:])
+    if verb == "resume":
+        options = _resume_parser().parse_args(words[1:])
+        from scalerl.study.directory import StudyDirectory
+
+        return _execute(StudyDirectory.open(options.directory), options, stop)
+    options, fields = _plan_parser().parse_known_args(words)
+    plan = _plan(options, fields)
+    if options.dry_run:
+        from scalerl.study.display import describe
+
+        print("\n".join(describe(plan)))
+        return 0
+    from scalerl.study.directory import StudyDirectory
+    from scalerl.train.run_dir import next_directory
+
+    path = options.output or next_directory(Path("studies"), plan.name)
+    return _execute(StudyDirectory.create(path, plan), options, stop)
+
+
+def _plan_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="scalerl study", usage=USAGE, description=DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("plan", metavar="PLAN", help="which arms")
+    parser.add_argument("base", nargs="?", type=Path, metavar="BASE.toml", help="configuration that the arms share")
+    parser.add_argument(
+        "--seeds", default=None, help="how many, or which: 3 or 0,1,2; default 3 (rates: one of its own)"
+    )
+    parser.add_argument(
+        "--budget", type=int, metavar="STEPS", help="steps of the base; an arm with larger batches takes fewer"
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="ARM", help="these arms and the candidate; patterns as loss-*"
+    )
+    parser.add_argument(
+        "--rates", type=Path, metavar="DIR", help="a finished `rates` study: each loss at its best rate"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, help="directory; default studies/PLAN-NNN; an unfinished one goes on"
+    )
+    parser.add_argument(
+        "--dry-run", action="store_true", help="print arms, sizes and an estimate of the time, and stop"
+    )
+    _add_execution(parser)
+    return parser
+
+
+def _resume_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="scalerl study resume", description="Go on with a study where it was.")
+    parser.add_argument("directory", type=Path)
+    _add_execution(parser)
+    return parser
+
+
+def _add_execution(parser: argparse.ArgumentParser) -> None:
+    from scalerl.study.allocations import ALLOCATIONS
+
+    jobs = max(1, (os.cpu_count() or 2) // 2)
+    parser.add_argument(
+        "--jobs", type=int, default=0, help=f"runs at once; default {jobs} here, or what the cluster holds"
+    )
+    parser.add_argument(
+        "--allocate", choices=list(ALLOCATIONS), default="equal", help="default: every arm the same budget"
+    )
+    parser.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster: auto, local or HOST:PORT")
+    parser.add_argument("--ray-cpus", type=float, default=2.0, help="cores a run holds there; default 2")
+    parser.add_argument("--ray-gpus", type=float, default=0.0, help="GPUs a run holds there; default 0")
+
+
+def _plan(options: argparse.Namespace, fields: Sequence[str]) -> Plan:
+    """Make the plan that the words ask for."""
+    from scalerl.study.plan import check, read_plan, select, with_rates
+    from scalerl.study.plans import PLANS
+
+    name = options.plan
+    if name in PLANS:
+        plan = PLANS[name](_base(options, fields))
+    elif name.endswith(".toml"):
+        if options.base or fields:
+            raise ConfigError(
+                f"{name}: a plan of your own names its base and fields itself; got {options.base or fields[0]}"
+            )
+        plan = read_plan(Path(name))
+    else:
+        raise ConfigError(
+            f"plan: got {name!r}{nearest(name, PLANS)}; allowed: {', '.join(PLANS)}, or the path of a TOML file"
+        )
+    if options.seeds is not None:
+        plan = replace(plan, seeds=_seeds(options.seeds))
+    if options.budget is not None:
+        plan = replace(plan, base=replace(plan.base, steps=options.budget))
+    if options.rates is not None:
+        from scalerl.study.results import best_rates
+
+        plan = with_rates(plan, best_rates(options.rates))
+    return check(select(plan, options.only) if options.only else plan)
+
+
+def _base(options: argparse.Namespace, fields: Sequence[str]) -> RunConfig:
+    from scalerl.config import read_config
+
+    own = options.base is not None or any(word.partition("=")[0] in ("--preset", "--data") for word in fields)
+    return read_config(options.base, fields if own else ["--preset", "quick", *fields])
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    """Read `3` as 0, 1, 2 and `4,7` as it is."""
+    try:
+        numbers = tuple(int(word) for word in text.split(","))
+    except ValueError:
+        numbers = ()
+    if not numbers or (len(numbers) == 1 and numbers[0] < 1):
+        raise ConfigError(
+            f"--seeds: got {text!r}; allowed: a number from 1, or seeds separated by commas such as 0,1,2"
+        )
+    return tuple(range(numbers[0])) if "," not in text else numbers
+
+
+def _execute(study: StudyDirectory, options: argparse.Namespace, stop: Callable[[], Callable[[], bool]]) -> int:
+    """Run what is left of a study, then write and print its results."""
+    from scalerl.study.allocations import ALLOCATIONS
+    from scalerl.study.display import StudyDisplay
+    from scalerl.study.execute import Execution, execute
+
+    study.hold()
+    allocation = ALLOCATIONS[options.allocate]
+    workers = _workers(options)
+    display = StudyDisplay(study)
+    execution = Execution(study, workers, display, stop())
+    try:
+        display.start(workers.count)
+        execute(execution, allocation.shares, allocation.policy)
+    finally:
+        display.stop()
+    for key, said in execution.failures.items():
+        print(f"failed: {key}: {said}; see {study.file(key, 'log')}")
+    if execution.stop_requested():
+        print(f"stopped; continue with: scalerl study resume {study.path}")
+        return 130
+    code = _report(study)
+    return 1 if execution.failures else code
+
+
+def _workers(options: argparse.Namespace) -> Workers:
+    from scalerl.study.workers import LocalWorkers, RayWorkers
+
+    if options.jobs < 0:
+        raise ConfigError(f"--jobs: got {options.jobs}; allowed: 1 or more")
+    if options.ray:
+        return RayWorkers(options.ray, options.jobs, options.ray_cpus, options.ray_gpus)
+    return LocalWorkers(options.jobs or max(1, (os.cpu_count() or 2) // 2))
+
+
+def _report(study: StudyDirectory, page: Path | None = None) -> int:
+    """Write results.json and the page; print the verdicts and the table."""
+    from scalerl.study.results import study_results
+    from scalerl.study.tables import print_results
+
+    found = study_results(study)
+    study.write("results.json", json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n")
+    print_results(found)
+    try:
+        from scalerl.study.page import study_page
+
+        html = study_page(found)
+    except ConfigError as error:  # the numbers are there all the same
+        print(f"no page: {error}")
+        return 0
+    where = page or study.path / "report.html"
+    where.write_text(html, encoding="utf-8")
+    print(f"page      {where}")
+    return 0
+
+
+def _show(words: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="scalerl study show", description="Print what a study found so far.")
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("-o", "--output", type=Path, help="the page; default report.html in the study's directory")
+    parser.add_argument("--json", action="store_true", help="print JSON, as docs/json.md describes it")
+    options = parser.parse_args(words)
+    from scalerl.study.directory import StudyDirectory
+    from scalerl.study.results import study_results
+
+    study = StudyDirectory.open(options.directory)
+    if options.json:
+        print(json.dumps(study_results(study).to_dict(), indent=1, allow_nan=False))
+        return 0
+    return _report(study, options.output)

@@ -1,0 +1,178 @@
+"""A study's directory: the plan, one ordinary run directory an arm and seed, a journal. It starts nothing.
+
+    studies/loo/
+      study.toml                 the plan, resolved; the same command goes on with it
+      journal.jsonl              one row each time a run's process ended (below)
+      scalerl/seed-0/            a run directory
+      scalerl/seed-0.toml, .log  what it was started with, and what it said
+      results.json  report.html  the verdicts
+
+A row of the journal:
+    {"arm": "dapo", "seed": 0, "target": 240, "code": 0, "seconds": 61.2, "step": 240, "said": "trained 240 updates"}
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scalerl.config import RunConfig
+from scalerl.parts import ConfigError
+from scalerl.study.plan import Plan, plan_toml, read_plan
+
+
+@dataclass(frozen=True)
+class RunKey:
+    """One run of a study."""
+
+    arm: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.arm}/seed-{self.seed}"
+
+
+class StudyDirectory:
+    """The files of one study."""
+
+    def __init__(self, path: Path, plan: Plan) -> None:
+        """Hold an open study; `create` and `open` make it."""
+        self.path, self.plan = path, plan
+
+    @classmethod
+    def create(cls, path: Path, plan: Plan) -> StudyDirectory:
+        """Start a study, or go on with the same one.
+
+        Raises:
+            ConfigError: the directory holds another study, another plan of it, or something else.
+        """
+        file = path / "study.toml"
+        if file.exists():
+            check_same(read_plan(file), plan, path)
+            return cls(path, plan)
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ConfigError(f"{path} exists and holds no study; give -o a directory that is new or empty")
+        path.mkdir(parents=True, exist_ok=True)
+        _write(file, plan_toml(plan))
+        return cls(path, plan)
+
+    @classmethod
+    def open(cls, path: Path) -> StudyDirectory:
+        """Open a study that was started before.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if not (path / "study.toml").exists():
+            raise ConfigError(f"{path}: no study here (no study.toml); start one with `scalerl study PLAN -o {path}`")
+        return cls(path, read_plan(path / "study.toml"))
+
+    def runs(self) -> list[RunKey]:
+        """Return all runs, every arm's first seed first, so that what is done early compares all arms."""
+        return [RunKey(arm.name, seed) for seed in self.plan.seeds for arm in self.plan.arms]
+
+    def config(self, key: RunKey) -> RunConfig:
+        """Return a run's configuration."""
+        return self.plan.config(self.plan.arm(key.arm), key.seed)
+
+    def run(self, key: RunKey) -> Path:
+        """Return a run's directory."""
+        return self.path / key.arm / f"seed-{key.seed}"
+
+    def file(self, key: RunKey, ending: str) -> Path:
+        """Return a file beside a run's directory."""
+        return self.path / key.arm / f"seed-{key.seed}.{ending}"
+
+    def hold(self) -> int:
+        """Keep other processes from executing this study; the lock goes with the process.
+
+        Raises:
+            ConfigError: one is at it.
+        """
+        lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"{self.path}: another process is running this study; watch it or stop it") from None
+        return lock
+
+    def step(self, key: RunKey) -> int:
+        """Return the training step of a run's last evaluation; -1 before the first."""
+        points = rows(self.run(key) / "points.jsonl")
+        return int(points[-1]["step"]) if points else -1
+
+    def held(self, key: RunKey) -> bool:
+        """Whether a process is training in a run's directory, such as one left by a study that was killed."""
+        try:
+            lock = os.open(self.run(key) / ".lock", os.O_RDWR)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+        except OSError:
+            return True
+        finally:
+            os.close(lock)
+
+    def note(self, row: dict[str, Any]) -> None:
+        """Add a row to the journal."""
+        with (self.path / "journal.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def journal(self) -> list[dict[str, Any]]:
+        """Return the journal."""
+        return rows(self.path / "journal.jsonl")
+
+    def write(self, name: str, text: str) -> Path:
+        """Write a file of the study, whole or not at all; return its path."""
+        return _write(self.path / name, text)
+
+
+def check_same(old: Plan, new: Plan, path: Path) -> None:
+    """Refuse to go on with a changed plan.
+
+    Raises:
+        ConfigError: what changed.
+    """
+    if old == new:
+        return
+    raise ConfigError(
+        f"{path} holds another study: {'; '.join(changes(old, new))}. Give another -o, or go on with the one there by "
+        f"`scalerl study resume {path}`. Nothing was changed"
+    )
+
+
+def changes(old: Plan, new: Plan) -> list[str]:
+    """Return what distinguishes two plans, in words."""
+    found = [
+        f"{name} is {getattr(old, name)!r} there and {getattr(new, name)!r} here"
+        for name in ("name", "candidate", "seeds")
+        if getattr(old, name) != getattr(new, name)
+    ]
+    there, here = ({arm.name: arm for arm in plan.arms} for plan in (old, new))
+    found += [f"arm {name!r} is only there" for name in there if name not in here]
+    found += [f"arm {name!r} is only here" for name in here if name not in there]
+    both = [name for name in there if name in here]
+    found += [f"arm {name!r} changes other fields" for name in both if there[name].changes != here[name].changes]
+    lines = [set(plan_toml(plan).partition("[base]")[2].splitlines()) for plan in (old, new)]
+    found += [f"base: {line!r} is only here" for line in sorted(lines[1] - lines[0])[:3]]
+    found += [f"base: {line!r} is only there" for line in sorted(lines[0] - lines[1])[:3]]
+    return found or ["the words of the plan differ"]
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    """Return the whole rows of a JSONL file; a line that is still being written is left out."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def _write(path: Path, text: str) -> Path:
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+    return path

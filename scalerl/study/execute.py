@@ -1,0 +1,213 @@
+"""Executes a study: which run goes next, and what became of it. Runs are processes; it trains nothing itself.
+
+Consumes a plan and what the run directories already hold; produces finished runs and a journal. It waits for processes
+only; a kill at any moment costs what a kill costs the runs that were on, their steps since the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from scalerl.config import RunConfig, to_toml
+from scalerl.parts import replace
+from scalerl.study.directory import RunKey, StudyDirectory
+from scalerl.study.workers import Job, Workers
+
+POLL_S = 0.2
+"""Seconds between looks at the processes."""
+
+STOPPED = {130, 143, -2, -15}
+"""Exit codes of a run that was asked to stop."""
+
+
+class Display(Protocol):
+    """Shows a study."""
+
+    def update(self, states: Mapping[RunKey, str]) -> None:
+        """Show what each run is doing; called at every look."""
+
+    def note(self, text: str) -> None:
+        """Say something once."""
+
+
+@dataclass
+class Execution:
+    """What is known of the runs while a study is executed."""
+
+    study: StudyDirectory
+    workers: Workers
+    display: Display
+    stop_requested: Callable[[], bool]
+    states: dict[RunKey, str] = field(default_factory=dict)
+    """waiting, running, finished, failed or stopped."""
+    failures: dict[RunKey, str] = field(default_factory=dict)
+    """The last words of runs that failed, this time."""
+    _queue: deque[RunKey] = field(default_factory=deque)
+    _jobs: dict[RunKey, _Running] = field(default_factory=dict)
+
+    def advance(self, arms: Iterable[str], share: float) -> None:
+        """Bring every run of some arms to a share of its steps, except those that fail.
+
+        Args:
+            arms: names.
+            share: in (0, 1]; rounded to a step at which the run is evaluated.
+        """
+        wanted, runs = set(arms), self.study.runs()
+        for key in runs:
+            self.states.setdefault(key, "waiting")
+        self._queue.extend(key for key in runs if key.arm in wanted and key not in self.failures)
+        asked = False
+        while self._queue or self._jobs:
+            if self.stop_requested():
+                self._queue.clear()
+                for running in self._jobs.values() if not asked else ():
+                    running.job.stop()
+                asked = True
+            self._fill(share)
+            self._collect()
+            self.display.update(self.states)
+            if self._jobs:
+                time.sleep(POLL_S)
+
+    def _fill(self, share: float) -> None:
+        """Start what there is room for."""
+        for _ in range(len(self._queue)):
+            if len(self._jobs) >= self.workers.count:
+                return
+            key = self._queue.popleft()
+            if self._must_wait(key):
+                self._queue.append(key)
+            else:
+                self._start(key, share)
+
+    def _collect(self) -> None:
+        """Take in what has ended."""
+        for key, running in list(self._jobs.items()):
+            code = running.job.poll()
+            if code is not None:
+                del self._jobs[key]
+                if isinstance(running.job, _Foreign):
+                    self._queue.appendleft(key)  # it may have had another target
+                else:
+                    self._ended(key, running, code)
+
+    def _must_wait(self, key: RunKey) -> bool:
+        """Whether a run that is on is making the warm start that this one needs as well."""
+        mine = self.study.config(key)
+        same = [
+            other
+            for other, running in self._jobs.items()
+            if mine.model.kind == "tiny" and (running.config.model, running.config.data) == (mine.model, mine.data)
+        ]
+        return bool(same) and all(self.study.step(other) < 0 for other in same)
+
+    def _start(self, key: RunKey, share: float) -> None:
+        study = self.study
+        config = study.config(key)
+        target = target_step(config, share)
+        if study.step(key) >= target or self._exhausted(key):
+            self.states[key] = "finished"
+            return
+        self.states[key] = "running"
+        began = time.monotonic()
+        if study.held(key):
+            self.display.note(f"{key}: still running from before; waiting for it")
+            self._jobs[key] = _Running(_Foreign(study, key), config, target, began)
+            return
+        run = study.run(key)
+        run.parent.mkdir(parents=True, exist_ok=True)
+        if (run / "config.toml").exists():
+            words = ["resume", str(run), "--steps", str(target)]
+        else:
+            file = study.file(key, "toml")
+            file.write_text(to_toml(replace(config, steps=target)), encoding="utf-8")
+            words = ["train", str(file), "--run-dir", str(run)]
+        job = self.workers.start([sys.executable, "-m", "scalerl.cli", *words], study.file(key, "log"))
+        self._jobs[key] = _Running(job, config, target, began)
+
+    def _ended(self, key: RunKey, running: _Running, code: int) -> None:
+        study, step = self.study, self.study.step(key)
+        said = last_line(study.file(key, "log"))
+        seconds = round(time.monotonic() - running.began, 2)
+        row = {"arm": key.arm, "seed": key.seed, "target": running.target, "code": code, "seconds": seconds}
+        study.note({**row, "step": step, "said": said})
+        if code == 0:
+            self.states[key] = "finished"
+        elif code in STOPPED or self.stop_requested():
+            self.states[key] = "stopped"
+        else:
+            self.states[key] = "failed"
+            self.failures[key] = said
+            self.display.note(f"{key} failed with exit code {code}: {said} (all of it: {study.file(key, 'log')})")
+
+    def _exhausted(self, key: RunKey) -> bool:
+        """Whether the run ended of itself before its last step, for every prompt was retired."""
+        mine = [row for row in self.study.journal() if (row["arm"], row["seed"]) == (key.arm, key.seed)]
+        return bool(mine) and mine[-1]["code"] == 0 and mine[-1]["step"] < mine[-1]["target"]
+
+
+@dataclass(frozen=True)
+class _Running:
+    job: Job
+    config: RunConfig
+    target: int
+    began: float
+
+
+class _Foreign:
+    """A run that a study which was killed has left behind: it is waited for, not disturbed."""
+
+    def __init__(self, study: StudyDirectory, key: RunKey) -> None:
+        self._study, self._key = study, key
+
+    def poll(self) -> int | None:
+        """Return None while its process holds the directory."""
+        return None if self._study.held(self._key) else 0
+
+    def stop(self) -> None:
+        """Leave it alone."""
+
+
+def target_step(config: RunConfig, share: float) -> int:
+    """Return the step that a share of the run ends with: one at which it is evaluated in any case."""
+    if share >= 1:
+        return config.steps
+    every = config.evaluation.every
+    return min(config.steps, max(every, every * round(config.steps * share / every)))
+
+
+def last_line(log: Path) -> str:
+    """Return the last words of a log."""
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
+    return next((line.strip() for line in reversed(lines) if line.strip()), "nothing said")
+
+
+Policy = Callable[[StudyDirectory, Sequence[str]], Sequence[str]]
+"""Which of the arms still going go on."""
+
+
+def execute(execution: Execution, shares: Sequence[float], policy: Policy) -> list[str]:
+    """Execute a study slice by slice.
+
+    Args:
+        execution: the study and where it runs.
+        shares: ascending, the last 1: after each, the policy says which arms go on.
+        policy: see ``allocations``.
+
+    Returns:
+        The arms that were taken to the end.
+    """
+    arms: Sequence[str] = [arm.name for arm in execution.study.plan.arms]
+    for share in shares:
+        execution.advance(arms, share)
+        if execution.stop_requested():
+            break
+        if share < 1:
+            arms = policy(execution.study, arms)
+    return list(arms)

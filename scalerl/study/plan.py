@@ -1,0 +1,241 @@
+"""A plan: arms that differ from one base in a few fields, seeds, and the rule that makes them fair. It runs nothing.
+
+Arms of one seed are paired: the same warm start, prompts, order of prompts and held-out set. They sample equally many
+completions with equally many evaluations, so that an arm of larger batches takes fewer steps.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatch
+from itertools import combinations
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from scalerl.config import PRESETS, Natural, RunConfig, merge, read_config, to_toml
+from scalerl.parts import ConfigError, Part, build, nearest, replace
+from scalerl.recipe import Recipe
+
+ArmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=40)]
+
+Changes = dict[str, Any]
+"""Fields of a RunConfig as nested plain values, such as {"recipe": {"loss": {"kind": "gspo"}}}."""
+
+
+class Arm(Part):
+    """One way to train. Example: Arm(name="gspo", about="its loss", changes={"recipe": {"loss": {"kind": "gspo"}}})."""
+
+    name: ArmName
+    """Letters, digits, dots, dashes; also the name of its directory."""
+    about: str = ""
+    """What it changes, in a few words."""
+    changes: Changes = Field(default_factory=dict)
+    """What is laid over the plan's base."""
+
+
+class Plan(Part):
+    """A set of runs to compare."""
+
+    name: str
+    """Free text."""
+    about: str = ""
+    """The question it asks."""
+    candidate: str
+    """The arm that all others are compared with."""
+    seeds: tuple[Natural, ...] = (0, 1, 2)
+    """Seeds of every arm; three or more let the scatter between seeds be estimated."""
+    base: RunConfig
+    """What the arms share. `base.steps` is the budget: updates of an arm with the base's batch."""
+    arms: tuple[Arm, ...]
+    """At least the candidate and one other."""
+
+    def arm(self, name: str) -> Arm:
+        """Return an arm by name."""
+        return next(arm for arm in self.arms if arm.name == name)
+
+    def config(self, arm: Arm, seed: int) -> RunConfig:
+        """Return the configuration of one run.
+
+        Raises:
+            ConfigError: the arm's changes are no configuration.
+        """
+        return arm_config(self.base, arm, seed)
+
+
+def arm_config(base: RunConfig, arm: Arm, seed: int) -> RunConfig:
+    """Lay an arm's changes over a base, at the same number of completions and evaluations."""
+    values = merge(merge(base.model_dump(), arm.changes), {"seed": seed})
+    changed = build(RunConfig, values, f"arm {arm.name}")
+    ratio = base.recipe.completions_per_step / changed.recipe.completions_per_step
+    config = replace(changed, recipe=replace(changed.recipe, name=arm.name))
+    if "steps" not in arm.changes:
+        config = replace(config, steps=max(1, round(base.steps * ratio)))
+    if "every" not in arm.changes.get("evaluation", {}):
+        every = max(1, round(base.evaluation.every * ratio))
+        config = replace(config, evaluation=replace(config.evaluation, every=every))
+    return config
+
+
+def check(plan: Plan) -> Plan:
+    """Return the plan if it can be run and compared.
+
+    Raises:
+        ConfigError: no second arm, a name twice, an unknown candidate, arms that are the same run, a budget that ends
+            before the evaluations of a fit, seeds given twice.
+    """
+    names = [arm.name for arm in plan.arms]
+    if len(names) < 2:
+        raise ConfigError(f"{plan.name}: a study needs at least two arms; got {', '.join(names) or 'none'}")
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"{plan.name}: arm {name!r} is given {names.count(name)} times; names must differ")
+    if plan.candidate not in names:
+        raise ConfigError(
+            f"candidate: got {plan.candidate!r}{nearest(plan.candidate, names)}; allowed: {', '.join(names)}"
+        )
+    if not plan.seeds or len(set(plan.seeds)) < len(plan.seeds):
+        raise ConfigError(f"seeds: got {list(plan.seeds)}; allowed: at least one, each once")
+    configs = {arm.name: plan.config(arm, plan.seeds[0]) for arm in plan.arms}
+    for one, other in combinations(configs, 2):
+        if _unnamed(configs[one]) == _unnamed(configs[other]):
+            raise ConfigError(f"arms {one!r} and {other!r} are the same run: nothing in their configurations differs")
+    for name, config in configs.items():
+        evaluations = 1 + -(-config.steps // config.evaluation.every)
+        if evaluations < LEAST_EVALUATIONS:
+            raise ConfigError(
+                f"arm {name!r}: {config.steps} steps with an evaluation every {config.evaluation.every} give "
+                f"{evaluations} evaluations; a fit needs {LEAST_EVALUATIONS}. Raise the budget or evaluate more often"
+            )
+    return plan
+
+
+LEAST_EVALUATIONS = 5
+"""Points that a fit needs, the one before training included."""
+
+
+def _unnamed(config: RunConfig) -> RunConfig:
+    return replace(config, recipe=replace(config.recipe, name="any"))
+
+
+def select(plan: Plan, patterns: Sequence[str]) -> Plan:
+    """Return the plan with only the arms whose names match a pattern (such as `loss-*`), and the candidate.
+
+    Raises:
+        ConfigError: a pattern that matches no arm.
+    """
+    names = [arm.name for arm in plan.arms]
+    for pattern in patterns:
+        if not any(fnmatch(name, pattern) for name in names):
+            raise ConfigError(f"--only: {pattern!r} matches no arm{nearest(pattern, names)}; arms: {', '.join(names)}")
+    kept = [a for a in plan.arms if a.name == plan.candidate or any(fnmatch(a.name, p) for p in patterns)]
+    return replace(plan, arms=tuple(kept))
+
+
+def recipe_changes(recipe: Recipe, base: Recipe) -> Changes:
+    """Return what lies over the base to make it this recipe: only the fields that differ."""
+    changes = _difference(recipe.model_dump(mode="json"), base.model_dump(mode="json"))
+    changes.pop("name", None)
+    return {"recipe": changes} if changes else {}
+
+
+def _difference(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """What to lay over the second mapping to get the first; another kind is given whole."""
+    changes: dict[str, Any] = {}
+    for key, value in ours.items():
+        old = theirs[key]
+        if value == old:
+            continue
+        if isinstance(value, dict) and isinstance(old, dict) and value.get("kind") == old.get("kind"):
+            value = _difference(value, old)
+        changes[key] = "none" if value is None else value  # TOML has no null; a configuration reads "none" as None
+    return changes
+
+
+def with_rates(plan: Plan, rates: Mapping[str, float]) -> Plan:
+    """Return the plan with each arm at the learning rate of its loss, where the arm itself names none.
+
+    Args:
+        plan: any.
+        rates: learning rate by kind of loss, as a sweep found them.
+    """
+    arms = []
+    for arm in plan.arms:
+        rate = rates.get(plan.config(arm, 0).recipe.loss.kind)
+        named = "learning_rate" in arm.changes.get("recipe", {}).get("optimizer", {})
+        tuned = {} if rate is None or named else {"recipe": {"optimizer": {"learning_rate": rate}}}
+        arms.append(replace(arm, changes=merge(arm.changes, tuned)))
+    return replace(plan, arms=tuple(arms))
+
+
+# ------------------------------------------------------------------------------------------------------------ as TOML
+
+
+def read_plan(file: Path) -> Plan:
+    """Read a plan of the user's own.
+
+        name = "caps"
+        about = "Does CISPO's cap matter?"
+        base = "quick"                     # a preset, the path of a configuration, or a table [base]
+        candidate = "five"
+        seeds = [0, 1, 2]
+        [changes]                          # laid over the base for every arm
+        steps = 200
+        [arms.five]
+        [arms.eight]
+        about = "a wider cap"
+        recipe.loss.max_ratio = 8
+
+    Raises:
+        ConfigError: unreadable, unknown keys, arms that are no configuration.
+    """
+    values = _toml(file)
+    known = ("name", "about", "base", "candidate", "seeds", "changes", "arms")
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"{file}: unknown key {key!r}{nearest(key, known)}; allowed here: {', '.join(known)}")
+    arms = values.get("arms")
+    if not isinstance(arms, dict) or not all(isinstance(table, dict) for table in arms.values()):
+        raise ConfigError(f"{file}: arms: got {arms!r}; a study needs tables [arms.NAME], one an arm")
+    base = build(RunConfig, merge(_base(values.get("base", "quick"), file), values.get("changes", {})), str(file))
+    listed = [
+        {
+            "name": name,
+            "about": table.get("about", ""),
+            "changes": {k: v for k, v in table.items() if k != "about"},
+        }
+        for name, table in arms.items()
+    ]
+    fields: dict[str, Any] = {"name": file.stem, "candidate": next(iter(arms), "")}
+    fields |= {key: values[key] for key in ("name", "about", "candidate", "seeds") if key in values}
+    return check(build(Plan, {**fields, "base": base, "arms": listed}, str(file)))
+
+
+def plan_toml(plan: Plan) -> str:
+    """Return the plan as TOML that `read_plan` reads back to an equal value."""
+    import tomli_w
+
+    arms = {arm.name: ({"about": arm.about} if arm.about else {}) | arm.changes for arm in plan.arms}
+    head = {"name": plan.name, "about": plan.about, "candidate": plan.candidate, "seeds": list(plan.seeds)}
+    return tomli_w.dumps({**head, "arms": arms, "base": tomllib.loads(to_toml(plan.base))})
+
+
+def _base(base: Any, file: Path) -> dict[str, Any]:
+    if isinstance(base, dict):
+        return merge(PRESETS["lab"].model_dump(), base)
+    if base in PRESETS:
+        return PRESETS[base].model_dump()
+    if isinstance(base, str) and (file.parent / base).exists():
+        return read_config(file.parent / base, []).model_dump()
+    raise ConfigError(f"{file}: base: got {base!r}; allowed: {', '.join(PRESETS)}, the path of a TOML file, or a table")
+
+
+def _toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: no such file; give the name of a plan or the path of a TOML file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{file}: not a readable TOML file: {error}") from None

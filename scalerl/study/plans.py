@@ -1,0 +1,194 @@
+"""The plans that come with scalerl: each takes a base and returns the arms the paper compared. They run nothing.
+
+Arms are named after the paper's (arXiv 2510.13786, sections 3 to 5 and appendix A.16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from scalerl.config import RunConfig, TinyModel
+from scalerl.parts import replace
+from scalerl.recipe import (
+    BASELINE,
+    RECIPES,
+    Cispo,
+    Dapo,
+    Gspo,
+    Loss,
+    PipelineRL,
+    PpoOffPolicy,
+    Recipe,
+    adopt,
+    as_penalty,
+    leave_one_out,
+)
+from scalerl.study.plan import Arm, Changes, Plan, recipe_changes
+
+RATE_STEPS = (0.5, 1.0, 2.0, 4.0)
+"""Learning rates of a sweep, in multiples of the base's."""
+
+RATE_SEED = 1000
+"""Seed of the sweep, which no comparison uses."""
+
+BATCHES = (0.5, 2.0, 4.0)
+"""Batches of the axes plan, in multiples of the base's prompts a step."""
+
+GROUPS = (0.25, 0.5, 2.0)
+"""Generations a prompt, in multiples of the base's, at the same completions a step."""
+
+LENGTHS = (0.75, 1.5)
+"""Limits on the length, in multiples of the base's."""
+
+WIDTHS = (0.75, 1.5)
+"""Widths of the tiny model, in multiples of the base's, rounded to what divides into its heads."""
+
+
+def loo(base: RunConfig) -> Plan:
+    """The recipe, and the recipe with one component put back at a time (section 4; ICLR figure 12)."""
+    left_out = leave_one_out(base.recipe)
+    return Plan(
+        name="loo",
+        about="Which component of the recipe still matters once all the others are there?",
+        candidate="scalerl",
+        base=base,
+        arms=(Arm(name="scalerl", about="the whole recipe"), *_variants(left_out, base.recipe, LEFT_OUT)),
+    )
+
+
+LEFT_OUT = {
+    "plan": "group instead of batch normalisation",
+    "lp": "length penalty instead of interruption",
+    "batch": "zero-variance prompts kept in the loss",
+    "8op": "PPO-off-policy-8 instead of PipelineRL-8",
+    "fp32": "no FP32 head; changes nothing where the weights are FP32, and then tests the comparison itself",
+    "savg": "sample average instead of prompt average",
+    "dapo": "DAPO's loss instead of CISPO",
+    "uniform-sampling": "no No-Positive-Resampling",
+}
+"""What each arm of the leave-one-out plan puts back."""
+
+
+def recipes(base: RunConfig) -> Plan:
+    """The five recipes at the base's sizes (figure 2, appendix A.16)."""
+    adopted = {name: adopt(recipe, base.recipe) for name, recipe in RECIPES.items() if name != "baseline"}
+    return Plan(
+        name="recipes",
+        about="Which recipe has the higher ceiling, and which is merely quicker?",
+        candidate="scalerl",
+        base=replace(base, recipe=adopted["scalerl"]),
+        arms=tuple(_variants(adopted, adopted["scalerl"], {})),
+    )
+
+
+def forward(base: RunConfig) -> Plan:
+    """Every choice of section 3, one at a time, from the paper's baseline."""
+    start = adopt(BASELINE, base.recipe)
+    changes: dict[str, dict[str, Any]] = {
+        "baseline": {},
+        **{f"pipeline-{k}": {"off_policy": PipelineRL(max_lag=k)} for k in (1, 4)},
+        **{f"ppo-{k}": {"off_policy": PpoOffPolicy(batches=k)} for k in (1, 4, 8)},
+        "fp32": {"fp32_head": True},
+        "prompt-average": {"aggregation": "prompt"},
+        "token-average": {"aggregation": "token"},
+        "batch-norm": {"advantage": "batch"},
+        "no-norm": {"advantage": "none"},
+        "zero-variance": {"zero_variance": "drop"},
+        "no-positive-resampling": {"retire_pass_rate": 0.9},
+        "length-penalty": {"length": as_penalty(base.recipe.length)},
+        **{f"dapo-{high:g}": {"loss": Dapo(clip_high=high)} for high in (0.2, 0.22, 0.24, 0.28, 0.3)},
+        **{f"cispo-{cap:g}": {"loss": Cispo(max_ratio=cap)} for cap in (4.0, 5.0, 8.0)},
+        **{f"gspo-{low:g}": {"loss": Gspo(clip_low=low, clip_high=high)} for low, high in GSPO_CLIPS},
+    }
+    variants = {name: replace(start, **change) for name, change in changes.items()}
+    return Plan(
+        name="forward",
+        about="Which choice helps the baseline?",
+        candidate="baseline",
+        base=replace(base, recipe=start),
+        arms=tuple(_variants(variants, start, {"baseline": "GRPO with the asymmetric clip 0.26, on PipelineRL-8"})),
+    )
+
+
+GSPO_CLIPS = ((3e-4, 4e-4), (3e-3, 4e-3), (4e-3, 5e-3))
+"""GSPO's own scale, and two of the paper's."""
+
+
+def axes(base: RunConfig) -> Plan:
+    """The scaling axes of section 5: model size, length, batch, generations a prompt at the same completions a step."""
+    recipe = base.recipe
+    total, group = recipe.completions_per_step, recipe.generations_per_prompt
+    arms = [Arm(name="scalerl", about="the base")]
+    for factor in BATCHES:
+        prompts = max(1, round(recipe.prompts_per_step * factor))
+        arms.append(_arm(f"prompts-{prompts}", "batch", {"recipe": {"prompts_per_step": prompts}}))
+    for factor in GROUPS:
+        samples = max(2, round(group * factor))
+        sizes = {"generations_per_prompt": samples, "prompts_per_step": max(1, total // samples)}
+        arms.append(_arm(f"generations-{samples}", "the same completions a step", {"recipe": sizes}))
+    for factor in LENGTHS:
+        length = scaled(recipe, factor)
+        arms.append(_arm(f"length-{length.length.max_tokens}", "tokens", recipe_changes(length, recipe)))
+    if isinstance(base.model, TinyModel):
+        for factor in WIDTHS:
+            unit = 2 * base.model.heads
+            width = max(unit, unit * round(base.model.width * factor / unit))
+            arms.append(_arm(f"width-{width}", "model size", {"model": {"width": width}}))
+    return Plan(
+        name="axes",
+        about="Which axis of scale raises the ceiling?",
+        candidate="scalerl",
+        base=base,
+        arms=tuple(arms),
+    )
+
+
+def scaled(recipe: Recipe, factor: float) -> Recipe:
+    """Return the recipe with every limit on the length multiplied."""
+    values = recipe.length.model_dump()
+    for name in ("max_tokens", "cache_tokens"):
+        if name in values:
+            values[name] = max(1, round(values[name] * factor))
+    if "thinking_tokens" in values:
+        values["thinking_tokens"] = tuple(max(1, round(n * factor)) for n in values["thinking_tokens"])
+    return replace(recipe, length=values)
+
+
+def rates(base: RunConfig) -> Plan:
+    """Learning rates for each loss, on a seed of their own: what makes the other plans fair."""
+    losses: tuple[Loss, ...] = (Cispo(), Dapo(), Gspo())
+    rate = base.recipe.optimizer.learning_rate
+    arms = []
+    for loss in losses:
+        for factor in RATE_STEPS:
+            tuned = replace(base.recipe.optimizer, learning_rate=float(f"{rate * factor:.3g}"))
+            changes = recipe_changes(replace(base.recipe, loss=loss, optimizer=tuned), base.recipe)
+            arms.append(_arm(f"{loss.kind}-{tuned.learning_rate:g}", "", changes))
+    return Plan(
+        name="rates",
+        about="Which learning rate suits each loss?",
+        candidate=f"cispo-{rate:g}",
+        seeds=(RATE_SEED,),
+        base=base,
+        arms=tuple(arms),
+    )
+
+
+PLANS: dict[str, Callable[[RunConfig], Plan]] = {
+    "loo": loo,
+    "recipes": recipes,
+    "forward": forward,
+    "axes": axes,
+    "rates": rates,
+}
+"""Plans by name."""
+
+
+def _variants(variants: dict[str, Recipe], reference: Recipe, about: dict[str, str]) -> Iterable[Arm]:
+    for name, recipe in variants.items():
+        yield _arm(name, about.get(name, ""), recipe_changes(recipe, reference))
+
+
+def _arm(name: str, about: str, changes: Changes) -> Arm:
+    return Arm(name=name, about=about, changes=changes)

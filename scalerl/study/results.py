@@ -1,0 +1,392 @@
+"""What a study found: fits of every run, each arm against the candidate, verdicts in words. It draws and runs nothing.
+
+Axes in names: D draws.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from scalerl.parts import ConfigError
+from scalerl.report.summary import data_note, default_axis
+from scalerl.scaling import Comparison, Curve, CurveError, Estimate, Fit, compare, fit
+from scalerl.scaling.compare import (
+    LATER,
+    MARGIN,
+    common_ceiling,
+    log_efficiency,
+    seed_scatter,
+    shuffled,
+    side_mean,
+    summarise_ratio,
+)
+from scalerl.scaling.estimate import summarise
+from scalerl.scaling.law import Array
+from scalerl.study.directory import RunKey, StudyDirectory, rows
+from scalerl.study.plan import Arm
+
+METRICS = {
+    "truncation_rate": "share of rollouts truncated",
+    "interruption_rate": "share of rollouts interrupted",
+    "staleness_mean": "updates between the weights that sampled a token and the update it trains",
+    "entropy": "of the policy, nats a token",
+    "completion_tokens_mean": "tokens a completion",
+    "generator_idle": "share of the generator's time",
+    "trainer_idle": "share of the trainer's time",
+}
+"""Columns of metrics.jsonl that a study shows as means over the run (entropy: over its last tenth)."""
+
+CHANCE = 0.05
+"""Comparisons are called at this level; a plan of twenty arms without any effect raises one false alarm on average."""
+
+
+@dataclass(frozen=True, eq=False)
+class RunResult:
+    """One run."""
+
+    key: RunKey
+    path: Path
+    step: int
+    """Of the last evaluation; -1 before the first."""
+    steps: int
+    """The whole budget."""
+    curve: Curve | None
+    fit: Fit | None
+    problem: str
+    """Why there is no fit; empty if there is one."""
+    metrics: dict[str, float]
+    """Means of ``METRICS``, with ``device_hours``, ``flops`` and ``tokens`` of the last step."""
+
+    @property
+    def last(self) -> float | None:
+        """The last evaluation."""
+        return None if self.curve is None else float(self.curve.metric[-1])
+
+
+@dataclass(frozen=True, eq=False)
+class ArmResult:
+    """One arm: all its seeds, and what distinguishes it from the candidate."""
+
+    name: str
+    about: str
+    runs: tuple[RunResult, ...]
+    asymptote: Estimate | None
+    """A of the arm, the scatter of seeds included; None where nothing could be fitted."""
+    efficiency: Estimate | None
+    """B at the study's common ceiling."""
+    midpoint: Estimate | None
+    """Cmid, the geometric mean over seeds."""
+    comparison: Comparison | None
+    """The arm (first) against the candidate (second); None for the candidate, and where a side has no fit."""
+    effect: str
+    """Key of ``EFFECTS``."""
+    sentence: str
+    """The verdict in words."""
+
+    @property
+    def fits(self) -> list[Fit]:
+        """Fits of the runs that have one."""
+        return [run.fit for run in self.runs if run.fit is not None]
+
+    @property
+    def excluded(self) -> float | None:
+        """Differences in A from the candidate beyond this, either way, are outside the 90 % interval."""
+        if self.comparison is None:
+            return None
+        difference = self.comparison.asymptote_difference
+        return max(abs(difference.low), abs(difference.high))
+
+    def metric(self, name: str) -> float | None:
+        """Return a metric's mean over the runs that have it."""
+        values = [run.metrics[name] for run in self.runs if name in run.metrics]
+        return statistics.fmean(values) if values else None
+
+
+EFFECTS = {
+    "raises": "raises the ceiling",
+    "lowers": "lowers the ceiling",
+    "quicker": "same ceiling, more efficient",
+    "slower": "same ceiling, less efficient",
+    "later": "same ceiling; steeper and dearer, or flatter and cheaper",
+    "none": "no difference that this much compute can show",
+    "unknown": "not measured yet",
+    "candidate": "the candidate",
+}
+"""What an arm does, from the candidate's point of view."""
+
+
+@dataclass(frozen=True, eq=False)
+class StudyResult:
+    """All arms of a study."""
+
+    name: str
+    about: str
+    path: Path
+    candidate: str
+    axis: str
+    """Compute axis that all fits share, as in ``Curve``."""
+    arms: tuple[ArmResult, ...]
+    """In the order of the plan."""
+    common_asymptote: float | None
+    """The ceiling at which all B are compared; None before the first fit."""
+    seed_sd: float | None
+    """Standard deviation of A between seeds of one arm."""
+    seed_source: str
+    notes: tuple[str, ...]
+    """What a reader must know."""
+
+    def arm(self, name: str) -> ArmResult:
+        """Return an arm by name."""
+        return next(arm for arm in self.arms if arm.name == name)
+
+    def headlines(self) -> list[str]:
+        """Return the verdicts in words, what matters most first."""
+        order = list(EFFECTS)
+        told = sorted((a for a in self.arms if a.name != self.candidate), key=lambda a: order.index(a.effect))
+        lines = [arm.sentence for arm in told]
+        widest = [arm.excluded for arm in told if arm.effect == "none" and arm.excluded is not None]
+        if widest:
+            lines.append(
+                f"Where nothing showed, differences in A beyond ±{max(widest):.3f} are excluded for every such arm, "
+                f"beyond ±{statistics.median(widest):.3f} for half of them (90 % intervals)."
+            )
+        return lines
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values; docs/json.md has the keys."""
+        return {
+            "study": self.name,
+            "candidate": self.candidate,
+            "axis": self.axis,
+            "common_asymptote": self.common_asymptote,
+            "seed_sd": self.seed_sd,
+            "seed_source": self.seed_source,
+            "notes": list(self.notes),
+            "headlines": self.headlines(),
+            "arms": [_arm_dict(arm) for arm in self.arms],
+        }
+
+
+def _arm_dict(arm: ArmResult) -> dict[str, Any]:
+    estimates = {name: getattr(arm, name) for name in ("asymptote", "efficiency", "midpoint")}
+    against = arm.comparison
+    return {
+        "name": arm.name,
+        "about": arm.about,
+        "effect": arm.effect,
+        "sentence": arm.sentence,
+        **{name: found.to_dict() if found else None for name, found in estimates.items()},
+        "asymptote_difference": against.asymptote_difference.to_dict() if against else None,
+        "efficiency_ratio": against.efficiency_ratio.to_dict() if against else None,
+        "compute_ratio": against.compute_ratio.to_dict() if against else None,
+        "excluded": arm.excluded,
+        "metrics": {name: arm.metric(name) for name in (*METRICS, "device_hours", "flops", "tokens")},
+        "runs": [
+            {
+                "seed": run.key.seed,
+                "step": run.step,
+                "steps": run.steps,
+                "last": run.last,
+                "problem": run.problem,
+                "fit": run.fit.to_dict() if run.fit else None,
+            }
+            for run in arm.runs
+        ],
+    }
+
+
+def study_results(study: StudyDirectory, axis: str | None = None, task: str | None = None) -> StudyResult:
+    """Fit all runs as far as they are, and compare every arm with the candidate.
+
+    Args:
+        study: finished or not.
+        axis: compute axis; None for the runs' default.
+        task: which task's curve, where runs have several.
+    """
+    plan = study.plan
+    axis = axis or default_axis(plan.base)
+    runs: dict[str, list[RunResult]] = defaultdict(list)
+    for key in study.runs():
+        runs[key.arm].append(_run(study, key, axis, task))
+    fits = {name: [run.fit for run in found if run.fit is not None] for name, found in runs.items()}
+    everything = [f for found in fits.values() for f in found]
+    scatter = _scatter(everything, list(fits.values())) if everything else None
+    arms = [_arm(arm, plan.candidate, runs[arm.name], fits, scatter) for arm in plan.arms]
+    return StudyResult(
+        name=plan.name,
+        about=plan.about,
+        path=study.path,
+        candidate=plan.candidate,
+        axis=axis,
+        arms=tuple(arms),
+        common_asymptote=scatter.common if scatter else None,
+        seed_sd=scatter.sd if scatter else None,
+        seed_source=scatter.source if scatter else "",
+        notes=_notes(study, len(arms) - 1),
+    )
+
+
+class _Scatter(NamedTuple):
+    """What all arms share: how much seeds differ, and the ceiling at which B is compared."""
+
+    draws: Array
+    sd: float
+    source: str
+    common: float
+
+
+def _scatter(everything: Sequence[Fit], by_arm: Sequence[Sequence[Fit]]) -> _Scatter:
+    width = float(np.ptp(everything[0].curve.bounds))
+    draws, source = seed_scatter([fits for fits in by_arm if fits], width, np.random.default_rng(0))
+    sd = float(np.median(draws))
+    return _Scatter(draws, sd, source, common_ceiling(everything, sd))
+
+
+def _arm(
+    arm: Arm, candidate: str, runs: Sequence[RunResult], fits: Mapping[str, Sequence[Fit]], scatter: _Scatter | None
+) -> ArmResult:
+    """Compare one arm with the candidate."""
+    mine, rng = fits[arm.name], np.random.default_rng(0)
+    against = None
+    if arm.name != candidate and mine and fits[candidate]:
+        siblings = [found for name, found in fits.items() if found and name not in (arm.name, candidate)]
+        against = compare(mine, fits[candidate], siblings=siblings)
+    effect = "candidate" if arm.name == candidate else effect_of(against)
+    estimates: dict[str, Estimate | None] = dict.fromkeys(("asymptote", "efficiency", "midpoint"))
+    if mine and scatter is not None:
+        estimates = {
+            "asymptote": summarise(side_mean([shuffled(f.draws.asymptote, rng) for f in mine], scatter.draws, rng)),
+            "efficiency": _geometric([log_efficiency(f.curve, scatter.common, scatter.sd, rng) for f in mine]),
+            "midpoint": _geometric([np.log(shuffled(f.draws.midpoint, rng)) for f in mine]),
+        }
+    return ArmResult(
+        name=arm.name,
+        about=arm.about,
+        runs=tuple(runs),
+        comparison=against,
+        effect=effect,
+        sentence=sentence_of(arm.name, candidate, effect, against, runs),
+        **estimates,
+    )
+
+
+def _geometric(log_SD: Sequence[Array]) -> Estimate:
+    """The geometric mean over seeds, from draws of logarithms."""
+    return summarise_ratio(np.mean(log_SD, axis=0))
+
+
+def _run(study: StudyDirectory, key: RunKey, axis: str, task: str | None) -> RunResult:
+    path, config = study.run(key), study.config(key)
+    curve, found, problem = None, None, ""
+    if (path / "points.jsonl").exists():
+        try:
+            curve = Curve.read(path, axis=axis, task=task)
+            found = fit(curve)
+        except CurveError as error:  # too short yet, or it learned nothing: the other runs count all the same
+            problem = str(error)
+    else:
+        problem = "not started"
+    return RunResult(key, path, study.step(key), config.steps, curve, found, problem, _metrics(path))
+
+
+def _metrics(path: Path) -> dict[str, float]:
+    listed = rows(path / "metrics.jsonl")
+    if not listed:
+        return {}
+    late = listed[-max(1, len(listed) // 10) :]
+    found = {}
+    for name in METRICS:
+        values = [row[name] for row in (late if name == "entropy" else listed) if row.get(name) is not None]
+        if values:
+            found[name] = statistics.fmean(values)
+    return found | {name: float(listed[-1][name]) for name in ("device_hours", "flops", "tokens")}
+
+
+def effect_of(against: Comparison | None) -> str:
+    """Return what an arm, the first side, does to the candidate, the second; a key of ``EFFECTS``."""
+    if against is None:
+        return "unknown"
+    if against.verdict == LATER:
+        return "later"
+    kinds = {"higher ceiling": ("raises", "lowers"), "same ceiling and more efficient": ("quicker", "slower")}
+    if against.verdict not in kinds:
+        return "none"
+    better, worse = kinds[against.verdict]
+    return better if against.winner == "first" else worse
+
+
+def sentence_of(name: str, candidate: str, effect: str, against: Comparison | None, runs: Sequence[RunResult]) -> str:
+    """Return an arm's verdict in words, with its numbers."""
+    if effect == "candidate":
+        return f"{name} is the candidate."
+    if against is None:
+        reasons = "; ".join(sorted({run.problem for run in runs if run.problem})) or f"{candidate} has no fit"
+        return f"{name}: not measured yet ({reasons})."
+    difference, ratio, cost = against.asymptote_difference, against.efficiency_ratio, against.compute_ratio
+    if effect in ("raises", "lowers"):
+        return f"{name} {EFFECTS[effect]}: A differs by {_signed(difference)} from {candidate}."
+    level = f"the level {against.level:.3f} takes {_times(cost)} the compute"
+    if effect == "none":
+        return (
+            f"{name} makes no difference that this much compute can show: A differs by {_signed(difference)}, B by a "
+            f"factor {_times(ratio)}; {level}."
+        )
+    return f"{name}: {EFFECTS[effect]}; its B is {_times(ratio)} that of {candidate}, and {level}."
+
+
+def _signed(estimate: Estimate) -> str:
+    return f"{estimate.mean:+.3f} ({estimate.low:+.3f} to {estimate.high:+.3f})"
+
+
+def _times(estimate: Estimate) -> str:
+    return f"{estimate.mean:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
+
+
+def _notes(study: StudyDirectory, comparisons: int) -> tuple[str, ...]:
+    note = data_note(study.plan.base)
+    fewest = f"{len(study.plan.seeds)} seed{'s' if len(study.plan.seeds) > 1 else ''} an arm"
+    alarms = (
+        f"{comparisons} comparisons at the {CHANCE:.0%} level: {comparisons * CHANCE:.1f} false alarms are expected"
+    )
+    return (*((note,) if note else ()), f"{fewest}; {alarms} where nothing differs")
+
+
+def best_rates(path: Path) -> dict[str, float]:
+    """Return for each loss the learning rate that ended highest in a `rates` study: the mean of its last evaluations.
+
+    Raises:
+        ConfigError: no such study, or a run of it is not finished.
+    """
+    study = StudyDirectory.open(path)
+    ends: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for key in study.runs():
+        config = study.config(key)
+        if study.step(key) < config.steps:
+            raise ConfigError(f"--rates: {study.run(key)} is not finished; go on with: scalerl study resume {path}")
+        points = [row["pass_rate"] for row in rows(study.run(key) / "points.jsonl")][-LAST_POINTS:]
+        ends[config.recipe.loss.kind][config.recipe.optimizer.learning_rate].append(statistics.fmean(points))
+    return {kind: max(by_rate, key=lambda rate: statistics.fmean(by_rate[rate])) for kind, by_rate in ends.items()}
+
+
+LAST_POINTS = 3
+"""Evaluations at the end of a run whose mean a sweep goes by."""
+
+__all__ = [
+    "CHANCE",
+    "EFFECTS",
+    "MARGIN",
+    "METRICS",
+    "ArmResult",
+    "RunResult",
+    "StudyResult",
+    "best_rates",
+    "effect_of",
+    "study_results",
+]

@@ -1,0 +1,138 @@
+"""Where processes run: on this machine, or on a Ray cluster. It knows commands and logs, nothing of studies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from scalerl.parts import ConfigError
+
+
+class Job(Protocol):
+    """A process that was started."""
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while it runs."""
+
+    def stop(self) -> None:
+        """Ask it to stop in order, with a checkpoint; it may take a while."""
+
+
+class Workers(Protocol):
+    """Somewhere to run processes."""
+
+    count: int
+    """How many at once."""
+
+    def start(self, command: Sequence[str], log: Path) -> Job:
+        """Start a process whose output is added to a log."""
+
+
+class LocalJob:
+    """A child process, in a session of its own, so that Ctrl-C reaches it only through us."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        with log.open("ab") as out:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while it runs."""
+        return self._process.poll()
+
+    def stop(self) -> None:
+        """Send SIGTERM, upon which a run checkpoints and ends."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+
+
+class LocalWorkers:
+    """Processes of this machine."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def start(self, command: Sequence[str], log: Path) -> LocalJob:
+        """Start a child process."""
+        return LocalJob(command, log)
+
+
+class RayJob:
+    """A task on a cluster."""
+
+    def __init__(self, ray: Any, reference: Any) -> None:
+        self._ray, self._reference = ray, reference
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while it runs; 1 where the task was lost with its node."""
+        done, _ = self._ray.wait([self._reference], timeout=0)
+        if not done:
+            return None
+        try:
+            return int(self._ray.get(self._reference))
+        except self._ray.exceptions.RayError:
+            return 1
+
+    def stop(self) -> None:
+        """Interrupt the task, which passes SIGTERM on to its process."""
+        self._ray.cancel(self._reference)
+
+
+class RayWorkers:
+    """Tasks on a Ray cluster whose nodes share the file system of the study and have scalerl installed."""
+
+    def __init__(self, address: str, count: int, cpus: float, gpus: float) -> None:
+        """Connect.
+
+        Args:
+            address: as `ray.init` takes it: "auto", "local", or HOST:PORT.
+            count: tasks at once; 0 for as many as the cluster has room for.
+            cpus: cores a run holds.
+            gpus: GPUs a run holds.
+
+        Raises:
+            ConfigError: Ray is not installed, the cluster does not answer, or has no room for one run.
+        """
+        try:
+            import ray
+        except ImportError:
+            raise ConfigError("--ray needs Ray on this machine and on the cluster: pip install ray") from None
+        try:
+            ray.init(address=address, log_to_driver=False, include_dashboard=False if address == "local" else None)
+        except (ConnectionError, ValueError) as error:
+            raise ConfigError(
+                f"--ray {address}: no cluster answers there ({error}); start one with `ray start`"
+            ) from None
+        self._ray = ray
+        have = ray.cluster_resources()
+        needs = {"CPU": cpus, "GPU": gpus}
+        room = min((have.get(name, 0.0) // need for name, need in needs.items() if need), default=1.0)
+        if room < 1:
+            raise ConfigError(
+                f"--ray {address}: a run needs {cpus:g} cores and {gpus:g} GPUs; "
+                f"the cluster has {have.get('CPU', 0):g} cores and {have.get('GPU', 0):g} GPUs"
+            )
+        self.count = int(min(room, count or room))
+        self._task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(run_to_its_end)
+
+    def start(self, command: Sequence[str], log: Path) -> RayJob:
+        """Submit a task."""
+        return RayJob(self._ray, self._task.remote(list(command), str(log), os.getcwd()))
+
+
+def run_to_its_end(command: list[str], log: str, directory: str) -> int:
+    """Run a process where the task is; an interrupt of the task becomes SIGTERM for it."""
+    with open(log, "ab") as out:
+        process = subprocess.Popen(
+            command, cwd=directory, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+        )
+        try:
+            return process.wait()
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGTERM)
+            return process.wait()
