@@ -133,7 +133,7 @@ class Execution:
 
     def _ended(self, key: RunKey, running: _Running, code: int) -> None:
         study, step = self.study, self.study.step(key)
-        said = last_line(study.file(key, "log"))
+        said = last_words(study.file(key, "log"))
         seconds = round(time.monotonic() - running.began, 2)
         row = {"arm": key.arm, "seed": key.seed, "target": running.target, "code": code, "seconds": seconds}
         study.note({**row, "step": step, "said": said})
@@ -182,10 +182,12 @@ def target_step(config: RunConfig, share: float) -> int:
     return min(config.steps, max(every, every * round(config.steps * share / every)))
 
 
-def last_line(log: Path) -> str:
-    """Return the last words of a log."""
-    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
-    return next((line.strip() for line in reversed(lines) if line.strip()), "nothing said")
+def last_words(log: Path) -> str:
+    """Return the last error in a log, or else its last line."""
+    text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+    lines = [line.strip() for line in text.split("\n") if line.strip()]
+    errors = [line for line in lines if line.startswith("scalerl: ")]
+    return (errors or lines or ["nothing said"])[-1]
 
 
 Policy = Callable[[StudyDirectory, Sequence[str]], Sequence[str]]

@@ -6,20 +6,22 @@ completions with equally many evaluations, so that an arm of larger batches take
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from scalerl.config import PRESETS, Natural, RunConfig, merge, read_config, to_toml
 from scalerl.parts import ConfigError, Part, build, nearest, replace
 from scalerl.recipe import Recipe
 
-ArmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=40)]
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
+"""An arm's name, which is also a directory's."""
 
 Changes = dict[str, Any]
 """Fields of a RunConfig as nested plain values, such as {"recipe": {"loss": {"kind": "gspo"}}}."""
@@ -28,12 +30,19 @@ Changes = dict[str, Any]
 class Arm(Part):
     """One way to train. Example: Arm(name="gspo", about="its loss", changes={"recipe": {"loss": {"kind": "gspo"}}})."""
 
-    name: ArmName
-    """Letters, digits, dots, dashes; also the name of its directory."""
+    name: str
+    """Letters, digits, dots, dashes and underscores, at most 40; also the name of its directory."""
     about: str = ""
     """What it changes, in a few words."""
     changes: Changes = Field(default_factory=dict)
     """What is laid over the plan's base."""
+
+    @field_validator("name")
+    @classmethod
+    def _check(cls, name: str) -> str:
+        if not NAME.fullmatch(name):
+            raise ValueError(f"name of an arm: got {name!r}; allowed: letters, digits, '.', '-' and '_', at most 40")
+        return name
 
 
 class Plan(Part):

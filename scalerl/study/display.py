@@ -1,0 +1,162 @@
+"""A study in a terminal: what a plan would do, and all arms with their forecasts while it runs. It changes nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from scalerl.report.outlook import outlook
+from scalerl.report.summary import default_axis
+from scalerl.scaling import Curve, CurveError
+from scalerl.study.directory import RunKey, StudyDirectory, rows
+from scalerl.study.plan import Plan
+
+MARKS = {"waiting": "·", "running": "▶", "finished": "✓", "failed": "✗", "stopped": "■"}
+"""One sign for each state of a run."""
+
+
+def describe(plan: Plan) -> list[str]:
+    """Return a plan in words: arms, derived sizes, what comes of them."""
+    lines = [f"{plan.name}: {plan.about}" if plan.about else plan.name]
+    seeds = ", ".join(map(str, plan.seeds))
+    lines.append(f"{len(plan.arms)} arms x seeds {seeds} = {len(plan.arms) * len(plan.seeds)} runs")
+    widest = max(len(arm.name) for arm in plan.arms)
+    for arm in plan.arms:
+        config = plan.config(arm, plan.seeds[0])
+        size = f"{config.steps} steps x {config.recipe.prompts_per_step} x {config.recipe.generations_per_prompt}"
+        candidate = ", the candidate" if arm.name == plan.candidate else ""
+        lines.append(f"  {arm.name:<{widest}}  {size:<18}  {arm.about or 'changes ' + _paths(arm.changes)}{candidate}")
+    lines += [f"  {line}" for line in plan.config(plan.arm(plan.candidate), plan.seeds[0]).derived_sizes()]
+    return lines
+
+
+def _paths(changes: Mapping[str, object], prefix: str = "") -> str:
+    """Name the fields that changes touch, with their values."""
+    words = []
+    for key, value in changes.items():
+        inner = isinstance(value, Mapping)
+        words.append(_paths(value, f"{prefix}{key}.") if inner else f"{prefix}{key} = {value}")  # type: ignore[arg-type]
+    return ", ".join(words) or "nothing"
+
+
+@dataclass
+class _Seen:
+    """What was last worked out about a run."""
+
+    points: int = 0
+    last: float | None = None
+    ceiling: str = ""
+
+
+class StudyDisplay:
+    """All arms, live on a terminal, and one line a finished run elsewhere."""
+
+    def __init__(self, study: StudyDirectory, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self._study, self._axis = study, default_axis(study.plan.base)
+        self._seen: dict[RunKey, _Seen] = {}
+        self._told: dict[RunKey, str] = {}
+        self._began = time.monotonic()
+        self._drawn = 0.0
+        self._live: Live | None = None
+
+    def start(self, workers: int) -> None:
+        """Begin to show."""
+        for line in describe(self._study.plan):
+            self.note(line)
+        self.note(f"{workers} at once; everything is kept in {self._study.path}")
+        if self.console.is_terminal:
+            self._live = Live(console=self.console, refresh_per_second=2, transient=True)
+            self._live.start()
+
+    def stop(self) -> None:
+        """Leave the terminal as it was."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def note(self, text: str) -> None:
+        """Say something once."""
+        self.console.print(text, highlight=False, markup=False, soft_wrap=not self.console.is_terminal)
+
+    def update(self, states: Mapping[RunKey, str]) -> None:
+        """Show every run's state; look at the points of those that run or have just ended."""
+        changed = [key for key, state in states.items() if self._told.get(key) != state]
+        due = self._live is not None and time.monotonic() - self._drawn > REDRAW_S
+        for key, state in states.items():
+            if key in changed or (due and state == "running"):
+                self._look(key, fitted=due or state == "finished")
+        for key in changed:
+            self._told[key] = states[key]
+            if states[key] == "finished" and self._live is None:
+                self.note(self._line(key, states))
+        if self._live is not None and (due or changed):
+            self._live.update(self._table(states))
+            self._drawn = time.monotonic()
+
+    def _look(self, key: RunKey, *, fitted: bool) -> None:
+        """Read a run's points, and fit them where there are new ones."""
+        path = self._study.run(key)
+        seen = self._seen.setdefault(key, _Seen())
+        points = rows(path / "points.jsonl")
+        if len(points) == seen.points:
+            return
+        seen.points, seen.last = len(points), float(points[-1]["pass_rate"])
+        if not fitted:
+            return
+        try:
+            found = outlook(Curve.read(path, axis=self._axis)).fit
+            known = "" if found.identified else "?"
+            seen.ceiling = (
+                f"{found.asymptote.mean:.3f} ({found.asymptote.low:.3f} to {found.asymptote.high:.3f}){known}"
+            )
+        except CurveError:  # too early to be fitted, or several tasks: the table shows the last value alone
+            seen.ceiling = ""
+
+    def _line(self, key: RunKey, states: Mapping[RunKey, str]) -> str:
+        seen = self._seen[key]
+        done = sum(state == "finished" for state in states.values())
+        value = "" if seen.last is None else f"pass rate {seen.last:.3f}"
+        ceiling = f", A {seen.ceiling}" if seen.ceiling else ""
+        return f"{key}: {value}{ceiling}  [{done} of {len(states)}, {self._left(states)}]"
+
+    def _left(self, states: Mapping[RunKey, str]) -> str:
+        """How long it has run, and at this pace will."""
+        spent = time.monotonic() - self._began
+        finished = [row for row in self._study.journal() if row["code"] == 0]
+        ahead = sum(state in ("waiting", "running") for state in states.values())
+        words = f"{spent / 60:.0f} min"
+        if finished and ahead:
+            each = sum(row["seconds"] for row in finished) / len(finished)
+            running = max(1, sum(state == "running" for state in states.values()))
+            words += f", about {each * ahead / running / 60:.0f} more"
+        return words
+
+    def _table(self, states: Mapping[RunKey, str]) -> Table:
+        plan = self._study.plan
+        done = sum(state == "finished" for state in states.values())
+        table = Table(title=f"{plan.name}: {done} of {len(states)} runs, {self._left(states)}")
+        for heading in ("arm", "seed", "", "step", "last", "ceiling A (? not identified)"):
+            table.add_column(heading)
+        for arm in plan.arms:
+            for seed in plan.seeds:
+                key = RunKey(arm.name, seed)
+                state, seen = states.get(key, "waiting"), self._seen.get(key, _Seen())
+                if state == "waiting" and len(states) > MANY:
+                    continue
+                last = "" if seen.last is None else f"{seen.last:.3f}"
+                step = self._study.step(key)
+                table.add_row(arm.name, str(seed), MARKS[state], str(step) if step >= 0 else "", last, seen.ceiling)
+        return table
+
+
+REDRAW_S = 2.0
+"""Seconds between two looks at the points of running arms: a fit takes a hundredth of that."""
+
+MANY = 30
+"""Runs from which those that wait are left out of the live table."""

@@ -1,0 +1,200 @@
+"""Execution: order, slices, failures, and what a kill costs; with scripted processes, so that time plays no part."""
+
+import json
+import os
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from scalerl.config import QUICK
+from scalerl.parts import ConfigError, replace
+from scalerl.study.directory import RunKey, StudyDirectory
+from scalerl.study.execute import Execution, execute, target_step
+from scalerl.study.plan import Arm, Plan
+
+BASE = replace(QUICK, steps=40)
+
+
+def plan(*names, seeds=(0, 1), **fields):
+    arms = [Arm(name=name, changes={"recipe": {"loss": {"max_ratio": 2.0 + i}}}) for i, name in enumerate(names)]
+    return Plan(**{"name": "t", "candidate": names[0], "seeds": seeds, "base": BASE, "arms": arms, **fields})
+
+
+class Scripted:
+    """A job that lasts some looks and then has written what a run writes."""
+
+    def __init__(self, workers, command, log):
+        self.workers, self.command, self.left = workers, command, workers.looks
+        self.run = next(word for word in command if "seed-" in word and not word.endswith(".toml"))
+        self.log = log
+
+    def poll(self):
+        self.left -= 1
+        if self.left > 0:
+            return None
+        self.workers.active -= 1
+        arm = self.run.split(os.sep)[-2]
+        if arm in self.workers.failing:
+            self.log.write_text("working\nscalerl: step 3: the loss is not a number\nNothing saved is lost\n")
+            return 1
+        os.makedirs(self.run, exist_ok=True)
+        with open(f"{self.run}/config.toml", "a"), open(f"{self.run}/points.jsonl", "a") as file:
+            file.write(json.dumps({"step": min(self.target(), self.workers.most), "pass_rate": 0.5}) + "\n")
+        self.log.write_text("trained\n")
+        return 0
+
+    def target(self):
+        if "--steps" in self.command:
+            return int(self.command[self.command.index("--steps") + 1])
+        file = Path(next(word for word in self.command if word.endswith(".toml")))
+        return tomllib.loads(file.read_text())["steps"]
+
+    def stop(self):
+        self.workers.stopped.append(self.run)
+
+
+class ScriptedWorkers:
+    def __init__(self, count=1, looks=1, failing=(), most=10**9):
+        self.count, self.looks, self.failing, self.most = count, looks, failing, most
+        self.started, self.stopped, self.active, self.busiest = [], [], 0, 0
+
+    def start(self, command, log):
+        self.active += 1
+        self.busiest = max(self.busiest, self.active)
+        job = Scripted(self, command, log)
+        self.started.append((os.sep.join(job.run.split(os.sep)[-2:]), command[3], job.target()))
+        return job
+
+
+class Quiet:
+    def __init__(self):
+        self.notes = []
+
+    def update(self, states):
+        pass
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch):
+    monkeypatch.setattr("scalerl.study.execute.POLL_S", 0.0)
+
+
+def run(study, workers, shares=(1.0,), policy=lambda study, arms: arms, stop=lambda: False):
+    execution = Execution(study, workers, Quiet(), stop)
+    return execute(execution, shares, policy), execution
+
+
+def test_every_arm_gets_its_first_seed_before_any_gets_its_second(tmp_path):
+    workers = ScriptedWorkers()
+    run(StudyDirectory.create(tmp_path / "s", plan("a", "b")), workers)
+    assert workers.started == [
+        ("a/seed-0", "train", 40), ("b/seed-0", "train", 40), ("a/seed-1", "train", 40), ("b/seed-1", "train", 40),
+    ]  # fmt: skip
+
+
+def test_runs_share_the_workers_once_the_warm_start_they_need_is_made(tmp_path):
+    workers = ScriptedWorkers(count=3, looks=4)
+    run(StudyDirectory.create(tmp_path / "s", plan("a", "b", "c")), workers)
+    assert [name for name, _, _ in workers.started][:1] == ["a/seed-0"] and workers.busiest <= 3
+    assert len(workers.started) == 6
+
+
+def test_a_failed_arm_is_reported_with_its_error_and_the_others_go_on(tmp_path):
+    study, workers = StudyDirectory.create(tmp_path / "s", plan("a", "b")), ScriptedWorkers(failing=("a",))
+    _, execution = run(study, workers, shares=(0.5, 1.0))
+    assert execution.failures == {RunKey("a", s): "scalerl: step 3: the loss is not a number" for s in (0, 1)}
+    assert [study.step(RunKey("b", s)) for s in (0, 1)] == [40, 40]
+    assert [name for name, _, _ in workers.started].count("a/seed-0") == 1  # not tried again in the second slice
+    assert "a/seed-0 failed with exit code 1: scalerl: step 3" in execution.display.notes[0]
+
+
+def test_going_on_starts_only_what_is_not_done_and_tries_failures_again(tmp_path):
+    study = StudyDirectory.create(tmp_path / "s", plan("a", "b"))
+    run(study, ScriptedWorkers(failing=("b",)))
+    again = ScriptedWorkers()
+    run(StudyDirectory.create(tmp_path / "s", plan("a", "b")), again)
+    assert again.started == [("b/seed-0", "train", 40), ("b/seed-1", "train", 40)]
+    third = ScriptedWorkers()
+    run(StudyDirectory.open(tmp_path / "s"), third)
+    assert third.started == []
+
+
+def test_slices_end_at_evaluations_and_dropped_arms_get_no_more(tmp_path):
+    assert [target_step(BASE, share) for share in (0.01, 0.3, 0.5, 0.99, 1.0)] == [8, 16, 16, 40, 40]
+    study, workers = StudyDirectory.create(tmp_path / "s", plan("a", "b", seeds=(0,))), ScriptedWorkers()
+    kept, _ = run(study, workers, shares=(0.5, 1.0), policy=lambda study, arms: ["b"])
+    assert kept == ["b"]
+    assert workers.started == [("a/seed-0", "train", 16), ("b/seed-0", "train", 16), ("b/seed-0", "resume", 40)]
+
+
+def test_a_run_that_ended_because_every_prompt_was_solved_is_finished(tmp_path):
+    study = StudyDirectory.create(tmp_path / "s", plan("a", "b", seeds=(0,)))
+    run(study, ScriptedWorkers(most=24))
+    again = ScriptedWorkers()
+    _, execution = run(study, again)
+    assert again.started == [] and set(execution.states.values()) == {"finished"}
+
+
+def test_a_request_to_stop_stops_what_runs_and_starts_nothing_more(tmp_path):
+    study, workers = StudyDirectory.create(tmp_path / "s", plan("a", "b")), ScriptedWorkers(looks=5)
+    looks = iter([False, False] + [True] * 50)
+    run(study, workers, stop=lambda: next(looks))
+    assert len(workers.started) == 1 and len(workers.stopped) == 1
+
+
+def test_a_run_left_by_a_killed_study_is_waited_for_and_not_started_twice(tmp_path):
+    import fcntl
+
+    study = StudyDirectory.create(tmp_path / "s", plan("a", "b", seeds=(0,)))
+    left = study.run(RunKey("a", 0))
+    left.mkdir(parents=True)
+    lock = os.open(left / ".lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    looks = []
+
+    def stop():
+        looks.append(study.held(RunKey("a", 0)))
+        if len(looks) == 5:
+            os.close(lock)  # the process ends
+        return False
+
+    workers = ScriptedWorkers()
+    _, execution = run(study, workers, stop=stop)
+    assert looks[:5] == [True] * 5 and workers.started[0] == ("a/seed-0", "train", 40)
+    assert execution.display.notes == ["a/seed-0: still running from before; waiting for it"]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (plan("a", "c"), "arm 'b' is only there; arm 'c' is only here"),
+        (plan("a", "b", seeds=(0,)), r"seeds is \(0, 1\) there and \(0,\) here"),
+        (plan("a", "b", base=replace(BASE, steps=80)), "base: 'steps = 80' is only here; base: 'steps = 40' is only"),
+        (plan("b", "a"), "candidate is 'a' there and 'b' here"),
+    ],
+)
+def test_a_directory_with_another_plan_is_refused_and_told_apart(tmp_path, other, message):
+    StudyDirectory.create(tmp_path / "s", plan("a", "b"))
+    before = (tmp_path / "s/study.toml").read_text()
+    with pytest.raises(ConfigError, match=message):
+        StudyDirectory.create(tmp_path / "s", other)
+    assert (tmp_path / "s/study.toml").read_text() == before
+
+
+def test_a_directory_with_other_things_is_left_alone(tmp_path):
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(ConfigError, match="exists and holds no study; give -o a directory that is new or empty"):
+        StudyDirectory.create(tmp_path, plan("a", "b"))
+    with pytest.raises(ConfigError, match=r"no study here \(no study.toml\)"):
+        StudyDirectory.open(tmp_path)
+
+
+def test_two_processes_cannot_execute_one_study(tmp_path):
+    study = StudyDirectory.create(tmp_path / "s", plan("a", "b"))
+    study.hold()
+    with pytest.raises(ConfigError, match="another process is running this study"):
+        study.hold()

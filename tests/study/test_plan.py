@@ -1,0 +1,149 @@
+"""Plans: what arms become, what is refused before anything runs, and TOML that reads back to the same plan."""
+
+import pytest
+
+from scalerl.config import LAB, QUICK, HuggingFaceModel
+from scalerl.parts import ConfigError, replace
+from scalerl.recipe import SCALERL, Cispo, Dapo, LengthPenalty, PipelineRL, PpoOffPolicy
+from scalerl.study.plan import Arm, Plan, check, plan_toml, read_plan, recipe_changes, select, with_rates
+from scalerl.study.plans import PLANS
+
+
+def plan(*arms, base=QUICK, **fields):
+    first = Arm(name="base")
+    return Plan(**{"name": "mine", "candidate": "base", "base": base, "arms": (first, *arms), **fields})
+
+
+def arm(name, **recipe):
+    return Arm(name=name, changes={"recipe": recipe})
+
+
+@pytest.mark.parametrize("name", list(PLANS))
+def test_a_plan_of_ours_can_be_run_and_read_back_from_its_toml(name, tmp_path):
+    made = check(PLANS[name](QUICK))
+    (tmp_path / "study.toml").write_text(plan_toml(made))
+    assert read_plan(tmp_path / "study.toml") == made
+
+
+def test_leave_one_out_is_the_papers_nine_runs_each_one_component_away():
+    made = PLANS["loo"](QUICK)
+    assert [a.name for a in made.arms] == [
+        "scalerl", "plan", "lp", "batch", "8op", "fp32", "savg", "dapo", "uniform-sampling",
+    ]  # fmt: skip
+    configs = {a.name: made.config(a, 0).recipe for a in made.arms}
+    differing = {
+        name: [f for f in type(SCALERL).model_fields if f != "name" and getattr(r, f) != getattr(configs["scalerl"], f)]
+        for name, r in configs.items()
+    }
+    assert differing == {
+        "scalerl": [], "plan": ["advantage"], "lp": ["length"], "batch": ["zero_variance"], "8op": ["off_policy"],
+        "fp32": ["fp32_head"], "savg": ["aggregation"], "dapo": ["loss"], "uniform-sampling": ["retire_pass_rate"],
+    }  # fmt: skip
+    assert configs["8op"].off_policy == PpoOffPolicy(batches=8) and configs["dapo"].loss == Dapo()
+    # the lab thinks for up to 60 tokens and answers in 9: the penalty grows over the last 9 of 69
+    assert configs["lp"].length == LengthPenalty(max_tokens=69, cache_tokens=9)
+
+
+def test_the_five_recipes_keep_their_ratio_of_prompts_and_their_loss_at_any_size():
+    made = PLANS["recipes"](LAB)
+    recipes = {a.name: made.config(a, 0).recipe for a in made.arms}
+    assert list(recipes) == ["scalerl", "minimax", "magistral", "dapo", "grpo"]
+    # 80 prompts against 48: at 16 that is 26.7
+    assert [r.prompts_per_step for r in recipes.values()] == [16, 27, 27, 27, 16]
+    assert recipes["magistral"].off_policy == PipelineRL(max_lag=8) and recipes["minimax"].loss == Cispo()
+    assert all(r.optimizer == LAB.recipe.optimizer for r in recipes.values())
+    assert made.config(made.arm("dapo"), 0).recipe.name == "dapo"
+
+
+def test_arms_sample_equally_many_completions_with_equally_many_evaluations():
+    made = plan(arm("double", prompts_per_step=32), arm("half", generations_per_prompt=8))
+    sizes = {a.name: made.config(a, 0) for a in made.arms}
+    assert {n: (c.steps, c.evaluation.every) for n, c in sizes.items()} == {
+        "base": (160, 8), "double": (80, 4), "half": (320, 16),
+    }  # fmt: skip
+    asked = plan(Arm(name="own", changes={"steps": 99, "recipe": {"prompts_per_step": 32}}))
+    assert asked.config(asked.arm("own"), 0).steps == 99
+
+
+def test_seeds_are_paired_everything_but_the_seed_is_shared():
+    made = PLANS["loo"](QUICK)
+    for one in made.arms:
+        first, second = made.config(one, 0), made.config(one, 1)
+        assert (first.seed, second.seed) == (0, 1) and replace(first, seed=1) == second
+        assert (first.data, first.model, first.evaluation) == (QUICK.data, QUICK.model, QUICK.evaluation)
+
+
+def test_a_rate_goes_to_the_arms_of_its_loss_that_name_none():
+    made = plan(arm("dapo", loss="dapo"), arm("own", loss="dapo", optimizer={"learning_rate": 1e-3}))
+    tuned = with_rates(made, {"dapo": 2e-5})
+    rates = {a.name: tuned.config(a, 0).recipe.optimizer.learning_rate for a in tuned.arms}
+    assert rates == {"base": 1.5e-4, "dapo": 2e-5, "own": 1e-3}
+    assert tuned.config(tuned.arm("dapo"), 0).recipe.optimizer.warmup_steps == QUICK.recipe.optimizer.warmup_steps
+
+
+def test_the_candidate_stays_whatever_is_selected():
+    made = PLANS["forward"](QUICK)
+    assert [a.name for a in select(made, ["cispo-*"]).arms] == ["baseline", "cispo-4", "cispo-5", "cispo-8"]
+    with pytest.raises(ConfigError, match=r"'cispo4' matches no arm \(did you mean 'cispo-4'\?\)"):
+        select(made, ["cispo4"])
+
+
+def test_changes_name_only_what_differs():
+    other = replace(QUICK.recipe, retire_pass_rate=None, optimizer=replace(QUICK.recipe.optimizer, learning_rate=1e-5))
+    assert recipe_changes(other, QUICK.recipe) == {
+        "recipe": {"retire_pass_rate": "none", "optimizer": {"learning_rate": 1e-5}}
+    }
+    assert recipe_changes(QUICK.recipe, QUICK.recipe) == {}
+
+
+def test_without_the_tiny_model_there_is_no_axis_of_its_width():
+    names = [a.name for a in PLANS["axes"](replace(QUICK, model=HuggingFaceModel(path="x"))).arms]
+    assert "prompts-32" in names and not any(name.startswith("width") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (plan(), "at least two arms; got base"),
+        (plan(arm("base", loss="gspo")), "arm 'base' is given 2 times"),
+        (plan(arm("gspo", loss="gspo"), candidate="bse"), r"candidate: got 'bse' \(did you mean 'base'\?\)"),
+        (plan(arm("same", loss="cispo")), "arms 'base' and 'same' are the same run"),
+        (plan(arm("gspo", loss="gspo"), seeds=(1, 1)), r"seeds: got \[1, 1\]"),
+        (plan(arm("x", loss="gsp")), r"arm x: recipe.loss.kind: got 'gsp' \(did you mean 'gspo'\?\)"),
+        (plan(arm("x", aggregation="promt")), r"arm x: recipe.aggregation: got 'promt' \(did you mean 'prompt'\?\)"),
+        (plan(arm("x", los="gspo")), r"arm x: unknown key 'recipe.los' \(did you mean 'loss'\?\)"),
+        (plan(arm("x", length={"kind": "penalty", "max_tokens": 5, "cache_tokens": 6})), "at most max_tokens"),
+        (plan(arm("gspo", loss="gspo"), base=replace(QUICK, steps=24)), "24 steps with an evaluation every 8 give 4"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_before_anything_runs(made, message):
+    with pytest.raises(ConfigError, match=message):
+        check(made)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("name = 1 = 2", "not a readable TOML file"),
+        ("nme = 'x'\n[arms.a]", r"unknown key 'nme' \(did you mean 'name'\?\)"),
+        ("name = 'x'", r"needs tables \[arms.NAME\]"),
+        ("base = 'quack'\n[arms.a]", "base: got 'quack'; allowed: lab, quick, scalerl, the path of a TOML file"),
+        ("[arms.'a b']\n[arms.c]", "name of an arm: got 'a b'; allowed: letters, digits"),
+        ("[changes]\nstepz = 1\n[arms.a]\n[arms.b]", r"unknown key 'stepz' \(did you mean 'steps'\?\)"),
+    ],
+)
+def test_a_file_that_is_no_plan_says_what_is_wrong(tmp_path, text, message):
+    (tmp_path / "mine.toml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_plan(tmp_path / "mine.toml")
+
+
+def test_a_plan_of_ones_own_names_arms_by_what_they_change(tmp_path):
+    (tmp_path / "caps.toml").write_text(
+        "base = 'quick'\nseeds = [4]\n[changes]\nsteps = 200\n[arms.five]\n[arms.eight]\nabout = 'wide'\n"
+        "recipe.loss.max_ratio = 8\n"
+    )
+    made = read_plan(tmp_path / "caps.toml")
+    assert (made.name, made.candidate, made.seeds) == ("caps", "five", (4,))
+    assert made.config(made.arm("eight"), 4).recipe.loss == Cispo(max_ratio=8.0)
+    assert made.config(made.arm("eight"), 4).steps == 200 and made.arm("eight").about == "wide"
