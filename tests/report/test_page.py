@@ -81,7 +81,7 @@ def test_the_curves_hold_every_point_and_the_forecast_at_four_times(studied):
     assert forecast["y"][-1] == pytest.approx(studied.runs[0].outlook.forecast.at[1].mean, abs=1e-5)
     ceiling = next(trace for trace in traces if len(trace["x"]) == 1)
     found = studied.runs[0].outlook.fit.asymptote
-    log_range = FIGURES["curves"](studied).choices["logarithmic"]["layout"]["xaxis"]["range"]
+    log_range = FIGURES["curves"](studied).choices["Compute axis"]["logarithmic"]["layout"]["xaxis"]["range"]
     every = [trace["x"][0] for trace in traces if len(trace["x"]) == 1]
     assert len(set(every)) == 4 and min(every) > 64_000 and max(every) < 10 ** log_range[1]  # all of them to be seen
     assert ceiling["y"][0] + ceiling["error_y"]["array"][0] == pytest.approx(found.high, abs=1e-4)
@@ -105,7 +105,7 @@ def test_without_a_second_side_there_is_no_comparison_and_no_recipe_column(files
 
 
 def test_only_runs_that_are_long_enough_can_be_chosen_for_a_backtest(studied, files):
-    assert "theirs-short" not in FIGURES["backtests"](studied).choices
+    assert "theirs-short" not in FIGURES["backtests"](studied).choices["Run"]
     assert FIGURES["backtests"](findings(read_sources(files[1][1:]))) is None
 
 
