@@ -44,10 +44,10 @@ def compute_axes(least: float, most: float) -> dict[str, Json]:
     }
 
 
-def whiskers(estimate: Estimate) -> Json:
-    """A 90 % interval as plotly's error bar."""
-    up, down = estimate.high - estimate.mean, estimate.mean - estimate.low
-    return {"type": "data", "symmetric": False, "array": [rounded(up)], "arrayminus": [rounded(down)]}
+def whiskers(*estimates: Estimate) -> Json:
+    """90 % intervals as plotly's error bars, one a point."""
+    up, down = ([e.high - e.mean for e in estimates], [e.mean - e.low for e in estimates])
+    return {"type": "data", "symmetric": False, "array": plain(up), "arrayminus": plain(down)}
 
 
 def number_html(value: float) -> str:

@@ -94,7 +94,7 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
 
 def text_cell(words: str) -> Cell:
     """A cell of words."""
-    return Cell(html.escape(words), words)
+    return Cell(f'<span class="words">{html.escape(words)}</span>', words)
 
 
 def interval_cell(value: str, interval: str, key: float) -> Cell:
