@@ -35,7 +35,7 @@ STUDY_TERMS = {
 }
 """What a page about a study needs besides ``TERMS``."""
 
-WIDE = frozenset({"curves"})
+WIDE = frozenset({"curves", "slopes", "ceilings"})
 """Figures as wide as the page."""
 
 

@@ -53,7 +53,7 @@ def differences(found: StudyResult) -> Figure | None:
     margin = MARGIN * float(np.ptp(_curves(found)[0].bounds))
     low, high = _span(estimates, margin)
     data, layout = _forest(arms, estimates)
-    layout["xaxis"] = {"title": {"text": f"A minus A of {html.escape(found.candidate)}"}, "range": plain([low, high])}
+    layout["xaxis"] = {"title": {"text": "A minus the candidate's A"}, "range": plain([low, high])}
     layout["shapes"] = [
         {"type": "rect", "yref": "paper", "x0": -margin, "x1": margin, "y0": 0, "y1": 1, "layer": "below",
          "fillcolor": "@muted/0.13", "line": {"width": 0}},
@@ -79,13 +79,14 @@ def ratios(found: StudyResult) -> Figure | None:
         logs = [Estimate(*np.log([e.mean, e.mean, e.low, e.high])) for e in estimates]
         low, high = _span(logs, 0.05)
         ticks = _ratio_ticks(low, high)
-        title = f"{name}, over that of {html.escape(found.candidate)} (log axis)"
-        axis = {"type": "log", "title": {"text": title}, "range": plain(np.array([low, high]) / np.log(10))}
+        span = plain(np.array([low, high]) / np.log(10))
+        axis = {"type": "log", "title": {"text": "ratio to the candidate"}, "range": span}
         layout["xaxis"] = {**axis, "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
         options[name] = {"data": data, "layout": {**layout, "shapes": [_reference(1)]}}
     caption = (
         "How much sharper an arm climbs, at one ceiling for both, and how much compute it needs for a level that both "
-        "have nearly reached: right of 1 is the steeper arm, or the dearer one. Where ceilings differ, B means little."
+        "have nearly reached, as ratios to the candidate: right of 1 is the steeper arm, or the dearer one. Where "
+        "ceilings differ, B means little."
     )
     return Figure("Who is more efficient?", caption, [], {}, {"Ratio": options})
 
@@ -171,13 +172,13 @@ def ceilings(found: StudyResult) -> Figure | None:
             })  # fmt: skip
     seeds = max(len(arm.runs) for arm in arms)
     layout = {
-        "xaxis": {"title": {"text": "ceiling A"}},
+        "xaxis": {"title": {"text": "ceiling A"}, "range": plain(_around(arms))},
         "yaxis": {**_names(arms), "range": [-len(arms) + 0.1, 0.5]},
-        "height": 120 + len(arms) * (24 + 8 * seeds),
+        "height": 120 + len(arms) * (18 + 7 * seeds),
     }
     caption = (
         "Thick lines are the arms, the scatter of seeds included; thin ones below them their runs. Lines are 90 % "
-        "intervals; an open circle is a ceiling that its run does not pin down yet."
+        "intervals, which may leave the figure; an open circle is a ceiling that its run does not pin down yet."
     )
     return Figure("Ceiling A, by arm and seed", caption, data, layout)
 
@@ -245,6 +246,13 @@ def _span(estimates: Sequence[Estimate], least: float) -> tuple[float, float]:
     low, high = min(e.low for e in estimates), max(e.high for e in estimates)
     pad = 0.06 * (high - low)
     return max(min(low - pad, -1.3 * least), -most), min(max(high + pad, 1.3 * least), most)
+
+
+def _around(arms: Sequence[ArmResult]) -> tuple[float, float]:
+    """A range for ceilings that shows every arm whole, but no run that is hardly known yet."""
+    known = [arm.asymptote for arm in arms if arm.asymptote is not None]
+    low, high = min(e.low for e in known), max(e.high for e in known)
+    return low - 0.25 * (high - low), high + 0.25 * (high - low)
 
 
 def _ratio_ticks(low: float, high: float) -> list[float]:
