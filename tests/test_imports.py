@@ -18,6 +18,7 @@ LAYERS = {  # package -> packages it may import, itself aside
     "prompts": {"types", "config", "parts", "tasks", "rollouts.streams"},
     "rollouts": {"types", "recipe", "parts", "policy", "compute", "learn"},
     "report": {"types", "config", "recipe", "parts", "scaling"},
+    "study": {"scaling", "parts", "config", "recipe", "types", "report", "train.run_dir"},
 }
 
 

@@ -1,21 +1,16 @@
-"""The figures of the page as plotly's JSON: plain dicts, made without plotly. Knows no HTML and no colours.
-
-A colour is a name such as "@s0", or "@s0/0.2" with an opacity; the page's script turns it into the colour of the theme.
-"""
+"""The figures of a page about runs as plotly's JSON: plain dicts, made without plotly. Knows no HTML and no colours."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import numpy as np
-from numpy.typing import ArrayLike
 
+from scalerl.report.drawing import LOG, Figure, Json, compute_axes, cut, number_html, plain, rounded, whiskers
 from scalerl.report.figures import SERIES, metric_name
 from scalerl.report.findings import Findings, RunFindings
-from scalerl.report.quantities import MASSES, common_unit
+from scalerl.report.quantities import MASSES, Slope, common_unit
 from scalerl.scaling import Estimate
 
 AHEAD = 4.0
@@ -23,28 +18,6 @@ AHEAD = 4.0
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 """Runs of one recipe share its colour and differ by these."""
-
-LOG = {"type": "log", "dtick": "D2"}
-"""A logarithmic axis labelled at 1, 2 and 5."""
-
-Json = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One figure: what it shows in words, and its drawing.
-
-    Example: ``Figure("Curves", "What to see.", [{"x": [1], "y": [2]}], {"xaxis": {"title": {"text": "compute"}}})``
-    """
-
-    title: str
-    caption: str
-    data: list[Json]
-    layout: Json
-    choice_name: str = ""
-    """What the reader can choose; empty if nothing."""
-    choices: dict[str, Json] = field(default_factory=dict)
-    """For each choice what it changes: ``{"layout": ...}``, ``{"data": ...}`` or both. The first is drawn first."""
 
 
 def curves(findings: Findings) -> Figure:
@@ -57,12 +30,8 @@ def curves(findings: Findings) -> Figure:
         "curve. The mark at the right end of each is its ceiling A with a 90 % interval. Click a name to hide its run."
     )
     furthest = max(run.outlook.fit.last_compute for run in findings.runs)
-    span = _list(np.log10([0.6 * _least(findings), AHEAD * furthest * _aside(len(findings.runs) + 1)]))
-    choices: dict[str, Json] = {
-        "logarithmic": {"layout": {"xaxis": {**LOG, "range": span}}},
-        "linear": {"layout": {"xaxis": {"type": "linear"}}},
-    }
-    return Figure("Curves and forecasts", caption, data, layout, "Compute axis", choices)
+    axes = compute_axes(0.6 * _least(findings), AHEAD * furthest * _aside(len(findings.runs) + 1))
+    return Figure("Curves and forecasts", caption, data, layout, {"Compute axis": axes})
 
 
 def _least(findings: Findings) -> float:
@@ -87,59 +56,85 @@ def _curve_traces(findings: Findings, number: int, run: RunFindings) -> list[Jso
     group: Json = {"legendgroup": str(number), "name": name}
     quiet: Json = {**group, "showlegend": False, "hoverinfo": "skip", "mode": "lines"}
     where = f"{findings.axis} %{{x:.4g}}<br>%{{y:.3f}}<extra>{name}</extra>"
-    error = None if run.curve.stderr is None else {"array": _list(run.curve.stderr), "width": 0, "thickness": 1}
+    error = None if run.curve.stderr is None else {"array": plain(run.curve.stderr), "width": 0, "thickness": 1}
     ceiling = found.asymptote
     return [
-        {**quiet, "x": _list(grid), "y": _list(band.low), "line": {"width": 0}},
-        {**quiet, "x": _list(grid), "y": _list(band.high), "line": {"width": 0}, "fill": "tonexty",
+        {**quiet, "x": plain(grid), "y": plain(band.low), "line": {"width": 0}},
+        {**quiet, "x": plain(grid), "y": plain(band.high), "line": {"width": 0}, "fill": "tonexty",
          "fillcolor": f"{color}/0.16"},
-        {**quiet, "x": _list(grid[seen]), "y": _list(band.mean[seen]), "line": {"color": color, "width": 2}},
-        {**group, "showlegend": False, "mode": "lines", "x": _list(grid[ahead]), "y": _list(band.mean[ahead]),
+        {**quiet, "x": plain(grid[seen]), "y": plain(band.mean[seen]), "line": {"color": color, "width": 2}},
+        {**group, "showlegend": False, "mode": "lines", "x": plain(grid[ahead]), "y": plain(band.mean[ahead]),
          "line": {"color": color, "width": 2, "dash": "dash"}, "hovertemplate": "forecast<br>" + where},
-        {**group, "mode": "markers", "x": _list(run.curve.compute), "y": _list(run.curve.metric),
+        {**group, "mode": "markers", "x": plain(run.curve.compute), "y": plain(run.curve.metric),
          "marker": {"color": color, "size": 6, "symbol": DASHES.index(dash)}, "hovertemplate": where,
          **({"error_y": {**error, "color": f"{color}/0.5"}} if error else {})},
-        {**group, "showlegend": False, "mode": "markers", "x": [_round(AHEAD * last * _aside(number))],
-         "y": [_round(ceiling.mean)], "marker": {"color": color, "size": 9, "symbol": "line-ew-open"},
-         "error_y": {**_whiskers(ceiling), "color": color, "width": 5},
+        {**group, "showlegend": False, "mode": "markers", "x": [rounded(AHEAD * last * _aside(number))],
+         "y": [rounded(ceiling.mean)], "marker": {"color": color, "size": 9, "symbol": "line-ew-open"},
+         "error_y": {**whiskers(ceiling), "color": color, "width": 5},
          "hovertemplate": f"ceiling A: %{{y:.3f}}<extra>{name}</extra>"},
     ]  # fmt: skip
 
 
 def slopes(findings: Findings) -> Figure:
     """All runs as straight lines at the common ceiling."""
-    unit = common_unit([run.slope for run in findings.runs])
+    every = [run.slope for run in findings.runs]
+    unit = common_unit(every)
     data: list[Json] = []
-    lines = []
-    for number, run in enumerate(findings.runs):
-        color, dash = style_of(findings, number)
-        slope, name = run.slope, f"{html.escape(run.name)}: B = {run.slope.efficiency:.2f}"
-        lines.append(slope.line(slope.span, unit))
-        shared: Json = {"legendgroup": str(number), "name": name}
+    for index, run in enumerate(findings.runs):
+        color, dash = style_of(findings, index)
+        shared = {"legendgroup": str(index), "name": f"{html.escape(run.name)}: B = {run.slope.efficiency:.2f}"}
         data += [
-            {**shared, "showlegend": False, "hoverinfo": "skip", "mode": "lines", "x": _list(slope.span / unit),
-             "y": _list(lines[-1]), "line": {"color": color, "width": 2, "dash": dash}},
-            {**shared, "mode": "markers", "x": _list(slope.compute / unit), "y": _list(slope.level(unit)),
-             "marker": {"color": f"{color}/0.75", "size": 6, "symbol": DASHES.index(dash)},
-             "hovertemplate": "C %{x:.3g}<br>F %{y:.3g}<extra>" + html.escape(run.name) + "</extra>"},
-        ]  # fmt: skip
-    spread = np.log10([np.min(lines) / 4, np.max(lines) * 6])
-    layout = {
-        "xaxis": {**LOG, "exponentformat": "none",
-                  "title": {"text": f"compute in units of {number_html(unit)} {findings.axis}"}},
-        "yaxis": {"type": "log", "title": {"text": "F(R) = C^B"}, "range": _list(spread), "dtick": 1},
-    }  # fmt: skip
-    dropped = sum(run.slope.dropped for run in findings.runs)
-    caption = (
-        f"Each run refitted with its ceiling held at the common A = {findings.ceiling:.3f}, in coordinates in which "
-        f"the law is a straight line: F(R) = Cmid^B / ((A - R0) / (R - R0) - 1) = C^B. The steeper line is the quicker "
-        f"run; near the ceiling noise scatters the points."
-    )
-    if dropped:
-        caption += f" {dropped} points at or above A, or at or below R0, have no F and are not drawn."
+            {**shared, **slope_line(run.slope, unit, color), "showlegend": False},
+            {**shared, **slope_points(run.slope, unit, color, run.name, DASHES.index(dash))},
+        ]
+        data[-2]["line"]["dash"] = dash
+    caption = f"Each run refitted with its ceiling held at the common A = {findings.ceiling:.3f}, {STRAIGHT}"
+    caption += without_level(every)
     if findings.comparison and findings.comparison.verdict == "higher ceiling":
         caption += " Here the ceilings differ, so that the common one suits neither side: trust these slopes little."
-    return Figure("Steepness B at one ceiling", caption, data, layout)
+    return Figure("Steepness B at one ceiling", caption, data, slope_layout(every, unit, findings.axis))
+
+
+STRAIGHT = (
+    "in coordinates in which the law is a straight line: F(R) = Cmid^B / ((A - R0) / (R - R0) - 1) = C^B. The steeper "
+    "line is the quicker run; near the ceiling noise scatters the points."
+)
+"""How to read a figure of slopes, after what its ceiling is."""
+
+
+def slope_line(slope: Slope, unit: float, color: str) -> Json:
+    """The law of one run as a straight line."""
+    line = {"x": plain(slope.span / unit), "y": plain(slope.line(slope.span, unit))}
+    return {**line, "hoverinfo": "skip", "mode": "lines", "line": {"color": color, "width": 2}}
+
+
+def slope_points(slope: Slope, unit: float, color: str, name: str, symbol: int = 0) -> Json:
+    """The points of one run in the coordinates of that line."""
+    return {
+        "mode": "markers", "x": plain(slope.compute / unit), "y": plain(slope.level(unit)),
+        "marker": {"color": f"{color}/0.75", "size": 6, "symbol": symbol},
+        "hovertemplate": f"C %{{x:.3g}}<br>F %{{y:.3g}}<extra>{html.escape(name)}</extra>",
+    }  # fmt: skip
+
+
+def slope_layout(slopes: Sequence[Slope], unit: float, axis: str) -> Json:
+    """Axes for straight lines; the lines say where to look, for near the ceiling F of a noisy point is anything."""
+    heights = [slope.line(slope.span, unit) for slope in slopes]
+    spread = np.log10([np.min(heights) / 4, np.max(heights) * 6])
+    return {
+        "xaxis": {
+            **LOG,
+            "exponentformat": "none",
+            "title": {"text": f"compute in units of {number_html(unit)} {axis}"},
+        },
+        "yaxis": {"type": "log", "title": {"text": "F(R) = C^B"}, "range": plain(spread), "dtick": 1},
+    }
+
+
+def without_level(slopes: Sequence[Slope]) -> str:
+    """Say how many points a figure of slopes cannot show."""
+    dropped = sum(slope.dropped for slope in slopes)
+    return f" {dropped} points at or above A, or at or below R0, have no F and are not drawn." if dropped else ""
 
 
 def posterior(findings: Findings) -> Figure:
@@ -153,13 +148,13 @@ def posterior(findings: Findings) -> Figure:
             low, high = MASSES
             data.append({
                 **shared, "type": "contour", "showlegend": False, "showscale": False, "hoverinfo": "skip",
-                "x": _list(run.density.asymptote), "y": _list(run.density.efficiency),
+                "x": plain(run.density.asymptote), "y": plain(run.density.efficiency),
                 "z": [[round(float(v), 3) for v in row] for row in run.density.mass],
                 "contours": {"start": low, "end": high, "size": high - low, "coloring": "none"},
                 "line": {"color": color, "width": 1.6, "dash": dash},
             })  # fmt: skip
         data.append({
-            **shared, "mode": "markers", "x": [_round(found.asymptote.mean)], "y": [_round(found.efficiency.mean)],
+            **shared, "mode": "markers", "x": [rounded(found.asymptote.mean)], "y": [rounded(found.efficiency.mean)],
             "marker": {"color": color, "size": 8, "symbol": DASHES.index(dash)},
             "hovertemplate": "A %{x:.3f}<br>B %{y:.2f}<extra>" + shared["name"] + "</extra>",
         })  # fmt: skip
@@ -204,13 +199,13 @@ def _side_rows(findings: Findings, quantity: str) -> list[Row]:
 
 def _intervals(rows: list[Row], title: str, axis: str) -> Figure:
     data: list[Json] = [
-        {"mode": "markers", "showlegend": False, "x": [_round(estimate.mean)], "y": [-i],
+        {"mode": "markers", "showlegend": False, "x": [rounded(estimate.mean)], "y": [-i],
          "marker": {"color": color, "size": 11 if bold else 7},
-         "error_x": {**_whiskers(estimate), "color": color, "thickness": 3 if bold else 1.5, "width": 0},
+         "error_x": {**whiskers(estimate), "color": color, "thickness": 3 if bold else 1.5, "width": 0},
          "hovertemplate": f"{html.escape(str(estimate))}<extra>{html.escape(name)}</extra>"}
         for i, (name, estimate, color, bold) in enumerate(rows)
     ]  # fmt: skip
-    names = [f"<b>{html.escape(name)}</b>" if bold else html.escape(_cut(name)) for name, _, _, bold in rows]
+    names = [f"<b>{html.escape(name)}</b>" if bold else html.escape(cut(name)) for name, _, _, bold in rows]
     ticks = {"tickvals": [-i for i in range(len(rows))], "ticktext": names, "range": [-len(rows) + 0.4, 0.6]}
     layout = {"xaxis": {"title": {"text": axis}}, "yaxis": {**ticks, "showgrid": False}, "height": 140 + 32 * len(rows)}
     recipes = " The thick lines are the recipes, the scatter of seeds included." if any(row[3] for row in rows) else ""
@@ -230,7 +225,7 @@ def backtests(findings: Findings) -> Figure | None:
         "Each colour is a fit of only the first part of the run, up to where its line begins, and its forecast of the "
         "rest. The bands should hold nine evaluations in ten."
     )
-    return Figure("Would it have been right?", caption, [], layout, "Run", choices)
+    return Figure("Would it have been right?", caption, [], layout, {"Run": choices})
 
 
 def _backtest_traces(findings: Findings, run: RunFindings) -> list[Json]:
@@ -241,14 +236,14 @@ def _backtest_traces(findings: Findings, run: RunFindings) -> list[Json]:
         band = part.predict(grid, noise=True)
         quiet: Json = {"legendgroup": str(number), "showlegend": False, "hoverinfo": "skip", "mode": "lines"}
         traces += [
-            {**quiet, "x": _list(grid), "y": _list(band.low), "line": {"width": 0}},
-            {**quiet, "x": _list(grid), "y": _list(band.high), "line": {"width": 0}, "fill": "tonexty",
+            {**quiet, "x": plain(grid), "y": plain(band.low), "line": {"width": 0}},
+            {**quiet, "x": plain(grid), "y": plain(band.high), "line": {"width": 0}, "fill": "tonexty",
              "fillcolor": f"{color}/0.14"},
             {"legendgroup": str(number), "name": f"from the first {part.last_compute / run.curve.last_compute:.0%}",
-             "mode": "lines", "x": _list(grid), "y": _list(band.mean), "line": {"color": color, "width": 2},
+             "mode": "lines", "x": plain(grid), "y": plain(band.mean), "line": {"color": color, "width": 2},
              "hovertemplate": f"{findings.axis} %{{x:.4g}}<br>%{{y:.3f}}"},
         ]  # fmt: skip
-    points = {"x": _list(run.curve.compute), "y": _list(run.curve.metric)}
+    points = {"x": plain(run.curve.compute), "y": plain(run.curve.metric)}
     dots = {"mode": "markers", "name": "evaluations", "marker": {"color": "@ink", "size": 5}}
     return [*traces, {**points, **dots, "hovertemplate": f"{findings.axis} %{{x:.4g}}<br>%{{y:.3f}}<extra></extra>"}]
 
@@ -271,27 +266,3 @@ def style_of(findings: Findings, number: int) -> tuple[str, str]:
     side = findings.runs[number].side
     place = number - (len(findings.comparison.sides[0]) if side else 0)
     return f"@s{side}", DASHES[place % len(DASHES)]
-
-
-def number_html(value: float) -> str:
-    """``4.2e+11`` as a reader writes it, in HTML that plotly understands as well."""
-    digits, e, power = f"{value:.3g}".partition("e")
-    return f"{digits}×10<sup>{int(power)}</sup>" if e else digits
-
-
-def _whiskers(estimate: Estimate) -> Json:
-    up, down = estimate.high - estimate.mean, estimate.mean - estimate.low
-    return {"type": "data", "symmetric": False, "array": [_round(up)], "arrayminus": [_round(down)]}
-
-
-def _list(values: ArrayLike | Iterable[float]) -> list[float | None]:
-    """Numbers with five figures; what is not finite becomes None, which plotly leaves out."""
-    return [_round(float(value)) for value in np.asarray(values).ravel()]
-
-
-def _round(value: float) -> float | None:
-    return float(f"{value:.5g}") if np.isfinite(value) else None
-
-
-def _cut(name: str, most: int = 24) -> str:
-    return name if len(name) <= most else "…" + name[1 - most :]

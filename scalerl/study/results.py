@@ -18,7 +18,6 @@ from scalerl.parts import ConfigError
 from scalerl.report.summary import data_note, default_axis
 from scalerl.scaling import Comparison, Curve, CurveError, Estimate, Fit, compare, fit
 from scalerl.scaling.compare import (
-    LATER,
     MARGIN,
     common_ceiling,
     log_efficiency,
@@ -30,7 +29,9 @@ from scalerl.scaling.compare import (
 from scalerl.scaling.estimate import summarise
 from scalerl.scaling.law import Array
 from scalerl.study.directory import RunKey, StudyDirectory, rows
+from scalerl.study.execute import STOPPED
 from scalerl.study.plan import Arm
+from scalerl.study.verdicts import EFFECTS, effect_of, sentence_of
 
 METRICS = {
     "truncation_rate": "share of rollouts truncated",
@@ -63,6 +64,8 @@ class RunResult:
     """Why there is no fit; empty if there is one."""
     metrics: dict[str, float]
     """Means of ``METRICS``, with ``device_hours``, ``flops`` and ``tokens`` of the last step."""
+    failure: str = ""
+    """The last words of its process, if that failed the last time; what was measured until then counts."""
 
     @property
     def last(self) -> float | None:
@@ -103,23 +106,20 @@ class ArmResult:
         difference = self.comparison.asymptote_difference
         return max(abs(difference.low), abs(difference.high))
 
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong with its runs, a line each: no fit yet, a failure."""
+        return [f"seed {run.key.seed}: {words}" for run in self.runs for words in _problems(run)]
+
+    @property
+    def reason(self) -> str:
+        """Why it has no fit, each reason once; empty where nothing went wrong."""
+        return _reasons(self.runs)
+
     def metric(self, name: str) -> float | None:
         """Return a metric's mean over the runs that have it."""
         values = [run.metrics[name] for run in self.runs if name in run.metrics]
         return statistics.fmean(values) if values else None
-
-
-EFFECTS = {
-    "raises": "raises the ceiling",
-    "lowers": "lowers the ceiling",
-    "quicker": "same ceiling, more efficient",
-    "slower": "same ceiling, less efficient",
-    "later": "same ceiling; steeper and dearer, or flatter and cheaper",
-    "none": "no difference that this much compute can show",
-    "unknown": "not measured yet",
-    "candidate": "the candidate",
-}
-"""What an arm does, from the candidate's point of view."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,18 +146,32 @@ class StudyResult:
         """Return an arm by name."""
         return next(arm for arm in self.arms if arm.name == name)
 
+    def ranked(self) -> list[ArmResult]:
+        """Return all arms but the candidate by effect, what matters most first, the larger difference in A first."""
+        order = list(EFFECTS)
+
+        def place(arm: ArmResult) -> tuple[int, float]:
+            against = arm.comparison
+            return order.index(arm.effect), -abs(against.asymptote_difference.mean) if against else 0.0
+
+        return sorted((arm for arm in self.arms if arm.name != self.candidate), key=place)
+
+    def exclusion(self) -> str:
+        """Return how large a difference could have been missed where none showed; empty where one showed everywhere."""
+        widest = [arm.excluded for arm in self.arms if arm.effect == "none" and arm.excluded is not None]
+        if not widest:
+            return ""
+        if len(widest) == 1:
+            return f"Where nothing showed, differences in A beyond ±{widest[0]:.3f} are excluded (90 % interval)."
+        return (
+            f"Where nothing showed, differences in A beyond ±{max(widest):.3f} are excluded for every such arm, "
+            f"beyond ±{statistics.median(widest):.3f} for half of them (90 % intervals)."
+        )
+
     def headlines(self) -> list[str]:
         """Return the verdicts in words, what matters most first."""
-        order = list(EFFECTS)
-        told = sorted((a for a in self.arms if a.name != self.candidate), key=lambda a: order.index(a.effect))
-        lines = [arm.sentence for arm in told]
-        widest = [arm.excluded for arm in told if arm.effect == "none" and arm.excluded is not None]
-        if widest:
-            lines.append(
-                f"Where nothing showed, differences in A beyond ±{max(widest):.3f} are excluded for every such arm, "
-                f"beyond ±{statistics.median(widest):.3f} for half of them (90 % intervals)."
-            )
-        return lines
+        excluded = self.exclusion()
+        return [*(arm.sentence for arm in self.ranked()), *([excluded] if excluded else [])]
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values; docs/json.md has the keys."""
@@ -195,6 +209,7 @@ def _arm_dict(arm: ArmResult) -> dict[str, Any]:
                 "steps": run.steps,
                 "last": run.last,
                 "problem": run.problem,
+                "failure": run.failure,
                 "fit": run.fit.to_dict() if run.fit else None,
             }
             for run in arm.runs
@@ -213,8 +228,9 @@ def study_results(study: StudyDirectory, axis: str | None = None, task: str | No
     plan = study.plan
     axis = axis or default_axis(plan.base)
     runs: dict[str, list[RunResult]] = defaultdict(list)
+    failures = _failures(study)
     for key in study.runs():
-        runs[key.arm].append(_run(study, key, axis, task))
+        runs[key.arm].append(_run(study, key, axis, task, failures.get(key, "")))
     fits = {name: [run.fit for run in found if run.fit is not None] for name, found in runs.items()}
     everything = [f for found in fits.values() for f in found]
     scatter = _scatter(everything, list(fits.values())) if everything else None
@@ -272,9 +288,13 @@ def _arm(
         runs=tuple(runs),
         comparison=against,
         effect=effect,
-        sentence=sentence_of(arm.name, candidate, effect, against, runs),
+        sentence=sentence_of(arm.name, candidate, effect, against, "" if mine else _reasons(runs)),
         **estimates,
     )
+
+
+def _reasons(runs: Sequence[RunResult]) -> str:
+    return "; ".join(sorted({words for run in runs for words in _problems(run)}))
 
 
 def _geometric(log_SD: Sequence[Array]) -> Estimate:
@@ -282,7 +302,21 @@ def _geometric(log_SD: Sequence[Array]) -> Estimate:
     return summarise_ratio(np.mean(log_SD, axis=0))
 
 
-def _run(study: StudyDirectory, key: RunKey, axis: str, task: str | None) -> RunResult:
+def _failures(study: StudyDirectory) -> dict[RunKey, str]:
+    """The last words of runs whose process failed the last time it ran."""
+    last = {RunKey(row["arm"], row["seed"]): row for row in study.journal()}
+    return {key: row["said"] for key, row in last.items() if row["code"] and row["code"] not in STOPPED}
+
+
+def _problems(run: RunResult) -> list[str]:
+    return list(filter(None, dict.fromkeys((run.problem, _failed(run.failure)))))
+
+
+def _failed(words: str) -> str:
+    return f"failed: {words}" if words else ""
+
+
+def _run(study: StudyDirectory, key: RunKey, axis: str, task: str | None, failure: str) -> RunResult:
     path, config = study.run(key), study.config(key)
     curve, found, problem = None, None, ""
     if (path / "points.jsonl").exists():
@@ -292,8 +326,9 @@ def _run(study: StudyDirectory, key: RunKey, axis: str, task: str | None) -> Run
         except CurveError as error:  # too short yet, or it learned nothing: the other runs count all the same
             problem = str(error)
     else:
-        problem = "not started"
-    return RunResult(key, path, study.step(key), config.steps, curve, found, problem, _metrics(path))
+        problem = _failed(failure) or "not started"
+    step = study.step(key)
+    return RunResult(key, path, step, config.steps, curve, found, problem, _metrics(path), failure)
 
 
 def _metrics(path: Path) -> dict[str, float]:
@@ -307,46 +342,6 @@ def _metrics(path: Path) -> dict[str, float]:
         if values:
             found[name] = statistics.fmean(values)
     return found | {name: float(listed[-1][name]) for name in ("device_hours", "flops", "tokens")}
-
-
-def effect_of(against: Comparison | None) -> str:
-    """Return what an arm, the first side, does to the candidate, the second; a key of ``EFFECTS``."""
-    if against is None:
-        return "unknown"
-    if against.verdict == LATER:
-        return "later"
-    kinds = {"higher ceiling": ("raises", "lowers"), "same ceiling and more efficient": ("quicker", "slower")}
-    if against.verdict not in kinds:
-        return "none"
-    better, worse = kinds[against.verdict]
-    return better if against.winner == "first" else worse
-
-
-def sentence_of(name: str, candidate: str, effect: str, against: Comparison | None, runs: Sequence[RunResult]) -> str:
-    """Return an arm's verdict in words, with its numbers."""
-    if effect == "candidate":
-        return f"{name} is the candidate."
-    if against is None:
-        reasons = "; ".join(sorted({run.problem for run in runs if run.problem})) or f"{candidate} has no fit"
-        return f"{name}: not measured yet ({reasons})."
-    difference, ratio, cost = against.asymptote_difference, against.efficiency_ratio, against.compute_ratio
-    if effect in ("raises", "lowers"):
-        return f"{name} {EFFECTS[effect]}: A differs by {_signed(difference)} from {candidate}."
-    level = f"the level {against.level:.3f} takes {_times(cost)} the compute"
-    if effect == "none":
-        return (
-            f"{name} makes no difference that this much compute can show: A differs by {_signed(difference)}, B by a "
-            f"factor {_times(ratio)}; {level}."
-        )
-    return f"{name}: {EFFECTS[effect]}; its B is {_times(ratio)} that of {candidate}, and {level}."
-
-
-def _signed(estimate: Estimate) -> str:
-    return f"{estimate.mean:+.3f} ({estimate.low:+.3f} to {estimate.high:+.3f})"
-
-
-def _times(estimate: Estimate) -> str:
-    return f"{estimate.mean:.2f} ({estimate.low:.2f} to {estimate.high:.2f})"
 
 
 def _notes(study: StudyDirectory, comparisons: int) -> tuple[str, ...]:

@@ -1,12 +1,11 @@
 """The page in a real browser: it draws, sorts, fits narrow and wide windows in light and dark, and asks no network."""
 
 import json
-import os
 import re
-import shutil
 
 import numpy as np
 import pytest
+from browser import contrast, luminance, opened_page
 from simulated import curve, write
 
 from scalerl.parts import ConfigError
@@ -16,8 +15,6 @@ from scalerl.report.sources import read_sources
 from scalerl.scaling import Curve
 
 pytest.importorskip("plotly", reason="the page needs the extra `report`")
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +78,7 @@ def test_the_curves_hold_every_point_and_the_forecast_at_four_times(studied):
     assert forecast["y"][-1] == pytest.approx(studied.runs[0].outlook.forecast.at[1].mean, abs=1e-5)
     ceiling = next(trace for trace in traces if len(trace["x"]) == 1)
     found = studied.runs[0].outlook.fit.asymptote
-    log_range = FIGURES["curves"](studied).choices["logarithmic"]["layout"]["xaxis"]["range"]
+    log_range = FIGURES["curves"](studied).choices["Compute axis"]["logarithmic"]["layout"]["xaxis"]["range"]
     every = [trace["x"][0] for trace in traces if len(trace["x"]) == 1]
     assert len(set(every)) == 4 and min(every) > 64_000 and max(every) < 10 ** log_range[1]  # all of them to be seen
     assert ceiling["y"][0] + ceiling["error_y"]["array"][0] == pytest.approx(found.high, abs=1e-4)
@@ -105,7 +102,7 @@ def test_without_a_second_side_there_is_no_comparison_and_no_recipe_column(files
 
 
 def test_only_runs_that_are_long_enough_can_be_chosen_for_a_backtest(studied, files):
-    assert "theirs-short" not in FIGURES["backtests"](studied).choices
+    assert "theirs-short" not in FIGURES["backtests"](studied).choices["Run"]
     assert FIGURES["backtests"](findings(read_sources(files[1][1:]))) is None
 
 
@@ -126,51 +123,10 @@ def test_without_plotly_the_page_says_what_to_install(studied, monkeypatch):
         page(studied)
 
 
-class Opened:
-    """The page in Chromium, with what its console said."""
-
-    def __init__(self, browser, path):
-        self.complaints = []
-        self.asked = []
-        self.tab = browser.new_page(viewport={"width": 1400, "height": 900}, color_scheme="light")
-        self.tab.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
-        self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
-        self.tab.on("request", lambda request: self.asked.append(request.url))
-        self.tab.goto(path.as_uri())
-        self.settle()
-
-    def settle(self):
-        """Wait until every figure has the width of its place and the ink of the theme; plotly takes its time."""
-        self.tab.wait_for_function("""() => {
-            const ink = getComputedStyle(document.body).color;
-            return [...document.querySelectorAll(".plot")].every((place) => {
-                const [picture, title] = [place.querySelector(".main-svg"), place.querySelector(".xtitle")];
-                const settled = picture && title && Math.abs(picture.clientWidth - place.clientWidth) < 2;
-                return settled && getComputedStyle(title).fill === ink;
-            });
-        }""")
-
-    def column(self, number):
-        return self.tab.eval_on_selector_all(
-            "tbody tr", f"rows => rows.map(row => row.children[{number}].firstChild.textContent)"
-        )
-
-    def style(self, selector, name):
-        return self.tab.eval_on_selector(selector, f"node => getComputedStyle(node).{name}")
-
-
 @pytest.fixture(scope="module")
 def opened(page_file):
-    required = bool(os.environ.get("SCALERL_BROWSER_REQUIRED"))  # in CI a missing browser is a failure
-    if CHROMIUM is None and not required:
-        pytest.skip("no Chromium here")
-    playwright = (
-        pytest.importorskip("playwright.sync_api") if not required else __import__("playwright.sync_api").sync_api
-    )
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield Opened(browser, page_file)
-        browser.close()
+    with opened_page(page_file) as page:
+        yield page
 
 
 def test_the_figures_draw_without_a_word_on_the_console(opened):
@@ -259,14 +215,3 @@ def test_everything_that_can_be_used_has_a_name(opened):
         "nodes => nodes.filter(n => !document.getElementById(n.getAttribute('aria-labelledby')))",
     )
     assert unnamed == [] and opened.tab.locator("html").get_attribute("lang") == "en"
-
-
-def luminance(color):
-    """Relative luminance of an rgb() colour (WCAG 2)."""
-    channels = np.array([int(value) for value in re.findall(r"\d+", color)[:3]]) / 255
-    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
-    return float(linear @ [0.2126, 0.7152, 0.0722])
-
-
-def contrast(one, other):
-    return (max(one, other) + 0.05) / (min(one, other) + 0.05)

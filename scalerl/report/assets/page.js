@@ -1,4 +1,4 @@
-// Draws the figures in the colours of the reader's theme, and sorts the table. Works out nothing about runs.
+// Draws the figures in the colours of the reader's theme, sorts the table, saves raw data. Works out nothing about runs.
 "use strict";
 
 const figures = JSON.parse(document.getElementById("figures").textContent);
@@ -46,17 +46,18 @@ const LAYOUT = {
 
 function draw(id) {
   const figure = figures[id];
-  const select = document.querySelector(`select[data-figure="${id}"]`);
-  const choice = select ? figure.choices[select.value] : {};
+  const selects = [...document.querySelectorAll(`select[data-figure="${id}"]`)];
+  const chosen = selects.map((select) => figure.choices[select.dataset.choice][select.value]);
   const font = { family: getComputedStyle(document.body).fontFamily, color: "@ink", size: narrow.matches ? 11 : 13 };
-  const layout = merged(merged({ ...LAYOUT, font }, figure.layout), choice.layout);
+  const layout = [figure, ...chosen].map((part) => part.layout).reduce(merged, { ...LAYOUT, font });
+  const data = [figure, ...chosen].flatMap((part) => part.data ?? []);
   // a finger must be able to scroll past a figure
   layout.dragmode = coarse.matches ? false : "zoom";
   const node = document.getElementById("plot-" + id);
   if (layout.height) node.style.height = layout.height + "px";
   const config = { responsive: true, displaylogo: false, displayModeBar: coarse.matches ? false : "hover" };
   // not Plotly.react: given a fresh layout that changes no data, it forgets the ranges of the axes
-  return Plotly.newPlot(node, colored(choice.data ?? figure.data), colored(layout), config);
+  return Plotly.newPlot(node, colored(data), colored(layout), config);
 }
 
 function drawAll() {
@@ -73,6 +74,7 @@ function sortBy(header) {
   const key = (row) => row.children[column].dataset.key;
   const compared = (a, b) => {
     const [one, two] = [key(a), key(b)];
+    if (one === "" || two === "") return direction * ((one === "") - (two === "")); // not known: last either way
     const numbers = [Number(one), Number(two)];
     return numbers.some(Number.isNaN) ? one.localeCompare(two) : numbers[0] - numbers[1];
   };
@@ -80,9 +82,20 @@ function sortBy(header) {
   body.append(...[...body.rows].sort((a, b) => direction * compared(a, b)));
 }
 
+// not a data: address in the page, which would hold everything twice
+function save(button) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob([document.getElementById(button.dataset.saves).textContent]));
+  link.download = button.dataset.name;
+  link.click();
+  URL.revokeObjectURL(link.href);
+}
+
 for (const select of document.querySelectorAll("select[data-figure]"))
   select.addEventListener("change", () => draw(select.dataset.figure));
 for (const button of document.querySelectorAll("thead button"))
   button.addEventListener("click", () => sortBy(button.closest("th")));
+for (const button of document.querySelectorAll("button[data-saves]"))
+  button.addEventListener("click", () => save(button));
 for (const query of [dark, narrow]) query.addEventListener("change", drawAll);
 drawAll();

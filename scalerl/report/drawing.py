@@ -1,0 +1,71 @@
+"""What every figure of a page is made of: plotly's JSON, its numbers, axes and whiskers. Knows no runs and no HTML.
+
+A colour is a name such as "@s0", or "@s0/0.2" with an opacity; the page's script turns it into the colour of the theme.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from scalerl.scaling import Estimate
+
+LOG = {"type": "log", "dtick": "D2"}
+"""A logarithmic axis labelled at 1, 2 and 5."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure: what it shows in words, and its drawing.
+
+    Example: ``Figure("Curves", "What to see.", [{"x": [1], "y": [2]}], {"xaxis": {"title": {"text": "compute"}}})``
+    """
+
+    title: str
+    caption: str
+    data: list[Json]
+    layout: Json
+    choices: dict[str, dict[str, Json]] = field(default_factory=dict)
+    """What the reader can choose, by name, and for each option what it brings: ``{"layout": ...}`` is laid over the
+    figure's, ``{"data": ...}`` is drawn over it. The first option of each is drawn first."""
+
+
+def compute_axes(least: float, most: float) -> dict[str, Json]:
+    """Options for an x axis of compute: logarithmic over a span, or linear."""
+    return {
+        "logarithmic": {"layout": {"xaxis": {**LOG, "range": plain(np.log10([least, most]))}}},
+        "linear": {"layout": {"xaxis": {"type": "linear"}}},
+    }
+
+
+def whiskers(*estimates: Estimate) -> Json:
+    """90 % intervals as plotly's error bars, one a point."""
+    up, down = ([e.high - e.mean for e in estimates], [e.mean - e.low for e in estimates])
+    return {"type": "data", "symmetric": False, "array": plain(up), "arrayminus": plain(down)}
+
+
+def number_html(value: float) -> str:
+    """``4.2e+11`` as a reader writes it, in HTML that plotly understands as well."""
+    digits, e, power = f"{value:.3g}".partition("e")
+    return f"{digits}×10<sup>{int(power)}</sup>" if e else digits
+
+
+def plain(values: ArrayLike | Iterable[float]) -> list[float | None]:
+    """Numbers with five figures; what is not finite becomes None, which plotly leaves out."""
+    return [rounded(float(value)) for value in np.asarray(values).ravel()]
+
+
+def rounded(value: float) -> float | None:
+    """One such number."""
+    return float(f"{value:.5g}") if np.isfinite(value) else None
+
+
+def cut(name: str, most: int = 24) -> str:
+    """The end of a name that is too long for an axis: what tells runs apart is there."""
+    return name if len(name) <= most else "…" + name[1 - most :]

@@ -1,0 +1,168 @@
+"""The frame of every page: one self-contained HTML document around words, a table and figures. Knows nothing of runs.
+
+The figures are drawn by plotly.js, taken from the ``plotly`` package: of what pip installs it is the one library of
+figures that is well kept and comes with its script, without a server (Bokeh) or a compiler of 33 MB (Vega), and its SVG
+keeps text as text. The price is a page of 5 MB.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from string import Template
+from typing import NamedTuple
+
+import scalerl
+from scalerl.parts import ConfigError
+from scalerl.report.drawing import Figure
+from scalerl.scaling import Estimate
+
+TERMS = {
+    "A, the ceiling": "the level the run would end at with unlimited compute.",
+    "B, the steepness": "how sharply it climbs: the larger B, the less compute lies between slow start and ceiling.",
+    "C<sub>mid</sub>, the midpoint": "the compute at which half of the climb is done: the smaller, the earlier.",
+    "90 % interval": "in nine cases of ten the true value lies within it.",
+}
+"""What a newcomer needs on any page, a line each."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What fills the frame. All words are HTML: escape what others wrote."""
+
+    title: str
+    subtitle: str
+    verdicts: str
+    terms: Mapping[str, str]
+    """How to read the numbers."""
+    table_title: str
+    table: str
+    """From ``table``."""
+    figures: Mapping[str, Figure]
+    """By a name that is used in addresses."""
+    wide: frozenset[str] = frozenset()
+    """Figures as wide as the page."""
+    more: str = ""
+    """Sections after the figures."""
+
+
+class Cell(NamedTuple):
+    """A cell of the table: what it shows, as HTML, and what it is sorted by; an empty key comes last."""
+
+    html: str
+    key: str | float
+
+
+def frame(content: Content) -> str:
+    """Return the page as one HTML document that needs no network.
+
+    Raises:
+        ConfigError: the ``plotly`` package is not installed.
+    """
+    drawings = {
+        name: {"data": figure.data, "layout": figure.layout, "choices": figure.choices}
+        for name, figure in content.figures.items()
+    }
+    return Template(_asset("page.html")).substitute(
+        version=scalerl.__version__,
+        title=content.title,
+        subtitle=content.subtitle,
+        css=_asset("page.css"),
+        js=_asset("page.js"),
+        verdicts=content.verdicts,
+        terms="\n".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in content.terms.items()),
+        table_title=content.table_title,
+        table=content.table,
+        figures="\n".join(_figure(name, figure, name in content.wide) for name, figure in content.figures.items()),
+        more=content.more,
+        plotly=_plotly(),
+        # inside a script element "<" could end it
+        json=json.dumps(drawings, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
+    )
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
+    """Return a table whose headings sort it; the first column names the rows."""
+    head = "".join(f'<th scope="col"><button type="button">{name}</button></th>' for name in columns)
+    body = "\n".join(_row(cells) for cells in rows)
+    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
+
+
+def text_cell(words: str) -> Cell:
+    """A cell of words."""
+    return Cell(f'<span class="words">{html.escape(words)}</span>', words)
+
+
+def interval_cell(value: str, interval: str, key: float) -> Cell:
+    """A cell of a number, with its interval below it."""
+    return Cell(f"{value}<small>{interval}</small>", key)
+
+
+def power_cell(estimate: Estimate) -> Cell:
+    """A cell of an amount of compute, its interval in the same power of ten."""
+    power = math.floor(math.log10(estimate.mean))
+    shown = [estimate.mean, estimate.low, estimate.high]
+    if -3 <= power < 5:
+        mean, low, high = (f"{value:.4g}" for value in shown)
+        return interval_cell(mean, f"{low} to {high}", estimate.mean)
+    mean, low, high = (f"{value / 10.0**power:.2f}" for value in shown)
+    return interval_cell(f"{mean} × 10<sup>{power}</sup>", f"{low} to {high}", estimate.mean)
+
+
+def swatch(color: str) -> str:
+    """A dot in a colour such as "@s0"."""
+    return f'<span class="swatch" style="background: var(--{color[1:]})" aria-hidden="true"></span>'
+
+
+def warnings(notes: Sequence[str], about: str) -> str:
+    """A list of what a reader must know; both are plain text."""
+    items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    label = f"What to know about {html.escape(about)}"
+    return f'<ul class="warnings" aria-label="{label}">{items}</ul>' if notes else ""
+
+
+def _row(cells: Sequence[Cell]) -> str:
+    def attribute(cell: Cell) -> str:
+        key = cell.key if isinstance(cell.key, str) or math.isfinite(cell.key) else ""
+        return f'data-key="{html.escape(str(key))}"'
+
+    first, *rest = cells
+    others = "".join(f"<td {attribute(cell)}>{cell.html}</td>" for cell in rest)
+    return f'<tr><th scope="row" {attribute(first)}>{first.html}</th>{others}</tr>'
+
+
+def _figure(name: str, figure: Figure, wide: bool) -> str:
+    selects = "".join(
+        _select(name, number, choice, options) for number, (choice, options) in enumerate(figure.choices.items())
+    )
+    chosen = f'<p class="choices">{selects}</p>' if selects else ""
+    width = ' class="wide"' if wide else ""
+    return (
+        f'<figure{width} aria-labelledby="title-{name}">'
+        f'<figcaption><h3 id="title-{name}">{figure.title}</h3><p>{html.escape(figure.caption)}</p></figcaption>'
+        f'{chosen}<div class="plot" id="plot-{name}" role="img" aria-labelledby="title-{name}"></div></figure>'
+    )
+
+
+def _select(name: str, number: int, choice: str, options: Mapping[str, object]) -> str:
+    listed = "".join(f"<option>{html.escape(option)}</option>" for option in options)
+    quoted = html.escape(choice)
+    own = f"choose-{name}-{number}"
+    select = f'<select id="{own}" data-figure="{name}" data-choice="{quoted}">{listed}</select>'
+    return f'<span><label for="{own}">{quoted}</label> {select}</span>'
+
+
+def _asset(name: str) -> str:
+    return (files("scalerl.report") / "assets" / name).read_text(encoding="utf-8")
+
+
+def _plotly() -> str:
+    try:
+        from plotly.offline import get_plotlyjs
+    except ImportError as error:
+        raise ConfigError("the page needs the plotly package: pip install 'scalerl[report]'") from error
+    return str(get_plotlyjs())

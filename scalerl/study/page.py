@@ -1,0 +1,205 @@
+"""The page about a study: results in, HTML out. Words and table are made here; it compares nothing, reads no file."""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from scalerl.report.drawing import number_html
+from scalerl.report.frame import TERMS, Cell, Content, frame, interval_cell, power_cell, swatch, text_cell, warnings
+from scalerl.report.frame import table as sortable
+from scalerl.scaling import Curve, Estimate
+from scalerl.scaling.curve import UNITS
+from scalerl.study.page_figures import COLORS, FIGURES
+from scalerl.study.results import EFFECTS, MARGIN, ArmResult, StudyResult
+from scalerl.study.verdicts import NO_DIFFERENCE
+
+GROUPS = {
+    "What raises or lowers the ceiling": ("raises", "lowers"),
+    "What only changes efficiency": ("quicker", "slower", "later"),
+    "What makes no difference that this much compute can show": ("none",),
+    "Not measured yet": ("unknown",),
+}
+"""The effects that are told together, in the order of what matters."""
+
+STUDY_TERMS = {
+    "Difference in A": (
+        f"the arm's ceiling minus the candidate's. Within ±{MARGIN:g} of the metric's range ceilings count as the "
+        "same; only then does efficiency decide."
+    ),
+    "B at the common A": "B answers strongly to where the ceiling is held, so that all arms are held at one.",
+    "Ratio of B": "B of the arm over that of the candidate, with the ceiling of both held at one of their own.",
+    "Ratio of compute": "what the arm needs over what the candidate needs, for one level: above 1 is dearer.",
+}
+"""What a page about a study needs besides ``TERMS``."""
+
+WIDE = frozenset({"curves", "slopes", "ceilings"})
+"""Figures as wide as the page."""
+
+
+def study_page(found: StudyResult) -> str:
+    """Return a study's page as one HTML document that needs no network.
+
+    Raises:
+        ConfigError: the ``plotly`` package is not installed.
+    """
+    unit = UNITS.get(found.axis, found.axis)
+    asked = f"{html.escape(found.about)} " if found.about else ""
+    return frame(
+        Content(
+            title=f"Study: {html.escape(found.name)}",
+            subtitle=f"{asked}Every arm against {html.escape(found.candidate)}, by held-out results and {unit}.",
+            verdicts=_verdicts(found),
+            terms=TERMS | STUDY_TERMS,
+            table_title="Arms side by side",
+            table=_table(found),
+            figures={name: figure for name, make in FIGURES.items() if (figure := make(found)) is not None},
+            wide=WIDE,
+            more=_raw(found),
+        )
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------- in words
+
+
+def _verdicts(found: StudyResult) -> str:
+    groups = "\n".join(_group(found, title, effects) for title, effects in GROUPS.items())
+    return (
+        f'<div class="card verdict"><p class="sentence">{html.escape(_summary(found))}</p>'
+        f'{warnings(found.notes, found.name)}</div>\n<div class="cards groups">\n{groups}\n</div>'
+    )
+
+
+def _summary(found: StudyResult) -> str:
+    """The whole study in one sentence."""
+    counts = [sum(arm.effect in effects for arm in found.arms) for effects in GROUPS.values()]
+    ceiling, efficiency, none, unknown = counts
+    parts = [
+        f"{ceiling or 'none'} {'changes' if ceiling == 1 else 'change'} the ceiling",
+        f"{efficiency or 'none'} only efficiency",
+        f"{none or 'none'} {'makes' if none == 1 else 'make'} no difference that this much compute can show",
+    ]
+    if unknown:
+        parts.append(f"{unknown} {'is' if unknown == 1 else 'are'} not measured yet")
+    compared = "the one arm" if sum(counts) == 1 else f"{sum(counts)} arms"
+    return f"Of {compared} compared with {found.candidate}, {', '.join(parts[:-1])}, and {parts[-1]}."
+
+
+def _group(found: StudyResult, title: str, effects: Sequence[str]) -> str:
+    """The verdicts that belong together; nothing where there is nothing to miss."""
+    arms = [arm for arm in found.ranked() if arm.effect in effects]
+    if not arms and "unknown" in effects:
+        return ""
+    excluded = found.exclusion() if "none" in effects else ""
+    listed = "\n".join(_verdict(arm) for arm in arms) or "<li>No arm.</li>"
+    return (
+        f'<article class="card"><h3>{title}</h3>'
+        + (f'<p class="word">{html.escape(excluded)}</p>' if excluded else "")
+        + f'<ul class="verdicts">{listed}</ul></article>'
+    )
+
+
+def _verdict(arm: ArmResult) -> str:
+    name, rest = html.escape(arm.name), html.escape(arm.sentence.removeprefix(arm.name).removeprefix(NO_DIFFERENCE))
+    about = f"<small>{html.escape(arm.about)}</small>" if arm.about else ""
+    problems = arm.problems if arm.fits else []  # without a fit they are the sentence
+    loose = sum(not fit.identified for fit in arm.fits)
+    if loose:
+        problems = [f"{loose} of {len(arm.runs)} runs do not pin their ceiling down yet", *problems]
+    lines = "".join(f"<small>{html.escape(line)}</small>" for line in problems)
+    return f"<li>{swatch(COLORS[arm.effect])}<b>{name}</b>{rest}{about}{lines}</li>"
+
+
+# ------------------------------------------------------------------------------------------------------------- table
+
+UNKNOWN = Cell("–", "")
+
+
+def _arm(arm: ArmResult) -> Cell:
+    return Cell(f"{swatch(COLORS[arm.effect])}{html.escape(arm.name)}", arm.name)
+
+
+def _estimate(found: Estimate | None, pattern: str) -> Cell:
+    """A number with its interval."""
+    if found is None:
+        return UNKNOWN
+    mean, low, high = (format(value, pattern) for value in (found.mean, found.low, found.high))
+    return interval_cell(mean, f"{low} to {high}", found.mean)
+
+
+def _against(quantity: str, pattern: str) -> Callable[[ArmResult], Cell]:
+    """A column of a quantity of the comparison with the candidate."""
+    return lambda arm: _estimate(getattr(arm.comparison, quantity, None), pattern)
+
+
+def _mean(name: str, show: Callable[[float], str]) -> Callable[[ArmResult], Cell]:
+    """A column of the runs' mean of a metric."""
+
+    def cell(arm: ArmResult) -> Cell:
+        value = arm.metric(name)
+        return UNKNOWN if value is None else Cell(show(value), value)
+
+    return cell
+
+
+def _seeds(arm: ArmResult) -> Cell:
+    done = sum(run.step >= run.steps for run in arm.runs)
+    at = "" if done == len(arm.runs) else f"<small>at step {min(max(run.step, 0) for run in arm.runs)} or more</small>"
+    return Cell(f"{done} of {len(arm.runs)}{at}", done)
+
+
+COLUMNS: dict[str, Callable[[ArmResult], Cell]] = {
+    "Arm": _arm,
+    "Effect": lambda arm: text_cell(EFFECTS[arm.effect]),
+    "Ceiling A": lambda arm: _estimate(arm.asymptote, ".3f"),
+    "Difference in A": _against("asymptote_difference", "+.3f"),
+    "B at the common A": lambda arm: _estimate(arm.efficiency, ".2f"),
+    "Ratio of B": _against("efficiency_ratio", ".2f"),
+    "Midpoint C<sub>mid</sub>": lambda arm: UNKNOWN if arm.midpoint is None else power_cell(arm.midpoint),
+    "Ratio of compute": _against("compute_ratio", ".2f"),
+    "Truncated": _mean("truncation_rate", "{:.1%}".format),
+    "Staleness": _mean("staleness_mean", "{:.2f}".format),
+    "Entropy": _mean("entropy", "{:.2f}".format),
+    "Tokens a completion": _mean("completion_tokens_mean", "{:.0f}".format),
+    "Tokens a run": _mean("tokens", number_html),
+    "Device-hours a run": _mean("device_hours", "{:.3g}".format),
+    "Seeds done": _seeds,
+}
+"""The table, column by column."""
+
+
+def _table(found: StudyResult) -> str:
+    arms = [found.arm(found.candidate), *found.ranked()]
+    return sortable(list(COLUMNS), [[cell(arm) for cell in COLUMNS.values()] for arm in arms])
+
+
+# -------------------------------------------------------------------------------------------------------- raw points
+
+
+def _raw(found: StudyResult) -> str:
+    """Every evaluation, for whoever wants to fit another law."""
+    lines = _lines(found)
+    words = f"{len(lines)} held-out evaluations, one JSON object a line"
+    return (
+        '<section aria-labelledby="points"><h2 id="points">Raw points</h2>\n'
+        '<p><button type="button" class="plain" data-saves="raw" data-name="points.jsonl">Save as points.jsonl</button>'
+        f'</p>\n<details><summary>{words}</summary><pre id="raw" tabindex="0">'
+        + html.escape("\n".join(lines), quote=False)
+        + "</pre></details>\n</section>"
+    )
+
+
+def _lines(found: StudyResult) -> list[str]:
+    runs = [(arm.name, run.key.seed, run.curve) for arm in found.arms for run in arm.runs if run.curve is not None]
+    return [json.dumps({"arm": arm, "seed": seed, **row}) for arm, seed, curve in runs for row in _rows(curve)]
+
+
+def _rows(curve: Curve) -> Iterator[dict[str, float]]:
+    """Every point of a curve; a standard error that is not known is left out, for JSON has no word for it."""
+    for i, (compute, metric) in enumerate(zip(curve.compute, curve.metric, strict=True)):
+        known = curve.stderr is not None and math.isfinite(curve.stderr[i])
+        stderr = {"stderr": float(curve.stderr[i])} if curve.stderr is not None and known else {}
+        yield {curve.axis: float(compute), "pass_rate": float(metric), **stderr}

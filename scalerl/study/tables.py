@@ -1,0 +1,119 @@
+"""A study's results on a terminal or in a log: verdicts in words, then tables. It judges nothing.
+
+Plain characters only: a log file is read in anything. From ``ROOM`` columns on there is one table, below it two.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from rich.box import Box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from scalerl.scaling import Estimate
+from scalerl.scaling.curve import UNITS
+from scalerl.study.results import EFFECTS, ArmResult, StudyResult
+
+ROOM = 150
+"""Columns in which everything stands side by side."""
+
+RULE = Box("    \n    \n -- \n    \n -- \n    \n    \n    \n", ascii=True)
+"""A line of dashes below the headings, and nothing else."""
+
+
+def print_results(found: StudyResult, console: Console | None = None) -> None:
+    """Print a study's verdicts in words, what a reader must know, and a table with a row for each arm."""
+    console = console or Console()
+    _say(console, *([found.about] if found.about else []), *found.headlines())
+    _say(console, *(f"note: {note}" for note in found.notes))
+    spent = {name: cell for name, cell in SPENT.items() if any(cell(arm) for arm in found.arms)}
+    if console.width >= ROOM:
+        console.print(_table(found, {"arm": _arm, **MEASURED, **spent}))
+    else:
+        console.print(_table(found, {"arm": _arm, **MEASURED}))
+        console.print(_table(found, {"arm": lambda arm: arm.name, **spent}))
+    if found.common_asymptote is not None:
+        unit = UNITS.get(found.axis, found.axis)
+        _say(console, f"B is that at the common ceiling A = {found.common_asymptote:.3f}; C_mid in {unit}.")
+
+
+def _say(console: Console, *lines: str) -> None:
+    for line in lines:  # in a log a verdict is one line, to be searched for
+        console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+    console.print()
+
+
+Columns = Mapping[str, Callable[[ArmResult], str]]
+
+
+def _table(found: StudyResult, columns: Columns) -> Table:
+    """A table, the candidate first."""
+    table = Table(box=RULE, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
+    for heading in columns:
+        table.add_column(Text(heading), overflow="fold", no_wrap=heading != "arm")
+    for arm in (found.arm(found.candidate), *found.ranked()):
+        table.add_row(*(Text(cell(arm) or "-") for cell in columns.values()))
+    return table
+
+
+def _arm(arm: ArmResult) -> str:
+    return f"{arm.name}\n{EFFECTS[arm.effect]}{'' if arm.fits else f': {arm.reason}'}\n"
+
+
+def _ceiling(arm: ArmResult) -> str:
+    return _stacked(arm.asymptote, ".3f")
+
+
+def _difference(arm: ArmResult) -> str:
+    return _stacked(arm.comparison.asymptote_difference if arm.comparison else None, "+.3f")
+
+
+def _efficiency(arm: ArmResult) -> str:
+    return _stacked(arm.efficiency, ".2f")
+
+
+def _midpoint(arm: ArmResult) -> str:
+    """C_mid, its interval in the same power of ten."""
+    found = arm.midpoint
+    if found is None:
+        return ""
+    power = math.floor(math.log10(found.mean))
+    if -3 <= power < 5:
+        return f"{found.mean:.3g}\n{found.low:.3g} to {found.high:.3g}"
+    mean, low, high = (value / 10.0**power for value in (found.mean, found.low, found.high))
+    return f"{mean:.2f}e{power:+03d}\n{low:.2f} to {high:.2f}"
+
+
+def _stacked(found: Estimate | None, pattern: str) -> str:
+    """A number above its 90 % interval."""
+    if found is None:
+        return ""
+    return f"{found.mean:{pattern}}\n{found.low:{pattern}} to {found.high:{pattern}}"
+
+
+def _metric(name: str, pattern: str) -> Callable[[ArmResult], str]:
+    def cell(arm: ArmResult) -> str:
+        value = arm.metric(name)
+        return "" if value is None else format(value, pattern)
+
+    return cell
+
+
+def _done(arm: ArmResult) -> str:
+    return f"{sum(run.step >= run.steps for run in arm.runs)}/{len(arm.runs)}"
+
+
+MEASURED: Columns = {"A": _ceiling, "difference in A": _difference, "B": _efficiency, "C_mid": _midpoint}
+
+SPENT: Columns = {
+    "cut off": _metric("truncation_rate", ".1%"),
+    "staleness": _metric("staleness_mean", ".2f"),
+    "entropy": _metric("entropy", ".2f"),
+    "tokens": _metric("tokens", ".2e"),
+    "device-h": _metric("device_hours", ".3g"),
+    "seeds": _done,
+}
+"""How the runs went: means over an arm's runs."""

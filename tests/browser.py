@@ -1,0 +1,70 @@
+"""A page in headless Chromium, and what is asked of every page. A test without a browser is skipped, in CI it fails."""
+
+import os
+import re
+import shutil
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+
+class Opened:
+    """The page in Chromium, with what its console said."""
+
+    def __init__(self, browser, path):
+        self.complaints = []
+        self.asked = []
+        self.tab = browser.new_page(viewport={"width": 1400, "height": 900}, color_scheme="light")
+        self.tab.on("console", lambda message: self.complaints.append(f"{message.type}: {message.text}"))
+        self.tab.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self.tab.on("request", lambda request: self.asked.append(request.url))
+        self.tab.goto(path.as_uri())
+        self.settle()
+
+    def settle(self):
+        """Wait until every figure has the width of its place and the ink of the theme; plotly takes its time."""
+        self.tab.wait_for_function("""() => {
+            const ink = getComputedStyle(document.body).color;
+            return [...document.querySelectorAll(".plot")].every((place) => {
+                const [picture, title] = [place.querySelector(".main-svg"), place.querySelector(".xtitle")];
+                const settled = picture && title && Math.abs(picture.clientWidth - place.clientWidth) < 2;
+                return settled && getComputedStyle(title).fill === ink;
+            });
+        }""")
+
+    def column(self, number):
+        return self.tab.eval_on_selector_all(
+            "tbody tr", f"rows => rows.map(row => row.children[{number}].firstChild.textContent)"
+        )
+
+    def style(self, selector, name):
+        return self.tab.eval_on_selector(selector, f"node => getComputedStyle(node).{name}")
+
+
+@contextmanager
+def opened_page(path):
+    """Open a file in a browser of its own."""
+    required = bool(os.environ.get("SCALERL_BROWSER_REQUIRED"))  # in CI a missing browser is a failure
+    if CHROMIUM is None and not required:
+        pytest.skip("no Chromium here")
+    playwright = (
+        pytest.importorskip("playwright.sync_api") if not required else __import__("playwright.sync_api").sync_api
+    )
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield Opened(browser, path)
+        browser.close()
+
+
+def luminance(color):
+    """Relative luminance of an rgb() colour (WCAG 2)."""
+    channels = np.array([int(value) for value in re.findall(r"\d+", color)[:3]]) / 255
+    linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+    return float(linear @ [0.2126, 0.7152, 0.0722])
+
+
+def contrast(one, other):
+    return (max(one, other) + 0.05) / (min(one, other) + 0.05)

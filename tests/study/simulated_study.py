@@ -1,0 +1,140 @@
+"""Directories of studies whose truth is known: a plan, and the rows that its runs would leave. Trains nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scalerl.config import PRESETS, RunConfig, to_toml
+from scalerl.parts import replace as replace_part
+from scalerl.scaling import sigmoid
+from scalerl.study.directory import RunKey, StudyDirectory
+from scalerl.study.plan import Arm, Plan, plan_toml
+from scalerl.types import EvalPoint
+
+STEPS, EVERY = 160, 8
+FLOPS_A_STEP, TOKENS_A_STEP, HOURS_A_STEP = 2e12, 50_000, 5e-4
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What an arm's runs obey, and how far they have come."""
+
+    asymptote: float = 0.61
+    efficiency: float = 1.9
+    midpoint: float = 5e13
+    """FLOPs; a whole run spends 3.2e14."""
+    initial: float = 0.2
+    last_step: int = STEPS
+    """Evaluations end here; below 0 the run was not started."""
+    noise: float = 0.004
+    about: str = ""
+    failed: str = ""
+    """Last words of its processes."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """What differs from ``METRICS``."""
+
+
+METRICS = {
+    "truncation_rate": 0.02, "interruption_rate": 0.1, "staleness_mean": 3.2, "entropy": 0.31,
+    "completion_tokens_mean": 48.0, "generator_idle": 0.05, "trainer_idle": 0.12,
+}  # fmt: skip
+
+SEED_SD = 0.004
+"""Scatter of A between seeds."""
+
+
+def plan_of(truths: Mapping[str, Truth], seeds: int = 3, about: str = "What matters?", name: str = "simulated") -> Plan:
+    """A plan with one arm a truth, the first the candidate; arms differ in a field that does not matter here."""
+    lab = PRESETS["lab"]
+    base = replace_part(lab, steps=STEPS, evaluation=replace_part(lab.evaluation, every=EVERY))
+    arms = [
+        Arm(name=arm, about=truth.about, changes={"recipe": {"optimizer": {"learning_rate": 1e-4 * (1 + i)}}})
+        for i, (arm, truth) in enumerate(truths.items())
+    ]
+    return Plan(
+        name=name, about=about, candidate=next(iter(truths)), seeds=tuple(range(seeds)), base=base, arms=tuple(arms)
+    )
+
+
+def write_study(
+    path: Path, truths: Mapping[str, Truth], seeds: int = 3, about: str = "What matters?"
+) -> StudyDirectory:
+    """Write the directory of a study, and open it."""
+    plan = plan_of(truths, seeds, about, path.name)
+    path.mkdir(parents=True)
+    (path / "study.toml").write_text(plan_toml(plan), encoding="utf-8")
+    study = StudyDirectory.open(path)
+    for number, key in enumerate(study.runs()):
+        _write_run(study, key, truths[key.arm], number)
+    return study
+
+
+def _write_run(study: StudyDirectory, key: RunKey, truth: Truth, number: int) -> None:
+    run = study.run(key)
+    if truth.failed:
+        row = {"arm": key.arm, "seed": key.seed, "target": STEPS, "code": 1, "seconds": 3.0, "step": truth.last_step}
+        study.note({**row, "said": truth.failed})
+    if truth.last_step < 0:
+        return
+    run.mkdir(parents=True)
+    (run / "config.toml").write_text(to_toml(study.config(key)), encoding="utf-8")
+    _rows(run / "points.jsonl", _points(study.config(key), truth, number))
+    _rows(run / "metrics.jsonl", [_metrics(step, truth) for step in range(1, truth.last_step + 1)])
+
+
+def _points(config: RunConfig, truth: Truth, number: int) -> list[dict[str, Any]]:
+    rng = np.random.default_rng(number)
+    own = replace(truth, asymptote=truth.asymptote + SEED_SD * rng.standard_normal())
+    every = config.evaluation.every
+    steps = np.arange(0, truth.last_step + 1, every)
+    law = (own.asymptote, own.efficiency, own.midpoint, own.initial)
+    rates = sigmoid(steps * FLOPS_A_STEP, *law) + truth.noise * rng.standard_normal(len(steps))
+    return [
+        asdict(
+            EvalPoint(
+                step=int(step), device_hours=step * HOURS_A_STEP, flops=step * FLOPS_A_STEP,
+                tokens=int(step) * TOKENS_A_STEP, task="arithmetic", pass_rate=float(np.clip(rate, 0, 1)),
+                stderr=0.004, prompts=1000, samples_per_prompt=2,
+            )
+        )
+        for step, rate in zip(steps, rates, strict=True)
+    ]  # fmt: skip
+
+
+def _metrics(step: int, truth: Truth) -> dict[str, Any]:
+    spent = {"device_hours": step * HOURS_A_STEP, "flops": step * FLOPS_A_STEP, "tokens": step * TOKENS_A_STEP}
+    return {"step": step, **METRICS, **truth.metrics, **spent}
+
+
+def _rows(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+KNOWN = {
+    "scalerl": Truth(about="the whole recipe"),
+    "dapo": Truth(asymptote=0.53, about="DAPO's loss instead of CISPO", metrics={"truncation_rate": 0.11}),
+    "slow": Truth(efficiency=1.2, midpoint=7e13, about="the same A, B lower by a third"),
+    "fp32": Truth(about="nothing, here"),
+    "young": Truth(last_step=24, about="three evaluations of twenty-one"),
+    "broken": Truth(last_step=-1, failed="loss is not finite at step 3", about="never measured"),
+}
+"""One arm for each kind of verdict."""
+
+LEAVE_ONE_OUT = {
+    "scalerl": Truth(about="the whole recipe"),
+    "plan": Truth(efficiency=1.75, about="group instead of batch normalisation"),
+    "lp": Truth(efficiency=1.35, midpoint=6.5e13, about="length penalty instead of interruption"),
+    "batch": Truth(asymptote=0.605, about="zero-variance prompts kept in the loss"),
+    "8op": Truth(efficiency=1.3, midpoint=7e13, about="PPO-off-policy-8 instead of PipelineRL-8"),
+    "fp32": Truth(about="no FP32 head; changes nothing where the weights are FP32, and then tests the comparison"),
+    "savg": Truth(asymptote=0.60, about="sample average instead of prompt average"),
+    "dapo": Truth(asymptote=0.53, about="DAPO's loss instead of CISPO", metrics={"truncation_rate": 0.11}),
+    "uniform-sampling": Truth(last_step=24, about="no No-Positive-Resampling", failed="stopped: out of memory"),
+}
+"""Arms as in the paper's figure 5, with invented truths."""

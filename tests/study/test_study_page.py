@@ -1,0 +1,201 @@
+"""The page of a study whose truth is known: verdicts in words, every figure, in a real browser at any width."""
+
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from browser import contrast, luminance, opened_page
+from simulated_study import KNOWN, STEPS, Truth, write_study
+
+from scalerl.study.page_figures import FIGURES
+from scalerl.study.results import study_results
+
+pytest.importorskip("plotly", reason="the page needs the extra `report`")
+
+ABOUT = "What <b>matters</b> & what does not?</script>"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    return study_results(write_study(tmp_path_factory.mktemp("page") / "known", KNOWN, about=ABOUT))
+
+
+@pytest.fixture(scope="module")
+def page_file(found, tmp_path_factory):
+    from scalerl.study.page import study_page
+
+    path = tmp_path_factory.mktemp("page") / "study.html"
+    path.write_text(study_page(found), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def words(page_file):
+    """The page without its scripts."""
+    return page_file.read_text().split("<script>")[0]
+
+
+def group(words, title):
+    """The verdicts below a heading."""
+    return words.split(f"<h3>{title}</h3>")[1].split("</article>")[0]
+
+
+def test_every_arm_is_told_of_under_its_effect(words):
+    assert "Of 5 arms compared with scalerl, 1 changes the ceiling, 1 only efficiency, 1 makes no difference" in words
+    assert "<b>dapo</b> lowers the ceiling: A differs by -0.0" in group(words, "What raises or lowers the ceiling")
+    assert "<b>slow</b>: same ceiling, less efficient" in group(words, "What only changes efficiency")
+    none = group(words, "What makes no difference that this much compute can show")
+    assert "<b>fp32</b>: A differs by" in none and "are excluded (90 % interval)" in none
+    unknown = group(words, "Not measured yet")
+    assert "a fit needs at least 5 points; got 4" in unknown and "failed: loss is not finite at step 3" in unknown
+
+
+def test_what_others_wrote_is_escaped(words):
+    assert "What &lt;b&gt;matters&lt;/b&gt; &amp; what does not?&lt;/script&gt;" in words and "<b>matters" not in words
+
+
+def test_notes_of_label_noise_and_false_alarms_stand_with_the_verdicts(words):
+    notes = words.split('class="warnings"')[1].split("</ul>")[0]
+    assert "12% of the reference answers are wrong on purpose" in notes and "false alarms are expected" in notes
+
+
+def test_every_point_of_every_run_is_in_the_page(words, found):
+    raw = re.search(r'<pre id="raw" tabindex="0">(.*?)</pre>', words, flags=re.DOTALL)[1]
+    rows = [json.loads(line) for line in raw.splitlines()]
+    assert len(rows) == 4 * 3 * 21 + 3 * 4  # the young arm has four evaluations, the broken one none
+    assert set(rows[0]) == {"arm", "seed", "flops", "pass_rate", "stderr"}
+    mine = [row["pass_rate"] for row in rows if (row["arm"], row["seed"]) == ("slow", 2)]
+    np.testing.assert_array_equal(mine, found.arm("slow").runs[2].curve.metric)
+
+
+def test_the_forest_holds_every_compared_arm_with_its_interval_and_the_margin(found):
+    figure = FIGURES["differences"](found)
+    drawn = dict(zip(figure.layout["yaxis"]["tickvals"], figure.layout["yaxis"]["ticktext"], strict=True))
+    for trace in figure.data:
+        for i, row in enumerate(trace["y"]):
+            difference = found.arm(drawn[row]).comparison.asymptote_difference
+            assert trace["x"][i] == pytest.approx(difference.mean, rel=1e-4)
+            assert trace["error_x"]["array"][i] == pytest.approx(difference.high - difference.mean, rel=1e-3)
+    assert sorted(drawn.values()) == ["dapo", "fp32", "slow"] and drawn[-2] == "dapo"  # the highest ceiling on top
+    assert [figure.layout["shapes"][0][end] for end in ("x0", "x1")] == [-0.02, 0.02]
+    assert "not drawn: young, broken" in figure.caption
+
+
+def test_ratios_are_on_a_log_axis_with_1_among_its_labels(found):
+    for option in FIGURES["ratios"](found).choices["Ratio"].values():
+        axis = option["layout"]["xaxis"]
+        assert axis["type"] == "log" and "1" in axis["ticktext"] and 3 <= len(axis["ticktext"]) <= 9
+        reached = [10**end for end in axis["range"]]
+        assert all(reached[0] < x < reached[1] for trace in option["data"] for x in trace["x"])
+
+
+def test_an_arm_that_is_hardly_known_does_not_flatten_the_forest(tmp_path):
+    truths = {
+        "scalerl": Truth(),
+        "slow": Truth(efficiency=1.4),
+        "fp32": Truth(),
+        "young": Truth(last_step=32, noise=0.01),
+    }
+    young = study_results(write_study(tmp_path / "young", truths))
+    difference = young.arm("young").comparison.asymptote_difference
+    low, high = FIGURES["differences"](young).layout["xaxis"]["range"]
+    assert difference.high - difference.low > 0.2  # the margin is 0.02
+    assert low < difference.mean < high < difference.high
+
+
+def test_the_candidate_is_always_drawn_and_any_other_fitted_arm_can_be_chosen(found):
+    for name in ("curves", "slopes"):
+        figure = FIGURES[name](found)
+        assert list(figure.choices["Arm beside the candidate"]) == ["dapo", "slow", "fp32"]
+        assert [t["name"].partition(":")[0] for t in figure.data if t.get("showlegend")] == ["scalerl"]
+    chosen = FIGURES["curves"](found).choices["Arm beside the candidate"]["slow"]["data"]
+    points = [trace for trace in chosen if trace["mode"] == "markers"]
+    assert len(points) == 3 and all(len(trace["x"]) == 21 for trace in points)
+
+
+def test_an_arms_line_is_the_mean_of_its_runs_fits(found):
+    line = next(trace for trace in FIGURES["curves"](found).data if trace["name"] == "dapo")
+    at = line["x"][-1]
+    means = [fit.predict(at).mean[0] for fit in found.arm("dapo").fits]
+    assert at == pytest.approx(2e12 * STEPS) and line["y"][-1] == pytest.approx(np.mean(means), abs=1e-4)
+
+
+def test_straight_lines_have_the_mean_slope_of_the_arm_at_the_common_ceiling(found):
+    shown = FIGURES["slopes"](found)
+    (line,) = [trace for trace in shown.data if trace["mode"] == "lines" and trace.get("showlegend")]
+    slope = math.log(line["y"][1] / line["y"][0]) / math.log(line["x"][1] / line["x"][0])
+    assert slope == pytest.approx(found.arm("scalerl").efficiency.mean, rel=0.03)
+    assert f"A = {found.common_asymptote:.3f}" in shown.caption
+
+
+def test_a_study_without_any_fit_has_a_page_too(tmp_path):
+    from scalerl.study.page import study_page
+
+    truths = {"scalerl": Truth(last_step=-1), "fp32": Truth(last_step=-1)}
+    text = study_page(study_results(write_study(tmp_path / "new", truths))).split("<script>")[0]
+    assert "<b>fp32</b>: not measured yet (not started)" in text and "<figure" not in text
+
+
+@pytest.fixture(scope="module")
+def opened(page_file):
+    with opened_page(page_file) as page:
+        yield page
+
+
+def test_the_figures_draw_without_a_word_on_the_console(opened):
+    shown = opened.tab.eval_on_selector_all(
+        ".plot", "nodes => nodes.map(node => [node.id, node.querySelectorAll('path').length])"
+    )
+    assert [name for name, _ in shown] == [f"plot-{name}" for name in FIGURES]
+    assert all(paths > 5 for _, paths in shown) and opened.complaints == []
+    assert [url for url in opened.asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+
+def test_a_heading_sorts_and_what_is_not_known_comes_last_either_way(opened):
+    assert opened.tab.locator("tbody th").first.inner_text() == "scalerl"  # before anything is sorted
+    headings = opened.tab.locator("thead button").all_inner_texts()
+    column = next(i for i, name in enumerate(headings) if "Ceiling" in name)
+    for ascending in (True, False):
+        opened.tab.locator("thead button").nth(column).click()
+        shown = opened.column(column)
+        known = [float(value) for value in shown[:4]]
+        assert known == sorted(known, reverse=not ascending) and shown[4:] == ["–", "–"]
+
+
+def test_the_reader_chooses_arm_axis_and_ratio(opened):
+    names = "document.getElementById('plot-curves').data.filter(t => t.showlegend).map(t => t.name).join()"
+    assert opened.tab.evaluate(names) == "scalerl,dapo"
+    opened.tab.locator("#choose-curves-0").select_option("slow")
+    opened.tab.wait_for_function(f"{names} === 'scalerl,slow'")
+    opened.tab.locator("#choose-curves-1").select_option("linear")
+    opened.tab.wait_for_function("document.getElementById('plot-curves')._fullLayout.xaxis.type === 'linear'")
+    assert opened.tab.evaluate(names) == "scalerl,slow"
+    dearest = "Math.max(...document.getElementById('plot-ratios').data.flatMap((trace) => trace.x))"
+    assert opened.tab.evaluate(dearest) < 1.2
+    opened.tab.get_by_label("Ratio", exact=True).select_option("compute for the same level")
+    opened.tab.wait_for_function(f"{dearest} > 1.5")
+
+
+def test_the_raw_points_can_be_saved(opened):
+    with opened.tab.expect_download() as download:
+        opened.tab.get_by_role("button", name="Save as points.jsonl").click()
+    assert download.value.suggested_filename == "points.jsonl"
+    assert len(download.value.path().read_text().splitlines()) == 4 * 3 * 21 + 3 * 4
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1400])
+def test_it_reads_at_any_width_in_light_and_dark(opened, width, scheme):
+    opened.tab.emulate_media(color_scheme=scheme)
+    opened.tab.set_viewport_size({"width": width, "height": 900})
+    opened.settle()
+    assert opened.tab.evaluate("document.documentElement.scrollWidth") == width
+    paper = luminance(opened.style("body", "backgroundColor"))
+    assert (paper < 0.1) if scheme == "dark" else (paper > 0.9)
+    for selector, name in [("body", "color"), ("td small", "color"), ("#plot-differences .xtitle", "fill")]:
+        assert contrast(paper, luminance(opened.style(selector, name))) >= 4.5, selector
+    dots = opened.tab.eval_on_selector_all(".swatch", "nodes => nodes.map(n => getComputedStyle(n).backgroundColor)")
+    assert all(contrast(paper, luminance(color)) >= 3 for color in dots)
+    assert opened.complaints == []

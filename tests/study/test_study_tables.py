@@ -1,0 +1,110 @@
+"""Results of a study whose truth is known: verdicts, documented JSON, and tables for terminals and logs."""
+
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from simulated_study import KNOWN, Truth, write_study
+
+from scalerl.study.results import EFFECTS, study_results
+from scalerl.study.tables import print_results
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    return study_results(write_study(tmp_path_factory.mktemp("study") / "known", KNOWN, about="What matters?"))
+
+
+def printed(found, width=80, **options):
+    out = io.StringIO()
+    print_results(found, Console(file=out, width=width, **options))
+    return out.getvalue()
+
+
+def test_each_truth_gets_its_verdict(found):
+    effects = {arm.name: arm.effect for arm in found.arms}
+    assert effects == {
+        "scalerl": "candidate", "dapo": "lowers", "slow": "slower", "fp32": "none", "young": "unknown",
+        "broken": "unknown",
+    }  # fmt: skip
+
+
+def test_the_estimates_hold_the_truth(found):
+    assert found.arm("scalerl").asymptote.low < 0.61 < found.arm("scalerl").asymptote.high
+    lowered = found.arm("dapo").comparison.asymptote_difference
+    assert lowered.low < -0.08 < lowered.high < 0
+    ratio = found.arm("slow").comparison.efficiency_ratio
+    assert ratio.low < 1.2 / 1.9 < ratio.high
+
+
+def test_where_nothing_showed_a_bound_says_what_could_have_been_missed(found):
+    difference = found.arm("fp32").comparison.asymptote_difference
+    assert found.arm("fp32").excluded == max(-difference.low, difference.high) < 0.03
+    assert f"beyond ±{found.arm('fp32').excluded:.3f} are excluded" in found.headlines()[-1]
+
+
+def test_what_matters_most_is_said_first(found):
+    assert [arm.name for arm in found.ranked()] == ["dapo", "slow", "fp32", "young", "broken"]
+    assert [line.partition(" ")[0].strip(":") for line in found.headlines()[:2]] == ["dapo", "slow"]
+
+
+def test_an_arm_without_a_fit_says_why_once(found):
+    assert found.arm("young").reason == "a fit needs at least 5 points; got 4. Evaluate more often"
+    assert found.arm("broken").reason == "failed: loss is not finite at step 3"
+    assert found.arm("broken").problems[2] == "seed 2: failed: loss is not finite at step 3"
+
+
+def test_a_run_that_failed_late_counts_as_far_as_it_was_measured(tmp_path):
+    truths = {"scalerl": Truth(), "fp32": Truth(last_step=120, failed="out of memory")}
+    arm = study_results(write_study(tmp_path / "late", truths)).arm("fp32")
+    assert len(arm.fits) == 3 and arm.effect == "none" and arm.problems[0] == "seed 0: failed: out of memory"
+
+
+def documented(heading):
+    section = re.search(rf"^{heading}:?\n(.*?)(?=^#|^A [a-z' ]+:$)", DOCS.joinpath("json.md").read_text(), re.M | re.S)
+    return set(re.findall(r"^\| `(\w+)` \|", section[1], flags=re.M))
+
+
+def test_the_keys_of_the_json_are_as_documented(found):
+    values = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert set(values) == documented("## `study show`")
+    assert all(set(arm) == documented("A study arm") for arm in values["arms"])
+    assert all(set(run) == documented("A study run") for arm in values["arms"] for run in arm["runs"])
+    assert all(set(arm["metrics"]) == documented("A study arm's metrics") for arm in values["arms"])
+    assert {f"`{effect}`" for effect in EFFECTS} <= set(re.findall(r"`\w+`", DOCS.joinpath("json.md").read_text()))
+
+
+@pytest.mark.parametrize("width", [80, 100, 160, 220])
+def test_every_number_is_whole_at_any_width(found, width):
+    text = printed(found, width)
+    table = text[text.index("arm  ") :]
+    assert max(map(len, table.splitlines())) <= width and "…" not in table
+    for arm in found.arms:
+        if arm.asymptote:
+            a, b = arm.asymptote, arm.efficiency
+            assert f"{a.low:.3f} to {a.high:.3f}" in table and f"{b.low:.2f} to {b.high:.2f}" in table
+    assert "11.0%" in table and "8.00e+06" in table and "3/3" in table and "0/3" in table
+
+
+def test_verdicts_come_before_the_table_each_on_one_line_of_a_log(found):
+    text = printed(found)
+    lines = text[: text.index("arm  ")].splitlines()
+    assert lines[0] == "What matters?" and lines[1 : 1 + len(found.headlines())] == found.headlines()
+    assert [line for line in lines if line.startswith("note: ")] == [f"note: {note}" for note in found.notes]
+
+
+def test_a_log_has_no_colours_and_no_drawn_boxes(found):
+    text = printed(found)
+    assert "\x1b" not in text and not re.search("[\u2500-\u257f]", text)
+
+
+def test_words_of_others_are_not_taken_for_markup(tmp_path):
+    truths = {"scalerl": Truth(last_step=-1), "fp32": Truth(last_step=-1, failed="[red]no[/red] [bold")}
+    found = study_results(write_study(tmp_path / "markup", truths, about="[b]why[/b]?"))
+    text = printed(found, force_terminal=True, width=120)
+    assert "[b]why[/b]?" in text and "[red]no[/red]" in text
