@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from scalerl.config import RunConfig
     from scalerl.study.directory import StudyDirectory
     from scalerl.study.plan import Plan
+    from scalerl.study.results import StudyResult
     from scalerl.study.workers import Workers
 
 USAGE = """scalerl study PLAN [BASE.toml] [options] [--any.field VALUE ...]
@@ -42,7 +43,7 @@ def study_main(words: Sequence[str], stop: Callable[[], Callable[[], bool]]) -> 
         options = _resume_parser().parse_args(words[1:])
         from scalerl.study.directory import StudyDirectory
 
-        return _execute(StudyDirectory.open(options.directory), options, stop)
+        return _execute(StudyDirectory.open(options.directory), _workers(options), options.allocate, stop)
     options, fields = _plan_parser().parse_known_args(words)
     plan = _plan(options, fields)
     if options.dry_run:
@@ -53,8 +54,9 @@ def study_main(words: Sequence[str], stop: Callable[[], Callable[[], bool]]) -> 
     from scalerl.study.directory import StudyDirectory
     from scalerl.train.run_dir import next_directory
 
+    workers = _workers(options)
     path = options.output or next_directory(Path("studies"), plan.name)
-    return _execute(StudyDirectory.create(path, plan), options, stop)
+    return _execute(StudyDirectory.create(path, plan), workers, options.allocate, stop)
 
 
 def _plan_parser() -> argparse.ArgumentParser:
@@ -74,7 +76,7 @@ def _plan_parser() -> argparse.ArgumentParser:
         "--rates", type=Path, metavar="DIR", help="a finished `rates` study: each loss at its best rate"
     )
     parser.add_argument(
-        "-o", "--output", type=Path, help="directory; default studies/PLAN-NNN; an unfinished one goes on"
+        "-o", "--output", type=Path, help="directory; default studies/PLAN-NNN; an unfinished study there goes on"
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print arms, sizes and an estimate of the time, and stop"
@@ -154,15 +156,14 @@ def _seeds(text: str) -> tuple[int, ...]:
     return tuple(range(numbers[0])) if "," not in text else numbers
 
 
-def _execute(study: StudyDirectory, options: argparse.Namespace, stop: Callable[[], Callable[[], bool]]) -> int:
+def _execute(study: StudyDirectory, workers: Workers, allocate: str, stop: Callable[[], Callable[[], bool]]) -> int:
     """Run what is left of a study, then write and print its results."""
     from scalerl.study.allocations import ALLOCATIONS
     from scalerl.study.display import StudyDisplay
     from scalerl.study.execute import Execution, execute
 
     study.hold()
-    allocation = ALLOCATIONS[options.allocate]
-    workers = _workers(options)
+    allocation = ALLOCATIONS[allocate]
     display = StudyDisplay(study)
     execution = Execution(study, workers, display, stop())
     try:
@@ -189,24 +190,27 @@ def _workers(options: argparse.Namespace) -> Workers:
     return LocalWorkers(options.jobs or max(1, (os.cpu_count() or 2) // 2))
 
 
-def _report(study: StudyDirectory, page: Path | None = None) -> int:
+def _report(study: StudyDirectory) -> int:
     """Write results.json and the page; print the verdicts and the table."""
     from scalerl.study.results import study_results
-    from scalerl.study.tables import print_results
 
     found = study_results(study)
     study.write("results.json", json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n")
+    return _tell(found, study.path / "report.html")
+
+
+def _tell(found: StudyResult, page: Path) -> int:
+    from scalerl.study.page import study_page
+    from scalerl.study.tables import print_results
+
     print_results(found)
     try:
-        from scalerl.study.page import study_page
-
         html = study_page(found)
-    except ConfigError as error:  # the numbers are there all the same
+    except ConfigError as error:  # plotly is missing; the numbers are there all the same
         print(f"no page: {error}")
         return 0
-    where = page or study.path / "report.html"
-    where.write_text(html, encoding="utf-8")
-    print(f"page      {where}")
+    page.write_text(html, encoding="utf-8")
+    print(f"page      {page}")
     return 0
 
 
@@ -214,13 +218,16 @@ def _show(words: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="scalerl study show", description="Print what a study found so far.")
     parser.add_argument("directory", type=Path)
     parser.add_argument("-o", "--output", type=Path, help="the page; default report.html in the study's directory")
+    parser.add_argument("--compute", help="compute axis: device_hours, flops, tokens or step")
+    parser.add_argument("--task", help="which task, where there are several")
     parser.add_argument("--json", action="store_true", help="print JSON, as docs/json.md describes it")
     options = parser.parse_args(words)
     from scalerl.study.directory import StudyDirectory
     from scalerl.study.results import study_results
 
     study = StudyDirectory.open(options.directory)
+    found = study_results(study, options.compute, options.task)
     if options.json:
-        print(json.dumps(study_results(study).to_dict(), indent=1, allow_nan=False))
+        print(json.dumps(found.to_dict(), indent=1, allow_nan=False))
         return 0
-    return _report(study, options.output)
+    return _tell(found, options.output or study.path / "report.html")

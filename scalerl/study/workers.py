@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -101,7 +102,7 @@ class RayWorkers:
         try:
             import ray
         except ImportError:
-            raise ConfigError("--ray needs Ray on this machine and on the cluster: pip install ray") from None
+            raise ConfigError("--ray needs Ray here and on the cluster: pip install 'scalerl[ray]'") from None
         try:
             ray.init(address=address, log_to_driver=False, include_dashboard=False if address == "local" else None)
         except (ConnectionError, ValueError) as error:
@@ -132,7 +133,8 @@ def run_to_its_end(command: list[str], log: str, directory: str) -> int:
             command, cwd=directory, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
         )
         try:
-            return process.wait()
+            while process.poll() is None:
+                time.sleep(0.2)  # not wait(): an interrupt by Ray is seen between two instructions, not within a call
         except KeyboardInterrupt:
             process.send_signal(signal.SIGTERM)
-            return process.wait()
+        return process.wait()

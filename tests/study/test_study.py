@@ -1,0 +1,114 @@
+"""A whole study in real processes: killed, gone on with, shown; its arms are ordinary runs to the last bit."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+import runs
+
+from scalerl import cli
+from scalerl.config import read_config, to_toml
+
+
+@pytest.fixture(scope="module")
+def study(lab_model, tmp_path_factory):
+    """Two arms, one of them broken; the study and its first run are killed in mid-run, and the same words go on."""
+    place = tmp_path_factory.mktemp("study")
+    base = read_config(None, ["--model", str(lab_model), *runs.SMALL])
+    (place / "small.toml").write_text(to_toml(base))
+    (place / "mine.toml").write_text(
+        'base = "small.toml"\nseeds = [0]\n[arms.five]\n[arms.gspo]\nrecipe.loss = "gspo"\n'
+        "[arms.broken]\nrecipe.optimizer.learning_rate = 1e9\n"
+    )
+    words = ["study", str(place / "mine.toml"), "-o", str(place / "out")]
+    first = runs.start(words)
+    run = place / "out/five/seed-0"
+    runs.wait_for(lambda: any((run / "checkpoints").glob("step_*")), 120, "a checkpoint")
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    kill_those_with(str(run))
+    assert len(runs.rows(run, "points.jsonl")) < 5  # it was not done
+    second = subprocess.run(runs.command(*words), capture_output=True, text=True, timeout=300)
+    return place, second
+
+
+def kill_those_with(word):
+    """Kill every process whose command line holds a word, and what it started."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            mine = word in (path / "cmdline").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if mine and int(path.name) != os.getpid():
+            for pid in [int(path.name), *runs.children(int(path.name))]:
+                os.kill(pid, signal.SIGKILL)
+
+
+def test_a_killed_study_goes_on_where_it_was_and_ends_with_the_bits_of_an_ordinary_run(study, lab_model, tmp_path):
+    place, _ = study
+    config = str(place / "out/five/seed-0.toml")
+    done = subprocess.run(
+        runs.command("train", config, "--run-dir", str(tmp_path / "alone")), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert runs.outcome(place / "out/five/seed-0") == runs.outcome(tmp_path / "alone")
+
+
+def test_a_failed_arm_is_named_with_its_error_and_the_exit_code_says_so(study):
+    place, second = study
+    assert second.returncode == 1
+    assert "broken/seed-0 failed with exit code 1: scalerl: step " in second.stdout
+    journal = [json.loads(line) for line in (place / "out/journal.jsonl").read_text().splitlines()]
+    assert [(row["arm"], row["code"]) for row in journal] == [("five", 0), ("gspo", 0), ("broken", 1)]
+
+
+def test_the_results_are_kept_and_shown_again(study, capsys):
+    place, _ = study
+    kept = json.loads((place / "out/results.json").read_text())
+    assert [arm["name"] for arm in kept["arms"]] == ["five", "gspo", "broken"]
+    assert kept["arms"][2]["effect"] == "unknown" and (place / "out/report.html").exists()
+    assert cli.main(["study", "show", str(place / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == kept
+
+
+def test_nothing_runs_twice(study):
+    place, _ = study
+    before = (place / "out/journal.jsonl").read_text().splitlines()
+    again = subprocess.run(
+        runs.command("study", "resume", str(place / "out")), capture_output=True, text=True, timeout=300
+    )
+    after = (place / "out/journal.jsonl").read_text().splitlines()
+    assert again.returncode == 1 and [json.loads(row)["arm"] for row in after[len(before) :]] == ["broken"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["lo"], "plan: got 'lo' (did you mean 'loo'?); allowed: loo, recipes, forward, axes, rates, or the path"),
+        (["none.toml"], "none.toml: no such file"),
+        (["loo", "--seeds", "x"], "--seeds: got 'x'; allowed: a number from 1, or seeds separated by commas"),
+        (["loo", "--budget", "16"], "16 steps with an evaluation every 8 give 3 evaluations; a fit needs 5"),
+        (["loo", "--only", "dap"], "'dap' matches no arm (did you mean 'dapo'?)"),
+        (["loo", "--stepz", "1"], "unknown option --stepz (did you mean --steps?)"),
+        (["loo", "--jobs", "-1"], "--jobs: got -1; allowed: 1 or more"),
+        (["loo", "--rates", "nowhere"], "nowhere: no study here"),
+        (["show", "nowhere"], "nowhere: no study here"),
+        (["resume", "nowhere"], "nowhere: no study here"),
+    ],
+)
+def test_a_mistake_is_one_line_and_code_2_before_anything_runs(capsys, monkeypatch, tmp_path, words, message):
+    monkeypatch.chdir(tmp_path)
+    code = cli.main(["study", *words])
+    error = capsys.readouterr().err
+    assert code == 2 and message in error and error.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_names_arms_sizes_and_seeds_and_starts_nothing(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["study", "loo", "--dry-run", "--seeds", "2"]) == 0
+    out = capsys.readouterr().out
+    assert "9 arms x seeds 0, 1 = 18 runs" in out and "160 steps x 16 x 16" in out
+    assert "uniform-sampling" in out and not list(tmp_path.iterdir())

@@ -1,0 +1,77 @@
+"""Workers: real processes here, and on a Ray of this machine; exit codes, logs and orderly stops."""
+
+import sys
+import time
+
+import pytest
+
+from scalerl.parts import ConfigError
+from scalerl.study.workers import LocalWorkers, RayWorkers
+
+SPEAK = [sys.executable, "-c", "import sys; print('said', flush=True); sys.exit(3)"]
+PATIENT = [
+    sys.executable, "-c",
+    "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); print('on', flush=True); "
+    "time.sleep(60)",
+]  # fmt: skip
+
+
+def code_of(job, seconds=60.0):
+    until = time.monotonic() + seconds
+    while (code := job.poll()) is None:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    return code
+
+
+def wait_for_text(path, text, seconds=60.0):
+    until = time.monotonic() + seconds
+    while not (path.exists() and text in path.read_text()):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def test_a_process_leaves_its_exit_code_and_its_words(tmp_path):
+    log = tmp_path / "x.log"
+    log.write_text("before\n")
+    assert code_of(LocalWorkers(1).start(SPEAK, log)) == 3
+    assert log.read_text() == "before\nsaid\n"
+
+
+def test_a_process_that_is_stopped_ends_in_its_own_way(tmp_path):
+    job = LocalWorkers(1).start(PATIENT, tmp_path / "x.log")
+    wait_for_text(tmp_path / "x.log", "on")
+    assert job.poll() is None
+    job.stop()
+    assert code_of(job) == 143
+    job.stop()  # once more changes nothing
+
+
+def test_without_ray_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"pip install 'scalerl\[ray\]'"):
+        RayWorkers("local", 1, 1.0, 0.0)
+
+
+@pytest.fixture(scope="module")
+def ray():
+    """Ray on this machine; its own threads and files warn of things we cannot change."""
+    module = pytest.importorskip("ray", reason="needs Ray")
+    module.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield module
+    module.shutdown()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tasks_of_a_cluster_leave_exit_code_and_words_and_can_be_stopped(ray, tmp_path, monkeypatch):
+    monkeypatch.setattr(ray, "init", lambda **options: None)  # the one of the fixture
+    workers = RayWorkers("auto", 0, 1.0, 0.0)
+    assert workers.count == 2
+    assert code_of(workers.start(SPEAK, tmp_path / "a.log")) == 3
+    assert (tmp_path / "a.log").read_text() == "said\n"
+    job = workers.start(PATIENT, tmp_path / "b.log")
+    wait_for_text(tmp_path / "b.log", "on")
+    job.stop()
+    assert code_of(job) in (143, 1)
+    with pytest.raises(ConfigError, match="a run needs 64 cores and 0 GPUs; the cluster has 2 cores"):
+        RayWorkers("auto", 0, 64.0, 0.0)
