@@ -259,10 +259,13 @@ def _ratio_ticks(low: float, high: float) -> list[float]:
     """Round ratios for a range given in logarithms, 1 among them; plotly labels a short log axis at odd numbers."""
     least, most = float(np.exp(low)), float(np.exp(high))
     for step in (0.05, 0.1, 0.2, 0.5):
-        ticks = [round(step * i, 2) for i in range(int(np.ceil(least / step)), int(most / step) + 1) if i]
-        if len(ticks) <= MOST_TICKS:
-            return ticks
-    return [tick for tick in (0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100) if least <= tick <= most]
+        if (most - least) / step < MOST_TICKS:
+            return [round(step * i, 2) for i in range(int(np.ceil(least / step)), int(most / step) + 1) if i]
+    powers = range(int(np.ceil(low / np.log(10))), int(high / np.log(10)) + 1)
+    if len(powers) < MOST_TICKS / 3:
+        return [tick for tick in (0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100) if least <= tick <= most]
+    every = -(-len(powers) // MOST_TICKS)
+    return [10.0**power for power in powers if power % every == 0]
 
 
 MOST_TICKS = 8

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from scalerl.scaling import Estimate
 from scalerl.scaling.curve import UNITS
-from scalerl.study.results import EFFECTS, ArmResult, StudyResult
+from scalerl.study.results import ArmResult, StudyResult
 
 ROOM = 150
 """Columns in which everything stands side by side."""
@@ -60,7 +60,20 @@ def _table(found: StudyResult, columns: Columns) -> Table:
 
 
 def _arm(arm: ArmResult) -> str:
-    return f"{arm.name}\n{EFFECTS[arm.effect]}{'' if arm.fits else f': {arm.reason}'}\n"
+    return f"{arm.name}\n{SHORT[arm.effect]}\n"
+
+
+SHORT = {
+    "raises": "higher ceiling",
+    "lowers": "lower ceiling",
+    "quicker": "more efficient",
+    "slower": "less efficient",
+    "later": "steeper or cheaper",
+    "none": "nothing shown",
+    "unknown": "not measured",
+    "candidate": "the candidate",
+}
+"""``EFFECTS`` for a narrow column; the sentences above the table have the reasons."""
 
 
 def _ceiling(arm: ArmResult) -> str:

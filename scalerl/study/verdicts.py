@@ -68,4 +68,6 @@ def _signed(estimate: Estimate) -> str:
 
 
 def _times(estimate: Estimate) -> str:
-    return f"{estimate.mean:.2f} times ({estimate.low:.2f} to {estimate.high:.2f})"
+    values = (estimate.mean, estimate.low, estimate.high)
+    mean, low, high = (f"{value:.2f}" if 0.01 <= value < 100 else f"{value:.1g}" for value in values)
+    return f"{mean} times ({low} to {high})"
