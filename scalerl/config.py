@@ -39,7 +39,7 @@ class WarmStart(Part):
 
 
 class TinyModel(Part):
-    """A tiny Qwen3 made from scratch and warm-started on traces of the arithmetic task; cached after the first time."""
+    """A tiny Qwen3 made from scratch and warm-started on traces of the run's tasks; cached after the first time."""
 
     kind: Literal["tiny"] = "tiny"
     width: Count = 64
@@ -48,8 +48,23 @@ class TinyModel(Part):
     """Decoder layers."""
     heads: Count = 2
     """Attention heads."""
+    experts: Natural = 0
+    """Experts in every layer's MLP (a Qwen3-MoE); 0: a dense MLP."""
+    active_experts: Count = 2
+    """Experts a token uses, at most `experts`; they share the dense MLP's width, so that a token costs the same."""
     warm_start: WarmStart = WarmStart()
     """How it learns to write traces before RL."""
+
+    @model_validator(mode="after")
+    def _check(self) -> TinyModel:
+        if self.experts and self.active_experts > self.experts:
+            raise ValueError(f"active_experts: got {self.active_experts}; allowed: 1 to experts = {self.experts}")
+        if self.experts and 4 * self.width % self.active_experts:
+            raise ValueError(
+                f"active_experts: got {self.active_experts}; allowed: a divisor of 4 x width = {4 * self.width}, the "
+                "width of the MLP that they share"
+            )
+        return self
 
 
 class HuggingFaceModel(Part):

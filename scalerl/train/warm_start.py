@@ -38,7 +38,8 @@ Report = Callable[[dict[str, float]], None]
 
 def warm_start_directory(model: TinyModel, task: ArithmeticTask) -> Path:
     """Return where the warm start of these settings is cached (under $SCALERL_CACHE or ~/.cache/scalerl)."""
-    key = json.dumps([_RECIPE_VERSION, model.model_dump(), list(task.operations)], sort_keys=True)
+    unused = set() if model.experts else {"experts", "active_experts"}
+    key = json.dumps([_RECIPE_VERSION, model.model_dump(exclude=unused), list(task.operations)], sort_keys=True)
     root = Path(os.environ.get("SCALERL_CACHE") or Path.home() / ".cache" / "scalerl")
     return root / f"warm-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}"
 
@@ -103,30 +104,38 @@ def make_tokenizer() -> Any:
 
 
 def make_model(model: TinyModel, tokenizer: Any) -> Any:
-    """Return an untrained tiny Qwen3.
+    """Return an untrained tiny Qwen3, dense or with experts.
 
     Raises:
         ConfigError: the width does not divide into heads.
     """
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     if model.width % (2 * model.heads):
         raise ConfigError(f"model.width: got {model.width}; allowed: a multiple of 2 x model.heads = {2 * model.heads}")
-    config = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=model.width,
-        intermediate_size=4 * model.width,
-        num_hidden_layers=model.layers,
-        num_attention_heads=model.heads,
-        num_key_value_heads=model.heads,
-        head_dim=model.width // model.heads,
-        max_position_embeddings=512,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-    )
-    return Qwen3ForCausalLM(config)
+    settings = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": model.width,
+        "intermediate_size": 4 * model.width,
+        "num_hidden_layers": model.layers,
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.heads,
+        "head_dim": model.width // model.heads,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+    }
+    if not model.experts:
+        return Qwen3ForCausalLM(Qwen3Config(**settings))
+    mixture = {
+        "num_experts": model.experts,
+        "num_experts_per_tok": model.active_experts,
+        "moe_intermediate_size": 4 * model.width // model.active_experts,
+        "norm_topk_prob": True,  # as in the released Qwen3-MoE models; transformers' default is False
+    }
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**settings, **mixture))
 
 
 def _train(
