@@ -179,11 +179,12 @@ class _StopFlag:
 
 def _sft(arguments: argparse.Namespace) -> int:
     prepare_environment()
-    from scalerl.config import LAB, ArithmeticTask, TinyModel
+    from scalerl.config import LAB, TinyModel
+    from scalerl.data import PromptFile
     from scalerl.parts import replace
     from scalerl.train.warm_start import warm_start, warm_start_directory
 
-    assert isinstance(LAB.model, TinyModel) and isinstance(LAB.data, ArithmeticTask)
+    assert isinstance(LAB.model, TinyModel) and not isinstance(LAB.data, PromptFile)
     given = {name: getattr(arguments, name) for name in ("steps", "seed") if getattr(arguments, name) is not None}
     model = replace(LAB.model, warm_start=replace(LAB.model.warm_start, **given))
     directory = arguments.out or warm_start_directory(model, LAB.data)
