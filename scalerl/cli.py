@@ -66,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
 TRAIN_USAGE = """usage: scalerl train [CONFIG.toml] [--run-dir DIR] [--seed N] [--dry-run] [--any.field VALUE ...]
 
 Without arguments: the embedded lab, a tiny Qwen3 that learns chained arithmetic on this machine in minutes.
+(--data.kind programs or mixed: other tasks for it; --model.experts 4: a mixture of experts.)
 
   scalerl train --model DIR_OR_HUB_ID --data prompts.jsonl --task math
   scalerl train --model DIR --data prompts.jsonl --reward package.module:function
