@@ -71,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
 TRAIN_USAGE = """usage: scalerl train [CONFIG.toml] [--run-dir DIR] [--seed N] [--dry-run] [--any.field VALUE ...]
 
 Without arguments: the embedded lab, a tiny Qwen3 that learns chained arithmetic on this machine in minutes.
+(--data.kind programs or mixed: other tasks for it; --model.experts 4: a mixture of experts.)
 
   scalerl train --model DIR_OR_HUB_ID --data prompts.jsonl --task math
   scalerl train --model DIR --data prompts.jsonl --reward package.module:function
@@ -190,11 +191,12 @@ def _study(words: list[str]) -> int:
 
 def _sft(arguments: argparse.Namespace) -> int:
     prepare_environment()
-    from scalerl.config import LAB, ArithmeticTask, TinyModel
+    from scalerl.config import LAB, TinyModel
+    from scalerl.data import PromptFile
     from scalerl.parts import replace
     from scalerl.train.warm_start import warm_start, warm_start_directory
 
-    assert isinstance(LAB.model, TinyModel) and isinstance(LAB.data, ArithmeticTask)
+    assert isinstance(LAB.model, TinyModel) and not isinstance(LAB.data, PromptFile)
     given = {name: getattr(arguments, name) for name in ("steps", "seed") if getattr(arguments, name) is not None}
     model = replace(LAB.model, warm_start=replace(LAB.model.warm_start, **given))
     directory = arguments.out or warm_start_directory(model, LAB.data)

@@ -12,11 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
+from scalerl.data import ArithmeticTask, GeneratedData, PromptFile, task_shares
 from scalerl.parts import ConfigError, Part, build, nearest, records
-from scalerl.recipe import SCALERL, AdamW, Count, Interruption, Recipe, max_lag, replace
-
-Natural = Annotated[int, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
+from scalerl.recipe import SCALERL, AdamW, Count, Interruption, Natural, Recipe, Share, max_lag, replace
 
 
 class WarmStart(Part):
@@ -39,7 +37,7 @@ class WarmStart(Part):
 
 
 class TinyModel(Part):
-    """A tiny Qwen3 made from scratch and warm-started on traces of the arithmetic task; cached after the first time."""
+    """A tiny Qwen3 made from scratch and warm-started on traces of the run's tasks; cached after the first time."""
 
     kind: Literal["tiny"] = "tiny"
     width: Count = 64
@@ -48,8 +46,23 @@ class TinyModel(Part):
     """Decoder layers."""
     heads: Count = 2
     """Attention heads."""
+    experts: Natural = 0
+    """Experts in every layer's MLP (a Qwen3-MoE); 0: a dense MLP."""
+    active_experts: Count = 2
+    """Experts a token uses, at most `experts`; they share the dense MLP's width, so that a token costs the same."""
     warm_start: WarmStart = WarmStart()
     """How it learns to write traces before RL."""
+
+    @model_validator(mode="after")
+    def _check(self) -> TinyModel:
+        if self.experts and self.active_experts > self.experts:
+            raise ValueError(f"active_experts: got {self.active_experts}; allowed: 1 to experts = {self.experts}")
+        if self.experts and 4 * self.width % self.active_experts:
+            raise ValueError(
+                f"active_experts: got {self.active_experts}; allowed: a divisor of 4 x width = {4 * self.width}, the "
+                "width of the MLP that they share"
+            )
+        return self
 
 
 class HuggingFaceModel(Part):
@@ -62,55 +75,13 @@ class HuggingFaceModel(Part):
     """Branch, tag or commit, for a name on the hub."""
 
 
-class ArithmeticTask(Part):
-    """Chained arithmetic modulo 10, left to right, generated; some reference answers are wrong on purpose."""
-
-    kind: Literal["arithmetic"] = "arithmetic"
-    operations: tuple[Count, Count] = (2, 6)
-    """Fewest and most operations in a chain."""
-    prompts: Count = 4096
-    """Size of the training pool."""
-    label_noise: Share = 0.12
-    """Share of prompts, in training and held-out alike, whose reference answer is wrong: it sets the ceiling."""
-    seed: Natural = 0
-    """Seed of the prompts, apart from the run's seed, so that runs share one task."""
-
-
-class PromptFile(Part):
-    """Prompts of your own, with answers that a verifier or your reward function judges."""
-
-    kind: Literal["file"] = "file"
-    path: str
-    """A JSONL file, one object a line, or a data set on the hub (needs the `datasets` package)."""
-    split: str = "train"
-    """Split, for a data set on the hub."""
-    task: Literal["math", "arithmetic"] = "math"
-    """The verifier: math (Math-Verify on the text after the thinking) or arithmetic."""
-    reward: str | None = None
-    """`package.module:function` in TRL's form f(prompts, completions, **columns) -> list[float]; replaces the task."""
-    pass_reward: float = 1.0
-    """A reward of your function at or above this counts as a pass in the pass rate and the curve."""
-    prompt_column: str = "prompt"
-    """Column with the prompt: a string, or a list of chat messages."""
-    answer_column: str = "answer"
-    """Column with the reference answer."""
-    system_prompt: str = ""
-    """Put before every prompt, as a system message where the tokenizer has a chat template."""
-    chat_template: Literal["auto", "never"] = "auto"
-    """auto: use the tokenizer's chat template where it has one."""
-    max_prompt_tokens: Count = 2048
-    """Tokens; longer prompts are an error that names their lines, or are left out (`long_prompts`)."""
-    long_prompts: Literal["error", "drop"] = "error"
-    """What happens to prompts over the limit."""
-
-
 class Evaluation(Part):
     """Held-out mean@k on a schedule, step 0 included; its time is kept apart from training compute."""
 
     every: Count = 100
     """Training steps between evaluations."""
     prompts: Count = 1000
-    """Held-out prompts, chosen by a hash of their content and never trained on."""
+    """Held-out prompts of each task, chosen by a hash of their content and never trained on."""
     samples: Count = 16
     """k: samples of each prompt."""
 
@@ -174,8 +145,8 @@ class RunConfig(Part):
     """What to run."""
     model: Annotated[TinyModel | HuggingFaceModel, Field(discriminator="kind")] = TinyModel()
     """Which policy: tiny or hf."""
-    data: Annotated[ArithmeticTask | PromptFile, Field(discriminator="kind")] = ArithmeticTask()
-    """Which prompts: arithmetic or file."""
+    data: Annotated[GeneratedData | PromptFile, Field(discriminator="kind")] = ArithmeticTask()
+    """Which prompts: arithmetic, programs, mixed (both of them) or file."""
     evaluation: Evaluation = Evaluation()
     """The held-out curve."""
     rollouts: Rollouts = Rollouts()
@@ -190,8 +161,18 @@ class RunConfig(Part):
     @model_validator(mode="after")
     def _check(self) -> RunConfig:
         if isinstance(self.model, TinyModel) and isinstance(self.data, PromptFile):
-            raise ValueError("data.kind: got 'file' with model.kind 'tiny', which only knows arithmetic; give --model")
+            raise ValueError(
+                "data.kind: got 'file' with model.kind 'tiny', which knows only the tasks that "
+                "are generated; give --model"
+            )
         return self
+
+    @property
+    def tasks(self) -> list[str]:
+        """Names of the generated tasks, each with a held-out set of its own; of a file there is one, by its name."""
+        if isinstance(self.data, PromptFile):
+            return [self.data.reward or self.data.task]
+        return [task.kind for task, _ in task_shares(self.data)]
 
     @property
     def slots(self) -> int:
@@ -209,12 +190,14 @@ class RunConfig(Part):
         recipe, checks = self.recipe, self.evaluation
         total = recipe.completions_per_step
         longest = recipe.length.max_tokens
+        each = f" of each of {' and '.join(self.tasks)}" if len(self.tasks) > 1 else ""
         return [
             f"{recipe.name}: {self.steps} steps of {recipe.prompts_per_step} prompts x {recipe.generations_per_prompt} "
             f"generations = {total} completions of up to {longest} tokens (at most {total * longest:,} tokens a step)",
             f"{recipe.off_policy.kind}: tokens at most {max_lag(recipe.off_policy)} updates old; {self.slots} "
             f"sequences decoded together; {self.learner.micro_batch_tokens:,} padded tokens a micro-batch",
-            f"evaluation every {checks.every} steps: {checks.prompts} held-out prompts x {checks.samples} samples",
+            f"evaluation every {checks.every} steps: {checks.prompts} held-out prompts{each} x {checks.samples} "
+            "samples",
         ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -11,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scalerl.config import RunConfig
-from scalerl.report.outlook import Outlook, run_outlook
+from scalerl.report.outlook import Outlook, points_by_task, run_outlook
 from scalerl.scaling import CurveError
 from scalerl.types import EvalPoint
 
@@ -42,8 +43,8 @@ class RunDisplay:
         self.console = console or Console()
         self._steps, self._every, self._axis = config.steps, max(1, config.steps // 50), axis
         self._row: dict[str, Any] = {}
-        self._points: Sequence[EvalPoint] = ()
-        self._outlook: Outlook | None = None
+        self._last: dict[str, EvalPoint] = {}
+        self._outlooks: dict[str, Outlook] = {}
         self._warned: set[str] = set()
         self._live: Live | None = None
 
@@ -80,27 +81,20 @@ class RunDisplay:
             self.note(self._line(row))
 
     def point(self, points: Sequence[EvalPoint]) -> None:
-        """Show the curve so far, and from the fifth evaluation on where it leads."""
-        self._points = points
-        try:
-            self._outlook = run_outlook(points, self._axis)
-        except CurveError:  # too early, or nothing learned yet: no reason to stop a run
-            self._outlook = None
-        last = points[-1]
-        text = f"evaluation at step {last.step}: pass rate {last.pass_rate:.3f} ± {last.stderr:.3f}"
+        """Show the curve of each task so far, and from its fifth evaluation on where it leads."""
+        self._outlooks = {}
+        for task, own in points_by_task(points).items():
+            self._last[task] = own[-1]
+            with suppress(CurveError):  # too early, or nothing learned yet: no reason to stop a run
+                self._outlooks[task] = run_outlook(own, self._axis)
         if self._live is not None:
             self._live.update(self._render())
-        else:
-            self.note(text + (f"; {self._forecast_line()}" if self._outlook else ""))
-
-    def _forecast_line(self) -> str:
-        assert self._outlook is not None
-        twice, four = self._outlook.forecast.at
-        known = "" if self._outlook.fit.identified else " (ceiling not identified yet)"
-        return (
-            f"forecast 2x {twice.mean:.3f} ({twice.low:.3f} to {twice.high:.3f}), "
-            f"4x {four.mean:.3f} ({four.low:.3f} to {four.high:.3f}){known}"
-        )
+            return
+        for task, last in self._last.items():
+            of_task = f", {task}" if len(self._last) > 1 else ""
+            text = f"evaluation at step {last.step}{of_task}: pass rate {last.pass_rate:.3f} ± {last.stderr:.3f}"
+            ahead = self._outlooks.get(task)
+            self.note(f"{text}; {_forecast_line(ahead)}" if ahead else text)
 
     def _line(self, row: dict[str, Any]) -> str:
         return (
@@ -133,9 +127,20 @@ class RunDisplay:
                 f"epoch {row['epoch']}", "entropy | capped", f"{row['entropy']:.3f} | {row['capped_share']:.2%}",
             )  # fmt: skip
         lines: list[RenderableType] = [Text.from_markup("[bold]scalerl[/bold]"), table]
-        if self._points:
-            last = self._points[-1]
-            lines.append(Text(f"held-out pass rate {last.pass_rate:.3f} ± {last.stderr:.3f} at step {last.step}"))
-        if self._outlook is not None:
-            lines.append(Text(self._forecast_line(), style="bold"))
+        for task, last in self._last.items():
+            of_task = f", {task}" if len(self._last) > 1 else ""
+            lines.append(
+                Text(f"held-out pass rate{of_task} {last.pass_rate:.3f} ± {last.stderr:.3f} at step {last.step}")
+            )
+            if task in self._outlooks:
+                lines.append(Text(_forecast_line(self._outlooks[task]), style="bold"))
         return Group(*lines)
+
+
+def _forecast_line(ahead: Outlook) -> str:
+    twice, four = ahead.forecast.at
+    known = "" if ahead.fit.identified else " (ceiling not identified yet)"
+    return (
+        f"forecast 2x {twice.mean:.3f} ({twice.low:.3f} to {twice.high:.3f}), "
+        f"4x {four.mean:.3f} ({four.low:.3f} to {four.high:.3f}){known}"
+    )

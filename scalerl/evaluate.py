@@ -32,6 +32,19 @@ def mean_at_k(passed_PK: np.ndarray) -> tuple[float, float]:
     return float(rates_P.mean()), stderr
 
 
+def by_task(groups: Sequence[Group], scores: Sequence[Score]) -> list[tuple[list[Group], list[Score]]]:
+    """Return the groups of each task with the scores of their rollouts, tasks in the order of their names."""
+    found: dict[str, tuple[list[Group], list[Score]]] = {}
+    start = 0
+    for group in groups:
+        task_groups, task_scores = found.setdefault(group.visit.prompt.task, ([], []))
+        task_groups.append(group)
+        task_scores += scores[start : start + len(group.rollouts)]
+        start += len(group.rollouts)
+    assert start == len(scores), (start, len(scores))
+    return [found[name] for name in sorted(found)]
+
+
 def eval_point(
     groups: Sequence[Group], scores: Sequence[Score], *, step: int, device_hours: float, flops: float, tokens: int,
     eval_s: float,
@@ -45,7 +58,7 @@ def eval_point(
         device_hours: of training so far.
         flops: of training and generation so far.
         tokens: generated for training so far.
-        eval_s: seconds this evaluation took.
+        eval_s: seconds the evaluation took, of all tasks together.
     """
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     samples = len(groups[0].rollouts)

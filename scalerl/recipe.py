@@ -15,6 +15,8 @@ from scalerl.parts import Part, replace
 Positive = Annotated[float, Field(gt=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 # ---------------------------------------------------------------------------------------------------------------- loss
 

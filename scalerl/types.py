@@ -148,7 +148,7 @@ class EvalPoint:
     mean_tokens: float = 0.0
     """Mean length of the samples, tokens."""
     eval_s: float = 0.0
-    """Wall-clock seconds this evaluation took (not in device_hours)."""
+    """Wall-clock seconds the evaluation took, of all tasks together (not in device_hours)."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain values."""

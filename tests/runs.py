@@ -11,13 +11,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-SMALL = [
+RECIPE = [
     "--recipe.prompts_per_step", "4", "--recipe.generations_per_prompt", "4", "--recipe.off_policy.max_lag", "4",
     "--recipe.length.thinking_tokens", "[12, 20]", "--recipe.optimizer.learning_rate", "1e-3",
-    "--data.operations", "[1, 1]", "--data.prompts", "60", "--evaluation.prompts", "16", "--evaluation.samples", "2",
-    "--evaluation.every", "6", "--checkpoint.every", "4", "--rollouts.lag_ticks", "12", "--steps", "24",
+    "--evaluation.prompts", "16", "--evaluation.samples", "2", "--evaluation.every", "6",
+    "--checkpoint.every", "4", "--rollouts.lag_ticks", "12", "--steps", "24",
 ]  # fmt: skip
-"""Seconds on one core; every component of the recipe is on, several epochs pass, and prompts are retired."""
+"""Seconds on one core, over any task."""
+
+SMALL = [*RECIPE, "--data.operations", "[1, 1]", "--data.prompts", "60"]
+"""On single steps of arithmetic: every component of the recipe is on, several epochs pass, and prompts are retired."""
 
 
 def command(*words: str) -> list[str]:

@@ -34,7 +34,14 @@ def test_a_model_and_data_of_your_own_start_from_the_papers_sizes():
 
 
 @pytest.mark.parametrize(
-    "words", [[], ["--recipe.loss", "dapo"], ["--recipe.retire_pass_rate", "none"], ["--model", "m", "--data", "d"]]
+    "words",
+    [
+        [],
+        ["--recipe.loss", "dapo"],
+        ["--recipe.retire_pass_rate", "none"],
+        ["--model", "m", "--data", "d"],
+        ["--data.kind", "mixed", "--data.share", "0.25", "--data.programs.points", "3", "--model.experts", "4"],
+    ],
 )
 def test_a_saved_configuration_reads_back_equal(words, tmp_path):
     config = read_config(None, words)
@@ -53,8 +60,18 @@ def test_a_saved_configuration_reads_back_equal(words, tmp_path):
         (["--preset", "labb"], r"preset: got 'labb' \(did you mean 'lab'\?\); allowed: lab, scalerl"),
         (
             ["--data", "p.jsonl"],
-            "data.kind: got 'file' with model.kind 'tiny', which only knows arithmetic; give --model",
+            "data.kind: got 'file' with model.kind 'tiny', which knows only the tasks that are generated; give --model",
         ),
+        (
+            ["--model.experts", "4", "--model.active_experts", "6"],
+            "model: active_experts: got 6; allowed: 1 to experts = 4",
+        ),
+        (
+            ["--model.experts", "4", "--model.active_experts", "3"],
+            "active_experts: got 3; allowed: a divisor of 4 x width = 256",
+        ),
+        (["--data.kind", "program"], r"data.kind: got 'program' \(did you mean 'programs'\?\)"),
+        (["--data.kind", "mixed", "--data.share", "1"], "data.share: got 1; input should be less than 1"),
         (["stray"], "got 'stray'; allowed: one TOML file, then options"),
         (
             ["--hardware.device", "tpu"],
@@ -86,6 +103,14 @@ def test_a_bad_file_is_named_with_the_place(tmp_path, content, message):
 def test_a_missing_file_is_said_to_be_missing(tmp_path):
     with pytest.raises(ConfigError, match=r"missing.toml: no such file"):
         read_config(tmp_path / "missing.toml", [])
+
+
+def test_a_mixture_of_tasks_has_a_section_for_each():
+    config = read_config(None, ["--data.kind", "mixed", "--data.arithmetic.operations", "[1, 3]"])
+    assert config.tasks == ["arithmetic", "programs"] and config.data.share == 0.5
+    assert config.data.arithmetic.operations == (1, 3) and config.data.programs.points == 4
+    assert "512 held-out prompts of each of arithmetic and programs x 4 samples" in config.derived_sizes()[-1]
+    assert read_config(None, ["--data.kind", "programs"]).tasks == ["programs"]
 
 
 def test_every_field_is_documented():

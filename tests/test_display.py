@@ -17,9 +17,9 @@ ROW = {
 }  # fmt: skip
 
 
-def points(count):
+def points(count, task="t"):
     rates = [0.2, 0.3, 0.42, 0.5, 0.56, 0.6, 0.63]
-    return [EvalPoint(10 * i, 0.0, 1e11 * i, i, "t", rates[i], 0.01, 64, 4) for i in range(count)]
+    return [EvalPoint(10 * i, 0.0, 1e11 * i, i, task, rates[i], 0.01, 64, 4) for i in range(count)]
 
 
 def display(terminal):
@@ -58,6 +58,18 @@ def test_the_forecast_appears_with_the_fifth_evaluation():
         shown, out = display(terminal=False)
         shown.point(points(count))
         assert ("forecast 2x" in out.getvalue()) is expected
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_every_task_has_its_own_line_and_forecast(terminal):
+    shown, out = display(terminal)
+    shown.step(ROW)
+    shown.point([*points(6, "sums"), *points(4, "programs")])
+    shown.stop()
+    text = out.getvalue()
+    assert "pass rate, sums" in text or "at step 50, sums: pass rate 0.600" in text
+    assert "pass rate, programs 0.500" in text or "at step 30, programs: pass rate 0.500" in text
+    assert text.count("forecast 2x") == 1 or terminal  # four evaluations of programs are too few for one
 
 
 def test_elsewhere_than_on_a_terminal_a_step_is_one_line():

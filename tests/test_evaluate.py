@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from scalerl.evaluate import eval_point, held_out_visits, mean_at_k
+from scalerl.evaluate import by_task, eval_point, held_out_visits, mean_at_k
 from scalerl.tasks.scoring import Score
 from scalerl.types import Group, Prompt, Rollout
 
@@ -27,6 +27,16 @@ def test_a_truncated_sample_fails_whatever_its_score():
     )  # fmt: skip
     assert (point.pass_rate, point.truncated, point.mean_tokens) == (0.5, 0.5, 2.0)
     assert (point.prompts, point.samples_per_prompt, point.step) == (2, 2, 5)
+
+
+def test_each_task_keeps_its_groups_and_the_scores_of_their_rollouts():
+    tasks = ["b", "a", "b"]
+    prompts = [Prompt(f"{i:016x}", "q", (1,), "a", task, {}) for i, task in enumerate(tasks)]
+    groups = [Group(visit, (rollout(False), rollout(False)), 0) for visit in held_out_visits(prompts)]
+    scores = [Score(float(i), True) for i in range(6)]
+    (first, first_scores), (second, second_scores) = by_task(groups, scores)
+    assert [g.visit.index for g in first] == [1] and [s.reward for s in first_scores] == [2, 3]
+    assert [g.visit.index for g in second] == [0, 2] and [s.reward for s in second_scores] == [0, 1, 4, 5]
 
 
 def rollout(truncated):

@@ -14,11 +14,11 @@ LAYERS = {  # package -> packages it may import, itself aside
     "importers": {"types", "scaling"},
     "integrations": {"scaling"},
     "learn": {"recipe", "parts", "onednn"},
-    "tasks": {"types", "config", "parts", "recipe", "rollouts.streams"},
-    "prompts": {"types", "config", "parts", "tasks", "rollouts.streams"},
+    "tasks": {"types", "config", "data", "parts", "recipe", "rollouts.streams"},
+    "prompts": {"types", "config", "data", "parts", "tasks", "rollouts.streams"},
     "rollouts": {"types", "recipe", "parts", "policy", "compute", "learn"},
-    "report": {"types", "config", "recipe", "parts", "scaling"},
-    "study": {"scaling", "parts", "config", "recipe", "types", "report", "train.run_dir"},
+    "report": {"types", "config", "data", "recipe", "parts", "scaling"},
+    "study": {"scaling", "parts", "config", "data", "recipe", "types", "report", "train.run_dir"},
 }
 
 

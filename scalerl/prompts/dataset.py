@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalerl.config import ArithmeticTask, PromptFile, RunConfig
+from scalerl.config import RunConfig
+from scalerl.data import GeneratedTask, PromptFile, task_shares
 from scalerl.parts import ConfigError
-from scalerl.tasks import arithmetic
+from scalerl.tasks.generated import GENERATED
 from scalerl.types import Prompt
 
 
@@ -48,27 +50,46 @@ def load_prompts(config: RunConfig, tokenizer: Any) -> PromptSplit:
         ConfigError: no file, empty file, bad JSON, a row without prompt or answer, a prompt over the limit, or a
             held-out split that leaves too few training prompts; with file and line.
     """
-    data, held_out = config.data, config.evaluation.prompts
-    if isinstance(data, ArithmeticTask):
-        rows = [Row(r["prompt"], r["answer"], {}, "") for r in arithmetic.rows(data, data.prompts + held_out)]
-        prompts, notes = _tokenize(rows, "arithmetic", lambda row: _encode_plain(tokenizer, str(row.prompt))), []
-    else:
-        rows = read_rows(data)
-        unique = {_identity(row): row for row in rows}
-        notes = [f"dropped {len(rows) - len(unique)} duplicate rows of {data.path}"] if len(unique) < len(rows) else []
-        task = data.reward or data.task
-        prompts = _tokenize(list(unique.values()), task, lambda row: _encode(tokenizer, row.prompt, data))
-        prompts, dropped = _within_limit(prompts, list(unique.values()), data)
-        notes += [f"left out {dropped} prompts over {data.max_prompt_tokens} tokens"] if dropped else []
+    data, held_out, needed = config.data, config.evaluation.prompts, config.recipe.prompts_per_step
+    if isinstance(data, PromptFile):
+        prompts, notes = _from_file(data, tokenizer)
+        training, kept = _split(prompts, held_out, needed)
+        return PromptSplit(tuple(training), tuple(kept), tuple(notes))
+    training, kept = [], []
+    for task, share in task_shares(data):
+        pool = _from_task(task, task.prompts + held_out, tokenizer)
+        parts = _split(pool, held_out, math.ceil(share * needed))
+        training, kept = training + parts[0], kept + parts[1]
+    # by id, so that the halves that two processes evaluate hold the tasks alike, and take alike long
+    return PromptSplit(tuple(training), tuple(sorted(kept, key=lambda p: p.id)))
+
+
+def _from_task(task: GeneratedTask, count: int, tokenizer: Any) -> list[Prompt]:
+    rows = [Row(r["prompt"], r["answer"], {}, "") for r in GENERATED[task.kind].rows(task, count)]
+    return _tokenize(rows, task.kind, lambda row: _encode_plain(tokenizer, str(row.prompt)))
+
+
+def _from_file(data: PromptFile, tokenizer: Any) -> tuple[list[Prompt], list[str]]:
+    rows = read_rows(data)
+    unique = {_identity(row): row for row in rows}
+    notes = [f"dropped {len(rows) - len(unique)} duplicate rows of {data.path}"] if len(unique) < len(rows) else []
+    task = data.reward or data.task
+    prompts = _tokenize(list(unique.values()), task, lambda row: _encode(tokenizer, row.prompt, data))
+    prompts, dropped = _within_limit(prompts, list(unique.values()), data)
+    notes += [f"left out {dropped} prompts over {data.max_prompt_tokens} tokens"] if dropped else []
+    return prompts, notes
+
+
+def _split(prompts: list[Prompt], held_out: int, needed: int) -> tuple[list[Prompt], list[Prompt]]:
+    """Return training and held-out prompts of one task, by their ids; `needed` of the former for one step."""
     ordered = sorted(prompts, key=lambda p: p.id)
-    split = PromptSplit(tuple(ordered[held_out:]), tuple(ordered[:held_out]), tuple(notes))
-    needed = config.recipe.prompts_per_step
-    if len(split.training) < needed:
+    training = ordered[held_out:]
+    if len(training) < needed:
         raise ConfigError(
-            f"evaluation.prompts: got {held_out} of {len(ordered)} prompts, which leaves {len(split.training)} for "
+            f"evaluation.prompts: got {held_out} of {len(ordered)} prompts, which leaves {len(training)} for "
             f"training; allowed: at most {max(0, len(ordered) - needed)}, so that one step's {needed} prompts remain"
         )
-    return split
+    return training, ordered[:held_out]
 
 
 @dataclass(frozen=True, slots=True)

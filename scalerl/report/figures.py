@@ -177,15 +177,18 @@ def metric_name(curve: Curve) -> str:
     return "held-out pass rate" if curve.bounds == (0.0, 1.0) else "held-out metric"
 
 
-def save_curve(path: Path, found: Fit, note: str = "") -> None:
-    """Write the picture of one fitted curve as PNG."""
+def save_curves(path: Path, fits: Sequence[Fit], note: str = "") -> None:
+    """Write the picture of fitted curves as PNG, side by side: tasks may differ in level and compute alike."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot as plt
 
-    figure, axes = plt.subplots(figsize=(8, 4.8), dpi=140, layout="constrained")
-    plot_curve(axes, found, note=note)
+    figure, panels = plt.subplots(
+        1, len(fits), figsize=(8 * len(fits), 4.8), dpi=140, layout="constrained", squeeze=False
+    )
+    for axes, found in zip(panels[0], fits, strict=True):
+        plot_curve(axes, found, note=note)
     figure.savefig(path)
     plt.close(figure)
 

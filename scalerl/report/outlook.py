@@ -73,13 +73,22 @@ def outlook(
     return Outlook(found, forecast(found, at=list(HORIZON)), advice)
 
 
+def points_by_task(points: Sequence[EvalPoint]) -> dict[str, list[EvalPoint]]:
+    """Return a run's evaluations of each task, in their order."""
+    found: dict[str, list[EvalPoint]] = {}
+    for point in points:
+        found.setdefault(point.task, []).append(point)
+    return found
+
+
 def run_outlook(points: Sequence[EvalPoint], axis: str, label: str = "") -> Outlook:
-    """Look ahead from a run's evaluations over one compute axis.
+    """Look ahead from a run's evaluations of one task over one compute axis.
 
     Raises:
         CurveError: too few evaluations, or nothing to fit, as early in a run or where it did not learn.
     """
     rows = [point.to_dict() for point in points]
+    assert len({row["task"] for row in rows}) <= 1, rows
     if len(rows) < MIN_POINTS:
         raise CurveError(f"too few evaluations for a forecast: got {len(rows)}; at least {MIN_POINTS} are needed")
     curve = Curve(

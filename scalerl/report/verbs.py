@@ -77,7 +77,7 @@ def run_fit(arguments: argparse.Namespace) -> int:
     """Print each curve's law, forecast and advice; refresh the picture of a run directory."""
     from scalerl.report.outlook import outlook
     from scalerl.report.sources import naming
-    from scalerl.report.summary import write_summary
+    from scalerl.report.summary import refresh
 
     answers = []
     for source in _sources(arguments.paths, arguments):
@@ -85,8 +85,7 @@ def run_fit(arguments: argparse.Namespace) -> int:
             ahead = outlook(source.curve, method=arguments.method, exclude_below=arguments.exclude_below)
         lines = ahead.lines()
         if source.config is not None and arguments.method == "posterior":
-            write_summary(source.path, ahead, source.note)
-            lines.append(f"picture   {source.path / 'curve.png'}")
+            lines.append(f"picture   {refresh(source.path, source.config, ahead, source.note)}")
         answers.append(Answer(str(source.path), ahead.to_dict(), "\n".join(lines)))
     return _say(answers, arguments.json)
 

@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatch
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from scalerl.config import PRESETS, Natural, RunConfig, merge, read_config, to_toml
+from scalerl.config import PRESETS, RunConfig, merge, read_config, to_toml
 from scalerl.parts import ConfigError, Part, build, nearest, replace
 from scalerl.recipe import Recipe
 
@@ -54,7 +54,7 @@ class Plan(Part):
     """The question it asks."""
     candidate: str
     """The arm that all others are compared with."""
-    seeds: tuple[Natural, ...] = (0, 1, 2)
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = (0, 1, 2)
     """Seeds of every arm; three or more let the scatter between seeds be estimated."""
     base: RunConfig
     """What the arms share. `base.steps` is the budget: updates of an arm with the base's batch."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from scalerl.config import RunConfig, TinyModel
+from scalerl.data import ArithmeticTask
 from scalerl.parts import replace
 from scalerl.recipe import (
     BASELINE,
@@ -135,6 +136,10 @@ def axes(base: RunConfig) -> Plan:
             unit = 2 * base.model.heads
             width = max(unit, unit * round(base.model.width * factor / unit))
             arms.append(_arm(f"width-{width}", "model size", {"model": {"width": width}}))
+        experts = {"experts": 4, "active_experts": 2}
+        arms.append(_arm("experts-4", "a mixture of 4 experts, 2 active", {"model": experts}))
+    if isinstance(base.data, ArithmeticTask):
+        arms.append(_arm("mixed", "half of the prompts are programs", {"data": {"kind": "mixed"}}))
     return Plan(
         name="axes",
         about="Which axis of scale raises the ceiling?",

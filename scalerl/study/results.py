@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from scalerl.data import PromptFile, task_shares
 from scalerl.parts import ConfigError
 from scalerl.report.summary import data_note, default_axis
 from scalerl.scaling import Comparison, Curve, CurveError, Estimate, Fit, compare, fit
@@ -223,9 +224,11 @@ def study_results(study: StudyDirectory, axis: str | None = None, task: str | No
     Args:
         study: finished or not.
         axis: compute axis; None for the runs' default.
-        task: which task's curve, where runs have several.
+        task: which task's curve, where runs have several; None for the base's (first) task.
     """
     plan = study.plan
+    if task is None and not isinstance(plan.base.data, PromptFile):
+        task = task_shares(plan.base.data)[0][0].kind
     axis = axis or default_axis(plan.base)
     runs: dict[str, list[RunResult]] = defaultdict(list)
     failures = _failures(study)

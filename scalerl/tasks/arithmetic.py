@@ -9,28 +9,18 @@ share, not the model, sets the ceiling of the pass rate near 1 - label_noise.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from scalerl.config import ArithmeticTask, WarmStart
+from scalerl.config import WarmStart
+from scalerl.data import ArithmeticTask
 from scalerl.parts import ConfigError
 from scalerl.rollouts.streams import stream_key
-
-ALPHABET = "0123456789+-*=;:?>,x~abcdefg\n"
-"""Characters of the lab's vocabulary; the three tags below complete its 32 tokens."""
-THINK, END_THINK, PAD = "<think>", "</think>", "<pad>"
-STOP = "\n"
-
-_APPLY: dict[str, Callable[[int, int], int]] = {
-    "+": lambda a, b: (a + b) % 10,
-    "-": lambda a, b: (a - b) % 10,
-    "*": lambda a, b: (a * b) % 10,
-}
+from scalerl.tasks.lab import APPLY, END_THINK, STOP, THINK, after_thinking, noisy_digit, noisy_result, ramble
 
 
 def verify(completion: str, answer: str) -> bool:
     """Return whether the text after the thinking is the answer."""
-    _, tag, rest = completion.rpartition(END_THINK)
-    return bool(tag) and rest.strip() == answer
+    return after_thinking(completion) == answer
 
 
 def rows(task: ArithmeticTask, count: int) -> list[dict[str, str]]:
@@ -56,10 +46,7 @@ def rows(task: ArithmeticTask, count: int) -> list[dict[str, str]]:
 
 def reference(prompt: str, label_noise: float) -> str:
     """Return the right answer, or a wrong one for the share of prompts that a hash of the prompt picks."""
-    right = solve(prompt)[-1]
-    draw = stream_key("label", prompt)
-    wrong = (draw >> 11) * 2.0**-53 < label_noise
-    return str((right + 1 + draw % 9) % 10) if wrong else str(right)
+    return str(noisy_digit(solve(prompt)[-1], prompt, label_noise))
 
 
 def solve(prompt: str) -> list[int]:
@@ -67,7 +54,7 @@ def solve(prompt: str) -> list[int]:
     expression = prompt.partition("=")[0]
     value, results = int(expression[0]), []
     for sign, digit in zip(expression[1::2], expression[2::2], strict=True):
-        value = _APPLY[sign](value, int(digit))
+        value = APPLY[sign](value, int(digit))
         results.append(value)
     return results
 
@@ -84,27 +71,27 @@ def traces(task: ArithmeticTask, start: WarmStart, noise: float, seed: object) -
         expression = _expression(rng, rng.randint(low, high))
         value, text, endless = int(expression[0]), "", False
         for sign, digit in zip(expression[1::2], expression[2::2], strict=True):
-            result = rng.randrange(10) if rng.random() < noise else _APPLY[sign](value, int(digit))
+            result = noisy_result(rng, APPLY[sign](value, int(digit)), noise)
             text += f"{value}{sign}{digit}={result};"
             value = result
-            if rng.random() < start.ramble:
-                endless = rng.random() < start.endless
-                text += "~" * (ENDLESS if endless else 1 + int(rng.expovariate(1 / 8)))
-                if endless:
-                    break
+            pause, endless = ramble(rng, start)
+            text += pause
+            if endless:
+                break
         yield expression + "=" + THINK, text if endless else f"{text}{END_THINK}{value}{STOP}"
 
 
-ENDLESS = 64
-"""Length of a ramble that never ends: beyond every thinking limit of the lab."""
-
-
 def facts() -> list[tuple[str, str]]:
-    """Return all 300 single steps as (prompt with the step's left side, right digit): `("3*4=<think>3*4=", "2")`."""
-    sides = [
-        (f"{a}{sign}{b}=", str(apply(a, b))) for sign, apply in _APPLY.items() for a in range(10) for b in range(10)
-    ]
-    return [(f"{side}{THINK}{side}", digit) for side, digit in sides]
+    """Return all 300 single steps as (text up to the result, right digit): `("3*4+1=<think>3*4=", "2")`.
+
+    Each is asked at the start of a two-step trace, whose second step is a function of the first alone.
+    """
+    sides = [(f"{a}{sign}{b}", str(apply(a, b))) for sign, apply in APPLY.items() for a in range(10) for b in range(10)]
+    return [(f"{side}{_follow(side)}={THINK}{side}=", digit) for side, digit in sides]
+
+
+def _follow(side: str) -> str:
+    return "+-*"[stream_key("fact", f"{side}={THINK}{side}=") % 3] + "1"
 
 
 def _expression(rng: random.Random, operations: int) -> str:

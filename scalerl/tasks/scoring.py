@@ -16,9 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from scalerl.config import PromptFile, RunConfig
+from scalerl.config import RunConfig
+from scalerl.data import PromptFile
 from scalerl.parts import ConfigError
-from scalerl.tasks import arithmetic, math
+from scalerl.tasks import arithmetic, math, programs
 from scalerl.types import Prompt
 
 CORRECT, INCORRECT = 1.0, -1.0
@@ -27,7 +28,11 @@ CORRECT, INCORRECT = 1.0, -1.0
 TIMEOUT_S = 10.0
 """Seconds a verifier may take for one completion."""
 
-VERIFIERS: dict[str, Callable[[str, str], bool]] = {"arithmetic": arithmetic.verify, "math": math.verify}
+VERIFIERS: dict[str, Callable[[str, str], bool]] = {
+    "arithmetic": arithmetic.verify,
+    "math": math.verify,
+    "programs": programs.verify,
+}
 
 
 class RewardError(RuntimeError):
@@ -77,18 +82,17 @@ def make_scorer(config: RunConfig) -> Scorer:
         return FunctionScorer(load_function(data.reward), data.reward, data.pass_reward)
     if isinstance(data, PromptFile) and data.task == "math":
         return PooledScorer("math")
-    return InlineScorer("arithmetic")
+    return InlineScorer()
 
 
 class InlineScorer:
-    """Calls a verifier that is quick and cannot hang."""
+    """Calls the verifiers of the prompts' tasks, which must be quick and unable to hang."""
 
-    def __init__(self, task: str) -> None:
-        self._verify, self.timeouts = VERIFIERS[task], 0
+    timeouts = 0
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[Score]:
         """Return +1 for a pass, -1 for a failure."""
-        return [_binary(self._verify(c, p.answer)) for p, c in zip(prompts, completions, strict=True)]
+        return [_binary(_verify(p.task, c, p.answer)) for p, c in zip(prompts, completions, strict=True)]
 
     def failed(self, score: Score) -> Score:
         """Return the score of a wrong answer."""

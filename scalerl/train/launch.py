@@ -11,11 +11,12 @@ from typing import Any
 import torch
 
 from scalerl.compute import Stopwatch
-from scalerl.config import ArithmeticTask, HuggingFaceModel, RunConfig, TinyModel, parse_config, to_toml
+from scalerl.config import HuggingFaceModel, RunConfig, TinyModel, parse_config, to_toml
+from scalerl.data import PromptFile
 from scalerl.parts import ConfigError, replace
 from scalerl.policy import Policy, WeightLayout, check_vocabulary, load_policy, load_tokenizer
-from scalerl.prompts.curriculum import Curriculum
 from scalerl.prompts.dataset import load_prompts
+from scalerl.prompts.mixture import make_curriculum
 from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.generator import Generator
 from scalerl.rollouts.interrupt import LengthRule, length_rule
@@ -120,7 +121,7 @@ def _assemble(
         checkpoints=CheckpointStore(path / "checkpoints", config.checkpoint.keep),
         pipeline=Pipeline(spec, WeightLayout.of(policy).total, stop_requested),
         learner=Learner(policy, recipe.optimizer, recipe.temperature, config.learner.gradient_checkpointing),
-        curriculum=Curriculum(prompts.training, config.seed, recipe.retire_pass_rate),
+        curriculum=make_curriculum(config, prompts.training),
         prompts=prompts,
         scorer=scorer,
         tokenizer=tokenizer,
@@ -165,7 +166,7 @@ def _check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
 def _model_path(config: RunConfig, display: Display) -> str:
     if isinstance(config.model, HuggingFaceModel):
         return config.model.path
-    assert isinstance(config.model, TinyModel) and isinstance(config.data, ArithmeticTask)
+    assert isinstance(config.model, TinyModel) and not isinstance(config.data, PromptFile)
     directory = warm_start_directory(config.model, config.data)
     if not (directory / "warm_start.json").exists():
         display.note(f"warm start: training a tiny Qwen3 on noisy traces (once; kept in {directory})")
@@ -249,7 +250,8 @@ class GeneratorSpec:
             state = load_state(self.checkpoint, "generator")
             generator.load_state(state)
             weights = state.get("weights")
-        evaluation = self.engine(policy, config.evaluation.prompts // 2 * config.evaluation.samples)
+        held_out = len(config.tasks) * config.evaluation.prompts
+        evaluation = self.engine(policy, held_out // 2 * config.evaluation.samples)
         return WorkerParts(generator, evaluation, config.seed, _save_generator, weights)
 
     def engine(self, policy: Policy, sequences: int) -> SlotEngine:

@@ -14,10 +14,11 @@ from torch import Tensor
 
 from scalerl.compute import Stopwatch
 from scalerl.config import RunConfig, to_toml
-from scalerl.evaluate import eval_point, held_out_visits
+from scalerl.evaluate import by_task, eval_point, held_out_visits
 from scalerl.policy import WeightLayout
 from scalerl.prompts.curriculum import Curriculum
 from scalerl.prompts.dataset import PromptSplit
+from scalerl.prompts.mixture import Mixture
 from scalerl.rollouts.engine import Engine
 from scalerl.rollouts.generator import RolloutBatch, Update, generate
 from scalerl.rollouts.pipeline import Pipeline, WriteWeights
@@ -77,7 +78,7 @@ class Session:
     checkpoints: CheckpointStore
     pipeline: Pipeline
     learner: Learner
-    curriculum: Curriculum
+    curriculum: Curriculum | Mixture
     prompts: PromptSplit
     scorer: Scorer
     tokenizer: Any
@@ -140,7 +141,7 @@ class Session:
     # ---------------------------------------------------------------------------------------------------- evaluation
 
     def evaluate(self) -> None:
-        """Measure the held-out pass rate of the current weights in both processes, with the training clock stopped."""
+        """Measure each task's held-out pass rate in both processes, with the training clock stopped."""
         with self.clock.paused():
             began = time.perf_counter()
             visits, settings = held_out_visits(self.prompts.held_out), self.config.evaluation
@@ -148,17 +149,22 @@ class Session:
             theirs = self.pipeline.evaluate(self.write_weights(), visits[half:], settings.samples)
             mine = generate(self.evaluation_engine, visits[:half], settings.samples, self.config.seed, "evaluate")
             groups = mine + theirs()
-            point = eval_point(
-                groups,
-                self.score(groups),
-                step=self.progress.step,
-                device_hours=self.device_hours,
-                flops=self.flops,
-                tokens=self.progress.generator.tokens,
-                eval_s=time.perf_counter() - began,
-            )
-            self.points.append(point)
-            self.directory.add_points([point])
+            parts = by_task(groups, self.score(groups))
+            eval_s = time.perf_counter() - began
+            points = [
+                eval_point(
+                    task_groups,
+                    scores,
+                    step=self.progress.step,
+                    device_hours=self.device_hours,
+                    flops=self.flops,
+                    tokens=self.progress.generator.tokens,
+                    eval_s=eval_s,
+                )
+                for task_groups, scores in parts
+            ]
+            self.points += points
+            self.directory.add_points(points)
             self.display.point(self.points)
 
     @property

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from scalerl.config import LAB
+from scalerl.data import MixedTasks, ProgramsTask
 from scalerl.parts import replace
 from scalerl.report.figures import plot_curve
 from scalerl.report.outlook import outlook, run_outlook
-from scalerl.report.summary import data_note, default_axis, summarise
+from scalerl.report.summary import data_note, default_axis, refresh, summarise
 from scalerl.scaling import Curve, CurveError, fit
 from scalerl.types import EvalPoint
 
@@ -75,6 +76,40 @@ def test_a_finished_run_leaves_a_picture_a_summary_and_their_paths(points, tmp_p
     assert summary["forecast"]["at"][1]["compute"] == pytest.approx(1.6e13)
 
 
+def of_programs(points, rate=None):
+    low = [dataclasses.replace(p, task="programs", pass_rate=p.pass_rate / 2 if rate is None else rate) for p in points]
+    return [point for pair in zip(points, low, strict=True) for point in pair]
+
+
+def test_a_run_of_several_tasks_has_an_outlook_for_each(points, tmp_path):
+    mixed = replace(LAB, data=MixedTasks())
+    lines = summarise(tmp_path, mixed, of_programs(points))
+    tasks = json.loads((tmp_path / "summary.json").read_text())["tasks"]
+    alone = run_outlook(points, "flops").to_dict()
+    assert list(tasks) == ["arithmetic", "programs"] and tasks["arithmetic"]["asymptote"] == alone["asymptote"]
+    assert tasks["programs"]["asymptote"]["mean"] == pytest.approx(0.4, abs=0.05)
+    assert [line for line in lines if line.startswith("task ")] == ["task      arithmetic", "task      programs"]
+    assert sum(line.startswith("advice") for line in lines) == 2 and sum("curve.png" in line for line in lines) == 1
+
+
+def test_a_task_without_a_forecast_does_not_hide_the_other(points, tmp_path):
+    lines = summarise(tmp_path, replace(LAB, data=MixedTasks()), of_programs(points, rate=0.0))
+    tasks = json.loads((tmp_path / "summary.json").read_text())["tasks"]
+    assert tasks["programs"] is None and tasks["arithmetic"]["points"] == 30 and (tmp_path / "curve.png").exists()
+    assert any(line.startswith("forecast  none: every metric value is 0") for line in lines)
+
+
+def test_a_new_fit_of_one_task_leaves_the_summary_of_both(points, tmp_path):
+    mixed = replace(LAB, data=MixedTasks())
+    summarise(tmp_path, mixed, of_programs(points))
+    before = (tmp_path / "summary.json").read_bytes()
+    picture = refresh(tmp_path, mixed, run_outlook(points[:20], "flops"), "")
+    assert picture == tmp_path / "curve-arithmetic.png" and picture.exists()
+    assert (tmp_path / "summary.json").read_bytes() == before
+    assert refresh(tmp_path, LAB, run_outlook(points[:20], "flops"), "") == tmp_path / "curve.png"
+    assert json.loads((tmp_path / "summary.json").read_text())["points"] == 20
+
+
 def test_a_run_that_learned_nothing_says_so_instead_of_failing(points, tmp_path):
     flat = [dataclasses.replace(point, pass_rate=0.25) for point in points]
     lines = summarise(tmp_path, LAB, flat)
@@ -90,3 +125,9 @@ def test_the_axis_is_device_hours_on_gpus_and_counted_flops_on_cpu():
 def test_label_noise_is_said_wherever_the_curve_is_shown():
     assert data_note(LAB) == "12% of the reference answers are wrong on purpose, which caps the pass rate"
     assert data_note(replace(LAB, data=replace(LAB.data, label_noise=0.0))) == ""
+    mixed = replace(LAB, data=MixedTasks())
+    assert data_note(mixed) == data_note(LAB)
+    uneven = replace(LAB, data=MixedTasks(programs=ProgramsTask(label_noise=0.3)))
+    assert data_note(uneven).startswith("12% (arithmetic), 30% (programs) of the reference answers")
+    clean = replace(LAB, data=MixedTasks(programs=ProgramsTask(label_noise=0.0)))
+    assert data_note(clean).startswith("12% (arithmetic) of the reference answers")

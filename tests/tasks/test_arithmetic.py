@@ -2,8 +2,9 @@ import itertools
 
 import pytest
 
-from scalerl.config import ArithmeticTask, WarmStart
-from scalerl.tasks import arithmetic
+from scalerl.config import WarmStart
+from scalerl.data import ArithmeticTask
+from scalerl.tasks import arithmetic, lab
 
 
 def test_a_chain_is_worked_left_to_right_modulo_ten():
@@ -58,6 +59,6 @@ def test_endless_rambles_have_no_answer_and_come_as_often_as_asked():
         completion for _, completion in itertools.islice(arithmetic.traces(ArithmeticTask(), start, 0.0, "s"), 2000)
     ]
     endless = [text for text in texts if "</think>" not in text]
-    assert all(text.endswith("~" * arithmetic.ENDLESS) for text in endless)
+    assert all(text.endswith("~" * lab.ENDLESS) for text in endless)
     # a chain of n = 2..6 steps survives n chances of 1/4: 1 - mean(0.75^n) = 0.659
     assert abs(len(endless) / 2000 - 0.659) < 0.05

@@ -137,6 +137,13 @@ def test_the_configuration_chooses_the_scorer(tmp_path, monkeypatch):
     sys.modules.pop("my_rewards")
 
 
+def test_each_completion_is_judged_by_the_verifier_of_its_prompts_task():
+    prompts = [Prompt("0" * 16, "q", (1,), "4", "arithmetic"), Prompt("1" * 16, "q", (1,), ",0:4,1:4", "programs")]
+    scorer = make_scorer(read_config(None, ["--data.kind", "mixed"]))
+    passed = [[s.passed for s in scorer.score(prompts, [text] * 2)] for text in ("</think>4", "</think>x*0+4")]
+    assert passed == [[True, True], [False, True]]
+
+
 def test_a_truncated_rollout_has_failed_whatever_it_says():
-    assert InlineScorer("arithmetic").failed(Score(1.0, True)) == Score(-1.0, False)
+    assert InlineScorer().failed(Score(1.0, True)) == Score(-1.0, False)
     assert FunctionScorer(lambda prompts, completions: [], "f", 1.0).failed(Score(5.0, True)) == Score(5.0, False)

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from scalerl import cli
-from scalerl.config import ArithmeticTask, TinyModel, WarmStart
+from scalerl.config import TinyModel, WarmStart
+from scalerl.data import ArithmeticTask, MixedTasks, ProgramsTask
 from scalerl.parts import ConfigError
 from scalerl.policy import Policy
 from scalerl.tasks import arithmetic
@@ -41,6 +42,19 @@ def test_a_stuck_warm_start_is_done_again_from_another_seed(tmp_path, monkeypatc
     assert (path / "model.safetensors").exists() and [r["fact_accuracy"] for r in rows if "seed" in r] == [0.8, 1.0]
 
 
+def test_every_task_of_a_mixture_must_pass_the_gate(tmp_path, monkeypatch):
+    found = [1.0, 0.8, 0.99, 1.0]  # arithmetic and programs, from two seeds
+    monkeypatch.setattr(module, "fact_accuracy", lambda *args: found.pop(0))
+    rows = []
+    warm_start(SMALL, MixedTasks(), tmp_path / "made", rows.append)
+    tried = [row for row in rows if "seed" in row]
+    assert [row["fact_accuracy"] for row in tried] == [0.8, 0.99]
+    assert tried[0]["fact_accuracy_arithmetic"] == 1.0 and tried[0]["fact_accuracy_programs"] == 0.8
+    monkeypatch.setattr(module, "fact_accuracy", lambda policy, tokenizer, facts: 0.5 if facts[0][0][0] == "," else 1.0)
+    with pytest.raises(ConfigError, match=r"knows 100.0% \(arithmetic\), 50.0% \(programs\) of the 300 single steps"):
+        warm_start(SMALL, MixedTasks(), tmp_path / "other", rows.append)
+
+
 def test_a_warm_start_is_made_once_and_keeps_its_log(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "GATE", 0.0)
     rows = []
@@ -66,25 +80,35 @@ def test_the_cache_tells_settings_apart_and_obeys_its_variable(tmp_path, monkeyp
         (SMALL, TASK.model_copy(update={"operations": (5, 5)})),
     ]}  # fmt: skip
     assert len(names) == 3 and all(path.parent == tmp_path for path in names)
+    alone, both = warm_start_directory(SMALL, TASK), warm_start_directory(SMALL, MixedTasks())
     same_chains = TASK.model_copy(update={"label_noise": 0.3})  # traces are right in any case
-    assert warm_start_directory(SMALL, same_chains) == warm_start_directory(SMALL, TASK)
+    assert warm_start_directory(SMALL, same_chains) == alone != both
+    assert warm_start_directory(SMALL, MixedTasks(share=0.25)) == both  # traces are taught in equal numbers
+    assert warm_start_directory(SMALL, MixedTasks(programs=ProgramsTask(points=3))) != both
+    assert warm_start_directory(SMALL.model_copy(update={"active_experts": 1}), TASK) == alone  # it has no experts
+    assert warm_start_directory(SMALL.model_copy(update={"experts": 4}), TASK) != alone
+
+
+def test_the_cached_model_of_the_default_lab_keeps_its_name():
+    """Whoever has made it once must not wait for it again because other tasks or models were added."""
+    assert warm_start_directory(TinyModel(), TASK).name == "warm-da24b62a48c8d937"
 
 
 def test_the_gate_counts_single_steps_by_their_most_likely_digit(monkeypatch):
     """A model that knows the right digits of sums alone gets 100 of 300 and a tenth or so of the rest at most."""
     policy, tokenizer = Policy(make_model(SMALL, make_tokenizer())), make_tokenizer()
-    answers = dict(arithmetic.facts())
+    facts = arithmetic.facts()
 
     def knows_sums(hidden):
         return logits.pop(0)
 
     logits = []
-    for side, digit in answers.items():
+    for text, digit in facts:
         row = torch.zeros(1, 32)
-        row[0, tokenizer.encode(digit if "+" in side.partition("=")[0] else "~")[0]] = 1.0
+        row[0, tokenizer.encode(digit if text[1] == "+" else "~")[0]] = 1.0
         logits.append(row)
     monkeypatch.setattr(policy, "logits", knows_sums)
-    assert fact_accuracy(policy, tokenizer) == pytest.approx(100 / 300)
+    assert fact_accuracy(policy, tokenizer, facts) == pytest.approx(100 / 300)
 
 
 def test_sft_on_the_command_line_saves_where_it_is_told_and_does_not_redo_it(tmp_path, monkeypatch, capsys):
@@ -94,6 +118,16 @@ def test_sft_on_the_command_line_saves_where_it_is_told_and_does_not_redo_it(tmp
     assert "fact_accuracy" in first and first.splitlines()[-1] == f"saved: {tmp_path / 'made'}"
     assert cli.main(["sft", "--steps", "2", "--out", str(tmp_path / "made")]) == 0
     assert capsys.readouterr().out == f"already there: {tmp_path / 'made'}\n"
+
+
+def test_experts_share_the_width_of_the_dense_mlp():
+    mixture = make_model(SMALL.model_copy(update={"experts": 4, "active_experts": 2}), make_tokenizer())
+    dense = make_model(SMALL, make_tokenizer())
+    experts = mixture.model.layers[0].mlp.experts
+    assert tuple(experts.gate_up_proj.shape) == (4, 2 * 32, 16)  # gate and up of 4 x 16 / 2
+    assert tuple(experts.down_proj.shape) == (4, 16, 32)
+    router = 2 * 4 * 16  # two layers, four scores of 16 numbers each
+    assert Policy(mixture).shape.matmul_params == Policy(dense).shape.matmul_params + router
 
 
 def test_a_width_that_does_not_divide_into_heads_is_said():

@@ -1,0 +1,77 @@
+"""Several tasks' prompts in fixed shares: a curriculum for each, drawn from in turn. It knows names, no verifiers.
+
+Each draw goes to the task that is furthest behind its share. With two tasks no beginning of the draws is ever more than
+half a prompt away from the shares, so any P draws in a row hold them up to rounding, and exactly where P times a share
+is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from scalerl.config import RunConfig
+from scalerl.data import PromptFile, task_shares
+from scalerl.prompts.curriculum import Curriculum
+from scalerl.types import Prompt, Visit
+
+
+def make_curriculum(config: RunConfig, prompts: Sequence[Prompt]) -> Curriculum | Mixture:
+    """Return the curriculum over a training pool: that of its one task, or a mixture of one a task."""
+    retire_at = config.recipe.retire_pass_rate
+    if isinstance(config.data, PromptFile) or len(config.tasks) == 1:
+        return Curriculum(prompts, config.seed, retire_at)
+    pools = {name: [prompt for prompt in prompts if prompt.task == name] for name in config.tasks}
+    parts = {name: Curriculum(pool, config.seed, retire_at) for name, pool in pools.items()}
+    return Mixture(parts, {task.kind: share for task, share in task_shares(config.data)})
+
+
+class Mixture:
+    """Hands out visits of several tasks; once every prompt of a task is retired, the others make up for it."""
+
+    def __init__(self, parts: Mapping[str, Curriculum], shares: Mapping[str, float]) -> None:
+        """Start before the first draw.
+
+        Args:
+            parts: a curriculum for each task.
+            shares: of the draws, for each task; they sum to one.
+        """
+        assert parts.keys() == shares.keys(), (list(parts), list(shares))
+        self._parts, self._shares = dict(parts), dict(shares)
+        self._drawn = dict.fromkeys(parts, 0)
+
+    @property
+    def epoch(self) -> int:
+        """Epochs begun by the task that has begun most."""
+        return max(part.epoch for part in self._parts.values())
+
+    @property
+    def retired(self) -> set[str]:
+        """Ids of the prompts that are gone, of all tasks."""
+        return {identity for part in self._parts.values() for identity in part.retired}
+
+    def draw(self, n: int) -> list[Visit]:
+        """Return the next n visits; fewer only when every prompt is retired."""
+        visits: list[Visit] = []
+        while len(visits) < n and (live := [name for name, part in self._parts.items() if part.live]):
+            total = sum(self._drawn.values())
+            name = max(live, key=lambda name: self._shares[name] * (total + 1) - self._drawn[name])
+            (visit,) = self._parts[name].draw(1)
+            visits.append(replace(visit, index=total))
+            self._drawn[name] += 1
+        return visits
+
+    def record(self, visit: Visit, pass_rate: float) -> None:
+        """Take note of a visit's pass rate, in [0, 1]."""
+        self._parts[visit.prompt.task].record(visit, pass_rate)
+
+    def state(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {"drawn": dict(self._drawn), "tasks": {name: part.state() for name, part in self._parts.items()}}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        self._drawn = dict(state["drawn"])
+        for name, part in self._parts.items():
+            part.load_state(state["tasks"][name])

@@ -1,0 +1,139 @@
+"""The lab's second task: write a linear function modulo 10 as a program, from points of it. It knows no model.
+
+    ,0:4,1:7,6:2,3:3<think>b=4;7-4=3;3*6=8;3*3=9;</think>x*3+4
+
+The program is executed on the points shown and on a hidden one, by a parser of its own; operations go from left to
+right, as in the other task. For a share of the prompts the hidden point is wrong on purpose: no program that fits the
+points shown passes there, which sets the ceiling of the pass rate near 1 - label_noise.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+from collections.abc import Iterator
+from itertools import permutations, product
+
+from scalerl.config import WarmStart
+from scalerl.data import ProgramsTask
+from scalerl.parts import ConfigError
+from scalerl.rollouts.streams import stream_key
+from scalerl.tasks.lab import APPLY, END_THINK, STOP, THINK, after_thinking, noisy_digit, noisy_result, ramble
+
+LONGEST = 32
+"""Characters of a program; a right one has five."""
+
+_PROGRAM = re.compile(r"[x0-9](?:[-+*][x0-9])*")  # digits are named: \d matches those of every script
+_POINT = re.compile(r",([0-9]):([0-9])")
+_OTHERS = range(2, 10)
+"""Where the points beyond x = 0 and x = 1 may lie."""
+
+Function = tuple[int, int, tuple[int, ...]]
+"""Slope a, intercept b, and where the points beyond x = 0 and x = 1 lie, in the order shown."""
+
+
+def verify(completion: str, answer: str) -> bool:
+    """Return whether the text after the thinking is a program that goes through every point of the answer."""
+    program = after_thinking(completion)
+    if program is None or len(program) > LONGEST or not _PROGRAM.fullmatch(program):
+        return False
+    points = read_points(answer)
+    assert points, answer
+    return all(run(program, x) == y for x, y in points)
+
+
+def run(program: str, x: int) -> int:
+    """Return what a well-formed program makes of x, modulo 10, from left to right: `x*3+4` at 6 is 2."""
+    first, *rest = (x if name == "x" else int(name) for name in program[::2])
+    value = first
+    for sign, operand in zip(program[1::2], rest, strict=True):
+        value = APPLY[sign](value, operand)
+    return value % 10
+
+
+def read_points(text: str) -> list[tuple[int, int]]:
+    """Return the points (x, y) of a prompt or an answer."""
+    return [(int(x), int(y)) for x, y in _POINT.findall(text)]
+
+
+def rows(task: ProgramsTask, count: int) -> list[dict[str, str]]:
+    """Return `count` distinct rows with prompt and answer: the points shown and the hidden one.
+
+    Raises:
+        ConfigError: there are not that many prompts with so few points.
+    """
+    functions = list(product(range(10), range(10), permutations(_OTHERS, task.points - 2)))
+    if count > len(functions):
+        sizes = ", ".join(f"{100 * math.perm(len(_OTHERS), n - 2):,} with {n}" for n in (3, 4, 5))
+        raise ConfigError(
+            f"data.points: got {task.points}, which makes {len(functions):,} distinct prompts; data.prompts and "
+            f"evaluation.prompts together ask for {count:,}. There are {sizes}: show more points or ask for fewer"
+        )
+    random.Random(task.seed).shuffle(functions)
+    prompts = [_prompt(function) for function in functions[:count]]
+    return [{"prompt": prompt, "answer": reference(prompt, task.label_noise)} for prompt in prompts]
+
+
+def reference(prompt: str, label_noise: float) -> str:
+    """Return the points of a prompt and a hidden one, which is wrong for the share that a hash of the prompt picks."""
+    shown = read_points(prompt)
+    free = sorted(set(range(10)) - {x for x, _ in shown})
+    hidden = free[stream_key("hidden", prompt) % len(free)]
+    (_, b), (_, one) = shown[:2]
+    y = noisy_digit(_value(one - b, b, hidden), prompt, label_noise)
+    return f"{prompt.removesuffix(THINK)},{hidden}:{y}"
+
+
+def traces(task: ProgramsTask, start: WarmStart, noise: float, seed: object) -> Iterator[tuple[str, str]]:
+    """Yield (prompt, completion) pairs for the warm start without end.
+
+    The intercept is read off, the slope is the difference of the first two values, and each further point is checked by
+    its product with the slope. Noise and rambles are those of the other task; what follows a wrong result uses it.
+    """
+    rng = random.Random(str(seed))
+    while True:
+        function = (rng.randrange(10), rng.randrange(10), tuple(rng.sample(_OTHERS, task.points - 2)))
+        steps, text, endless = _steps(function, rng, noise), "", False
+        for side, result in steps:
+            pause, endless = ramble(rng, start)
+            text += f"{side}={result};{pause}"
+            if endless:
+                break
+        (_, intercept), (_, slope) = steps[:2]
+        yield _prompt(function), text if endless else f"{text}{END_THINK}x*{slope}+{intercept}{STOP}"
+
+
+def facts(task: ProgramsTask) -> list[tuple[str, str]]:
+    """Return 300 single steps as (text up to the result, right digit): `(",0:4,1:7,6:2,3:3<think>b=", "4")`.
+
+    For each of the 100 functions: its intercept, its slope, and the product that checks the first further point.
+    """
+    places = list(permutations(_OTHERS, task.points - 2))
+    found = []
+    for a, b in product(range(10), range(10)):
+        function = (a, b, places[stream_key("fact", a, b) % len(places)])
+        text = _prompt(function)
+        for side, digit in _steps(function, random.Random(0), 0.0)[:3]:
+            found.append((f"{text}{side}=", str(digit)))
+            text += f"{side}={digit};"
+    return found
+
+
+def _steps(function: Function, rng: random.Random, noise: float) -> list[tuple[str, int]]:
+    """Return the left side and the result of each step of a trace: intercept, slope, a product a further point."""
+    a, b, others = function
+    value_at_one = _value(a, b, 1)
+    intercept = noisy_result(rng, b, noise)
+    slope = noisy_result(rng, APPLY["-"](value_at_one, intercept), noise)
+    checks = [(f"{slope}*{x}", noisy_result(rng, APPLY["*"](slope, x), noise)) for x in others]
+    return [("b", intercept), (f"{value_at_one}-{intercept}", slope), *checks]
+
+
+def _prompt(function: Function) -> str:
+    a, b, others = function
+    return "".join(f",{x}:{_value(a, b, x)}" for x in (0, 1, *others)) + THINK
+
+
+def _value(a: int, b: int, x: int) -> int:
+    return (a * x + b) % 10

@@ -1,0 +1,101 @@
+"""Shares of tasks: held by every batch of draws, the same after a resume, given up only where a task runs out."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scalerl.config import PRESETS
+from scalerl.data import ArithmeticTask, MixedTasks, ProgramsTask
+from scalerl.parts import ConfigError, replace
+from scalerl.prompts.curriculum import Curriculum
+from scalerl.prompts.dataset import load_prompts
+from scalerl.prompts.mixture import Mixture, make_curriculum
+from scalerl.train.warm_start import make_tokenizer
+from scalerl.types import Prompt
+
+
+def pool(task, n):
+    return [Prompt(f"{task}{i:03x}", f"{task}{i}", (1,), "a", task) for i in range(n)]
+
+
+def mixture(share=0.5, sizes=(40, 40), retire_at=0.9):
+    parts = {name: Curriculum(pool(name, n), 0, retire_at) for name, n in zip("ab", sizes, strict=True)}
+    return Mixture(parts, {"a": 1.0 - share, "b": share})
+
+
+def tasks(visits):
+    return "".join(visit.prompt.task for visit in visits)
+
+
+def test_every_batch_holds_the_share():
+    for share, size, expected in ((0.5, 16, 8), (0.25, 16, 4), (0.3, 10, 3), (0.75, 4, 3)):
+        mixed = mixture(share)
+        assert {tasks(mixed.draw(size)).count("b") for _ in range(30)} == {expected}
+
+
+@given(st.floats(0.01, 0.99), st.integers(1, 200))
+def test_no_beginning_is_more_than_half_a_prompt_off(share, n):
+    drawn = tasks(mixture(share).draw(n))
+    assert abs(drawn.count("b") - share * n) <= 0.5 + 1e-9
+
+
+def test_a_restored_mixture_goes_on_with_the_same_prompts():
+    mixed, copy = mixture(0.3), mixture(0.3)
+    for visit in mixed.draw(37)[:20]:
+        mixed.record(visit, 1.0 if visit.prompt.text.endswith("7") else 0.5)
+    copy.load_state(json.loads(json.dumps(mixed.state())))  # through what a checkpoint writes
+    assert copy.draw(60) == mixed.draw(60)
+    assert copy.epoch == mixed.epoch and copy.retired == mixed.retired != set()
+
+
+def test_the_draws_are_numbered_through_and_the_visits_of_a_prompt_are_counted():
+    visits = mixture(0.5, sizes=(2, 40)).draw(8)
+    assert [visit.index for visit in visits] == list(range(8))
+    assert sorted(visit.number for visit in visits if visit.prompt.task == "a") == [0, 0, 1, 1]
+
+
+def test_once_all_prompts_of_a_task_are_retired_the_other_makes_up_for_it():
+    mixed = mixture(0.5, sizes=(2, 3))
+    first = mixed.draw(4)
+    for visit in first:
+        mixed.record(visit, 1.0 if visit.prompt.task == "a" else 0.5)
+    later = mixed.draw(5)
+    assert tasks(first).count("a") == 2 and tasks(later) == "bbbbb"
+    for visit in later:
+        mixed.record(visit, 1.0)
+    assert len(mixed.retired) == 5 and mixed.draw(4) == []
+
+
+def lab(**changes):
+    return replace(PRESETS["lab"], data=MixedTasks(**changes))
+
+
+def test_a_mixture_has_a_pool_and_a_held_out_set_of_every_task():
+    config = lab(arithmetic=ArithmeticTask(prompts=100), programs=ProgramsTask(prompts=50))
+    split = load_prompts(config, make_tokenizer())
+    names = [prompt.task for prompt in split.held_out]
+    assert names.count("arithmetic") == names.count("programs") == config.evaluation.prompts
+    assert abs(names[:512].count("programs") - 256) < 60  # five standard errors: both processes evaluate both tasks
+    training = [prompt.task for prompt in split.training]
+    assert (training.count("arithmetic"), training.count("programs")) == (100, 50)
+    assert not {p.id for p in split.training} & {p.id for p in split.held_out}
+    assert {tasks(make_curriculum(config, split.training).draw(16)).count("programs")} == {8}
+    alone = load_prompts(replace(config, data=config.data.programs), make_tokenizer())
+    for part in ("held_out", "training"):
+        assert getattr(alone, part) == tuple(p for p in getattr(split, part) if p.task == "programs")
+
+
+def test_one_task_has_the_plain_curriculum():
+    for data in (ArithmeticTask(prompts=100), ProgramsTask(prompts=100)):
+        config = replace(PRESETS["lab"], data=data)
+        assert isinstance(make_curriculum(config, load_prompts(config, make_tokenizer()).training), Curriculum)
+
+
+def test_every_task_needs_the_prompts_of_its_share():
+    load_prompts(lab(programs=ProgramsTask(prompts=4), share=0.25), make_tokenizer())
+    with pytest.raises(ConfigError, match=r"leaves 4 for training; .* one step's 8 prompts remain"):
+        load_prompts(lab(programs=ProgramsTask(prompts=4)), make_tokenizer())
+    with pytest.raises(ConfigError, match=r"data.points: got 3, which makes 800 distinct prompts; .* ask for 1,512"):
+        load_prompts(lab(programs=ProgramsTask(points=3, prompts=1000)), make_tokenizer())

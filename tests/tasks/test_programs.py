@@ -1,0 +1,132 @@
+"""Programs are executed, on a hidden point too; what is no program fails, however it is written."""
+
+import itertools
+import time
+
+import pytest
+
+from scalerl.config import WarmStart
+from scalerl.data import ProgramsTask
+from scalerl.parts import ConfigError
+from scalerl.tasks import generated, lab, programs
+
+SHOWN = ",0:4,1:7,6:2"  # 3x + 4: 4, 7, 22 -> 2
+HIDDEN = ",8:8"  # 28 -> 8
+
+
+@pytest.mark.parametrize(
+    ("program", "passed"),
+    [
+        ("x*3+4\n", True),
+        ("x*3+4", True),
+        ("3*x+4", True),
+        ("x*3-6", True),  # -6 is 4 modulo 10
+        ("x+x+x+4", True),
+        ("4+x*3", False),  # from left to right: (4 + x) * 3
+        ("x*8+4", False),  # right at 0, 6 and 8, wrong at 1: 8 + 4 = 12 -> 2
+        ("x*3+5", False),
+        ("4", False),
+        ("x*3+", False),
+        ("+x*3+4", False),
+        ("x*3++4", False),
+        ("x**3+4", False),
+        ("x*3 +4", False),
+        ("x*13+4", False),
+        ("x*3+4;x", False),
+        ("", False),
+    ],
+)
+def test_a_program_is_run_from_left_to_right_modulo_ten(program, passed):
+    assert programs.verify(f"b=4;7-4=3;</think>{program}", SHOWN + HIDDEN) is passed
+
+
+@pytest.mark.parametrize(
+    "completion",
+    [
+        "x*3+4\n",  # the thinking never ended
+        "</think>x*3+4</think>\n",  # nothing after its last end
+        "</think>x*\u0663+4",  # an Arabic three, which int() would read
+        "</think>x*３+4",
+        "</think>х*3+4",  # a Cyrillic letter
+        "</think>x*3+4\nx*3+4",
+        "</think>__import__('os')",
+        "</think>x*3+4#",
+        "",
+    ],
+)
+def test_what_is_no_program_fails(completion):
+    assert not programs.verify(completion, SHOWN + HIDDEN)
+
+
+def test_a_very_long_answer_fails_at_once_even_if_it_would_be_right():
+    right = "x*3+4" + "+0" * 1_000_000
+    began = time.perf_counter()
+    assert not programs.verify(f"</think>{right}", SHOWN + HIDDEN)
+    assert time.perf_counter() - began < 0.5
+    assert programs.verify("</think>" + right[: programs.LONGEST - 1], SHOWN + HIDDEN)
+
+
+def test_the_hidden_point_decides_between_programs_that_fit_what_is_shown():
+    # x*x is 0, 1, 4, ...; at 0, 1, 5 and 6 it is x itself modulo 10 (0, 1, 25 -> 5, 36 -> 6), at 3 it is 9
+    shown = ",0:0,1:1,5:5,6:6"
+    assert programs.verify("</think>x*x", shown) and programs.verify("</think>x", shown)
+    assert programs.verify("</think>x", shown + ",3:3") and not programs.verify("</think>x*x", shown + ",3:3")
+
+
+def test_the_noisy_share_of_hidden_points_is_wrong_so_that_no_right_program_passes():
+    task = ProgramsTask(label_noise=0.12)
+    rows = programs.rows(task, 4000)
+    wrong = 0
+    for row in rows:
+        (_, b), (_, one), *others = programs.read_points(row["prompt"])
+        *shown, (x, y) = programs.read_points(row["answer"])
+        a = (one - b) % 10
+        assert shown == programs.read_points(row["prompt"]) and x not in {place for place, _ in shown}
+        assert all((a * place + b) % 10 == value for place, value in others)
+        wrong += (a * x + b) % 10 != y
+        assert programs.verify(f"</think>x*{a}+{b}\n", row["answer"]) is ((a * x + b) % 10 == y)
+    assert abs(wrong / 4000 - 0.12) < 0.02  # four standard errors
+
+
+@pytest.mark.parametrize(("points", "count"), [(3, 800), (4, 5600)])
+def test_there_are_as_many_prompts_as_the_documentation_says(points, count):
+    task = ProgramsTask(points=points, label_noise=0.0)
+    rows = programs.rows(task, count)
+    assert len({row["prompt"] for row in rows}) == count
+    assert [row["prompt"] for row in programs.rows(task, 100)] == [row["prompt"] for row in rows[:100]]
+    with pytest.raises(ConfigError, match=rf"data.points: got {points}, which makes {count:,} distinct .* ask for"):
+        programs.rows(task, count + 1)
+
+
+def test_a_trace_without_noise_is_a_derivation_and_scores():
+    start = WarmStart(ramble=0.0)
+    for prompt, completion in itertools.islice(programs.traces(ProgramsTask(), start, 0.0, "seed"), 50):
+        assert programs.verify(completion, programs.reference(prompt, 0.0))
+        assert len(completion.split("</think>")[0].rstrip(";").split(";")) == 4  # b, a and two checks
+    traces = dict(itertools.islice(programs.traces(ProgramsTask(points=3), start, 0.0, "seed"), 20_000))
+    assert traces[SHOWN + "<think>"] == "b=4;7-4=3;3*6=8;</think>x*3+4\n"
+
+
+def test_what_follows_a_wrong_step_uses_it():
+    start = WarmStart(ramble=0.0)
+    for prompt, completion in itertools.islice(programs.traces(ProgramsTask(), start, 1.0, "seed"), 50):
+        thinking, answer = completion.split("</think>")
+        intercept, slope, *checks = (step.split("=") for step in thinking.rstrip(";").split(";"))
+        assert slope[0] == f"{programs.read_points(prompt)[1][1]}-{intercept[1]}"
+        assert all(check[0][0] == slope[1] for check in checks) and answer == f"x*{slope[1]}+{intercept[1]}\n"
+
+
+def test_the_facts_are_three_steps_of_each_of_the_hundred_functions():
+    facts = programs.facts(ProgramsTask(points=3))
+    assert len(facts) == len(dict(facts)) == 300
+    text, digit = next(fact for fact in facts if fact[0].startswith(",0:4,1:7") and fact[0].endswith("-4="))
+    assert digit == "3" and text.endswith("<think>b=4;7-4=")
+    products = [(text.rpartition(";")[2], digit) for text, digit in facts[2::3]]  # of slope and place
+    assert all(int(digit) == int(side[0]) * int(side[2]) % 10 for side, digit in products)
+
+
+def test_all_texts_are_in_the_labs_alphabet():
+    for name, task in generated.GENERATED.items():
+        settings = {"arithmetic": lambda: None, "programs": ProgramsTask}[name]()
+        texts = "".join(text + digit for text, digit in task.facts(settings)).replace(lab.THINK, "")
+        assert set(texts) <= set(lab.ALPHABET)

@@ -1,0 +1,72 @@
+"""Whole runs of several tasks, and of a model with experts."""
+
+from itertools import pairwise
+
+import pytest
+import runs
+import torch
+
+from scalerl.config import TinyModel
+from scalerl.train.warm_start import make_model, make_tokenizer
+
+MIXED = [
+    "--data.kind", "mixed", "--data.share", "0.25", "--data.arithmetic.operations", "[1, 1]",
+    "--data.arithmetic.prompts", "60", "--data.programs.points", "3", "--data.programs.prompts", "30",
+    "--evaluation.every", "3", "--checkpoint.every", "3", "--steps", "12",
+]  # fmt: skip
+
+
+def train(model, path, *words):
+    process = runs.start(["train", "--model", str(model), "--run-dir", str(path), *runs.RECIPE, *words])
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, text
+    return text
+
+
+@pytest.fixture(scope="module")
+def mixed(lab_model, tmp_path_factory):
+    """The model has seen arithmetic alone: its curve of programs is flat at 0, and has no forecast."""
+    path = tmp_path_factory.mktemp("mixed") / "run"
+    return path, train(lab_model, path, *MIXED)
+
+
+def test_every_evaluation_has_a_point_for_each_task_at_the_same_compute(mixed):
+    path, printed = mixed
+    points = runs.rows(path, "points.jsonl")
+    steps = [0, 3, 6, 9, 12]
+    assert [(p["step"], p["task"]) for p in points] == [(s, t) for s in steps for t in ("arithmetic", "programs")]
+    assert all(point["prompts"] == 16 for point in points)
+    spent = ("device_hours", "flops", "tokens", "eval_s")
+    for first, second in zip(points[::2], points[1::2], strict=True):
+        assert [first[name] for name in spent] == [second[name] for name in spent]
+    assert all(later["flops"] > earlier["flops"] for earlier, later in pairwise(points[::2]))
+    assert "evaluation at step 12, programs: pass rate 0.000" in printed and "task      programs" in printed
+    assert "advice" in printed and (path / "curve.png").exists()
+
+
+def test_a_resumed_mixture_gives_the_same_weights_points_and_prompts(mixed, lab_model, tmp_path):
+    path, _ = mixed
+    train(lab_model, tmp_path / "stopped", *MIXED, "--steps", "6")
+    process = runs.start(["resume", str(tmp_path / "stopped"), "--steps", "12"])
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, text
+    assert runs.outcome(tmp_path / "stopped") == runs.outcome(path)
+
+
+def test_trainer_and_generator_agree_on_a_model_with_experts(tmp_path):
+    """Its weights are random, but large: a wrong layout, router or cache would show in every log-probability."""
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer()
+    model = make_model(TinyModel(width=32, experts=4, active_experts=2), tokenizer)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(5.0)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    words = ["--data.operations", "[1, 1]", "--data.prompts", "60", "--steps", "1", "--evaluation.every", "1"]
+    keep = ["--recipe.zero_variance", "keep", "--recipe.truncated", "keep"]
+    train(tmp_path / "model", tmp_path / "run", *words, *keep)
+    first = runs.rows(tmp_path / "run", "metrics.jsonl")[0]
+    assert first["trained_tokens"] > 100
+    assert max(abs(first["log_ratio_min"]), abs(first["log_ratio_max"])) <= 1e-5
