@@ -18,6 +18,7 @@ LAYERS = {  # package -> packages it may import, itself aside
     "prompts": {"types", "config", "parts", "tasks", "rollouts.streams"},
     "rollouts": {"types", "recipe", "parts", "policy", "compute", "learn"},
     "report": {"types", "config", "recipe", "parts", "scaling"},
+    "study": {"scaling", "parts", "config", "recipe", "types", "report"},
 }
 
 
@@ -48,6 +49,7 @@ def test_a_package_imports_only_what_lies_before_it(package):
         "scalerl.scaling",
         "scalerl.importers.points",
         "scalerl.report.summary",
+        "scalerl.study.allocate",
         "scalerl.cli",
         "scalerl.recipe",
         "scalerl.config",

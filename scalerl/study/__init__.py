@@ -1,0 +1,1 @@
+"""Studies of several recipes: which to go on with. Needs numpy and scipy, and knows nothing of trainers or files."""
