@@ -16,20 +16,26 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalerl.parts import nearest
-from scalerl.scaling.compare import MARGIN, Runs, check_alike, seed_scatter
-from scalerl.scaling.curve import Curve
+from scalerl.scaling.compare import MARGIN, Runs, seed_scatter
 from scalerl.scaling.estimate import Estimate, or_none, short, summarise
-from scalerl.scaling.fit import Fit, fit
-from scalerl.scaling.health import Symptom, decline
+from scalerl.scaling.fit import Fit
 from scalerl.scaling.law import Array
 from scalerl.scaling.readers import CurveError
-from scalerl.study.contest import RULES, Contest, Rule, entry, leader, probability_best, shortfall, worth_of_all
+from scalerl.study.contest import (
+    RULES,
+    Contest,
+    Rule,
+    entry,
+    leader,
+    probability_best,
+    shortfall,
+    worth_of_all,
+    worth_of_each,
+)
+from scalerl.study.entrants import Entrant, checked_arms, judged, listed
 
 TOLERANCE = MARGIN / 4
 """The study is over when training on would raise the chosen arm by less than this share of the metric's range."""
-
-COLLAPSE_SD = 5.0
-"""A fall of so many standard deviations of the noise before it is a collapse; less may be a swing of that noise."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,11 @@ class Verdict:
     shortfall: float
     """How far it is expected to lie below the best, in the metric's unit; not a number where it could not be judged."""
 
+    worth: float
+    """Gain in the chosen arm expected from learning of this one alone, in the metric's unit; not a number where it
+    could not be judged. Where arms are trained in turn, the largest goes first.
+    """
+
     reach: Estimate | None
     """The recipe's ceiling, or its level at the target; None where it could not be judged."""
 
@@ -66,7 +77,9 @@ class Verdict:
 
     def to_dict(self) -> dict[str, Any]:
         """A dict of JSON values; what is not a number becomes None."""
-        numbers = {name: or_none(getattr(self, name)) for name in ("probability_best", "evidence", "shortfall")}
+        numbers = {
+            name: or_none(getattr(self, name)) for name in ("probability_best", "evidence", "shortfall", "worth")
+        }
         return {**asdict(self), **numbers, "reach": None if self.reach is None else self.reach.to_dict()}
 
 
@@ -139,6 +152,9 @@ def allocate(
     Raises:
         CurveError: fewer than two arms, an arm without runs, runs that do not share axis and bounds, a fit that is not
             a posterior, an argument out of range.
+
+    Returns:
+        A verdict for each arm, the arm to choose if the study ended now, and whether it should.
     """
     width = float(np.ptp(checked_arms(arms)[0].bounds))
     checked_numbers(target, budget, rule, least, tolerance)
@@ -159,72 +175,6 @@ def allocate(
     return Allocation(verdicts, chosen, over, reason, worth, seed_sd, source, rule, target, spent)
 
 
-class Entrant(NamedTuple):
-    """One arm, read."""
-
-    arm: str
-    curves: tuple[Curve, ...]
-    fits: tuple[Fit, ...]
-    """Of the runs that could be fitted and have not collapsed."""
-    unfitted: str
-    """Why a run could not be fitted; empty where all could."""
-    fallen: tuple[Symptom, ...]
-    """One for each run that has collapsed."""
-
-    @property
-    def collapsed(self) -> bool:
-        """Whether at least half of the runs have."""
-        return 2 * len(self.fallen) >= len(self.curves)
-
-    @property
-    def spent(self) -> float:
-        """Compute of all runs."""
-        return sum(curve.last_compute for curve in self.curves)
-
-    def done(self, limit: float | None) -> bool:
-        """Whether nothing is left to train."""
-        # a last step may end a rounding error short of the budget
-        short_of = limit is None or any(curve.last_compute < limit * (1 - 1e-9) for curve in self.curves)
-        return self.collapsed or not short_of
-
-    @property
-    def left_out(self) -> str:
-        """Which runs the verdict does not rest on, as the end of a sentence."""
-        too_short = len(self.curves) - len(self.fits) - len(self.fallen)
-        counts = {"collapsed": len(self.fallen), "too short to fit": too_short}
-        parts = [f"{count} {what}" for what, count in counts.items() if count]
-        return f"; runs left out: {', '.join(parts)}" if parts else ""
-
-    def problem(self, limit: float | None) -> str:
-        """Why the arm could not be judged."""
-        if self.collapsed:
-            return f"{len(self.fallen)} of its {len(self.curves)} runs have collapsed: {self.fallen[0].message}"
-        return f"{'whole budget spent' if self.done(limit) else 'too early to judge'}: {self.unfitted}"
-
-
-def checked_arms(arms: Mapping[str, Runs]) -> list[Curve]:
-    """All curves of all arms, if the arms can be compared."""
-    if len(arms) < 2:
-        raise CurveError(
-            f"an allocation needs at least two arms; got {len(arms)} ({', '.join(arms) or 'none'}). Add an arm, or ask "
-            f"advise() whether to go on with a single run"
-        )
-    curves = []
-    for name, runs in arms.items():
-        if not listed(runs):
-            raise CurveError(
-                f"every arm needs at least one run; got none for {name!r}. Give it a curve or leave it out"
-            )
-        for run in listed(runs):
-            if isinstance(run, Fit) and run.method != "posterior":
-                raise CurveError(
-                    f"an allocation needs posterior fits; got one by {run.method!r} in arm {name!r}. Fit it again"
-                )
-            curves.append(run.curve if isinstance(run, Fit) else run)
-    check_alike(curves)
-    return curves
-
-
 def checked_numbers(
     target: float | None, budget: float | None, rule: str, least: float | None, tolerance: float | None
 ) -> None:
@@ -239,44 +189,6 @@ def checked_numbers(
             raise CurveError(f"{name} must be a number of at least 0; got {value!r}. Leave it out for the default")
     if rule not in RULES:
         raise CurveError(f"rule must be one of {', '.join(map(repr, RULES))}; got {rule!r}{nearest(rule, RULES)}")
-
-
-def listed(runs: Runs) -> list[Curve | Fit]:
-    """One arm as a list."""
-    return [runs] if isinstance(runs, Curve | Fit) else list(runs)
-
-
-def judged(arm: str, runs: list[Curve | Fit]) -> Entrant:
-    """One arm with its runs fitted where they can be."""
-    fits, fallen, unfitted = [], [], ""
-    for run in runs:
-        try:
-            fitted = run if isinstance(run, Fit) else fit(run)
-        except CurveError as error:  # too few points, or no climb yet: no reason to stop
-            unfitted = str(error)
-            continue
-        symptom = collapse(fitted.curve)
-        if symptom is None:
-            fits.append(fitted)
-        else:
-            fallen.append(symptom)
-    curves = tuple(run.curve if isinstance(run, Fit) else run for run in runs)
-    return Entrant(arm, curves, tuple(fits), unfitted, tuple(fallen))
-
-
-def collapse(curve: Curve) -> Symptom | None:
-    """A decline that the noise does not explain, correlated as it is from one evaluation to the next.
-
-    The noise is taken from a fit of the part before the fall: the fall itself would pass for noise.
-    """
-    symptom = decline(curve)
-    if symptom is None:
-        return None
-    try:
-        before = fit(curve.between(most=symptom.numbers["best_at"]))
-    except CurveError:  # too short a part to fit: the fall has to speak for itself
-        return symptom
-    return symptom if symptom.numbers["fall"] >= COLLAPSE_SD * before.noise_sd else None
 
 
 def contest_of(
@@ -330,10 +242,13 @@ class Standing(NamedTuple):
     probability_best: float
     evidence: float
     shortfall: float
+    worth: float
     reach: Estimate | None
 
 
-NO_STANDING = Standing(False, "", float("nan"), float("nan"), float("nan"), None)
+UNKNOWN = float("nan")
+
+NO_STANDING = Standing(False, "", UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, None)
 """Of an arm that could not be judged."""
 
 
@@ -347,9 +262,11 @@ def standings_of(
     contest: Contest, contenders: list[Entrant], limit: float | None, rule: Rule
 ) -> tuple[dict[str, Standing], str]:
     """The standing of each contender by name, and the name of the leader."""
-    first, best_A, short_A = leader(contest), probability_best(contest), shortfall(contest)
+    first = leader(contest)
+    numbers_4A = (probability_best(contest), rule.evidence(contest), shortfall(contest), worth_of_each(contest))
     found = {}
-    for a, (e, evidence) in enumerate(zip(contenders, rule.evidence(contest).tolist(), strict=True)):
+    for a, e in enumerate(contenders):
+        best, evidence, short_of, worth = (float(values_A[a]) for values_A in numbers_4A)
         enough = evidence >= rule.least
         words = f"{rule.words}: {short(evidence)}, {'at least' if enough else 'below'} {rule.least:g}"
         if a == first:
@@ -358,7 +275,7 @@ def standings_of(
             words = f"whole budget spent; {words}"
         words += e.left_out
         estimate = summarise(contest.recipe_AD[a])
-        found[e.arm] = Standing(enough or a == first, words, float(best_A[a]), evidence, float(short_A[a]), estimate)
+        found[e.arm] = Standing(enough or a == first, words, best, evidence, short_of, worth, estimate)
     return found, contenders[first].arm
 
 
@@ -375,6 +292,7 @@ def verdict(e: Entrant, standing: Standing | None, can_go: bool, over: bool, lim
         probability_best=at.probability_best,
         evidence=at.evidence,
         shortfall=at.shortfall,
+        worth=at.worth,
         reach=at.reach,
         spent=e.spent,
     )

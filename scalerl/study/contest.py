@@ -84,7 +84,8 @@ def learnable(contest: Contest) -> Array:
 def worth_of_all(contest: Contest) -> float:
     """Gain in the arm that is chosen if every open run were trained until its reach is known, in the metric's unit.
 
-    The expected value of perfect information about the runs; it bounds what any further training of them can bring.
+    The expected value of perfect information (Raiffa and Schlaifer, Applied Statistical Decision Theory, 1961) about
+    the runs; it bounds what any further training of them can bring.
     """
     learnt_AD = learnable(contest)
     return float(learnt_AD.max(axis=0).mean() - learnt_AD.mean(axis=1).max())

@@ -6,7 +6,8 @@ from study_arms import arm, collapsed, run, stretched
 
 from scalerl.scaling import Curve, CurveError, fit
 from scalerl.scaling.health import decline
-from scalerl.study.allocate import allocate, collapse
+from scalerl.study.allocate import allocate
+from scalerl.study.entrants import collapse
 
 
 def misleading(fraction=0.25, seeds=3):
@@ -50,6 +51,18 @@ def test_arms_may_have_different_numbers_of_seeds():
     assert (found.best, found.over) == ("a", True)
     # 41 evaluations to 1.0 cost one whole run each
     assert [v.spent for v in found.verdicts.values()] == [1.0, 4.0, 2.0] and found.spent == 7.0
+
+
+def test_a_long_run_counts_to_its_last_point_though_its_fit_is_thinned():
+    found = allocate({"long": fit(run(points=1000)), "other": run(seed=1)}, budget=1.0)
+    assert found.spent == 2.0 and not any(v.go_on for v in found.verdicts.values())
+
+
+def test_training_is_worth_most_where_least_is_known():
+    found = allocate(misleading())
+    assert max(found.verdicts.values(), key=lambda v: v.worth).arm == "slow"
+    # learning of all arms brings at least as much as learning of one
+    assert found.worth >= found.verdicts["slow"].worth > 0
 
 
 def test_identical_arms_end_the_study():
