@@ -1,6 +1,6 @@
 """What allocation by forecast saves and what it loses, on studies whose truth is known. Knows no real study.
 
-    python benchmarks/allocation.py                   # 200 studies of each setting (about 25 minutes on one slow core)
+    python benchmarks/allocation.py                   # 200 studies of each setting (about 15 minutes of one slow core)
     python benchmarks/allocation.py --studies 20      # fewer
 
 Writes benchmarks/results/allocation.json. "Found" is said in two ways. Strictly: the arm chosen is the one with the
