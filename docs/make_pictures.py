@@ -1,7 +1,11 @@
-"""Draw the pictures of docs/scaling.md from simulated runs: `python docs/make_pictures.py`. It measures nothing."""
+"""Draw the pictures of the docs from simulated runs and from measured results: `python docs/make_pictures.py`.
+
+It measures nothing itself.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -144,6 +148,34 @@ def symptoms(path: Path) -> None:
     figure.savefig(path)
 
 
+MEASURED = Path(__file__).parents[1] / "benchmarks" / "results"
+
+MARKED = {"equal allocation": (GREY, "s"), "forecast": (BLUE, "o"), "halving on the present score": (ORANGE, "^")}
+"""Policies drawn, with colour and marker."""
+
+
+def allocation(path: Path) -> None:
+    """Draw compute used against the share of studies in which a best arm was found."""
+    result = json.loads((MEASURED / "allocation.json").read_text())
+    figure, axes = new_figure(1, len(result["settings"]), (11, 4))
+    for drawn, (setting, rows) in zip(axes, result["settings"].items(), strict=True):
+        for policy, (color, marker) in MARKED.items():
+            r = rows[policy]
+            found, most = r["found_within_0.01"], r["compute_p90"]
+            drawn.plot([r["compute_mean"], most], [found, found], color=color, lw=1.5)
+            drawn.plot(r["compute_mean"], found, marker, color=color, ms=9)
+            left = policy == "equal allocation"
+            drawn.annotate(
+                policy, (r["compute_mean"], found), xytext=(4 if left else 0, -18), textcoords="offset points",
+                ha="right" if left else "left", color=color,
+            )  # fmt: skip
+        drawn.set_title(setting, loc="left", fontsize=10)
+        drawn.set(xlim=(0, 1.05), ylim=(0, 1.05), xlabel="compute, as a share of equal allocation")
+        drawn.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel(f"found within .01, share of {result['studies']} studies")
+    figure.savefig(path)
+
+
 PICTURES: dict[str, Callable[[Path], None]] = {
     "meaning.png": meaning,
     "belief.png": belief,
@@ -151,6 +183,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "comparison.png": comparison,
     "backtest.png": tested,
     "symptoms.png": symptoms,
+    "allocation.png": allocation,
 }
 """File in docs/images, and what draws it."""
 

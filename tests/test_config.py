@@ -57,7 +57,7 @@ def test_a_saved_configuration_reads_back_equal(words, tmp_path):
         (["--recipe.lss", "x"], r"unknown option --recipe.lss \(did you mean recipe.loss\?\)"),
         (["--recipe.loss.max_ratio"], "--recipe.loss.max_ratio: a value is needed"),
         (["--steps", "soon"], "command line: steps: got 'soon'; input should be a valid integer"),
-        (["--preset", "labb"], r"preset: got 'labb' \(did you mean 'lab'\?\); allowed: lab, scalerl"),
+        (["--preset", "labb"], r"preset: got 'labb' \(did you mean 'lab'\?\); allowed: lab, quick, scalerl"),
         (
             ["--data", "p.jsonl"],
             "data.kind: got 'file' with model.kind 'tiny', which knows only the tasks that are generated; give --model",

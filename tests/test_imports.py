@@ -49,6 +49,7 @@ def test_a_package_imports_only_what_lies_before_it(package):
         "scalerl.scaling",
         "scalerl.importers.points",
         "scalerl.report.summary",
+        "scalerl.study.allocate",
         "scalerl.cli",
         "scalerl.recipe",
         "scalerl.config",

@@ -143,7 +143,7 @@ def compare(first: Runs, second: Runs, level: float | None = None, siblings: Seq
     """
     sides = as_fits(first), as_fits(second)
     others = tuple(as_fits(runs) for runs in siblings)
-    check_alike([f for side in (*sides, *others) for f in side])
+    check_alike([f.curve for side in (*sides, *others) for f in side])
     rng = np.random.default_rng(0)
     width = float(np.ptp(sides[0][0].curve.bounds))
     seed_D, source = seed_scatter((*sides, *others), width, rng)
@@ -190,12 +190,15 @@ def as_fits(runs: Runs) -> tuple[Fit, ...]:
     return fits
 
 
-def check_alike(fits: Sequence[Fit]) -> None:
+def check_alike(curves: Sequence[Curve]) -> None:
     """Refuses to compare different metrics, or compute in different units."""
     for name in ("bounds", "axis"):
-        values = {getattr(f.curve, name) for f in fits}
+        values = {getattr(curve, name) for curve in curves}
         if len(values) > 1:
-            raise CurveError(f"all runs of a comparison must share their {name}; got {sorted(map(str, values))}")
+            raise CurveError(
+                f"all runs of a comparison must share their {name}; got {sorted(map(str, values))}. Read them again "
+                f"with one {name}"
+            )
 
 
 def shuffled(values_D: Array, rng: np.random.Generator) -> Array:
@@ -204,7 +207,7 @@ def shuffled(values_D: Array, rng: np.random.Generator) -> Array:
 
 
 def seed_scatter(sides: Sequence[Sequence[Fit]], width: float, rng: np.random.Generator) -> tuple[Array, str]:
-    """Draws of the standard deviation between seeds, shape (D,), and where it comes from.
+    """Draws of the standard deviation between seeds, shape (D,), and where it comes from; any number of sides.
 
     With three or more seeds on a side: the posterior on a grid of values, given each run's ceiling and its uncertainty,
     with a prior worth ``PRIOR_SEEDS`` seeds at the assumed scatter. Otherwise the assumption.
@@ -230,11 +233,16 @@ def seed_scatter(sides: Sequence[Sequence[Fit]], width: float, rng: np.random.Ge
     return draws, f"estimated from {counts if len(sides) == 2 else sum(map(len, sides))} seeds"
 
 
+def run_weights(asymptote_SD: list[Array], seed_D: Array) -> Array:
+    """Weight of each run in its recipe's mean, by how well it is known, summing to one, shape (S, D)."""
+    weight_SD = np.stack([1.0 / (draws.var() + seed_D**2) for draws in asymptote_SD])
+    return np.asarray(weight_SD / weight_SD.sum(axis=0))
+
+
 def side_mean(asymptote_SD: list[Array], seed_D: Array, rng: np.random.Generator) -> Array:
     """Draws of a recipe's own ceiling: runs weighted by their uncertainty, each off by its seed, shape (D,)."""
-    weight_SD = np.stack([1.0 / (draws.var() + seed_D**2) for draws in asymptote_SD])
     recipe_SD = np.stack([draws + seed_D * rng.standard_normal(len(draws)) for draws in asymptote_SD])
-    return np.asarray((weight_SD * recipe_SD).sum(axis=0) / weight_SD.sum(axis=0))
+    return np.asarray((run_weights(asymptote_SD, seed_D) * recipe_SD).sum(axis=0))
 
 
 def common_ceiling(fits: Sequence[Fit], seed_sd: float) -> float:

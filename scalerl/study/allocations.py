@@ -1,28 +1,58 @@
-"""How a study's budget is spent: the slices, and which arms go on after each. The statistics are in allocate.py."""
+"""How a study spends its budget: in which slices, and which arms get the next one. The statistics are in allocate.py."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from scalerl.report.summary import default_axis
+from scalerl.scaling import Curve, CurveError
 from scalerl.study.directory import StudyDirectory
-from scalerl.study.execute import Policy
+
+
+class Choice(NamedTuple):
+    """Which arms go on, and why, in words."""
+
+    arms: Sequence[str]
+    reason: str
 
 
 class Spending(NamedTuple):
     """A way to spend the budget."""
 
     shares: tuple[float, ...]
-    """Ascending shares of an arm's budget, the last 1; after each the policy is asked."""
-    policy: Policy
+    """Ascending shares of an arm's budget, the last 1; before each but the first the policy is asked."""
+    policy: Callable[[StudyDirectory], Choice]
 
 
-def everyone(study: StudyDirectory, arms: Sequence[str]) -> Sequence[str]:
+def everyone(study: StudyDirectory) -> Choice:
     """All arms go on."""
-    return arms
+    return Choice([arm.name for arm in study.plan.arms], "")
+
+
+def by_forecast(study: StudyDirectory) -> Choice:
+    """Those that may still have the highest ceiling; none when the study is over. Kept in allocation.jsonl."""
+    from scalerl.study.allocate import allocate
+
+    axis = default_axis(study.plan.base)
+    curves: dict[str, list[Curve]] = {}
+    for key in study.runs():
+        try:
+            curves.setdefault(key.arm, []).append(Curve.read(study.run(key), axis=axis))
+        except CurveError:  # a run that failed before its second evaluation says nothing; its arm's other runs may
+            continue
+    known = {name: runs for name, runs in curves.items() if runs}
+    if len(known) < 2:
+        return Choice(list(known), "fewer than two arms have a curve")
+    found = allocate(known)
+    with (study.path / "allocation.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(found.to_dict(), allow_nan=False) + "\n")
+    return Choice([name for name, verdict in found.verdicts.items() if verdict.go_on], str(found))
 
 
 ALLOCATIONS: dict[str, Spending] = {
     "equal": Spending((1.0,), everyone),
+    "forecast": Spending((0.25, 0.5, 0.75, 1.0), by_forecast),
 }
-"""equal: every arm its whole budget at once."""
+"""equal: every arm its whole budget at once. forecast: quarters, each only to arms that may still be the best."""

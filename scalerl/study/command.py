@@ -163,12 +163,11 @@ def _execute(study: StudyDirectory, workers: Workers, allocate: str, stop: Calla
     from scalerl.study.execute import Execution, execute
 
     study.hold()
-    allocation = ALLOCATIONS[allocate]
     display = StudyDisplay(study)
     execution = Execution(study, workers, display, stop())
     try:
         display.start(workers.count)
-        execute(execution, allocation.shares, allocation.policy)
+        execute(execution, ALLOCATIONS[allocate])
     finally:
         display.stop()
     for key, said in execution.failures.items():

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from scalerl.config import RunConfig, to_toml
 from scalerl.parts import replace
+from scalerl.study.allocations import Spending
 from scalerl.study.directory import RunKey, StudyDirectory
 from scalerl.study.workers import Job, Workers
 
@@ -190,26 +191,23 @@ def last_words(log: Path) -> str:
     return (errors or lines or ["nothing said"])[-1]
 
 
-Policy = Callable[[StudyDirectory, Sequence[str]], Sequence[str]]
-"""Which of the arms still going go on."""
-
-
-def execute(execution: Execution, shares: Sequence[float], policy: Policy) -> list[str]:
+def execute(execution: Execution, spending: Spending) -> list[str]:
     """Execute a study slice by slice.
 
     Args:
         execution: the study and where it runs.
-        shares: ascending, the last 1: after each, the policy says which arms go on.
-        policy: see ``allocations``.
+        spending: the slices, and who decides which arms go on after each.
 
     Returns:
-        The arms that were taken to the end.
+        The arms that got the last slice.
     """
     arms: Sequence[str] = [arm.name for arm in execution.study.plan.arms]
-    for share in shares:
+    for number, share in enumerate(spending.shares):
+        if number:
+            arms, reason = spending.policy(execution.study)
+            if reason:
+                execution.display.note(reason)
         execution.advance(arms, share)
-        if execution.stop_requested():
+        if not arms or execution.stop_requested():
             break
-        if share < 1:
-            arms = policy(execution.study, arms)
     return list(arms)

@@ -9,6 +9,7 @@ import pytest
 
 from scalerl.config import QUICK
 from scalerl.parts import ConfigError, replace
+from scalerl.study.allocations import Choice, Spending, everyone
 from scalerl.study.directory import RunKey, StudyDirectory
 from scalerl.study.execute import Execution, execute, target_step
 from scalerl.study.plan import Arm, Plan
@@ -83,9 +84,9 @@ def at_once(monkeypatch):
     monkeypatch.setattr("scalerl.study.execute.POLL_S", 0.0)
 
 
-def run(study, workers, shares=(1.0,), policy=lambda study, arms: arms, stop=lambda: False):
+def run(study, workers, shares=(1.0,), policy=everyone, stop=lambda: False):
     execution = Execution(study, workers, Quiet(), stop)
-    return execute(execution, shares, policy), execution
+    return execute(execution, Spending(shares, policy)), execution
 
 
 def test_every_arm_gets_its_first_seed_before_any_gets_its_second(tmp_path):
@@ -126,8 +127,9 @@ def test_going_on_starts_only_what_is_not_done_and_tries_failures_again(tmp_path
 def test_slices_end_at_evaluations_and_dropped_arms_get_no_more(tmp_path):
     assert [target_step(BASE, share) for share in (0.01, 0.3, 0.5, 0.99, 1.0)] == [8, 16, 16, 40, 40]
     study, workers = StudyDirectory.create(tmp_path / "s", plan("a", "b", seeds=(0,))), ScriptedWorkers()
-    kept, _ = run(study, workers, shares=(0.5, 1.0), policy=lambda study, arms: ["b"])
+    kept, execution = run(study, workers, shares=(0.5, 1.0), policy=lambda study: Choice(["b"], "a is behind"))
     assert kept == ["b"]
+    assert execution.display.notes == ["a is behind"]
     assert workers.started == [("a/seed-0", "train", 16), ("b/seed-0", "train", 16), ("b/seed-0", "resume", 40)]
 
 

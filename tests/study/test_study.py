@@ -92,7 +92,7 @@ def test_nothing_runs_twice(study):
         (["loo", "--seeds", "x"], "--seeds: got 'x'; allowed: a number from 1, or seeds separated by commas"),
         (["loo", "--budget", "16"], "16 steps with an evaluation every 8 give 3 evaluations; a fit needs 5"),
         (["loo", "--only", "dap"], "'dap' matches no arm (did you mean 'dapo'?)"),
-        (["loo", "--stepz", "1"], "unknown option --stepz (did you mean --steps?)"),
+        (["loo", "--stepz", "1"], "unknown option --stepz (did you mean steps?)"),
         (["loo", "--jobs", "-1"], "--jobs: got -1; allowed: 1 or more"),
         (["loo", "--rates", "nowhere"], "nowhere: no study here"),
         (["show", "nowhere"], "nowhere: no study here"),

@@ -1,0 +1,122 @@
+"""The arms of a study as they come in: checked against each other, fitted, searched for collapses. Judges none.
+
+Axes in names: S runs (seeds) of an arm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from scalerl.scaling.compare import Runs, check_alike
+from scalerl.scaling.curve import Curve
+from scalerl.scaling.fit import Fit, fit
+from scalerl.scaling.health import Symptom, decline
+from scalerl.scaling.readers import CurveError
+
+COLLAPSE_SD = 5.0
+"""A fall of so many standard deviations of the noise before it is a collapse; less may be a swing of that noise."""
+
+
+class Entrant(NamedTuple):
+    """One arm, read."""
+
+    arm: str
+    spent_S: tuple[float, ...]
+    """Compute of each run so far."""
+    fits: tuple[Fit, ...]
+    """Of the runs that could be fitted and have not collapsed."""
+    unfitted: str
+    """Why a run could not be fitted; empty where all could."""
+    fallen: tuple[Symptom, ...]
+    """One for each run that has collapsed."""
+
+    @property
+    def collapsed(self) -> bool:
+        """Whether at least half of the runs have."""
+        return 2 * len(self.fallen) >= len(self.spent_S)
+
+    @property
+    def spent(self) -> float:
+        """Compute of all runs."""
+        return sum(self.spent_S)
+
+    def done(self, limit: float | None) -> bool:
+        """Whether nothing is left to train."""
+        # a last step may end a rounding error short of the budget
+        short_of = limit is None or min(self.spent_S) < limit * (1 - 1e-9)
+        return self.collapsed or not short_of
+
+    @property
+    def left_out(self) -> str:
+        """Which runs the verdict does not rest on, as the end of a sentence."""
+        too_short = len(self.spent_S) - len(self.fits) - len(self.fallen)
+        counts = {"collapsed": len(self.fallen), "too short to fit": too_short}
+        parts = [f"{count} {what}" for what, count in counts.items() if count]
+        return f"; runs left out: {', '.join(parts)}" if parts else ""
+
+    def problem(self, limit: float | None) -> str:
+        """Why the arm could not be judged."""
+        if self.collapsed:
+            return f"{len(self.fallen)} of its {len(self.spent_S)} runs have collapsed: {self.fallen[0].message}"
+        return f"{'whole budget spent' if self.done(limit) else 'too early to judge'}: {self.unfitted}"
+
+
+def checked_arms(arms: Mapping[str, Runs]) -> list[Curve]:
+    """All curves of all arms, if the arms can be compared."""
+    if len(arms) < 2:
+        raise CurveError(
+            f"an allocation needs at least two arms; got {len(arms)} ({', '.join(arms) or 'none'}). Add an arm, or ask "
+            f"advise() whether to go on with a single run"
+        )
+    curves = []
+    for name, runs in arms.items():
+        if not listed(runs):
+            raise CurveError(
+                f"every arm needs at least one run; got none for {name!r}. Give it a curve or leave it out"
+            )
+        for run in listed(runs):
+            if isinstance(run, Fit) and run.method != "posterior":
+                raise CurveError(
+                    f"an allocation needs posterior fits; got one by {run.method!r} in arm {name!r}. Fit it again"
+                )
+            curves.append(run.curve if isinstance(run, Fit) else run)
+    check_alike(curves)
+    return curves
+
+
+def listed(runs: Runs) -> list[Curve | Fit]:
+    """One arm as a list."""
+    return [runs] if isinstance(runs, Curve | Fit) else list(runs)
+
+
+def judged(arm: str, runs: list[Curve | Fit]) -> Entrant:
+    """One arm with its runs fitted where they can be."""
+    fits, fallen, unfitted = [], [], ""
+    for run in runs:
+        try:
+            fitted = run if isinstance(run, Fit) else fit(run)
+        except CurveError as error:  # too few points, or no climb yet: no reason to stop
+            unfitted = str(error)
+            continue
+        symptom = collapse(fitted.curve)
+        if symptom is None:
+            fits.append(fitted)
+        else:
+            fallen.append(symptom)
+    return Entrant(arm, tuple(run.last_compute for run in runs), tuple(fits), unfitted, tuple(fallen))
+
+
+def collapse(curve: Curve) -> Symptom | None:
+    """A decline that the noise does not explain, correlated as it is from one evaluation to the next.
+
+    The noise is taken from a fit of the part before the fall: the fall itself would pass for noise.
+    """
+    symptom = decline(curve)
+    if symptom is None:
+        return None
+    try:
+        before = fit(curve.between(most=symptom.numbers["best_at"]))
+    except CurveError:  # too short a part to fit: the fall has to speak for itself
+        return symptom
+    return symptom if symptom.numbers["fall"] >= COLLAPSE_SD * before.noise_sd else None

@@ -1,0 +1,210 @@
+import json
+
+import numpy as np
+import pytest
+from study_arms import arm, collapsed, run, stretched
+
+from scalerl.scaling import Curve, CurveError, fit
+from scalerl.scaling.health import decline
+from scalerl.study.allocate import allocate
+from scalerl.study.entrants import collapse
+
+
+def misleading(fraction=0.25, seeds=3):
+    """A quick low arm, a quick good one, and a slow starter that is lower than both now and ends above them."""
+    part = {"last": fraction, "points": 13, "seeds": seeds}
+    return {
+        "low": arm(asymptote=0.45, midpoint=0.03, first_seed=0, **part),
+        "good": arm(asymptote=0.60, midpoint=0.06, first_seed=10, **part),
+        "slow": arm(asymptote=0.66, midpoint=0.40, first_seed=20, **part),
+    }
+
+
+def test_a_slow_starter_that_is_behind_now_goes_on_and_a_saturated_lower_arm_stops():
+    arms = misleading()
+    now = {name: np.mean([curve.metric[-3:] for curve in curves]) for name, curves in arms.items()}
+    assert now["slow"] < now["low"] < now["good"]
+    found = allocate(arms)
+    assert {name: v.go_on for name, v in found.verdicts.items()} == {"low": False, "good": True, "slow": True}
+    assert "chance of being the best" in found.verdicts["low"].reason and "below 0.05" in found.verdicts["low"].reason
+    assert not found.over and found.reason.startswith("Go on with good, slow:")
+
+
+def test_the_slow_starter_wins_once_it_is_known():
+    arms = misleading()
+    arms["slow"] = arm(asymptote=0.66, midpoint=0.40, first_seed=20, last=4.0, points=81)
+    found = allocate(arms)
+    assert (found.best, found.over) == ("slow", True)
+
+
+def test_one_seed_stops_less_than_five():
+    """A gap of 0.02: one seed of sd 0.012 a side leaves a fair chance, five a side about 1 in 250."""
+    one = allocate({"high": arm(1, asymptote=0.62), "low": arm(1, 10, asymptote=0.60)}, tolerance=0.0)
+    five = allocate({"high": arm(5, asymptote=0.62), "low": arm(5, 10, asymptote=0.60)}, tolerance=0.0)
+    assert one.verdicts["low"].probability_best > 0.05 > five.verdicts["low"].probability_best
+    assert one.verdicts["low"].go_on and not five.verdicts["low"].go_on
+    assert one.seed_source.startswith("assumed") and five.seed_source == "estimated from 5 and 5 seeds"
+
+
+def test_arms_may_have_different_numbers_of_seeds():
+    found = allocate({"a": arm(1, asymptote=0.70), "b": arm(4, 10), "c": arm(2, 20)})
+    assert (found.best, found.over) == ("a", True)
+    # 41 evaluations to 1.0 cost one whole run each
+    assert [v.spent for v in found.verdicts.values()] == [1.0, 4.0, 2.0] and found.spent == 7.0
+
+
+def test_a_long_run_counts_to_its_last_point_though_its_fit_is_thinned():
+    found = allocate({"long": fit(run(points=1000)), "other": run(seed=1)}, budget=1.0)
+    assert found.spent == 2.0 and not any(v.go_on for v in found.verdicts.values())
+
+
+def test_training_is_worth_most_where_least_is_known():
+    found = allocate(misleading())
+    assert max(found.verdicts.values(), key=lambda v: v.worth).arm == "slow"
+    # learning of all arms brings at least as much as learning of one
+    assert found.worth >= found.verdicts["slow"].worth > 0
+
+
+def test_identical_arms_end_the_study():
+    found = allocate({"a": arm(first_seed=0, last=2.0), "b": arm(first_seed=10, last=2.0)})
+    assert found.over and not any(v.go_on for v in found.verdicts.values())
+    assert found.worth < 0.005 and "less than 0.005" in found.reason
+    assert found.verdicts["a"].reason.startswith("the study is over")
+
+
+def test_no_tolerance_means_no_end_by_tolerance():
+    arms = {"a": arm(first_seed=0, last=2.0), "b": arm(first_seed=10, last=2.0)}
+    found = allocate(arms, tolerance=0.0)
+    assert not found.over and all(v.go_on for v in found.verdicts.values())
+
+
+def test_a_collapsed_arm_stops_with_that_as_the_reason():
+    found = allocate({"fallen": [collapsed(seed=1)], "a": arm(1), "b": arm(1, 10)})
+    verdict = found.verdicts["fallen"]
+    assert not verdict.go_on and verdict.reach is None
+    assert verdict.reason.startswith("1 of its 1 runs have collapsed: the metric fell by 0.")
+    assert found.verdicts["a"].probability_best + found.verdicts["b"].probability_best == pytest.approx(1)
+
+
+def test_one_collapsed_seed_of_three_is_left_out_and_said():
+    found = allocate({"shaky": [collapsed(seed=1), run(seed=2), run(seed=3)], "other": arm(first_seed=10)})
+    assert found.verdicts["shaky"].reason.endswith("runs left out: 1 collapsed")
+    assert found.verdicts["shaky"].reach.mean == pytest.approx(0.6, abs=0.01)
+
+
+def test_when_all_have_collapsed_nothing_is_chosen():
+    found = allocate({"a": [collapsed(seed=1)], "b": [collapsed(seed=2)]})
+    assert (found.best, found.over) == (None, True)
+
+
+def test_swings_of_correlated_noise_are_no_collapse():
+    """AR(1) noise of sd 0.03 about a plateau: one run in eight ends so far below its best that it counts as falling."""
+    declines = collapses = 0
+    level, deviates = run(midpoint=0.05).metric, np.random.default_rng(0).standard_normal((80, 41))
+    for deviate in deviates:
+        noise = np.zeros(41)
+        for i in range(1, 41):
+            noise[i] = 0.7 * noise[i - 1] + 0.03 * np.sqrt(1 - 0.7**2) * deviate[i]
+        curve = Curve(np.linspace(0, 1, 41), np.clip(level + noise, 0, 1))
+        declines += decline(curve) is not None
+        collapses += collapse(curve) is not None
+    assert declines >= 5 and collapses <= 1
+
+
+@pytest.mark.parametrize("short", [run(last=0.1, points=3), Curve([0, 0.1, 0.2, 0.3, 0.4], [0.0] * 5)])
+def test_an_arm_that_cannot_be_fitted_yet_goes_on(short):
+    found = allocate({"new": [short], "high": arm(asymptote=0.7), "low": arm(first_seed=10, asymptote=0.5)})
+    assert found.verdicts["new"].go_on and found.verdicts["new"].reason.startswith("too early to judge: ")
+    # the others are judged meanwhile, and nothing is over
+    assert not found.verdicts["low"].go_on and found.verdicts["high"].go_on and not found.over
+
+
+def test_when_none_can_be_fitted_all_go_on():
+    found = allocate({"a": [run(points=3)], "b": [run(points=4)]})
+    assert (found.best, found.over) == (None, False) and all(v.go_on for v in found.verdicts.values())
+    assert json.loads(json.dumps(found.to_dict()))["worth"] is None
+
+
+def test_an_arm_that_has_spent_its_budget_does_not_go_on():
+    arms = misleading()
+    found = allocate(arms, budget=0.25)
+    assert found.over and "whole budget is spent" in found.reason
+    arms["slow"] = arm(asymptote=0.66, midpoint=0.40, first_seed=20, last=0.20, points=13)
+    verdicts = allocate(arms, budget=0.25).verdicts
+    assert verdicts["slow"].go_on and not verdicts["good"].go_on
+    assert verdicts["good"].reason.startswith("whole budget spent")
+
+
+def test_the_level_at_a_target_may_have_another_winner_than_the_ceiling():
+    """At 0.3 the slow arm has 0.2 + 0.46 / (1 + (0.4 / 0.3)^1.8) = 0.372, the quick good one 0.579."""
+    known = {
+        "good": arm(asymptote=0.60, midpoint=0.06, first_seed=10, last=4.0),
+        "slow": arm(asymptote=0.66, midpoint=0.40, first_seed=20, last=4.0),
+    }
+    assert allocate(known).best == "slow"
+    at = allocate(known, target=0.3)
+    assert at.best == "good"
+    assert at.verdicts["slow"].reach.mean == pytest.approx(0.372, abs=0.015)
+    # all have spent what the target allows
+    assert at.over
+
+
+def test_the_unit_of_compute_does_not_matter():
+    arms = misleading()
+    here, there = allocate(arms), allocate({name: stretched(runs, 1e18) for name, runs in arms.items()})
+    for name in arms:
+        assert here.verdicts[name].go_on == there.verdicts[name].go_on
+        assert here.verdicts[name].probability_best == pytest.approx(there.verdicts[name].probability_best, abs=0.01)
+
+
+def test_a_wider_metric_gives_the_same_verdicts():
+    arms = misleading()
+    wide = {
+        name: [Curve(curve.compute, 2 * curve.metric - 1, bounds=(-1, 1)) for curve in runs]
+        for name, runs in arms.items()
+    }
+    here, there = allocate(arms), allocate(wide)
+    assert [v.go_on for v in here.verdicts.values()] == [v.go_on for v in there.verdicts.values()]
+    assert there.worth == pytest.approx(2 * here.worth, rel=0.05)
+
+
+def test_curves_and_their_fits_give_the_same_answer():
+    arms = misleading(seeds=1)
+    assert allocate(arms).to_dict() == allocate({name: fit(runs[0]) for name, runs in arms.items()}).to_dict()
+
+
+def test_the_best_of_two_known_arms_is_found_by_every_rule():
+    arms = {"high": arm(asymptote=0.7), "low": arm(first_seed=10, asymptote=0.5)}
+    for rule in ("best", "above leader", "worth"):
+        assert (allocate(arms, rule=rule).best, allocate(arms, rule=rule).over) == ("high", True)
+
+
+@pytest.mark.parametrize(
+    ("arms", "options", "message"),
+    [
+        ({}, {}, r"at least two arms; got 0 \(none\). Add an arm"),
+        ({"a": run()}, {}, r"at least two arms; got 1 \(a\). Add an arm, or ask advise\(\)"),
+        ({"a": run(), "b": []}, {}, "at least one run; got none for 'b'. Give it a curve or leave it out"),
+        ({"a": run(), "b": run(axis="flops")}, {}, r"share their axis; got \['compute', 'flops'\]. Read them again"),
+        ({"a": run(), "b": run(bounds=(0, 2))}, {}, "must share their bounds"),
+        (
+            {"a": run(), "b": fit(run(), method="paper")},
+            {},
+            "posterior fits; got one by 'paper' in arm 'b'. Fit it again",
+        ),
+        ({"a": run(), "b": run()}, {"target": 0.0}, "target must be a positive amount of compute; got 0.0"),
+        ({"a": run(), "b": run()}, {"budget": -1.0}, "budget must be a positive amount of compute; got -1.0"),
+        ({"a": run(), "b": run()}, {"tolerance": -0.1}, "tolerance must be a number of at least 0; got -0.1"),
+        ({"a": run(), "b": run()}, {"rule": "bets"}, r"got 'bets' \(did you mean 'best'\?\)"),
+    ],
+)
+def test_what_is_no_study_is_refused(arms, options, message):
+    with pytest.raises(CurveError, match=message):
+        allocate(arms, **options)
+
+
+def test_an_allocation_is_json_and_prints_a_line_for_each_arm():
+    found = allocate(misleading())
+    again = json.loads(json.dumps(found.to_dict()))
+    assert list(again["verdicts"]) == ["low", "good", "slow"] and again["verdicts"]["low"]["go_on"] is False
+    assert len(str(found).splitlines()) == 4 and "low: stop" in str(found)

@@ -1,0 +1,35 @@
+"""docs/allocation.md: its example runs and says what the page shows, and its table is the one that was measured."""
+
+import contextlib
+import io
+import json
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "allocation.md").read_text()
+MEASURED = json.loads((ROOT / "benchmarks" / "results" / "allocation.json").read_text())
+
+
+def verdicts(text):
+    return re.findall(r"^  (\w+): (go on|stop)", text, flags=re.MULTILINE)
+
+
+def test_the_example_gives_the_verdicts_on_the_page():
+    (example,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        exec(example, {})
+    assert verdicts(out.getvalue()) == verdicts(PAGE) == [("low", "stop"), ("good", "go on"), ("slow", "go on")]
+
+
+def test_the_table_is_the_one_that_was_measured():
+    for setting, rows in MEASURED["settings"].items():
+        table = PAGE[PAGE.index(f"| {setting} |") :]
+        for policy, row in rows.items():
+            compute, p90, _, within = re.search(
+                rf"^\| {policy} \| (\S+), (\S+) \| (\S+) \| (\S+) ", table, re.MULTILINE
+            ).groups()
+            assert (
+                abs(float(compute) - row["compute_mean"]) <= 0.0051 and abs(float(p90) - row["compute_p90"]) <= 0.0051
+            )
+            assert abs(float(within) - row["found_within_0.01"]) <= 0.00051
