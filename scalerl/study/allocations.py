@@ -1,4 +1,4 @@
-"""How a study spends its budget: in which slices, and which arms get the next one. The statistics are in allocate.py."""
+"""How a study spends its budget: the slices, and which arms get the next one. The statistics are in allocate.py."""
 
 from __future__ import annotations
 

@@ -1,0 +1,56 @@
+"""How a budget is spent: who goes on by the forecast, what is kept of the reasons, and rates found by a sweep."""
+
+import json
+
+import pytest
+from simulated_study import Truth, write_study
+
+from scalerl.config import QUICK
+from scalerl.parts import ConfigError
+from scalerl.study.allocations import ALLOCATIONS, by_forecast, everyone
+from scalerl.study.directory import StudyDirectory
+from scalerl.study.plans import PLANS
+from scalerl.study.results import best_rates
+
+HALF = 80
+
+
+def test_a_slow_starter_goes_on_and_a_finished_low_arm_does_not(tmp_path):
+    truths = {
+        "good": Truth(last_step=HALF),
+        "low": Truth(asymptote=0.45, midpoint=1e13, efficiency=2.5, last_step=HALF),
+        "slow": Truth(asymptote=0.66, midpoint=2.5e14, last_step=HALF),
+        "broken": Truth(last_step=-1, failed="no"),
+    }
+    study = write_study(tmp_path / "s", truths)
+    chosen = by_forecast(study)
+    assert "slow" in chosen.arms and "low" not in chosen.arms and "broken" not in chosen.arms
+    assert "low: stop" in chosen.reason and "slow: go on" in chosen.reason
+    (kept,) = [json.loads(line) for line in (study.path / "allocation.jsonl").read_text().splitlines()]
+    assert [name for name, verdict in kept["verdicts"].items() if verdict["go_on"]] == list(chosen.arms)
+
+
+def test_with_one_arm_that_has_a_curve_there_is_nothing_to_decide(tmp_path):
+    study = write_study(tmp_path / "s", {"good": Truth(last_step=HALF), "broken": Truth(last_step=-1, failed="no")})
+    assert by_forecast(study).arms == ["good"]
+
+
+def test_equal_means_all_of_it_at_once_for_all(tmp_path):
+    study = write_study(tmp_path / "s", {"a": Truth(last_step=-1), "b": Truth(last_step=-1)})
+    assert ALLOCATIONS["equal"].shares == (1.0,) and everyone(study).arms == ["a", "b"]
+    assert ALLOCATIONS["forecast"].shares[-1] == 1.0
+
+
+def test_the_best_rate_of_each_loss_is_the_one_that_ended_highest(tmp_path):
+    study = StudyDirectory.create(tmp_path / "rates", PLANS["rates"](QUICK))
+    ends = {"cispo-7.5e-05": 0.7, "cispo-0.00015": 0.8, "dapo-0.0003": 0.75, "gspo-0.0006": 0.6}
+    for key in study.runs():
+        study.run(key).mkdir(parents=True)
+        # a single high point early in the run must not count: the mean of the last three does
+        rates = [0.95, *[ends.get(key.arm, 0.5)] * 3]
+        rows = [{"step": step, "pass_rate": rate} for step, rate in zip((0, 144, 152, 160), rates, strict=True)]
+        (study.run(key) / "points.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert best_rates(study.path) == {"cispo": 1.5e-4, "dapo": 3e-4, "gspo": 6e-4}
+    (study.run(study.runs()[0]) / "points.jsonl").write_text('{"step": 152, "pass_rate": 0.5}\n')
+    with pytest.raises(ConfigError, match=r"cispo-7\.5e-05/seed-1000 is not finished; go on with"):
+        best_rates(study.path)
