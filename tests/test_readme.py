@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import runs
+from simulated_study import LEAVE_ONE_OUT, write_study
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 BY_CI = {"make train", "make test"}
@@ -42,6 +43,7 @@ def place(lab_model, tmp_path_factory):
     )
     runs.train(lab_model, root / "runs/scalerl-lab-001")
     shutil.copy(root / "runs/scalerl-lab-001/points.jsonl", root)
+    write_study(root / "studies/loo", {name: LEAVE_ONE_OUT[name] for name in ("scalerl", "dapo")})
     return root
 
 
