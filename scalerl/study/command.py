@@ -47,9 +47,9 @@ def study_main(words: Sequence[str], stop: Callable[[], Callable[[], bool]]) -> 
     options, fields = _plan_parser().parse_known_args(words)
     plan = _plan(options, fields)
     if options.dry_run:
-        from scalerl.study.display import describe
+        from scalerl.study.display import describe, time_needed
 
-        print("\n".join(describe(plan)))
+        print("\n".join([*describe(plan), time_needed(plan)]))
         return 0
     from scalerl.study.directory import StudyDirectory
     from scalerl.train.run_dir import next_directory

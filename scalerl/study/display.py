@@ -14,6 +14,7 @@ from scalerl.report.outlook import outlook
 from scalerl.report.summary import default_axis
 from scalerl.scaling import Curve, CurveError
 from scalerl.study.directory import RunKey, StudyDirectory, rows
+from scalerl.study.estimate import plan_seconds
 from scalerl.study.plan import Plan
 
 MARKS = {"waiting": "·", "running": "▶", "finished": "✓", "failed": "✗", "stopped": "■"}
@@ -33,6 +34,18 @@ def describe(plan: Plan) -> list[str]:
         lines.append(f"  {arm.name:<{widest}}  {size:<18}  {arm.about or 'changes ' + _paths(arm.changes)}{candidate}")
     lines += [f"  {line}" for line in plan.config(plan.arm(plan.candidate), plan.seeds[0]).derived_sizes()]
     return lines
+
+
+def time_needed(plan: Plan) -> str:
+    """Return an estimate of the time in words."""
+    seconds = plan_seconds(plan)
+    if seconds is None:
+        return "time: not known before a run was timed; only the lab's model is known without loading it"
+    runs = len(plan.arms) * len(plan.seeds)
+    minutes, each = seconds / 60, seconds / runs
+    return (
+        f"time: about {minutes:.0f} minutes one run at a time ({each:.0f} s a run), and a warm start where none is kept"
+    )
 
 
 def _paths(changes: Mapping[str, object], prefix: str = "") -> str:

@@ -1,0 +1,58 @@
+"""How long a plan will take on this machine, before anything has run. Rough: a third more or less is no surprise.
+
+The lab's runs were timed once; this machine's speed relative to that one follows from a short product of matrices.
+"""
+
+from __future__ import annotations
+
+import time
+
+from scalerl.config import RunConfig, TinyModel
+from scalerl.data import PromptFile
+from scalerl.recipe import max_lag
+from scalerl.study.plan import Plan
+
+TRAINING_S, EVALUATION_S, STARTUP_S = 1.9e-3, 1.3e-3, 10.0
+"""Seconds of the reference: a trained completion and an evaluated sample of the quick lab, and the start of a run's two
+processes. Measured on two cores of an AMD EPYC, November 2026."""
+
+PROBE_S = 0.098
+"""Seconds of ``probe`` there and then."""
+
+IN_TURNS = 1.77
+"""How much longer a step takes where generation and training do not overlap (docs/benchmarks.md)."""
+
+
+def probe() -> float:
+    """Return the seconds of a fixed amount of arithmetic such as the tiny model's."""
+    import numpy as np
+
+    a, b = np.ones((256, 64), np.float32), np.ones((64, 256), np.float32)
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        for _ in range(200):
+            (np.maximum(a @ b, 0) @ b.T).sum()
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def run_seconds(config: RunConfig) -> float | None:
+    """Return the seconds of one run at the reference's speed; None for a model that only loading it would tell."""
+    if not isinstance(config.model, TinyModel) or isinstance(config.data, PromptFile):
+        return None
+    recipe, checks = config.recipe, config.evaluation
+    size = config.model.layers * config.model.width**2 / (2 * 64**2) * recipe.length.max_tokens / 69
+    overlap = recipe.off_policy.kind == "pipeline" and max_lag(recipe.off_policy) > 0
+    training = config.steps * recipe.completions_per_step * TRAINING_S * (1.0 if overlap else IN_TURNS)
+    evaluations = 1 + -(-config.steps // checks.every)
+    return STARTUP_S + size * (training + evaluations * checks.prompts * checks.samples * EVALUATION_S)
+
+
+def plan_seconds(plan: Plan) -> float | None:
+    """Return the seconds of a plan's runs here, one after the other and warm starts aside; None if one is unknown."""
+    each = [run_seconds(plan.config(arm, seed)) for arm in plan.arms for seed in plan.seeds]
+    known = [seconds for seconds in each if seconds is not None]
+    if len(known) < len(each):
+        return None
+    return sum(known) * probe() / PROBE_S
