@@ -130,7 +130,7 @@ def _plan(options: argparse.Namespace, fields: Sequence[str]) -> Plan:
     if options.budget is not None:
         plan = replace(plan, base=replace(plan.base, steps=options.budget))
     if options.rates is not None:
-        from scalerl.study.results import best_rates
+        from scalerl.study.rates import best_rates
 
         plan = with_rates(plan, best_rates(options.rates))
     return check(select(plan, options.only) if options.only else plan)

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalerl.data import PromptFile, task_shares
-from scalerl.parts import ConfigError
 from scalerl.report.summary import data_note, default_axis
 from scalerl.scaling import Comparison, Curve, CurveError, Estimate, Fit, compare, fit
 from scalerl.scaling.compare import (
@@ -356,26 +355,6 @@ def _notes(study: StudyDirectory, comparisons: int) -> tuple[str, ...]:
     return (*((note,) if note else ()), f"{fewest}; {alarms} where nothing differs")
 
 
-def best_rates(path: Path) -> dict[str, float]:
-    """Return for each loss the learning rate that ended highest in a `rates` study: the mean of its last evaluations.
-
-    Raises:
-        ConfigError: no such study, or a run of it is not finished.
-    """
-    study = StudyDirectory.open(path)
-    ends: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for key in study.runs():
-        config = study.config(key)
-        if study.step(key) < config.steps:
-            raise ConfigError(f"--rates: {study.run(key)} is not finished; go on with: scalerl study resume {path}")
-        points = [row["pass_rate"] for row in rows(study.run(key) / "points.jsonl")][-LAST_POINTS:]
-        ends[config.recipe.loss.kind][config.recipe.optimizer.learning_rate].append(statistics.fmean(points))
-    return {kind: max(by_rate, key=lambda rate: statistics.fmean(by_rate[rate])) for kind, by_rate in ends.items()}
-
-
-LAST_POINTS = 3
-"""Evaluations at the end of a run whose mean a sweep goes by."""
-
 __all__ = [
     "CHANCE",
     "EFFECTS",
@@ -384,7 +363,6 @@ __all__ = [
     "ArmResult",
     "RunResult",
     "StudyResult",
-    "best_rates",
     "effect_of",
     "study_results",
 ]

@@ -10,7 +10,7 @@ from scalerl.parts import ConfigError
 from scalerl.study.allocations import ALLOCATIONS, by_forecast, everyone
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plans import PLANS
-from scalerl.study.results import best_rates
+from scalerl.study.rates import best_rates
 
 HALF = 80
 
