@@ -84,6 +84,9 @@ class Comparison:
     compute_ratio: Estimate
     """Compute the first side needs for ``level`` over that of the second; below 1 the first is cheaper."""
 
+    probability_cheaper: float
+    """That the first side needs less compute for ``level``."""
+
     level: float
     """Metric level at which compute is compared."""
 
@@ -122,6 +125,7 @@ class Comparison:
             **{name: getattr(self, name).to_dict() for name in estimates},
             "probability_higher": or_none(self.probability_higher),
             "probability_more_efficient": or_none(self.probability_more_efficient),
+            "probability_cheaper": or_none(self.probability_cheaper),
             "first": [f.to_dict() for f in self.sides[0]],
             "second": [f.to_dict() for f in self.sides[1]],
         }
@@ -169,6 +173,7 @@ def compare(first: Runs, second: Runs, level: float | None = None, siblings: Seq
         probability_more_efficient=float((ratio_D > 0).mean()),
         common_asymptote=common,
         compute_ratio=summarise_ratio(cost_D),
+        probability_cheaper=float((cost_D < 0).mean()),
         level=at,
         seed_sd=seed_sd,
         seed_source=source,

@@ -18,7 +18,7 @@ from scalerl.study.verdicts import NO_DIFFERENCE
 
 GROUPS = {
     "What raises or lowers the ceiling": ("raises", "lowers"),
-    "What only changes efficiency": ("quicker", "slower", "later"),
+    "What only changes efficiency": ("quicker", "slower", "later", "cheaper", "dearer"),
     "What makes no difference that this much compute can show": ("none",),
     "Not measured yet": ("unknown",),
 }

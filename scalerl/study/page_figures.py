@@ -27,6 +27,8 @@ COLORS = {
     "quicker": "@s5",
     "slower": "@s1",
     "later": "@s6",
+    "cheaper": "@s5",
+    "dearer": "@s1",
     "none": "@muted",
     "unknown": "@muted",
 }

@@ -69,6 +69,8 @@ SHORT = {
     "quicker": "more efficient",
     "slower": "less efficient",
     "later": "steeper or cheaper",
+    "cheaper": "cheaper so far",
+    "dearer": "dearer so far",
     "none": "nothing shown",
     "unknown": "not measured",
     "candidate": "the candidate",

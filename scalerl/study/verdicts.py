@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from scalerl.scaling import Comparison, Estimate
-from scalerl.scaling.compare import LATER
+from scalerl.scaling.compare import LATER, LEVEL
 
 EFFECTS = {
     "raises": "raises the ceiling",
@@ -11,6 +11,8 @@ EFFECTS = {
     "quicker": "same ceiling, more efficient",
     "slower": "same ceiling, less efficient",
     "later": "same ceiling; steeper and dearer, or flatter and cheaper",
+    "cheaper": "less compute for the same level so far; A and B not told apart",
+    "dearer": "more compute for the same level so far; A and B not told apart",
     "none": "no difference that this much compute can show",
     "unknown": "not measured yet",
     "candidate": "the candidate",
@@ -26,7 +28,9 @@ def effect_of(against: Comparison | None) -> str:
         return "later"
     kinds = {"higher ceiling": ("raises", "lowers"), "same ceiling and more efficient": ("quicker", "slower")}
     if against.verdict not in kinds:
-        return "none"
+        # a shift along the compute axis moves neither A nor B, and yet it is what a user pays
+        sure = min(against.probability_cheaper, 1 - against.probability_cheaper) < LEVEL / 2
+        return ("cheaper" if against.probability_cheaper > 0.5 else "dearer") if sure else "none"
     better, worse = kinds[against.verdict]
     return better if against.winner == "first" else worse
 
@@ -54,6 +58,9 @@ def sentence_of(name: str, candidate: str, effect: str, against: Comparison | No
     if effect == "later":
         which = "steeper and dearer" if ratio.mean > 1 else "flatter and cheaper"
         return f"{name}: same ceiling, {which}: {efficiency}."
+    if effect in ("cheaper", "dearer"):
+        shift = f"{compute} of {candidate}; A differs by {_signed(difference)}, its B is {_times(ratio)} as large"
+        return f"{name} is {effect} so far: {shift}."
     if effect == "none":
         return f"{name}{NO_DIFFERENCE}: A differs by {_signed(difference)}, {efficiency}."
     return f"{name}: {EFFECTS[effect]}: {efficiency}."

@@ -48,6 +48,13 @@ def test_where_nothing_showed_a_bound_says_what_could_have_been_missed(found):
     assert f"beyond ±{found.arm('fp32').excluded:.3f} are excluded" in found.headlines()[-1]
 
 
+def test_a_shift_along_the_compute_axis_is_seen_though_a_and_b_are_the_same(tmp_path):
+    truths = {"scalerl": Truth(), "late": Truth(midpoint=7.5e13)}  # half as much again
+    (late,) = study_results(write_study(tmp_path / "s", truths)).ranked()
+    assert late.effect == "dearer" and late.comparison.compute_ratio.low < 1.5 < late.comparison.compute_ratio.high
+    assert late.sentence.startswith("late is dearer so far: the level 0.") and "the compute of scalerl" in late.sentence
+
+
 def test_what_matters_most_is_said_first(found):
     assert [arm.name for arm in found.ranked()] == ["dapo", "slow", "fp32", "young", "broken"]
     assert [line.partition(" ")[0].strip(":") for line in found.headlines()[:2]] == ["dapo", "slow"]
