@@ -206,11 +206,11 @@ def plans(curves: int, seed: int) -> Result:
 def pair_rates(
     pairs: int, rng: np.random.Generator, seeds: int, rho: float, noise: str, gap: float, ratio: float
 ) -> Result:
-    """Shares of pairs whose ceilings, and whose B at the common ceiling, are called different at the 5 % level.
+    """Shares of pairs whose ceilings, B at the common ceiling, and compute needed are called different at 5 %.
 
     Both recipes climb from 0.2 to 0.6, with B 1.8; the ceiling of each seed is off by a normal deviate of sd 0.012.
     """
-    verdicts, a_differs, b_differs = [], [], []
+    verdicts, a_differs, b_differs, compute_differs = [], [], [], []
     for _ in range(pairs):
         sides = []
         for sign in (0.5, -0.5):
@@ -226,9 +226,11 @@ def pair_rates(
         verdicts.append(found.verdict)
         a_differs.append(min(found.probability_higher, 1 - found.probability_higher) < 0.025)
         b_differs.append(min(found.probability_more_efficient, 1 - found.probability_more_efficient) < 0.025)
+        compute_differs.append(min(found.probability_cheaper, 1 - found.probability_cheaper) < 0.025)
     names = ("higher ceiling", "same ceiling and more efficient", LATER, "not distinguishable yet")
     return {
-        "A": float(np.mean(a_differs)), "B": float(np.mean(b_differs)), "pairs": pairs,
+        "A": float(np.mean(a_differs)), "B": float(np.mean(b_differs)), "compute": float(np.mean(compute_differs)),
+        "pairs": pairs,
         "verdicts": {name: verdicts.count(name) / pairs for name in names},
     }  # fmt: skip
 
@@ -254,15 +256,15 @@ def comparisons(curves: int, seed: int) -> Result:
                     result[f"{seeds} seeds, rho {rho}, {noise}, {name}"] = pair_rates(
                         pairs, rng, seeds, rho, noise, gap, ratio
                     )
-    table("different A | different B (at the 5 % level) | pairs", [
-        f"{name:<32} {r['A']:.3f} | {r['B']:.3f} | {r['pairs']}" for name, r in result.items()
+    table("different A | different B | different compute (at the 5 % level) | pairs", [
+        f"{name:<32} {r['A']:.3f} | {r['B']:.3f} | {r['compute']:.3f} | {r['pairs']}" for name, r in result.items()
     ])  # fmt: skip
     equal = [(name, r) for name, r in result.items() if name.endswith("equal")]
     for seeds in (1, 3):
         chosen = [r for name, r in equal if name.startswith(str(seeds))]
-        pooled = {key: float(np.mean([r[key] for r in chosen])) for key in ("A", "B")}
+        pooled = {key: float(np.mean([r[key] for r in chosen])) for key in ("A", "B", "compute")}
         result[f"{seeds} seeds, false alarms pooled"] = pooled
-        print(f"{seeds} seeds, false alarms pooled: A {pooled['A']:.3f}, B {pooled['B']:.3f}")
+        print(f"{seeds} seeds, false alarms pooled: {numbers(list(pooled.values()), 3)}")
     return result
 
 

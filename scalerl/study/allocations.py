@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from scalerl.report.summary import default_axis
 from scalerl.scaling import Curve, CurveError
 from scalerl.study.directory import StudyDirectory
 
@@ -35,11 +34,11 @@ def by_forecast(study: StudyDirectory) -> Choice:
     """Those that may still have the highest ceiling; none when the study is over. Kept in allocation.jsonl."""
     from scalerl.study.allocate import allocate
 
-    axis = default_axis(study.plan.base)
+    axis, task = study.axis(), study.task()
     curves: dict[str, list[Curve]] = {}
     for key in study.runs():
         try:
-            curves.setdefault(key.arm, []).append(Curve.read(study.run(key), axis=axis))
+            curves.setdefault(key.arm, []).append(Curve.read(study.run(key), axis=axis, task=task))
         except CurveError:  # a run that failed before its second evaluation says nothing; its arm's other runs may
             continue
     known = {name: runs for name, runs in curves.items() if runs}

@@ -20,8 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalerl.config import RunConfig
+from scalerl.config import RunConfig, read_config
+from scalerl.data import PromptFile, task_shares
 from scalerl.parts import ConfigError
+from scalerl.report.summary import default_axis
 from scalerl.study.plan import Plan, plan_toml, read_plan
 
 
@@ -86,6 +88,17 @@ class StudyDirectory:
     def file(self, key: RunKey, ending: str) -> Path:
         """Return a file beside a run's directory."""
         return self.path / key.arm / f"seed-{key.seed}.{ending}"
+
+    def axis(self) -> str:
+        """Return the compute axis of the curves unless another is asked for: that of the machine the runs were on."""
+        saved = (self.run(key) / "config.toml" for key in self.runs())
+        first = next((file for file in saved if file.exists()), None)
+        return default_axis(read_config(first, []) if first else self.plan.base)
+
+    def task(self) -> str | None:
+        """Return the task of the curves unless another is asked for: the base's first; None for a file of prompts."""
+        data = self.plan.base.data
+        return None if isinstance(data, PromptFile) else task_shares(data)[0][0].kind
 
     def hold(self) -> int:
         """Keep other processes from executing this study; the lock goes with the process.

@@ -11,7 +11,6 @@ from rich.live import Live
 from rich.table import Table
 
 from scalerl.report.outlook import outlook
-from scalerl.report.summary import default_axis
 from scalerl.scaling import Curve, CurveError
 from scalerl.study.directory import RunKey, StudyDirectory, rows
 from scalerl.study.estimate import plan_seconds
@@ -71,7 +70,7 @@ class StudyDisplay:
 
     def __init__(self, study: StudyDirectory, console: Console | None = None) -> None:
         self.console = console or Console()
-        self._study, self._axis = study, default_axis(study.plan.base)
+        self._study = study
         self._seen: dict[RunKey, _Seen] = {}
         self._told: dict[RunKey, str] = {}
         self._began = time.monotonic()
@@ -116,19 +115,20 @@ class StudyDisplay:
         """Read a run's points, and fit them where there are new ones."""
         path = self._study.run(key)
         seen = self._seen.setdefault(key, _Seen())
-        points = rows(path / "points.jsonl")
+        task = self._study.task()
+        points = [row for row in rows(path / "points.jsonl") if task in (None, row.get("task"))]
         if len(points) == seen.points:
             return
         seen.points, seen.last = len(points), float(points[-1]["pass_rate"])
         if not fitted:
             return
         try:
-            found = outlook(Curve.read(path, axis=self._axis)).fit
+            found = outlook(Curve.read(path, axis=self._study.axis(), task=task)).fit
             known = "" if found.identified else "?"
             seen.ceiling = (
                 f"{found.asymptote.mean:.3f} ({found.asymptote.low:.3f} to {found.asymptote.high:.3f}){known}"
             )
-        except CurveError:  # too early to be fitted, or several tasks: the table shows the last value alone
+        except CurveError:  # too early to be fitted: the table shows the last value alone
             seen.ceiling = ""
 
     def _line(self, key: RunKey, states: Mapping[RunKey, str]) -> str:

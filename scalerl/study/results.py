@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalerl.data import PromptFile, task_shares
-from scalerl.report.summary import data_note, default_axis
+from scalerl.report.summary import data_note
 from scalerl.scaling import Comparison, Curve, CurveError, Estimate, Fit, compare, fit
 from scalerl.scaling.compare import (
     MARGIN,
@@ -225,10 +224,7 @@ def study_results(study: StudyDirectory, axis: str | None = None, task: str | No
         axis: compute axis; None for the runs' default.
         task: which task's curve, where runs have several; None for the base's (first) task.
     """
-    plan = study.plan
-    if task is None and not isinstance(plan.base.data, PromptFile):
-        task = task_shares(plan.base.data)[0][0].kind
-    axis = axis or default_axis(plan.base)
+    plan, axis, task = study.plan, axis or study.axis(), task or study.task()
     runs: dict[str, list[RunResult]] = defaultdict(list)
     failures = _failures(study)
     for key in study.runs():
