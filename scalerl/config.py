@@ -217,8 +217,8 @@ LAB = RunConfig(
 
 QUICK = replace(
     LAB,
-    steps=200,
-    recipe=replace(LAB.recipe, optimizer=replace(LAB.recipe.optimizer, learning_rate=2e-4)),
+    steps=240,
+    recipe=replace(LAB.recipe, optimizer=replace(LAB.recipe.optimizer, learning_rate=1.2e-4)),
     evaluation=Evaluation(every=8, prompts=512, samples=2),
 )
 

@@ -11,14 +11,14 @@ from scalerl.study.plan import Arm, Plan
 
 
 def test_a_run_is_its_completions_its_evaluations_and_its_start():
-    # 200 steps x 256 completions, 1 + 25 evaluations of 512 x 2 samples
-    by_hand = 10 + 51_200 * 1.9e-3 + 26 * 1024 * 1.3e-3
+    # 240 steps x 256 completions, 1 + 30 evaluations of 512 x 2 samples
+    by_hand = 10 + 61_440 * 1.9e-3 + 31 * 1024 * 1.3e-3
     assert estimate.run_seconds(QUICK) == pytest.approx(by_hand)
 
 
 def test_sides_that_take_turns_need_longer_and_twice_the_width_four_times_as_long():
     turns = replace(QUICK, recipe=replace(QUICK.recipe, off_policy=PpoOffPolicy(batches=8)))
-    assert estimate.run_seconds(turns) - estimate.run_seconds(QUICK) == pytest.approx(0.77 * 51_200 * 1.9e-3)
+    assert estimate.run_seconds(turns) - estimate.run_seconds(QUICK) == pytest.approx(0.77 * 61_440 * 1.9e-3)
     wide = replace(QUICK, model=replace(QUICK.model, width=128))
     assert estimate.run_seconds(wide) - 10 == pytest.approx(4 * (estimate.run_seconds(QUICK) - 10))
 
@@ -28,6 +28,6 @@ def test_a_plan_is_the_sum_of_its_runs_at_this_machines_speed(monkeypatch):
     arms = (Arm(name="a"), Arm(name="b", changes={"recipe": {"loss": "gspo"}}))
     plan = Plan(name="x", candidate="a", base=QUICK, arms=arms, seeds=(0, 1, 2))
     assert estimate.plan_seconds(plan) == pytest.approx(2 * 6 * estimate.run_seconds(QUICK))
-    assert time_needed(plan).startswith("time: about 28 minutes")
+    assert time_needed(plan).startswith("time: about 34 minutes")
     other = replace(plan, base=replace(QUICK, model=HuggingFaceModel(path="x")))
     assert estimate.plan_seconds(other) is None and "not known before" in time_needed(other)

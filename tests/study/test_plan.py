@@ -59,7 +59,7 @@ def test_arms_sample_equally_many_completions_with_equally_many_evaluations():
     made = plan(arm("double", prompts_per_step=32), arm("half", generations_per_prompt=8))
     sizes = {a.name: made.config(a, 0) for a in made.arms}
     assert {n: (c.steps, c.evaluation.every) for n, c in sizes.items()} == {
-        "base": (200, 8), "double": (100, 4), "half": (400, 16),
+        "base": (240, 8), "double": (120, 4), "half": (480, 16),
     }  # fmt: skip
     asked = plan(Arm(name="own", changes={"steps": 99, "recipe": {"prompts_per_step": 32}}))
     assert asked.config(asked.arm("own"), 0).steps == 99
@@ -77,7 +77,7 @@ def test_a_rate_goes_to_the_arms_of_its_loss_that_name_none():
     made = plan(arm("dapo", loss="dapo"), arm("own", loss="dapo", optimizer={"learning_rate": 1e-3}))
     tuned = with_rates(made, {"dapo": 2e-5})
     rates = {a.name: tuned.config(a, 0).recipe.optimizer.learning_rate for a in tuned.arms}
-    assert rates == {"base": 2e-4, "dapo": 2e-5, "own": 1e-3}
+    assert rates == {"base": 1.2e-4, "dapo": 2e-5, "own": 1e-3}
     assert tuned.config(tuned.arm("dapo"), 0).recipe.optimizer.warmup_steps == QUICK.recipe.optimizer.warmup_steps
 
 
