@@ -35,6 +35,31 @@ class Opened:
             });
         }""")
 
+    def check_quiet(self):
+        """No word on the console, and nothing asked of the network."""
+        assert self.complaints == []
+        assert [url for url in self.asked if not url.startswith(("file:", "data:", "blob:"))] == []
+
+    def check_readable(self, width, scheme, texts):
+        """At this width and in these colours nothing sticks out to the side, and the texts and dots stand out.
+
+        Args:
+            width: of the window, pixels.
+            scheme: "light" or "dark".
+            texts: of a selector and the name of its style that is the text's colour.
+        """
+        self.tab.emulate_media(color_scheme=scheme)
+        self.tab.set_viewport_size({"width": width, "height": 900})
+        self.settle()
+        assert self.tab.evaluate("document.documentElement.scrollWidth") == width
+        paper = luminance(self.style("body", "backgroundColor"))
+        assert (paper < 0.1) if scheme == "dark" else (paper > 0.9)
+        for selector, name in texts:
+            assert contrast(paper, luminance(self.style(selector, name))) >= 4.5, selector  # WCAG AA for text
+        dots = self.tab.eval_on_selector_all(".swatch", "nodes => nodes.map(n => getComputedStyle(n).backgroundColor)")
+        assert all(contrast(paper, luminance(color)) >= 3 for color in dots)  # WCAG for graphics
+        assert self.complaints == []
+
     def column(self, number):
         return self.tab.eval_on_selector_all(
             "tbody tr", f"rows => rows.map(row => row.children[{number}].firstChild.textContent)"

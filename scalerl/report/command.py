@@ -28,19 +28,15 @@ def run_report(arguments: argparse.Namespace) -> int:
         ConfigError: plotly is not installed.
     """
     from scalerl.report.findings import findings
+    from scalerl.report.frame import write_page
     from scalerl.report.page import page
     from scalerl.report.sources import read_sources
-    from scalerl.scaling import CurveError
 
     count = len(arguments.paths)
     paths = [*arguments.paths, *(arguments.versus or [])]
     sources = read_sources(paths, arguments.compute, arguments.task, arguments.bounds)
     found = findings(sources[:count], sources[count:], arguments.exclude_below, arguments.method)
-    html = page(found)
-    try:
-        arguments.output.write_text(html, encoding="utf-8")
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
-        raise CurveError(f"the page cannot be written to {arguments.output}: {error.strerror}; choose -o") from error
+    write_page(arguments.output, page(found))
     if arguments.json:
         print(json.dumps({"page": str(arguments.output), **found.to_dict()}, indent=1, allow_nan=False))
     else:

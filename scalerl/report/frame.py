@@ -13,13 +13,15 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
 import scalerl
 from scalerl.parts import ConfigError
 from scalerl.report.drawing import Figure
-from scalerl.scaling import Estimate
+from scalerl.scaling import CurveError, Estimate
+from scalerl.scaling.estimate import one_power
 
 TERMS = {
     "A, the ceiling": "the level the run would end at with unlimited compute.",
@@ -85,6 +87,18 @@ def frame(content: Content) -> str:
     )
 
 
+def write_page(path: Path, page: str) -> None:
+    """Write a page where the user wants it.
+
+    Raises:
+        CurveError: it cannot be written there.
+    """
+    try:
+        path.write_text(page, encoding="utf-8")
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        raise CurveError(f"the page cannot be written to {path}: {error.strerror}; choose -o") from error
+
+
 def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
     """Return a table whose headings sort it; the first column names the rows."""
     head = "".join(f'<th scope="col"><button type="button">{name}</button></th>' for name in columns)
@@ -104,12 +118,10 @@ def interval_cell(value: str, interval: str, key: float) -> Cell:
 
 def power_cell(estimate: Estimate) -> Cell:
     """A cell of an amount of compute, its interval in the same power of ten."""
-    power = math.floor(math.log10(estimate.mean))
-    shown = [estimate.mean, estimate.low, estimate.high]
-    if -3 <= power < 5:
-        mean, low, high = (f"{value:.4g}" for value in shown)
+    power, shown = one_power(estimate)
+    mean, low, high = (f"{value:.2f}" if power else f"{value:.4g}" for value in shown)
+    if not power:
         return interval_cell(mean, f"{low} to {high}", estimate.mean)
-    mean, low, high = (f"{value / 10.0**power:.2f}" for value in shown)
     return interval_cell(f"{mean} × 10<sup>{power}</sup>", f"{low} to {high}", estimate.mean)
 
 

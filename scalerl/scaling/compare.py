@@ -183,12 +183,17 @@ def compare(first: Runs, second: Runs, level: float | None = None, siblings: Seq
     )
 
 
+def listed(runs: Runs) -> list[Curve | Fit]:
+    """One side as a list."""
+    return [runs] if isinstance(runs, Curve | Fit) else list(runs)
+
+
 def as_fits(runs: Runs) -> tuple[Fit, ...]:
     """One side as posterior fits."""
-    listed = [runs] if isinstance(runs, Curve | Fit) else list(runs)
-    if not listed:
+    given = listed(runs)
+    if not given:
         raise CurveError("each side of a comparison needs at least one run; got none")
-    fits = tuple(fit(run) if isinstance(run, Curve) else run for run in listed)
+    fits = tuple(fit(run) if isinstance(run, Curve) else run for run in given)
     for f in fits:
         if f.method != "posterior":
             raise CurveError(f"comparisons need posterior fits; got one by {f.method!r}")

@@ -71,6 +71,13 @@ def summarise(draws_D: Array) -> Estimate:
     return Estimate(float(draws_D.mean()), float(draws_D.std()), float(low), float(high))
 
 
+def one_power(found: Estimate) -> tuple[int, tuple[float, float, float]]:
+    """Power of ten to write an estimate with, and its mean, low and high over that; 0 where plain figures are short."""
+    power = math.floor(math.log10(found.mean))
+    power = 0 if -3 <= power < 5 else power
+    return power, (found.mean / 10.0**power, found.low / 10.0**power, found.high / 10.0**power)
+
+
 def short(value: float) -> str:
     """A number for a sentence: four significant figures, no trailing zeros, words for what is not finite."""
     if math.isnan(value):

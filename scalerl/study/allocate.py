@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from scalerl.parts import nearest
-from scalerl.scaling.compare import MARGIN, Runs, seed_scatter
+from scalerl.scaling.compare import MARGIN, Runs, listed, seed_scatter
 from scalerl.scaling.estimate import Estimate, or_none, short, summarise
 from scalerl.scaling.fit import Fit
 from scalerl.scaling.law import Array
@@ -32,7 +32,7 @@ from scalerl.study.contest import (
     worth_of_all,
     worth_of_each,
 )
-from scalerl.study.entrants import Entrant, checked_arms, judged, listed
+from scalerl.study.entrants import Entrant, checked_arms, judged
 
 TOLERANCE = MARGIN / 4
 """The study is over when training on would raise the chosen arm by less than this share of the metric's range."""

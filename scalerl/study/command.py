@@ -95,9 +95,8 @@ def _resume_parser() -> argparse.ArgumentParser:
 def _add_execution(parser: argparse.ArgumentParser) -> None:
     from scalerl.study.allocations import ALLOCATIONS
 
-    jobs = max(1, (os.cpu_count() or 2) // 2)
     parser.add_argument(
-        "--jobs", type=int, default=0, help=f"runs at once; default {jobs} here, or what the cluster holds"
+        "--jobs", type=int, default=0, help=f"runs at once; default {room_here()} here, or what the cluster holds"
     )
     parser.add_argument(
         "--allocate", choices=list(ALLOCATIONS), default="equal", help="default: every arm the same budget"
@@ -175,8 +174,8 @@ def _execute(study: StudyDirectory, workers: Workers, allocate: str, stop: Calla
     if execution.stop_requested():
         print(f"stopped; continue with: scalerl study resume {study.path}")
         return 130
-    code = _report(study)
-    return 1 if execution.failures else code
+    _report(study)
+    return 1 if execution.failures else 0
 
 
 def _workers(options: argparse.Namespace) -> Workers:
@@ -186,19 +185,26 @@ def _workers(options: argparse.Namespace) -> Workers:
         raise ConfigError(f"--jobs: got {options.jobs}; allowed: 1 or more")
     if options.ray:
         return RayWorkers(options.ray, options.jobs, options.ray_cpus, options.ray_gpus)
-    return LocalWorkers(options.jobs or max(1, (os.cpu_count() or 2) // 2))
+    return LocalWorkers(options.jobs or room_here())
 
 
-def _report(study: StudyDirectory) -> int:
+def room_here() -> int:
+    """Return how many runs this machine has room for; each holds two cores."""
+    return max(1, (os.cpu_count() or 2) // 2)
+
+
+def _report(study: StudyDirectory) -> None:
     """Write results.json and the page; print the verdicts and the table."""
     from scalerl.study.results import study_results
+    from scalerl.train.run_dir import write_whole
 
     found = study_results(study)
-    study.write("results.json", json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n")
-    return _tell(found, study.path / "report.html")
+    write_whole(study.path / "results.json", json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n")
+    _tell(found, study.path / "report.html")
 
 
-def _tell(found: StudyResult, page: Path) -> int:
+def _tell(found: StudyResult, page: Path) -> None:
+    from scalerl.report.frame import write_page
     from scalerl.study.page import study_page
     from scalerl.study.tables import print_results
 
@@ -207,10 +213,9 @@ def _tell(found: StudyResult, page: Path) -> int:
         html = study_page(found)
     except ConfigError as error:  # plotly is missing; the numbers are there all the same
         print(f"no page: {error}")
-        return 0
-    page.write_text(html, encoding="utf-8")
+        return
+    write_page(page, html)
     print(f"page      {page}")
-    return 0
 
 
 def _show(words: Sequence[str]) -> int:
@@ -228,5 +233,6 @@ def _show(words: Sequence[str]) -> int:
     found = study_results(study, options.compute, options.task)
     if options.json:
         print(json.dumps(found.to_dict(), indent=1, allow_nan=False))
-        return 0
-    return _tell(found, options.output or study.path / "report.html")
+    else:
+        _tell(found, options.output or study.path / "report.html")
+    return 0

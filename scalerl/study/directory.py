@@ -13,7 +13,6 @@ A row of the journal:
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from dataclasses import dataclass
@@ -21,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.config import RunConfig, read_config
-from scalerl.data import PromptFile, task_shares
+from scalerl.data import PromptFile
 from scalerl.parts import ConfigError
 from scalerl.report.summary import default_axis
 from scalerl.study.plan import Plan, plan_toml, read_plan
+from scalerl.train.run_dir import take_hold, write_whole
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class StudyDirectory:
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise ConfigError(f"{path} exists and holds no study; give -o a directory that is new or empty")
         path.mkdir(parents=True, exist_ok=True)
-        _write(file, plan_toml(plan))
+        write_whole(file, plan_toml(plan))
         return cls(path, plan)
 
     @classmethod
@@ -97,21 +97,17 @@ class StudyDirectory:
 
     def task(self) -> str | None:
         """Return the task of the curves unless another is asked for: the base's first; None for a file of prompts."""
-        data = self.plan.base.data
-        return None if isinstance(data, PromptFile) else task_shares(data)[0][0].kind
+        base = self.plan.base
+        return None if isinstance(base.data, PromptFile) else base.tasks[0]
 
-    def hold(self) -> int:
+    def hold(self) -> None:
         """Keep other processes from executing this study; the lock goes with the process.
 
         Raises:
             ConfigError: one is at it.
         """
-        lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(f"{self.path}: another process is running this study; watch it or stop it") from None
-        return lock
+        if take_hold(self.path) is None:
+            raise ConfigError(f"{self.path}: another process is running this study; watch it or stop it")
 
     def step(self, key: RunKey) -> int:
         """Return the training step of a run's last evaluation; -1 before the first."""
@@ -120,17 +116,12 @@ class StudyDirectory:
 
     def held(self, key: RunKey) -> bool:
         """Whether a process is training in a run's directory, such as one left by a study that was killed."""
-        try:
-            lock = os.open(self.run(key) / ".lock", os.O_RDWR)
-        except FileNotFoundError:
+        if not (self.run(key) / ".lock").exists():
             return False
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return False
-        except OSError:
-            return True
-        finally:
+        lock = take_hold(self.run(key))
+        if lock is not None:
             os.close(lock)
+        return lock is None
 
     def note(self, row: dict[str, Any]) -> None:
         """Add a row to the journal."""
@@ -140,10 +131,6 @@ class StudyDirectory:
     def journal(self) -> list[dict[str, Any]]:
         """Return the journal."""
         return rows(self.path / "journal.jsonl")
-
-    def write(self, name: str, text: str) -> Path:
-        """Write a file of the study, whole or not at all; return its path."""
-        return _write(self.path / name, text)
 
 
 def check_same(old: Plan, new: Plan, path: Path) -> None:
@@ -182,10 +169,3 @@ def rows(path: Path) -> list[dict[str, Any]]:
     """Return the whole rows of a JSONL file; a line that is still being written is left out."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-
-
-def _write(path: Path, text: str) -> Path:
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
-    return path

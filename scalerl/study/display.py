@@ -10,8 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from scalerl.report.outlook import outlook
-from scalerl.scaling import Curve, CurveError
+from scalerl.scaling import Curve, CurveError, fit
 from scalerl.study.directory import RunKey, StudyDirectory, rows
 from scalerl.study.estimate import plan_seconds
 from scalerl.study.plan import Plan
@@ -61,6 +60,7 @@ class _Seen:
     """What was last worked out about a run."""
 
     points: int = 0
+    step: int = -1
     last: float | None = None
     ceiling: str = ""
 
@@ -119,11 +119,11 @@ class StudyDisplay:
         points = [row for row in rows(path / "points.jsonl") if task in (None, row.get("task"))]
         if len(points) == seen.points:
             return
-        seen.points, seen.last = len(points), float(points[-1]["pass_rate"])
+        seen.points, seen.step, seen.last = len(points), int(points[-1]["step"]), float(points[-1]["pass_rate"])
         if not fitted:
             return
         try:
-            found = outlook(Curve.read(path, axis=self._study.axis(), task=task)).fit
+            found = fit(Curve.read(path, axis=self._study.axis(), task=task))
             known = "" if found.identified else "?"
             seen.ceiling = (
                 f"{found.asymptote.mean:.3f} ({found.asymptote.low:.3f} to {found.asymptote.high:.3f}){known}"
@@ -163,8 +163,8 @@ class StudyDisplay:
                 if state == "waiting" and len(states) > MANY:
                     continue
                 last = "" if seen.last is None else f"{seen.last:.3f}"
-                step = self._study.step(key)
-                table.add_row(arm.name, str(seed), MARKS[state], str(step) if step >= 0 else "", last, seen.ceiling)
+                step = "" if seen.step < 0 else str(seen.step)
+                table.add_row(arm.name, str(seed), MARKS[state], step, last, seen.ceiling)
         return table
 
 

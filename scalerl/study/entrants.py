@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from scalerl.scaling.compare import Runs, check_alike
+from scalerl.scaling.compare import Runs, check_alike, listed
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.fit import Fit, fit
 from scalerl.scaling.health import Symptom, decline
@@ -83,11 +83,6 @@ def checked_arms(arms: Mapping[str, Runs]) -> list[Curve]:
             curves.append(run.curve if isinstance(run, Fit) else run)
     check_alike(curves)
     return curves
-
-
-def listed(runs: Runs) -> list[Curve | Fit]:
-    """One arm as a list."""
-    return [runs] if isinstance(runs, Curve | Fit) else list(runs)
 
 
 def judged(arm: str, runs: list[Curve | Fit]) -> Entrant:

@@ -51,8 +51,8 @@ def run_seconds(config: RunConfig) -> float | None:
 
 def plan_seconds(plan: Plan) -> float | None:
     """Return the seconds of a plan's runs here, one after the other and warm starts aside; None if one is unknown."""
-    each = [run_seconds(plan.config(arm, seed)) for arm in plan.arms for seed in plan.seeds]
+    each = [run_seconds(plan.config(arm, plan.seeds[0])) for arm in plan.arms]
     known = [seconds for seconds in each if seconds is not None]
     if len(known) < len(each):
         return None
-    return sum(known) * probe() / PROBE_S
+    return len(plan.seeds) * sum(known) * probe() / PROBE_S

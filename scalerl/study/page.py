@@ -146,9 +146,9 @@ def _mean(name: str, show: Callable[[float], str]) -> Callable[[ArmResult], Cell
 
 
 def _seeds(arm: ArmResult) -> Cell:
-    done = sum(run.step >= run.steps for run in arm.runs)
-    at = "" if done == len(arm.runs) else f"<small>at step {min(max(run.step, 0) for run in arm.runs)} or more</small>"
-    return Cell(f"{done} of {len(arm.runs)}{at}", done)
+    least = min(max(run.step, 0) for run in arm.runs)
+    at = "" if arm.done == len(arm.runs) else f"<small>at step {least} or more</small>"
+    return Cell(f"{arm.done} of {len(arm.runs)}{at}", arm.done)
 
 
 COLUMNS: dict[str, Callable[[ArmResult], Cell]] = {

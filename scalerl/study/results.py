@@ -98,6 +98,11 @@ class ArmResult:
         return [run.fit for run in self.runs if run.fit is not None]
 
     @property
+    def done(self) -> int:
+        """How many runs have had their whole budget."""
+        return sum(run.step >= run.steps for run in self.runs)
+
+    @property
     def excluded(self) -> float | None:
         """Differences in A from the candidate beyond this, either way, are outside the 90 % interval."""
         if self.comparison is None:
@@ -187,6 +192,10 @@ class StudyResult:
         }
 
 
+AGAINST = ("asymptote_difference", "efficiency_ratio", "compute_ratio")
+"""What is told of an arm's comparison with the candidate."""
+
+
 def _arm_dict(arm: ArmResult) -> dict[str, Any]:
     estimates = {name: getattr(arm, name) for name in ("asymptote", "efficiency", "midpoint")}
     against = arm.comparison
@@ -196,9 +205,7 @@ def _arm_dict(arm: ArmResult) -> dict[str, Any]:
         "effect": arm.effect,
         "sentence": arm.sentence,
         **{name: found.to_dict() if found else None for name, found in estimates.items()},
-        "asymptote_difference": against.asymptote_difference.to_dict() if against else None,
-        "efficiency_ratio": against.efficiency_ratio.to_dict() if against else None,
-        "compute_ratio": against.compute_ratio.to_dict() if against else None,
+        **{name: getattr(against, name).to_dict() if against else None for name in AGAINST},
         "excluded": arm.excluded,
         "metrics": {name: arm.metric(name) for name in (*METRICS, "device_hours", "flops", "tokens")},
         "runs": [

@@ -5,7 +5,6 @@ Plain characters only: a log file is read in anything. From ``ROOM`` columns on 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 from rich.box import Box
@@ -15,6 +14,7 @@ from rich.text import Text
 
 from scalerl.scaling import Estimate
 from scalerl.scaling.curve import UNITS
+from scalerl.scaling.estimate import one_power
 from scalerl.study.results import ArmResult, StudyResult
 
 ROOM = 150
@@ -95,10 +95,9 @@ def _midpoint(arm: ArmResult) -> str:
     found = arm.midpoint
     if found is None:
         return ""
-    power = math.floor(math.log10(found.mean))
-    if -3 <= power < 5:
-        return f"{found.mean:.3g}\n{found.low:.3g} to {found.high:.3g}"
-    mean, low, high = (value / 10.0**power for value in (found.mean, found.low, found.high))
+    power, (mean, low, high) = one_power(found)
+    if not power:
+        return f"{mean:.3g}\n{low:.3g} to {high:.3g}"
     return f"{mean:.2f}e{power:+03d}\n{low:.2f} to {high:.2f}"
 
 
@@ -118,7 +117,7 @@ def _metric(name: str, pattern: str) -> Callable[[ArmResult], str]:
 
 
 def _done(arm: ArmResult) -> str:
-    return f"{sum(run.step >= run.steps for run in arm.runs)}/{len(arm.runs)}"
+    return f"{arm.done}/{len(arm.runs)}"
 
 
 MEASURED: Columns = {"A": _ceiling, "difference in A": _difference, "B": _efficiency, "C_mid": _midpoint}

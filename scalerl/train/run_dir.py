@@ -21,6 +21,27 @@ from scalerl.types import EvalPoint
 ROW_FILES = ("metrics.jsonl", "points.jsonl", "rollouts/samples.jsonl")
 
 
+def take_hold(directory: Path) -> int | None:
+    """Return the lock on a directory that one process may have at a time, and loses with its end; None if it is taken.
+
+    Closing the number that is returned gives it up.
+    """
+    lock = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a small text file so that readers see the old one or the new one, never half."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(text, encoding="utf-8")
+    temporary.replace(path)
+
+
 class RunDirectory:
     """One run's files, held by one process at a time."""
 
@@ -31,13 +52,8 @@ class RunDirectory:
             ConfigError: another process holds it.
         """
         self.path = path
-        self._lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(
-                f"{path}: another process is training in this run directory; wait for it or stop it"
-            ) from None
+        if take_hold(path) is None:
+            raise ConfigError(f"{path}: another process is training in this run directory; wait for it or stop it")
 
     @classmethod
     def create(cls, path: Path, config: RunConfig) -> RunDirectory:
@@ -91,10 +107,8 @@ class RunDirectory:
         return [EvalPoint(**json.loads(line)) for line in lines]
 
     def write(self, name: str, text: str) -> None:
-        """Write a small text file so that readers see the old one or the new one, never half."""
-        temporary = self.path / f".{name}.tmp"
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(self.path / name)
+        """Write a small text file of the run, whole or not at all."""
+        write_whole(self.path / name, text)
 
     def cursors(self) -> dict[str, int]:
         """Return the sizes of the row files, for a checkpoint."""
