@@ -1,0 +1,175 @@
+r"""Packs a study into one small file for the repository, and back into a directory to look at. It measures nothing.
+
+    python benchmarks/replication.py pack studies/loo            # writes benchmarks/results/replication/loo.json
+    python benchmarks/replication.py unpack loo studies/loo      # then: scalerl study show studies/loo
+    python benchmarks/replication.py table studies/loo           # the rows of docs/replication.md
+
+A packed study holds its plan, every evaluation of every run, the means of the training metrics between evaluations, and
+the verdicts as they were told when it was packed:
+
+    {"plan": "name = \"loo\" ...", "machine": {...}, "seconds": 3631.5, "headlines": ["..."],
+     "runs": {"dapo/seed-0": {"journal": [{...}], "points": {"step": [0, 8], "pass_rate": [0.2, 0.21], ...},
+                              "metrics": {"step": [8], "entropy": [0.3], ...}}}}
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import work
+
+from scalerl.scaling import Estimate
+from scalerl.study.directory import RunKey, StudyDirectory, rows
+from scalerl.study.plan import plan_toml
+from scalerl.study.results import METRICS, ArmResult, study_results
+
+RESULTS = Path(__file__).parent / "results" / "replication"
+
+POINTS = ("step", "device_hours", "flops", "tokens", "task", "pass_rate", "stderr", "prompts", "samples_per_prompt")
+"""Columns of points.jsonl that are kept."""
+
+SPENT = ("step", "device_hours", "flops", "tokens")
+"""Columns of metrics.jsonl that only grow: of each interval, the last."""
+
+
+def pack(study: StudyDirectory) -> dict[str, Any]:
+    """Return a study as JSON values (in the file's first lines)."""
+    journal = study.journal()
+    return {
+        "plan": plan_toml(study.plan),
+        "machine": work.machine(),
+        "seconds": round(sum(row["seconds"] for row in journal), 1),
+        "headlines": study_results(study).headlines(),
+        "runs": {str(key): _packed(study, key, journal) for key in study.runs()},
+    }
+
+
+def _packed(study: StudyDirectory, key: RunKey, journal: list[dict[str, Any]]) -> dict[str, Any]:
+    run, every = study.run(key), study.config(key).evaluation.every
+    mine = [row for row in journal if RunKey(row["arm"], row["seed"]) == key]
+    points = [{name: row[name] for name in POINTS} for row in rows(run / "points.jsonl")]
+    metrics = [
+        _mean(list(interval))
+        for _, interval in groupby(rows(run / "metrics.jsonl"), key=lambda row: (row["step"] - 1) // every)
+    ]
+    # a run's last words name a path of the machine it ran on
+    return {
+        "journal": [{**row, "said": "" if row["code"] == 0 else row["said"]} for row in mine],
+        "points": _columns(points),
+        "metrics": _columns(metrics),
+    }
+
+
+def _mean(interval: list[dict[str, Any]]) -> dict[str, float]:
+    known = {name: [row[name] for row in interval if row.get(name) is not None] for name in METRICS}
+    means = {name: float(f"{statistics.fmean(values):.4g}") for name, values in known.items() if values}
+    return {name: interval[-1][name] for name in SPENT} | means
+
+
+def _columns(listed: list[dict[str, Any]]) -> dict[str, Any]:
+    """Rows as columns; a column that never changes as its one value."""
+    names = dict.fromkeys(name for row in listed for name in row)
+    columns = {name: [_short(row.get(name)) for row in listed] for name in names}
+    return {name: values[0] if len(set(values)) == 1 else values for name, values in columns.items()}
+
+
+def _short(value: Any) -> Any:
+    return float(f"{value:.8g}") if isinstance(value, float) else value
+
+
+def unpack(packed: Mapping[str, Any], to: Path) -> StudyDirectory:
+    """Write a packed study as a directory that `scalerl study show` reads.
+
+    Raises:
+        FileExistsError: the directory is there already.
+    """
+    to.mkdir(parents=True)
+    (to / "study.toml").write_text(packed["plan"], encoding="utf-8")
+    study = StudyDirectory.open(to)
+    for key in study.runs():
+        held = packed["runs"][str(key)]
+        for row in held["journal"]:
+            study.note(row)
+        if held["points"]:
+            study.run(key).mkdir(parents=True)
+            _write(study.run(key) / "points.jsonl", held["points"])
+            _write(study.run(key) / "metrics.jsonl", held["metrics"])
+    return study
+
+
+def _write(path: Path, columns: Mapping[str, Any]) -> None:
+    length = max((len(values) for values in columns.values() if isinstance(values, list)), default=1)
+    wide = {name: values if isinstance(values, list) else [values] * length for name, values in columns.items()}
+    listed = (dict(zip(wide, row, strict=True)) for row in zip(*wide.values(), strict=True))
+    path.write_text("".join(json.dumps(row) + "\n" for row in listed), encoding="utf-8")
+
+
+def table(study: StudyDirectory, axis: str | None = None, task: str | None = None) -> list[str]:
+    """Return the rows of a Markdown table: each arm's ceiling, and what it does to the candidate."""
+    found = study_results(study, axis, task)
+    head = ["| arm | last | A | difference in A | B, times the candidate's | compute for one level, times | verdict |"]
+    return [*head, "|---|---|---|---|---|---|---|", *(table_row(arm) for arm in found.arms)]
+
+
+def table_row(arm: ArmResult) -> str:
+    """Return an arm's row."""
+    against, last = arm.comparison, [run.last for run in arm.runs if run.last is not None]
+    cells = [
+        arm.name,
+        f"{statistics.fmean(last):.3f}" if last else "",
+        _cell(arm.asymptote, ".3f"),
+        _cell(against and against.asymptote_difference, "+.3f"),
+        _cell(against and against.efficiency_ratio, ".2f"),
+        _cell(against and against.compute_ratio, ".2f"),
+        arm.effect,
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(found: Estimate | None, pattern: str) -> str:
+    return f"{found.mean:{pattern}} ({found.low:{pattern}} to {found.high:{pattern}})" if found else ""
+
+
+def read(name: str) -> dict[str, Any]:
+    """Return a packed study of the repository by its name."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def save(name: str, packed: Mapping[str, Any]) -> Path:
+    """Write a packed study, a line a run, so that a change shows where it is."""
+    head = {key: value for key, value in packed.items() if key != "runs"}
+    runs = (f"{json.dumps(key)}: {json.dumps(run, separators=(',', ':'))}" for key, run in packed["runs"].items())
+    lines = [*(f"{json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()), '"runs": {']
+    file = RESULTS / f"{name}.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("{\n" + "\n".join(lines) + "\n" + ",\n".join(runs) + "\n}}\n", encoding="utf-8")
+    return file
+
+
+def main(words: Iterable[str] | None = None) -> None:
+    """Pack, unpack or tabulate."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("pack", "unpack", "table"))
+    parser.add_argument("study", help="a study's directory (pack, table), or the name of a packed one")
+    parser.add_argument("to", nargs="?", type=Path, help="unpack: a new directory")
+    parser.add_argument("--compute", help="table: the axis, as in scalerl study show")
+    parser.add_argument("--task", help="table: whose curve")
+    given = parser.parse_args(None if words is None else list(words))
+    if given.what == "pack":
+        print(save(Path(given.study).name, pack(StudyDirectory.open(Path(given.study)))))
+    elif given.to is None and given.what == "unpack":
+        parser.error("unpack: give the new directory")
+    elif given.what == "unpack":
+        print(unpack(read(given.study), given.to).path)
+    else:
+        print("\n".join(table(StudyDirectory.open(Path(given.study)), given.compute, given.task)))
+
+
+if __name__ == "__main__":
+    main()
