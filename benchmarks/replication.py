@@ -25,8 +25,8 @@ from typing import Any
 import work
 
 from scalerl.scaling import Estimate
-from scalerl.study.directory import RunKey, StudyDirectory, rows
-from scalerl.study.plan import plan_toml
+from scalerl.study.directory import StudyDirectory, rows
+from scalerl.study.plan import RunKey, plan_toml
 from scalerl.study.results import METRICS, ArmResult, study_results
 
 RESULTS = Path(__file__).parent / "results" / "replication"

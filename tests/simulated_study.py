@@ -13,8 +13,8 @@ import numpy as np
 from scalerl.config import PRESETS, RunConfig, to_toml
 from scalerl.parts import replace as replace_part
 from scalerl.scaling import sigmoid
-from scalerl.study.directory import RunKey, StudyDirectory
-from scalerl.study.plan import Arm, Plan, plan_toml
+from scalerl.study.directory import StudyDirectory
+from scalerl.study.plan import Arm, Plan, RunKey, plan_toml
 from scalerl.types import EvalPoint
 
 STEPS, EVERY = 160, 8

@@ -46,17 +46,26 @@ def study_main(words: Sequence[str], stop: Callable[[], Callable[[], bool]]) -> 
         return _execute(StudyDirectory.open(options.directory), _workers(options), options.allocate, stop)
     options, fields = _plan_parser().parse_known_args(words)
     plan = _plan(options, fields)
-    if options.dry_run:
-        from scalerl.study.display import describe, time_needed
-
-        print("\n".join([*describe(plan), time_needed(plan)]))
-        return 0
     from scalerl.study.directory import StudyDirectory
     from scalerl.train.run_dir import next_directory
 
+    others = [StudyDirectory.open(path) for path in options.reuse]
+    if options.dry_run:
+        _describe(plan, others)
+        return 0
     workers = _workers(options)
-    path = options.output or next_directory(Path("studies"), plan.name)
-    return _execute(StudyDirectory.create(path, plan), workers, options.allocate, stop)
+    study = StudyDirectory.create(options.output or next_directory(Path("studies"), plan.name), plan)
+    return _execute(study, workers, options.allocate, stop, others)
+
+
+def _describe(plan: Plan, others: Sequence[StudyDirectory]) -> None:
+    """Print what a plan would do."""
+    from scalerl.study.display import describe, time_needed
+    from scalerl.study.reuse import equal_runs
+
+    held = equal_runs(plan, others)
+    print("\n".join([*describe(plan), *(f"  {key}: held by {path}" for key, path in held.items())]))
+    print(time_needed(plan, held))
 
 
 def _plan_parser() -> argparse.ArgumentParser:
@@ -75,6 +84,10 @@ def _plan_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rates", type=Path, metavar="DIR", help="a finished `rates` study: each loss at its best rate"
     )
+    parser.add_argument(
+        "--reuse", type=Path, nargs="+", default=[], metavar="DIR",
+        help="other studies, whose finished runs of the same configuration are taken over instead of repeated",
+    )  # fmt: skip
     parser.add_argument(
         "-o", "--output", type=Path, help="directory; default studies/PLAN-NNN; an unfinished study there goes on"
     )
@@ -155,13 +168,22 @@ def _seeds(text: str) -> tuple[int, ...]:
     return tuple(range(numbers[0])) if "," not in text else numbers
 
 
-def _execute(study: StudyDirectory, workers: Workers, allocate: str, stop: Callable[[], Callable[[], bool]]) -> int:
+def _execute(
+    study: StudyDirectory,
+    workers: Workers,
+    allocate: str,
+    stop: Callable[[], Callable[[], bool]],
+    others: Sequence[StudyDirectory] = (),
+) -> int:
     """Run what is left of a study, then write and print its results."""
     from scalerl.study.allocations import ALLOCATIONS
     from scalerl.study.display import StudyDisplay
     from scalerl.study.execute import Execution, execute
+    from scalerl.study.reuse import take_over
 
     study.hold()
+    for line in take_over(study, others):
+        print(line)
     display = StudyDisplay(study)
     execution = Execution(study, workers, display, stop())
     try:

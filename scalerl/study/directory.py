@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,19 +22,8 @@ from scalerl.config import RunConfig, read_config
 from scalerl.data import PromptFile
 from scalerl.parts import ConfigError
 from scalerl.report.summary import default_axis
-from scalerl.study.plan import Plan, plan_toml, read_plan
+from scalerl.study.plan import Plan, RunKey, plan_toml, read_plan
 from scalerl.train.run_dir import take_hold, write_whole
-
-
-@dataclass(frozen=True)
-class RunKey:
-    """One run of a study."""
-
-    arm: str
-    seed: int
-
-    def __str__(self) -> str:
-        return f"{self.arm}/seed-{self.seed}"
 
 
 class StudyDirectory:
@@ -74,8 +62,8 @@ class StudyDirectory:
         return cls(path, read_plan(path / "study.toml"))
 
     def runs(self) -> list[RunKey]:
-        """Return all runs, every arm's first seed first, so that what is done early compares all arms."""
-        return [RunKey(arm.name, seed) for seed in self.plan.seeds for arm in self.plan.arms]
+        """Return all runs, in the order in which they are started."""
+        return self.plan.runs()
 
     def config(self, key: RunKey) -> RunConfig:
         """Return a run's configuration."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -11,9 +11,9 @@ from rich.live import Live
 from rich.table import Table
 
 from scalerl.scaling import Curve, CurveError, fit
-from scalerl.study.directory import RunKey, StudyDirectory, rows
+from scalerl.study.directory import StudyDirectory, rows
 from scalerl.study.estimate import plan_seconds
-from scalerl.study.plan import Plan
+from scalerl.study.plan import Plan, RunKey
 
 MARKS = {"waiting": "·", "running": "▶", "finished": "✓", "failed": "✗", "stopped": "■"}
 """One sign for each state of a run."""
@@ -34,13 +34,15 @@ def describe(plan: Plan) -> list[str]:
     return lines
 
 
-def time_needed(plan: Plan) -> str:
-    """Return an estimate of the time in words."""
-    seconds = plan_seconds(plan)
+def time_needed(plan: Plan, held: Collection[RunKey] = ()) -> str:
+    """Return an estimate of the time in words; runs that are held elsewhere take none."""
+    runs = [key for key in plan.runs() if key not in held]
+    if not runs:
+        return "time: none; every run is taken over"
+    seconds = plan_seconds(plan, runs)
     if seconds is None:
         return "time: not known before a run was timed; only the lab's model is known without loading it"
-    runs = len(plan.arms) * len(plan.seeds)
-    minutes, each = seconds / 60, seconds / runs
+    minutes, each = seconds / 60, seconds / len(runs)
     return (
         f"time: about {minutes:.0f} minutes one run at a time ({each:.0f} s a run), and a warm start where none is kept"
     )

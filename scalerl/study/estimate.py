@@ -6,11 +6,12 @@ The lab's runs were timed once; this machine's speed relative to that one follow
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 
 from scalerl.config import RunConfig, TinyModel
 from scalerl.data import PromptFile
 from scalerl.recipe import max_lag
-from scalerl.study.plan import Plan
+from scalerl.study.plan import Plan, RunKey
 
 TRAINING_S, EVALUATION_S, STARTUP_S = 1.9e-3, 1.3e-3, 10.0
 """Seconds of the reference: a trained completion and an evaluated sample of the quick lab, and the start of a run's two
@@ -53,10 +54,10 @@ def run_seconds(config: RunConfig) -> float | None:
     return STARTUP_S + size * (training + evaluations * checks.prompts * checks.samples * EVALUATION_S)
 
 
-def plan_seconds(plan: Plan) -> float | None:
+def plan_seconds(plan: Plan, runs: Iterable[RunKey]) -> float | None:
     """Return the seconds of a plan's runs here, one after the other and warm starts aside; None if one is unknown."""
-    each = [run_seconds(plan.config(arm, plan.seeds[0])) for arm in plan.arms]
+    each = [run_seconds(plan.config(plan.arm(key.arm), key.seed)) for key in runs]
     known = [seconds for seconds in each if seconds is not None]
     if len(known) < len(each):
         return None
-    return len(plan.seeds) * sum(known) * probe() / PROBE_S
+    return sum(known) * probe() / PROBE_S

@@ -17,7 +17,8 @@ from typing import Protocol
 from scalerl.config import RunConfig, to_toml
 from scalerl.parts import replace
 from scalerl.study.allocations import Spending
-from scalerl.study.directory import RunKey, StudyDirectory
+from scalerl.study.directory import StudyDirectory
+from scalerl.study.plan import RunKey
 from scalerl.study.workers import Job, Workers
 
 POLL_S = 0.2

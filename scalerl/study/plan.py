@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import combinations
 from pathlib import Path
@@ -45,6 +46,17 @@ class Arm(Part):
         return name
 
 
+@dataclass(frozen=True)
+class RunKey:
+    """One run of a study."""
+
+    arm: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.arm}/seed-{self.seed}"
+
+
 class Plan(Part):
     """A set of runs to compare."""
 
@@ -64,6 +76,10 @@ class Plan(Part):
     def arm(self, name: str) -> Arm:
         """Return an arm by name."""
         return next(arm for arm in self.arms if arm.name == name)
+
+    def runs(self) -> list[RunKey]:
+        """Return all runs, every arm's first seed first, so that what is done early compares all arms."""
+        return [RunKey(arm.name, seed) for seed in self.seeds for arm in self.arms]
 
     def config(self, arm: Arm, seed: int) -> RunConfig:
         """Return the configuration of one run.
@@ -109,7 +125,7 @@ def check(plan: Plan) -> Plan:
         raise ConfigError(f"seeds: got {list(plan.seeds)}; allowed: at least one, each once")
     configs = {arm.name: plan.config(arm, plan.seeds[0]) for arm in plan.arms}
     for one, other in combinations(configs, 2):
-        if _unnamed(configs[one]) == _unnamed(configs[other]):
+        if unnamed(configs[one]) == unnamed(configs[other]):
             raise ConfigError(f"arms {one!r} and {other!r} are the same run: nothing in their configurations differs")
     for name, config in configs.items():
         evaluations = 1 + -(-config.steps // config.evaluation.every)
@@ -125,7 +141,8 @@ LEAST_EVALUATIONS = 5
 """Points that a fit needs, the one before training included."""
 
 
-def _unnamed(config: RunConfig) -> RunConfig:
+def unnamed(config: RunConfig) -> RunConfig:
+    """Return a configuration without the name of its arm, which changes nothing."""
     return replace(config, recipe=replace(config.recipe, name="any"))
 
 

@@ -27,9 +27,9 @@ from scalerl.scaling.compare import (
 )
 from scalerl.scaling.estimate import summarise
 from scalerl.scaling.law import Array
-from scalerl.study.directory import RunKey, StudyDirectory, rows
+from scalerl.study.directory import StudyDirectory, rows
 from scalerl.study.execute import STOPPED
-from scalerl.study.plan import Arm
+from scalerl.study.plan import Arm, RunKey
 from scalerl.study.verdicts import EFFECTS, effect_of, sentence_of
 
 METRICS = {

@@ -10,9 +10,9 @@ import pytest
 from scalerl.config import QUICK
 from scalerl.parts import ConfigError, replace
 from scalerl.study.allocations import Choice, Spending, everyone
-from scalerl.study.directory import RunKey, StudyDirectory
+from scalerl.study.directory import StudyDirectory
 from scalerl.study.execute import Execution, execute, target_step
-from scalerl.study.plan import Arm, Plan
+from scalerl.study.plan import Arm, Plan, RunKey
 
 BASE = replace(QUICK, steps=40)
 

@@ -1,0 +1,84 @@
+"""Runs of other studies: taken over where the configuration and the seed are equal and the run is whole, else not."""
+
+import json
+
+import pytest
+from simulated_study import STEPS, Truth, write_study
+
+from scalerl import cli
+from scalerl.config import to_toml
+from scalerl.parts import replace
+from scalerl.study.directory import StudyDirectory
+from scalerl.study.plan import Arm, RunKey
+from scalerl.study.reuse import equal_runs, take_over
+
+
+@pytest.fixture
+def other(tmp_path):
+    """Two seeds of `first` (whole), `second` (whole) and `third` (ended at half)."""
+    truths = {"first": Truth(), "second": Truth(), "third": Truth(last_step=STEPS // 2)}
+    return write_study(tmp_path / "other", truths, seeds=2)
+
+
+def plan_like(other, **names):
+    """Arms with the changes of some of the other study's, under other names."""
+    arms = tuple(Arm(name=new, changes=other.plan.arm(old).changes) for new, old in names.items())
+    return replace(other.plan, name="mine", candidate=arms[0].name, arms=arms, seeds=(0, 1, 2))
+
+
+def test_equal_whole_runs_are_found_whatever_their_arm_is_called(other):
+    plan = plan_like(other, a="first", b="third")
+    assert equal_runs(plan, [other]) == {
+        RunKey("a", seed): other.path / f"first/seed-{seed}"
+        for seed in (0, 1)  # seed 2 is not there, b is not whole
+    }
+
+
+def test_another_budget_is_another_run(other):
+    plan = plan_like(other, a="first", b="second")
+    longer = replace(plan, base=replace(plan.base, steps=STEPS + 8))
+    assert equal_runs(longer, [other]) == {}
+
+
+def test_what_is_taken_over_is_the_other_run_and_own_runs_are_left_alone(other, tmp_path):
+    for name in ("checkpoints/step_000160", "rollouts"):
+        (other.path / "first/seed-0" / name).mkdir(parents=True)
+    heavy = other.path / "first/seed-0/checkpoints/step_000160/trainer.safetensors"
+    heavy.write_text("weights")
+    mine = StudyDirectory.create(tmp_path / "mine", plan_like(other, a="first", b="second"))
+    own = mine.run(RunKey("b", 1))
+    own.mkdir(parents=True)
+    told = take_over(mine, [other])
+    assert told == [f"{key}: taken over from {other.path / there}" for key, there in [
+        ("a/seed-0", "first/seed-0"), ("b/seed-0", "second/seed-0"), ("a/seed-1", "first/seed-1")]]  # fmt: skip
+    for name in ("points.jsonl", "metrics.jsonl", "config.toml"):
+        here, there = (path / name for path in (mine.run(RunKey("a", 0)), other.path / "first/seed-0"))
+        assert here.read_bytes() == there.read_bytes() and not here.samefile(there)
+    assert (mine.run(RunKey("a", 0)) / heavy.relative_to(other.path / "first/seed-0")).samefile(heavy)
+    assert mine.step(RunKey("a", 0)) == STEPS and list(own.iterdir()) == []
+    assert take_over(mine, [other]) == []
+
+
+def test_a_study_whose_runs_are_all_held_elsewhere_needs_no_training(other, tmp_path, capsys):
+    plan, lines = tmp_path / "mine.toml", ['base = "base.toml"', "seeds = [0, 1]"]
+    (tmp_path / "base.toml").write_text(to_toml(other.plan.base))
+    for name, old in (("a", "first"), ("b", "second")):
+        rate = other.plan.arm(old).changes["recipe"]["optimizer"]["learning_rate"]
+        lines.append(f"[arms.{name}]\nrecipe.optimizer.learning_rate = {rate!r}")
+    plan.write_text("\n".join(lines))
+    words = ["study", str(plan), "--reuse", str(other.path), "-o", str(tmp_path / "mine")]
+    assert cli.main([*words, "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert f"a/seed-0: held by {other.path}/first/seed-0" in said and "time: none" in said
+    assert cli.main(words) == 0
+    said = capsys.readouterr().out
+    assert "a/seed-0: taken over from" in said and "b makes no difference" in said
+    assert not (tmp_path / "mine/journal.jsonl").exists()
+    kept = json.loads((tmp_path / "mine/results.json").read_text())
+    assert [run["step"] for arm in kept["arms"] for run in arm["runs"]] == [STEPS] * 4
+
+
+def test_a_directory_without_a_study_is_refused_before_anything_is_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["study", "loo", "--reuse", "nowhere"]) == 2
+    assert "nowhere: no study here" in capsys.readouterr().err and not list(tmp_path.iterdir())
