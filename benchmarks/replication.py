@@ -3,6 +3,7 @@ r"""Packs a study into one small file for the repository, and back into a direct
     python benchmarks/replication.py pack studies/loo            # writes benchmarks/results/replication/loo.json
     python benchmarks/replication.py unpack loo studies/loo      # then: scalerl study show studies/loo
     python benchmarks/replication.py table studies/loo           # the rows of docs/replication.md
+    python benchmarks/replication.py foresight studies/loo ...   # how its runs' first parts predict the rest
 
 A packed study holds its plan, every evaluation of every run, the means of the training metrics between evaluations, and
 the verdicts as they were told when it was packed:
@@ -16,7 +17,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from itertools import groupby
 from pathlib import Path
@@ -24,7 +27,8 @@ from typing import Any
 
 import work
 
-from scalerl.scaling import Estimate
+from scalerl.scaling import Curve, Estimate
+from scalerl.scaling.backtest import split_at
 from scalerl.study.directory import StudyDirectory, rows
 from scalerl.study.plan import RunKey, plan_toml
 from scalerl.study.results import METRICS, ArmResult, study_results
@@ -75,12 +79,8 @@ def _mean(interval: list[dict[str, Any]]) -> dict[str, float]:
 def _columns(listed: list[dict[str, Any]]) -> dict[str, Any]:
     """Rows as columns; a column that never changes as its one value."""
     names = dict.fromkeys(name for row in listed for name in row)
-    columns = {name: [_short(row.get(name)) for row in listed] for name in names}
+    columns = {name: [row.get(name) for row in listed] for name in names}
     return {name: values[0] if len(set(values)) == 1 else values for name, values in columns.items()}
-
-
-def _short(value: Any) -> Any:
-    return float(f"{value:.8g}") if isinstance(value, float) else value
 
 
 def unpack(packed: Mapping[str, Any], to: Path) -> StudyDirectory:
@@ -136,6 +136,36 @@ def _cell(found: Estimate | None, pattern: str) -> str:
     return f"{found.mean:{pattern}} ({found.low:{pattern}} to {found.high:{pattern}})" if found else ""
 
 
+def foresight(studies: Iterable[StudyDirectory], fraction: float) -> list[str]:
+    """Return the rows of a Markdown table: how each way to predict did over all runs, from a share of their compute."""
+    errors: dict[str, list[float]] = defaultdict(list)
+    inside: dict[str, list[float]] = defaultdict(list)
+    for study in studies:
+        for key in study.runs():
+            curve = Curve.read(study.run(key), axis=study.axis(), task=study.task())
+            scores = {name: split_at(curve, fraction, method).forecast for name, method in FITS.items()}
+            scores |= split_at(curve, fraction, "posterior").baselines
+            for name, score in scores.items():
+                errors[name].append(score.rmse)
+                inside[name] += [] if score.coverage is None else [score.coverage]
+    ours = errors[next(iter(FITS))]
+    rows = ["| predicted by | median error | nine in ten within | worse than the sigmoid | points in the 90 % band |"]
+    rows.append("|---|---|---|---|---|")
+    for name, found in errors.items():
+        ordered = sorted(found)
+        worse = sum(theirs > mine for theirs, mine in zip(found, ours, strict=True))
+        rows.append(
+            f"| {name} | {statistics.median(ordered):.4f} | {ordered[math.ceil(0.9 * len(ordered)) - 1]:.4f} | "
+            f"{'' if found is ours else f'{worse} of {len(found)}'} | "
+            f"{f'{statistics.fmean(inside[name]):.0%}' if inside[name] else ''} |"
+        )
+    return rows
+
+
+FITS = {"sigmoid (posterior)": "posterior", "sigmoid (the paper's procedure)": "paper"}
+"""Ways to fit the law; the first is what the others are counted against."""
+
+
 def read(name: str) -> dict[str, Any]:
     """Return a packed study of the repository by its name."""
     return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
@@ -155,20 +185,24 @@ def save(name: str, packed: Mapping[str, Any]) -> Path:
 def main(words: Iterable[str] | None = None) -> None:
     """Pack, unpack or tabulate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("pack", "unpack", "table"))
-    parser.add_argument("study", help="a study's directory (pack, table), or the name of a packed one")
-    parser.add_argument("to", nargs="?", type=Path, help="unpack: a new directory")
+    parser.add_argument("what", choices=("pack", "unpack", "table", "foresight"))
+    parser.add_argument("study", nargs="+", help="directories of studies; unpack: a packed one's name, a new directory")
+    parser.add_argument("--fraction", type=float, default=0.5, help="foresight: the share of the compute that is shown")
     parser.add_argument("--compute", help="table: the axis, as in scalerl study show")
     parser.add_argument("--task", help="table: whose curve")
     given = parser.parse_args(None if words is None else list(words))
-    if given.what == "pack":
-        print(save(Path(given.study).name, pack(StudyDirectory.open(Path(given.study)))))
-    elif given.to is None and given.what == "unpack":
-        parser.error("unpack: give the new directory")
-    elif given.what == "unpack":
-        print(unpack(read(given.study), given.to).path)
-    else:
-        print("\n".join(table(StudyDirectory.open(Path(given.study)), given.compute, given.task)))
+    if given.what == "unpack":
+        name, to = given.study
+        print(unpack(read(name), Path(to)).path)
+        return
+    studies = [StudyDirectory.open(Path(path)) for path in given.study]
+    if given.what == "foresight":
+        print("\n".join(foresight(studies, given.fraction)))
+    for study in studies if given.what != "foresight" else []:
+        if given.what == "pack":
+            print(save(study.path.name, pack(study)))
+        else:
+            print("\n".join(table(study, given.compute, given.task)))
 
 
 if __name__ == "__main__":

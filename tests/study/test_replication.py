@@ -1,0 +1,51 @@
+"""The packed studies: packing loses nothing that is judged, and docs/replication.md says what they say."""
+
+import json
+from pathlib import Path
+
+import pytest
+from simulated_study import KNOWN, write_study
+
+from scalerl.study.directory import rows
+from scalerl.study.results import study_results
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "replication.md").read_text()
+PACKED = sorted(path.stem for path in (ROOT / "benchmarks" / "results" / "replication").glob("*.json"))
+
+
+@pytest.fixture
+def replication(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import replication
+
+    return replication
+
+
+def test_what_is_packed_and_unpacked_gives_the_same_results(replication, tmp_path):
+    study = write_study(tmp_path / "first", KNOWN)
+    packed = json.loads(json.dumps(replication.pack(study)))
+    again = replication.unpack(packed, tmp_path / "again")
+    one, other = (study_results(s) for s in (study, again))
+    assert one.to_dict() == other.to_dict() and packed["headlines"] == one.headlines()
+    assert len(rows(again.run(again.runs()[0]) / "metrics.jsonl")) == 20  # 160 steps, evaluated every 8
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_the_page_has_the_rows_that_the_packed_runs_give(replication, tmp_path, name):
+    packed = replication.read(name)
+    study = replication.unpack(packed, tmp_path / name)
+    assert study_results(study).headlines() == packed["headlines"]
+    for row in replication.table(study):
+        assert row in PAGE, f"docs/replication.md lacks {row}"
+
+
+def test_every_plan_of_the_replication_is_one_that_can_be_run():
+    from scalerl.study.plan import read_plan
+
+    plans = sorted((ROOT / "benchmarks" / "replication").glob("*.toml"))
+    assert plans
+    for file in plans:
+        plan = read_plan(file)
+        assert plan.name == file.stem and plan.seeds == (0, 1, 2)
+        assert f"benchmarks/replication/{file.name}" in PAGE
