@@ -13,7 +13,7 @@ from rich.table import Table
 from scalerl.scaling import Curve, CurveError, fit
 from scalerl.study.directory import StudyDirectory, rows
 from scalerl.study.estimate import plan_seconds
-from scalerl.study.plan import Plan, RunKey
+from scalerl.study.plan import Plan, RunKey, rates_note
 
 MARKS = {"waiting": "·", "running": "▶", "finished": "✓", "failed": "✗", "stopped": "■"}
 """One sign for each state of a run."""
@@ -30,6 +30,8 @@ def describe(plan: Plan) -> list[str]:
         size = f"{config.steps} steps x {config.recipe.prompts_per_step} x {config.recipe.generations_per_prompt}"
         candidate = ", the candidate" if arm.name == plan.candidate else ""
         lines.append(f"  {arm.name:<{widest}}  {size:<18}  {arm.about or 'changes ' + _paths(arm.changes)}{candidate}")
+    rates = rates_note(plan)
+    lines += [f"  {rates}"] if rates else []
     lines += [f"  {line}" for line in plan.config(plan.arm(plan.candidate), plan.seeds[0]).derived_sizes()]
     return lines
 

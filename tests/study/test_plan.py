@@ -5,7 +5,7 @@ import pytest
 from scalerl.config import LAB, QUICK, HuggingFaceModel
 from scalerl.parts import ConfigError, replace
 from scalerl.recipe import SCALERL, Cispo, Dapo, LengthPenalty, PipelineRL, PpoOffPolicy
-from scalerl.study.plan import Arm, Plan, check, plan_toml, read_plan, recipe_changes, select, with_rates
+from scalerl.study.plan import Arm, Plan, check, plan_toml, rates_note, read_plan, recipe_changes, select, with_rates
 from scalerl.study.plans import PLANS
 
 
@@ -79,6 +79,15 @@ def test_a_rate_goes_to_the_arms_of_its_loss_that_name_none():
     rates = {a.name: tuned.config(a, 0).recipe.optimizer.learning_rate for a in tuned.arms}
     assert rates == {"base": 1.2e-4, "dapo": 2e-5, "own": 1e-3}
     assert tuned.config(tuned.arm("dapo"), 0).recipe.optimizer.warmup_steps == QUICK.recipe.optimizer.warmup_steps
+
+
+def test_learning_rates_are_told_where_losses_have_their_own():
+    made = plan(arm("dapo", loss="dapo"), arm("gspo", loss="gspo"))
+    assert rates_note(made) == ""
+    assert rates_note(with_rates(made, {"dapo": 2.4e-4, "gspo": 2e-5})) == (
+        "learning rates: 0.00012 (cispo), 0.00024 (dapo), 2e-05 (gspo)"
+    )
+    assert rates_note(PLANS["rates"](QUICK)) == ""  # its arms are the rates
 
 
 def test_the_candidate_stays_whatever_is_selected():
