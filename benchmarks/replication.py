@@ -133,7 +133,10 @@ def table_row(arm: ArmResult) -> str:
 
 
 def _cell(found: Estimate | None, pattern: str) -> str:
-    return f"{found.mean:{pattern}} ({found.low:{pattern}} to {found.high:{pattern}})" if found else ""
+    if found is None:
+        return ""
+    mean, low, high = (f"{v:{pattern}}" if abs(v) < 100 else f"{v:.0e}" for v in (found.mean, found.low, found.high))
+    return f"{mean} ({low} to {high})"
 
 
 def foresight(studies: Iterable[StudyDirectory], fraction: float) -> list[str]:
