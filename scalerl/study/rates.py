@@ -19,12 +19,34 @@ def best_rates(path: Path) -> dict[str, float]:
     Raises:
         ConfigError: no such study, or a run of it is not finished.
     """
-    study = StudyDirectory.open(path)
+    return {kind: max(ends, key=ends.__getitem__) for kind, ends in _ends(StudyDirectory.open(path)).items()}
+
+
+def sweep_note(study: StudyDirectory) -> str:
+    """Return in words which rate of each loss ended highest; empty for a study that sweeps none, or is not finished."""
+    try:
+        ends = _ends(study)
+    except ConfigError:
+        return ""
+    if max(map(len, ends.values())) < 2:
+        return ""
+    found = []
+    for kind, by_rate in ends.items():
+        best = max(by_rate, key=by_rate.__getitem__)
+        edge = " (the sweep's end: the best may lie beyond)" if best in (min(by_rate), max(by_rate)) else ""
+        found.append(f"{kind} {best:g}{edge}, {by_rate[best]:.3f}")
+    return f"learning rates that ended highest, by the mean of the last {LAST_POINTS} evaluations: {'; '.join(found)}"
+
+
+def _ends(study: StudyDirectory) -> dict[str, dict[float, float]]:
+    """The end of each loss at each rate, the mean over seeds and the last evaluations."""
     ends: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for key in study.runs():
         config = study.config(key)
         if study.step(key) < config.steps:
-            raise ConfigError(f"--rates: {study.run(key)} is not finished; go on with: scalerl study resume {path}")
+            raise ConfigError(
+                f"--rates: {study.run(key)} is not finished; go on with: scalerl study resume {study.path}"
+            )
         points = [row["pass_rate"] for row in rows(study.run(key) / "points.jsonl")][-LAST_POINTS:]
         ends[config.recipe.loss.kind][config.recipe.optimizer.learning_rate].append(statistics.fmean(points))
-    return {kind: max(by_rate, key=lambda rate: statistics.fmean(by_rate[rate])) for kind, by_rate in ends.items()}
+    return {kind: {rate: statistics.fmean(found) for rate, found in by_rate.items()} for kind, by_rate in ends.items()}

@@ -30,6 +30,7 @@ from scalerl.scaling.law import Array
 from scalerl.study.directory import StudyDirectory, rows
 from scalerl.study.execute import STOPPED
 from scalerl.study.plan import Arm, RunKey, rates_note
+from scalerl.study.rates import sweep_note
 from scalerl.study.verdicts import EFFECTS, effect_of, sentence_of
 
 METRICS = {
@@ -355,7 +356,10 @@ def _notes(study: StudyDirectory, comparisons: int) -> tuple[str, ...]:
     alarms = (
         f"{comparisons} comparisons at the {CHANCE:.0%} level: {comparisons * CHANCE:.1f} false alarms are expected"
     )
-    return (*filter(None, (note, rates_note(study.plan))), f"{fewest}; {alarms} where nothing differs")
+    return (
+        *filter(None, (note, rates_note(study.plan), sweep_note(study))),
+        f"{fewest}; {alarms} where nothing differs",
+    )
 
 
 __all__ = [

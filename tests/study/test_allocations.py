@@ -10,7 +10,7 @@ from scalerl.parts import ConfigError
 from scalerl.study.allocations import ALLOCATIONS, by_forecast, everyone
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plans import PLANS
-from scalerl.study.rates import best_rates
+from scalerl.study.rates import best_rates, sweep_note
 
 HALF = 80
 
@@ -51,6 +51,19 @@ def test_the_best_rate_of_each_loss_is_the_one_that_ended_highest(tmp_path):
         rows = [{"step": step, "pass_rate": rate} for step, rate in zip((0, 224, 232, 240), rates, strict=True)]
         (study.run(key) / "points.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert best_rates(study.path) == {"cispo": 1.2e-4, "dapo": 2.4e-4, "gspo": 4.8e-4}
+    assert sweep_note(study) == (
+        "learning rates that ended highest, by the mean of the last 3 evaluations: cispo 0.00012, 0.800; "
+        "dapo 0.00024, 0.750; gspo 0.00048 (the sweep's end: the best may lie beyond), 0.600"
+    )
     (study.run(study.runs()[0]) / "points.jsonl").write_text('{"step": 232, "pass_rate": 0.5}\n')
     with pytest.raises(ConfigError, match=r"cispo-6e-05/seed-1000 is not finished; go on with"):
         best_rates(study.path)
+    assert sweep_note(study) == ""
+
+
+def test_a_study_that_sweeps_no_rate_has_nothing_to_say_of_rates(tmp_path):
+    study = StudyDirectory.create(tmp_path / "loo", PLANS["loo"](QUICK))
+    for key in study.runs():
+        study.run(key).mkdir(parents=True)
+        (study.run(key) / "points.jsonl").write_text('{"step": 240, "pass_rate": 0.5}\n')
+    assert sweep_note(study) == ""
