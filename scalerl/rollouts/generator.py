@@ -104,6 +104,15 @@ class Generator:
         idle = self._idle()
         return idle or self.schedule.due(self.ticks, idle)
 
+    def stuck(self) -> bool:
+        """Return whether the batch that the trainer waits for can never come: a fault of the schedule, not a wait.
+
+        The next version is trained on the batch of the active one; if that is neither formed nor under way, no version
+        will come, and nothing else brings prompts.
+        """
+        waiting = self.schedule.active in self.schedule.formed_at or self.schedule.active + 1 in self._updates
+        return not waiting and not self.schedule.closed and self._idle()
+
     def step(self, on_activation: Callable[[], None] = lambda: None) -> list[RolloutBatch]:
         """Swap in what is due, start what may start, do one tick; return the batches it completed.
 

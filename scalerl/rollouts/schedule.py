@@ -65,15 +65,23 @@ class Schedule:
         """Return whether one more group may start under the active weights."""
         if isinstance(self.off_policy, PipelineRL):
             return self._fits(self.next_batch, extra_deadline=self.active + max_lag(self.off_policy))
-        rounds = self.off_policy.batches  # a round's groups all come from the weights that opened it
-        return self.active % rounds == 0 and self.started < (self.active + rounds) * self.per_batch
+        return self.started < (self._sampled_with() + self.off_policy.batches) * self.per_batch
 
     def start(self) -> int:
         """Count a group as started; return its index."""
         assert self.may_start()
         index, self.started = self.started, self.started + 1
-        self._open[index] = _Ticket(index, self.active + max_lag(self.off_policy))
+        self._open[index] = _Ticket(index, self._sampled_with() + max_lag(self.off_policy))
         return index
+
+    def _sampled_with(self) -> int:
+        """Return the version that groups started now are sampled with: all of a round's with the one that opened it.
+
+        A version within a round may become active before all of the round's groups are started: the first does where
+        the lag is not known yet, and any in the eager schedule.
+        """
+        frozen = 0 if isinstance(self.off_policy, PipelineRL) else self.active % self.off_policy.batches
+        return self.active - frozen
 
     def finish(self, index: int) -> None:
         """Count a group as finished."""

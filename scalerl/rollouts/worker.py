@@ -85,6 +85,8 @@ class _Loop:
         while True:
             blocked = generator.blocked()
             while blocked or self.connection.poll(0):
+                if blocked and generator.stuck():
+                    raise RuntimeError(f"the schedule is stuck, which is a bug of scalerl: {generator.schedule}")
                 began = time.perf_counter()
                 message = self.connection.recv()
                 if blocked:

@@ -14,18 +14,20 @@ from scalerl.rollouts.pipeline import Interrupted, Pipeline, WorkerDied
 from scalerl.rollouts.scripted import STOP
 
 
-def train(spec, updates, delay=lambda: 0.0):
+def train(spec, updates, delay=lambda: 0.0, lag_ticks=-1):
     """Run a trainer that does nothing but wait; return what it was given."""
     k, size = max_lag(spec.off_policy), spec.per_batch
-    pipeline = Pipeline(spec, weights_size=64)
+    began = time.monotonic()  # a generator that waits for ever is a failure, not a hang
+    pipeline = Pipeline(spec, weights_size=64, stop_requested=lambda: time.monotonic() - began > 60)
     pipeline.start(write_version(0), 0, visits(0, size * (k + 1)))
     batches = []
     try:
         for step in range(updates):
             batches.append(pipeline.take(size, now=step, max_lag=k))
             time.sleep(delay())
-            update = Update(step + 1, None, visits(size * (k + 1 + step), size))
-            pipeline.publish(update, write_version(step + 1))
+            update = Update(step + 1, None, visits(size * (k + 1 + step), size), lag_ticks=lag_ticks)
+            used = (step + 1) % getattr(spec.off_policy, "batches", 1) == 0  # a round samples with what opened it
+            pipeline.publish(update, write_version(step + 1) if used else None)
     finally:
         pipeline.close()
     return batches
@@ -59,6 +61,13 @@ def test_nothing_older_than_k_is_trained_and_every_token_is_tagged_with_its_vers
         assert mixed == 0
 
 
+def test_a_round_that_does_not_fit_into_the_engine_is_finished_although_the_lag_is_measured_in_its_midst():
+    spec = ScriptedSpec(PpoOffPolicy(batches=8), slots=6, lag_ticks=-1)  # a round is 8 x 3 groups of 2
+    batches = train(spec, updates=16, lag_ticks=5)
+    versions = [int(v) for b in batches for g in b.groups for r in g.rollouts for v in (r.versions[0], r.versions[-1])]
+    assert versions == [0] * 96 + [8] * 96
+
+
 def test_long_sequences_against_fast_updates_wait_rather_than_overshoot():
     spec = ScriptedSpec(PipelineRL(max_lag=1), mean_tokens=60, max_tokens=200, slots=6, lag_ticks=1)
     batches = train(spec, updates=12)
@@ -70,6 +79,14 @@ def test_every_prompt_comes_back_once_and_in_whole_groups():
     seen = [group.visit.index for batch in batches for group in batch.groups]
     assert len(seen) == len(set(seen)) == 60 and set(range(42)) <= set(seen)
     assert all(len(group.rollouts) == 2 for batch in batches for group in batch.groups)
+
+
+def test_a_wait_that_could_never_end_is_an_error():
+    pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=8)), weights_size=64)
+    pipeline.start(write_version(0), 0, visits(0, 2))  # prompts for two groups; the first update needs three
+    with pytest.raises(WorkerDied, match=r"the schedule is stuck, .*per_batch=3.*started=2"):
+        pipeline.take(3, now=0, max_lag=8)
+    pipeline.close()
 
 
 @pytest.mark.parametrize("slots", [8, 54])

@@ -66,6 +66,19 @@ def test_ppo_off_policy_freezes_a_round_and_keeps_the_order_of_starting():
     assert s.may_start()
 
 
+def test_a_round_goes_on_starting_after_a_version_that_became_active_in_its_midst():
+    s = Schedule(PpoOffPolicy(batches=2), per_batch=1, lag_ticks=-1)
+    first = s.start()  # there is room for one group only
+    s.finish(first)
+    assert s.form(tick=1) == [first] and s.due(1, idle=False)  # the lag is measured at the first batch
+    s.activate(1)
+    assert s.may_start()  # under the weights that opened the round
+    second = s.start()
+    assert not s.may_start()
+    s.finish(second)
+    assert s.form(tick=2) == [second]
+
+
 def test_a_closed_curriculum_ends_with_a_smaller_batch():
     s = pipeline(k=8, per_batch=4)
     s.finish(s.start())
@@ -82,7 +95,7 @@ def test_no_order_of_finishing_breaks_the_bound_or_locks_up(policy, eager):
     """A random generator and a random trainer: 300 updates, each group aged at most k, nothing waits for ever."""
     rng = random.Random(f"{policy} {eager}")
     for trial in range(6):
-        s = Schedule(policy, per_batch=rng.choice((1, 3, 5)), lag_ticks=rng.choice((0, 2, 40)), eager=eager)
+        s = Schedule(policy, per_batch=rng.choice((1, 3, 5)), lag_ticks=rng.choice((-1, 0, 2, 40)), eager=eager)
         k = policy.max_lag if isinstance(policy, PipelineRL) else policy.batches - 1
         born, running, tick, arrived, formed = {}, [], 0, 0, []
         while len(formed) < 50:
@@ -97,7 +110,7 @@ def test_no_order_of_finishing_breaks_the_bound_or_locks_up(policy, eager):
                     break
             while s.may_start() and len(running) < 12:
                 index = s.start()
-                born[index] = s.active
+                born[index] = s.active - s.active % getattr(policy, "batches", 1)  # a round keeps its first weights
                 running.append(index)
             assert running or s.due(tick, True) or len(formed) > arrived, "locked up"
             for index in [i for i in running if rng.random() < rng.choice((0.02, 0.5))]:
