@@ -60,10 +60,15 @@ class Execution:
             arms: names.
             share: in (0, 1]; rounded to a step at which the run is evaluated.
         """
-        wanted, runs = set(arms), self.study.runs()
-        for key in runs:
+        wanted = set(arms)
+        for key in self.study.runs():
             self.states.setdefault(key, "waiting")
-        self._queue.extend(key for key in runs if key.arm in wanted and key not in self.failures)
+            if key.arm in wanted and key not in self.failures:
+                if self._done(key, share):  # said before anything starts, so that what is left is known
+                    self.states[key] = "finished"
+                else:
+                    self._queue.append(key)
+        self.display.update(self.states)
         asked = False
         while self._queue or self._jobs:
             if self.stop_requested():
@@ -113,7 +118,7 @@ class Execution:
         study = self.study
         config = study.config(key)
         target = target_step(config, share)
-        if study.step(key) >= target or self._exhausted(key):
+        if self._done(key, share):  # by a process that a killed study has left behind
             self.states[key] = "finished"
             return
         self.states[key] = "running"
@@ -147,6 +152,10 @@ class Execution:
             self.states[key] = "failed"
             self.failures[key] = said
             self.display.note(f"{key} failed with exit code {code}: {said} (all of it: {study.file(key, 'log')})")
+
+    def _done(self, key: RunKey, share: float) -> bool:
+        """Whether a run has had its share."""
+        return self.study.step(key) >= target_step(self.study.config(key), share) or self._exhausted(key)
 
     def _exhausted(self, key: RunKey) -> bool:
         """Whether the run ended of itself before its last step, for every prompt was retired."""

@@ -70,10 +70,10 @@ class ScriptedWorkers:
 
 class Quiet:
     def __init__(self):
-        self.notes = []
+        self.notes, self.first = [], None
 
     def update(self, states):
-        pass
+        self.first = self.first or dict(states)
 
     def note(self, text):
         self.notes.append(text)
@@ -139,6 +139,15 @@ def test_a_run_that_ended_because_every_prompt_was_solved_is_finished(tmp_path):
     again = ScriptedWorkers()
     _, execution = run(study, again)
     assert again.started == [] and set(execution.states.values()) == {"finished"}
+
+
+def test_what_is_done_already_is_known_before_the_first_run_starts(tmp_path):
+    study = StudyDirectory.create(tmp_path / "s", plan("a", "b"))
+    run(study, ScriptedWorkers(failing=("a",)))
+    _, execution = run(study, ScriptedWorkers())
+    assert {str(key): state for key, state in execution.display.first.items()} == {
+        "a/seed-0": "waiting", "b/seed-0": "finished", "a/seed-1": "waiting", "b/seed-1": "finished",
+    }  # fmt: skip
 
 
 def test_a_request_to_stop_stops_what_runs_and_starts_nothing_more(tmp_path):
