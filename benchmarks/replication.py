@@ -25,9 +25,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import work
 
-from scalerl.scaling import Curve, Estimate
+from scalerl.scaling import Curve, Estimate, fit
 from scalerl.scaling.backtest import split_at
 from scalerl.study.directory import StudyDirectory, rows
 from scalerl.study.plan import RunKey, plan_toml
@@ -140,14 +141,16 @@ def _cell(found: Estimate | None, pattern: str) -> str:
 
 
 def foresight(studies: Iterable[StudyDirectory], fraction: float) -> list[str]:
-    """Return the rows of a Markdown table: how each way to predict did over all runs, from a share of their compute."""
+    """Return a Markdown table, how each way to predict did from a share of every run's compute, and a sentence."""
     errors: dict[str, list[float]] = defaultdict(list)
     inside: dict[str, list[float]] = defaultdict(list)
+    ends: list[tuple[float, bool]] = []
     for study in studies:
         for key in study.runs():
             curve = Curve.read(study.run(key), axis=study.axis(), task=study.task())
             scores = {name: split_at(curve, fraction, method).forecast for name, method in FITS.items()}
             scores |= split_at(curve, fraction, "posterior").baselines
+            ends.append(_end(curve, fraction))
             for name, score in scores.items():
                 errors[name].append(score.rmse)
                 inside[name] += [] if score.coverage is None else [score.coverage]
@@ -162,7 +165,22 @@ def foresight(studies: Iterable[StudyDirectory], fraction: float) -> list[str]:
             f"{'' if found is ours else f'{worse} of {len(found)}'} | "
             f"{f'{statistics.fmean(inside[name]):.0%}' if inside[name] else ''} |"
         )
+    off, held = sorted(abs(miss) for miss, _ in ends), sum(inside for _, inside in ends)
+    mean, most = statistics.fmean(miss for miss, _ in ends), off[math.ceil(0.9 * len(off)) - 1]
+    rows.append(
+        f"The level at the end, by the first {fraction:.0%} and by the whole run: "
+        f"apart by {statistics.median(off):.3f} in the median, nine in ten within {most:.3f}, {mean:+.3f} on average; "
+        f"within the 90 % interval in {held} of {len(ends)} runs."
+    )
     return rows
+
+
+def _end(curve: Curve, fraction: float) -> tuple[float, bool]:
+    """How far a part's forecast of the last level is from what the whole says, and whether its interval has it."""
+    at = np.array([curve.last_compute])
+    early = fit(curve.between(most=fraction * curve.last_compute)).predict(at)
+    level = fit(curve).predict(at).mean[0]
+    return float(early.mean[0] - level), bool(early.low[0] <= level <= early.high[0])
 
 
 FITS = {"sigmoid (posterior)": "posterior", "sigmoid (the paper's procedure)": "paper"}
