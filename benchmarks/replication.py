@@ -20,7 +20,7 @@ import json
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -148,25 +148,23 @@ def foresight(studies: Iterable[StudyDirectory], fraction: float) -> list[str]:
     for study in studies:
         for key in study.runs():
             curve = Curve.read(study.run(key), axis=study.axis(), task=study.task())
-            scores = {name: split_at(curve, fraction, method).forecast for name, method in FITS.items()}
-            scores |= split_at(curve, fraction, "posterior").baselines
+            ours, theirs = (split_at(curve, fraction, method) for method in ("posterior", "paper"))
+            scores = {OURS: ours.forecast, "sigmoid (the paper's procedure)": theirs.forecast, **ours.baselines}
             ends.append(_end(curve, fraction))
             for name, score in scores.items():
                 errors[name].append(score.rmse)
                 inside[name] += [] if score.coverage is None else [score.coverage]
-    ours = errors[next(iter(FITS))]
     rows = ["| predicted by | median error | nine in ten within | worse than the sigmoid | points in the 90 % band |"]
     rows.append("|---|---|---|---|---|")
     for name, found in errors.items():
-        ordered = sorted(found)
-        worse = sum(theirs > mine for theirs, mine in zip(found, ours, strict=True))
+        worse = sum(its > mine for its, mine in zip(found, errors[OURS], strict=True))
         rows.append(
-            f"| {name} | {statistics.median(ordered):.4f} | {ordered[math.ceil(0.9 * len(ordered)) - 1]:.4f} | "
-            f"{'' if found is ours else f'{worse} of {len(found)}'} | "
+            f"| {name} | {statistics.median(found):.4f} | {_nine_in_ten(found):.4f} | "
+            f"{'' if name == OURS else f'{worse} of {len(found)}'} | "
             f"{f'{statistics.fmean(inside[name]):.0%}' if inside[name] else ''} |"
         )
-    off, held = sorted(abs(miss) for miss, _ in ends), sum(inside for _, inside in ends)
-    mean, most = statistics.fmean(miss for miss, _ in ends), off[math.ceil(0.9 * len(off)) - 1]
+    off, held = [abs(miss) for miss, _ in ends], sum(has for _, has in ends)
+    mean, most = statistics.fmean(miss for miss, _ in ends), _nine_in_ten(off)
     rows.append(
         f"The level at the end, by the first {fraction:.0%} and by the whole run: "
         f"apart by {statistics.median(off):.3f} in the median, nine in ten within {most:.3f}, {mean:+.3f} on average; "
@@ -183,8 +181,13 @@ def _end(curve: Curve, fraction: float) -> tuple[float, bool]:
     return float(early.mean[0] - level), bool(early.low[0] <= level <= early.high[0])
 
 
-FITS = {"sigmoid (posterior)": "posterior", "sigmoid (the paper's procedure)": "paper"}
-"""Ways to fit the law; the first is what the others are counted against."""
+def _nine_in_ten(values: Sequence[float]) -> float:
+    """The least value that nine in ten do not exceed."""
+    return sorted(values)[math.ceil(0.9 * len(values)) - 1]
+
+
+OURS = "sigmoid (posterior)"
+"""What the other ways to predict are counted against."""
 
 
 def read(name: str) -> dict[str, Any]:
@@ -217,13 +220,12 @@ def main(words: Iterable[str] | None = None) -> None:
         print(unpack(read(name), Path(to)).path)
         return
     studies = [StudyDirectory.open(Path(path)) for path in given.study]
-    if given.what == "foresight":
-        print("\n".join(foresight(studies, given.fraction)))
-    for study in studies if given.what != "foresight" else []:
-        if given.what == "pack":
-            print(save(study.path.name, pack(study)))
-        else:
-            print("\n".join(table(study, given.compute, given.task)))
+    lines = {
+        "pack": lambda: [str(save(study.path.name, pack(study))) for study in studies],
+        "table": lambda: [line for study in studies for line in table(study, given.compute, given.task)],
+        "foresight": lambda: foresight(studies, given.fraction),
+    }
+    print("\n".join(lines[given.what]()))
 
 
 if __name__ == "__main__":

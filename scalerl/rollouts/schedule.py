@@ -64,14 +64,14 @@ class Schedule:
     def may_start(self) -> bool:
         """Return whether one more group may start under the active weights."""
         if isinstance(self.off_policy, PipelineRL):
-            return self._fits(self.next_batch, extra_deadline=self.active + max_lag(self.off_policy))
+            return self._fits(self.next_batch, extra_deadline=self._deadline())
         return self.started < (self._sampled_with() + self.off_policy.batches) * self.per_batch
 
     def start(self) -> int:
         """Count a group as started; return its index."""
         assert self.may_start()
         index, self.started = self.started, self.started + 1
-        self._open[index] = _Ticket(index, self._sampled_with() + max_lag(self.off_policy))
+        self._open[index] = _Ticket(index, self._deadline())
         return index
 
     def _sampled_with(self) -> int:
@@ -80,8 +80,13 @@ class Schedule:
         A version within a round may become active before all of the round's groups are started: the first does where
         the lag is not known yet, and any in the eager schedule.
         """
-        frozen = 0 if isinstance(self.off_policy, PipelineRL) else self.active % self.off_policy.batches
-        return self.active - frozen
+        if isinstance(self.off_policy, PipelineRL):
+            return self.active
+        return self.active - self.active % self.off_policy.batches
+
+    def _deadline(self) -> int:
+        """Return the last update that may train a group started now."""
+        return self._sampled_with() + max_lag(self.off_policy)
 
     def finish(self, index: int) -> None:
         """Count a group as finished."""

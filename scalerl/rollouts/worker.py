@@ -85,7 +85,7 @@ class _Loop:
         while True:
             blocked = generator.blocked()
             while blocked or self.connection.poll(0):
-                if blocked and generator.stuck():
+                if generator.stuck():
                     raise RuntimeError(f"the schedule is stuck, which is a bug of scalerl: {generator.schedule}")
                 began = time.perf_counter()
                 message = self.connection.recv()

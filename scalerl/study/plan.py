@@ -196,12 +196,18 @@ def with_rates(plan: Plan, rates: Mapping[str, float]) -> Plan:
     return replace(plan, arms=tuple(arms))
 
 
-def rates_note(plan: Plan) -> str:
-    """Return in words at which learning rate each loss trains; empty where all arms have one, or a loss has several."""
+def rates_by_loss(plan: Plan) -> dict[str, set[float]]:
+    """Return at which learning rates the arms of each loss train; several make the plan a sweep of rates."""
     by_loss: dict[str, set[float]] = {}
     for arm in plan.arms:
         recipe = plan.config(arm, plan.seeds[0]).recipe
         by_loss.setdefault(recipe.loss.kind, set()).add(recipe.optimizer.learning_rate)
+    return by_loss
+
+
+def rates_note(plan: Plan) -> str:
+    """Return in words at which learning rate each loss trains; empty where all arms have one, or a loss has several."""
+    by_loss = rates_by_loss(plan)
     if len(set().union(*by_loss.values())) == 1 or max(map(len, by_loss.values())) > 1:
         return ""
     return "learning rates: " + ", ".join(f"{min(rates):g} ({loss})" for loss, rates in by_loss.items())

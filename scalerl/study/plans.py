@@ -16,6 +16,7 @@ from scalerl.recipe import (
     RECIPES,
     Cispo,
     Dapo,
+    Grpo,
     Gspo,
     Loss,
     PipelineRL,
@@ -162,7 +163,7 @@ def scaled(recipe: Recipe, factor: float) -> Recipe:
 
 def rates(base: RunConfig) -> Plan:
     """Learning rates for each loss, on a seed of their own: what makes the other plans fair."""
-    losses: tuple[Loss, ...] = (Cispo(), Dapo(), Gspo())
+    losses: tuple[Loss, ...] = (Cispo(), Dapo(), Gspo(), Grpo())
     rate = base.recipe.optimizer.learning_rate
     arms = []
     for loss in losses:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from scalerl.parts import ConfigError
 from scalerl.study.directory import StudyDirectory, rows
+from scalerl.study.plan import rates_by_loss
 
 LAST_POINTS = 3
 """Evaluations at the end of a run whose mean a sweep goes by."""
@@ -24,11 +25,11 @@ def best_rates(path: Path) -> dict[str, float]:
 
 def sweep_note(study: StudyDirectory) -> str:
     """Return in words which rate of each loss ended highest; empty for a study that sweeps none, or is not finished."""
+    if max(map(len, rates_by_loss(study.plan).values())) < 2:
+        return ""
     try:
         ends = _ends(study)
-    except ConfigError:
-        return ""
-    if max(map(len, ends.values())) < 2:
+    except ConfigError:  # not finished
         return ""
     found = []
     for kind, by_rate in ends.items():

@@ -17,14 +17,14 @@ from scalerl.study.plan import Plan, RunKey, unnamed
 def equal_runs(plan: Plan, others: Sequence[StudyDirectory]) -> dict[RunKey, Path]:
     """Return which runs of a plan other studies hold whole, and where; the first study that has one counts.
 
-    Runs are equal where their configurations are, but for the arm's name. A run that is not finished, or was trained on
-    beyond its plan, is not taken.
+    Runs are equal where their configurations are, but for the arm's name. A run that is not finished, was trained on
+    beyond its plan, or is still being written, is not taken.
     """
     held = [
         (unnamed(config), other.run(key))
         for other in others
         for key in other.runs()
-        if other.step(key) == (config := other.config(key)).steps
+        if other.step(key) == (config := other.config(key)).steps and not other.held(key)
     ]
     found = {}
     for key in plan.runs():

@@ -43,17 +43,18 @@ def test_equal_means_all_of_it_at_once_for_all(tmp_path):
 
 def test_the_best_rate_of_each_loss_is_the_one_that_ended_highest(tmp_path):
     study = StudyDirectory.create(tmp_path / "rates", PLANS["rates"](QUICK))
-    ends = {"cispo-6e-05": 0.7, "cispo-0.00012": 0.8, "dapo-0.00024": 0.75, "gspo-0.00048": 0.6}
+    ends = {"cispo-6e-05": 0.7, "cispo-0.00012": 0.8, "dapo-0.00024": 0.75, "gspo-0.00048": 0.6, "grpo-6e-05": 0.65}
     for key in study.runs():
         study.run(key).mkdir(parents=True)
         # a single high point early in the run must not count: the mean of the last three does
         rates = [0.95, *[ends.get(key.arm, 0.5)] * 3]
         rows = [{"step": step, "pass_rate": rate} for step, rate in zip((0, 224, 232, 240), rates, strict=True)]
         (study.run(key) / "points.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert best_rates(study.path) == {"cispo": 1.2e-4, "dapo": 2.4e-4, "gspo": 4.8e-4}
+    assert best_rates(study.path) == {"cispo": 1.2e-4, "dapo": 2.4e-4, "gspo": 4.8e-4, "grpo": 6e-5}
     assert sweep_note(study) == (
         "learning rates that ended highest, by the mean of the last 3 evaluations: cispo 0.00012, 0.800; "
-        "dapo 0.00024, 0.750; gspo 0.00048 (the sweep's end: the best may lie beyond), 0.600"
+        "dapo 0.00024, 0.750; gspo 0.00048 (the sweep's end: the best may lie beyond), 0.600; "
+        "grpo 6e-05 (the sweep's end: the best may lie beyond), 0.650"
     )
     (study.run(study.runs()[0]) / "points.jsonl").write_text('{"step": 232, "pass_rate": 0.5}\n')
     with pytest.raises(ConfigError, match=r"cispo-6e-05/seed-1000 is not finished; go on with"):

@@ -1,6 +1,7 @@
 """Runs of other studies: taken over where the configuration and the seed are equal and the run is whole, else not."""
 
 import json
+import os
 
 import pytest
 from simulated_study import STEPS, Truth, write_study
@@ -11,6 +12,7 @@ from scalerl.parts import replace
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import Arm, RunKey
 from scalerl.study.reuse import equal_runs, take_over
+from scalerl.train.run_dir import take_hold
 
 
 @pytest.fixture
@@ -38,6 +40,14 @@ def test_another_budget_is_another_run(other):
     plan = plan_like(other, a="first", b="second")
     longer = replace(plan, base=replace(plan.base, steps=STEPS + 8))
     assert equal_runs(longer, [other]) == {}
+
+
+def test_a_run_that_is_still_being_written_is_not_taken(other):
+    plan = plan_like(other, a="first")
+    lock = take_hold(other.run(RunKey("first", 0)))
+    assert lock is not None and list(equal_runs(plan, [other])) == [RunKey("a", 1)]
+    os.close(lock)
+    assert list(equal_runs(plan, [other])) == [RunKey("a", 0), RunKey("a", 1)]
 
 
 def test_what_is_taken_over_is_the_other_run_and_own_runs_are_left_alone(other, tmp_path):
