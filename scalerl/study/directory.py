@@ -20,10 +20,13 @@ from typing import Any
 
 from scalerl.config import RunConfig, read_config
 from scalerl.data import PromptFile
-from scalerl.parts import ConfigError
+from scalerl.parts import ConfigError, nearest
 from scalerl.report.summary import default_axis
 from scalerl.study.plan import Plan, RunKey, plan_toml, read_plan
 from scalerl.train.run_dir import take_hold, write_whole
+
+RUN_AXES = ("device_hours", "flops", "tokens", "step")
+"""Compute columns of every run's points."""
 
 
 class StudyDirectory:
@@ -87,6 +90,21 @@ class StudyDirectory:
         """Return the task of the curves unless another is asked for: the base's first; None for a file of prompts."""
         base = self.plan.base
         return None if isinstance(base.data, PromptFile) else base.tasks[0]
+
+    def check_view(self, axis: str | None, task: str | None) -> None:
+        """Refuse a compute axis or a task that no run of this study has; None is the study's own choice.
+
+        Raises:
+            ConfigError: with what there is.
+        """
+        tasks = dict.fromkeys(
+            name for arm in self.plan.arms for name in self.plan.config(arm, self.plan.seeds[0]).tasks
+        )
+        for asked, what, known in ((axis, "compute axis", RUN_AXES), (task, "task", tuple(tasks))):
+            if asked is not None and asked not in known:
+                raise ConfigError(
+                    f"{self.path}: no {what} {asked!r}{nearest(asked, known)}; its runs have {', '.join(known)}"
+                )
 
     def hold(self) -> None:
         """Keep other processes from executing this study; the lock goes with the process.

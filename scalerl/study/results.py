@@ -231,7 +231,11 @@ def study_results(study: StudyDirectory, axis: str | None = None, task: str | No
         study: finished or not.
         axis: compute axis; None for the runs' default.
         task: which task's curve, where runs have several; None for the base's (first) task.
+
+    Raises:
+        ConfigError: no run of the study has that axis or task.
     """
+    study.check_view(axis, task)
     plan, axis, task = study.plan, axis or study.axis(), task or study.task()
     runs: dict[str, list[RunResult]] = defaultdict(list)
     failures = _failures(study)

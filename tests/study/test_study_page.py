@@ -146,6 +146,21 @@ def test_a_page_that_cannot_be_written_is_a_mistake_in_one_line(tmp_path, capsys
     assert "the page cannot be written to" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--compute", "device-hours"], "no compute axis 'device-hours' (did you mean 'device_hours'?); its runs have"),
+        (["--task", "sums"], "no task 'sums'; its runs have arithmetic"),
+    ],
+)
+def test_an_axis_or_task_that_no_run_has_is_a_mistake_with_what_there_is(tmp_path, capsys, words, said):
+    from scalerl import cli
+
+    study = write_study(tmp_path / "new", {"scalerl": Truth(), "fp32": Truth()}, seeds=1)
+    assert cli.main(["study", "show", str(study.path), *words]) == 2
+    assert said in capsys.readouterr().err and not (study.path / "report.html").exists()
+
+
 @pytest.fixture(scope="module")
 def opened(page_file):
     with opened_page(page_file) as page:
