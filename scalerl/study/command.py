@@ -230,14 +230,17 @@ def _tell(found: StudyResult, page: Path) -> None:
     from scalerl.study.page import study_page
     from scalerl.study.tables import print_results
 
-    print_results(found)
+    html, told = "", f"page      {page}"
     try:
         html = study_page(found)
     except ConfigError as error:  # plotly is missing; the numbers are there all the same
-        print(f"no page: {error}")
-        return
-    write_page(page, html)
-    print(f"page      {page}")
+        told = f"no page: {error}"
+    try:
+        if html:  # before anything is printed: `| head` ends the process at what it does not read
+            write_page(page, html)
+    finally:
+        print_results(found)
+    print(told)
 
 
 def _show(words: Sequence[str]) -> int:

@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -143,7 +146,18 @@ def test_a_page_that_cannot_be_written_is_a_mistake_in_one_line(tmp_path, capsys
 
     study = write_study(tmp_path / "new", {"scalerl": Truth(last_step=-1), "fp32": Truth(last_step=-1)})
     assert cli.main(["study", "show", str(study.path), "-o", str(tmp_path / "no/where.html")]) == 2
-    assert "the page cannot be written to" in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "the page cannot be written to" in said.err and "fp32" in said.out
+
+
+def test_the_page_is_written_even_if_nobody_reads_what_is_printed(tmp_path):
+    study = write_study(tmp_path / "new", {"scalerl": Truth(), "fp32": Truth()}, seeds=1)
+    command = [sys.executable, "-m", "scalerl.cli", "study", "show", str(study.path)]
+    reading, writing = os.pipe()
+    os.close(reading)
+    subprocess.run(command, stdout=writing, check=False, timeout=120)
+    os.close(writing)
+    assert "<figure" in (study.path / "report.html").read_text()
 
 
 @pytest.mark.parametrize(
