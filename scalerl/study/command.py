@@ -14,8 +14,9 @@ from scalerl.parts import ConfigError, nearest, replace
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
     from scalerl.study.directory import StudyDirectory
-    from scalerl.study.plan import Plan
+    from scalerl.study.plan import Plan, RunKey
     from scalerl.study.results import StudyResult
+    from scalerl.study.reuse import Held
     from scalerl.study.workers import Workers
 
 USAGE = """scalerl study PLAN [BASE.toml] [options] [--any.field VALUE ...]
@@ -64,8 +65,13 @@ def _describe(plan: Plan, others: Sequence[StudyDirectory]) -> None:
     from scalerl.study.reuse import equal_runs
 
     held = equal_runs(plan, others)
-    print("\n".join([*describe(plan), *(f"  {key}: held by {path}" for key, path in held.items())]))
-    print(time_needed(plan, held))
+    print("\n".join([*describe(plan), *(f"  {key}: {_held(plan, key, run)}" for key, run in held.items())]))
+    print(time_needed(plan, {key: run.steps for key, run in held.items()}))
+
+
+def _held(plan: Plan, key: RunKey, run: Held) -> str:
+    whole = run.steps == plan.config(plan.arm(key.arm), key.seed).steps
+    return f"{'held by' if whole else f'its first {run.steps} steps are in'} {run.path}"
 
 
 def _plan_parser() -> argparse.ArgumentParser:
@@ -86,7 +92,7 @@ def _plan_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--reuse", type=Path, nargs="+", default=[], metavar="DIR",
-        help="other studies, whose finished runs of the same configuration are taken over instead of repeated",
+        help="other studies, whose finished runs of the same configuration are taken over, or gone on with if shorter",
     )  # fmt: skip
     parser.add_argument(
         "-o", "--output", type=Path, help="directory; default studies/PLAN-NNN; an unfinished study there goes on"

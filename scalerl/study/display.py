@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -36,12 +36,13 @@ def describe(plan: Plan) -> list[str]:
     return lines
 
 
-def time_needed(plan: Plan, held: Collection[RunKey] = ()) -> str:
-    """Return an estimate of the time in words; runs that are held elsewhere take none."""
-    runs = [key for key in plan.runs() if key not in held]
+def time_needed(plan: Plan, had: Mapping[RunKey, int] | None = None) -> str:
+    """Return an estimate of the time in words; steps that runs have had elsewhere take none."""
+    had = had or {}
+    runs = [key for key in plan.runs() if had.get(key, 0) < plan.config(plan.arm(key.arm), key.seed).steps]
     if not runs:
         return "time: none; every run is taken over"
-    seconds = plan_seconds(plan, runs)
+    seconds = plan_seconds(plan, had)
     if seconds is None:
         return "time: not known before a run was timed; only the lab's model is known without loading it"
     minutes, each = seconds / 60, seconds / len(runs)

@@ -6,10 +6,11 @@ The lab's runs were timed once; this machine's speed relative to that one follow
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 from scalerl.config import RunConfig, TinyModel
 from scalerl.data import PromptFile
+from scalerl.parts import replace
 from scalerl.recipe import max_lag
 from scalerl.study.plan import Plan, RunKey
 
@@ -54,10 +55,20 @@ def run_seconds(config: RunConfig) -> float | None:
     return STARTUP_S + size * (training + evaluations * checks.prompts * checks.samples * EVALUATION_S)
 
 
-def plan_seconds(plan: Plan, runs: Iterable[RunKey]) -> float | None:
-    """Return the seconds of a plan's runs here, one after the other and warm starts aside; None if one is unknown."""
-    each = [run_seconds(plan.config(plan.arm(key.arm), key.seed)) for key in runs]
-    known = [seconds for seconds in each if seconds is not None]
-    if len(known) < len(each):
-        return None
-    return sum(known) * probe() / PROBE_S
+def plan_seconds(plan: Plan, had: Mapping[RunKey, int]) -> float | None:
+    """Return the seconds of a plan's runs here, one after the other and warm starts aside; None if one is unknown.
+
+    Args:
+        plan: the plan.
+        had: steps that runs have had already, of those that have had any.
+    """
+    total = 0.0
+    for key in plan.runs():
+        config = plan.config(plan.arm(key.arm), key.seed)
+        left = config.steps - had.get(key, 0)
+        if left:
+            seconds = run_seconds(replace(config, steps=left))
+            if seconds is None:
+                return None
+            total += seconds
+    return total * probe() / PROBE_S

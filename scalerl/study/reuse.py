@@ -1,6 +1,7 @@
 """Runs that another study has made already, taken over instead of repeated. It trains nothing and judges nothing.
 
-A run follows from its configuration, its seed within it: one that is finished elsewhere would come out the same.
+A run follows from its configuration, its seed within it: one that is finished elsewhere would come out the same, and
+one of fewer steps is how it begins.
 """
 
 from __future__ import annotations
@@ -9,47 +10,69 @@ import os
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+from scalerl.config import RunConfig
+from scalerl.parts import replace
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import Plan, RunKey, unnamed
 
 
-def equal_runs(plan: Plan, others: Sequence[StudyDirectory]) -> dict[RunKey, Path]:
-    """Return which runs of a plan other studies hold whole, and where; the first study that has one counts.
+class Held(NamedTuple):
+    """A run of another study that one of this plan can be, or begin with."""
 
-    Runs are equal where their configurations are, but for the arm's name. A run that is not finished, was trained on
-    beyond its plan, or is still being written, is not taken.
+    path: Path
+    steps: int
+    """Updates it has had."""
+
+
+def equal_runs(plan: Plan, others: Sequence[StudyDirectory]) -> dict[RunKey, Held]:
+    """Return which runs of a plan other studies hold, whole or their first part; the longest counts.
+
+    Runs are equal where their configurations are, but for the arm's name. One of fewer steps is the first part, if it
+    ended at one of this plan's evaluations. A run that is not finished, was trained on beyond its plan, or is still
+    being written, is not taken.
     """
     held = [
-        (unnamed(config), other.run(key))
+        (_unending(config), Held(other.run(key), config.steps))
         for other in others
         for key in other.runs()
         if other.step(key) == (config := other.config(key)).steps and not other.held(key)
     ]
     found = {}
     for key in plan.runs():
-        mine = unnamed(plan.config(plan.arm(key.arm), key.seed))
-        place = next((path for config, path in held if config == mine), None)
-        if place is not None:
-            found[key] = place
+        config = plan.config(plan.arm(key.arm), key.seed)
+        mine = _unending(config)
+        ends = [run for same, run in held if same == mine and _on_the_way(run.steps, config)]
+        if ends:
+            found[key] = max(ends, key=lambda run: run.steps)
     return found
 
 
+def _unending(config: RunConfig) -> RunConfig:
+    return replace(unnamed(config), steps=1)
+
+
+def _on_the_way(steps: int, config: RunConfig) -> bool:
+    return steps == config.steps or (steps < config.steps and steps % config.evaluation.every == 0)
+
+
 def take_over(study: StudyDirectory, others: Sequence[StudyDirectory]) -> list[str]:
-    """Copy equal runs of other studies into this one where it has none yet; return a line for each.
+    """Copy equal runs of other studies, or their first part, to where this one has none; return a line for each.
 
     A kill in the midst leaves no half run: the copy gets its name last. Checkpoints are linked where the file system
     can, for they are never written to again and may be large.
     """
     told = []
-    for key, place in equal_runs(study.plan, others).items():
+    for key, (place, steps) in equal_runs(study.plan, others).items():
         run = study.run(key)
         if run.exists():
             continue
         half = run.with_name(f".{run.name}.copy")
         shutil.rmtree(half, ignore_errors=True)
         shutil.copytree(place, half, copy_function=_copy, ignore=shutil.ignore_patterns(".lock"))
-        line = f"{key}: taken over from {place}"
+        whole = steps == study.config(key).steps
+        line = f"{key}: taken over from {place}{'' if whole else f', to go on from step {steps}'}"
         study.file(key, "log").write_text(f"{line}\n", encoding="utf-8")
         half.rename(run)
         told.append(line)

@@ -11,7 +11,7 @@ from scalerl.config import to_toml
 from scalerl.parts import replace
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import Arm, RunKey
-from scalerl.study.reuse import equal_runs, take_over
+from scalerl.study.reuse import Held, equal_runs, take_over
 from scalerl.train.run_dir import take_hold
 
 
@@ -31,15 +31,25 @@ def plan_like(other, **names):
 def test_equal_whole_runs_are_found_whatever_their_arm_is_called(other):
     plan = plan_like(other, a="first", b="third")
     assert equal_runs(plan, [other]) == {
-        RunKey("a", seed): other.path / f"first/seed-{seed}"
+        RunKey("a", seed): Held(other.path / f"first/seed-{seed}", STEPS)
         for seed in (0, 1)  # seed 2 is not there, b is not whole
     }
 
 
-def test_another_budget_is_another_run(other):
-    plan = plan_like(other, a="first", b="second")
+def test_a_longer_budget_begins_with_the_shorter_run_if_that_ended_at_one_of_its_evaluations(other, tmp_path):
+    plan = plan_like(other, a="first")
     longer = replace(plan, base=replace(plan.base, steps=STEPS + 8))
-    assert equal_runs(longer, [other]) == {}
+    place = other.path / "first/seed-0"
+    assert STEPS % longer.base.evaluation.every == 0 and equal_runs(longer, [other])[RunKey("a", 0)] == (place, STEPS)
+    mine = StudyDirectory.create(tmp_path / "mine", longer)
+    assert take_over(mine, [other])[0] == f"a/seed-0: taken over from {place}, to go on from step {STEPS}"
+    assert mine.step(RunKey("a", 0)) == STEPS
+
+
+@pytest.mark.parametrize("change", [{"steps": STEPS - 8}, {"steps": STEPS + 8, "evaluation": {"every": 7}}])
+def test_a_shorter_budget_or_another_schedule_of_evaluations_is_another_run(other, change):
+    plan = plan_like(other, a="first", b="second")
+    assert equal_runs(replace(plan, base=replace(plan.base, **change)), [other]) == {}
 
 
 def test_a_run_that_is_still_being_written_is_not_taken(other):
