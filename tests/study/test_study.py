@@ -57,6 +57,25 @@ def test_a_killed_study_goes_on_where_it_was_and_ends_with_the_bits_of_an_ordina
     assert runs.outcome(place / "out/five/seed-0") == runs.outcome(tmp_path / "alone")
 
 
+def test_a_larger_budget_goes_on_with_the_runs_of_a_smaller_one_to_the_same_bits(study, tmp_path):
+    place, _ = study
+    words = ["study", str(place / "mine.toml"), "--only", "gspo", "--budget", "32", "--reuse", str(place / "out")]
+    done = subprocess.run(
+        runs.command(*words, "-o", str(tmp_path / "longer")), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0 and "gspo/seed-0: taken over from" in done.stdout, done.stderr
+    longer = tmp_path / "longer/gspo/seed-0"
+    assert "resumed at step 24" in longer.with_suffix(".log").read_text()
+    done = subprocess.run(
+        runs.command("train", str(longer / "config.toml"), "--run-dir", str(tmp_path / "alone")),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert runs.outcome(longer) == runs.outcome(tmp_path / "alone")
+
+
 def test_a_failed_arm_is_named_with_its_error_and_the_exit_code_says_so(study):
     place, second = study
     assert second.returncode == 1
