@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ from scalerl.scaling.compare import (
     summarise_ratio,
 )
 from scalerl.scaling.estimate import summarise
+from scalerl.scaling.health import decline
 from scalerl.scaling.law import Array
 from scalerl.study.directory import StudyDirectory, rows
 from scalerl.study.execute import STOPPED
@@ -255,7 +256,7 @@ def study_results(study: StudyDirectory, axis: str | None = None, task: str | No
         common_asymptote=scatter.common if scatter else None,
         seed_sd=scatter.sd if scatter else None,
         seed_source=scatter.source if scatter else "",
-        notes=_notes(study, len(arms) - 1),
+        notes=(*_declines(arms), *_notes(study, len(arms) - 1)),
     )
 
 
@@ -352,6 +353,18 @@ def _metrics(path: Path) -> dict[str, float]:
         if values:
             found[name] = statistics.fmean(values)
     return found | {name: float(listed[-1][name]) for name in ("device_hours", "flops", "tokens")}
+
+
+def _declines(arms: Sequence[ArmResult]) -> Iterator[str]:
+    """An arm whose runs fell from their best has left the law, which no verdict says."""
+    for arm in arms:
+        found = [symptom for run in arm.runs if run.curve and (symptom := decline(run.curve))]
+        if found:
+            fall = max(symptom.numbers["fall"] for symptom in found)
+            yield (
+                f"{arm.name}: {len(found)} of {len(arm.runs)} runs fell from their best, by up to {fall:.3f}; the law "
+                f"only rises, so its figures do not describe this arm: look for the cause"
+            )
 
 
 def _notes(study: StudyDirectory, comparisons: int) -> tuple[str, ...]:
