@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalerl.report.summary import data_note
 from scalerl.scaling import Comparison, Curve, CurveError, Estimate, Fit, compare, fit
 from scalerl.scaling.compare import (
     MARGIN,
@@ -26,12 +25,11 @@ from scalerl.scaling.compare import (
     summarise_ratio,
 )
 from scalerl.scaling.estimate import summarise
-from scalerl.scaling.health import decline
 from scalerl.scaling.law import Array
 from scalerl.study.directory import StudyDirectory, rows
 from scalerl.study.execute import STOPPED
-from scalerl.study.plan import Arm, RunKey, rates_note
-from scalerl.study.rates import sweep_note
+from scalerl.study.notes import notes
+from scalerl.study.plan import Arm, RunKey
 from scalerl.study.verdicts import EFFECTS, effect_of, sentence_of
 
 METRICS = {
@@ -44,9 +42,6 @@ METRICS = {
     "trainer_idle": "share of the trainer's time",
 }
 """Columns of metrics.jsonl that a study shows as means over the run (entropy: over its last tenth)."""
-
-CHANCE = 0.05
-"""Comparisons are called at this level; a plan of twenty arms without any effect raises one false alarm on average."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,7 +251,7 @@ def study_results(study: StudyDirectory, axis: str | None = None, task: str | No
         common_asymptote=scatter.common if scatter else None,
         seed_sd=scatter.sd if scatter else None,
         seed_source=scatter.source if scatter else "",
-        notes=(*_declines(arms), *_notes(study, len(arms) - 1)),
+        notes=tuple(notes(study, arms)),
     )
 
 
@@ -355,32 +350,7 @@ def _metrics(path: Path) -> dict[str, float]:
     return found | {name: float(listed[-1][name]) for name in ("device_hours", "flops", "tokens")}
 
 
-def _declines(arms: Sequence[ArmResult]) -> Iterator[str]:
-    """An arm whose runs fell from their best has left the law, which no verdict says."""
-    for arm in arms:
-        found = [symptom for run in arm.runs if run.curve and (symptom := decline(run.curve))]
-        if found:
-            fall = max(symptom.numbers["fall"] for symptom in found)
-            yield (
-                f"{arm.name}: {len(found)} of {len(arm.runs)} runs fell from their best, by up to {fall:.3f}; the law "
-                f"only rises, so its figures do not describe this arm: look for the cause"
-            )
-
-
-def _notes(study: StudyDirectory, comparisons: int) -> tuple[str, ...]:
-    note = data_note(study.plan.base)
-    fewest = f"{len(study.plan.seeds)} seed{'s' if len(study.plan.seeds) > 1 else ''} an arm"
-    alarms = (
-        f"{comparisons} comparisons at the {CHANCE:.0%} level: {comparisons * CHANCE:.1f} false alarms are expected"
-    )
-    return (
-        *filter(None, (note, rates_note(study.plan), sweep_note(study))),
-        f"{fewest}; {alarms} where nothing differs",
-    )
-
-
 __all__ = [
-    "CHANCE",
     "EFFECTS",
     "MARGIN",
     "METRICS",
