@@ -21,7 +21,7 @@ from scalerl.report.verbs import add_curve_parsers
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
 
-USER_ERROR, FAILED = 2, 1
+USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -263,6 +263,9 @@ def _guarded(action: Callable[[], int]) -> int:
     except BrokenPipeError:  # what reads our output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except KeyboardInterrupt:
+        _complain("stopped at once; what was saved is kept, and `resume` goes on from there")
+        return INTERRUPTED
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise

@@ -1,7 +1,9 @@
 """The command line as a user meets it: every mistake is one message, exit code 2, nothing overwritten, no traceback."""
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -257,3 +259,21 @@ def test_the_fit_of_a_run_uses_the_axis_of_its_machine_and_refreshes_its_picture
     shutil.copy(points, tmp_path / "run/points.jsonl")
     code, out, error = call(capsys, "fit", tmp_path / "run")
     assert code == 0 and "FLOPs" in out and (tmp_path / "run/curve.png").stat().st_size > 10_000, error
+
+
+def test_a_second_interrupt_ends_at_once_in_one_line(capsys, monkeypatch):
+    def study_main(words, stop):
+        asked = stop()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert asked()
+        os.kill(os.getpid(), signal.SIGINT)
+        raise AssertionError("still here")
+
+    monkeypatch.setattr("scalerl.study.command.study_main", study_main)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        code, _, error = call(capsys, "study", "loo")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert code == 130 and "scalerl: stopped at once" in error and "Traceback" not in error
