@@ -28,9 +28,13 @@ def notes(study: StudyDirectory, arms: Sequence[ArmResult]) -> Iterator[str]:
     yield from filter(None, (data_note(study.plan.base), rates_note(study.plan), sweep_note(study)))
     seeds, comparisons = len(study.plan.seeds), len(arms) - 1
     yield (
-        f"{seeds} seed{'s' if seeds > 1 else ''} an arm; {comparisons} comparisons at the {CHANCE:.0%} level: "
+        f"{_count(seeds, 'seed')} an arm; {_count(comparisons, 'comparison')} at the {CHANCE:.0%} level: "
         f"{comparisons * CHANCE:.1f} false alarms are expected where nothing differs"
     )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _fallen(arm: ArmResult) -> str:
