@@ -40,6 +40,11 @@ def test_the_page_has_the_rows_that_the_packed_runs_give(replication, tmp_path, 
         assert row in PAGE, f"docs/replication.md lacks {row}"
 
 
+def test_the_arm_whose_ceiling_was_a_false_alarm_is_named_as_one_that_departs_from_the_law(replication, tmp_path):
+    study = replication.unpack(replication.read("losses"), tmp_path / "losses")
+    assert study_results(study).notes[0].startswith("gspo: 1 of 2 runs depart from the law (second rise)")
+
+
 def test_every_plan_of_the_replication_is_one_that_can_be_run():
     from scalerl.study.plan import read_plan
 
