@@ -70,7 +70,7 @@ def _describe(plan: Plan, others: Sequence[StudyDirectory]) -> None:
 
 
 def _held(plan: Plan, key: RunKey, run: Held) -> str:
-    whole = run.steps == plan.config(plan.arm(key.arm), key.seed).steps
+    whole = run.steps == plan.run_config(key).steps
     return f"{'held by' if whole else f'its first {run.steps} steps are in'} {run.path}"
 
 

@@ -70,7 +70,7 @@ class StudyDirectory:
 
     def config(self, key: RunKey) -> RunConfig:
         """Return a run's configuration."""
-        return self.plan.config(self.plan.arm(key.arm), key.seed)
+        return self.plan.run_config(key)
 
     def run(self, key: RunKey) -> Path:
         """Return a run's directory."""

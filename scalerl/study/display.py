@@ -39,7 +39,7 @@ def describe(plan: Plan) -> list[str]:
 def time_needed(plan: Plan, had: Mapping[RunKey, int] | None = None) -> str:
     """Return an estimate of the time in words; steps that runs have had elsewhere take none."""
     had = had or {}
-    runs = [key for key in plan.runs() if had.get(key, 0) < plan.config(plan.arm(key.arm), key.seed).steps]
+    runs = [key for key in plan.runs() if had.get(key, 0) < plan.run_config(key).steps]
     if not runs:
         return "time: none; every run is taken over"
     seconds = plan_seconds(plan, had)

@@ -64,7 +64,7 @@ def plan_seconds(plan: Plan, had: Mapping[RunKey, int]) -> float | None:
     """
     total = 0.0
     for key in plan.runs():
-        config = plan.config(plan.arm(key.arm), key.seed)
+        config = plan.run_config(key)
         left = config.steps - had.get(key, 0)
         if left:
             seconds = run_seconds(replace(config, steps=left))

@@ -89,6 +89,10 @@ class Plan(Part):
         """
         return arm_config(self.base, arm, seed)
 
+    def run_config(self, key: RunKey) -> RunConfig:
+        """Return the configuration of one of ``runs``."""
+        return self.config(self.arm(key.arm), key.seed)
+
 
 def arm_config(base: RunConfig, arm: Arm, seed: int) -> RunConfig:
     """Lay an arm's changes over a base, at the same number of completions and evaluations."""

@@ -41,7 +41,7 @@ def equal_runs(plan: Plan, others: Sequence[StudyDirectory]) -> dict[RunKey, Hel
     ]
     found = {}
     for key in plan.runs():
-        config = plan.config(plan.arm(key.arm), key.seed)
+        config = plan.run_config(key)
         mine = _unending(config)
         ends = [run for same, run in held if same == mine and _on_the_way(run.steps, config)]
         if ends:
