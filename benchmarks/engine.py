@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("engine.json"))
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
-    from scalerl.cli import prepare_environment
+    from scalerl.cli.exits import prepare_environment
 
     prepare_environment()
     import torch
@@ -38,7 +38,7 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     from work import machine, random_qwen3
 
-    from scalerl.policy import Policy
+    from scalerl.models.policy import Policy
 
     dtype = torch.float32 if options.device == "cpu" else torch.bfloat16
     plain = random_qwen3(options.size).to(options.device, dtype)
@@ -103,10 +103,10 @@ def engine(policy: Any, sequences: int, share: int, stop: tuple[int, ...] = ()) 
     """
     import numpy as np
 
+    from scalerl.rng import stream_key
     from scalerl.rollouts.engine import Request, Sampling
     from scalerl.rollouts.interrupt import NEVER, LengthRule
-    from scalerl.rollouts.streams import stream_key
-    from scalerl.rollouts.torch_engine import torch_engine
+    from scalerl.rollouts.local.torch_engine import torch_engine
 
     rule, sampling = LengthRule(None, NEVER, NEW), Sampling(stop=stop)
     made = torch_engine(policy, slots=SEQUENCES, prompt_tokens=PROMPT, rule=rule, sampling=sampling)
@@ -126,7 +126,7 @@ def swap(policy: Any) -> float:
     """Milliseconds of one weight swap, out of a flat block as it comes through shared memory."""
     import torch
 
-    from scalerl.policy import WeightLayout
+    from scalerl.models.policy import WeightLayout
 
     layout = WeightLayout.of(policy)
     block = torch.zeros(layout.total, dtype=torch.uint8)

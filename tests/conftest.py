@@ -20,8 +20,8 @@ def lab_model(tmp_path_factory):
     logging.disable_progress_bar()
 
     from scalerl.config import TinyModel, WarmStart
-    from scalerl.data import ArithmeticTask
-    from scalerl.policy import Policy
+    from scalerl.config.data import ArithmeticTask
+    from scalerl.models.policy import Policy
     from scalerl.train import warm_start
 
     torch.set_num_threads(1)

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.recipe import OffPolicy
-from scalerl.rollouts.generator import Generator
+from scalerl.config.recipe import OffPolicy
+from scalerl.rollouts.coordinator import Generator
+from scalerl.rollouts.local.scripted import scripted_engine
 from scalerl.rollouts.schedule import Schedule
-from scalerl.rollouts.scripted import scripted_engine
 from scalerl.rollouts.worker import WorkerParts
 from scalerl.types import Prompt, Visit
 

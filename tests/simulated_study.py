@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.config import PRESETS, RunConfig, to_toml
-from scalerl.parts import replace as replace_part
+from scalerl.config.base import replace as replace_part
 from scalerl.scaling import sigmoid
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import Arm, Plan, RunKey, plan_toml

@@ -269,7 +269,7 @@ def test_a_second_interrupt_ends_at_once_in_one_line(capsys, monkeypatch):
         os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("still here")
 
-    monkeypatch.setattr("scalerl.study.command.study_main", study_main)
+    monkeypatch.setattr("scalerl.cli.study.study_main", study_main)
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         code, _, error = call(capsys, "study", "loo")

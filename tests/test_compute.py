@@ -5,8 +5,9 @@ import torch
 from tiny_models import tiny_model
 from torch.utils.flop_counter import FlopCounterMode
 
-from scalerl.compute import ModelShape, Stopwatch
-from scalerl.policy import model_shape
+from scalerl.models.flops import ModelShape
+from scalerl.models.policy import model_shape
+from scalerl.train.stopwatch import Stopwatch
 
 TWO_LAYERS = ModelShape(matmul_params=1000.0, attention_width=10, windows=(0, 0))
 

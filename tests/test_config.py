@@ -3,8 +3,8 @@ import tomllib
 import pytest
 
 from scalerl.config import LAB, PRESETS, RunConfig, field_lines, merge, read_config, to_toml
-from scalerl.parts import ConfigError, build
-from scalerl.recipe import Gspo, PpoOffPolicy
+from scalerl.config.base import ConfigError, build
+from scalerl.config.recipe import Gspo, PpoOffPolicy
 
 
 def test_without_anything_the_lab_is_run():

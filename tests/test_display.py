@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from scalerl.config import LAB
-from scalerl.display import RunDisplay, truncation_warning
+from scalerl.report.display import RunDisplay, truncation_warning
 from scalerl.types import EvalPoint
 
 ROW = {

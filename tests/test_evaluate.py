@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 
-from scalerl.evaluate import by_task, eval_point, held_out_visits, mean_at_k
 from scalerl.tasks.scoring import Score
+from scalerl.train.evaluation import by_task, eval_point, held_out_visits, mean_at_k
 from scalerl.types import Group, Prompt, Rollout
 
 

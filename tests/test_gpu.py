@@ -6,11 +6,11 @@ import runs
 import torch
 from tiny_models import tiny_model
 
-from scalerl.policy import Policy
+from scalerl.models.policy import Policy
+from scalerl.rng import stream_key
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.streams import stream_key
-from scalerl.rollouts.torch_engine import torch_engine
+from scalerl.rollouts.local.torch_engine import torch_engine
 
 pytestmark = [
     pytest.mark.gpu,
@@ -49,7 +49,7 @@ def test_a_run_on_the_gpu_writes_points_over_device_hours(lab_model, tmp_path):
 
 
 def test_the_fp32_head_brings_bf16_log_probabilities_nearer_on_gpu():
-    from scalerl.learn.logprobs import HeadRule, token_logprobs
+    from scalerl.models.head import HeadRule, token_logprobs
 
     torch.manual_seed(0)
     hidden = torch.randn(256, 64, device="cuda", dtype=torch.bfloat16)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from tiny_models import tiny_model
 
-from scalerl import onednn
+from scalerl.models.cpu import onednn
 
 
 @pytest.mark.parametrize("shape", [(5, 8), (2, 3, 8), (1, 1, 8)])

@@ -2,8 +2,8 @@ import pytest
 import torch
 from tiny_models import ARCHITECTURES, tiny_model
 
-from scalerl.parts import ConfigError
-from scalerl.policy import Policy, WeightLayout, check_head, check_vocabulary, load_policy, load_tokenizer
+from scalerl.config.base import ConfigError
+from scalerl.models.policy import Policy, WeightLayout, check_head, check_vocabulary, load_policy, load_tokenizer
 from scalerl.train.warm_start import make_tokenizer
 
 

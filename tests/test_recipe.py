@@ -1,8 +1,8 @@
 import pytest
 from pydantic import ValidationError
 
-from scalerl.parts import ConfigError, build
-from scalerl.recipe import SCALERL, Cispo, Gspo, Interruption, PipelineRL, PpoOffPolicy, Recipe, max_lag, replace
+from scalerl.config.base import ConfigError, build
+from scalerl.config.recipe import SCALERL, Cispo, Gspo, Interruption, PipelineRL, PpoOffPolicy, Recipe, max_lag, replace
 
 
 def test_scalerl_is_the_papers_recipe():

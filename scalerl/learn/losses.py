@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalerl.recipe import Cispo, Dapo, Grpo, Gspo, Reinforce
+from scalerl.config.recipe import Cispo, Dapo, Grpo, Gspo, Reinforce
 
 LossFn = Callable[[Any, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 

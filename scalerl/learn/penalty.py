@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from scalerl.recipe import LengthPenalty
+from scalerl.config.recipe import LengthPenalty
 
 
 def with_length_penalty(rewards_PG: Tensor, passed_PG: Tensor, tokens_PG: Tensor, control: LengthPenalty) -> Tensor:

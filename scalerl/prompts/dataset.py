@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.config import RunConfig
-from scalerl.data import GeneratedTask, PromptFile, task_shares
-from scalerl.parts import ConfigError
-from scalerl.tasks.generated import GENERATED
+from scalerl.config.base import ConfigError
+from scalerl.config.data import GeneratedTask, PromptFile, task_shares
+from scalerl.tasks.lab.generated import GENERATED
 from scalerl.types import Prompt
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from scalerl.config import RunConfig
-from scalerl.data import PromptFile, task_shares
+from scalerl.config.data import PromptFile, task_shares
 from scalerl.prompts.curriculum import Curriculum
 from scalerl.types import Prompt, Visit
 

@@ -6,10 +6,10 @@ import html
 import math
 from collections.abc import Callable
 
+from scalerl.report.analysis import Findings, RunFindings
 from scalerl.report.drawing import number_html
-from scalerl.report.findings import Findings, RunFindings
-from scalerl.report.frame import TERMS, Cell, Content, frame, interval_cell, power_cell, swatch, text_cell, warnings
-from scalerl.report.frame import table as sortable
+from scalerl.report.html import TERMS, Cell, Content, frame, interval_cell, power_cell, swatch, text_cell, warnings
+from scalerl.report.html import table as sortable
 from scalerl.report.page_figures import FIGURES, style_of
 from scalerl.scaling import Estimate
 

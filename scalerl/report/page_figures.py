@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from scalerl.report.analysis import Findings, RunFindings
 from scalerl.report.drawing import LOG, Figure, Json, compute_axes, cut, number_html, plain, rounded, whiskers
 from scalerl.report.figures import SERIES, metric_name
-from scalerl.report.findings import Findings, RunFindings
 from scalerl.report.quantities import MASSES, Slope, common_unit
 from scalerl.scaling import Estimate
 

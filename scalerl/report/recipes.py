@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from rich.console import Console
 from rich.table import Table
 
-from scalerl.parts import Part
-from scalerl.recipe import RECIPES, SCALERL, Recipe, leave_one_out
+from scalerl.config.base import Part
+from scalerl.config.recipe import RECIPES, SCALERL, Recipe, leave_one_out
 
 LONGEST = 16
 """Characters of a text that a table shows."""

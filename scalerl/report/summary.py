@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scalerl.config import RunConfig
-from scalerl.data import PromptFile, task_shares
+from scalerl.config.data import PromptFile, task_shares
 from scalerl.report.outlook import Outlook, points_by_task, run_outlook
 from scalerl.scaling import CurveError
 from scalerl.types import EvalPoint

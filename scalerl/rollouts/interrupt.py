@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.recipe import Interruption, LengthControl
+from scalerl.config.recipe import Interruption, LengthControl
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from scalerl.rollouts.generator import RolloutBatch, Update
-from scalerl.rollouts.shared import WeightSlots
+from scalerl.rollouts.coordinator import RolloutBatch, Update
+from scalerl.rollouts.weights.shared_memory import WeightSlots
 from scalerl.rollouts.worker import Build, run_worker
 from scalerl.types import Group, Visit
 

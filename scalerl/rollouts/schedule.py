@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from scalerl.recipe import OffPolicy, PipelineRL, max_lag
+from scalerl.config.recipe import OffPolicy, PipelineRL, max_lag
 
 
 @dataclass(slots=True)

@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
+from scalerl.rollouts.coordinator import Generator, Update, generate
 from scalerl.rollouts.engine import Engine
-from scalerl.rollouts.generator import Generator, Update, generate
-from scalerl.rollouts.shared import WeightSlots
+from scalerl.rollouts.weights.shared_memory import WeightSlots
 from scalerl.types import Visit
 
 SaveState = Callable[[Path, dict[str, Any]], None]

@@ -15,13 +15,13 @@ from numpy.typing import ArrayLike
 from scalerl.scaling.curve import Curve, thinned
 from scalerl.scaling.draws import Draws
 from scalerl.scaling.estimate import TAILS, Estimate, summarise
+from scalerl.scaling.fit_result import Parameters, Solution
 from scalerl.scaling.health import departure_symptoms, shape_symptoms
 from scalerl.scaling.law import Array, sigmoid
 from scalerl.scaling.least_squares import Search, least_squares_solution
 from scalerl.scaling.paper import PaperGrid, paper_solution
 from scalerl.scaling.posterior import Prior, posterior
 from scalerl.scaling.readers import CurveError
-from scalerl.scaling.solution import Parameters, Solution
 
 MIN_POINTS = 5
 """One more than the law has parameters."""

@@ -17,8 +17,8 @@ import numpy as np
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.draws import Draws, plain_draws
 from scalerl.scaling.estimate import LEVEL, Estimate
+from scalerl.scaling.fit_result import Parameters, Solution, lag_one
 from scalerl.scaling.law import Array, climb, log_compute
-from scalerl.scaling.solution import Parameters, Solution, lag_one
 
 STARTS = 4
 """Grid cells from which the search goes on; one is enough when the noise is small."""

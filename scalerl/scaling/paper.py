@@ -14,9 +14,9 @@ import numpy as np
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.draws import Draws, plain_draws
 from scalerl.scaling.estimate import Estimate
+from scalerl.scaling.fit_result import Parameters, Solution, lag_one
 from scalerl.scaling.law import Array, climb, log_compute
 from scalerl.scaling.readers import CurveError
-from scalerl.scaling.solution import Parameters, Solution, lag_one
 
 SCAN = 0.1
 """Step of the scan in ln B."""

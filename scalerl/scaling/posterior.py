@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 
 from scalerl.scaling.curve import Curve
+from scalerl.scaling.curve_families import CREEP_REACH, DEPARTURES, LAW, Kind
 from scalerl.scaling.draws import Draws, every, joined
 from scalerl.scaling.grid import Cells, pick, systematic, zoom
-from scalerl.scaling.kinds import CREEP_REACH, DEPARTURES, LAW, Kind
 from scalerl.scaling.law import Array, climb, log_compute
 from scalerl.scaling.linear import LastCoefficient, Solved, draw, eliminate, last_coefficient, log_evidence
 from scalerl.scaling.readers import CurveError

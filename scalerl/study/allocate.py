@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalerl.parts import nearest
+from scalerl.config.base import nearest
 from scalerl.scaling.compare import MARGIN, Runs, listed, seed_scatter
 from scalerl.scaling.estimate import Estimate, or_none, short, summarise
 from scalerl.scaling.fit import Fit
 from scalerl.scaling.law import Array
 from scalerl.scaling.readers import CurveError
-from scalerl.study.contest import (
+from scalerl.study.best_arm import (
     RULES,
     Contest,
     Rule,

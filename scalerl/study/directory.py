@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.config import RunConfig, read_config
-from scalerl.data import PromptFile
-from scalerl.parts import ConfigError, nearest
+from scalerl.config.base import ConfigError, nearest
+from scalerl.config.data import PromptFile
+from scalerl.files import take_hold, write_whole
 from scalerl.report.summary import default_axis
 from scalerl.study.plan import Plan, RunKey, plan_toml, read_plan
-from scalerl.train.run_dir import take_hold, write_whole
 
 RUN_AXES = ("device_hours", "flops", "tokens", "step")
 """Compute columns of every run's points."""

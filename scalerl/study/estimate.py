@@ -9,9 +9,9 @@ import time
 from collections.abc import Mapping
 
 from scalerl.config import RunConfig, TinyModel
-from scalerl.data import PromptFile
-from scalerl.parts import replace
-from scalerl.recipe import max_lag
+from scalerl.config.base import replace
+from scalerl.config.data import PromptFile
+from scalerl.config.recipe import max_lag
 from scalerl.study.plan import Plan, RunKey
 
 TRAINING_S, EVALUATION_S, STARTUP_S = 1.9e-3, 1.3e-3, 10.0

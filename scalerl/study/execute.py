@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from scalerl.config import RunConfig, to_toml
-from scalerl.parts import replace
+from scalerl.config.base import replace
 from scalerl.study.allocations import Spending
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import RunKey

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from scalerl.report.summary import data_note
 from scalerl.scaling.health import decline
+from scalerl.study.lr_sweep import sweep_note
 from scalerl.study.plan import rates_note
-from scalerl.study.rates import sweep_note
 
 if TYPE_CHECKING:
     from scalerl.study.directory import StudyDirectory

@@ -8,8 +8,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from scalerl.report.drawing import number_html
-from scalerl.report.frame import TERMS, Cell, Content, frame, interval_cell, power_cell, swatch, text_cell, warnings
-from scalerl.report.frame import table as sortable
+from scalerl.report.html import TERMS, Cell, Content, frame, interval_cell, power_cell, swatch, text_cell, warnings
+from scalerl.report.html import table as sortable
 from scalerl.scaling import Curve, Estimate
 from scalerl.scaling.curve import UNITS
 from scalerl.study.page_figures import COLORS, FIGURES

@@ -18,8 +18,8 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator
 
 from scalerl.config import PRESETS, RunConfig, merge, read_config, to_toml
-from scalerl.parts import ConfigError, Part, build, nearest, replace
-from scalerl.recipe import Recipe
+from scalerl.config.base import ConfigError, Part, build, nearest, replace
+from scalerl.config.recipe import Recipe
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
 """An arm's name, which is also a directory's."""

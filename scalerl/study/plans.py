@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from scalerl.config import RunConfig, TinyModel
-from scalerl.data import ArithmeticTask
-from scalerl.parts import replace
-from scalerl.recipe import (
+from scalerl.config.base import replace
+from scalerl.config.data import ArithmeticTask
+from scalerl.config.recipe import (
     BASELINE,
     RECIPES,
     Cispo,

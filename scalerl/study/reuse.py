@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scalerl.config import RunConfig
-from scalerl.parts import replace
+from scalerl.config.base import replace
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import Plan, RunKey, unnamed
 

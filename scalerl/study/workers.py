@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from scalerl.parts import ConfigError
+from scalerl.config.base import ConfigError
 
 
 class Job(Protocol):

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from scalerl.config import RunConfig
-from scalerl.data import PromptFile
-from scalerl.parts import ConfigError
-from scalerl.tasks import arithmetic, math, programs
+from scalerl.config.base import ConfigError
+from scalerl.config.data import PromptFile
+from scalerl.tasks import math
+from scalerl.tasks.lab import arithmetic, programs
 from scalerl.types import Prompt
 
 CORRECT, INCORRECT = 1.0, -1.0

@@ -8,7 +8,6 @@ last good one is never touched. It does not know what the state means.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -19,6 +18,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+
+from scalerl.files import sync
 
 _NAME = re.compile(r"step_(\d{6,})$")
 
@@ -51,7 +52,7 @@ def save_state(directory: Path, name: str, state: Mapping[str, Any]) -> None:
     (directory / f"{name}.json").write_text(json.dumps(plain), encoding="utf-8")
     save_file({**tensors, **arrays}, directory / f"{name}.safetensors")
     for suffix in ("json", "safetensors"):
-        _fsync(directory / f"{name}.{suffix}")
+        sync(directory / f"{name}.{suffix}")
 
 
 def load_state(directory: Path, name: str) -> Any:
@@ -99,9 +100,9 @@ class CheckpointStore:
         final = self.directory / f"step_{step:06d}"
         if final.exists():  # the same step again, after a resume: equal content
             shutil.rmtree(final)
-        _fsync(self.begin(step))
+        sync(self.begin(step))
         self.begin(step).rename(final)
-        _fsync(self.directory)
+        sync(self.directory)
         for old in self.steps()[: -self._keep]:
             shutil.rmtree(self.directory / f"step_{old:06d}")
         return final
@@ -115,11 +116,3 @@ class CheckpointStore:
         """Return the directory of the latest good checkpoint."""
         steps = self.steps()
         return self.directory / f"step_{steps[-1]:06d}" if steps else None
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

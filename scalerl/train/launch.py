@@ -10,27 +10,27 @@ from typing import Any
 
 import torch
 
-from scalerl.compute import Stopwatch
 from scalerl.config import HuggingFaceModel, RunConfig, TinyModel, parse_config, to_toml
-from scalerl.data import PromptFile
-from scalerl.parts import ConfigError, replace
-from scalerl.policy import Policy, WeightLayout, check_vocabulary, load_policy, load_tokenizer
+from scalerl.config.base import ConfigError, replace
+from scalerl.config.data import PromptFile
+from scalerl.models.policy import Policy, WeightLayout, check_vocabulary, load_policy, load_tokenizer
 from scalerl.prompts.dataset import load_prompts
 from scalerl.prompts.mixture import make_curriculum
+from scalerl.rollouts.coordinator import Generator
 from scalerl.rollouts.engine import Sampling
-from scalerl.rollouts.generator import Generator
 from scalerl.rollouts.interrupt import LengthRule, length_rule
+from scalerl.rollouts.local.slot_engine import SlotEngine
+from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
 from scalerl.rollouts.pipeline import Pipeline
-from scalerl.rollouts.records import from_plain
 from scalerl.rollouts.schedule import Schedule
-from scalerl.rollouts.slot_engine import SlotEngine
-from scalerl.rollouts.torch_engine import check_engine, torch_engine
 from scalerl.rollouts.worker import WorkerParts
+from scalerl.serialization import from_plain
 from scalerl.tasks.scoring import make_scorer
 from scalerl.train.checkpoint import CheckpointStore, load_plain, load_state, save_state
-from scalerl.train.learner import Learner
+from scalerl.train.learner.single import Learner
 from scalerl.train.run_dir import RunDirectory
 from scalerl.train.session import Display, Progress, Session
+from scalerl.train.stopwatch import Stopwatch
 from scalerl.train.warm_start import warm_start, warm_start_directory
 
 

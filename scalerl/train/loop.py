@@ -13,16 +13,16 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
+from scalerl.config.base import replace as with_changes
+from scalerl.config.recipe import LengthPenalty, PipelineRL, max_lag
 from scalerl.learn.advantages import ADVANTAGES, ZERO_VARIANCE
 from scalerl.learn.aggregate import AGGREGATIONS
 from scalerl.learn.losses import LOSSES
 from scalerl.learn.penalty import with_length_penalty
-from scalerl.parts import replace as with_changes
-from scalerl.recipe import LengthPenalty, PipelineRL, max_lag
-from scalerl.rollouts.generator import RolloutBatch
+from scalerl.rollouts.coordinator import RolloutBatch
 from scalerl.train.batch import Batch, collate
-from scalerl.train.learner import BadGradient, UpdateStats
-from scalerl.train.meter import TokenMeter, rollout_row, staleness
+from scalerl.train.learner.single import BadGradient, UpdateStats
+from scalerl.train.metrics import TokenMeter, rollout_row, staleness
 from scalerl.train.session import Session
 
 

@@ -6,7 +6,6 @@ the checkpoint knows, so that a resumed run's files are those of an undisturbed 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -15,31 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.config import RunConfig, read_config, to_toml
-from scalerl.parts import ConfigError
+from scalerl.config.base import ConfigError
+from scalerl.files import take_hold, write_whole
 from scalerl.types import EvalPoint
 
 ROW_FILES = ("metrics.jsonl", "points.jsonl", "rollouts/samples.jsonl")
-
-
-def take_hold(directory: Path) -> int | None:
-    """Return the lock on a directory that one process may have at a time, and loses with its end; None if it is taken.
-
-    Closing the number that is returned gives it up.
-    """
-    lock = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        return None
-    return lock
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a small text file so that readers see the old one or the new one, never half."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
 
 
 class RunDirectory:
@@ -130,14 +109,6 @@ def saved_config(path: Path) -> RunConfig:
     if not (path / "config.toml").exists():
         raise ConfigError(f"{path}: no run here (no config.toml); start one with `scalerl train --run-dir {path}`")
     return read_config(path / "config.toml", [])
-
-
-def next_directory(parent: Path, name: str) -> Path:
-    """Return parent/name-001, or the first number that is free."""
-    number = 1
-    while (path := parent / f"{name}-{number:03d}").exists():
-        number += 1
-    return path
 
 
 def _finite(value: Any) -> Any:

@@ -12,22 +12,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from scalerl.compute import Stopwatch
 from scalerl.config import RunConfig, to_toml
-from scalerl.evaluate import by_task, eval_point, held_out_visits
-from scalerl.policy import WeightLayout
+from scalerl.models.policy import WeightLayout
 from scalerl.prompts.curriculum import Curriculum
 from scalerl.prompts.dataset import PromptSplit
 from scalerl.prompts.mixture import Mixture
+from scalerl.rollouts.coordinator import RolloutBatch, Update, generate
 from scalerl.rollouts.engine import Engine
-from scalerl.rollouts.generator import RolloutBatch, Update, generate
 from scalerl.rollouts.pipeline import Pipeline, WriteWeights
-from scalerl.rollouts.records import to_plain
+from scalerl.serialization import to_plain
 from scalerl.tasks.scoring import Score, Scorer
 from scalerl.train.batch import Batch
 from scalerl.train.checkpoint import CheckpointStore, save_state
-from scalerl.train.learner import Learner
+from scalerl.train.evaluation import by_task, eval_point, held_out_visits
+from scalerl.train.learner.single import Learner
 from scalerl.train.run_dir import RunDirectory
+from scalerl.train.stopwatch import Stopwatch
 from scalerl.types import EvalPoint, GeneratorStats, Group
 
 
@@ -97,7 +97,7 @@ class Session:
 
     def initial_visits(self) -> tuple[Any, ...]:
         """Draw the prompts that may be started from the first weights: those of k + 1 batches."""
-        from scalerl.recipe import max_lag
+        from scalerl.config.recipe import max_lag
 
         recipe = self.config.recipe
         return self._draw(recipe.prompts_per_step * (max_lag(recipe.off_policy) + 1))

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from scalerl.config import TinyModel
-from scalerl.data import GeneratedData, task_shares
-from scalerl.learn.logprobs import token_logprobs
-from scalerl.parts import ConfigError, replace
-from scalerl.policy import Policy
-from scalerl.tasks import generated, lab
+from scalerl.config.base import ConfigError, replace
+from scalerl.config.data import GeneratedData, task_shares
+from scalerl.models.head import token_logprobs
+from scalerl.models.policy import Policy
+from scalerl.tasks.lab import common as lab
+from scalerl.tasks.lab import generated
 
 GATE = 0.99
 """Share of the 300 single steps of each task that the model must get right."""

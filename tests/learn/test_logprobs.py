@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from scalerl.learn.logprobs import HeadRule, token_logprobs
+from scalerl.models.head import HeadRule, token_logprobs
 
 
 def direct(hidden, weight, bias, targets, temperature, rule):

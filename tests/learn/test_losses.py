@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from scalerl.config.recipe import Cispo, Dapo, Grpo, Gspo, Reinforce
 from scalerl.learn.losses import LOSSES
-from scalerl.recipe import Cispo, Dapo, Grpo, Gspo, Reinforce
 
 RATIO = torch.tensor([[1.0, 8.0, 0.5], [1.25, 0.75, 1.0]])
 LOGP = torch.log(torch.tensor([[0.5, 0.8, 0.2], [0.5, 0.3, 1.0]]))

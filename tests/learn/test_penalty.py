@@ -1,7 +1,7 @@
 import torch
 
+from scalerl.config.recipe import LengthPenalty
 from scalerl.learn.penalty import with_length_penalty
-from scalerl.recipe import LengthPenalty
 
 
 def test_the_penalty_is_zero_to_the_cache_then_linear_to_minus_one_and_only_on_correct_rollouts():

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from scalerl.config import PRESETS, read_config
-from scalerl.parts import ConfigError, replace
+from scalerl.config.base import ConfigError, replace
 from scalerl.prompts.dataset import load_prompts
 from scalerl.train.warm_start import make_tokenizer
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalerl.config import PRESETS
-from scalerl.data import ArithmeticTask, MixedTasks, ProgramsTask
-from scalerl.parts import ConfigError, replace
+from scalerl.config.base import ConfigError, replace
+from scalerl.config.data import ArithmeticTask, MixedTasks, ProgramsTask
 from scalerl.prompts.curriculum import Curriculum
 from scalerl.prompts.dataset import load_prompts
 from scalerl.prompts.mixture import Mixture, make_curriculum

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from scalerl.config import LAB
-from scalerl.data import MixedTasks, ProgramsTask
-from scalerl.parts import replace
+from scalerl.config.base import replace
+from scalerl.config.data import MixedTasks, ProgramsTask
 from scalerl.report.figures import plot_curve
 from scalerl.report.outlook import outlook, run_outlook
 from scalerl.report.summary import data_note, default_axis, refresh, summarise

@@ -8,8 +8,8 @@ import pytest
 from browser import contrast, luminance, opened_page
 from simulated import curve, write
 
-from scalerl.parts import ConfigError
-from scalerl.report.findings import findings
+from scalerl.config.base import ConfigError
+from scalerl.report.analysis import findings
 from scalerl.report.page_figures import FIGURES
 from scalerl.report.sources import read_sources
 from scalerl.scaling import Curve

@@ -59,7 +59,7 @@ def test_the_examples_show_what_the_page_tells(said):
 
 
 def test_every_verb_for_curves_has_an_example():
-    from scalerl.report.verbs import VERBS
+    from scalerl.cli.curves import VERBS
 
     assert all(f"\nscalerl {verb} " in PAGE for verb in [*VERBS, "report"])
 

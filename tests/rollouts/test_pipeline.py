@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scripted_worker import ScriptedSpec, visits, write_version
 
-from scalerl.recipe import PipelineRL, PpoOffPolicy, max_lag
-from scalerl.rollouts.generator import Update
+from scalerl.config.recipe import PipelineRL, PpoOffPolicy, max_lag
+from scalerl.rollouts.coordinator import Update
+from scalerl.rollouts.local.scripted import STOP
 from scalerl.rollouts.pipeline import Interrupted, Pipeline, WorkerDied
-from scalerl.rollouts.scripted import STOP
 
 
 def train(spec, updates, delay=lambda: 0.0, lag_ticks=-1):

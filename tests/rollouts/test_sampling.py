@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from scalerl.rollouts.sampling import draw
+from scalerl.rollouts.local.sampling import draw
 
 LOGITS = torch.tensor([0.1, 0.2, 0.3, 0.4]).log()
 

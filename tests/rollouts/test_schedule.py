@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from scalerl.recipe import PipelineRL, PpoOffPolicy
+from scalerl.config.recipe import PipelineRL, PpoOffPolicy
 from scalerl.rollouts.schedule import Schedule
 
 

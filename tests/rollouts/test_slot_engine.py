@@ -1,6 +1,6 @@
+from scalerl.rng import stream_key
 from scalerl.rollouts.engine import Request
-from scalerl.rollouts.scripted import STOP, scripted_engine
-from scalerl.rollouts.streams import stream_key
+from scalerl.rollouts.local.scripted import STOP, scripted_engine
 
 
 def requests(n):

@@ -6,13 +6,13 @@ import torch
 from tiny_models import ARCHITECTURES, tiny_model
 from transformers import DynamicCache
 
-from scalerl.parts import ConfigError
-from scalerl.policy import Policy, WeightLayout
-from scalerl.rollouts import torch_engine as module
+from scalerl.config.base import ConfigError
+from scalerl.models.policy import Policy, WeightLayout
+from scalerl.rng import stream_key
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.streams import stream_key
-from scalerl.rollouts.torch_engine import check_engine, torch_engine
+from scalerl.rollouts.local import torch_engine as module
+from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
 
 STOP = 1
 PROMPTS = [

@@ -3,7 +3,7 @@ import pytest
 from scaling_runs import run
 
 from scalerl.scaling import Curve, Prior, sigmoid
-from scalerl.scaling.kinds import CREEP, LATE_START, LAW, RISE_SCALE, SECOND_RISE, rarely_large
+from scalerl.scaling.curve_families import CREEP, LATE_START, LAW, RISE_SCALE, SECOND_RISE, rarely_large
 from scalerl.scaling.posterior import explore, standardised, suspicion
 
 # compute 0, a quarter, a half and the whole of the run

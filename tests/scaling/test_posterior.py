@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scaling_runs import TRUTH, run
 
 from scalerl.scaling import Curve, CurveError, Prior, fit, sigmoid
-from scalerl.scaling.kinds import LAW
+from scalerl.scaling.curve_families import LAW
 from scalerl.scaling.posterior import explore, posterior, sample, standardised
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from scalerl.study.contest import (
+from scalerl.study.best_arm import (
     RULES,
     Contest,
     chance_of_best,

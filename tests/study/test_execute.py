@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scalerl.config import QUICK
-from scalerl.parts import ConfigError, replace
+from scalerl.config.base import ConfigError, replace
 from scalerl.study.allocations import Choice, Spending, everyone
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.execute import Execution, execute, target_step

@@ -3,8 +3,8 @@
 import pytest
 
 from scalerl.config import LAB, QUICK, HuggingFaceModel
-from scalerl.parts import ConfigError, replace
-from scalerl.recipe import SCALERL, Cispo, Dapo, LengthPenalty, PipelineRL, PpoOffPolicy
+from scalerl.config.base import ConfigError, replace
+from scalerl.config.recipe import SCALERL, Cispo, Dapo, LengthPenalty, PipelineRL, PpoOffPolicy
 from scalerl.study.plan import Arm, Plan, check, plan_toml, rates_note, read_plan, recipe_changes, select, with_rates
 from scalerl.study.plans import PLANS
 

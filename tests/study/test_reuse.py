@@ -8,11 +8,11 @@ from simulated_study import STEPS, Truth, write_study
 
 from scalerl import cli
 from scalerl.config import to_toml
-from scalerl.parts import replace
+from scalerl.config.base import replace
+from scalerl.files import take_hold
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import Arm, RunKey
 from scalerl.study.reuse import Held, equal_runs, take_over
-from scalerl.train.run_dir import take_hold
 
 
 @pytest.fixture

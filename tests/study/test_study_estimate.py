@@ -3,8 +3,8 @@
 import pytest
 
 from scalerl.config import QUICK, HuggingFaceModel
-from scalerl.parts import replace
-from scalerl.recipe import PpoOffPolicy
+from scalerl.config.base import replace
+from scalerl.config.recipe import PpoOffPolicy
 from scalerl.study import estimate
 from scalerl.study.display import time_needed
 from scalerl.study.plan import Arm, Plan

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from scalerl.parts import ConfigError
+from scalerl.config.base import ConfigError
 from scalerl.study.workers import LocalWorkers, RayWorkers
 
 SPEAK = [sys.executable, "-c", "import sys; print('said', flush=True); sys.exit(3)"]

@@ -3,8 +3,9 @@ import itertools
 import pytest
 
 from scalerl.config import WarmStart
-from scalerl.data import ArithmeticTask
-from scalerl.tasks import arithmetic, lab
+from scalerl.config.data import ArithmeticTask
+from scalerl.tasks.lab import arithmetic
+from scalerl.tasks.lab import common as lab
 
 
 def test_a_chain_is_worked_left_to_right_modulo_ten():

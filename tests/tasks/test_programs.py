@@ -6,9 +6,10 @@ import time
 import pytest
 
 from scalerl.config import WarmStart
-from scalerl.data import ProgramsTask
-from scalerl.parts import ConfigError
-from scalerl.tasks import generated, lab, programs
+from scalerl.config.base import ConfigError
+from scalerl.config.data import ProgramsTask
+from scalerl.tasks.lab import common as lab
+from scalerl.tasks.lab import generated, programs
 
 SHOWN = ",0:4,1:7,6:2"  # 3x + 4: 4, 7, 22 -> 2
 HIDDEN = ",8:8"  # 28 -> 8

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from scalerl.config import read_config
-from scalerl.parts import ConfigError
+from scalerl.config.base import ConfigError
 from scalerl.tasks import math as math_task
 from scalerl.tasks import scoring
 from scalerl.tasks.scoring import (

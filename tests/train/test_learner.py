@@ -4,9 +4,9 @@ import pytest
 import torch
 from tiny_models import tiny_model
 
-from scalerl.policy import Policy
-from scalerl.recipe import AdamW
-from scalerl.train.learner import BadGradient, Learner
+from scalerl.config.recipe import AdamW
+from scalerl.models.policy import Policy
+from scalerl.train.learner.single import BadGradient, Learner
 
 SETTINGS = AdamW(learning_rate=1e-2, warmup_steps=4, weight_decay=0.0, max_grad_norm=1e9)
 

@@ -1,8 +1,9 @@
 import pytest
 
 from scalerl.config import LAB
-from scalerl.parts import ConfigError
-from scalerl.train.run_dir import RunDirectory, next_directory
+from scalerl.config.base import ConfigError
+from scalerl.files import next_directory
+from scalerl.train.run_dir import RunDirectory
 from scalerl.types import EvalPoint
 
 POINT = EvalPoint(100, 0.021, 3.1e14, 4200000, "arithmetic", 0.412, 0.006, 1000, 16)

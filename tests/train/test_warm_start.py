@@ -7,10 +7,10 @@ import torch
 
 from scalerl import cli
 from scalerl.config import TinyModel, WarmStart
-from scalerl.data import ArithmeticTask, MixedTasks, ProgramsTask
-from scalerl.parts import ConfigError
-from scalerl.policy import Policy
-from scalerl.tasks import arithmetic
+from scalerl.config.base import ConfigError
+from scalerl.config.data import ArithmeticTask, MixedTasks, ProgramsTask
+from scalerl.models.policy import Policy
+from scalerl.tasks.lab import arithmetic
 from scalerl.train import warm_start as module
 from scalerl.train.warm_start import fact_accuracy, make_model, make_tokenizer, warm_start, warm_start_directory
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from scalerl.rng import uniforms
 from scalerl.rollouts.engine import Finished, Request
 from scalerl.rollouts.interrupt import NEVER, Ints, LengthRule, closed_at, forced_tokens, interrupt_point, out_of_budget
-from scalerl.rollouts.streams import uniforms
 from scalerl.types import Rollout
 
 _INTERRUPT_DRAW = np.asarray([(1 << 40)])

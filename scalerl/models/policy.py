@@ -15,10 +15,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from scalerl import onednn
-from scalerl.compute import ModelShape
-from scalerl.learn.logprobs import HeadRule
-from scalerl.parts import ConfigError
+from scalerl.config.base import ConfigError
+from scalerl.models.cpu import onednn
+from scalerl.models.flops import ModelShape
+from scalerl.models.head import HeadRule
 
 _ALIGN = 64
 

@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from pathlib import Path
 
-from scalerl.parts import ConfigError
+from scalerl.config.base import ConfigError
 from scalerl.study.directory import StudyDirectory, rows
 from scalerl.study.plan import rates_by_loss
 

@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from itertools import permutations, product
 
 from scalerl.config import WarmStart
-from scalerl.data import ProgramsTask
-from scalerl.parts import ConfigError
-from scalerl.rollouts.streams import stream_key
-from scalerl.tasks.lab import APPLY, END_THINK, STOP, THINK, after_thinking, noisy_digit, noisy_result, ramble
+from scalerl.config.base import ConfigError
+from scalerl.config.data import ProgramsTask
+from scalerl.rng import stream_key
+from scalerl.tasks.lab.common import APPLY, END_THINK, STOP, THINK, after_thinking, noisy_digit, noisy_result, ramble
 
 LONGEST = 32
 """Characters of a program; a right one has five."""

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from scalerl.report.verbs import add_curve_options, add_versus
+from scalerl.cli.curves import add_curve_options, add_versus
 
 
 def add_report_parser(verbs: Any) -> None:
@@ -27,8 +27,8 @@ def run_report(arguments: argparse.Namespace) -> int:
         CurveError: runs that cannot be fitted or compared, or a path that cannot be written.
         ConfigError: plotly is not installed.
     """
-    from scalerl.report.findings import findings
-    from scalerl.report.frame import write_page
+    from scalerl.report.analysis import findings
+    from scalerl.report.html import write_page
     from scalerl.report.page import page
     from scalerl.report.sources import read_sources
 

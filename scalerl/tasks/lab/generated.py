@@ -10,8 +10,8 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from scalerl.config import WarmStart
-from scalerl.data import GeneratedData, task_shares
-from scalerl.tasks import arithmetic, programs
+from scalerl.config.data import GeneratedData, task_shares
+from scalerl.tasks.lab import arithmetic, programs
 
 Pairs = Iterator[tuple[str, str]]
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from scalerl.learn.logprobs import token_logprobs
-from scalerl.policy import Policy
-from scalerl.recipe import AdamW
+from scalerl.config.recipe import AdamW
+from scalerl.models.head import token_logprobs
+from scalerl.models.policy import Policy
 
 
 class BadGradient(RuntimeError):

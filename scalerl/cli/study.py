@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.parts import ConfigError, nearest, replace
+from scalerl.config.base import ConfigError, nearest, replace
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -47,8 +47,8 @@ def study_main(words: Sequence[str], stop: Callable[[], Callable[[], bool]]) -> 
         return _execute(StudyDirectory.open(options.directory), _workers(options), options.allocate, stop)
     options, fields = _plan_parser().parse_known_args(words)
     plan = _plan(options, fields)
+    from scalerl.files import next_directory
     from scalerl.study.directory import StudyDirectory
-    from scalerl.train.run_dir import next_directory
 
     others = [StudyDirectory.open(path) for path in options.reuse]
     if options.dry_run:
@@ -148,7 +148,7 @@ def _plan(options: argparse.Namespace, fields: Sequence[str]) -> Plan:
     if options.budget is not None:
         plan = replace(plan, base=replace(plan.base, steps=options.budget))
     if options.rates is not None:
-        from scalerl.study.rates import best_rates
+        from scalerl.study.lr_sweep import best_rates
 
         plan = with_rates(plan, best_rates(options.rates))
     return check(select(plan, options.only) if options.only else plan)
@@ -223,8 +223,8 @@ def room_here() -> int:
 
 def _report(study: StudyDirectory) -> None:
     """Write results.json and the page; print the verdicts and the table."""
+    from scalerl.files import write_whole
     from scalerl.study.results import study_results
-    from scalerl.train.run_dir import write_whole
 
     found = study_results(study)
     write_whole(study.path / "results.json", json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n")
@@ -232,7 +232,7 @@ def _report(study: StudyDirectory) -> None:
 
 
 def _tell(found: StudyResult, page: Path) -> None:
-    from scalerl.report.frame import write_page
+    from scalerl.report.html import write_page
     from scalerl.study.page import study_page
     from scalerl.study.tables import print_results
 

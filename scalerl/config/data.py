@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from scalerl.parts import Part
-from scalerl.recipe import Count, Natural, Share
+from scalerl.config.base import Part
+from scalerl.config.recipe import Count, Natural, Share
 
 
 class ArithmeticTask(Part):

@@ -12,10 +12,10 @@ import random
 from collections.abc import Iterator
 
 from scalerl.config import WarmStart
-from scalerl.data import ArithmeticTask
-from scalerl.parts import ConfigError
-from scalerl.rollouts.streams import stream_key
-from scalerl.tasks.lab import APPLY, END_THINK, STOP, THINK, after_thinking, noisy_digit, noisy_result, ramble
+from scalerl.config.base import ConfigError
+from scalerl.config.data import ArithmeticTask
+from scalerl.rng import stream_key
+from scalerl.tasks.lab.common import APPLY, END_THINK, STOP, THINK, after_thinking, noisy_digit, noisy_result, ramble
 
 
 def verify(completion: str, answer: str) -> bool:

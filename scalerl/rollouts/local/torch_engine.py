@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from scalerl.parts import ConfigError
-from scalerl.policy import Policy, WeightLayout
+from scalerl.config.base import ConfigError
+from scalerl.models.cpu.slot_attention import empty_cache, install
+from scalerl.models.policy import Policy, WeightLayout
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, Ints, LengthRule
-from scalerl.rollouts.sampling import draw
-from scalerl.rollouts.slot_attention import empty_cache, install
-from scalerl.rollouts.slot_engine import SlotEngine
+from scalerl.rollouts.local.sampling import draw
+from scalerl.rollouts.local.slot_engine import SlotEngine
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]

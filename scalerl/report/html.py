@@ -18,7 +18,7 @@ from string import Template
 from typing import NamedTuple
 
 import scalerl
-from scalerl.parts import ConfigError
+from scalerl.config.base import ConfigError
 from scalerl.report.drawing import Figure
 from scalerl.scaling import CurveError, Estimate
 from scalerl.scaling.estimate import one_power

@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from scalerl.onednn import linear
+from scalerl.models.cpu.onednn import linear
 
 CHUNK_ELEMENTS = 1 << 24
 """Entries of one [N, chunk] block of logits: 64 MiB in FP32."""

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from scalerl.rng import stream_key
 from scalerl.rollouts.engine import Engine, Finished, Request
-from scalerl.rollouts.records import from_plain, to_plain
 from scalerl.rollouts.schedule import Schedule
-from scalerl.rollouts.streams import stream_key
+from scalerl.serialization import from_plain, to_plain
 from scalerl.types import GeneratorStats, Group, Rollout, Visit
 
 

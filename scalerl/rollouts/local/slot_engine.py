@@ -14,7 +14,7 @@ import numpy as np
 
 from scalerl.rollouts.engine import Finished, Request, Work
 from scalerl.rollouts.interrupt import Ints, LengthRule
-from scalerl.rollouts.slots import SlotTable
+from scalerl.rollouts.local.slots import SlotTable
 
 
 class Decoder(Protocol):

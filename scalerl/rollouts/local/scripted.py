@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.rollouts.interrupt import NEVER, Ints, LengthRule
-from scalerl.rollouts.slot_engine import SlotEngine
+from scalerl.rollouts.local.slot_engine import SlotEngine
 
 STOP = 1 << 20
 """The token that ends a scripted sequence."""

@@ -1,13 +1,10 @@
-"""What a run cost: FLOPs from token counts, device-hours from a clock that can be paused. It loads no torch.
+"""FLOPs of a decoder from token counts. It loads no torch.
 
 Tokens and FLOPs are counted, not timed: they carry no noise and do not depend on the machine.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 
@@ -53,35 +50,3 @@ def _context_sum(first: int, count: int, window: int) -> float:
         return count * (first + 1) + count * (count - 1) / 2.0
     growing = max(0, window - first)  # positions whose context is still shorter than the window
     return _context_sum(first, growing, 0) + (count - growing) * float(window)
-
-
-class Stopwatch:
-    """Seconds of training, with evaluation and checkpoints left out and added up apart."""
-
-    def __init__(self, seconds: float = 0.0) -> None:
-        self._before = seconds
-        self._since: float | None = None
-        self.left_out = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Training seconds so far, those of earlier sessions of a resumed run included."""
-        return self._before + (time.perf_counter() - self._since if self._since is not None else 0.0)
-
-    def start(self) -> None:
-        """Start, or go on."""
-        assert self._since is None
-        self._since = time.perf_counter()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave a block of work out of the training time."""
-        began = time.perf_counter()
-        running = self._since is not None
-        self._before, self._since = self.seconds, None
-        try:
-            yield
-        finally:
-            self.left_out += time.perf_counter() - began
-            if running:
-                self._since = time.perf_counter()

@@ -1,0 +1,75 @@
+"""The command line: each verb parses, calls one function, and turns the user's errors into one line and exit code 2.
+
+Heavy imports are inside the verbs, so that `scalerl --help` is instant and the statistics never load torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from scalerl.cli.curves import add_curve_parsers
+from scalerl.cli.exits import StopFlag, guarded
+from scalerl.cli.import_ import add_import_parser
+from scalerl.cli.report import add_report_parser
+from scalerl.cli.train import train
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    words = list(sys.argv[1:] if words is None else words)
+    parser = _parser()
+    if words[:1] == ["train"]:  # its options are all the fields of a configuration, so they are read by config.py
+        return guarded(lambda: train(words[1:]))
+    if words[:1] == ["study"]:  # likewise
+        return guarded(lambda: _study(words[1:]))
+    arguments = parser.parse_args(words)
+    if not hasattr(arguments, "run"):
+        parser.print_help()
+        return 0
+    return guarded(lambda: int(arguments.run(arguments)))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="scalerl",
+        description="Reinforcement learning by the ScaleRL recipe, with a forecast of every run's curve.",
+    )
+    verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
+    verbs.add_parser(
+        "train", help="train; without arguments the embedded lab (see `scalerl train --help`)", add_help=False
+    )
+    verbs.add_parser(
+        "study", help="plan, run and compare many runs: loo, recipes, forward, axes, rates", add_help=False
+    )
+    resume = verbs.add_parser("resume", help="go on with a run from its last checkpoint")
+    resume.add_argument("directory", type=Path, help="run directory")
+    resume.add_argument("--steps", type=int, help="new total number of steps, to train on beyond the old one")
+    resume.set_defaults(run=resume)
+    add_curve_parsers(verbs)
+    add_report_parser(verbs)
+    sft = verbs.add_parser("sft", help="make the lab's warm start: a tiny model taught noisy reasoning traces")
+    sft.add_argument("--out", type=Path, help="directory to save it in; default: the cache that `scalerl train` uses")
+    sft.add_argument("--steps", type=int, help="updates")
+    sft.add_argument("--seed", type=int, help="seed of weights and traces")
+    sft.set_defaults(run=sft)
+    recipes = verbs.add_parser("recipes", help="print the recipes, component by component")
+    recipes.set_defaults(run=_recipes)
+    add_import_parser(verbs)
+    return parser
+
+
+def _study(words: list[str]) -> int:
+    from scalerl.cli.study import study_main
+
+    return study_main(words, StopFlag)
+
+
+def _recipes(arguments: argparse.Namespace) -> int:
+    from scalerl.report.recipes import leave_one_out_table, recipe_table
+
+    recipe_table()
+    leave_one_out_table()
+    return 0

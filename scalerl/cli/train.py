@@ -1,0 +1,137 @@
+"""`scalerl train` and `scalerl resume`: read the configuration, train to the end, print the outcome."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalerl.cli.exits import FAILED, StopFlag, complain, prepare_environment
+
+if TYPE_CHECKING:
+    from scalerl.config import RunConfig
+
+TRAIN_USAGE = """usage: scalerl train [CONFIG.toml] [--run-dir DIR] [--seed N] [--dry-run] [--any.field VALUE ...]
+
+Without arguments: the embedded lab, a tiny Qwen3 that learns chained arithmetic on this machine in minutes.
+(--data.kind programs or mixed: other tasks for it; --model.experts 4: a mixture of experts.)
+
+  scalerl train --model DIR_OR_HUB_ID --data prompts.jsonl --task math
+  scalerl train --model DIR --data prompts.jsonl --reward package.module:function
+
+options:
+  CONFIG.toml        a configuration; config.toml of a run directory repeats that run
+  --run-dir DIR      where to write; default runs/NAME-NNN
+  --dry-run          print the resolved configuration and the derived sizes, and stop
+  --preset NAME      start from `lab` or `scalerl` (the paper's sizes; default with --data)
+  --model, --data, --task, --reward, --device, --seed, --steps   short for the fields they name below
+
+fields (TOML sections, or --dotted.name VALUE):
+"""
+
+
+def train(words: list[str]) -> int:
+    """Run `scalerl train`; its options are all the fields of a configuration. Return the exit code."""
+    if "--help" in words or "-h" in words:
+        print(TRAIN_USAGE + _field_help())
+        return 0
+    from scalerl.config import read_config
+
+    words, run_dir = _take_option(words, "--run-dir")
+    dry_run = "--dry-run" in words
+    words = [word for word in words if word != "--dry-run"]
+    file = Path(words.pop(0)) if words and not words[0].startswith("--") else None
+    config = read_config(file, words)
+    if dry_run:
+        from scalerl.config import to_toml
+
+        print(to_toml(config) + "\n" + "\n".join(f"# {line}" for line in config.derived_sizes()))
+        return 0
+    from scalerl.files import next_directory
+
+    path = Path(run_dir) if run_dir else next_directory(Path("runs"), config.recipe.name)
+
+    def begin(display: Any, stop: Callable[[], bool]) -> Any:
+        from scalerl.train.launch import start
+
+        return start(config, path, display, stop)
+
+    return _run(config, begin)
+
+
+def resume(arguments: argparse.Namespace) -> int:
+    """Run `scalerl resume`; return the exit code."""
+    from scalerl.config.base import replace
+    from scalerl.train.run_dir import saved_config
+
+    config = saved_config(arguments.directory)
+    if arguments.steps is not None:
+        config = replace(config, steps=arguments.steps)
+
+    def restart(display: Any, stop: Callable[[], bool]) -> Any:
+        from scalerl.train.launch import resume as resume_run
+
+        return resume_run(arguments.directory, arguments.steps, display, stop)
+
+    return _run(config, restart)
+
+
+def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:
+    """Train with signals turned into an orderly stop; print the outcome."""
+    prepare_environment()
+    from scalerl.report.display import RunDisplay
+    from scalerl.report.summary import default_axis
+    from scalerl.rollouts.pipeline import WorkerDied
+    from scalerl.tasks.scoring import RewardError
+    from scalerl.train.finish import run_to_end
+    from scalerl.train.launch import resolve
+    from scalerl.train.loop import TrainingFailed
+
+    config, stop = resolve(config), StopFlag()
+    display = RunDisplay(config, default_axis(config))
+    for line in config.derived_sizes():
+        display.note(line)
+    session = None
+    try:
+        session = make_session(display, stop)
+        display.start()
+        closing = run_to_end(session)
+        display.stop()
+        print("\n".join(closing))
+        return 128 + stop.signal if stop.signal else 0
+    except (TrainingFailed, WorkerDied, RewardError) as error:
+        display.stop()
+        where = session.directory.path if session else None
+        complain(str(error) + (f"\nNothing saved is lost; continue with: scalerl resume {where}" if where else ""))
+        return FAILED
+    finally:
+        display.stop()
+        if session is not None:
+            session.pipeline.close()
+
+
+def _take_option(words: list[str], name: str) -> tuple[list[str], str | None]:
+    from scalerl.config.base import ConfigError
+
+    value, rest, queue = None, [], list(words)
+    while queue:
+        word = queue.pop(0)
+        if word == name:
+            if not queue:
+                raise ConfigError(f"{name}: a value is needed and none was given")
+            value = queue.pop(0)
+        elif word.startswith(name + "="):
+            value = word.partition("=")[2]
+        else:
+            rest.append(word)
+    return rest, value
+
+
+def _field_help() -> str:
+    from scalerl.config import field_lines
+
+    lines = []
+    for name, default, text in field_lines():
+        lines.append(f"  {name:<36} {text}" + (f" [{default}]" if default else ""))
+    return "\n".join(lines)

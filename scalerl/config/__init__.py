@@ -1,0 +1,35 @@
+"""What to run, as frozen values: the recipe, the data, the machine. It loads no torch."""
+
+from scalerl.config.overrides import field_lines, merge, parse_config, read_config, to_toml
+from scalerl.config.presets import LAB, PRESETS, QUICK
+from scalerl.config.run import (
+    Checkpointing,
+    Evaluation,
+    Hardware,
+    HuggingFaceModel,
+    Learner,
+    Rollouts,
+    RunConfig,
+    TinyModel,
+    WarmStart,
+)
+
+__all__ = [
+    "LAB",
+    "PRESETS",
+    "QUICK",
+    "Checkpointing",
+    "Evaluation",
+    "Hardware",
+    "HuggingFaceModel",
+    "Learner",
+    "Rollouts",
+    "RunConfig",
+    "TinyModel",
+    "WarmStart",
+    "field_lines",
+    "merge",
+    "parse_config",
+    "read_config",
+    "to_toml",
+]

@@ -1,0 +1,156 @@
+"""TOML files and dotted options to one validated configuration, and back to TOML."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from scalerl.config.base import ConfigError, Part, build, nearest, records
+from scalerl.config.presets import PRESETS
+from scalerl.config.run import RunConfig
+
+ALIASES = {
+    "model": ("model", "path"),
+    "data": ("data", "path"),
+    "task": ("data", "task"),
+    "reward": ("data", "reward"),
+    "device": ("hardware", "device"),
+    "seed": ("seed",),
+    "steps": ("steps",),
+}
+"""Short names of the fields that most users set."""
+
+_ALIAS_KINDS = {"model": ("model", "hf"), "data": ("data", "file")}
+
+
+def read_config(file: Path | None, overrides: Sequence[str]) -> RunConfig:
+    """Read a TOML file and command-line overrides into one validated configuration.
+
+    Args:
+        file: TOML with the sections of RunConfig, and optionally `preset = "lab" | "scalerl"`; None: the preset alone.
+        overrides: words as typed, `--recipe.loss.max_ratio 4` or `--recipe.loss=gspo`, or the short names in ALIASES.
+
+    Raises:
+        ConfigError: unreadable file, unknown key, wrong type or value out of range.
+    """
+    values = _read_toml(file) if file else {}
+    source = str(file) if file else "command line"
+    typed = _read_overrides(overrides)
+    preset = typed.pop("preset", values.pop("preset", None))
+    if preset is None:
+        merged = merge(values, typed)
+        preset = "scalerl" if "path" in merged.get("data", {}) else "lab"
+    if preset not in PRESETS:
+        raise ConfigError(f"preset: got {preset!r}{nearest(str(preset), PRESETS)}; allowed: {', '.join(PRESETS)}")
+    base = PRESETS[preset].model_dump()
+    build(RunConfig, merge(base, values), source)  # the file's own mistakes are reported with the file's name
+    return build(RunConfig, merge(merge(base, values), typed), "command line" if typed else source)
+
+
+def parse_config(text: str, source: str) -> RunConfig:
+    """Read a whole configuration, as `to_toml` wrote it, from text."""
+    return build(RunConfig, tomllib.loads(text), source)
+
+
+def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with `changes` laid over it; a change of `kind` drops the fields of the other kind."""
+    out = dict(base)
+    for key, value in changes.items():
+        old = out.get(key)
+        if isinstance(old, Mapping) and isinstance(value, str) and "kind" in old:
+            value = {"kind": value}
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            other_kind = "kind" in value and value["kind"] != old.get("kind")
+            out[key] = dict(value) if other_kind else merge(old, value)
+        else:
+            out[key] = value
+    return out
+
+
+def to_toml(config: RunConfig) -> str:
+    """Return the configuration as TOML that `read_config` reads back to an equal value."""
+    import tomli_w
+
+    return tomli_w.dumps(_without_nulls(config.model_dump(mode="json")))
+
+
+def field_lines(cls: type[Part] = RunConfig, prefix: str = "") -> list[tuple[str, str, str]]:
+    """Return (dotted name, default, documentation) of every field, for `scalerl train --help`."""
+    lines = []
+    for name, field in cls.model_fields.items():
+        members = records(field.annotation)
+        if not members:
+            default = "(needed)" if field.is_required() else str(field.default)
+            lines.append((prefix + name, default, field.description or ""))
+        for member in members:
+            label = f"{prefix}{name}" + (f"[{member.model_fields['kind'].default}]" if len(members) > 1 else "")
+            lines.append((label, "", (member.__doc__ or "").split("\n")[0]))
+            lines += [line for line in field_lines(member, f"{prefix}{name}.") if not line[0].endswith(".kind")]
+    return lines
+
+
+def _read_toml(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: no such file; give the path of a TOML configuration, or none for the lab") from None
+    except (IsADirectoryError, PermissionError) as error:
+        raise ConfigError(f"{file}: {error.strerror}; give the path of a readable TOML configuration") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}") from None
+
+
+def _read_overrides(words: Sequence[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    queue = list(words)
+    while queue:
+        word = queue.pop(0)
+        if not word.startswith("--"):
+            raise ConfigError(f"got {word!r}; allowed: one TOML file, then options of the form --name value")
+        name, equals, text = word[2:].partition("=")
+        if not equals:
+            if not queue:
+                raise ConfigError(f"--{name}: a value is needed and none was given")
+            text = queue.pop(0)
+        if name in _ALIAS_KINDS:
+            section, kind = _ALIAS_KINDS[name]
+            values.setdefault(section, {})["kind"] = kind
+        _put(values, ALIASES.get(name) or _known_path(name), _parse(text))
+    return values
+
+
+def _known_path(name: str) -> tuple[str, ...]:
+    """Check a dotted name against all that exist, so that a typo names the nearest one wherever it lives."""
+    path = name.replace("-", "_")
+    known = {line[0].split("[")[0] for line in field_lines()} | {"preset"}
+    known |= {f"{line[0].split('[')[0]}.kind" for line in field_lines() if "[" in line[0]}
+    if path in known:
+        return tuple(path.split("."))
+    tail = path.split(".")[-1]
+    same_tail = sorted(k for k in known if k.split(".")[-1] == tail)
+    hint = f" (did you mean --{same_tail[0]}?)" if same_tail else nearest(path, known).replace("'", "")
+    raise ConfigError(f"unknown option --{name}{hint}; `scalerl train --help` lists all")
+
+
+def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
+    for step in path[:-1]:
+        inner = values.setdefault(step, {})
+        if isinstance(inner, str):
+            inner = values[step] = {"kind": inner}
+        values = inner
+    values[path[-1]] = value
+
+
+def _parse(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_nulls(inner) for key, inner in value.items()}
+    return "none" if value is None else value

@@ -1,0 +1,32 @@
+"""Whole configurations by name: the embedded lab, a quicker lab for studies, the paper's sizes."""
+
+from __future__ import annotations
+
+from scalerl.config.base import replace
+from scalerl.config.recipe import SCALERL, AdamW, Interruption
+from scalerl.config.run import Checkpointing, Evaluation, Learner, RunConfig
+
+LAB = RunConfig(
+    steps=480,
+    recipe=replace(
+        SCALERL,
+        name="scalerl-lab",
+        prompts_per_step=16,
+        length=Interruption(thinking_tokens=(50, 60), answer_tokens=9, phrase="</think>"),
+        optimizer=AdamW(learning_rate=6e-5, warmup_steps=20),
+    ),
+    evaluation=Evaluation(every=15, prompts=512, samples=4),
+    learner=Learner(micro_batch_tokens=8192),
+    checkpoint=Checkpointing(every=25),
+)
+
+QUICK = replace(
+    LAB,
+    steps=240,
+    recipe=replace(LAB.recipe, optimizer=replace(LAB.recipe.optimizer, learning_rate=1.2e-4)),
+    evaluation=Evaluation(every=8, prompts=512, samples=2),
+)
+
+PRESETS = {"lab": LAB, "quick": QUICK, "scalerl": RunConfig()}
+"""lab: the embedded default, minutes on two cores. quick: fewer steps at a higher rate, for studies of many
+runs. scalerl: the paper's sizes, for a model and data of your own."""

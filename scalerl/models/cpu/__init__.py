@@ -1,0 +1,1 @@
+"""Faster products and attention for CPUs; loaded on CPUs only."""

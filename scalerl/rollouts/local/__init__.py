@@ -1,0 +1,1 @@
+"""The torch engine: continuous batching in this process, on CPU or one GPU."""

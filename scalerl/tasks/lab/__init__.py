@@ -1,0 +1,1 @@
+"""The embedded lab's tasks: prompts and traces made here, nothing to download."""

@@ -1,0 +1,1 @@
+"""A policy in training: one file a learner."""
