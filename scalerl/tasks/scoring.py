@@ -7,6 +7,7 @@ wrong, and in `timeouts`), never the run.
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import inspect
 import logging
 import os
@@ -208,16 +209,31 @@ def load_function(name: str) -> Callable[..., Any]:
     module_name, colon, function_name = name.partition(":")
     if not colon or not module_name or not function_name:
         raise ConfigError(f"data.reward: got {name!r}; allowed: package.module:function")
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     try:
-        module = importlib.import_module(module_name)
+        module = _import_here(module_name)
     except ImportError as error:
         raise ConfigError(f"data.reward: cannot import {module_name!r} from {os.getcwd()} ({error})") from None
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ConfigError(f"data.reward: {module_name} has no function {function_name!r}")
     return function  # type: ignore[no-any-return]
+
+
+def _import_here(name: str) -> Any:
+    """Import a module with the current directory on the path.
+
+    A module of the same name that was imported from another directory is replaced: a process that changes its directory
+    (a notebook, a test) would otherwise train with the wrong function.
+    """
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    loaded = sys.modules.get(name)
+    if loaded is not None and "." not in name:
+        importlib.invalidate_caches()
+        found = importlib.machinery.PathFinder.find_spec(name, [os.getcwd()])
+        if found is not None and found.origin and found.origin != getattr(loaded, "__file__", None):
+            del sys.modules[name]
+    return importlib.import_module(name)
 
 
 def _binary(passed: bool) -> Score:

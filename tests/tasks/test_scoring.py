@@ -1,4 +1,3 @@
-import sys
 import textwrap
 import time
 
@@ -134,7 +133,14 @@ def test_the_configuration_chooses_the_scorer(tmp_path, monkeypatch):
     words = ["--model", "m", "--data", "d.jsonl", "--reward", "my_rewards:f"]
     assert make_scorer(read_config(None, words)).score([prompt()], ["c"]) == [Score(3.0, True)]
     assert isinstance(make_scorer(read_config(None, [])), InlineScorer)
-    sys.modules.pop("my_rewards")
+
+
+def test_a_reward_module_is_that_of_the_current_directory_whatever_was_imported_before(tmp_path, monkeypatch):
+    for place, reward in (("one", 1.0), ("two", 2.0)):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "rewards_here.py").write_text(f"def f(prompts, completions): return [{reward}]\n")
+        monkeypatch.chdir(tmp_path / place)
+        assert load_function("rewards_here:f")([], []) == [reward]
 
 
 def test_each_completion_is_judged_by_the_verifier_of_its_prompts_task():
