@@ -207,6 +207,14 @@ def test_a_curriculum_that_runs_out_ends_well_with_its_forecast(workplace):
     assert runs.rows(workplace / "run", "points.jsonl")[-1]["step"] == steps and "\nforecast  " in text
 
 
+def test_the_users_model_is_never_the_run_directory(workplace):
+    before = {path.name: path.read_bytes() for path in (workplace / "model").iterdir()}
+    code, text = run(*[w if w != "run" else "." for w in OWN], "--task", "math")
+    assert code == 2 and "--run-dir: . is not empty (it holds model, my_rewards.py, prompts.jsonl)" in text, text
+    assert {path.name: path.read_bytes() for path in (workplace / "model").iterdir()} == before
+    assert not (workplace / "config.toml").exists()
+
+
 def test_a_second_run_in_the_same_directory_is_refused_and_changes_nothing(workplace):
     code, text = run(*OWN, "--task", "math", "--steps", "2")
     assert code == 0, text

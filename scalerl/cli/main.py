@@ -44,17 +44,19 @@ def _parser() -> argparse.ArgumentParser:
     verbs.add_parser(
         "study", help="plan, run and compare many runs: loo, recipes, forward, axes, rates", add_help=False
     )
-    resume = verbs.add_parser("resume", help="go on with a run from its last checkpoint")
-    resume.add_argument("directory", type=Path, help="run directory")
-    resume.add_argument("--steps", type=int, help="new total number of steps, to train on beyond the old one")
-    resume.set_defaults(run=resume)
+    resuming = verbs.add_parser("resume", help="go on with a run from its last checkpoint")
+    resuming.add_argument("directory", type=Path, help="run directory")
+    resuming.add_argument("--steps", type=int, help="new total number of steps, to train on beyond the old one")
+    resuming.set_defaults(run=resume)
     add_curve_parsers(verbs)
     add_report_parser(verbs)
-    sft = verbs.add_parser("sft", help="make the lab's warm start: a tiny model taught noisy reasoning traces")
-    sft.add_argument("--out", type=Path, help="directory to save it in; default: the cache that `scalerl train` uses")
-    sft.add_argument("--steps", type=int, help="updates")
-    sft.add_argument("--seed", type=int, help="seed of weights and traces")
-    sft.set_defaults(run=sft)
+    warm_start = verbs.add_parser("sft", help="make the lab's warm start: a tiny model taught noisy reasoning traces")
+    warm_start.add_argument(
+        "--out", type=Path, help="directory to save it in; default: the cache that `scalerl train` uses"
+    )
+    warm_start.add_argument("--steps", type=int, help="updates")
+    warm_start.add_argument("--seed", type=int, help="seed of weights and traces")
+    warm_start.set_defaults(run=sft)
     recipes = verbs.add_parser("recipes", help="print the recipes, component by component")
     recipes.set_defaults(run=_recipes)
     add_import_parser(verbs)

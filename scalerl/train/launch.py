@@ -28,7 +28,7 @@ from scalerl.serialization import from_plain
 from scalerl.tasks.scoring import make_scorer
 from scalerl.train.checkpoint import CheckpointStore, load_plain, load_state, save_state
 from scalerl.train.learner.single import Learner
-from scalerl.train.run_dir import RunDirectory
+from scalerl.train.run_dir import RunDirectory, check_empty
 from scalerl.train.session import Display, Progress, Session
 from scalerl.train.stopwatch import Stopwatch
 from scalerl.train.warm_start import warm_start, warm_start_directory
@@ -59,8 +59,7 @@ def start(config: RunConfig, path: Path, display: Display, stop_requested: Calla
         ConfigError: see the parts; the run directory is only made when all checks have passed.
     """
     config = resolve(config)
-    if (path / "config.toml").exists():
-        RunDirectory.create(path, config)  # raises
+    check_empty(path)  # before the warm start, which takes minutes
     return _assemble(config, path, display, stop_requested, checkpoint=None)
 
 

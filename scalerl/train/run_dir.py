@@ -39,15 +39,9 @@ class RunDirectory:
         """Start a new run.
 
         Raises:
-            ConfigError: the directory holds a run already.
+            ConfigError: the directory holds anything already.
         """
-        if (path / "config.toml").exists():
-            raise ConfigError(
-                f"{path} already holds a run; continue it with `scalerl resume {path}`, or give another --run-dir. "
-                "Nothing was changed"
-            )
-        if path.exists() and not path.is_dir():
-            raise ConfigError(f"--run-dir: {path} is a file; give a directory that does not exist yet or is empty")
+        check_empty(path)
         (path / "rollouts").mkdir(parents=True, exist_ok=True)
         run = cls(path)
         run.save_config(config)
@@ -98,6 +92,31 @@ class RunDirectory:
         for name in ROW_FILES:
             if (self.path / name).exists():
                 os.truncate(self.path / name, cursors.get(name, 0))
+
+
+def check_empty(path: Path) -> None:
+    """Refuse a run directory that holds anything: a run would overwrite a model, rows or notes that lie there.
+
+    Raises:
+        ConfigError: it is a file, a run, or a directory with files in it.
+    """
+    if not path.exists():
+        return
+    if not path.is_dir():
+        raise ConfigError(f"--run-dir: {path} is a file; give a directory that does not exist yet or is empty")
+    if (path / "config.toml").exists():
+        raise ConfigError(
+            f"{path} already holds a run; continue it with `scalerl resume {path}`, or give another --run-dir. "
+            "Nothing was changed"
+        )
+    # what a run leaves that was killed before it saved its configuration
+    rest = [p.name for p in path.iterdir() if p.name != ".lock" and not (p.name == "rollouts" and not any(p.iterdir()))]
+    if rest:
+        named = ", ".join(sorted(rest)[:5]) + (", ..." if len(rest) > 5 else "")
+        raise ConfigError(
+            f"--run-dir: {path} is not empty (it holds {named}); "
+            "give a directory that does not exist yet or is empty. Nothing was changed"
+        )
 
 
 def saved_config(path: Path) -> RunConfig:

@@ -19,6 +19,22 @@ def test_a_directory_that_holds_a_run_is_left_alone(tmp_path):
     assert (tmp_path / "run/config.toml").read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["model/config.json", "metrics.jsonl", "notes.txt"])
+def test_a_directory_that_holds_anything_else_is_left_alone_too(tmp_path, name):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    first = name.partition("/")[0]
+    with pytest.raises(ConfigError, match=rf"is not empty \(it holds {first}\); give a directory that .* is empty"):
+        RunDirectory.create(tmp_path, LAB)
+    assert (tmp_path / name).read_text() == "mine" and [p.name for p in tmp_path.iterdir()] == [first]
+
+
+def test_what_a_run_left_that_was_killed_before_it_saved_its_configuration_is_in_nobodys_way(tmp_path):
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / ".lock").touch()
+    assert RunDirectory.create(tmp_path, LAB).path == tmp_path
+
+
 def test_a_file_in_the_way_is_named(tmp_path):
     (tmp_path / "run").write_text("x")
     with pytest.raises(ConfigError, match="is a file; give a directory"):
