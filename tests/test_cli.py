@@ -132,6 +132,10 @@ def length(prompts, completions, answer, **columns):
 def odd_digits(prompts, completions, answer, **columns):
     return [sum(c.count(d) for d in "13579") / 20 for c in completions]
 
+def leaves(prompts, completions, **columns):
+    import sys
+    sys.exit(0)
+
 def fails_later(prompts, completions, **columns):
     global calls
     calls += 1
@@ -180,6 +184,12 @@ def test_a_reward_function_that_fails_ends_the_run_with_its_place_and_a_checkpoi
     )
     steps = len(runs.rows(workplace / "run", "metrics.jsonl"))
     assert steps >= 2 and (workplace / f"run/checkpoints/step_{steps:06d}").exists()
+
+
+def test_a_reward_function_that_exits_ends_the_run_with_a_message_and_an_exit_code_that_says_so(workplace):
+    code, text = run(*OWN, "--reward", "my_rewards:leaves")
+    assert code == 1 and "Traceback" not in text, text
+    assert "reward function my_rewards:leaves raised SystemExit: 0" in text and "scalerl resume run" in text
 
 
 def test_a_gradient_that_is_not_finite_stops_saves_the_batch_and_keeps_the_last_checkpoint(workplace):

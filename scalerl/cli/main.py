@@ -14,7 +14,8 @@ from scalerl.cli.curves import add_curve_parsers
 from scalerl.cli.exits import StopFlag, guarded
 from scalerl.cli.import_ import add_import_parser
 from scalerl.cli.report import add_report_parser
-from scalerl.cli.train import train
+from scalerl.cli.sft import sft
+from scalerl.cli.train import resume, train
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -44,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs.add_parser(
         "study", help="plan, run and compare many runs: loo, recipes, forward, axes, rates", add_help=False
     )
-    resuming = verbs.add_parser("resume", help="go on with a run from its last checkpoint")
+    resuming = verbs.add_parser("resume", help="resume a run from its last checkpoint")
     resuming.add_argument("directory", type=Path, help="run directory")
     resuming.add_argument("--steps", type=int, help="new total number of steps, to train on beyond the old one")
     resuming.set_defaults(run=resume)

@@ -170,7 +170,7 @@ class FunctionScorer:
             columns = {name: values for name, values in columns.items() if name in self._takes}
         try:
             rewards = list(self._function(prompts=asked, completions=answers, **columns))
-        except Exception as error:  # user code: whatever it raises is told with its place, and ends the run in order
+        except (Exception, SystemExit) as error:  # user code: whatever it raises is reported with its place
             where = traceback.extract_tb(error.__traceback__)[-1]
             raise RewardError(
                 f"reward function {self._name} raised {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
@@ -211,8 +211,9 @@ def load_function(name: str) -> Callable[..., Any]:
         raise ConfigError(f"data.reward: got {name!r}; allowed: package.module:function")
     try:
         module = _import_here(module_name)
-    except ImportError as error:
-        raise ConfigError(f"data.reward: cannot import {module_name!r} from {os.getcwd()} ({error})") from None
+    except (ImportError, SystemExit) as error:
+        reason = f"it calls sys.exit({error})" if isinstance(error, SystemExit) else error
+        raise ConfigError(f"data.reward: cannot import {module_name!r} from {os.getcwd()} ({reason})") from None
     function = getattr(module, function_name, None)
     if not callable(function):
         raise ConfigError(f"data.reward: {module_name} has no function {function_name!r}")
