@@ -1,6 +1,6 @@
-"""What flows through the system: prompts, rollouts, groups, evaluation points, each with a filled-in example.
+"""What flows through the system: prompts, rollouts, groups, scores, evaluation points, each with an example.
 
-These records know nothing of models, tensors or processes; arrays are numpy, one entry a generated token.
+Arrays are numpy, one entry a generated token.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class Prompt:
     answer: str
     """Reference answer, for the verifier."""
     task: str
-    """Name of the verifier that judges it; also the name of its curve."""
+    """Name of its task: whose verifier judges it, and the name of its curve."""
     columns: dict[str, Any] = field(default_factory=dict)
-    """The row's other columns, handed to a user's reward function; `prompt` holds the row's own prompt."""
+    """The row's columns, for verifiers and reward functions; `prompt` holds the row's own prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +95,36 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Score:
+    """What one completion is worth.
+
+    Example: Score(reward=1.0, passed=True)
+    """
+
+    reward: float
+    """Enters the advantages."""
+    passed: bool
+    """Enters the pass rate, the curriculum and the curve."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredGroup:
+    """A group with the score of each of its rollouts.
+
+    Example: ScoredGroup(group=Group(...), scores=(Score(1.0, True), Score(-1.0, False)))
+    """
+
+    group: Group
+    scores: tuple[Score, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class GeneratorStats:
     """What the generator had spent when it completed a batch; cumulative since the run's start, over resumes.
 
     Example:
-        GeneratorStats(tick=8113, tokens=289113, flops=9.1e10, busy_s=31.2, idle_s=0.4, swap_s=0.003)
+        GeneratorStats(tick=8113, tokens=289113, flops=9.1e10, slot_steps=519232, busy_s=31.2, idle_s=0.4,
+                       swap_s=0.003)
     """
 
     tick: int
@@ -108,6 +133,8 @@ class GeneratorStats:
     """Tokens sampled, those of sequences still in flight included."""
     flops: float
     """Floating-point operations of prefill and decoding."""
+    slot_steps: int = 0
+    """Slots x decode steps, of all engines: `tokens` over this is the occupancy."""
     busy_s: float = 0.0
     """Seconds spent generating (evaluation excluded)."""
     idle_s: float = 0.0

@@ -12,10 +12,9 @@ def sft(arguments: argparse.Namespace) -> int:
     prepare_environment()
     from scalerl.config import LAB, TinyModel
     from scalerl.config.base import replace
-    from scalerl.config.data import PromptFile
     from scalerl.train.warm_start import warm_start, warm_start_directory
 
-    assert isinstance(LAB.model, TinyModel) and not isinstance(LAB.data, PromptFile)
+    assert isinstance(LAB.model, TinyModel)
     given = {name: getattr(arguments, name) for name in ("steps", "seed") if getattr(arguments, name) is not None}
     model = replace(LAB.model, warm_start=replace(LAB.model.warm_start, **given))
     directory = arguments.out or warm_start_directory(model, LAB.data)

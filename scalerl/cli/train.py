@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 TRAIN_USAGE = """usage: scalerl train [CONFIG.toml] [--run-dir DIR] [--seed N] [--dry-run] [--any.field VALUE ...]
 
 Without arguments: the embedded lab, a tiny Qwen3 that learns chained arithmetic on this machine in minutes.
-(--data.kind programs or mixed: other tasks for it; --model.experts 4: a mixture of experts.)
+(--data.kind programs: another task for it; --model.experts 4: a mixture of experts.)
 
   scalerl train --model DIR_OR_HUB_ID --data prompts.jsonl --task math
   scalerl train --model DIR --data prompts.jsonl --reward package.module:function
@@ -83,10 +83,10 @@ def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:
     from scalerl.report.display import RunDisplay
     from scalerl.report.summary import default_axis
     from scalerl.rollouts.pipeline import WorkerDied
-    from scalerl.tasks.scoring import RewardError
+    from scalerl.tasks.user_rewards import RewardError
     from scalerl.train.finish import run_to_end
     from scalerl.train.launch import resolve
-    from scalerl.train.loop import TrainingFailed
+    from scalerl.train.session import TrainingFailed
 
     config, stop = resolve(config), StopFlag()
     display = RunDisplay(config, default_axis(config))
@@ -108,7 +108,7 @@ def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:
     finally:
         display.stop()
         if session is not None:
-            session.pipeline.close()
+            session.close()
 
 
 def _take_option(words: list[str], name: str) -> tuple[list[str], str | None]:

@@ -10,6 +10,7 @@ from scalerl.config.run import (
     Learner,
     Rollouts,
     RunConfig,
+    Scoring,
     TinyModel,
     WarmStart,
 )
@@ -25,6 +26,7 @@ __all__ = [
     "Learner",
     "Rollouts",
     "RunConfig",
+    "Scoring",
     "TinyModel",
     "WarmStart",
     "field_lines",

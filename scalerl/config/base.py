@@ -116,6 +116,10 @@ def _owner(cls: type[Part], path: list[str]) -> tuple[type[Part] | None, list[st
         if last or owner is None or step not in owner.model_fields:
             return owner, shown
         members = records(owner.model_fields[step].annotation)
+        if members and not last and path[index + 1].isdigit():  # one of a list of records
+            index += 1
+            if path[index] != "0":
+                shown.append(path[index])
         owner = members[0] if len(members) == 1 else None
         if len(members) > 1 and index + 1 < len(path):
             owner = next((m for m in members if _tag(m) == path[index + 1]), None)

@@ -44,7 +44,7 @@ def read_config(file: Path | None, overrides: Sequence[str]) -> RunConfig:
         preset = "scalerl" if "path" in merged.get("data", {}) else "lab"
     if preset not in PRESETS:
         raise ConfigError(f"preset: got {preset!r}{nearest(str(preset), PRESETS)}; allowed: {', '.join(PRESETS)}")
-    base = PRESETS[preset].model_dump()
+    base = _plain(PRESETS[preset])
     build(RunConfig, merge(base, values), source)  # the file's own mistakes are reported with the file's name
     return build(RunConfig, merge(merge(base, values), typed), "command line" if typed else source)
 
@@ -55,10 +55,16 @@ def parse_config(text: str, source: str) -> RunConfig:
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with `changes` laid over it; a change of `kind` drops the fields of the other kind."""
+    """Return `base` with `changes` laid over it; a change of `kind` drops the fields of the other kind.
+
+    Where `base` holds a list of tasks, changes go to one of them by its name: {"data": {"math": {"share": 2.0}}}.
+    """
     out = dict(base)
     for key, value in changes.items():
         old = out.get(key)
+        if isinstance(old, list) and isinstance(value, Mapping):
+            out[key] = _merge_tasks(old, value)
+            continue
         if isinstance(old, Mapping) and isinstance(value, str) and "kind" in old:
             value = {"kind": value}
         if isinstance(value, Mapping) and isinstance(old, Mapping):
@@ -69,11 +75,29 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
     return out
 
 
+def _merge_tasks(tasks: list[dict[str, Any]], changes: Mapping[str, Any]) -> list[dict[str, Any]]:
+    names = [next(str(t[k]) for k in ("name", "reward", "task", "kind") if t.get(k) not in (None, "")) for t in tasks]
+    for name, change in changes.items():
+        if name not in names or not isinstance(change, Mapping):
+            raise ConfigError(
+                f"data: this run has the tasks {', '.join(names)}; got the option data.{name}; allowed: "
+                f"--data.NAME.FIELD with one of these names, or change the [[data]] tables of the file"
+            )
+    return [merge(task, changes.get(name, {})) for task, name in zip(tasks, names, strict=True)]
+
+
+def _plain(config: RunConfig, mode: str = "python") -> dict[str, Any]:
+    """Return nested plain values; one task as a table, several as a list of them."""
+    values = config.model_dump(mode=mode)
+    tasks = list(values.pop("data"))
+    return {**values, "data": tasks[0] if len(tasks) == 1 else tasks}
+
+
 def to_toml(config: RunConfig) -> str:
     """Return the configuration as TOML that `read_config` reads back to an equal value."""
     import tomli_w
 
-    return tomli_w.dumps(_without_nulls(config.model_dump(mode="json")))
+    return tomli_w.dumps(_without_nulls(_plain(config, mode="json")))
 
 
 def field_lines(cls: type[Part] = RunConfig, prefix: str = "") -> list[tuple[str, str, str]]:
@@ -128,6 +152,9 @@ def _known_path(name: str) -> tuple[str, ...]:
     known |= {f"{line[0].split('[')[0]}.kind" for line in field_lines() if "[" in line[0]}
     if path in known:
         return tuple(path.split("."))
+    section, _, field = path.partition(".")
+    if section == "data" and f"data.{field.partition('.')[2]}" in known:  # --data.NAME.FIELD of one of several tasks
+        return ("data", field.partition(".")[0], *field.partition(".")[2].split("."))
     tail = path.split(".")[-1]
     same_tail = sorted(k for k in known if k.split(".")[-1] == tail)
     hint = f" (did you mean --{same_tail[0]}?)" if same_tail else nearest(path, known).replace("'", "")
@@ -153,4 +180,6 @@ def _parse(text: str) -> Any:
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _without_nulls(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_nulls(inner) for inner in value]
     return "none" if value is None else value

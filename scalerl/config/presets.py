@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from scalerl.config.base import replace
+from scalerl.config.data import ArithmeticTask
 from scalerl.config.recipe import SCALERL, AdamW, Interruption
-from scalerl.config.run import Checkpointing, Evaluation, Learner, RunConfig
+from scalerl.config.run import Checkpointing, Evaluation, Learner, Rollouts, RunConfig
 
 LAB = RunConfig(
     steps=480,
@@ -27,6 +28,19 @@ QUICK = replace(
     evaluation=Evaluation(every=8, prompts=512, samples=2),
 )
 
-PRESETS = {"lab": LAB, "quick": QUICK, "scalerl": RunConfig()}
-"""lab: the embedded default, minutes on two cores. quick: fewer steps at a higher rate, for studies of many
-runs. scalerl: the paper's sizes, for a model and data of your own."""
+LONG_TAIL = replace(
+    QUICK,
+    recipe=replace(
+        QUICK.recipe,
+        name="long-tail-lab",
+        length=Interruption(thinking_tokens=(230, 250), answer_tokens=9, phrase="</think>"),
+    ),
+    data=ArithmeticTask(operations=(2, 40), lengths="long-tailed"),
+    rollouts=Rollouts(expected_tokens=36),
+    learner=Learner(micro_batch_tokens=16384),
+)
+
+PRESETS = {"lab": LAB, "quick": QUICK, "long-tail": LONG_TAIL, "scalerl": RunConfig()}
+"""lab: the embedded default, minutes on two cores. quick: fewer steps at a higher rate, for studies of many runs.
+long-tail: quick, with chains whose lengths are lognormal. scalerl: the paper's sizes, for a model and data of your own.
+"""

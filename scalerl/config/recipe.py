@@ -76,6 +76,9 @@ class PipelineRL(Part):
     kind: Literal["pipeline"] = "pipeline"
     max_lag: Annotated[int, Field(ge=0)] = 8
     """k: no trained token was sampled by weights more than this many updates old. 0 is on-policy."""
+    stale: Literal["wait", "mask", "drop"] = "wait"
+    """What keeps that bound where lengths are long-tailed. wait: start fewer groups, and let an update wait for a long
+    one; mask: train a group when complete, its tokens older than k without loss; drop: drop groups older than k."""
 
 
 class PpoOffPolicy(Part):
@@ -85,13 +88,13 @@ class PpoOffPolicy(Part):
     batches: Count = 8
     """k: batches a round. 1 is on-policy."""
 
+    @property
+    def max_lag(self) -> int:
+        """Largest number of updates between the weights that sampled a token and the update that trains it."""
+        return self.batches - 1
+
 
 OffPolicy = Annotated[PipelineRL | PpoOffPolicy, Field(discriminator="kind")]
-
-
-def max_lag(off_policy: PipelineRL | PpoOffPolicy) -> int:
-    """Return the largest number of updates between the weights that sampled a token and the update it trains."""
-    return off_policy.max_lag if isinstance(off_policy, PipelineRL) else off_policy.batches - 1
 
 
 # ------------------------------------------------------------------------------------------------------ length control
@@ -326,6 +329,5 @@ __all__ = [
     "adopt",
     "as_penalty",
     "leave_one_out",
-    "max_lag",
     "replace",
 ]

@@ -5,13 +5,14 @@ The resolved configuration is saved as config.toml in the run directory and re-r
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from scalerl.config.base import Part
-from scalerl.config.data import ArithmeticTask, GeneratedData, PromptFile, task_shares
-from scalerl.config.recipe import SCALERL, Count, Natural, Recipe, Share, max_lag
+from scalerl.config.data import AnyTask, ArithmeticTask, PromptFile, TaskData, as_list, check_tasks
+from scalerl.config.recipe import SCALERL, Count, Natural, PipelineRL, Recipe, Share
 
 
 class WarmStart(Part):
@@ -86,18 +87,48 @@ class Evaluation(Part):
 FULL_SLOTS = 256
 """Sequences from which on a decode step's cost grows with their number (a tiny model on one CPU core)."""
 
+EXPECTED_LENGTH = 0.4
+"""Mean length of a completion over the length limit, where nothing else is known (the lab's is 0.4)."""
+
+
+def _check_lag(value: Any) -> Any:
+    if value in ("auto", "measure") or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    was = "; a run directory of before has -1 for measure" if value == -1 else ""
+    raise ValueError(f"got {value!r}; allowed: auto, measure, or a number of decode steps of at least 0{was}")
+
 
 class Rollouts(Part):
-    """How the generator runs."""
+    """How the generators run."""
 
+    generators: Count = 1
+    """Engines: one runs in the generator's process, several each in a process of its own."""
     slots: Natural = 0
-    """Sequences decoded together; 0: as many as a batch has rollouts, small batches up to 256 if staleness allows."""
+    """Sequences decoded together, by all generators; 0: as many as a batch has rollouts, or, for small batches, up to
+    256 if the expected lengths keep them busy."""
+    expected_tokens: Natural = 0
+    """Expected mean length of a completion, tokens; 0: 0.4 of the limit. Default slots and lag follow from it."""
     refill: Natural = 0
     """Free slots that are waited for before new sequences are prefilled; 0: a sixteenth of the slots, 1: at once."""
     schedule: Literal["deterministic", "eager"] = "deterministic"
     """deterministic: new weights become active at a tick fixed by the data; eager: as soon as they arrive."""
-    lag_ticks: int = Field(default=-1, ge=-1)
-    """Deterministic schedule: decode steps from a batch's completion to the use of its weights; -1: measure."""
+    lag_ticks: Annotated[Literal["auto", "measure"] | int, BeforeValidator(_check_lag)] = "auto"
+    """Deterministic schedule: decode steps from a batch's completion to the use of the weights it trained. auto: 1.5
+    times the expected steps of a batch; measure: by the clock at the first step, so that two equal runs differ."""
+    weights: Literal["shared-memory", "directory"] = "shared-memory"
+    """How weights reach the generators: shared memory, or a directory of safetensors in the run directory."""
+
+
+class Scoring(Part):
+    """How completions are judged, beside training."""
+
+    workers: Natural = 0
+    """Completions judged at a time; 0: one less than the cores for verifiers in processes, else 1. Raise it for a
+    verifier or reward function that waits (a judge model, a sandbox)."""
+    timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    """Seconds a verifier may take for one completion before it is stopped and the completion has failed."""
+    reward_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds your reward function may take for the completions of one prompt before the run stops."""
 
 
 class Learner(Part):
@@ -142,12 +173,14 @@ class RunConfig(Part):
     """What to run."""
     model: Annotated[TinyModel | HuggingFaceModel, Field(discriminator="kind")] = TinyModel()
     """Which policy: tiny or hf."""
-    data: Annotated[GeneratedData | PromptFile, Field(discriminator="kind")] = ArithmeticTask()
-    """Which prompts: arithmetic, programs, mixed (both of them) or file."""
+    data: Annotated[tuple[AnyTask, ...], BeforeValidator(as_list)] = (ArithmeticTask(),)
+    """Which prompts: arithmetic, programs or file; a [data] table, or one [[data]] table for each of several tasks."""
     evaluation: Evaluation = Evaluation()
     """The held-out curve."""
     rollouts: Rollouts = Rollouts()
-    """The generator."""
+    """The generators."""
+    scoring: Scoring = Scoring()
+    """The verifiers."""
     learner: Learner = Learner()
     """The trainer."""
     hardware: Hardware = Hardware()
@@ -157,42 +190,95 @@ class RunConfig(Part):
 
     @model_validator(mode="after")
     def _check(self) -> RunConfig:
-        if isinstance(self.model, TinyModel) and isinstance(self.data, PromptFile):
+        check_tasks(self.data)
+        files = [task for task in self.data if isinstance(task, PromptFile)]
+        if isinstance(self.model, TinyModel) and files:
             raise ValueError(
-                "data.kind: got 'file' with model.kind 'tiny', which knows only the tasks that "
-                "are generated; give --model"
+                "data.kind: got 'file' with model.kind 'tiny', which has the lab's vocabulary; give --model"
+            )
+        if self.rollouts.slots and self.rollouts.slots < self.rollouts.generators:
+            raise ValueError(
+                f"rollouts.slots: got {self.rollouts.slots} for {self.rollouts.generators} generators; allowed: at "
+                "least one slot for each generator"
             )
         return self
 
     @property
     def tasks(self) -> list[str]:
-        """Names of the generated tasks, each with a held-out set of its own; of a file there is one, by its name."""
-        if isinstance(self.data, PromptFile):
-            return [self.data.reward or self.data.task]
-        return [task.kind for task, _ in task_shares(self.data)]
+        """Names of the tasks, each with a held-out set and a curve of its own."""
+        return [task.curve for task in self.data]
+
+    def held_out(self, task: TaskData) -> int:
+        """Return the number of a task's held-out prompts."""
+        return self.evaluation.prompts if task.held_out is None else task.held_out
+
+    # ----------------------------------------------------------------------------------- what follows from the sizes
+
+    @property
+    def expected_tokens(self) -> int:
+        """Expected mean length of a completion."""
+        return self.rollouts.expected_tokens or max(1, round(EXPECTED_LENGTH * self.recipe.length.max_tokens))
 
     @property
     def slots(self) -> int:
-        """Sequences the generator decodes together.
+        """Sequences decoded together, by all generators.
 
-        A decode step of a few sequences costs nearly what one of many does, so small batches share it; half of the
-        allowed staleness is left to the schedule.
+        A decode step of a few sequences costs nearly what one of many does, so small batches share it, as far as the
+        expected lengths keep that many slots busy.
         """
-        batch = self.recipe.completions_per_step
-        most = batch * max(1, max_lag(self.recipe.off_policy) // 2)
-        return self.rollouts.slots or max(batch, min(FULL_SLOTS, most))
+        if self.rollouts.slots:
+            return self.rollouts.slots
+        batch, off_policy = self.recipe.completions_per_step, self.recipe.off_policy
+        busy = FULL_SLOTS
+        if not isinstance(off_policy, PipelineRL) or off_policy.stale == "wait":
+            busy = int(batch * (off_policy.max_lag + 1) * self.expected_tokens / self.recipe.length.max_tokens)
+        return max(batch, self.rollouts.generators, min(FULL_SLOTS, busy))
+
+    @property
+    def expected_occupancy(self) -> float:
+        """Share of the slots that the schedule can keep busy, by rule of thumb (docs/recipe.md).
+
+        Where updates wait for the longest sequence, k + 1 batches are under way for as long as that one takes.
+        """
+        off_policy, batch = self.recipe.off_policy, self.recipe.completions_per_step
+        if isinstance(off_policy, PipelineRL) and off_policy.stale != "wait":
+            return 1.0
+        mean_share = self.expected_tokens / self.recipe.length.max_tokens
+        return min(1.0, (off_policy.max_lag + 1) * mean_share * batch / self.slots)
+
+    @property
+    def lag_is_used(self) -> bool:
+        """Whether weights become active a number of ticks after their batch."""
+        return isinstance(self.recipe.off_policy, PipelineRL) and self.rollouts.schedule == "deterministic"
+
+    @property
+    def lag_ticks(self) -> int:
+        """Decode steps from a batch's completion to the use of its weights: 1.5 times those that a batch takes.
+
+        Where both sides are balanced an update takes as long as a batch; half as much again absorbs the variation of
+        both. A function of the configuration alone, so that equal commands give equal bits.
+        """
+        if isinstance(self.rollouts.lag_ticks, int):
+            return self.rollouts.lag_ticks
+        if not self.lag_is_used:
+            return 0
+        return math.ceil(1.5 * self.recipe.completions_per_step * self.expected_tokens / self.slots)
 
     def derived_sizes(self) -> list[str]:
         """Return what follows from the sizes given, in words, for the start of a run."""
         recipe, checks = self.recipe, self.evaluation
         total = recipe.completions_per_step
         longest = recipe.length.max_tokens
-        each = f" of each of {' and '.join(self.tasks)}" if len(self.tasks) > 1 else ""
+        sets = " and ".join(
+            f"{self.held_out(task)} held-out prompts" + (f" of {task.curve}" if len(self.data) > 1 else "")
+            for task in self.data
+        )
+        generators = f", on {self.rollouts.generators} generators" if self.rollouts.generators > 1 else ""
         return [
             f"{recipe.name}: {self.steps} steps of {recipe.prompts_per_step} prompts x {recipe.generations_per_prompt} "
             f"generations = {total} completions of up to {longest} tokens (at most {total * longest:,} tokens a step)",
-            f"{recipe.off_policy.kind}: tokens at most {max_lag(recipe.off_policy)} updates old; {self.slots} "
-            f"sequences decoded together; {self.learner.micro_batch_tokens:,} padded tokens a micro-batch",
-            f"evaluation every {checks.every} steps: {checks.prompts} held-out prompts{each} x {checks.samples} "
-            "samples",
+            f"{recipe.off_policy.kind}: tokens at most {recipe.off_policy.max_lag} updates old; {self.slots} "
+            f"sequences decoded together{generators}, expected occupancy {self.expected_occupancy:.0%} at a mean "
+            f"length of {self.expected_tokens} tokens; {self.learner.micro_batch_tokens:,} padded tokens a micro-batch",
+            f"evaluation every {checks.every} steps: {sets} x {checks.samples} samples",
         ]

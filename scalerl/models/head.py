@@ -13,9 +13,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor
-
-from scalerl.models.cpu.onednn import linear
+from torch import Tensor, nn
 
 CHUNK_ELEMENTS = 1 << 24
 """Entries of one [N, chunk] block of logits: 64 MiB in FP32."""
@@ -40,7 +38,7 @@ class HeadRule:
         if self.fp32:
             hidden_ND, weight_VD = hidden_ND.float(), weight_VD.float()
             bias_V = None if bias_V is None else bias_V.float()
-        logits_NV = linear(hidden_ND, weight_VD, bias_V).float()
+        logits_NV = _linear(hidden_ND, weight_VD, bias_V).float()
         if self.scale != 1.0:
             logits_NV = logits_NV * self.scale
         if self.softcap is not None:
@@ -52,6 +50,14 @@ class HeadRule:
         if self.softcap is not None:
             grad_NV = grad_NV * (1 - (logits_NV / self.softcap) ** 2)
         return grad_NV * self.scale if self.scale != 1.0 else grad_NV
+
+
+def _linear(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None = None) -> Tensor:
+    if hidden_ND.device.type == "cpu":
+        from scalerl.models.cpu.onednn import linear
+
+        return linear(hidden_ND, weight_VD, bias_V)
+    return nn.functional.linear(hidden_ND, weight_VD, bias_V)
 
 
 def token_logprobs(
@@ -135,8 +141,8 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_NV.scatter_add_(1, column_N[:, None], (grads[0] * inside_N)[:, None])
             grad_NV = rule.backward(grad_NV / temperature, logits_NV).to(product_dtype)
             block_VD = weight_VD[start:end].to(product_dtype)
-            grad_hidden_ND += linear(grad_NV, block_VD.t())
-            grad_weight_VD[start:end] = linear(grad_NV.t(), operand_ND.t()).to(weight_VD.dtype)
+            grad_hidden_ND += _linear(grad_NV, block_VD.t())
+            grad_weight_VD[start:end] = _linear(grad_NV.t(), operand_ND.t()).to(weight_VD.dtype)
             if grad_bias_V is not None:
                 grad_bias_V[start:end] = grad_NV.sum(dim=0).to(grad_bias_V.dtype)
         return grad_hidden_ND.to(hidden_ND.dtype), grad_weight_VD, grad_bias_V, None, None, None, None

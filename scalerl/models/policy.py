@@ -1,14 +1,14 @@
-"""A Hugging Face causal LM as a policy: hidden states, FP32 head, weights as one block of memory.
+"""A Hugging Face causal LM as a policy: one forward to log-probabilities, FP32 head included, and weights by name.
 
 It holds no model code of its own: any architecture of transformers with key-value attention works, and a check at
-load time refuses one whose head or cache it would get wrong. It knows no rollouts, rewards or optimiser.
+load time refuses one whose head or cache it would get wrong.
 
 Legend: B sequences, T tokens, N tokens in one row, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,21 +16,22 @@ import torch
 from torch import Tensor, nn
 
 from scalerl.config.base import ConfigError
-from scalerl.models.cpu import onednn
 from scalerl.models.flops import ModelShape
-from scalerl.models.head import HeadRule
-
-_ALIGN = 64
+from scalerl.models.head import HeadRule, token_logprobs
 
 
-class Policy:
-    """A causal LM, split where the recipe needs it: body to hidden states, head to logits."""
+class Policy(nn.Module):
+    """A causal LM whose `forward` returns log-probabilities and entropies; engines use its two halves apart.
+
+    The head is inside `forward`, so that whatever hooks a module's forward (FSDP's sharded parameters) covers it.
+    """
 
     model: Any
     """The transformers model; untyped, for its library is."""
 
     def __init__(self, model: Any, *, fp32_head: bool = True) -> None:
         """Wrap a transformers model, in place; its dropout is switched off, for a ratio must be 1 on policy."""
+        super().__init__()
         config = model.config
         for name, value in vars(config).items():
             if ("dropout" in name or name.endswith("pdrop")) and isinstance(value, float):
@@ -40,7 +41,11 @@ class Policy:
                 module.p = 0.0
             elif isinstance(getattr(module, "attention_dropout", None), float):
                 module.attention_dropout = 0.0
-        self.model = onednn.accelerate(model).eval()
+        if next(model.parameters()).device.type == "cpu":
+            from scalerl.models.cpu.onednn import accelerate
+
+            accelerate(model)
+        self.model = model.eval()
         self.config = config
         self.rule = HeadRule(
             fp32=fp32_head,
@@ -48,6 +53,8 @@ class Policy:
             scale=getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0),
         )
         self.shape = model_shape(model)
+        self.version = 0
+        """Updates that the weights have seen, where an engine has loaded them."""
         self._upcast_head: Tensor | None = None
 
     @property
@@ -70,6 +77,19 @@ class Policy:
         """Rows of the LM head."""
         return len(self.head_weight)
 
+    def forward(self, tokens_BT: Tensor, trained_BT: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Return log-probabilities (with gradient) and entropies (nats, without) at the trained tokens, in row order.
+
+        Args:
+            tokens_BT: prompt and completion, padded at the end (the causal mask hides the padding).
+            trained_BT: tokens whose log-probability is wanted; never the first of a row.
+            temperature: of the sampling, which the log-probabilities must share.
+        """
+        assert tokens_BT.shape == trained_BT.shape, (tokens_BT.shape, trained_BT.shape)
+        hidden_ND = self.hidden(tokens_BT)[:, :-1][trained_BT[:, 1:]]
+        targets_N = tokens_BT[:, 1:][trained_BT[:, 1:]]
+        return token_logprobs(hidden_ND, self.head_weight, self.head_bias, targets_N, temperature, self.rule)
+
     def hidden(self, tokens_BT: Tensor, **inputs: Any) -> Tensor:
         """Return the final hidden states [B, T, D]; `inputs` go to the body (positions, mask, cache)."""
         out = self.model.base_model(input_ids=tokens_BT, use_cache="past_key_values" in inputs, **inputs)
@@ -84,52 +104,26 @@ class Policy:
             weight_VD = self._upcast_head
         return self.rule.logits(hidden_ND, weight_VD, self.head_bias)
 
-    def parameters(self) -> list[nn.Parameter]:
-        """Return the parameters, tied ones once, in a fixed order."""
-        return [p for _, p in self.model.named_parameters()]
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights by the model's own names, tied ones once, in a fixed order."""
+        return ((name, parameter.detach()) for name, parameter in self.model.named_parameters())
+
+    @torch.no_grad()
+    def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:
+        """Copy weights by name into the model.
+
+        Args:
+            version: updates they have seen.
+            weights: one tensor for each name that `weights` yields.
+        """
+        for name, parameter in self.model.named_parameters():
+            parameter.copy_(weights[name])
+        self.version = version
+        self.weights_changed()
 
     def weights_changed(self) -> None:
         """Forget what was derived from the weights: a stale copy of the head would go unnoticed otherwise."""
         self._upcast_head = None
-
-
-@dataclass(frozen=True, slots=True)
-class WeightLayout:
-    """Where each parameter lies in one block of bytes; the same for every process that holds the same model."""
-
-    offsets: tuple[int, ...]
-    total: int
-    """Bytes."""
-
-    @classmethod
-    def of(cls, policy: Policy) -> WeightLayout:
-        """Lay out a policy's parameters, each at a multiple of 64 bytes."""
-        offsets, total = [], 0
-        for parameter in policy.parameters():
-            offsets.append(total)
-            size = parameter.numel() * parameter.element_size()
-            total += (size + _ALIGN - 1) // _ALIGN * _ALIGN
-        return cls(tuple(offsets), total)
-
-    @torch.no_grad()
-    def write(self, policy: Policy, block: Tensor) -> None:
-        """Copy a policy's weights into a block of bytes."""
-        for parameter, view in zip(policy.parameters(), self._views(policy, block), strict=True):
-            view.copy_(parameter)
-
-    @torch.no_grad()
-    def read(self, block: Tensor, policy: Policy) -> None:
-        """Copy a block of bytes into a policy's weights."""
-        for parameter, view in zip(policy.parameters(), self._views(policy, block), strict=True):
-            parameter.copy_(view)
-        policy.weights_changed()
-
-    def _views(self, policy: Policy, block: Tensor) -> list[Tensor]:
-        assert block.dtype == torch.uint8 and block.numel() == self.total, (block.dtype, block.numel(), self.total)
-        return [
-            block[start : start + p.numel() * p.element_size()].view(p.dtype).view(p.shape)
-            for p, start in zip(policy.parameters(), self.offsets, strict=True)
-        ]
 
 
 def load_policy(
@@ -236,4 +230,4 @@ def model_shape(model: Any) -> ModelShape:
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
-__all__ = ["Policy", "WeightLayout", "check_head", "check_vocabulary", "load_policy", "load_tokenizer", "model_shape"]
+__all__ = ["Policy", "check_head", "check_vocabulary", "load_policy", "load_tokenizer", "model_shape"]

@@ -58,12 +58,17 @@ class Curriculum:
                 self._drawn += 1
         return visits
 
-    def record(self, visit: Visit, pass_rate: float) -> None:
-        """Take note of a visit's pass rate, in [0, 1]."""
+    def forget(self, visit: Visit) -> None:
+        """Take note that a visit has no result: its group was dropped. The prompt comes again in a later epoch."""
         identity = visit.prompt.id
         self._awaited[identity] -= 1
         if not self._awaited[identity]:
             del self._awaited[identity]
+
+    def record(self, visit: Visit, pass_rate: float) -> None:
+        """Take note of a visit's pass rate, in [0, 1]."""
+        identity = visit.prompt.id
+        self.forget(visit)
         self.pass_rates[identity] = pass_rate
         if self._retire_at is not None and pass_rate >= self._retire_at:
             self.retired.add(identity)

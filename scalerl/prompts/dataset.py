@@ -1,6 +1,6 @@
 """From a file, a hub data set or a generated task to tokenized prompts, split into training and held-out.
 
-It knows tokenizers and rows, no curriculum and no verifier. A prompt's identity is a hash of its content, so the split
+A prompt's identity is a hash of its content, so the split
 is the same whatever the order of the file, and a held-out prompt is never trained on, in any run.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from scalerl.config import RunConfig
 from scalerl.config.base import ConfigError
-from scalerl.config.data import GeneratedTask, PromptFile, task_shares
+from scalerl.config.data import GeneratedTask, PromptFile, shares
 from scalerl.tasks.lab.generated import GENERATED
 from scalerl.types import Prompt
 
@@ -50,43 +50,50 @@ def load_prompts(config: RunConfig, tokenizer: Any) -> PromptSplit:
         ConfigError: no file, empty file, bad JSON, a row without prompt or answer, a prompt over the limit, or a
             held-out split that leaves too few training prompts; with file and line.
     """
-    data, held_out, needed = config.data, config.evaluation.prompts, config.recipe.prompts_per_step
-    if isinstance(data, PromptFile):
-        prompts, notes = _from_file(data, tokenizer)
-        training, kept = _split(prompts, held_out, needed)
-        return PromptSplit(tuple(training), tuple(kept), tuple(notes))
-    training, kept = [], []
-    for task, share in task_shares(data):
-        pool = _from_task(task, task.prompts + held_out, tokenizer)
-        parts = _split(pool, held_out, math.ceil(share * needed))
-        training, kept = training + parts[0], kept + parts[1]
-    # by id, so that the halves that two processes evaluate hold the tasks alike, and take alike long
-    return PromptSplit(tuple(training), tuple(sorted(kept, key=lambda p: p.id)))
+    training, held_out, notes = list[Prompt](), list[Prompt](), list[str]()
+    for task in config.data:
+        share, kept = shares(config.data)[task.curve], config.held_out(task)
+        needed = math.ceil(share * config.recipe.prompts_per_step)
+        if isinstance(task, PromptFile):
+            pool, said = _from_file(task, tokenizer)
+            notes += said
+        else:
+            pool = _from_task(task, task.prompts + kept, tokenizer)
+        parts = _split(pool, kept, needed, task.curve if len(config.data) > 1 else "")
+        training, held_out = training + parts[0], held_out + parts[1]
+    if len(config.data) > 1:
+        held_out.sort(key=lambda p: p.id)  # so that engines that share an evaluation hold the tasks alike
+        ids = {prompt.id for prompt in held_out}
+        clean = [prompt for prompt in training if prompt.id not in ids]
+        if len(clean) < len(training):
+            notes.append(f"left out {len(training) - len(clean)} training prompts that another task holds out")
+        training = clean
+    return PromptSplit(tuple(training), tuple(held_out), tuple(notes))
 
 
 def _from_task(task: GeneratedTask, count: int, tokenizer: Any) -> list[Prompt]:
     rows = [Row(r["prompt"], r["answer"], {}, "") for r in GENERATED[task.kind].rows(task, count)]
-    return _tokenize(rows, task.kind, lambda row: _encode_plain(tokenizer, str(row.prompt)))
+    return _tokenize(rows, task.curve, lambda row: _encode_plain(tokenizer, str(row.prompt)))
 
 
 def _from_file(data: PromptFile, tokenizer: Any) -> tuple[list[Prompt], list[str]]:
     rows = read_rows(data)
     unique = {_identity(row): row for row in rows}
     notes = [f"dropped {len(rows) - len(unique)} duplicate rows of {data.path}"] if len(unique) < len(rows) else []
-    task = data.reward or data.task
-    prompts = _tokenize(list(unique.values()), task, lambda row: _encode(tokenizer, row.prompt, data))
+    prompts = _tokenize(list(unique.values()), data.curve, lambda row: _encode(tokenizer, row.prompt, data))
     prompts, dropped = _within_limit(prompts, list(unique.values()), data)
     notes += [f"left out {dropped} prompts over {data.max_prompt_tokens} tokens"] if dropped else []
     return prompts, notes
 
 
-def _split(prompts: list[Prompt], held_out: int, needed: int) -> tuple[list[Prompt], list[Prompt]]:
+def _split(prompts: list[Prompt], held_out: int, needed: int, name: str) -> tuple[list[Prompt], list[Prompt]]:
     """Return training and held-out prompts of one task, by their ids; `needed` of the former for one step."""
     ordered = sorted(prompts, key=lambda p: p.id)
     training = ordered[held_out:]
     if len(training) < needed:
+        of_task = f"{name}: " if name else ""
         raise ConfigError(
-            f"evaluation.prompts: got {held_out} of {len(ordered)} prompts, which leaves {len(training)} for "
+            f"{of_task}evaluation.prompts: got {held_out} of {len(ordered)} prompts, which leaves {len(training)} for "
             f"training; allowed: at most {max(0, len(ordered) - needed)}, so that one step's {needed} prompts remain"
         )
     return training, ordered[:held_out]

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from scalerl.config import RunConfig
-from scalerl.config.data import PromptFile, task_shares
+from scalerl.config.data import shares
 from scalerl.prompts.curriculum import Curriculum
 from scalerl.types import Prompt, Visit
 
@@ -20,11 +20,12 @@ from scalerl.types import Prompt, Visit
 def make_curriculum(config: RunConfig, prompts: Sequence[Prompt]) -> Curriculum | Mixture:
     """Return the curriculum over a training pool: that of its one task, or a mixture of one a task."""
     retire_at = config.recipe.retire_pass_rate
-    if isinstance(config.data, PromptFile) or len(config.tasks) == 1:
+    trained = {name: share for name, share in shares(config.data).items() if share > 0}
+    if len(config.data) == 1:
         return Curriculum(prompts, config.seed, retire_at)
-    pools = {name: [prompt for prompt in prompts if prompt.task == name] for name in config.tasks}
+    pools = {name: [prompt for prompt in prompts if prompt.task == name] for name in trained}
     parts = {name: Curriculum(pool, config.seed, retire_at) for name, pool in pools.items()}
-    return Mixture(parts, {task.kind: share for task, share in task_shares(config.data)})
+    return Mixture(parts, trained)
 
 
 class Mixture:
@@ -61,6 +62,10 @@ class Mixture:
             visits.append(replace(visit, index=total))
             self._drawn[name] += 1
         return visits
+
+    def forget(self, visit: Visit) -> None:
+        """Take note that a visit has no result: its group was dropped."""
+        self._parts[visit.prompt.task].forget(visit)
 
     def record(self, visit: Visit, pass_rate: float) -> None:
         """Take note of a visit's pass rate, in [0, 1]."""

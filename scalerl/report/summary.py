@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scalerl.config import RunConfig
-from scalerl.config.data import PromptFile, task_shares
+from scalerl.config.data import generated
 from scalerl.report.outlook import Outlook, points_by_task, run_outlook
 from scalerl.scaling import CurveError
 from scalerl.types import EvalPoint
@@ -66,9 +66,7 @@ def default_axis(config: RunConfig) -> str:
 
 def data_note(config: RunConfig) -> str:
     """Return what a reader of the curve must know about the data."""
-    if isinstance(config.data, PromptFile):
-        return ""
-    noise = {task.kind: f"{task.label_noise:.0%}" for task, _ in task_shares(config.data) if task.label_noise}
+    noise = {task.curve: f"{task.label_noise:.0%}" for task in generated(config.data) if task.label_noise}
     if not noise:
         return ""
     alike = len(noise) == len(config.tasks) and len(set(noise.values())) == 1

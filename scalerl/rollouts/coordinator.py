@@ -1,7 +1,7 @@
-"""One generator: an engine, a schedule and the groups under way, advanced a tick at a time. It knows no processes.
+"""One schedule over one or many engines: starts groups, forms batches, swaps weights, evaluates.
 
-Everything it does is a function of the prompts and weights it was given, in the order of their versions; when they
-arrive does not matter (but in the eager schedule).
+With engines that are deterministic, everything it does is a function of the prompts and weights it was given, in the
+order of their versions; when they arrive does not matter (but to OnArrival).
 """
 
 from __future__ import annotations
@@ -13,89 +13,111 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scalerl.rng import stream_key
-from scalerl.rollouts.engine import Engine, Finished, Request
+from scalerl.rollouts.engine import Engine, Finished, Request, Work
 from scalerl.rollouts.schedule import Schedule
 from scalerl.serialization import from_plain, to_plain
 from scalerl.types import GeneratorStats, Group, Rollout, Visit
 
 
 @dataclass(frozen=True, slots=True)
-class RolloutBatch:
-    """The groups that one update trains.
+class Formed:
+    """A batch that is complete: the groups that one update trains.
 
-    Example: RolloutBatch(number=7, groups=(Group(...), ...), stats=GeneratorStats(...))
+    Example: Formed(number=7, groups={112: Group(...), 114: Group(...)}, stats=GeneratorStats(...), dropped=())
     """
 
     number: int
     """The update that trains it, counted from 0; also the version of the weights it will be trained from."""
-    groups: tuple[Group, ...]
+    groups: dict[int, Group]
+    """By index, in the order in which they were started."""
     stats: GeneratorStats
-    """The generator's counters when the batch was complete."""
+    """The generators' counters when the batch was complete."""
+    dropped: tuple[Visit, ...] = ()
+    """Visits dropped since the batch before, because no update could train them in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What the trainer hands the generator after each update.
+    """What the trainer hands the coordinator after each update.
 
-    Example: Update(version=8, weights=block, visits=(Visit(...), ...), closed=False, lag_ticks=40)
+    Example: Update(version=8, weights=True, visits=(Visit(...), ...), closed=False, lag_ticks=-1)
     """
 
     version: int
-    weights: Any
-    """In the engine's form; None where no sequence will be sampled with this version."""
+    weights: bool = True
+    """Whether the weights were sent; False where no sequence will be sampled with this version."""
     visits: tuple[Visit, ...] = ()
     """Prompts that may be started once this version is active."""
     closed: bool = False
     """The curriculum has no more prompts."""
     lag_ticks: int = -1
-    """The schedule's lag, where the trainer has measured it."""
+    """The activation's lag, where the trainer has measured it."""
 
 
 @dataclass(slots=True)
 class _Open:
-    """A group under way."""
+    """A group under way, and the engine that samples it."""
 
     visit: Visit
     rollouts: list[Rollout | None]
+    engine: int
 
 
 @dataclass(slots=True)
-class Clock:
-    """Seconds of this generator, by what they were spent on."""
+class Seconds:
+    """Seconds of the generators, by what they were spent on."""
 
-    busy_s: float = 0.0
-    idle_s: float = 0.0
-    swap_s: float = 0.0
+    busy: float = 0.0
+    idle: float = 0.0
+    swap: float = 0.0
 
 
 @dataclass(slots=True)
-class Generator:
-    """Starts groups, ticks the engine, forms batches, swaps weights."""
+class Coordinator:
+    """Admission, batches, activation and evaluation, over one or many engines."""
 
-    engine: Engine
+    engines: Sequence[Engine]
     schedule: Schedule
     group_size: int
     """G: samples of each prompt."""
     seed: int
-    clock: Clock = field(default_factory=Clock)
+    evaluators: Sequence[Engine] = ()
+    """Engines that share their weights with those above, by position, and sample held-out prompts."""
+    seconds: Seconds = field(default_factory=Seconds)
     ticks: int = 0
-    """Decode steps done since the run began."""
+    """Decode steps done since the run began: one of every engine that has work."""
+    finished: dict[int, Group] = field(default_factory=dict)
+    """Groups that finished and are in no batch yet."""
+    fresh: list[tuple[int, Group]] = field(default_factory=list)
+    """Groups that finished and were not handed out for scoring, with their indices; the caller empties it."""
+    late: list[int] = field(default_factory=list)
+    """Indices of groups that were dropped; the caller empties it."""
     _queue: deque[Visit] = field(default_factory=deque)
     _updates: dict[int, Update] = field(default_factory=dict)
     _open: dict[int, _Open] = field(default_factory=dict)
-    _done: dict[int, Group] = field(default_factory=dict)
-    _untrained: dict[int, RolloutBatch] = field(default_factory=dict)
-    _weights: Any = None
+    _untrained: dict[int, Formed] = field(default_factory=dict)
+    _dropped: list[Visit] = field(default_factory=list)
+    _work_before: Work = field(default_factory=Work)
 
-    def begin(self, weights: Any, version: int, visits: Sequence[Visit] = ()) -> None:
-        """Load the weights and prompts to start from: version 0, or those a restored state was sampling with."""
-        self.engine.load_weights(version, weights)
-        self._weights = weights
+    # ------------------------------------------------------------------------------------------------------- messages
+
+    def begin(self, version: int, visits: Sequence[Visit] = ()) -> None:
+        """Load the weights and take the prompts to start from: version 0, or that of a restored state."""
+        self._swap(version)
         self._queue.extend(visits)
 
     def receive(self, update: Update) -> None:
         """Take note of a version; it becomes active when the schedule says so."""
         self._updates[update.version] = update
+
+    @property
+    def sampling_version(self) -> int:
+        """Version of the weights in use: the smallest of any engine's."""
+        return min(engine.version for engine in self.engines)
+
+    def needed_versions(self) -> set[int]:
+        """Return the versions whose weights are in use or wait for their activation."""
+        return {self.sampling_version, *(version for version, update in self._updates.items() if update.weights)}
 
     def blocked(self) -> bool:
         """Return whether nothing can be done before another update arrives."""
@@ -113,8 +135,10 @@ class Generator:
         waiting = self.schedule.active in self.schedule.formed_at or self.schedule.active + 1 in self._updates
         return not waiting and not self.schedule.closed and self._idle()
 
-    def step(self, on_activation: Callable[[], None] = lambda: None) -> list[RolloutBatch]:
-        """Swap in what is due, start what may start, do one tick; return the batches it completed.
+    # ----------------------------------------------------------------------------------------------------------- work
+
+    def step(self, on_activation: Callable[[], None] = lambda: None) -> list[Formed]:
+        """Swap in what is due, start what may start, let every engine do a step; return the batches it completed.
 
         Args:
             on_activation: called after each version that became active; several may before one tick.
@@ -124,35 +148,65 @@ class Generator:
         if self.blocked() and not self._idle():
             return []  # two versions are due before this tick, and only the first has come: wait for the second
         self._start_groups()
-        batches: list[RolloutBatch] = []
-        if self.engine.busy():
-            for finished in self.engine.tick():
-                self._collect(finished)
+        if self._busy():
+            for engine in self.engines:
+                engine.advance()
+            for engine in self.engines:
+                for finished in engine.poll():
+                    self._collect(finished)
             self.ticks += 1
-        self.clock.busy_s += time.perf_counter() - began
+        self.seconds.busy += time.perf_counter() - began
+        batches: list[Formed] = []
         while (chosen := self.schedule.form(self.ticks)) is not None:
             number = self.schedule.next_batch - 1
-            groups = tuple(self._done.pop(index) for index in chosen)
-            batches.append(RolloutBatch(number, groups, self._stats()))
+            groups = {index: self.finished.pop(index) for index in chosen}
+            self._drop(self.schedule.expired())
+            batches.append(Formed(number, groups, self.stats(), tuple(self._dropped)))
+            self._dropped.clear()
             self._untrained[number] = batches[-1]
         return batches
 
-    def untrained(self) -> list[RolloutBatch]:
+    def untrained(self) -> list[Formed]:
         """Return the batches whose update is not active yet: after a restore they are handed out again."""
         return [self._untrained[number] for number in sorted(self._untrained)]
 
-    def active_weights(self) -> Any:
-        """Return the weights in use, for whoever swapped in others for a while."""
-        return self._weights
+    def evaluate(self, version: int, visits: Sequence[Visit], samples: int) -> list[Group]:
+        """Sample held-out prompts to their end, with the training sequences held still; one group a visit, in order.
+
+        Args:
+            version: of the weights to evaluate. Within a frozen round it is not the one in use; that is swapped back.
+            visits: the prompts.
+            samples: rollouts of each.
+        """
+        held = self.sampling_version
+        if held != version:
+            self._swap(version)
+        groups = generate(self.evaluators, visits, samples, self.seed, "evaluate")
+        if held != version:
+            self._swap(held)
+        return groups
+
+    def stats(self) -> GeneratorStats:
+        """Return the counters so far."""
+        work, seconds = sum((engine.work for engine in self.engines), self._work_before), self.seconds
+        return GeneratorStats(
+            self.ticks, work.tokens, work.flops, work.slot_steps, seconds.busy, seconds.idle, seconds.swap
+        )
+
+    def _busy(self) -> bool:
+        return any(engine.occupancy().busy for engine in self.engines)
 
     def _idle(self) -> bool:
         may_start = bool(self._queue) and self.schedule.may_start()
-        return not self.engine.busy() and not may_start
+        return not may_start and not self._busy()
+
+    def _swap(self, version: int) -> None:
+        for engine in self.engines:
+            engine.swap(version)
 
     def _activate(self, on_activation: Callable[[], None]) -> None:
         while (update := self._updates.get(self.schedule.active + 1)) is not None:
-            arrived = self.schedule.eager and update.version - 1 in self.schedule.formed_at
-            if not arrived and not self.schedule.due(self.ticks, self._idle()):
+            if not self.schedule.on_arrival(update.version) and not self.schedule.due(self.ticks, self._idle()):
                 return
             began = time.perf_counter()
             self.schedule.activate(update.version)
@@ -161,24 +215,32 @@ class Generator:
             self._queue.extend(update.visits)
             self.schedule.closed |= update.closed
             if update.lag_ticks >= 0:
-                self.schedule.lag_ticks = update.lag_ticks
-            if update.weights is not None:
-                self.engine.load_weights(update.version, update.weights)
-                self._weights = update.weights
-                self.clock.swap_s = time.perf_counter() - began
+                self.schedule.activation = self.schedule.activation.measured(update.lag_ticks)
+            if update.weights:
+                self._swap(update.version)
+                self.seconds.swap = time.perf_counter() - began
             on_activation()
 
     def _start_groups(self) -> None:
-        while self._queue and self.engine.room() > 0 and self.schedule.may_start():
+        if not self._queue:
+            return
+        rooms = [engine.occupancy().room for engine in self.engines]
+        while self._queue and self.schedule.may_start():
+            number = max(range(len(rooms)), key=rooms.__getitem__)  # the first of those with the most room
+            if rooms[number] <= 0:
+                return
             visit = self._queue.popleft()
             index = self.schedule.start()
-            self._open[index] = _Open(visit, [None] * self.group_size)
-            self.engine.add(
-                [
-                    Request((index, sample), visit.prompt.tokens, sample_key(self.seed, visit, sample))
-                    for sample in range(self.group_size)
-                ]
-            )
+            self._open[index] = _Open(visit, [None] * self.group_size, number)
+            self._submit(index, range(self.group_size))
+            rooms[number] -= self.group_size
+
+    def _submit(self, index: int, samples: Sequence[int]) -> None:
+        group = self._open[index]
+        prompt, visit = group.visit.prompt.tokens, group.visit
+        self.engines[group.engine].submit(
+            [Request((index, s), prompt, sample_key(self.seed, visit, s)) for s in samples]
+        )
 
     def _collect(self, finished: Finished) -> None:
         index, sample = finished.id
@@ -188,42 +250,75 @@ class Generator:
         if len(rollouts) == self.group_size:
             del self._open[index]
             oldest = min(int(r.versions[0]) for r in rollouts)
-            self._done[index] = Group(group.visit, rollouts, oldest)
+            self.finished[index] = Group(group.visit, rollouts, oldest)
+            self.fresh.append((index, self.finished[index]))
             self.schedule.finish(index)
 
-    def _stats(self) -> GeneratorStats:
-        work, clock = self.engine.work, self.clock
-        return GeneratorStats(self.ticks, work.tokens, work.flops, clock.busy_s, clock.idle_s, clock.swap_s)
+    def _drop(self, indices: Sequence[int]) -> None:
+        for index in indices:
+            if index in self.finished:
+                self._dropped.append(self.finished.pop(index).visit)
+            else:
+                group = self._open.pop(index)
+                under_way = [(index, sample) for sample, rollout in enumerate(group.rollouts) if rollout is None]
+                self.engines[group.engine].cancel(under_way)
+                self._dropped.append(group.visit)
+        self.late.extend(indices)
 
-    # --------------------------------------------------------------------------------------------------------- state
+    # ---------------------------------------------------------------------------------------------------------- state
 
     def state(self) -> dict[str, Any]:
-        """Return everything needed to go on exactly. Received versions that wait are left out: they come again."""
+        """Return everything needed to go on, exactly where the engines allow it; received versions come again."""
         return {
-            "engine": self.engine.state(),
+            "engines": [engine.state() if engine.exact_resume else None for engine in self.engines],
+            "works": [to_plain(engine.work) for engine in self.engines],
             "schedule": self.schedule.state(),
+            "activation": to_plain(self.schedule.activation),
             "ticks": self.ticks,
+            "sampling_version": self.sampling_version,
             "queue": [to_plain(v) for v in self._queue],
-            "open": {str(i): [to_plain(o.visit), [to_plain(r) for r in o.rollouts]] for i, o in self._open.items()},
-            "done": {str(i): to_plain(group) for i, group in self._done.items()},
-            "untrained": [to_plain(batch) for batch in self.untrained()],
-            "clock": [self.clock.busy_s, self.clock.idle_s],
+            "open": [
+                [i, to_plain(o.visit), [to_plain(r) for r in o.rollouts], o.engine] for i, o in self._open.items()
+            ],
+            "finished": {str(i): to_plain(group) for i, group in self.finished.items()},
+            "untrained": [
+                [f.number, {str(i): to_plain(g) for i, g in f.groups.items()}, to_plain(f.stats), to_plain(f.dropped)]
+                for f in self.untrained()
+            ],
+            "dropped": [to_plain(v) for v in self._dropped],
+            "seconds": [self.seconds.busy, self.seconds.idle],
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned; `begin` must follow with the weights of the engine's version."""
-        self.engine.load_state(state["engine"])
+        """Restore what `state` returned; `begin` must follow with the weights of its `sampling_version`."""
         self.schedule.load_state(state["schedule"])
+        self.schedule.activation = self.schedule.activation.measured(state["activation"].get("lag_ticks", -1))
         self.ticks = state["ticks"]
         self._queue = deque(from_plain(Visit, v) for v in state["queue"])
         self._open = {
-            int(i): _Open(from_plain(Visit, visit), [None if r is None else from_plain(Rollout, r) for r in rollouts])
-            for i, (visit, rollouts) in state["open"].items()
+            int(i): _Open(from_plain(Visit, v), [None if r is None else from_plain(Rollout, r) for r in rollouts], e)
+            for i, v, rollouts, e in state["open"]
         }
-        self._done = {int(i): from_plain(Group, group) for i, group in state["done"].items()}
-        batches = [from_plain(RolloutBatch, batch) for batch in state["untrained"]]
-        self._untrained = {batch.number: batch for batch in batches}
-        self.clock.busy_s, self.clock.idle_s = state["clock"]
+        self.finished = {int(i): from_plain(Group, group) for i, group in state["finished"].items()}
+        for number, groups, stats, dropped in state["untrained"]:
+            self._untrained[number] = Formed(
+                number,
+                {int(i): from_plain(Group, group) for i, group in groups.items()},
+                from_plain(GeneratorStats, stats),
+                tuple(from_plain(Visit, v) for v in dropped),
+            )
+        self.fresh = [(i, g) for formed in self.untrained() for i, g in formed.groups.items()]
+        self.fresh += self.finished.items()
+        self._dropped = [from_plain(Visit, v) for v in state["dropped"]]
+        self.seconds.busy, self.seconds.idle = state["seconds"]
+        for number, engine_state in enumerate(state["engines"]):
+            if engine_state is not None:
+                self.engines[number].load_state(engine_state)
+                continue
+            self._work_before += from_plain(Work, state["works"][number])
+            for index, group in self._open.items():  # this engine cannot hold them: sampled again from their prompts
+                if group.engine == number:
+                    self._submit(index, [s for s, rollout in enumerate(group.rollouts) if rollout is None])
 
 
 def sample_key(seed: int, visit: Visit, sample: int) -> int:
@@ -231,11 +326,11 @@ def sample_key(seed: int, visit: Visit, sample: int) -> int:
     return stream_key(seed, "train", visit.prompt.id, visit.number, sample)
 
 
-def generate(engine: Engine, visits: Sequence[Visit], samples: int, seed: int, purpose: str) -> list[Group]:
-    """Run an engine over a fixed list of prompts until all are done.
+def generate(engines: Sequence[Engine], visits: Sequence[Visit], samples: int, seed: int, purpose: str) -> list[Group]:
+    """Run idle engines over a fixed list of prompts until all are done, with their weights as they are.
 
     Args:
-        engine: idle; its weights are used as they are.
+        engines: the prompts are dealt to them in turn.
         visits: the prompts.
         samples: rollouts of each.
         seed: of the streams.
@@ -244,14 +339,20 @@ def generate(engine: Engine, visits: Sequence[Visit], samples: int, seed: int, p
     Returns:
         One group a visit, in order.
     """
-    requests = [
-        Request((i, s), visit.prompt.tokens, stream_key(seed, purpose, visit.prompt.id, visit.number, s))
-        for i, visit in enumerate(visits)
-        for s in range(samples)
-    ]
+    for number, engine in enumerate(engines):
+        engine.submit(
+            [
+                Request((i, s), visit.prompt.tokens, stream_key(seed, purpose, visit.prompt.id, visit.number, s))
+                for i, visit in enumerate(visits)
+                if i % len(engines) == number
+                for s in range(samples)
+            ]
+        )
     rollouts: dict[tuple[int, int], Rollout] = {}
-    engine.add(requests)
-    while engine.busy():
-        rollouts |= {done.id: done.rollout for done in engine.tick()}
+    while any(engine.occupancy().busy for engine in engines):
+        for engine in engines:
+            engine.advance()
+        for engine in engines:
+            rollouts |= {done.id: done.rollout for done in engine.poll()}
     groups = [tuple(rollouts[i, s] for s in range(samples)) for i in range(len(visits))]
-    return [Group(visit, g, engine.version) for visit, g in zip(visits, groups, strict=True)]
+    return [Group(visit, g, engines[0].version) for visit, g in zip(visits, groups, strict=True)]

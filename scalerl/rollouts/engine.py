@@ -1,13 +1,14 @@
-"""The contract between the generator and whatever produces tokens. It knows no recipe, curriculum or process.
+"""The contract between the coordinator and whatever produces tokens: submit, poll, swap, occupancy.
 
-An engine decodes many sequences together, one token each a tick, refills its slots as sequences end, and swaps in new
-weights between two ticks without dropping the cache. Every engine is tested by replay: the log-probability of every
-token must be that of the weights of its version over the cache as it was.
+An engine decodes many sequences together, refills its slots as sequences end, and swaps in new weights without dropping
+the cache. A new engine is one file with a class that has these methods; docs/architecture.md has an example of 40
+lines. Every engine is tested by replay: the log-probability of every token must be that of the weights of its version
+over the cache as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,32 +27,73 @@ class Request:
     prompt: tuple[int, ...]
     """Prompt tokens, at least one."""
     key: int
-    """Key of the sample's random stream (streams.py)."""
+    """Key of the sample's random stream (rng.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """One sequence that ended at the last tick."""
+    """One sequence that ended.
+
+    Example: Finished(id=(17, 3), rollout=Rollout(...))
+    """
 
     id: tuple[int, int]
     rollout: Rollout
 
 
 @dataclass(frozen=True, slots=True)
+class Occupancy:
+    """How full an engine is.
+
+    Example: Occupancy(slots=256, running=240, waiting=16, room=16)
+    """
+
+    slots: int
+    """Sequences that can be decoded together."""
+    running: int
+    """Sequences that are being decoded."""
+    waiting: int
+    """Sequences submitted and not started."""
+    room: int
+    """Requests that should be submitted now to keep the slots filled; 0 or less: none."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything was submitted that has not finished."""
+        return self.running + self.waiting > 0
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """What an engine did since it was made.
 
-    Example: Work(ticks=120, tokens=7680, flops=5.1e10)
+    Example: Work(steps=120, tokens=7680, slot_steps=30720, flops=5.1e10)
     """
 
-    ticks: int = 0
+    steps: int = 0
+    """Decode steps."""
     tokens: int = 0
+    """Tokens sampled."""
+    slot_steps: int = 0
+    """Slots x decode steps."""
     flops: float = 0.0
+
+    def __add__(self, other: Work) -> Work:
+        """Return the sum of two engines' work."""
+        return Work(
+            self.steps + other.steps,
+            self.tokens + other.tokens,
+            self.slot_steps + other.slot_steps,
+            self.flops + other.flops,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn."""
+    """How tokens are drawn.
+
+    Example: Sampling(temperature=1.0, top_p=1.0, stop=(26,))
+    """
 
     temperature: float = 1.0
     """0 is greedy."""
@@ -64,35 +106,48 @@ class Sampling:
 class Engine(Protocol):
     """Continuous batching with per-token log-probabilities and versions."""
 
-    slots: int
-    """Sequences decoded together."""
-    version: int
-    """Version of the weights in use."""
+    deterministic: bool
+    """Whether `poll` does exactly one decode step, and equal requests and weights give equal tokens."""
+    exact_resume: bool
+    """Whether `state` holds the sequences in flight with their cache. If not, they are submitted again on resume."""
     work: Work
     """What it did so far."""
 
-    def room(self) -> int:
-        """Return how many more requests should be queued to keep the slots filled; 0 or less: none."""
+    @property
+    def version(self) -> int:
+        """Version of the weights in use."""
         ...
 
-    def add(self, requests: Sequence[Request]) -> None:
-        """Queue sequences; they start at the next tick at which enough slots are free."""
+    def occupancy(self) -> Occupancy:
+        """Return how full the engine is."""
         ...
 
-    def busy(self) -> int:
-        """Return the number of sequences started or waiting that have not finished."""
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue sequences; they start as slots come free."""
         ...
 
-    def tick(self) -> list[Finished]:
-        """Give every running sequence one token; return those that ended."""
+    def cancel(self, ids: Collection[tuple[int, int]]) -> None:
+        """Drop sequences that were submitted and have not finished; they are never returned."""
         ...
 
-    def load_weights(self, version: int, weights: Any) -> None:
-        """Swap in new weights between two ticks; running sequences go on over their old cache."""
+    def advance(self) -> None:
+        """Begin the work that the next `poll` waits for; engines in other processes then work at the same time."""
+        ...
+
+    def poll(self, timeout_s: float = 0.0) -> list[Finished]:
+        """Return the sequences that ended.
+
+        Args:
+            timeout_s: how long an engine that is not deterministic may wait for one.
+        """
+        ...
+
+    def swap(self, version: int) -> None:
+        """Use new weights, received over the engine's weight channel; running sequences keep their cache."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return everything needed to go on exactly: nested dicts of arrays, tensors and plain values."""
+        """Return everything needed to go on exactly but the weights: nested dicts of arrays and plain values."""
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""PipelineRL-k and PPO-off-policy-k behind one call, `take`: the only concurrency of the project.
+"""PipelineRL-k and PPO-off-policy-k behind one call, `take`: the only concurrency that the loop meets.
 
-A generator runs in a process of its own; batches come back as messages, weights go out through shared memory. What a
-run computes is decided in generator.py and schedule.py; here only waiting, dying and handing over happen.
+A coordinator runs in a process of its own; groups come back as they finish and are scored at once, weights go out
+through a channel. coordinator.py and schedule.py decide what a run computes; here it waits, dies and hands over.
 """
 
 from __future__ import annotations
@@ -12,19 +12,18 @@ import multiprocessing
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
+from scalerl.rollouts.coordinator import Update
+from scalerl.rollouts.weights.base import WeightChannel
+from scalerl.rollouts.worker import Build, First, run_worker
+from scalerl.types import GeneratorStats, Group, ScoredGroup, Visit
 
-from scalerl.rollouts.coordinator import RolloutBatch, Update
-from scalerl.rollouts.weights.shared_memory import WeightSlots
-from scalerl.rollouts.worker import Build, run_worker
-from scalerl.types import Group, Visit
-
-WriteWeights = Callable[[npt.NDArray[np.uint8]], None]
+Weights = Iterable[tuple[str, Any]]
+"""Tensors by the model's own names."""
 
 
 class WorkerDied(RuntimeError):
@@ -35,80 +34,158 @@ class Interrupted(RuntimeError):
     """Somebody asked the run to stop while it waited."""
 
 
+class PendingScores(Protocol):
+    """A group whose scores are under way."""
+
+    def wait(self, seconds: float) -> bool:
+        """Wait at most so long; return whether they are there (or have failed)."""
+        ...
+
+    def result(self) -> ScoredGroup:
+        """Return the group with its scores."""
+        ...
+
+
+Score = Callable[[Group], PendingScores]
+"""Starts to score a group and returns at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutBatch:
+    """The scored groups that one update trains.
+
+    Example: RolloutBatch(number=7, groups=(ScoredGroup(...), ...), stats=GeneratorStats(...), dropped=())
+    """
+
+    number: int
+    """The update that trains it, counted from 0; also the version of the weights it will be trained from."""
+    groups: tuple[ScoredGroup, ...]
+    stats: GeneratorStats
+    """The generators' counters when the batch was complete."""
+    dropped: tuple[Visit, ...] = ()
+    """Visits dropped since the batch before."""
+
+
 class Pipeline:
     """The trainer's side of the generator process."""
 
-    def __init__(self, build: Build, weights_size: int, stop_requested: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, build: Build, channel: WeightChannel, score: Score, stop_requested: Callable[[], bool] = lambda: False
+    ) -> None:
         """Prepare; nothing runs before `start`.
 
         Args:
-            build: makes the generator inside its process; must be picklable.
-            weights_size: bytes of one set of weights.
+            build: makes the coordinator and its engines inside the process; must be picklable.
+            channel: carries weights.
+            score: starts to score a group.
             stop_requested: asked while waiting; when it returns True, `take` raises Interrupted.
         """
-        self._build, self._stop_requested = build, stop_requested
-        self._slots = WeightSlots(weights_size)
-        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._build, self._channel, self._score, self._stop_requested = build, channel, score, stop_requested
+        self._held: set[int] = set()
+        self._pending: dict[int, PendingScores] = {}
         self._inbox: dict[str, queue.SimpleQueue[Any]] = {
-            name: queue.SimpleQueue() for name in ("ready", "batch", "evaluated", "snapshot")
+            name: queue.SimpleQueue() for name in ("ready", "batch", "evaluated", "snapshot", "released")
         }
         self._death: str | None = None
         self.waited_s = 0.0
-        """Seconds `take` has waited so far."""
+        """Seconds `take` has waited so far, for batches and their scores."""
+        self.waited_for_scores_s = 0.0
+        """Of those, seconds it has waited for scores of a batch that was complete."""
 
-    def start(self, write: WriteWeights, version: int = 0, visits: Sequence[Visit] = ()) -> None:
+    def start(self, weights: Weights, version: int = 0, visits: Sequence[Visit] = ()) -> None:
         """Start the process with weights and prompts; returns at once, the process gets ready meanwhile.
 
         Args:
-            write: fills a slot with the weights to sample with.
+            weights: to sample with.
             version: of those weights.
             visits: prompts that may be started under them.
         """
-        write(self._slots[0])
-        for slot in range(1, self._slots.count):
-            self._free.put(slot)
+        self._send_weights(version, weights)
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
-            target=run_worker, args=(theirs, self._slots, self._build, (0, version, tuple(visits))), name="generator"
+            target=run_worker,
+            args=(theirs, self._channel, self._build, First(version, tuple(visits))),
+            name="generator",
         )
         self._process.start()
         atexit.register(self._process.kill)  # before multiprocessing's own handler, which would wait for ever
         theirs.close()  # else the end of the process would not end the pipe
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def wait_ready(self) -> None:
         """Wait until the process has loaded everything."""
         self._get("ready")
 
-    def take(self, n: int, now: int, max_lag: int) -> RolloutBatch:
-        """Return the next batch of groups.
+    # ---------------------------------------------------------------------------------------------------- rollouts
+
+    def take(self, n: int, now: int) -> RolloutBatch:
+        """Return the next batch of scored groups.
 
         Args:
             n: groups of a full batch; the last batch of an exhausted curriculum may hold fewer.
             now: number of the update that will train it.
-            max_lag: no token of it is older than this many updates.
 
         Raises:
             WorkerDied: the generator process ended or failed.
             Interrupted: a stop was asked for.
+            RewardError: from the scoring.
         """
         began = time.perf_counter()
-        batch: RolloutBatch = self._get("batch")
+        number, indices, stats, dropped = self._get("batch")
+        assert number == now and len(indices) <= n, (number, now, len(indices))
+        formed = time.perf_counter()
+        groups = tuple(self._result(self._pending.pop(index)) for index in indices)
+        self.waited_for_scores_s += time.perf_counter() - formed
         self.waited_s += time.perf_counter() - began
-        assert batch.number == now and len(batch.groups) <= n, (batch.number, now, len(batch.groups))
-        assert all(now - group.oldest_version <= max_lag for group in batch.groups)
-        return batch
+        return RolloutBatch(number, groups, stats, dropped)
 
-    def publish(self, update: Update, write: WriteWeights | None) -> None:
-        """Hand over a new version; waits while all slots of shared memory hold versions still needed."""
-        slot = None if write is None else self._fill(write)
-        self._send("update", update, slot)
+    def evaluate(
+        self, version: int, weights: Weights, visits: Sequence[Visit], samples: int
+    ) -> tuple[list[ScoredGroup], float]:
+        """Sample held-out prompts with the weights of a version, on all engines; they hold it until that is done.
 
-    def evaluate(self, write: WriteWeights, visits: Sequence[Visit], samples: int) -> Callable[[], list[Group]]:
-        """Let the generator pause and sample held-out prompts with the given weights; returns how to wait for it."""
-        self._send("evaluate", self._fill(write), tuple(visits), samples)
-        return lambda: self._get("evaluated", interruptible=False)
+        Args:
+            version: the learner's own.
+            weights: sent only if they have not been published.
+            visits: the prompts.
+            samples: rollouts of each.
+
+        Returns:
+            One scored group a visit, in order, and the seconds that sampling and scoring took.
+        """
+        if version not in self._held:
+            self._send_weights(version, weights)
+        self._send("evaluate", version, tuple(visits), samples)
+        groups, seconds = self._get("evaluated", interruptible=False)
+        began = time.perf_counter()
+        pending = [self._score(group) for group in groups]
+        scored = [self._result(one, interruptible=False) for one in pending]
+        return scored, seconds + time.perf_counter() - began
+
+    # ----------------------------------------------------------------------------------------------------- weights
+
+    def publish(self, update: Update, weights: Weights) -> None:
+        """Hand over a new version; waits while the channel holds as many versions as it can.
+
+        Args:
+            update: says whether the weights will be used.
+            weights: sent in that case.
+        """
+        if update.weights:
+            self._send_weights(update.version, weights)
+        self._send("update", update)
+
+    def _send_weights(self, version: int, weights: Weights) -> None:
+        while len(self._held) >= self._channel.capacity or not self._inbox["released"].empty():
+            released = self._get("released", interruptible=False)
+            self._held.discard(released)
+            self._channel.drop(released)
+        self._channel.send(version, weights)
+        self._held.add(version)
+
+    # --------------------------------------------------------------------------------------------------- snapshots
 
     def snapshot(self, version: int, path: Path) -> None:
         """Let the generator save its state to `path` as soon as `version` is active."""
@@ -123,6 +200,8 @@ class Pipeline:
             done.append(self._inbox["snapshot"].get())
         return done
 
+    # ----------------------------------------------------------------------------------------------------- process
+
     def close(self) -> None:
         """End the process."""
         if not hasattr(self, "_process"):
@@ -134,16 +213,15 @@ class Pipeline:
             self._process.kill()
             self._process.join()
         atexit.unregister(self._process.kill)
+        self._reader.join(timeout=5)
+        for version in self._held:
+            self._channel.drop(version)
+        self._held.clear()
 
     @property
     def process_id(self) -> int | None:
         """Process id of the generator."""
         return self._process.pid
-
-    def _fill(self, write: WriteWeights) -> int:
-        slot = self._wait(self._free, interruptible=False)
-        write(self._slots[slot])
-        return int(slot)
 
     def _send(self, *message: Any) -> None:
         try:
@@ -152,10 +230,14 @@ class Pipeline:
             self._process.join(timeout=1)
             raise WorkerDied(self._death or self._obituary()) from None
 
-    def _get(self, name: str, interruptible: bool = True) -> Any:
-        return self._wait(self._inbox[name], interruptible)
+    def _result(self, pending: PendingScores, interruptible: bool = True) -> ScoredGroup:
+        while not pending.wait(0.2):
+            if interruptible and self._stop_requested():
+                raise Interrupted
+        return pending.result()
 
-    def _wait(self, source: queue.SimpleQueue[Any], interruptible: bool) -> Any:
+    def _get(self, name: str, interruptible: bool = True) -> Any:
+        source = self._inbox[name]
         while True:
             try:
                 return source.get(timeout=0.2)
@@ -166,10 +248,10 @@ class Pipeline:
                     raise Interrupted from None
 
     def _read(self) -> None:
-        """Sort incoming messages into queues.
+        """Sort incoming messages into queues, and start to score groups.
 
-        Consumes: messages of the generator process. Produces: queue entries. Waits for: the pipe.
-        Unblocked by: a message, or the end of the process, which is remembered as the reason.
+        Consumes: messages of the generator process. Produces: queue entries and pending scores.
+        Waits for: the pipe. Unblocked by: a message, or the end of the process, which is remembered as the reason.
         """
         while True:
             try:
@@ -180,8 +262,12 @@ class Pipeline:
                 return
             if name == "failed":
                 self._death = f"the generator process ({self._process.pid}) failed:\n{content}"
-            elif name == "released":
-                self._free.put(content)
+            elif name == "group":
+                index, group = content
+                self._pending[index] = self._score(group)
+            elif name == "dropped":
+                for index in content:
+                    self._pending.pop(index, None)
             else:
                 self._inbox[name].put(content)
 

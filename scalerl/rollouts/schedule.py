@@ -1,144 +1,89 @@
-"""When groups may start, which groups make a batch, and when new weights become active: pure bookkeeping, no clock.
+"""When groups may start, which groups make a batch, and which are dropped: pure bookkeeping, no clock.
 
-The staleness bound: update s (counted from 0) may train a group whose oldest token was sampled by version v only if
-s - v <= max_lag. A group therefore has a deadline, v + max_lag. Two rules keep every deadline:
-  admission: a group starts only if, with it, the groups that are started and not yet trained fit their deadlines, at
-             `per_batch` groups an update (there are v + max_lag - s + 1 updates left to its own deadline);
-  formation: a batch takes the finished groups with the earliest deadlines, and only if all others still fit; so an
-             update waits for a sequence in flight that it would otherwise overshoot.
-If nothing runs, everything is finished and a full batch always fits (proved in tests/rollouts/test_schedule.py by
-search), so nothing can wait for ever.
+The staleness bound: update s (counted from 0) may train a token that version v sampled only if s - v <= k. A group
+therefore has a deadline, the last update that may train its oldest token. Where lengths are long-tailed something has
+to give, and the rules differ in what (docs/recipe.md):
+  wait: a group starts only if it and all open ones can keep their deadlines, and a batch takes the earliest deadlines,
+        only if the rest can still keep theirs. Updates wait for long sequences; nothing is lost; slots may run empty.
+  mask: groups are trained in the order in which they finish. Tokens older than k carry no loss (train/loop.py).
+  drop: the same, but a group that has missed its deadline is dropped.
+A new schedule is a class here and an entry in SCHEDULES.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
-from scalerl.config.recipe import OffPolicy, PipelineRL, max_lag
+from scalerl.config.recipe import PipelineRL, PpoOffPolicy
+from scalerl.rollouts.activation import Activation
 
 
-@dataclass(slots=True)
-class _Ticket:
-    """A group that was started and is not yet in a batch."""
-
-    index: int
-    """Position in the order of starts; also the visit's index."""
-    deadline: int
-    """Last update that may train it."""
-    finished: int = -1
-    """Position in the order of finishing; -1 while it runs."""
-
-
-@dataclass(slots=True)
 class Schedule:
-    """The state of the two rules, and of the versions that wait to become active.
+    """What every schedule has: the versions, and the batches whose weights are not active yet."""
 
-    Example: Schedule(off_policy=PipelineRL(max_lag=8), per_batch=16, lag_ticks=40)
-    """
+    def __init__(self, per_batch: int, activation: Activation) -> None:
+        """Start before the first group.
 
-    off_policy: OffPolicy
-    per_batch: int
-    """P: groups in a batch."""
-    lag_ticks: int
-    """Ticks between a batch's completion and the use of the weights it trained; -1: not known yet."""
-    eager: bool = False
-    """Use weights as soon as they arrive, instead of at a tick fixed by the data."""
-    active: int = 0
-    """Version of the weights in use."""
-    closed: bool = False
-    """No more groups will come: what is left makes a last, smaller batch."""
-    next_batch: int = 0
-    """Number of the next batch, and of the update that will train it."""
-    formed_at: dict[int, int] = field(default_factory=dict)
-    """Tick at which each batch was completed, until the weights it trained are active."""
-    started: int = 0
-    """Groups started so far."""
-    finished: int = 0
-    """Groups finished so far."""
-    _open: dict[int, _Ticket] = field(default_factory=dict)
+        Args:
+            per_batch: P, groups in a batch.
+            activation: when new weights become active.
+        """
+        self.per_batch, self.activation = per_batch, activation
+        self.active = 0
+        """Version of the weights in use."""
+        self.closed = False
+        """No more groups will come: what is left makes a last, smaller batch."""
+        self.next_batch = 0
+        """Number of the next batch, and of the update that will train it."""
+        self.formed_at: dict[int, int] = {}
+        """Tick at which each batch was completed, until the weights it trained are active."""
+        self.started = 0
+        """Groups started so far; the next one's index."""
 
-    # ------------------------------------------------------------------------------------------------------- groups
+    def __repr__(self) -> str:
+        names = ("per_batch", "activation", "active", "closed", "next_batch", "formed_at", "started")
+        return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)}' for name in names)})"
+
+    # -------------------------------------------------------------------------------------------- what a schedule says
 
     def may_start(self) -> bool:
         """Return whether one more group may start under the active weights."""
-        if isinstance(self.off_policy, PipelineRL):
-            return self._fits(self.next_batch, extra_deadline=self._deadline())
-        return self.started < (self._sampled_with() + self.off_policy.batches) * self.per_batch
+        raise NotImplementedError
 
     def start(self) -> int:
         """Count a group as started; return its index."""
-        assert self.may_start()
-        index, self.started = self.started, self.started + 1
-        self._open[index] = _Ticket(index, self._deadline())
-        return index
-
-    def _sampled_with(self) -> int:
-        """Return the version that groups started now are sampled with: all of a round's with the one that opened it.
-
-        A version within a round may become active before all of the round's groups are started: the first does where
-        the lag is not known yet, and any in the eager schedule.
-        """
-        if isinstance(self.off_policy, PipelineRL):
-            return self.active
-        return self.active - self.active % self.off_policy.batches
-
-    def _deadline(self) -> int:
-        """Return the last update that may train a group started now."""
-        return self._sampled_with() + max_lag(self.off_policy)
+        raise NotImplementedError
 
     def finish(self, index: int) -> None:
         """Count a group as finished."""
-        self._open[index].finished = self.finished
-        self.finished += 1
+        raise NotImplementedError
 
     def form(self, tick: int) -> list[int] | None:
         """Return the groups of the next batch if it is complete at this tick, in the order they were started."""
-        frozen = not isinstance(self.off_policy, PipelineRL)
-        if frozen:  # in order of starting, so that a round's updates are not sorted by length
-            candidates = sorted(self._open.values(), key=lambda t: t.index)[: self.per_batch]
-            if any(t.finished < 0 for t in candidates):
-                return None
-        else:
-            done = [t for t in self._open.values() if t.finished >= 0]
-            candidates = sorted(done, key=lambda t: (t.deadline, t.finished))[: self.per_batch]
-        full = len(candidates) == self.per_batch
-        last = self.closed and 0 < len(candidates) == len(self._open)
-        chosen = {t.index for t in candidates}
-        if not (full or last) or not (frozen or self._fits(self.next_batch + 1, without=chosen)):
-            return None
-        for index in chosen:
-            del self._open[index]
-        self.formed_at[self.next_batch] = tick
-        self.next_batch += 1
-        return sorted(chosen)
+        raise NotImplementedError
 
-    def _fits(
-        self, first: int, extra_deadline: int | None = None, without: frozenset[int] | set[int] = frozenset()
-    ) -> bool:
-        """Return whether open groups keep their deadlines if updates from number `first` on train P groups each."""
-        deadlines = sorted(t.deadline for t in self._open.values() if t.index not in without)
-        if extra_deadline is not None:
-            deadlines.append(extra_deadline)  # the newest deadline is the latest: versions only grow
-        return all(first + i // self.per_batch <= deadline for i, deadline in enumerate(deadlines))
-
-    # ------------------------------------------------------------------------------------------------------ versions
+    def expired(self) -> list[int]:
+        """Return the groups that no update may train any more, and forget them."""
+        return []
 
     def due(self, tick: int, idle: bool) -> bool:
-        """Return whether the next version must become active before this tick, and the generator wait for it.
+        """Return whether the next version must become active before this tick, and the generators wait for it.
 
         Args:
             tick: the tick about to be done.
             idle: no sequence runs and none may start, so there is nothing to do under the active weights.
         """
-        batch = self.active  # the batch that the next version is trained on
-        if batch not in self.formed_at:
-            return False
-        if idle or self.lag_ticks < 0:  # without a lag, wait at the first batch: the trainer measures it there
-            return True
-        frozen = not isinstance(self.off_policy, PipelineRL)  # a round's versions are taken when all of it is done
-        return not frozen and not self.eager and tick >= self.formed_at[batch] + self.lag_ticks
+        formed_at = self.formed_at.get(self.active)  # of the batch that the next version is trained on
+        return formed_at is not None and (idle or self.activation.due(tick, formed_at))
+
+    # ------------------------------------------------------------------------------------------------------- versions
+
+    def on_arrival(self, version: int) -> bool:
+        """Return whether a version that has arrived becomes active at once."""
+        return self.activation.on_arrival and version - 1 in self.formed_at
 
     def activate(self, version: int) -> None:
         """Count a version as active."""
@@ -146,18 +91,212 @@ class Schedule:
         del self.formed_at[self.active]
         self.active = version
 
-    # --------------------------------------------------------------------------------------------------------- state
+    def _formed(self, tick: int, chosen: list[int]) -> list[int]:
+        self.formed_at[self.next_batch] = tick
+        self.next_batch += 1
+        return sorted(chosen)
+
+    # ---------------------------------------------------------------------------------------------------------- state
 
     def state(self) -> dict[str, Any]:
         """Return plain values."""
-        tickets = [[t.index, t.deadline, t.finished] for t in self._open.values()]
         formed = [[batch, tick] for batch, tick in self.formed_at.items()]
-        counts = [self.active, self.next_batch, self.started, self.finished]
-        return {"tickets": tickets, "formed_at": formed, "counts": counts, "closed": self.closed, "lag": self.lag_ticks}
+        return {"counts": [self.active, self.next_batch, self.started], "formed_at": formed, "closed": self.closed}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
-        self._open = {t[0]: _Ticket(*t) for t in state["tickets"]}
+        self.active, self.next_batch, self.started = state["counts"]
         self.formed_at = {int(batch): int(tick) for batch, tick in state["formed_at"]}
-        self.active, self.next_batch, self.started, self.finished = state["counts"]
-        self.closed, self.lag_ticks = state["closed"], state["lag"]
+        self.closed = state["closed"]
+
+
+class PipelineSchedule(Schedule):
+    """PipelineRL-k: groups start without pause, under one of the three rules.
+
+    Example: PipelineSchedule(16, AtTick(42), max_lag=8, stale="wait")
+    """
+
+    def __init__(self, per_batch: int, activation: Activation, max_lag: int, stale: str = "wait") -> None:
+        """Start before the first group.
+
+        Args:
+            per_batch: P, groups in a batch.
+            activation: when new weights become active.
+            max_lag: k, updates.
+            stale: wait, mask or drop.
+        """
+        super().__init__(per_batch, activation)
+        self.max_lag, self.stale = max_lag, stale
+        self._deadline: dict[int, int] = {}
+        """Of every open group: started, and neither in a batch nor dropped."""
+        self._by_deadline: Counter[int] = Counter()
+        """Open groups of each deadline; there are at most a few different ones."""
+        self._done: dict[int, deque[int]] = {}
+        """Finished open groups in the order of finishing, by deadline under `wait` (earliest first), else in one."""
+
+    def may_start(self) -> bool:
+        """Return whether one more group may start under the active weights."""
+        if self.stale == "wait":
+            return self._fits(self.next_batch, extra=self.active + self.max_lag)
+        # only what is finished is counted: long sequences must not hold back the others
+        return self.next_batch + self._finished() // self.per_batch <= self.active + self.max_lag
+
+    def start(self) -> int:
+        """Count a group as started; return its index."""
+        index, self.started = self.started, self.started + 1
+        self._deadline[index] = self.active + self.max_lag
+        self._by_deadline[self.active + self.max_lag] += 1
+        return index
+
+    def finish(self, index: int) -> None:
+        """Count a group as finished."""
+        rank = self._deadline[index] if self.stale == "wait" else 0
+        self._done.setdefault(rank, deque()).append(index)
+
+    def form(self, tick: int) -> list[int] | None:
+        """Return the groups of the next batch if it is complete at this tick, in the order they were started."""
+        finished = self._finished()
+        last = self.closed and 0 < finished == len(self._deadline) <= self.per_batch
+        if finished < self.per_batch and not last:
+            return None
+        if self.stale == "wait":
+            first = islice((index for rank in sorted(self._done) for index in self._done[rank]), self.per_batch)
+            rest = self._by_deadline.copy()
+            rest.subtract(self._deadline[index] for index in first)
+            if not self._fits(self.next_batch + 1, counts=rest):
+                return None  # the update waits for a sequence in flight that it would otherwise overshoot
+        chosen = self._take(self.per_batch)
+        self._close(chosen)
+        return self._formed(tick, chosen)
+
+    def expired(self) -> list[int]:
+        """Return the groups that have missed their deadline, under `drop`, and forget them."""
+        if self.stale != "drop" or min(self._by_deadline, default=self.next_batch) >= self.next_batch:
+            return []
+        late = sorted(index for index, deadline in self._deadline.items() if deadline < self.next_batch)
+        self._close(late)
+        kept = [index for index in self._take(self._finished()) if index in self._deadline]
+        self._done = {0: deque(kept)} if kept else {}
+        return late
+
+    def _finished(self) -> int:
+        return sum(map(len, self._done.values()))
+
+    def _fits(self, first: int, extra: int | None = None, counts: Counter[int] | None = None) -> bool:
+        """Return whether open groups keep their deadlines if updates from number `first` on train P groups each.
+
+        Args:
+            first: number of the next update.
+            extra: deadline of one group more.
+            counts: open groups by deadline; None for all.
+        """
+        counts = self._by_deadline if counts is None else counts
+        deadlines = set(counts) if extra is None else {*counts, extra}
+        before = 0
+        for deadline in sorted(deadlines):
+            before += counts[deadline] + (deadline == extra)
+            if before and first + (before - 1) // self.per_batch > deadline:
+                return False
+        return True
+
+    def _take(self, count: int) -> list[int]:
+        """Return and remove the first finished groups: the earliest deadlines under `wait`, else the first finished."""
+        taken: list[int] = []
+        for rank in sorted(self._done):
+            queue = self._done[rank]
+            while queue and len(taken) < count:
+                taken.append(queue.popleft())
+            if not queue:
+                del self._done[rank]
+        return taken
+
+    def _close(self, indices: list[int]) -> None:
+        for index in indices:
+            deadline = self._deadline.pop(index)
+            self._by_deadline[deadline] -= 1
+            if not self._by_deadline[deadline]:
+                del self._by_deadline[deadline]
+
+    def state(self) -> dict[str, Any]:
+        """Return plain values."""
+        done = [[rank, list(queue)] for rank, queue in self._done.items()]
+        return {**super().state(), "deadlines": [[i, d] for i, d in self._deadline.items()], "done": done}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        super().load_state(state)
+        self._deadline = {int(index): int(deadline) for index, deadline in state["deadlines"]}
+        self._by_deadline = Counter(self._deadline.values())
+        self._done = {int(rank): deque(queue) for rank, queue in state["done"]}
+
+
+class RoundSchedule(Schedule):
+    """PPO-off-policy-k: k batches are sampled with one frozen policy, then trained, then the next k.
+
+    Batches are in the order of starting, so that a round's updates are not sorted by length.
+
+    Example: RoundSchedule(16, AtTick(0), batches=8)
+    """
+
+    def __init__(self, per_batch: int, activation: Activation, batches: int) -> None:
+        """Start before the first round.
+
+        Args:
+            per_batch: P, groups in a batch.
+            activation: when versions within a round are taken note of; they sample nothing.
+            batches: k, batches a round.
+        """
+        super().__init__(per_batch, activation)
+        self.batches = batches
+        self._open: dict[int, bool] = {}
+        """Groups that are in no batch, in the order of starting, and whether each has finished."""
+
+    def may_start(self) -> bool:
+        """Return whether the round under way has groups to start."""
+        first = self.active - self.active % self.batches  # the version that opened the round
+        return self.started < (first + self.batches) * self.per_batch
+
+    def start(self) -> int:
+        """Count a group as started; return its index."""
+        index, self.started = self.started, self.started + 1
+        self._open[index] = False
+        return index
+
+    def finish(self, index: int) -> None:
+        """Count a group as finished."""
+        self._open[index] = True
+
+    def form(self, tick: int) -> list[int] | None:
+        """Return the groups of the next batch if it is complete at this tick, in the order they were started."""
+        chosen = list(islice(self._open, self.per_batch))
+        full = len(chosen) == self.per_batch or (self.closed and bool(chosen))
+        if not full or not all(self._open[index] for index in chosen):
+            return None
+        for index in chosen:
+            del self._open[index]
+        return self._formed(tick, chosen)
+
+    def due(self, tick: int, idle: bool) -> bool:
+        """Return whether the generators wait for the next version: when all of the round is done."""
+        return self.active in self.formed_at and idle
+
+    def state(self) -> dict[str, Any]:
+        """Return plain values."""
+        return {**super().state(), "open": [[index, done] for index, done in self._open.items()]}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned."""
+        super().load_state(state)
+        self._open = {int(index): bool(done) for index, done in state["open"]}
+
+
+def _pipeline(rule: PipelineRL, per_batch: int, activation: Activation) -> Schedule:
+    return PipelineSchedule(per_batch, activation, rule.max_lag, rule.stale)
+
+
+def _rounds(rule: PpoOffPolicy, per_batch: int, activation: Activation) -> Schedule:
+    return RoundSchedule(per_batch, activation, rule.batches)
+
+
+SCHEDULES: dict[str, Callable[[Any, int, Activation], Schedule]] = {"pipeline": _pipeline, "ppo-off-policy": _rounds}
+"""By `recipe.off_policy.kind`; each is given the recipe's record, P and the activation."""

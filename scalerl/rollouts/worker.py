@@ -1,7 +1,7 @@
-"""The generator's process: it drains messages, ticks, and sends what it completes. It decides nothing itself.
+"""The generator's process: it drains messages, lets the coordinator step, and sends what it completes.
 
-Messages in (a tuple, its name first): update, evaluate, snapshot, stop. Messages out: ready, batch, evaluated,
-snapshot, released, failed.
+Messages in (a tuple, its name first): update, evaluate, snapshot, stop. Messages out: ready, group, dropped, batch,
+evaluated, snapshot, released, failed.
 """
 
 from __future__ import annotations
@@ -12,59 +12,60 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from scalerl.rollouts.coordinator import Generator, Update, generate
-from scalerl.rollouts.engine import Engine
-from scalerl.rollouts.weights.shared_memory import WeightSlots
+from scalerl.rollouts.coordinator import Coordinator, Formed, Update
+from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.types import Visit
 
-SaveState = Callable[[Path, dict[str, Any]], None]
+SaveState = Callable[[Path, str, dict[str, Any]], None]
+"""(directory, name of the part, state) -> written."""
 
 
+@dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """What a build function makes inside the process: a generator, an engine for evaluation, a way to save state."""
+    """What a build function makes inside the process."""
 
-    def __init__(
-        self, generator: Generator, evaluation: Engine, seed: int, save: SaveState, weights: Any = None
-    ) -> None:
-        self.generator, self.evaluation, self.seed, self.save = generator, evaluation, seed, save
-        self.weights = weights
-        """Restored weights, where the generator samples with others than the trainer has reached."""
+    coordinator: Coordinator
+    save: SaveState
 
 
-Build = Callable[[], WorkerParts]
+Build = Callable[[WeightChannel], WorkerParts]
+"""Makes the parts, given the engines' end of the weight channel; must be picklable."""
 
 
-def run_worker(
-    connection: Connection, slots: WeightSlots, build: Build, first: tuple[int, int, tuple[Visit, ...]]
-) -> None:
+@dataclass(frozen=True, slots=True)
+class First:
+    """What the process starts from.
+
+    Example: First(version=0, visits=(Visit(...), ...))
+    """
+
+    version: int
+    """Of the weights to sample with; they have been sent."""
+    visits: tuple[Visit, ...] = ()
+
+
+def run_worker(connection: Connection, channel: WeightChannel, build: Build, first: First) -> None:
     """Run until told to stop.
 
-    Consumes: messages of the pipeline, and weights in shared slots.
-    Produces: batches, evaluations and snapshots, each as one message.
-    Waits for: a message, when the generator is blocked.
+    Consumes: messages of the pipeline, and weights of the channel.
+    Produces: groups, batches, evaluations and snapshots, each as one message.
+    Waits for: a message, when the coordinator is blocked.
     Unblocked by: a message, or the death of the parent, which ends this process.
     """
     for name in ("SIGINT", "SIGTERM"):  # the parent gets them too, and ends this process in order
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     threading.Thread(target=_die_with_parent, daemon=True).start()
     try:
-        parts = build()
-        slot, version, visits = first
-        generator = parts.generator
-        weights = slots[slot] if parts.weights is None else parts.weights
-        generator.begin(weights, version if parts.weights is None else generator.engine.version, visits)
-        connection.send(("ready", len(parts.generator.untrained())))
-        for batch in parts.generator.untrained():
-            connection.send(("batch", batch))
-        _Loop(connection, slots, parts, slot).run()
+        parts = build(channel)
+        parts.coordinator.begin(first.version, first.visits)
+        connection.send(("ready", None))
+        _Loop(connection, channel, parts, first.version).run()
     except (BrokenPipeError, EOFError, ConnectionResetError):
         return  # the parent is gone
     except Exception:  # the one place where a worker may die: the parent is told, and raises
@@ -72,69 +73,79 @@ def run_worker(
 
 
 class _Loop:
-    """The state of the message loop: which slot holds which weights."""
+    """The message loop, with the requests that wait for a version."""
 
-    def __init__(self, connection: Connection, slots: WeightSlots, parts: WorkerParts, slot: int) -> None:
-        self.connection, self.slots, self.parts = connection, slots, parts
-        self.active_slot = slot
-        self.waiting_slots: dict[int, int | None] = {}
-        self.snapshots: list[tuple[int, Path]] = []
+    def __init__(self, connection: Connection, channel: WeightChannel, parts: WorkerParts, version: int) -> None:
+        self.connection, self.channel, self.parts = connection, channel, parts
+        self.coordinator = parts.coordinator
+        self.held = {version}  # versions that the channel keeps for this side
+        self.evaluations: dict[int, tuple[tuple[Visit, ...], int]] = {}
+        self.snapshots: dict[int, Path] = {}
 
     def run(self) -> None:
-        generator = self.parts.generator
+        self._send_finished(self.coordinator.untrained())  # of a restored state
         while True:
-            blocked = generator.blocked()
+            blocked = self.coordinator.blocked()
             while blocked or self.connection.poll(0):
-                if generator.stuck():
-                    raise RuntimeError(f"the schedule is stuck, which is a bug of scalerl: {generator.schedule}")
+                if self.coordinator.stuck():
+                    raise RuntimeError(f"the schedule is stuck, which is a bug of scalerl: {self.coordinator.schedule}")
                 began = time.perf_counter()
                 message = self.connection.recv()
                 if blocked:
-                    generator.clock.idle_s += time.perf_counter() - began
+                    self.coordinator.seconds.idle += time.perf_counter() - began
                 if message[0] == "stop":
                     return
                 getattr(self, f"_on_{message[0]}")(*message[1:])
-                blocked = generator.blocked()
-            for batch in generator.step(self._take_snapshots):
-                self.connection.send(("batch", batch))
-            self._release_slots()
+                self._release()  # the learner may wait for room in the channel
+                blocked = self.coordinator.blocked()
+            self._send_finished(self.coordinator.step(self._serve_version))
+            self._release()
 
-    def _on_update(self, update: Update, slot: int | None) -> None:
-        self.waiting_slots[update.version] = slot
-        weights = None if slot is None else self.slots[slot]
-        self.parts.generator.receive(replace(update, weights=weights))
+    def _send_finished(self, batches: list[Formed]) -> None:
+        for index, group in self.coordinator.fresh:
+            self.connection.send(("group", (index, group)))
+        self.coordinator.fresh.clear()
+        for batch in batches:
+            self.connection.send(("batch", (batch.number, list(batch.groups), batch.stats, batch.dropped)))
+        if self.coordinator.late:
+            self.connection.send(("dropped", tuple(self.coordinator.late)))
+            self.coordinator.late.clear()
 
-    def _on_evaluate(self, slot: int, visits: tuple[Visit, ...], samples: int) -> None:
-        generator, engine = self.parts.generator, self.parts.evaluation
-        engine.load_weights(generator.schedule.active, self.slots[slot])
-        groups = generate(engine, visits, samples, self.parts.seed, "evaluate")
-        engine.load_weights(generator.schedule.active, generator.active_weights())
-        self.connection.send(("released", slot))
-        self.connection.send(("evaluated", groups))
+    def _on_update(self, update: Update) -> None:
+        if update.weights:
+            self.held.add(update.version)
+        self.coordinator.receive(update)
+
+    def _on_evaluate(self, version: int, visits: tuple[Visit, ...], samples: int) -> None:
+        self.held.add(version)
+        self.evaluations[version] = (visits, samples)
+        self._serve_version()
 
     def _on_snapshot(self, version: int, path: Path) -> None:
-        self.snapshots.append((version, path))
-        self._take_snapshots()
+        self.snapshots[version] = path
+        self._serve_version()
 
-    def _release_slots(self) -> None:
-        """Hand back the slots of versions that are no longer in use."""
-        active = self.parts.generator.schedule.active
-        for version in sorted(v for v in self.waiting_slots if v <= active):
-            slot = self.waiting_slots.pop(version)
-            if slot is not None:
-                self.connection.send(("released", self.active_slot))
-                self.active_slot = slot
-
-    def _take_snapshots(self) -> None:
-        """Save the state once the version is active and before the next one is, which may be before the same tick."""
-        generator = self.parts.generator
-        for version, path in [s for s in self.snapshots if s[0] == generator.schedule.active]:
-            self.snapshots.remove((version, path))
-            state = generator.state()
-            if generator.engine.version != version:  # a frozen round goes on with weights the trainer has left behind
-                state["weights"] = np.array(generator.active_weights())
-            self.parts.save(path, state)
+    def _serve_version(self) -> None:
+        """Evaluate and save the version that is active, before the next one is, which may be before the same tick."""
+        version = self.coordinator.schedule.active
+        if version in self.evaluations:
+            visits, samples = self.evaluations.pop(version)
+            began = time.perf_counter()
+            groups = self.coordinator.evaluate(version, visits, samples)
+            self.connection.send(("evaluated", (groups, time.perf_counter() - began)))
+        if version in self.snapshots:
+            path = self.snapshots.pop(version)
+            self.parts.save(path, "generator", self.coordinator.state())
+            sampling = self.coordinator.sampling_version
+            if sampling != version:  # a frozen round goes on with weights that the learner has left behind
+                self.parts.save(path, "round_weights", dict(self.channel.receive(sampling)))
             self.connection.send(("snapshot", version))
+
+    def _release(self) -> None:
+        """Tell the learner which versions are not needed any more."""
+        for version in sorted(self.held - self.coordinator.needed_versions() - self.evaluations.keys()):
+            self.held.discard(version)
+            self.connection.send(("released", version))
 
 
 def _die_with_parent() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from scalerl.config import RunConfig, read_config
 from scalerl.config.base import ConfigError, nearest
-from scalerl.config.data import PromptFile
+from scalerl.config.data import generated
 from scalerl.files import take_hold, write_whole
 from scalerl.report.summary import default_axis
 from scalerl.study.plan import Plan, RunKey, plan_toml, read_plan
@@ -89,7 +89,7 @@ class StudyDirectory:
     def task(self) -> str | None:
         """Return the task of the curves unless another is asked for: the base's first; None for a file of prompts."""
         base = self.plan.base
-        return None if isinstance(base.data, PromptFile) else base.tasks[0]
+        return base.tasks[0] if generated(base.data) else None
 
     def check_view(self, axis: str | None, task: str | None) -> None:
         """Refuse a compute axis or a task that no run of this study has; None is the study's own choice.

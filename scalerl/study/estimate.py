@@ -10,8 +10,6 @@ from collections.abc import Mapping
 
 from scalerl.config import RunConfig, TinyModel
 from scalerl.config.base import replace
-from scalerl.config.data import PromptFile
-from scalerl.config.recipe import max_lag
 from scalerl.study.plan import Plan, RunKey
 
 TRAINING_S, EVALUATION_S, STARTUP_S = 1.9e-3, 1.3e-3, 10.0
@@ -45,11 +43,11 @@ def probe() -> float:
 
 def run_seconds(config: RunConfig) -> float | None:
     """Return the seconds of one run at the reference's speed; None for a model that only loading it would tell."""
-    if not isinstance(config.model, TinyModel) or isinstance(config.data, PromptFile):
+    if not isinstance(config.model, TinyModel):
         return None
     recipe, checks = config.recipe, config.evaluation
     size = config.model.layers * config.model.width**2 / (2 * 64**2) * recipe.length.max_tokens / 69
-    overlap = recipe.off_policy.kind == "pipeline" and max_lag(recipe.off_policy) > 0
+    overlap = recipe.off_policy.kind == "pipeline" and recipe.off_policy.max_lag > 0
     training = config.steps * recipe.completions_per_step * TRAINING_S * (1.0 if overlap else IN_TURNS)
     evaluations = 1 + -(-config.steps // checks.every)
     return STARTUP_S + size * (training + evaluations * checks.prompts * checks.samples * EVALUATION_S)

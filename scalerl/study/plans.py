@@ -10,7 +10,7 @@ from typing import Any
 
 from scalerl.config import RunConfig, TinyModel
 from scalerl.config.base import replace
-from scalerl.config.data import ArithmeticTask
+from scalerl.config.data import ArithmeticTask, ProgramsTask
 from scalerl.config.recipe import (
     BASELINE,
     RECIPES,
@@ -139,8 +139,9 @@ def axes(base: RunConfig) -> Plan:
             arms.append(_arm(f"width-{width}", "model size", {"model": {"width": width}}))
         experts = {"experts": 4, "active_experts": 2}
         arms.append(_arm("experts-4", "a mixture of 4 experts, 2 active", {"model": experts}))
-    if isinstance(base.data, ArithmeticTask):
-        arms.append(_arm("mixed", "half of the prompts are programs", {"data": {"kind": "mixed"}}))
+    if len(base.data) == 1 and isinstance(base.data[0], ArithmeticTask):
+        both = [base.data[0].model_dump(), ProgramsTask().model_dump()]
+        arms.append(_arm("mixed", "half of the prompts are programs", {"data": both}))
     return Plan(
         name="axes",
         about="Which axis of scale raises the ceiling?",

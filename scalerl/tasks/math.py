@@ -1,4 +1,4 @@
-"""Mathematical answers, judged by Math-Verify on the text after the thinking. It knows no dataset and no model.
+"""Mathematical answers, judged by Math-Verify on the text after the thinking.
 
 Math-Verify stops itself with signal.alarm, which works in no thread but the main one and fails silently elsewhere; its
 own limit is therefore switched off here, and the whole judgement runs in a process that can be killed (scoring.py).
@@ -6,14 +6,17 @@ own limit is therefore switched off here, and the whole judgement runs in a proc
 
 from __future__ import annotations
 
+from scalerl.types import Prompt
+
 END_THINK = "</think>"
 
 
-def verify(completion: str, answer: str) -> bool:
+def verify(prompt: Prompt, completion: str) -> bool:
     """Return whether the last expression of the text after the thinking equals the answer mathematically."""
     from math_verify import parse
     from math_verify import verify as equal
 
+    answer = prompt.answer
     gold = parse(answer if "$" in answer or "\\boxed" in answer else f"${answer}$", parsing_timeout=None)
     given = parse(completion.rpartition(END_THINK)[2], parsing_timeout=None)
     return bool(equal(gold, given, timeout_seconds=None))

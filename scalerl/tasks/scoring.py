@@ -1,70 +1,50 @@
-"""From completions to rewards: in this process, in killable processes, or by the user's own function.
+"""From finished groups to scores, beside training: `submit` a group at once, ask for its scores when they are needed.
 
-It knows verifiers and prompts, no tokens and no tensors. A verifier that hangs costs its own completion (counted as
-wrong, and in `timeouts`), never the run.
+A verifier that hangs costs its own completion (counted as wrong, and in `timeouts`), never the run.
 """
 
 from __future__ import annotations
 
-import importlib
-import importlib.machinery
-import inspect
 import logging
 import os
-import sys
-import traceback
-from collections.abc import Callable, Sequence
+import signal
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from scalerl.config import RunConfig
-from scalerl.config.base import ConfigError
 from scalerl.config.data import PromptFile
-from scalerl.tasks import math
-from scalerl.tasks.lab import arithmetic, programs
-from scalerl.types import Prompt
+from scalerl.config.run import RunConfig, Scoring
+from scalerl.tasks.base import INCORRECT, Verifier, binary
+from scalerl.tasks.user_rewards import RewardError, call_by_name, load_function
+from scalerl.tasks.verifiers import VERIFIERS
+from scalerl.types import Group, Prompt, Score, ScoredGroup
 
-CORRECT, INCORRECT = 1.0, -1.0
-"""Rewards of a verified completion (paper appendix A.3)."""
-
-TIMEOUT_S = 10.0
-"""Seconds a verifier may take for one completion."""
-
-VERIFIERS: dict[str, Callable[[str, str], bool]] = {
-    "arithmetic": arithmetic.verify,
-    "math": math.verify,
-    "programs": programs.verify,
-}
-
-
-class RewardError(RuntimeError):
-    """The user's reward function failed; the message says where."""
+Decode = Callable[[Sequence[Sequence[int]]], list[str]]
+"""Token ids of some completions -> their texts, special tokens left out."""
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
-    """What one completion is worth.
+class Pending:
+    """The scores of some completions, under way."""
 
-    Example: Score(reward=1.0, passed=True)
-    """
-
-    reward: float
-    """Enters the advantages."""
-    passed: bool
-    """Enters the pass rate, the curriculum and the curve."""
+    futures: Sequence[Future[Any]]
+    finish: Callable[[Sequence[Future[Any]]], list[Score]]
+    """Called when all futures are done."""
 
 
 class Scorer(Protocol):
-    """Judges completions."""
+    """Judges completions of one task."""
 
     timeouts: int
     """Completions whose verifier had to be stopped, so far."""
 
-    def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[Score]:
-        """Return one score a completion; `prompts` names the prompt of each."""
+    def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
+        """Start to judge completions of one prompt."""
         ...
 
-    def failed(self, score: Score) -> Score:
+    def truncated(self, score: Score) -> Score:
         """Return what a completion is worth that was truncated before it could answer."""
         ...
 
@@ -73,58 +53,124 @@ class Scorer(Protocol):
         ...
 
 
-def make_scorer(config: RunConfig) -> Scorer:
-    """Return the scorer that a configuration asks for.
+class ScoringService:
+    """Scores groups as they finish, in the order they come, beside whatever else the process does."""
+
+    def __init__(self, scorers: Mapping[str, Scorer], decode: Decode) -> None:
+        """Start.
+
+        Args:
+            scorers: one a task, by the task's name.
+            decode: turns tokens into text.
+        """
+        self._scorers, self._decode = scorers, decode
+        # one thread, so that a reward function with a state of its own is called in the same order in every run
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="scoring")
+
+    @property
+    def timeouts(self) -> int:
+        """Completions whose verifier had to be stopped, so far."""
+        return sum(scorer.timeouts for scorer in self._scorers.values())
+
+    def submit(self, group: Group) -> PendingGroup:
+        """Start to score a group; returns at once."""
+        return PendingGroup(group, self._scorers[group.visit.prompt.task], self._starter.submit(self._begin, group))
+
+    def _begin(self, group: Group) -> Pending:
+        """Decode a group and hand it to its scorer.
+
+        Consumes: a group. Produces: its pending scores. Waits for: nothing. Unblocked by: nothing.
+        """
+        texts = self._decode([rollout.tokens.tolist() for rollout in group.rollouts])
+        return self._scorers[group.visit.prompt.task].submit(group.visit.prompt, texts)
+
+    def close(self) -> None:
+        """Stop whatever runs."""
+        self._starter.shutdown(wait=True, cancel_futures=True)
+        for scorer in self._scorers.values():
+            scorer.close()
+
+
+class PendingGroup:
+    """A group whose scores are under way."""
+
+    def __init__(self, group: Group, scorer: Scorer, begun: Future[Pending]) -> None:
+        self.group, self._scorer, self._begun = group, scorer, begun
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the scores at most so long; return whether they are there (or have failed)."""
+        if not wait([self._begun], seconds).done:
+            return False
+        return self._begun.exception() is not None or not wait(self._begun.result().futures, seconds).not_done
+
+    def result(self) -> ScoredGroup:
+        """Return the group with its scores, waiting for them. A truncated rollout has failed, whatever it says.
+
+        Raises:
+            RewardError: the user's reward function failed.
+        """
+        pending = self._begun.result()
+        scores = pending.finish(pending.futures)
+        pairs = zip(scores, self.group.rollouts, strict=True)
+        return ScoredGroup(self.group, tuple(self._scorer.truncated(s) if r.truncated else s for s, r in pairs))
+
+
+def make_scoring(config: RunConfig, decode: Decode) -> ScoringService:
+    """Return the scoring that a configuration asks for.
 
     Raises:
-        ConfigError: the reward function cannot be imported.
+        ConfigError: a reward function cannot be imported.
     """
-    data = config.data
-    if isinstance(data, PromptFile) and data.reward:
-        return FunctionScorer(load_function(data.reward), data.reward, data.pass_reward)
-    if isinstance(data, PromptFile) and data.task == "math":
-        return PooledScorer("math")
-    return InlineScorer()
+    scorers: dict[str, Scorer] = {}
+    for task in config.data:
+        if isinstance(task, PromptFile) and task.reward:
+            load_function(task.reward)  # refused now, not in the midst of a run
+            scorers[task.curve] = FunctionScorer(task.reward, task.pass_reward, config.scoring)
+            continue
+        verifier = VERIFIERS[task.verifier]
+        kind = ProcessScorer if verifier.killable else ThreadScorer
+        scorers[task.curve] = kind(task.verifier, verifier, config.scoring)
+    return ScoringService(scorers, decode)
 
 
-class InlineScorer:
-    """Calls the verifiers of the prompts' tasks, which must be quick and unable to hang."""
+class ThreadScorer:
+    """Calls a verifier that cannot hang, in threads of this process."""
 
     timeouts = 0
 
-    def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[Score]:
-        """Return +1 for a pass, -1 for a failure."""
-        return [_binary(_verify(p.task, c, p.answer)) for p, c in zip(prompts, completions, strict=True)]
+    def __init__(self, name: str, verifier: Verifier, settings: Scoring) -> None:
+        self._verify = verifier.verify
+        self._threads = ThreadPoolExecutor(settings.workers or 1, thread_name_prefix=f"verify-{name}")
 
-    def failed(self, score: Score) -> Score:
+    def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
+        """Start to judge completions of one prompt: +1 for a pass, -1 for a failure."""
+        done = self._threads.submit(lambda: [binary(self._verify(prompt, text)) for text in completions])
+        return Pending([done], lambda futures: list(futures[0].result()))
+
+    def truncated(self, score: Score) -> Score:
         """Return the score of a wrong answer."""
-        return _binary(False)
+        return binary(False)
 
     def close(self) -> None:
-        """Do nothing."""
+        """Stop the threads after what they are at."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
 
-class PooledScorer:
+class ProcessScorer:
     """Calls a verifier in processes that are killed when they take too long."""
 
-    def __init__(self, task: str, processes: int = 0, timeout_s: float = TIMEOUT_S) -> None:
-        from multiprocessing import get_context
+    def __init__(self, name: str, verifier: Verifier, settings: Scoring) -> None:
+        self._name, self._limit_s, self.timeouts = name, settings.timeout_s, 0
+        self._pool = _pool(settings.workers or max(1, (os.cpu_count() or 2) - 1))
 
-        from pebble import ProcessPool
-
-        self._task, self._timeout_s, self.timeouts = task, timeout_s, 0
-        workers = processes or max(1, (os.cpu_count() or 2) - 1)
-        self._pool = ProcessPool(max_workers=workers, context=get_context("spawn"), initializer=_quiet)
-
-    def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[Score]:
-        """Return +1 for a pass, -1 for a failure, a crash or a timeout of the verifier."""
+    def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
+        """Start to judge completions: +1 for a pass, -1 for a failure, a crash or a timeout of the verifier."""
         futures = [
-            self._pool.schedule(_verify, args=(self._task, completion, prompt.answer), timeout=self._timeout_s)
-            for prompt, completion in zip(prompts, completions, strict=True)
+            self._pool.schedule(_verify, args=(self._name, prompt, text), timeout=self._limit_s) for text in completions
         ]
-        return [_binary(self._result(future)) for future in futures]
+        return Pending(futures, lambda futures: [binary(self._result(future)) for future in futures])
 
-    def _result(self, future: Any) -> bool:
+    def _result(self, future: Future[Any]) -> bool:
         from pebble import ProcessExpired
 
         try:
@@ -133,117 +179,85 @@ class PooledScorer:
             self.timeouts += 1
             return False
 
-    def failed(self, score: Score) -> Score:
+    def truncated(self, score: Score) -> Score:
         """Return the score of a wrong answer."""
-        return _binary(False)
+        return binary(False)
 
     def close(self) -> None:
         """Kill the processes."""
-        self._pool.stop()  # type: ignore[no-untyped-call]
-        self._pool.join()
+        _stop(self._pool)
 
 
 class FunctionScorer:
-    """Calls a user's reward function in TRL's form: f(prompts, completions, **columns) -> list of float."""
+    """Calls a user's reward function in processes of its own; a reward at or above `pass_reward` passes."""
 
-    def __init__(self, function: Callable[..., Any], name: str, pass_reward: float) -> None:
-        self._function, self._name, self._pass_reward, self.timeouts = function, name, pass_reward, 0
-        parameters = inspect.signature(function).parameters.values()
-        self._takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self._takes = {p.name for p in parameters}
+    timeouts = 0
 
-    def score(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[Score]:
-        """Return the function's rewards; a reward at or above `pass_reward` passes.
+    def __init__(self, function: str, pass_reward: float, settings: Scoring) -> None:
+        self._function, self._pass_reward, self._limit_s = function, pass_reward, settings.reward_timeout_s
+        self._pool = _pool(settings.workers or 1)
 
-        Raises:
-            RewardError: the function raised, or returned something other than one finite number a completion.
-        """
-        names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
-        columns = {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
-        asked = columns.pop("prompt", [prompt.text for prompt in prompts])
-        chat = [isinstance(prompt, list) for prompt in asked]
-        answers: list[Any] = [
-            [{"role": "assistant", "content": c}] if is_chat else c
-            for c, is_chat in zip(completions, chat, strict=True)
-        ]
-        if not self._takes_all:
-            columns = {name: values for name, values in columns.items() if name in self._takes}
+    def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
+        """Start one call with all completions of a prompt."""
+        words = (self._function, [prompt] * len(completions), list(completions))
+        return Pending([self._pool.schedule(call_by_name, args=words, timeout=self._limit_s)], self._finish)
+
+    def _finish(self, futures: Sequence[Future[Any]]) -> list[Score]:
+        from pebble import ProcessExpired
+
         try:
-            rewards = list(self._function(prompts=asked, completions=answers, **columns))
-        except (Exception, SystemExit) as error:  # user code: whatever it raises is reported with its place
-            where = traceback.extract_tb(error.__traceback__)[-1]
+            rewards = futures[0].result()
+        except TimeoutError:
             raise RewardError(
-                f"reward function {self._name} raised {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
-            ) from error
-        if len(rewards) != len(completions):
+                f"reward function {self._function} took longer than {self._limit_s:g} s for the completions of one "
+                "prompt; make it quicker, or raise scoring.reward_timeout_s"
+            ) from None
+        except ProcessExpired as error:
             raise RewardError(
-                f"reward function {self._name} returned {len(rewards)} rewards for {len(completions)} completions"
-            )
-        return [self._one(reward) for reward in rewards]
+                f"reward function {self._function} ended its process with exit code {error.exitcode}"
+            ) from None
+        return [Score(reward, reward >= self._pass_reward) for reward in rewards]
 
-    def _one(self, reward: Any) -> Score:
-        try:
-            value = float(reward)
-        except (TypeError, ValueError):
-            value = float("nan")
-        if not abs(value) < float("inf"):
-            raise RewardError(
-                f"reward function {self._name} returned {reward!r}; allowed: a finite number for each completion"
-            )
-        return Score(value, value >= self._pass_reward)
-
-    def failed(self, score: Score) -> Score:
+    def truncated(self, score: Score) -> Score:
         """Return the function's own reward, which has a scale of its own, but no pass."""
         return Score(score.reward, False)
 
     def close(self) -> None:
-        """Do nothing."""
+        """Kill the processes."""
+        _stop(self._pool)
 
 
-def load_function(name: str) -> Callable[..., Any]:
-    """Import `package.module:function`, with the current directory on the path.
-
-    Raises:
-        ConfigError: it is not there.
-    """
-    module_name, colon, function_name = name.partition(":")
-    if not colon or not module_name or not function_name:
-        raise ConfigError(f"data.reward: got {name!r}; allowed: package.module:function")
-    try:
-        module = _import_here(module_name)
-    except (ImportError, SystemExit) as error:
-        reason = f"it calls sys.exit({error})" if isinstance(error, SystemExit) else error
-        raise ConfigError(f"data.reward: cannot import {module_name!r} from {os.getcwd()} ({reason})") from None
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise ConfigError(f"data.reward: {module_name} has no function {function_name!r}")
-    return function  # type: ignore[no-any-return]
+def _verify(name: str, prompt: Prompt, completion: str) -> bool:
+    return VERIFIERS[name].verify(prompt, completion)
 
 
-def _import_here(name: str) -> Any:
-    """Import a module with the current directory on the path.
+def _pool(workers: int) -> Any:
+    from multiprocessing import get_context
 
-    A module of the same name that was imported from another directory is replaced: a process that changes its directory
-    (a notebook, a test) would otherwise train with the wrong function.
-    """
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    loaded = sys.modules.get(name)
-    if loaded is not None and "." not in name:
-        importlib.invalidate_caches()
-        found = importlib.machinery.PathFinder.find_spec(name, [os.getcwd()])
-        if found is not None and found.origin and found.origin != getattr(loaded, "__file__", None):
-            del sys.modules[name]
-    return importlib.import_module(name)
+    from pebble import ProcessPool
+
+    return ProcessPool(max_workers=workers, context=get_context("spawn"), initializer=_prepare, initargs=(os.getpid(),))
 
 
-def _binary(passed: bool) -> Score:
-    return Score(CORRECT if passed else INCORRECT, passed)
+def _stop(pool: Any) -> None:
+    pool.stop()
+    pool.join()
 
 
-def _verify(task: str, completion: str, answer: str) -> bool:
-    return VERIFIERS[task](completion, answer)
-
-
-def _quiet() -> None:
+def _prepare(parent: int) -> None:
+    """Prepare a worker process: quiet, deaf to Ctrl-C, and gone with its parent."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the workers too; the trainer ends them
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns, at every call, that its own limit is off
+    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
+
+
+def _die_with(parent: int) -> None:
+    """Consumes nothing; produces nothing; waits for the parent's death; unblocked by it, and ends this process."""
+    import time
+
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+__all__ = ["INCORRECT", "FunctionScorer", "ProcessScorer", "ScoringService", "ThreadScorer", "make_scoring"]

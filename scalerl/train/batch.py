@@ -1,22 +1,22 @@
-"""Groups of rollouts to padded tensors and token-budget micro-batches. It knows no model, rewards or losses.
+"""Groups of rollouts to padded tensors: tokens, behaviour log-probabilities, versions, rewards.
 
 Legend: P prompts, G rollouts a prompt, B = P x G rollouts, T tokens of the longest prompt plus completion.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from scalerl.types import Group
+from scalerl.types import ScoredGroup
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class RolloutTensors:
     """One update's rollouts, padded at the end.
 
     Example: two prompts x two rollouts of up to 7 tokens has tokens_BT of shape [4, 7] and prompt_B = [0, 0, 1, 1].
@@ -40,27 +40,20 @@ class Batch:
     """Rollouts that ran into their limit."""
     interrupted_B: Tensor
     """Rollouts whose thinking was ended by the phrase."""
+    rewards_PG: Tensor
+    """What the verifier or reward function gave."""
+    passed_PG: Tensor
+    """Rollouts that passed; a truncated one has failed."""
 
-    def micro_batches(self, budget: int, rows_B: Tensor) -> Iterator[tuple[Tensor, int]]:
-        """Yield (rows, width) of micro-batches of at most `budget` padded tokens, rows of similar length together.
-
-        Args:
-            budget: rows x width of one micro-batch; a single longer rollout still makes one of its own.
-            rows_B: which rollouts to include.
-        """
-        order = rows_B.nonzero()[:, 0]
-        order = order[self.length_B[order].argsort(stable=True, descending=True)]
-        start = 0
-        while start < len(order):
-            width = int(self.length_B[order[start]])
-            rows = order[start : start + max(1, budget // width)]
-            yield rows, width
-            start += len(rows)
+    @property
+    def completion_tokens_PG(self) -> Tensor:
+        """Completion lengths."""
+        return (self.length_B - self.prompt_length_B).view(self.rewards_PG.shape)
 
 
-def collate(groups: Sequence[Group]) -> Batch:
+def collate(groups: Sequence[ScoredGroup]) -> RolloutTensors:
     """Pad the rollouts of a batch of groups into tensors."""
-    rollouts = [(p, group.visit.prompt.tokens, r) for p, group in enumerate(groups) for r in group.rollouts]
+    rollouts = [(p, g.group.visit.prompt.tokens, r) for p, g in enumerate(groups) for r in g.group.rollouts]
     lengths = [len(prompt) + len(rollout) for _, prompt, rollout in rollouts]
     shape = (len(rollouts), max(lengths))
     tokens, sampled = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
@@ -71,7 +64,7 @@ def collate(groups: Sequence[Group]) -> Batch:
         sampled[b, start:end] = rollout.sampled
         behavior[b, start:end] = rollout.logps * rollout.sampled
         versions[b, start:end] = rollout.versions * rollout.sampled
-    return Batch(
+    return RolloutTensors(
         tokens_BT=torch.from_numpy(tokens),
         sampled_BT=torch.from_numpy(sampled),
         behavior_BT=torch.from_numpy(behavior),
@@ -81,4 +74,6 @@ def collate(groups: Sequence[Group]) -> Batch:
         prompt_B=torch.tensor([p for p, _, _ in rollouts]),
         truncated_B=torch.tensor([r.truncated for _, _, r in rollouts]),
         interrupted_B=torch.tensor([r.interrupted for _, _, r in rollouts]),
+        rewards_PG=torch.tensor([[score.reward for score in group.scores] for group in groups]),
+        passed_PG=torch.tensor([[score.passed for score in group.scores] for group in groups]),
     )

@@ -1,8 +1,8 @@
-"""The whole truth on disk: nested state to files and back, and checkpoints that appear all at once or not at all.
+"""Checkpoints that appear all at once or not at all: nested state to files and back.
 
 Arrays go into one safetensors file (numpy arrays packed by type, for a generator's state holds thousands of small
 ones), everything else into JSON beside it. A checkpoint is written under a temporary name, fsynced and renamed; the
-last good one is never touched. It does not know what the state means.
+last good one is never touched.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scalerl.files import sync
+
+FORMAT = 2
+"""Of the trainer's part; raise it when a checkpoint of before cannot be resumed any more."""
 
 _NAME = re.compile(r"step_(\d{6,})$")
 

@@ -1,4 +1,4 @@
-"""Policy to evaluation point: held-out mean@k with its standard error. It knows scores, no training.
+"""Policy to evaluation point: held-out mean@k with its standard error, for each task.
 
 Every evaluation of a run uses the same random numbers for the same sample of the same prompt, so that the curve's
 point-to-point noise is smaller than that of independent evaluations.
@@ -10,8 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scalerl.tasks.scoring import Score
-from scalerl.types import EvalPoint, Group, Prompt, Visit
+from scalerl.types import EvalPoint, Prompt, ScoredGroup, Visit
 
 
 def held_out_visits(prompts: Sequence[Prompt]) -> tuple[Visit, ...]:
@@ -32,48 +31,39 @@ def mean_at_k(passed_PK: np.ndarray) -> tuple[float, float]:
     return float(rates_P.mean()), stderr
 
 
-def by_task(groups: Sequence[Group], scores: Sequence[Score]) -> list[tuple[list[Group], list[Score]]]:
-    """Return the groups of each task with the scores of their rollouts, tasks in the order of their names."""
-    found: dict[str, tuple[list[Group], list[Score]]] = {}
-    start = 0
-    for group in groups:
-        task_groups, task_scores = found.setdefault(group.visit.prompt.task, ([], []))
-        task_groups.append(group)
-        task_scores += scores[start : start + len(group.rollouts)]
-        start += len(group.rollouts)
-    assert start == len(scores), (start, len(scores))
+def by_task(groups: Sequence[ScoredGroup]) -> list[list[ScoredGroup]]:
+    """Return the groups of each task, tasks in the order of their names."""
+    found: dict[str, list[ScoredGroup]] = {}
+    for scored in groups:
+        found.setdefault(scored.group.visit.prompt.task, []).append(scored)
     return [found[name] for name in sorted(found)]
 
 
 def eval_point(
-    groups: Sequence[Group], scores: Sequence[Score], *, step: int, device_hours: float, flops: float, tokens: int,
-    eval_s: float,
-) -> EvalPoint:  # fmt: skip
-    """Summarise one evaluation.
+    groups: Sequence[ScoredGroup], *, step: int, device_hours: float, flops: float, tokens: int, eval_s: float
+) -> EvalPoint:
+    """Summarise one evaluation of one task.
 
     Args:
-        groups: one a held-out prompt, of one task.
-        scores: one a rollout, in order; a truncated rollout fails whatever its score.
+        groups: one a held-out prompt; a truncated rollout has failed.
         step: updates the weights had seen.
         device_hours: of training so far.
         flops: of training and generation so far.
         tokens: generated for training so far.
         eval_s: seconds the evaluation took, of all tasks together.
     """
-    rollouts = [rollout for group in groups for rollout in group.rollouts]
-    samples = len(groups[0].rollouts)
-    passed = np.asarray([s.passed and not r.truncated for s, r in zip(scores, rollouts, strict=True)])
-    rate, stderr = mean_at_k(passed.reshape(len(groups), samples))
+    rollouts = [rollout for scored in groups for rollout in scored.group.rollouts]
+    rate, stderr = mean_at_k(np.asarray([[score.passed for score in scored.scores] for scored in groups]))
     return EvalPoint(
         step=step,
         device_hours=device_hours,
         flops=flops,
         tokens=tokens,
-        task=groups[0].visit.prompt.task,
+        task=groups[0].group.visit.prompt.task,
         pass_rate=rate,
         stderr=stderr,
         prompts=len(groups),
-        samples_per_prompt=samples,
+        samples_per_prompt=len(groups[0].scores),
         truncated=float(np.mean([r.truncated for r in rollouts])),
         mean_tokens=float(np.mean([len(r) for r in rollouts])),
         eval_s=eval_s,

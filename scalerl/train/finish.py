@@ -1,10 +1,10 @@
-"""The end of a run, whatever ended it: last checkpoint, exported model, summary. It trains nothing."""
+"""The end of a run, whatever ended it: last checkpoint, exported model, summary."""
 
 from __future__ import annotations
 
 from scalerl.report.summary import summarise
 from scalerl.rollouts.pipeline import Interrupted
-from scalerl.tasks.scoring import RewardError
+from scalerl.tasks.user_rewards import RewardError
 from scalerl.train.loop import train
 from scalerl.train.session import Session
 
@@ -26,13 +26,10 @@ def run_to_end(run: Session) -> list[str]:
     except RewardError:
         run.checkpoint(wait=True)  # the step that failed is the only thing lost, and it comes again
         raise
-    finally:
-        run.scorer.close()
-    finished = run.progress.step >= run.config.steps or run.progress.exhausted
     run.commit_checkpoints(wait=True)
     if run.progress.step not in run.checkpoints.steps():
         run.checkpoint(wait=True)
-    if not finished:
+    if not run.finished:
         return [f"stopped at step {run.progress.step}; continue with: scalerl resume {run.directory.path}"]
     export_model(run)
     reason = "every prompt is solved and retired; " if run.progress.step < run.config.steps else ""
@@ -43,5 +40,5 @@ def run_to_end(run: Session) -> list[str]:
 def export_model(run: Session) -> None:
     """Write the last weights as a Hugging Face directory with tokenizer."""
     path = run.directory.path / "model"
-    run.learner.policy.model.save_pretrained(path)
+    run.learner.export(path)
     run.tokenizer.save_pretrained(path)

@@ -12,22 +12,19 @@ import torch
 
 from scalerl.config import HuggingFaceModel, RunConfig, TinyModel, parse_config, to_toml
 from scalerl.config.base import ConfigError, replace
-from scalerl.config.data import PromptFile
-from scalerl.models.policy import Policy, WeightLayout, check_vocabulary, load_policy, load_tokenizer
+from scalerl.models.layout import WeightLayout
+from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer
 from scalerl.prompts.dataset import load_prompts
 from scalerl.prompts.mixture import make_curriculum
-from scalerl.rollouts.coordinator import Generator
-from scalerl.rollouts.engine import Sampling
+from scalerl.rollouts.build import GeneratorSpec
 from scalerl.rollouts.interrupt import LengthRule, length_rule
-from scalerl.rollouts.local.slot_engine import SlotEngine
-from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
+from scalerl.rollouts.local.torch_engine import check_engine
 from scalerl.rollouts.pipeline import Pipeline
-from scalerl.rollouts.schedule import Schedule
-from scalerl.rollouts.worker import WorkerParts
+from scalerl.rollouts.weights import CHANNELS
 from scalerl.serialization import from_plain
-from scalerl.tasks.scoring import make_scorer
-from scalerl.train.checkpoint import CheckpointStore, load_plain, load_state, save_state
-from scalerl.train.learner.single import Learner
+from scalerl.tasks.scoring import make_scoring
+from scalerl.train.checkpoint import FORMAT, CheckpointStore, load_plain, load_state, save_state
+from scalerl.train.learner.single import SingleLearner
 from scalerl.train.run_dir import RunDirectory, check_empty
 from scalerl.train.session import Display, Progress, Session
 from scalerl.train.stopwatch import Stopwatch
@@ -49,7 +46,10 @@ def resolve(config: RunConfig) -> RunConfig:
         generator_threads=hardware.generator_threads or half,
         trainer_threads=hardware.trainer_threads or half,
     )
-    return replace(config, hardware=hardware, rollouts=replace(config.rollouts, slots=config.slots))
+    rollouts = replace(config.rollouts, slots=config.slots)
+    if rollouts.lag_ticks == "auto" or not config.lag_is_used:
+        rollouts = replace(rollouts, lag_ticks=replace(config, rollouts=rollouts).lag_ticks)
+    return replace(config, hardware=hardware, rollouts=rollouts)
 
 
 def start(config: RunConfig, path: Path, display: Display, stop_requested: Callable[[], bool]) -> Session:
@@ -103,7 +103,7 @@ def _assemble(
     model_path = _model_path(config, display)
     tokenizer = load_tokenizer(model_path, _revision(config))
     prompts = load_prompts(config, tokenizer)
-    scorer = make_scorer(config)
+    scoring = make_scoring(config, lambda tokens: list(tokenizer.batch_decode(tokens, skip_special_tokens=True)))
     policy = _load(config, model_path)
     check_vocabulary(tokenizer, policy, model_path)
     rule = length_rule(config.recipe.length, lambda text: tokenizer.encode(text, add_special_tokens=False))
@@ -112,44 +112,57 @@ def _assemble(
     directory = directory or RunDirectory.create(path, config)
     for note in (*prompts.notes, *_length_notes(rule)):
         display.note(note)
-    spec = GeneratorSpec(config, model_path, prompts.longest, rule, _stop_tokens(policy, tokenizer), checkpoint)
-    recipe = config.recipe
+    stop = _stop_tokens(policy, tokenizer)
+    spec = GeneratorSpec(config, LoadPolicy(config, model_path), prompts.longest, rule, stop, LoadState(checkpoint))
+    channel = CHANNELS[config.rollouts.weights](WeightLayout.of(policy.weights()), path)
+    learner = config.learner
     session = Session(
         config=config,
         directory=directory,
         checkpoints=CheckpointStore(path / "checkpoints", config.checkpoint.keep),
-        pipeline=Pipeline(spec, WeightLayout.of(policy).total, stop_requested),
-        learner=Learner(policy, recipe.optimizer, recipe.temperature, config.learner.gradient_checkpointing),
+        pipeline=Pipeline(spec, channel, scoring.submit, stop_requested),
+        learner=SingleLearner.of(policy, config.recipe, learner.micro_batch_tokens, learner.gradient_checkpointing),
         curriculum=make_curriculum(config, prompts.training),
         prompts=prompts,
-        scorer=scorer,
+        scoring=scoring,
         tokenizer=tokenizer,
-        evaluation_engine=spec.engine(policy, len(prompts.held_out) * config.evaluation.samples),
         display=display,
         stop_requested=stop_requested,
     )
-    visits = () if checkpoint else session.initial_visits()
-    if checkpoint:
-        _restore(session, checkpoint)
-    else:
+    if checkpoint is None:
         directory.rewind({})
-    session.pipeline.start(session.write_weights(), session.progress.step, visits)
+        session.pipeline.start(session.learner.weights(), 0, session.initial_visits())
+    else:
+        _restore(session, checkpoint)
     return session
 
 
 def _restore(session: Session, checkpoint: Path) -> None:
+    """Restore the trainer, and start the generator with the weights that it was sampling with."""
     state = load_state(checkpoint, "trainer")
     session.progress = from_plain(Progress, state["progress"])
-    session.learner.load_tensors(state["learner"], session.progress.step)
+    session.learner.load(checkpoint, session.progress.step)
     session.curriculum.load_state(state["curriculum"])
     session.clock = Stopwatch(state["training_s"])
     session.directory.rewind(state["cursors"])
     session.points = session.directory.points()
+    sampling = load_plain(checkpoint, "generator")["sampling_version"]
+    if sampling == session.progress.step:
+        session.pipeline.start(session.learner.weights(), sampling)
+    else:  # in the middle of a frozen round
+        session.pipeline.start(load_state(checkpoint, "round_weights").items(), sampling)
 
 
 def _check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
-    """Refuse to go on under another configuration than the checkpoint was made with; more steps are allowed."""
-    before = parse_config(load_plain(checkpoint, "trainer")["config"], f"{checkpoint}/trainer.json")
+    """Refuse a checkpoint of an earlier version, or of another configuration; more steps are allowed."""
+    state = load_plain(checkpoint, "trainer")
+    if state.get("format") != FORMAT:
+        raise ConfigError(
+            f"{path}: its checkpoints were written by an earlier version of scalerl and cannot be resumed by this one. "
+            f"`scalerl fit {path}` reads its curve as before; to train it again: scalerl train {path}/config.toml; to "
+            f"start a new run from its weights, once exported: scalerl train --model {path}/model"
+        )
+    before = parse_config(state["config"], f"{checkpoint}/trainer.json")
     free = {"steps": before.steps, "checkpoint": before.checkpoint}
     if replace(config, **free) == before:
         return
@@ -165,7 +178,7 @@ def _check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
 def _model_path(config: RunConfig, display: Display) -> str:
     if isinstance(config.model, HuggingFaceModel):
         return config.model.path
-    assert isinstance(config.model, TinyModel) and not isinstance(config.data, PromptFile)
+    assert isinstance(config.model, TinyModel)
     directory = warm_start_directory(config.model, config.data)
     if not (directory / "warm_start.json").exists():
         display.note(f"warm start: training a tiny Qwen3 on noisy traces (once; kept in {directory})")
@@ -221,50 +234,28 @@ def _stop_tokens(policy: Policy, tokenizer: Any) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class GeneratorSpec:
-    """How to make the generator inside its own process; handed over by pickling."""
+class LoadPolicy:
+    """Loads the model in an engine's process; handed over by pickling."""
 
     config: RunConfig
     model_path: str
-    longest_prompt: int
-    rule: LengthRule
-    stop: tuple[int, ...]
-    checkpoint: Path | None = None
 
-    def __call__(self) -> WorkerParts:
-        """Load the model and restore the state, in the generator's process."""
-        config, recipe = self.config, self.config.recipe
-        torch.set_num_threads(config.hardware.generator_threads)
-        policy = _load(config, self.model_path)
-        schedule = Schedule(
-            recipe.off_policy,
-            recipe.prompts_per_step,
-            config.rollouts.lag_ticks,
-            eager=config.rollouts.schedule == "eager",
-        )
-        training = self.engine(policy, config.slots)
-        generator = Generator(training, schedule, recipe.generations_per_prompt, config.seed)
-        weights = None
-        if self.checkpoint is not None:
-            state = load_state(self.checkpoint, "generator")
-            generator.load_state(state)
-            weights = state.get("weights")
-        held_out = len(config.tasks) * config.evaluation.prompts
-        evaluation = self.engine(policy, held_out // 2 * config.evaluation.samples)
-        return WorkerParts(generator, evaluation, config.seed, _save_generator, weights)
-
-    def engine(self, policy: Policy, sequences: int) -> SlotEngine:
-        """Make an engine for at most `sequences` at once, and at most the configured slots."""
-        recipe, rollouts = self.config.recipe, self.config.rollouts
-        return torch_engine(
-            policy,
-            slots=max(1, min(sequences, self.config.slots)),
-            prompt_tokens=self.longest_prompt,
-            rule=self.rule,
-            sampling=Sampling(recipe.temperature, recipe.top_p, self.stop),
-            refill=rollouts.refill,
-        )
+    def __call__(self) -> Policy:
+        """Load the model, with the generator's share of the CPU."""
+        torch.set_num_threads(max(1, self.config.hardware.generator_threads // self.config.rollouts.generators))
+        return _load(self.config, self.model_path)
 
 
-def _save_generator(path: Path, state: dict[str, Any]) -> None:
-    save_state(path, "generator", state)
+@dataclass(frozen=True)
+class LoadState:
+    """Reads and writes the generator's part of a checkpoint; handed over by pickling."""
+
+    checkpoint: Path | None
+
+    def load(self) -> Any:
+        """Return the generator's part of the checkpoint to resume from; None for a new run."""
+        return None if self.checkpoint is None else load_state(self.checkpoint, "generator")
+
+    def save(self, path: Path, name: str, state: dict[str, Any]) -> None:
+        """Write a part of a checkpoint."""
+        save_state(path, name, state)

@@ -1,4 +1,4 @@
-"""What one step did, as a row of metrics.jsonl; the names are documented in docs/metrics.md. It computes no losses."""
+"""What one step did, as columns of metrics.jsonl; docs/metrics.md explains the names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from scalerl.train.batch import Batch
+from scalerl.train.batch import RolloutTensors
 
 
 @dataclass(slots=True)
@@ -29,8 +29,8 @@ class TokenMeter:
         low, high = self._extremes
         self._extremes = [min(low, float(log_ratio_N.min())), max(high, float(log_ratio_N.max()))]
 
-    def row(self) -> dict[str, Any]:
-        """Return means and extremes."""
+    def means(self) -> dict[str, Any]:
+        """Return means and extremes, by their names in StepStats."""
         n = max(1, self.tokens)
         return {
             "loss": self.loss,
@@ -43,22 +43,28 @@ class TokenMeter:
         }
 
 
-def staleness(batch: Batch, now: int) -> dict[str, float]:
-    """Return the age in updates of the batch's sampled tokens."""
-    age_N = (now - batch.version_BT[batch.sampled_BT]).float()
-    return {"staleness_mean": float(age_N.mean()), "staleness_max": float(age_N.max())}
-
-
-def rollout_row(batch: Batch, rewards_PG: Tensor, passed_PG: Tensor, keep_P: Tensor) -> dict[str, Any]:
-    """Return what the step's rollouts were like."""
-    completion_B = (batch.length_B - batch.prompt_length_B).float()
+def staleness(rollouts: RolloutTensors, trained_BT: Tensor, now: int, max_lag: int) -> dict[str, float]:
+    """Return the age in updates of the batch's sampled tokens, and the share that was too old to carry loss."""
+    age_N = (now - rollouts.version_BT[rollouts.sampled_BT]).float()
+    trained_N = (now - rollouts.version_BT[trained_BT]).float()
+    assert not len(trained_N) or float(trained_N.max()) <= max_lag, (float(trained_N.max()), max_lag)
     return {
-        "pass_rate": float(passed_PG.float().mean()),
+        "staleness_mean": float(age_N.mean()),
+        "staleness_max": float(age_N.max()),
+        "stale_share": float((age_N > max_lag).float().mean()),
+    }
+
+
+def rollout_row(rollouts: RolloutTensors, rewards_PG: Tensor, keep_P: Tensor) -> dict[str, Any]:
+    """Return what the step's rollouts were like."""
+    tokens_PG = rollouts.completion_tokens_PG.float()
+    return {
+        "pass_rate": float(rollouts.passed_PG.float().mean()),
         "reward": float(rewards_PG.mean()),
         "prompts": len(keep_P),
         "kept_prompts": int(keep_P.sum()),
-        "truncation_rate": float(batch.truncated_B.float().mean()),
-        "interruption_rate": float(batch.interrupted_B.float().mean()),
-        "completion_tokens_mean": float(completion_B.mean()),
-        "completion_tokens_max": int(completion_B.max()),
+        "truncation_rate": float(rollouts.truncated_B.float().mean()),
+        "interruption_rate": float(rollouts.interrupted_B.float().mean()),
+        "completion_tokens_mean": float(tokens_PG.mean()),
+        "completion_tokens_max": int(tokens_PG.max()),
     }

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import time
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
-import numpy as np
-import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from scalerl.config import RunConfig, to_toml
-from scalerl.models.policy import WeightLayout
+from scalerl.config.base import replace
+from scalerl.config.recipe import PipelineRL
 from scalerl.prompts.curriculum import Curriculum
 from scalerl.prompts.dataset import PromptSplit
 from scalerl.prompts.mixture import Mixture
-from scalerl.rollouts.coordinator import RolloutBatch, Update, generate
-from scalerl.rollouts.engine import Engine
-from scalerl.rollouts.pipeline import Pipeline, WriteWeights
+from scalerl.rollouts.coordinator import Update
+from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
 from scalerl.serialization import to_plain
-from scalerl.tasks.scoring import Score, Scorer
-from scalerl.train.batch import Batch
-from scalerl.train.checkpoint import CheckpointStore, save_state
+from scalerl.tasks.scoring import ScoringService
+from scalerl.train.checkpoint import FORMAT, CheckpointStore, save_state
 from scalerl.train.evaluation import by_task, eval_point, held_out_visits
-from scalerl.train.learner.single import Learner
+from scalerl.train.learner.base import BadGradient, StepStats, TrainBatch
+from scalerl.train.learner.single import SingleLearner
 from scalerl.train.run_dir import RunDirectory
 from scalerl.train.stopwatch import Stopwatch
-from scalerl.types import EvalPoint, GeneratorStats, Group
+from scalerl.types import EvalPoint, GeneratorStats, Visit
+
+
+class TrainingFailed(RuntimeError):
+    """The run had to stop; the message says why and what is saved."""
 
 
 class Display(Protocol):
@@ -49,24 +50,29 @@ class Display(Protocol):
 
 @dataclass(slots=True)
 class Progress:
-    """What a run has done; part of every checkpoint."""
+    """What a run has done; part of every checkpoint.
+
+    Example: Progress(step=100, training_flops=2.1e11, trained_groups=1600, drawn_groups=1744)
+    """
 
     step: int = 0
     """Updates done; also the version of the weights."""
     training_flops: float = 0.0
     trained_groups: int = 0
     drawn_groups: int = 0
+    dropped_groups: int = 0
+    """Groups that were dropped because no update could train them in time."""
     closed: bool = False
     """The curriculum has no more prompts to draw."""
     skipped_steps: int = 0
     """Steps in which no prompt had anything to teach."""
     generator: GeneratorStats = field(default_factory=lambda: GeneratorStats(0, 0, 0.0))
-    """The generator's counters when it completed the last batch trained."""
+    """The generators' counters when they completed the last batch trained."""
 
     @property
     def exhausted(self) -> bool:
         """Whether every prompt that could be drawn was trained."""
-        return self.closed and self.trained_groups >= self.drawn_groups
+        return self.closed and self.trained_groups + self.dropped_groups >= self.drawn_groups
 
 
 @dataclass(slots=True)
@@ -77,12 +83,11 @@ class Session:
     directory: RunDirectory
     checkpoints: CheckpointStore
     pipeline: Pipeline
-    learner: Learner
+    learner: SingleLearner
     curriculum: Curriculum | Mixture
     prompts: PromptSplit
-    scorer: Scorer
+    scoring: ScoringService
     tokenizer: Any
-    evaluation_engine: Engine
     display: Display
     stop_requested: Callable[[], bool]
     devices: int = 1
@@ -90,82 +95,138 @@ class Session:
     progress: Progress = field(default_factory=Progress)
     clock: Stopwatch = field(default_factory=Stopwatch)
     points: list[EvalPoint] = field(default_factory=list)
+    _before: GeneratorStats = field(default_factory=lambda: GeneratorStats(0, 0, 0.0))
     _waited_before: float = 0.0
+    _scores_before: float = 0.0
+    _dropped: int = 0
     _begun: set[int] = field(default_factory=set)
 
-    # --------------------------------------------------------------------------------------------------------- start
+    @property
+    def finished(self) -> bool:
+        """Whether all updates are done, or every prompt is solved and retired."""
+        return self.progress.step >= self.config.steps or self.progress.exhausted
 
-    def initial_visits(self) -> tuple[Any, ...]:
-        """Draw the prompts that may be started from the first weights: those of k + 1 batches."""
-        from scalerl.config.recipe import max_lag
+    def close(self) -> None:
+        """End the generator process and the verifiers."""
+        self.pipeline.close()
+        self.scoring.close()
 
-        recipe = self.config.recipe
-        return self._draw(recipe.prompts_per_step * (max_lag(recipe.off_policy) + 1))
+    # ------------------------------------------------------------------------------------------------------- prompts
 
-    def _draw(self, n: int) -> tuple[Any, ...]:
+    def initial_visits(self) -> tuple[Visit, ...]:
+        """Draw the prompts that may be started from the first weights.
+
+        Those of k + 1 batches; and where long groups do not hold back the others, as many as are open while the longest
+        completion is sampled.
+        """
+        recipe, config = self.config.recipe, self.config
+        visits = recipe.prompts_per_step * (recipe.off_policy.max_lag + 1)
+        if isinstance(recipe.off_policy, PipelineRL) and recipe.off_policy.stale != "wait":
+            groups = config.slots / recipe.generations_per_prompt
+            visits += math.ceil(groups * recipe.length.max_tokens / config.expected_tokens)
+        return self._draw(visits)
+
+    def _draw(self, n: int) -> tuple[Visit, ...]:
         visits = self.curriculum.draw(n)
         self.progress.drawn_groups += len(visits)
         self.progress.closed = len(visits) < n
         return tuple(visits)
 
-    # ------------------------------------------------------------------------------------------------------- rewards
+    def record_pass_rates(self, taken: RolloutBatch, passed_PG: Tensor) -> None:
+        """Tell the curriculum what became of the prompts: their pass rates, or that they were dropped."""
+        for scored, rate in zip(taken.groups, passed_PG.float().mean(dim=1).tolist(), strict=True):
+            self.curriculum.record(scored.group.visit, rate)
+        for visit in taken.dropped:
+            self.curriculum.forget(visit)
+        self.progress.trained_groups += len(taken.groups)
+        self.progress.dropped_groups += len(taken.dropped)
+        self._dropped = len(taken.dropped)
+        self._before, self.progress.generator = self.progress.generator, taken.stats
 
-    def score(self, groups: Sequence[Group]) -> list[Score]:
-        """Return one score a rollout, in order; a truncated rollout has failed, whatever it says."""
-        prompts = [group.visit.prompt for group in groups for _ in group.rollouts]
-        rollouts = [rollout for group in groups for rollout in group.rollouts]
-        texts = self.tokenizer.batch_decode([r.tokens.tolist() for r in rollouts], skip_special_tokens=True)
-        scores = self.scorer.score(prompts, texts)
-        return [self.scorer.failed(s) if r.truncated else s for s, r in zip(scores, rollouts, strict=True)]
+    # -------------------------------------------------------------------------------------------------------- update
 
-    # ------------------------------------------------------------------------------------------------------- weights
+    def update(self, batch: TrainBatch) -> StepStats:
+        """Take one update.
 
-    def write_weights(self) -> WriteWeights:
-        """Return how to copy the current weights into shared memory."""
-        policy, layout = self.learner.policy, WeightLayout.of(self.learner.policy)
-
-        def write(block: npt.NDArray[np.uint8]) -> None:
-            layout.write(policy, torch.from_numpy(block))
-
-        return write
+        Raises:
+            TrainingFailed: the loss or gradient was not finite; the batch is saved.
+        """
+        if self.config.rollouts.lag_ticks == "measure":
+            self._measure_lag(batch)
+        try:
+            stats = self.learner.step(batch)
+        except BadGradient as error:
+            raise self._failed(batch, error) from None
+        self.progress.training_flops += self.learner.training_flops(batch)
+        self.progress.step += 1
+        if not stats.trained_tokens:
+            self.progress.skipped_steps += 1
+            self.display.note(
+                f"step {self.progress.step}: no prompt had any variance in its rewards; the update is skipped"
+            )
+        return stats
 
     def publish(self) -> None:
-        """Hand the new weights, and as many new prompts as a batch holds, to the generator."""
+        """Hand the new weights, and as many new prompts as were trained or dropped, to the generators."""
         recipe, step = self.config.recipe, self.progress.step
-        visits = self._draw(recipe.prompts_per_step) if not self.progress.closed else ()
-        update = Update(step, None, visits, self.progress.closed, self.config.rollouts.lag_ticks)
-        off_policy = recipe.off_policy
-        used = off_policy.kind == "pipeline" or step % off_policy.batches == 0
-        self.pipeline.publish(update, self.write_weights() if used else None)
+        wanted = recipe.prompts_per_step + self._dropped
+        visits = self._draw(wanted) if not self.progress.closed else ()
+        off_policy, lag = recipe.off_policy, self.config.rollouts.lag_ticks
+        used = isinstance(off_policy, PipelineRL) or step % off_policy.batches == 0
+        update = Update(step, used, visits, self.progress.closed, lag if isinstance(lag, int) else -1)
+        self.pipeline.publish(update, self.learner.weights())
+
+    def _measure_lag(self, batch: TrainBatch) -> None:
+        """Set the lag in ticks from the first batch's timing, and write it into the run's configuration for good.
+
+        The lag must cover the longer of an update's time and a batch's generation, so that neither side waits for the
+        other; half as much again absorbs the variation of both.
+        """
+        config, stats = self.config, self.progress.generator
+        update_ticks = self.learner.rehearse(batch) / (stats.busy_s / stats.tick)
+        batch_ticks = config.recipe.completions_per_step * stats.tokens / max(1, stats.slot_steps)
+        lag = math.ceil(1.5 * max(update_ticks, batch_ticks))
+        self.config = replace(config, rollouts=replace(config.rollouts, lag_ticks=lag))
+        self.directory.save_config(self.config)
+
+    def _failed(self, batch: TrainBatch, error: BadGradient) -> TrainingFailed:
+        step = self.progress.step + 1
+        path = self.directory.path / "bad_batch"
+        save_state(path, f"step_{step - 1:06d}", {f.name: getattr(batch, f.name) for f in fields(batch)})
+        self.commit_checkpoints(wait=True)
+        return TrainingFailed(
+            f"step {step}: {error}. The batch is saved in {path}; the last good checkpoint is "
+            f"{self.checkpoints.latest() or 'the start'}. A lower recipe.optimizer.learning_rate is the usual remedy"
+        )
 
     # ---------------------------------------------------------------------------------------------------- evaluation
 
+    def evaluate_if_due(self, taken: RolloutBatch) -> None:
+        """Evaluate on the schedule and at the end, and keep a sample of the batch's rollouts beside it."""
+        if self.progress.step % self.config.evaluation.every == 0 or self.finished:
+            self._record_samples(taken)
+            self.evaluate()
+
     def evaluate(self) -> None:
-        """Measure each task's held-out pass rate in both processes, with the training clock stopped."""
-        with self.clock.paused():
-            began = time.perf_counter()
-            visits, settings = held_out_visits(self.prompts.held_out), self.config.evaluation
-            half = (len(visits) + 1) // 2
-            theirs = self.pipeline.evaluate(self.write_weights(), visits[half:], settings.samples)
-            mine = generate(self.evaluation_engine, visits[:half], settings.samples, self.config.seed, "evaluate")
-            groups = mine + theirs()
-            parts = by_task(groups, self.score(groups))
-            eval_s = time.perf_counter() - began
-            points = [
-                eval_point(
-                    task_groups,
-                    scores,
-                    step=self.progress.step,
-                    device_hours=self.device_hours,
-                    flops=self.flops,
-                    tokens=self.progress.generator.tokens,
-                    eval_s=eval_s,
-                )
-                for task_groups, scores in parts
-            ]
-            self.points += points
-            self.directory.add_points(points)
-            self.display.point(self.points)
+        """Measure each task's held-out pass rate; its seconds are left out of the training time."""
+        step, visits = self.progress.step, held_out_visits(self.prompts.held_out)
+        samples = self.config.evaluation.samples
+        groups, eval_s = self.pipeline.evaluate(step, self.learner.weights(), visits, samples)
+        self.clock.leave_out(eval_s)
+        points = [
+            eval_point(
+                task_groups,
+                step=step,
+                device_hours=self.device_hours,
+                flops=self.flops,
+                tokens=self.progress.generator.tokens,
+                eval_s=eval_s,
+            )
+            for task_groups in by_task(groups)
+        ]
+        self.points += points
+        self.directory.add_points(points)
+        self.display.point(self.points)
 
     @property
     def device_hours(self) -> float:
@@ -179,17 +240,24 @@ class Session:
 
     # --------------------------------------------------------------------------------------------------- checkpoints
 
+    def checkpoint_if_due(self) -> None:
+        """Begin a checkpoint on the schedule and at the end; let those count that are complete."""
+        if self.progress.step % self.config.checkpoint.every == 0 or self.finished:
+            self.checkpoint()
+        self.commit_checkpoints()
+
     def checkpoint(self, wait: bool = False) -> None:
         """Write the trainer's part of a checkpoint and ask the generator for its own; it counts when both are there."""
         with self.clock.paused():
             path = self.checkpoints.begin(self.progress.step)
+            self.learner.save(path)
             state = {
+                "format": FORMAT,
                 "config": to_toml(self.config),
                 "progress": to_plain(self.progress),
                 "curriculum": self.curriculum.state(),
                 "training_s": self.clock.seconds,
                 "cursors": self.directory.cursors(),
-                "learner": self.learner.tensors(),
             }
             save_state(path, "trainer", state)
             self.pipeline.snapshot(self.progress.step, path)
@@ -205,24 +273,29 @@ class Session:
 
     # ------------------------------------------------------------------------------------------------------- records
 
-    def record_step(self, batch: RolloutBatch, row: dict[str, Any], step_s: float) -> None:
+    def record_step(self, taken: RolloutBatch, row: dict[str, Any], step_s: float) -> None:
         """Write and show one row of metrics."""
-        before, now = self.progress.generator, batch.stats
-        self.progress.generator = now
+        before, now = self._before, taken.stats
         waited, self._waited_before = self.pipeline.waited_s - self._waited_before, self.pipeline.waited_s
+        scores_s = self.pipeline.waited_for_scores_s
+        scoring, self._scores_before = scores_s - self._scores_before, scores_s
         lived = max(1e-9, now.busy_s + now.idle_s - before.busy_s - before.idle_s)
+        tokens = now.tokens - before.tokens
         full_row = {
             "step": self.progress.step,
             **row,
-            "generator_tokens_per_s": (now.tokens - before.tokens) / lived,
+            "occupancy": tokens / max(1, now.slot_steps - before.slot_steps),
+            "generator_tokens_per_s": tokens / lived,
             "generator_idle": (now.idle_s - before.idle_s) / lived,
             "trainer_tokens_per_s": row["trained_tokens"] / max(1e-9, step_s - waited),
             "trainer_idle": waited / max(1e-9, step_s),
+            "scoring_wait_s": scoring,
             "swap_ms": 1e3 * now.swap_s,
             "step_s": step_s,
             "epoch": self.curriculum.epoch,
             "retired_prompts": len(self.curriculum.retired),
-            "verifier_timeouts": self.scorer.timeouts,
+            "dropped_groups": self.progress.dropped_groups,
+            "verifier_timeouts": self.scoring.timeouts,
             "device_hours": self.device_hours,
             "flops": self.flops,
             "tokens": now.tokens,
@@ -230,26 +303,24 @@ class Session:
         self.directory.append("metrics.jsonl", [full_row])
         self.display.step(full_row)
 
-    def record_samples(self, groups: Sequence[Group], scores: Sequence[Score], count: int = 4) -> None:
+    def _record_samples(self, taken: RolloutBatch, count: int = 4) -> None:
         """Write the first rollouts of a batch as text, with their rewards."""
-        rollouts = [(group, rollout) for group in groups for rollout in group.rollouts]
+        triples = [
+            (scored.group.visit.prompt, rollout, score)
+            for scored in taken.groups
+            for rollout, score in zip(scored.group.rollouts, scored.scores, strict=True)
+        ]
         rows = [
             {
                 "step": self.progress.step,
-                "prompt": group.visit.prompt.text,
+                "task": prompt.task,
+                "prompt": prompt.text,
                 "completion": self.tokenizer.decode(rollout.tokens.tolist()),
-                "answer": group.visit.prompt.answer,
+                "answer": prompt.answer,
                 "reward": score.reward,
                 "truncated": rollout.truncated,
                 "interrupted": rollout.interrupted,
             }
-            for (group, rollout), score in zip(rollouts[:count], scores[:count], strict=True)
+            for prompt, rollout, score in triples[:count]
         ]
         self.directory.append("rollouts/samples.jsonl", rows)
-
-    def save_bad_batch(self, batch: Batch, advantages_B: Tensor) -> str:
-        """Save the batch of a step that went wrong, for the user to look at; return where."""
-        path = self.directory.path / "bad_batch"
-        tensors = {name: getattr(batch, name) for name in batch.__slots__} | {"advantages_B": advantages_B}
-        save_state(path, f"step_{self.progress.step:06d}", tensors)
-        return str(path)

@@ -25,6 +25,12 @@ class Stopwatch:
         assert self._since is None
         self._since = time.perf_counter()
 
+    def leave_out(self, seconds: float) -> None:
+        """Leave seconds that have passed out of the training time, if the clock was running."""
+        if self._since is not None:
+            self._before -= seconds
+            self.left_out += seconds
+
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Leave a block of work out of the training time."""

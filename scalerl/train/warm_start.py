@@ -19,7 +19,8 @@ from torch import Tensor
 
 from scalerl.config import TinyModel
 from scalerl.config.base import ConfigError, replace
-from scalerl.config.data import GeneratedData, task_shares
+from scalerl.config.data import TaskData
+from scalerl.config.data import generated as generated_tasks
 from scalerl.models.head import token_logprobs
 from scalerl.models.policy import Policy
 from scalerl.tasks.lab import common as lab
@@ -37,17 +38,17 @@ _RECIPE_VERSION = 2
 Report = Callable[[dict[str, float]], None]
 
 
-def warm_start_directory(model: TinyModel, data: GeneratedData) -> Path:
+def warm_start_directory(model: TinyModel, data: Sequence[TaskData]) -> Path:
     """Return where the warm start of these settings is cached (under $SCALERL_CACHE or ~/.cache/scalerl)."""
     unused = set() if model.experts else {"experts", "active_experts"}
-    taught = {task.kind: generated.GENERATED[task.kind].taught(task) for task, _ in task_shares(data)}
+    taught = {task.kind: generated.GENERATED[task.kind].taught(task) for task in generated_tasks(data)}
     settings = taught["arithmetic"] if list(taught) == ["arithmetic"] else taught  # as before there were other tasks
     key = json.dumps([_RECIPE_VERSION, model.model_dump(exclude=unused), settings], sort_keys=True)
     root = Path(os.environ.get("SCALERL_CACHE") or Path.home() / ".cache" / "scalerl")
     return root / f"warm-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}"
 
 
-def warm_start(model: TinyModel, data: GeneratedData, directory: Path, report: Report) -> Path:
+def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, report: Report) -> Path:
     """Train the policy and save it as a Hugging Face directory, unless it is there already.
 
     Args:
@@ -71,7 +72,7 @@ def warm_start(model: TinyModel, data: GeneratedData, directory: Path, report: R
         history += _train(policy, tried, data, tokenizer, report)
         known = {
             task.kind: fact_accuracy(policy, tokenizer, generated.GENERATED[task.kind].facts(task))
-            for task, _ in task_shares(data)
+            for task in generated_tasks(data)
         }
         each = {f"fact_accuracy_{kind}": share for kind, share in known.items()} if len(known) > 1 else {}
         history.append({"seed": float(seed), "fact_accuracy": min(known.values()), **each})
@@ -147,7 +148,7 @@ def make_model(model: TinyModel, tokenizer: Any) -> Any:
 
 
 def _train(
-    policy: Policy, model: TinyModel, data: GeneratedData, tokenizer: Any, report: Report
+    policy: Policy, model: TinyModel, data: Sequence[TaskData], tokenizer: Any, report: Report
 ) -> list[dict[str, float]]:
     """Cross-entropy on the completions; the noise is low for the first 60 % of updates, so that facts are learned."""
     settings = model.warm_start

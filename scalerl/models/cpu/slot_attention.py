@@ -82,7 +82,7 @@ def decode_attention(
 
 
 def empty_cache(keys: Tensor, values: Tensor, slots: int, capacity: int) -> tuple[Tensor, Tensor]:
-    """Return zeroed storage for all slots, as views [slots, heads, capacity, size], laid out for the device.
+    """Return zeroed storage for all slots, as views [slots, heads, capacity, size].
 
     Args:
         keys: any keys of the layer, [., heads, ., size], for type and device.
@@ -90,8 +90,6 @@ def empty_cache(keys: Tensor, values: Tensor, slots: int, capacity: int) -> tupl
         slots: rows.
         capacity: positions of a row.
     """
-    if keys.device.type != "cpu":
-        return (x.new_zeros(slots, x.shape[1], capacity, x.shape[3]) for x in (keys, values))  # type: ignore[return-value]
     transposed = keys.new_zeros(slots, keys.shape[1], keys.shape[3], capacity).transpose(2, 3)
     together = values.new_zeros(slots, capacity, values.shape[1], values.shape[3]).transpose(1, 2)
     return transposed, together

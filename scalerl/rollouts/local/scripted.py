@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.rollouts.interrupt import NEVER, Ints, LengthRule
-from scalerl.rollouts.local.slot_engine import SlotEngine
+from scalerl.rollouts.local.slot_engine import Receive, SlotEngine
 
 STOP = 1 << 20
 """The token that ends a scripted sequence."""
@@ -25,7 +25,7 @@ class ScriptedDecoder:
     def __init__(self, mean_tokens: float, delay_s: float = 0.0) -> None:
         self._stop_probability = 1.0 / mean_tokens
         self._delay_s = delay_s
-        self._version = 0
+        self.version = 0
         self.log: list[tuple[str, int]] = []
         """What was asked of it: ("decode", rows), ("prefill", prompts), ("swap", version)."""
 
@@ -42,16 +42,16 @@ class ScriptedDecoder:
     def sample(self, slots_B: Ints, uniforms_B: Any) -> tuple[Ints, Any]:
         """Return the version, or STOP."""
         time.sleep(self._delay_s)
-        tokens_B = np.where(uniforms_B < self._stop_probability, STOP, self._version)
+        tokens_B = np.where(uniforms_B < self._stop_probability, STOP, self.version)
         return tokens_B, np.log1p(-uniforms_B)
 
     def move(self, source: int, target: int) -> None:
         """Do nothing."""
 
-    def load_weights(self, weights: Any) -> None:
-        """Take the version from the weights: a block whose first 4 bytes hold it."""
-        self._version = int(np.asarray(weights[:4]).view(np.int32)[0])
-        self.log.append(("swap", self._version))
+    def load_weights(self, version: int, weights: Mapping[str, Any]) -> None:
+        """Take the version from the weights themselves, to show that the right ones arrived."""
+        self.version = int(weights["version"])
+        self.log.append(("swap", self.version))
 
     def state(self, lengths_S: Ints) -> dict[str, Any]:
         """Return nothing: the version comes back with the weights."""
@@ -61,7 +61,9 @@ class ScriptedDecoder:
         """Restore nothing."""
 
 
-def scripted_engine(slots: int, mean_tokens: float, max_tokens: int, delay_s: float = 0.0) -> SlotEngine:
+def scripted_engine(
+    slots: int, mean_tokens: float, max_tokens: int, delay_s: float = 0.0, receive: Receive | None = None
+) -> SlotEngine:
     """Make a scripted engine.
 
     Args:
@@ -69,6 +71,8 @@ def scripted_engine(slots: int, mean_tokens: float, max_tokens: int, delay_s: fl
         mean_tokens: mean length before the limit.
         max_tokens: limit of the length.
         delay_s: seconds each tick sleeps, to make one side late.
+        receive: returns weights, {"version": number}; None counts a swap as its version.
     """
     rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=max_tokens)
-    return SlotEngine(ScriptedDecoder(mean_tokens, delay_s), slots, rule, (STOP,), refill=1)
+    decoder = ScriptedDecoder(mean_tokens, delay_s)
+    return SlotEngine(decoder, slots, rule, (STOP,), refill=1, receive=receive or (lambda v: {"version": v}))

@@ -6,19 +6,26 @@ Busy slots are kept together at the front, so that a half-empty engine decodes h
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-from scalerl.rollouts.engine import Finished, Request, Work
+from scalerl.rollouts.engine import Finished, Occupancy, Request, Work
 from scalerl.rollouts.interrupt import Ints, LengthRule
 from scalerl.rollouts.local.slots import SlotTable
+
+Receive = Callable[[int], Mapping[str, Any]]
+"""A version -> its weights by name."""
 
 
 class Decoder(Protocol):
     """The model's side of a slot engine. Rows are slots; a row's cache belongs to the sequence in that slot."""
+
+    @property
+    def version(self) -> int:
+        """Version of the weights in use; engines that share a model share it."""
+        ...
 
     def decode(self, rows: int, tokens_R: Ints, lengths_R: Ints) -> float:
         """Feed one token to each of the first `rows` rows, at cache position lengths_R - 1; return the FLOPs spent."""
@@ -36,7 +43,7 @@ class Decoder(Protocol):
         """Copy one row's cache onto another."""
         ...
 
-    def load_weights(self, weights: Any) -> None:
+    def load_weights(self, version: int, weights: Mapping[str, Any]) -> None:
         """Swap the weights, keep the cache."""
         ...
 
@@ -52,7 +59,18 @@ class Decoder(Protocol):
 class SlotEngine:
     """The Engine contract over a Decoder."""
 
-    def __init__(self, decoder: Decoder, slots: int, rule: LengthRule, stop: Sequence[int], refill: int = 0) -> None:
+    deterministic = True
+    exact_resume = True
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        slots: int,
+        rule: LengthRule,
+        stop: Sequence[int],
+        refill: int = 0,
+        receive: Receive | None = None,
+    ) -> None:
         """Make an engine.
 
         Args:
@@ -62,25 +80,36 @@ class SlotEngine:
             stop: token ids that end a sequence.
             refill: free slots that are waited for before waiting requests start (a prefill costs about a decode step,
                 whatever its size); 0 chooses a sixteenth of the slots, 1 starts them at once.
+            receive: returns the weights of a version; None for an engine whose weights stay.
         """
-        self.slots, self.version, self.work = slots, 0, Work()
+        self.slots, self.work, self._receive = slots, Work(), receive
         self._decoder, self._table = decoder, SlotTable(slots, rule, stop)
         self._refill = min(refill, slots) or max(1, slots // 16)
         self._waiting: deque[Request] = deque()
 
-    def room(self) -> int:
-        """Return how many more requests should be queued: what fits into free slots, and one refill ahead."""
-        return self.slots - int(self._table["busy"].sum()) + self._refill - len(self._waiting)
+    @property
+    def version(self) -> int:
+        """Version of the weights in use."""
+        return self._decoder.version
 
-    def busy(self) -> int:
-        """Return the number of sequences started or waiting that have not finished."""
-        return int(self._table["busy"].sum()) + len(self._waiting)
+    def occupancy(self) -> Occupancy:
+        """Return how full the engine is; there is room for what fits into free slots, and one refill ahead."""
+        running, waiting = int(self._table["busy"].sum()), len(self._waiting)
+        return Occupancy(self.slots, running, waiting, self.slots - running + self._refill - waiting)
 
-    def add(self, requests: Sequence[Request]) -> None:
-        """Queue sequences; they start at the next tick at which enough slots are free."""
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue sequences; they start at the next step at which enough slots are free."""
         self._waiting.extend(requests)
 
-    def tick(self) -> list[Finished]:
+    def cancel(self, ids: Collection[tuple[int, int]]) -> None:
+        """Drop sequences that were submitted and have not finished."""
+        self._waiting = deque(request for request in self._waiting if request.id not in ids)
+        self._table.cancel(ids)
+
+    def advance(self) -> None:
+        """Do nothing: the work is done in `poll`."""
+
+    def poll(self, timeout_s: float = 0.0) -> list[Finished]:
         """Give every running sequence one token; return those that ended."""
         table = self._table
         started = self._choose_starts()
@@ -105,27 +134,27 @@ class SlotEngine:
             return []
         tokens_B, logps_B = self._decoder.sample(slots_B, table.draws(slots_B))
         work = self.work
-        self.work = replace(work, ticks=work.ticks + 1, tokens=work.tokens + len(slots_B), flops=work.flops + flops)
+        self.work = work + Work(1, len(slots_B), self.slots, flops)
         return table.record(slots_B, tokens_B, logps_B, self.version)
 
-    def load_weights(self, version: int, weights: Any) -> None:
-        """Swap in new weights between two ticks; running sequences go on over their old cache."""
-        self._decoder.load_weights(weights)
-        self.version = version
+    def swap(self, version: int) -> None:
+        """Use the weights of a version from the next step on; running sequences keep their cache."""
+        assert self._receive is not None, "an engine without a weight channel"
+        self._decoder.load_weights(version, self._receive(version))
 
     def state(self) -> dict[str, Any]:
-        """Return everything needed to go on exactly."""
+        """Return everything needed to go on exactly but the weights."""
         table = self._table
         waiting = [[list(r.id), list(r.prompt), r.key] for r in self._waiting]
         # the cache holds all tokens but the latest, which the next tick feeds
         cached_S = np.where(table["busy"], table.lengths(np.arange(self.slots)) - 1, 0)
-        work = [self.work.ticks, self.work.tokens, self.work.flops]
-        return {"version": self.version, "work": work, "waiting": waiting, "table": table.state(),
+        work = [self.work.steps, self.work.tokens, self.work.slot_steps, self.work.flops]
+        return {"work": work, "waiting": waiting, "table": table.state(),
                 "cache": self._decoder.state(cached_S)}  # fmt: skip
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
-        self.version, self.work = state["version"], Work(*state["work"])
+        self.work = Work(*state["work"])
         self._waiting = deque(Request(tuple(w[0]), tuple(w[1]), w[2]) for w in state["waiting"])
         self._table.load_state(state["table"])
         self._decoder.load_state(state["cache"])

@@ -5,7 +5,7 @@ Legend: S slots, B the slots given to a call, T token capacity of a slot.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -63,6 +63,13 @@ class SlotTable:
             array[target] = array[source]
         self.arrays["busy"][source] = False
         self.requests[target], self.requests[source] = self.requests[source], None
+
+    def cancel(self, ids: Collection[tuple[int, int]]) -> None:
+        """Free the slots of the given sequences."""
+        for slot, request in enumerate(self.requests):
+            if request is not None and request.id in ids:
+                self.requests[slot] = None
+                self["busy"][slot] = False
 
     def draws(self, slots_B: Ints) -> Any:
         """Return each sequence's random number for its next token."""

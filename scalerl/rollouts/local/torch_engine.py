@@ -19,12 +19,11 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from scalerl.config.base import ConfigError
-from scalerl.models.cpu.slot_attention import empty_cache, install
-from scalerl.models.policy import Policy, WeightLayout
+from scalerl.models.policy import Policy
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, Ints, LengthRule
 from scalerl.rollouts.local.sampling import draw
-from scalerl.rollouts.local.slot_engine import SlotEngine
+from scalerl.rollouts.local.slot_engine import Receive, SlotEngine
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
@@ -39,7 +38,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         owner = self.owner
         self.dtype, self.device = key_states.dtype, key_states.device
-        self.keys, self.values = empty_cache(key_states, value_states, owner.slots, owner.capacity)
+        self.keys, self.values = _empty_cache(key_states, value_states, owner.slots, owner.capacity)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -94,12 +93,14 @@ class TorchDecoder:
             sampling: temperature and nucleus.
         """
         self.policy, self.sampling = policy, sampling
-        self._layout = WeightLayout.of(policy)
         self._cache = SlotCache(policy.config.num_hidden_layers, slots, capacity)
         self._hidden_SD = torch.zeros(slots, policy.config.hidden_size, dtype=policy.head_weight.dtype).to(
             policy.device
         )
-        install(policy.model)
+        if policy.device.type == "cpu":
+            from scalerl.models.cpu.slot_attention import install
+
+            install(policy.model)
         self._masks = _MaskMaker(policy.config)
 
     @torch.inference_mode()
@@ -158,9 +159,14 @@ class TorchDecoder:
         for tensor_S in self._tensors():
             tensor_S[target] = tensor_S[source]
 
-    def load_weights(self, weights: Any) -> None:
-        """Swap the weights (bytes in the policy's layout), keep the cache."""
-        self._layout.read(torch.from_numpy(weights), self.policy)
+    @property
+    def version(self) -> int:
+        """Version of the policy's weights."""
+        return self.policy.version
+
+    def load_weights(self, version: int, weights: Mapping[str, Any]) -> None:
+        """Swap the weights, keep the cache."""
+        self.policy.load_weights(version, weights)
 
     def state(self, lengths_S: Ints) -> dict[str, Any]:
         """Return the cache of rows with a positive length, up to the longest of them."""
@@ -226,21 +232,39 @@ class _MaskMaker:
         return sliding if self.window and not self.kinds else full
 
 
+def _empty_cache(keys: Tensor, values: Tensor, slots: int, capacity: int) -> tuple[Tensor, Tensor]:
+    """Return zeroed storage for all slots, [slots, heads, capacity, size], laid out for the device."""
+    if keys.device.type == "cpu":
+        from scalerl.models.cpu.slot_attention import empty_cache
+
+        return empty_cache(keys, values, slots, capacity)
+    shapes = [(slots, x.shape[1], capacity, x.shape[3]) for x in (keys, values)]
+    return keys.new_zeros(shapes[0]), values.new_zeros(shapes[1])
+
+
 def torch_engine(
-    policy: Policy, *, slots: int, prompt_tokens: int, rule: LengthRule, sampling: Sampling, refill: int = 0
+    policy: Policy,
+    *,
+    slots: int,
+    prompt_tokens: int,
+    rule: LengthRule,
+    sampling: Sampling,
+    refill: int = 0,
+    receive: Receive | None = None,
 ) -> SlotEngine:
     """Make an engine over a policy.
 
     Args:
-        policy: the model; `load_weights` takes a block of bytes in its WeightLayout.
+        policy: the model; engines over the same one share its weights.
         slots: sequences decoded together.
         prompt_tokens: longest prompt.
         rule: length limits of completions.
         sampling: temperature, nucleus, stop tokens.
         refill: see SlotEngine.
+        receive: see SlotEngine.
     """
     decoder = TorchDecoder(policy, slots, prompt_tokens + rule.capacity, sampling)
-    return SlotEngine(decoder, slots, rule, sampling.stop, refill)
+    return SlotEngine(decoder, slots, rule, sampling.stop, refill, receive)
 
 
 @torch.no_grad()
@@ -254,8 +278,8 @@ def check_engine(policy: Policy, tokens: int = 6) -> None:
     decoder = TorchDecoder(policy, 2, 4 + tokens, Sampling())
     prompts = [(1 % policy.vocab_size, 0), (0, 1 % policy.vocab_size, 2 % policy.vocab_size)]
     engine = SlotEngine(decoder, 2, rule, ())
-    engine.add([Request((i, 0), prompt, key=i) for i, prompt in enumerate(prompts)])
-    finished = [done for _ in range(tokens) for done in engine.tick()]
+    engine.submit([Request((i, 0), prompt, key=i) for i, prompt in enumerate(prompts)])
+    finished = [done for _ in range(tokens) for done in engine.poll()]
     worst = 0.0
     for done in finished:
         prompt = prompts[done.id[0]]

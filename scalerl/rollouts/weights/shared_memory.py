@@ -1,14 +1,20 @@
-"""A block of memory that two processes see. It knows bytes and file descriptors, nothing of what lies in it."""
+"""Weights through memory that the processes of one machine share."""
 
 from __future__ import annotations
 
 import mmap
 import os
 import tempfile
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+
+from scalerl.models.layout import WeightLayout
+
+_FREE = -1
 
 
 class SharedBlock:
@@ -42,15 +48,45 @@ class SharedBlock:
         self._map(state["size"])
 
 
-class WeightSlots:
-    """A few equal blocks in one piece of shared memory: the weights in use, those that wait, those being written."""
+class SharedMemoryChannel:
+    """A few equal slots of shared memory, and the version that each holds.
 
-    def __init__(self, size: int, count: int = 4) -> None:
-        """Make `count` slots of `size` bytes."""
-        self.size, self.count = size, count
-        self._block = SharedBlock(max(size, 1) * count)
+    The message that announces a version comes after its bytes, so no reader looks at a slot that is being written.
+    """
 
-    def __getitem__(self, slot: int) -> npt.NDArray[np.uint8]:
-        """Return one slot's bytes."""
-        assert 0 <= slot < self.count, slot
-        return self._block.bytes[slot * self.size : (slot + 1) * self.size]
+    def __init__(self, layout: WeightLayout, capacity: int = 4) -> None:
+        """Make room.
+
+        Args:
+            layout: of the model's weights.
+            capacity: versions held at a time: in use, waiting, being written.
+        """
+        self.capacity, self._layout = capacity, layout
+        self._versions_block, self._block = SharedBlock(8 * capacity), SharedBlock(max(1, layout.total) * capacity)
+        self._versions[:] = _FREE
+
+    @property
+    def _versions(self) -> npt.NDArray[np.int64]:
+        return self._versions_block.bytes.view(np.int64)
+
+    def send(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
+        """Copy the weights into a free slot, or over the same version."""
+        held = self._versions.tolist()
+        slot = held.index(version) if version in held else held.index(_FREE)
+        views = self._views(slot)
+        with torch.no_grad():
+            for name, tensor in weights:
+                views[name].copy_(tensor)
+        self._versions[slot] = version
+
+    def receive(self, version: int) -> Mapping[str, Any]:
+        """Return views of a version's slot."""
+        return self._views(self._versions.tolist().index(version))
+
+    def drop(self, version: int) -> None:
+        """Free a version's slot."""
+        self._versions[self._versions.tolist().index(version)] = _FREE
+
+    def _views(self, slot: int) -> dict[str, torch.Tensor]:
+        size = self._layout.total
+        return self._layout.views(torch.from_numpy(self._block.bytes[slot * size : (slot + 1) * size]))

@@ -8,19 +8,22 @@ share, not the model, sets the ceiling of the pass rate near 1 - label_noise.
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from scalerl.config import WarmStart
 from scalerl.config.base import ConfigError
 from scalerl.config.data import ArithmeticTask
 from scalerl.rng import stream_key
 from scalerl.tasks.lab.common import APPLY, END_THINK, STOP, THINK, after_thinking, noisy_digit, noisy_result, ramble
+from scalerl.types import Prompt
 
 
-def verify(completion: str, answer: str) -> bool:
+def verify(prompt: Prompt, completion: str) -> bool:
     """Return whether the text after the thinking is the answer."""
-    return after_thinking(completion) == answer
+    return after_thinking(completion) == prompt.answer
 
 
 def rows(task: ArithmeticTask, count: int) -> list[dict[str, str]]:
@@ -30,12 +33,11 @@ def rows(task: ArithmeticTask, count: int) -> list[dict[str, str]]:
         ConfigError: there are not that many chains of the wanted lengths.
     """
     rng = random.Random(task.seed)
-    low, high = task.operations
     prompts: dict[str, None] = {}
     for _ in range(100 * count):
         if len(prompts) == count:
             break
-        prompts[_expression(rng, rng.randint(low, high)) + "=" + THINK] = None
+        prompts[_expression(rng, OPERATIONS[task.lengths](rng, *task.operations)) + "=" + THINK] = None
     else:
         raise ConfigError(
             f"data.operations: got {task.operations}, which makes only about {len(prompts)} distinct prompts; allowed: "
@@ -66,9 +68,8 @@ def traces(task: ArithmeticTask, start: WarmStart, noise: float, seed: object) -
     answer repeats the last result. After a step a ramble of `~` may come, which in some traces never ends.
     """
     rng = random.Random(str(seed))
-    low, high = task.operations
     while True:
-        expression = _expression(rng, rng.randint(low, high))
+        expression = _expression(rng, OPERATIONS[task.lengths](rng, *task.operations))
         value, text, endless = int(expression[0]), "", False
         for sign, digit in zip(expression[1::2], expression[2::2], strict=True):
             result = noisy_result(rng, APPLY[sign](value, int(digit)), noise)
@@ -88,6 +89,23 @@ def facts() -> list[tuple[str, str]]:
     """
     sides = [(f"{a}{sign}{b}", str(apply(a, b))) for sign, apply in APPLY.items() for a in range(10) for b in range(10)]
     return [(f"{side}{_follow(side)}={THINK}{side}=", digit) for side, digit in sides]
+
+
+def taught(task: ArithmeticTask) -> list[Any]:
+    """Return the settings that the traces depend on, for the name of a cached warm start."""
+    return [*task.operations, *([task.lengths] if task.lengths != "uniform" else [])]
+
+
+def _lognormal(rng: random.Random, low: int, high: int) -> int:
+    """Draw low + 1 in the median, with a log of standard deviation 1, cut at both ends: the longest are rare."""
+    return min(high, max(low, round((low + 1) * math.exp(rng.gauss(0.0, 1.0)))))
+
+
+OPERATIONS: dict[str, Callable[[random.Random, int, int], int]] = {
+    "uniform": lambda rng, low, high: rng.randint(low, high),
+    "long-tailed": _lognormal,
+}
+"""How many operations a chain has."""
 
 
 def _follow(side: str) -> str:

@@ -5,12 +5,13 @@ A new one is a file beside this and an entry in GENERATED; its settings are a se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
 from scalerl.config import WarmStart
-from scalerl.config.data import GeneratedData, task_shares
+from scalerl.config.data import TaskData
+from scalerl.config.data import generated as generated_tasks
 from scalerl.tasks.lab import arithmetic, programs
 
 Pairs = Iterator[tuple[str, str]]
@@ -25,19 +26,17 @@ class Generated(NamedTuple):
     """(settings, warm start, noise, seed): prompts and completions without end."""
     facts: Callable[[Any], list[tuple[str, str]]]
     """Text up to the result of a single step, and the right digit."""
-    taught: Callable[[Any], list[int]]
+    taught: Callable[[Any], list[Any]]
     """The settings that the traces depend on, for the name of a cached warm start."""
 
 
 GENERATED: dict[str, Generated] = {
-    "arithmetic": Generated(
-        arithmetic.rows, arithmetic.traces, lambda task: arithmetic.facts(), lambda task: list(task.operations)
-    ),
+    "arithmetic": Generated(arithmetic.rows, arithmetic.traces, lambda task: arithmetic.facts(), arithmetic.taught),
     "programs": Generated(programs.rows, programs.traces, programs.facts, lambda task: [task.points]),
 }
 
 
-def traces(data: GeneratedData, start: WarmStart, noise: float, seed: object) -> Pairs:
+def traces(data: Sequence[TaskData], start: WarmStart, noise: float, seed: object) -> Pairs:
     """Yield traces of the tasks in turn, whatever their shares, so that runs of all shares begin with one model."""
-    sources = [GENERATED[task.kind].traces(task, start, noise, seed) for task, _ in task_shares(data)]
+    sources = [GENERATED[task.kind].traces(task, start, noise, seed) for task in generated_tasks(data)]
     return chain.from_iterable(zip(*sources, strict=True))

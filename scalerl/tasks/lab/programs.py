@@ -20,6 +20,7 @@ from scalerl.config.base import ConfigError
 from scalerl.config.data import ProgramsTask
 from scalerl.rng import stream_key
 from scalerl.tasks.lab.common import APPLY, END_THINK, STOP, THINK, after_thinking, noisy_digit, noisy_result, ramble
+from scalerl.types import Prompt
 
 LONGEST = 32
 """Characters of a program; a right one has five."""
@@ -33,13 +34,13 @@ Function = tuple[int, int, tuple[int, ...]]
 """Slope a, intercept b, and where the points beyond x = 0 and x = 1 lie, in the order shown."""
 
 
-def verify(completion: str, answer: str) -> bool:
+def verify(prompt: Prompt, completion: str) -> bool:
     """Return whether the text after the thinking is a program that goes through every point of the answer."""
     program = after_thinking(completion)
     if program is None or len(program) > LONGEST or not _PROGRAM.fullmatch(program):
         return False
-    points = read_points(answer)
-    assert points, answer
+    points = read_points(prompt.answer)
+    assert points, prompt.answer
     return all(run(program, x) == y for x, y in points)
 
 

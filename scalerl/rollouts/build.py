@@ -1,0 +1,97 @@
+"""From a configuration to a coordinator and its engines, inside the generator's process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from scalerl.config.run import RunConfig
+from scalerl.models.policy import Policy
+from scalerl.rollouts.activation import ACTIVATIONS
+from scalerl.rollouts.coordinator import Coordinator
+from scalerl.rollouts.engine import Engine, Sampling
+from scalerl.rollouts.interrupt import LengthRule
+from scalerl.rollouts.local.torch_engine import torch_engine
+from scalerl.rollouts.process_engine import EngineProcess
+from scalerl.rollouts.schedule import SCHEDULES
+from scalerl.rollouts.weights.base import WeightChannel
+from scalerl.rollouts.worker import WorkerParts
+
+
+class StateFiles(Protocol):
+    """Where the generator's part of a checkpoint lies."""
+
+    def load(self) -> Any:
+        """Return the state to resume from; None for a new run."""
+        ...
+
+    def save(self, path: Path, name: str, state: dict[str, Any]) -> None:
+        """Write a part of a checkpoint."""
+        ...
+
+
+@dataclass(frozen=True)
+class GeneratorSpec:
+    """How to make the coordinator and its engines; handed over by pickling."""
+
+    config: RunConfig
+    """Resolved."""
+    load_policy: Callable[[], Policy]
+    longest_prompt: int
+    """Tokens."""
+    rule: LengthRule
+    stop: tuple[int, ...]
+    """Token ids that end a sequence."""
+    files: StateFiles
+
+    def __call__(self, channel: WeightChannel) -> WorkerParts:
+        """Load the model and restore the state, in the generator's process."""
+        config, recipe = self.config, self.config.recipe
+        count = config.rollouts.generators
+        specs = [EngineSpec(self, channel, number) for number in range(count)]
+        if count == 1:
+            pairs: Sequence[Sequence[Engine]] = [specs[0]()]
+        else:
+            processes = [EngineProcess(spec, f"generator {spec.number + 1} of {count}") for spec in specs]
+            pairs = [process.engines() for process in processes]
+        lag = config.rollouts.lag_ticks
+        activation = ACTIVATIONS[config.rollouts.schedule](lag if isinstance(lag, int) else -1)
+        schedule = SCHEDULES[recipe.off_policy.kind](recipe.off_policy, recipe.prompts_per_step, activation)
+        engines, evaluators = zip(*pairs, strict=True)
+        coordinator = Coordinator(engines, schedule, recipe.generations_per_prompt, config.seed, evaluators)
+        state = self.files.load()
+        if state is not None:
+            coordinator.load_state(state)
+        return WorkerParts(coordinator, self.files.save)
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """How to make one engine for training and one for evaluation over one model; handed over by pickling."""
+
+    generator: GeneratorSpec
+    channel: WeightChannel
+    number: int
+    """Which of the generators."""
+
+    def __call__(self) -> tuple[Engine, Engine]:
+        """Load the model, in the engine's process."""
+        config, policy = self.generator.config, self.generator.load_policy()
+        count = config.rollouts.generators
+        own = config.slots // count + (self.number < config.slots % count)
+        held_out = sum(config.held_out(task) for task in config.data) * config.evaluation.samples
+        return self._engine(policy, own), self._engine(policy, max(1, min(own, -(-held_out // count))))
+
+    def _engine(self, policy: Policy, slots: int) -> Engine:
+        recipe = self.generator.config.recipe
+        return torch_engine(
+            policy,
+            slots=slots,
+            prompt_tokens=self.generator.longest_prompt,
+            rule=self.generator.rule,
+            sampling=Sampling(recipe.temperature, recipe.top_p, self.generator.stop),
+            refill=self.generator.config.rollouts.refill,
+            receive=self.channel.receive,
+        )

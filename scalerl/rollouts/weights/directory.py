@@ -1,0 +1,43 @@
+"""Weights through a directory of safetensors files: slow, and possible wherever both sides see one file system."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file, save_file
+
+
+class DirectoryChannel:
+    """One file a version, `version_00000012.safetensors`, which appears whole or not at all."""
+
+    def __init__(self, path: Path, capacity: int = 4) -> None:
+        """Use a directory; files that an earlier process left there are removed.
+
+        Args:
+            path: is made if it is not there.
+            capacity: versions held at a time.
+        """
+        self.path, self.capacity = path, capacity
+        path.mkdir(parents=True, exist_ok=True)
+        for left in path.glob("*version_*.safetensors"):
+            left.unlink()
+
+    def send(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
+        """Write a version."""
+        temporary = self.path / f".version_{version:08d}.safetensors"
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights}, temporary)
+        temporary.replace(self._file(version))
+
+    def receive(self, version: int) -> Mapping[str, Any]:
+        """Read a version."""
+        weights: Mapping[str, Any] = load_file(self._file(version))
+        return weights
+
+    def drop(self, version: int) -> None:
+        """Remove a version."""
+        self._file(version).unlink()
+
+    def _file(self, version: int) -> Path:
+        return self.path / f"version_{version:08d}.safetensors"

@@ -1,0 +1,111 @@
+"""The user's own reward function in TRL's form, called in processes of its own.
+
+A function that raises, exits or takes its process down ends the run with a message, never in silence.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.machinery
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from scalerl.config.base import ConfigError
+from scalerl.types import Prompt
+
+
+class RewardError(RuntimeError):
+    """The user's reward function failed; the message says where."""
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """Import `package.module:function`, with the current directory on the path.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    module_name, colon, function_name = name.partition(":")
+    if not colon or not module_name or not function_name:
+        raise ConfigError(f"data.reward: got {name!r}; allowed: package.module:function")
+    try:
+        module = _import_here(module_name)
+    except (ImportError, SystemExit) as error:
+        reason = f"it calls sys.exit({error})" if isinstance(error, SystemExit) else error
+        raise ConfigError(f"data.reward: cannot import {module_name!r} from {os.getcwd()} ({reason})") from None
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise ConfigError(f"data.reward: {module_name} has no function {function_name!r}")
+    return function  # type: ignore[no-any-return]
+
+
+def _import_here(name: str) -> Any:
+    """Import a module with the current directory on the path.
+
+    A module of the same name that was imported from another directory is replaced: a process that changes its directory
+    (a notebook, a test) would otherwise train with the wrong function.
+    """
+    if "" not in sys.path and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    loaded = sys.modules.get(name)
+    if loaded is not None and "." not in name:
+        importlib.invalidate_caches()
+        found = importlib.machinery.PathFinder.find_spec(name, [os.getcwd()])
+        if found is not None and found.origin and found.origin != getattr(loaded, "__file__", None):
+            del sys.modules[name]
+    return importlib.import_module(name)
+
+
+def call_by_name(name: str, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float]:
+    """Import a reward function, once a process, and call it; see `call_reward`."""
+    return call_reward(load_function(name), name, prompts, completions)
+
+
+def call_reward(
+    function: Callable[..., Any], name: str, prompts: Sequence[Prompt], completions: Sequence[str]
+) -> list[float]:
+    """Return f(prompts, completions, **columns), one finite number a completion.
+
+    Args:
+        function: in TRL's form; it is given those columns of the rows that it takes.
+        name: of the function, for messages.
+        prompts: the prompt of each completion.
+        completions: texts; a chat prompt gets its completion as a chat message.
+
+    Raises:
+        RewardError: the function raised or exited, or returned something other than one finite number a completion.
+    """
+    parameters = inspect.signature(function).parameters.values()
+    names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
+    columns = {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
+    asked = columns.pop("prompt", [prompt.text for prompt in prompts])
+    answers: list[Any] = [
+        [{"role": "assistant", "content": completion}] if isinstance(prompt, list) else completion
+        for prompt, completion in zip(asked, completions, strict=True)
+    ]
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        takes = {p.name for p in parameters}
+        columns = {name: values for name, values in columns.items() if name in takes}
+    try:
+        rewards = list(function(prompts=asked, completions=answers, **columns))
+    except (Exception, SystemExit) as error:  # user code: whatever it raises is reported with its place
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise RewardError(
+            f"reward function {name} raised {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+        ) from None
+    if len(rewards) != len(completions):
+        raise RewardError(f"reward function {name} returned {len(rewards)} rewards for {len(completions)} completions")
+    return [_finite(reward, name) for reward in rewards]
+
+
+def _finite(reward: Any, name: str) -> float:
+    try:
+        value = float(reward)
+    except (TypeError, ValueError):
+        value = float("nan")
+    if not abs(value) < float("inf"):
+        raise RewardError(f"reward function {name} returned {reward!r}; allowed: a finite number for each completion")
+    return value

@@ -1,0 +1,126 @@
+"""The contract between the loop and whatever trains the policy: one batch in, one update out.
+
+Another learner (several ranks, another optimiser) is a class with these methods; the tests in tests/train/ apply to it.
+Legend: B rollouts, T tokens of the longest prompt plus completion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+
+class BadGradient(RuntimeError):
+    """The loss or the gradient is not finite; the weights were left as they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainBatch:
+    """Everything one update needs. The weights sum to one, so any split gives the same gradient.
+
+    Example: two prompts x two rollouts of up to 7 tokens has tokens_BT of shape [4, 7].
+    """
+
+    tokens_BT: Tensor
+    """Prompt, then completion, then padding with 0."""
+    length_B: Tensor
+    """Prompt plus completion tokens."""
+    behavior_BT: Tensor
+    """Log-probability of each sampled token when it was sampled; 0 elsewhere."""
+    advantages_B: Tensor
+    """One advantage a rollout."""
+    trained_BT: Tensor
+    """Tokens that carry loss; never the first of a row."""
+    weights_BT: Tensor
+    """Share of each token in the loss; 0 where `trained_BT` is false."""
+
+    def __post_init__(self) -> None:
+        shape = self.tokens_BT.shape
+        assert shape == self.behavior_BT.shape == self.trained_BT.shape == self.weights_BT.shape, shape
+        assert self.length_B.shape == self.advantages_B.shape == shape[:1], shape
+
+    @property
+    def trained_B(self) -> Tensor:
+        """Rollouts with at least one trained token."""
+        return self.trained_BT.any(dim=1)
+
+    def micro_batches(self, budget: int) -> Iterator[tuple[Tensor, int]]:
+        """Yield (rows, width) of micro-batches of at most `budget` padded tokens, rows of similar length together.
+
+        Args:
+            budget: rows x width of one micro-batch; a single longer rollout still makes one of its own.
+        """
+        order = self.trained_B.nonzero()[:, 0]
+        order = order[self.length_B[order].argsort(stable=True, descending=True)]
+        start = 0
+        while start < len(order):
+            width = int(self.length_B[order[start]])
+            rows = order[start : start + max(1, budget // width)]
+            yield rows, width
+            start += len(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """What one update did: columns of metrics.jsonl, documented in docs/metrics.md.
+
+    Example: StepStats(loss=-0.002, trained_tokens=6100, log_ratio_mean=0.0003, log_ratio_min=-0.9, log_ratio_max=0.7,
+                       capped_share=0.0, entropy=0.41, grad_norm=0.32, learning_rate=6e-5)
+    """
+
+    loss: float
+    trained_tokens: int
+    log_ratio_mean: float
+    log_ratio_min: float
+    log_ratio_max: float
+    capped_share: float
+    entropy: float
+    grad_norm: float
+    """L2 norm before clipping; 0 for a step without trained tokens."""
+    learning_rate: float
+    """Of this step; 0 for a step without trained tokens."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the columns."""
+        return asdict(self)
+
+
+class Learner(Protocol):
+    """A policy in training."""
+
+    updates: int
+    """Updates done; also the version of the weights."""
+
+    def step(self, batch: TrainBatch) -> StepStats:
+        """Take one update: micro-batches, gradients added up in FP32, clipping, optimiser.
+
+        A batch without trained tokens counts as an update and changes nothing.
+
+        Raises:
+            BadGradient: the loss or the gradient is not finite; the weights are unchanged.
+        """
+        ...
+
+    def training_flops(self, batch: TrainBatch) -> float:
+        """Return the floating-point operations of one step over a batch."""
+        ...
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights as the engines need them, whole and by the model's own names."""
+        ...
+
+    def save(self, directory: Path) -> None:
+        """Write the learner's part of a checkpoint."""
+        ...
+
+    def load(self, directory: Path, updates: int) -> None:
+        """Restore what `save` wrote after `updates` updates."""
+        ...
+
+    def export(self, directory: Path) -> None:
+        """Write the weights as a Hugging Face model."""
+        ...
