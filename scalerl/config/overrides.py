@@ -41,7 +41,9 @@ def read_config(file: Path | None, overrides: Sequence[str]) -> RunConfig:
     preset = typed.pop("preset", values.pop("preset", None))
     if preset is None:
         merged = merge(values, typed)
-        preset = "scalerl" if "path" in merged.get("data", {}) else "lab"
+        tasks = merged.get("data", {})
+        own = any("path" in task for task in (tasks if isinstance(tasks, list) else [tasks]) if isinstance(task, dict))
+        preset = "scalerl" if own else "lab"
     if preset not in PRESETS:
         raise ConfigError(f"preset: got {preset!r}{nearest(str(preset), PRESETS)}; allowed: {', '.join(PRESETS)}")
     base = _plain(PRESETS[preset])
