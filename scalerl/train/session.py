@@ -213,11 +213,12 @@ class Session:
         samples = self.config.evaluation.samples
         groups, eval_s = self.pipeline.evaluate(step, self.learner.weights(), visits, samples)
         self.clock.leave_out(eval_s)
+        hours = self.device_hours  # read once: all tasks' points are at the same compute
         points = [
             eval_point(
                 task_groups,
                 step=step,
-                device_hours=self.device_hours,
+                device_hours=hours,
                 flops=self.flops,
                 tokens=self.progress.generator.tokens,
                 eval_s=eval_s,

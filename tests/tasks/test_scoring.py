@@ -192,7 +192,9 @@ def test_a_reward_function_that_is_not_there_is_refused(name, message):
 def group(asked, *texts, truncated=()):
     """A group whose tokens are the places of its texts, and what decodes them."""
     rollouts = tuple(
-        Rollout(np.asarray([i]), np.zeros(1, np.float32), np.zeros(1, np.int32), np.ones(1, bool), i in truncated, False)
+        Rollout(
+            np.asarray([i]), np.zeros(1, np.float32), np.zeros(1, np.int32), np.ones(1, bool), i in truncated, False
+        )
         for i in range(len(texts))
     )
     return Group(Visit(asked, 0, 0), rollouts, 0), lambda tokens: [texts[i] for (i,) in tokens]
@@ -218,7 +220,10 @@ def test_the_configuration_chooses_the_scorer(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = ["--model", "m", "--data", "d.jsonl", "--reward", "my_rewards:f"]
     assert scored(read_config(None, words), prompt(task="my_rewards:f"), "c") == [Score(3.0, True)]
-    for extra, task, kind in (([], "arithmetic", ThreadScorer), (["--model", "m", "--data", "d"], "math", ProcessScorer)):
+    for extra, task, kind in (
+        ([], "arithmetic", ThreadScorer),
+        (["--model", "m", "--data", "d"], "math", ProcessScorer),
+    ):
         service = make_scoring(read_config(None, extra), list)
         assert {name: type(scorer) for name, scorer in service._scorers.items()} == {task: kind}
         service.close()

@@ -27,7 +27,9 @@ MIXED = ["--evaluation.every", "3", "--checkpoint.every", "3", "--steps", "12"]
 
 
 def train(model, path, *words, file=()):
-    process = runs.start(["train", *map(str, file), "--model", str(model), "--run-dir", str(path), *runs.RECIPE, *words])
+    process = runs.start(
+        ["train", *map(str, file), "--model", str(model), "--run-dir", str(path), *runs.RECIPE, *words]
+    )
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text
     return text
