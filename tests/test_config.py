@@ -7,7 +7,6 @@ from scalerl.config.base import ConfigError, build
 from scalerl.config.data import shares
 from scalerl.config.recipe import Gspo, PpoOffPolicy
 
-
 TWO_TASKS = """
 [[data]]
 kind = "arithmetic"
