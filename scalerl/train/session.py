@@ -284,7 +284,8 @@ class Session:
         full_row = {
             "step": self.progress.step,
             **row,
-            "occupancy": tokens / max(1, now.slot_steps - before.slot_steps),
+            # two batches may be complete at one tick: the second has no steps of its own
+            "occupancy": tokens / steps if (steps := now.slot_steps - before.slot_steps) else math.nan,
             "generator_tokens_per_s": tokens / lived,
             "generator_idle": (now.idle_s - before.idle_s) / lived,
             "trainer_tokens_per_s": row["trained_tokens"] / max(1e-9, step_s - waited),
