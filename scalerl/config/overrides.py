@@ -44,7 +44,7 @@ def read_config(file: Path | None, overrides: Sequence[str]) -> RunConfig:
         preset = "scalerl" if "path" in merged.get("data", {}) else "lab"
     if preset not in PRESETS:
         raise ConfigError(f"preset: got {preset!r}{nearest(str(preset), PRESETS)}; allowed: {', '.join(PRESETS)}")
-    base = _plain(PRESETS[preset])
+    base = plain_values(PRESETS[preset])
     build(RunConfig, merge(base, values), source)  # the file's own mistakes are reported with the file's name
     return build(RunConfig, merge(merge(base, values), typed), "command line" if typed else source)
 
@@ -86,7 +86,7 @@ def _merge_tasks(tasks: list[dict[str, Any]], changes: Mapping[str, Any]) -> lis
     return [merge(task, changes.get(name, {})) for task, name in zip(tasks, names, strict=True)]
 
 
-def _plain(config: RunConfig, mode: str = "python") -> dict[str, Any]:
+def plain_values(config: RunConfig, mode: str = "python") -> dict[str, Any]:
     """Return nested plain values; one task as a table, several as a list of them."""
     values = config.model_dump(mode=mode)
     tasks = list(values.pop("data"))
@@ -97,7 +97,7 @@ def to_toml(config: RunConfig) -> str:
     """Return the configuration as TOML that `read_config` reads back to an equal value."""
     import tomli_w
 
-    return tomli_w.dumps(_without_nulls(_plain(config, mode="json")))
+    return tomli_w.dumps(_without_nulls(plain_values(config, mode="json")))
 
 
 def field_lines(cls: type[Part] = RunConfig, prefix: str = "") -> list[tuple[str, str, str]]:

@@ -92,10 +92,11 @@ EXPECTED_LENGTH = 0.4
 
 
 def _check_lag(value: Any) -> Any:
+    if value == -1 and not isinstance(value, bool):  # how earlier versions wrote it
+        return "measure"
     if value in ("auto", "measure") or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
         return value
-    was = "; a run directory of before has -1 for measure" if value == -1 else ""
-    raise ValueError(f"got {value!r}; allowed: auto, measure, or a number of decode steps of at least 0{was}")
+    raise ValueError(f"got {value!r}; allowed: auto, measure, or a number of decode steps of at least 0")
 
 
 class Rollouts(Part):

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from scalerl.config import PRESETS, RunConfig, merge, read_config, to_toml
+from scalerl.config import PRESETS, RunConfig, merge, plain_values, read_config, to_toml
 from scalerl.config.base import ConfigError, Part, build, nearest, replace
 from scalerl.config.recipe import Recipe
 
@@ -96,7 +96,7 @@ class Plan(Part):
 
 def arm_config(base: RunConfig, arm: Arm, seed: int) -> RunConfig:
     """Lay an arm's changes over a base, at the same number of completions and evaluations."""
-    values = merge(merge(base.model_dump(), arm.changes), {"seed": seed})
+    values = merge(merge(plain_values(base), arm.changes), {"seed": seed})
     changed = build(RunConfig, values, f"arm {arm.name}")
     ratio = base.recipe.completions_per_step / changed.recipe.completions_per_step
     config = replace(changed, recipe=replace(changed.recipe, name=arm.name))
@@ -271,11 +271,11 @@ def plan_toml(plan: Plan) -> str:
 
 def _base(base: Any, file: Path) -> dict[str, Any]:
     if isinstance(base, dict):
-        return merge(PRESETS["lab"].model_dump(), base)
+        return merge(plain_values(PRESETS["lab"]), base)
     if base in PRESETS:
-        return PRESETS[base].model_dump()
+        return plain_values(PRESETS[base])
     if isinstance(base, str) and (file.parent / base).exists():
-        return read_config(file.parent / base, []).model_dump()
+        return plain_values(read_config(file.parent / base, []))
     raise ConfigError(f"{file}: base: got {base!r}; allowed: {', '.join(PRESETS)}, the path of a TOML file, or a table")
 
 
