@@ -140,7 +140,7 @@ def axes(base: RunConfig) -> Plan:
         experts = {"experts": 4, "active_experts": 2}
         arms.append(_arm("experts-4", "a mixture of 4 experts, 2 active", {"model": experts}))
     if len(base.data) == 1 and isinstance(base.data[0], ArithmeticTask):
-        both = [base.data[0].model_dump(), ProgramsTask().model_dump()]
+        both = [task.model_dump(mode="json", exclude_none=True) for task in (base.data[0], ProgramsTask())]
         arms.append(_arm("mixed", "half of the prompts are programs", {"data": both}))
     return Plan(
         name="axes",
