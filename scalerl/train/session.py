@@ -21,8 +21,7 @@ from scalerl.serialization import to_plain
 from scalerl.tasks.scoring import ScoringService
 from scalerl.train.checkpoint import FORMAT, CheckpointStore, save_state
 from scalerl.train.evaluation import by_task, eval_point, held_out_visits
-from scalerl.train.learner.base import BadGradient, StepStats, TrainBatch
-from scalerl.train.learner.single import SingleLearner
+from scalerl.train.learner.base import BadGradient, Learner, StepStats, TrainBatch
 from scalerl.train.run_dir import RunDirectory
 from scalerl.train.stopwatch import Stopwatch
 from scalerl.types import EvalPoint, GeneratorStats, Visit
@@ -83,7 +82,7 @@ class Session:
     directory: RunDirectory
     checkpoints: CheckpointStore
     pipeline: Pipeline
-    learner: SingleLearner
+    learner: Learner
     curriculum: Curriculum | Mixture
     prompts: PromptSplit
     scoring: ScoringService

@@ -136,7 +136,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(made, message):
         ("name = 1 = 2", "not a readable TOML file"),
         ("nme = 'x'\n[arms.a]", r"unknown key 'nme' \(did you mean 'name'\?\)"),
         ("name = 'x'", r"needs tables \[arms.NAME\]"),
-        ("base = 'quack'\n[arms.a]", "base: got 'quack'; allowed: lab, quick, long-tail, scalerl, the path of a TOML file"),
+        ("base = 'quack'\n[arms.a]", "got 'quack'; allowed: lab, quick, long-tail, scalerl, the path of a TOML file"),
         ("[arms.'a b']\n[arms.c]", "name of an arm: got 'a b'; allowed: letters, digits"),
         ("[changes]\nstepz = 1\n[arms.a]\n[arms.b]", r"unknown key 'stepz' \(did you mean 'steps'\?\)"),
     ],
