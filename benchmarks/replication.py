@@ -30,9 +30,10 @@ import work
 
 from scalerl.scaling import Curve, Estimate, fit
 from scalerl.scaling.backtest import split_at
+from scalerl.study.analysis import study_results
 from scalerl.study.directory import StudyDirectory, rows
 from scalerl.study.plan import RunKey, plan_toml
-from scalerl.study.results import METRICS, ArmResult, study_results
+from scalerl.study.results import METRICS, ArmResult
 
 RESULTS = Path(__file__).parent / "results" / "replication"
 

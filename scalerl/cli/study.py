@@ -224,7 +224,7 @@ def room_here() -> int:
 def _report(study: StudyDirectory) -> None:
     """Write results.json and the page; print the verdicts and the table."""
     from scalerl.files import write_whole
-    from scalerl.study.results import study_results
+    from scalerl.study.analysis import study_results
 
     found = study_results(study)
     write_whole(study.path / "results.json", json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n")
@@ -257,8 +257,8 @@ def _show(words: Sequence[str]) -> int:
     parser.add_argument("--task", help="which task, where there are several")
     parser.add_argument("--json", action="store_true", help="print JSON, as docs/json.md describes it")
     options = parser.parse_args(words)
+    from scalerl.study.analysis import study_results
     from scalerl.study.directory import StudyDirectory
-    from scalerl.study.results import study_results
 
     study = StudyDirectory.open(options.directory)
     found = study_results(study, options.compute, options.task)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from scalerl.report.summary import data_note
 from scalerl.scaling.health import decline
+from scalerl.study.directory import StudyDirectory
 from scalerl.study.lr_sweep import sweep_note
 from scalerl.study.plan import rates_note
-
-if TYPE_CHECKING:
-    from scalerl.study.directory import StudyDirectory
-    from scalerl.study.results import ArmResult
+from scalerl.study.results import ArmResult
 
 CHANCE = 0.05
 """Comparisons are called at this level; a plan of twenty arms without any effect raises one false alarm on average."""

@@ -11,10 +11,11 @@ from scalerl.report.drawing import number_html
 from scalerl.report.html import TERMS, Cell, Content, frame, interval_cell, power_cell, swatch, text_cell, warnings
 from scalerl.report.html import table as sortable
 from scalerl.scaling import Curve, Estimate
+from scalerl.scaling.compare import MARGIN
 from scalerl.scaling.curve import UNITS
 from scalerl.study.page_figures import COLORS, FIGURES
-from scalerl.study.results import EFFECTS, MARGIN, ArmResult, StudyResult
-from scalerl.study.verdicts import NO_DIFFERENCE
+from scalerl.study.results import ArmResult, StudyResult
+from scalerl.study.verdicts import EFFECTS, NO_DIFFERENCE
 
 GROUPS = {
     "What raises or lowers the ceiling": ("raises", "lowers"),

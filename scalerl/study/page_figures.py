@@ -17,8 +17,10 @@ from scalerl.report.figures import metric_name
 from scalerl.report.page_figures import STRAIGHT, slope_layout, slope_line, slope_points, without_level
 from scalerl.report.quantities import Slope, common_unit, slope_at
 from scalerl.scaling import Curve, Estimate
+from scalerl.scaling.compare import MARGIN
 from scalerl.scaling.curve import UNITS
-from scalerl.study.results import EFFECTS, MARGIN, ArmResult, StudyResult
+from scalerl.study.results import ArmResult, StudyResult
+from scalerl.study.verdicts import EFFECTS
 
 COLORS = {
     "candidate": "@s0",

@@ -12,8 +12,8 @@ import pytest
 from browser import opened_page
 from simulated_study import KNOWN, STEPS, Truth, write_study
 
+from scalerl.study.analysis import study_results
 from scalerl.study.page_figures import FIGURES
-from scalerl.study.results import study_results
 
 pytest.importorskip("plotly", reason="the page needs the extra `report`")
 

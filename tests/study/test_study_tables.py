@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 from simulated_study import KNOWN, Truth, write_study
 
+from scalerl.study.analysis import study_results
 from scalerl.study.plan import RunKey
-from scalerl.study.results import EFFECTS, study_results
 from scalerl.study.tables import print_results
+from scalerl.study.verdicts import EFFECTS
 
 DOCS = Path(__file__).parents[2] / "docs"
 
