@@ -1,6 +1,6 @@
-"""The verbs that read curves: fit, forecast, compare, backtest. Words for people, or JSON as docs/json.md has it.
+"""The commands that read curves: fit, forecast, compare, backtest. Words for people, or JSON as docs/json.md has it.
 
-Nothing heavy is imported before a verb runs: the parsers are built for every `scalerl --help`.
+Nothing heavy is imported before a command runs: the parsers are built for every `scalerl --help`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from scalerl.scaling import Fit
 
 
-class Verb(NamedTuple):
-    """A verb: what it does in one line, its own options, and the function that does it."""
+class Subcommand(NamedTuple):
+    """A command: what it does in one line, its own options, and the function that does it."""
 
     help: str
     add_options: Callable[[argparse.ArgumentParser], object]
@@ -25,7 +25,7 @@ class Verb(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a verb found out, about one curve or about two sides."""
+    """What a command found out, about one curve or about two sides."""
 
     source: str
     """Path of the curve; empty for a comparison."""
@@ -33,17 +33,19 @@ class Answer(NamedTuple):
     text: str
 
 
-def add_curve_parsers(verbs: Any) -> None:
-    """Add the parser of every verb here to the command line's."""
-    for name, verb in VERBS.items():
-        parser = verbs.add_parser(name, help=verb.help, description=verb.help[0].upper() + verb.help[1:] + ".")
+def add_curve_parsers(commands: Any) -> None:
+    """Add the parser of every command here to the command line's."""
+    for name, command in SUBCOMMANDS.items():
+        parser = commands.add_parser(
+            name, help=command.help, description=command.help[0].upper() + command.help[1:] + "."
+        )
         add_curve_options(parser)
-        verb.add_options(parser)
-        parser.set_defaults(run=verb.run)
+        command.add_options(parser)
+        parser.set_defaults(run=command.run)
 
 
 def add_curve_options(parser: argparse.ArgumentParser) -> None:
-    """Add what every verb asks of its curves."""
+    """Add what every command asks of its curves."""
     parser.add_argument("paths", nargs="+", type=Path, metavar="RUN_OR_FILE", help="run directory, or a file of points")
     parser.add_argument("--compute", help="compute axis: device_hours, flops, tokens or step")
     parser.add_argument("--task", help="which task, where there are several")
@@ -145,13 +147,17 @@ def _backtest_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fractions", nargs="+", type=float, default=[0.3, 0.5, 0.7], metavar="F", help=words)
 
 
-VERBS: dict[str, Verb] = {
-    "fit": Verb("fit curves: ceiling, steepness and midpoint, and whether to go on", lambda parser: None, run_fit),
-    "forecast": Verb("say what a run will be worth at more compute", _forecast_options, run_forecast),
-    "compare": Verb("compare two recipes, by one or several runs each", _compare_options, run_compare),
-    "backtest": Verb("fit the first part of a run and score its forecast of the rest", _backtest_options, run_backtest),
+SUBCOMMANDS: dict[str, Subcommand] = {
+    "fit": Subcommand(
+        "fit curves: ceiling, steepness and midpoint, and whether to go on", lambda parser: None, run_fit
+    ),
+    "forecast": Subcommand("say what a run will be worth at more compute", _forecast_options, run_forecast),
+    "compare": Subcommand("compare two recipes, by one or several runs each", _compare_options, run_compare),
+    "backtest": Subcommand(
+        "fit the first part of a run and score its forecast of the rest", _backtest_options, run_backtest
+    ),
 }
-"""The verbs, in the order of the help."""
+"""The commands, in the order of the help."""
 
 
 def _sources(paths: Sequence[Path], arguments: argparse.Namespace) -> list[Source]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 
-def add_import_parser(verbs: Any) -> None:
-    """Add the verb to the command line's subparsers. Imports nothing heavy."""
-    parser = verbs.add_parser(
+def add_import_parser(commands: Any) -> None:
+    """Add the command to the command line's subparsers. Imports nothing heavy."""
+    parser = commands.add_parser(
         "import", help="read another framework's log into points: TRL, verl, prime-rl, wandb, TensorBoard, CSV, ..."
     )
     parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="log or run directory; several in order")

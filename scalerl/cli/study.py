@@ -37,10 +37,10 @@ def study_main(words: Sequence[str], stop: Callable[[], Callable[[], bool]]) -> 
     Raises:
         ConfigError, CurveError: what a user can correct.
     """
-    verb = words[0] if words else ""
-    if verb == "show":
+    command = words[0] if words else ""
+    if command == "show":
         return _show(words[1:])
-    if verb == "resume":
+    if command == "resume":
         options = _resume_parser().parse_args(words[1:])
         from scalerl.study.directory import StudyDirectory
 

@@ -27,7 +27,7 @@ FRACTIONS = (0.3, 0.5, 0.7)
 
 
 @dataclass(frozen=True, eq=False)
-class RunFindings:
+class RunAnalysis:
     """One run of a page."""
 
     name: str
@@ -67,10 +67,10 @@ class RunFindings:
 
 
 @dataclass(frozen=True, eq=False)
-class Findings:
+class Analysis:
     """All runs of a page."""
 
-    runs: tuple[RunFindings, ...]
+    runs: tuple[RunAnalysis, ...]
     """First side first."""
 
     ceiling: float
@@ -100,12 +100,12 @@ class Findings:
         }
 
 
-def findings(
+def analyse(
     first: Sequence[Source],
     second: Sequence[Source] = (),
     exclude_below: float = 0.0,
     method: str = "posterior",
-) -> Findings:
+) -> Analysis:
     """Fit and judge runs, and compare the two sides if there are two; ``exclude_below`` and ``method`` as in ``fit``.
 
     Raises:
@@ -133,10 +133,10 @@ def findings(
     ]
     rng = np.random.default_rng(0)
     sides = {name: make(comparison, rng) for name, make in QUANTITIES.items()} if comparison else {}
-    return Findings(tuple(runs), ceiling, comparison, sides)
+    return Analysis(tuple(runs), ceiling, comparison, sides)
 
 
-def _run(source: Source, side: int, ahead: Outlook, ceiling: float, exclude_below: float) -> RunFindings:
+def _run(source: Source, side: int, ahead: Outlook, ceiling: float, exclude_below: float) -> RunAnalysis:
     window, method = source.curve.between(exclude_below), ahead.fit.method
     scores: Backtest | None = None
     parts: tuple[Fit, ...] = ()
@@ -145,7 +145,7 @@ def _run(source: Source, side: int, ahead: Outlook, ceiling: float, exclude_belo
         scores, parts = backtest(window, FRACTIONS, method), first_parts(window, FRACTIONS, method)
     except CurveError as error:  # a run too short to be tested can still be shown
         untested = str(error)
-    return RunFindings(
+    return RunAnalysis(
         name=source.name,
         side=side,
         curve=source.curve,

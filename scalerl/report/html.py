@@ -1,8 +1,7 @@
-"""The frame of every page: one self-contained HTML document around words, a table and figures. Knows nothing of runs.
+"""Builds a page as one self-contained HTML document, from text, a table and figures.
 
-The figures are drawn by plotly.js, taken from the ``plotly`` package: of what pip installs it is the one library of
-figures that is well kept and comes with its script, without a server (Bokeh) or a compiler of 33 MB (Vega), and its SVG
-keeps text as text. The price is a page of 5 MB.
+The figures are drawn by plotly.js from the ``plotly`` package. It is well maintained, includes its script, needs no
+server (as Bokeh does) and no compiler of 33 MB (as Vega does), and its SVG keeps text as text. It adds 5 MB to a page.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ TERMS = {
 
 
 @dataclass(frozen=True)
-class Content:
-    """What fills the frame. All words are HTML: escape what others wrote."""
+class PageContent:
+    """The parts of a page. All text is HTML: escape what others wrote."""
 
     title: str
     subtitle: str
@@ -59,7 +58,7 @@ class Cell(NamedTuple):
     key: str | float
 
 
-def frame(content: Content) -> str:
+def html_page(content: PageContent) -> str:
     """Return the page as one HTML document that needs no network.
 
     Raises:

@@ -51,7 +51,7 @@ class Bends(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Kind:
+class CurveFamily:
     """A kind of curve."""
 
     name: str
@@ -135,14 +135,14 @@ def creep_bends(place_KD: list[Array], coefficient_D: Array) -> Bends:
     return Bends(0 * one_D, CREEP_REACH * one_D, one_D, (1 + CREEP_REACH) * coefficient_D)
 
 
-LAW = Kind("law", (), (36, 20), law_columns, law_bends)
-LATE_START = Kind("late start", ((0.05, 0.7),), (14, 10, 9), late_columns, late_bends)
-SECOND_RISE = Kind(
+LAW = CurveFamily("law", (), (36, 20), law_columns, law_bends)
+LATE_START = CurveFamily("late start", ((0.05, 0.7),), (14, 10, 9), late_columns, late_bends)
+SECOND_RISE = CurveFamily(
     "second rise",
     ((float(np.log(0.3)), float(np.log(4.0))), (0.0, float(np.log(6.0)))),
     (12, 9, 7, 5), twice_columns, twice_bends, 0.5, rarely_large,
 )  # fmt: skip
-CREEP = Kind("creep", (), (20, 14), creep_columns, creep_bends, 0.06)
+CREEP = CurveFamily("creep", (), (20, 14), creep_columns, creep_bends, 0.06)
 
 DEPARTURES = (LATE_START, SECOND_RISE, CREEP)
 """Each as likely as the others before the data."""

@@ -15,11 +15,11 @@ from numpy.typing import ArrayLike
 from scalerl.scaling.curve import Curve, thinned
 from scalerl.scaling.draws import Draws
 from scalerl.scaling.estimate import TAILS, Estimate, summarise
-from scalerl.scaling.fit_result import Parameters, Solution
+from scalerl.scaling.fit_result import FitResult, Parameters
 from scalerl.scaling.health import departure_symptoms, shape_symptoms
 from scalerl.scaling.law import Array, sigmoid
-from scalerl.scaling.least_squares import Search, least_squares_solution
-from scalerl.scaling.paper import PaperGrid, paper_solution
+from scalerl.scaling.least_squares import Search, least_squares_result
+from scalerl.scaling.paper import PaperGrid, paper_result
 from scalerl.scaling.posterior import Prior, posterior
 from scalerl.scaling.readers import CurveError
 
@@ -165,12 +165,12 @@ Settings = Prior | Search | PaperGrid
 class Method(NamedTuple):
     """A way to fit, and the record of its settings."""
 
-    solve: Callable[[Curve, float | None, Any], Solution]
+    solve: Callable[[Curve, float | None, Any], FitResult]
     settings: type[Prior] | type[Search] | type[PaperGrid]
 
 
-def posterior_solution(curve: Curve, r0: float | None, prior: Prior) -> Solution:
-    """The posterior as a ``Solution``."""
+def posterior_result(curve: Curve, r0: float | None, prior: Prior) -> FitResult:
+    """The posterior as a ``FitResult``."""
     draws, probability = posterior(curve, r0, prior)
     low, high = curve.bounds
     # a quarter of the mass in the last sliver before a limit is mass that wanted to go on
@@ -180,7 +180,7 @@ def posterior_solution(curve: Curve, r0: float | None, prior: Prior) -> Solution
         "midpoint": draws.midpoint > 0.8 * prior.midpoint_reach * curve.last_compute,
     }
     parameters_PD = np.stack([draws.asymptote, np.log(draws.midpoint), np.log(draws.efficiency), draws.initial])
-    return Solution(
+    return FitResult(
         asymptote=summarise(draws.asymptote),
         efficiency=summarise(draws.efficiency),
         midpoint=summarise(draws.midpoint),
@@ -196,9 +196,9 @@ def posterior_solution(curve: Curve, r0: float | None, prior: Prior) -> Solution
 
 
 METHODS: dict[str, Method] = {
-    "posterior": Method(posterior_solution, Prior),
-    "least-squares": Method(least_squares_solution, Search),
-    "paper": Method(paper_solution, PaperGrid),
+    "posterior": Method(posterior_result, Prior),
+    "least-squares": Method(least_squares_result, Search),
+    "paper": Method(paper_result, PaperGrid),
 }
 """What to use when: posterior to decide, least-squares to compare with other software, paper to repeat its numbers."""
 
@@ -271,7 +271,7 @@ def usable(curve: Curve, exclude_below: float) -> Curve:
     return window
 
 
-def verdict(found: Solution, curve: Curve, symptoms: set[str]) -> tuple[bool, str]:
+def verdict(found: FitResult, curve: Curve, symptoms: set[str]) -> tuple[bool, str]:
     """Whether the ceiling is known, and why."""
     low, high = curve.bounds
     limit = IDENTIFIED_SD * (high - low)

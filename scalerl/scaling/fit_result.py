@@ -21,7 +21,7 @@ class Parameters(NamedTuple):
     initial: float
 
 
-class Solution(NamedTuple):
+class FitResult(NamedTuple):
     """Estimates and draws of one method on one curve."""
 
     asymptote: Estimate

@@ -17,7 +17,7 @@ import numpy as np
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.draws import Draws, plain_draws
 from scalerl.scaling.estimate import LEVEL, Estimate
-from scalerl.scaling.fit_result import Parameters, Solution, lag_one
+from scalerl.scaling.fit_result import FitResult, Parameters, lag_one
 from scalerl.scaling.law import Array, climb, log_compute
 
 STARTS = 4
@@ -38,7 +38,7 @@ class Search:
     """Grid cells along ln Cmid and ln B."""
 
 
-def least_squares_solution(curve: Curve, r0: float | None, search: Search) -> Solution:
+def least_squares_result(curve: Curve, r0: float | None, search: Search) -> FitResult:
     """Optimum, standard errors and covariance.
 
     Args:
@@ -75,7 +75,7 @@ def least_squares_solution(curve: Curve, r0: float | None, search: Search) -> So
     edge = 1e-6 * (upper - lower)
     names = np.array(["asymptote", "midpoint", "efficiency", "initial"])[free]
     at_bound = tuple(names[(best.x - lower < edge) | (upper - best.x < edge)])
-    return solution(curve, theta_P, free, jacobian(log_c_N, theta_P), 2.0 * float(best.cost), at_bound)
+    return result_at(curve, theta_P, free, jacobian(log_c_N, theta_P), 2.0 * float(best.cost), at_bound)
 
 
 def law_at(log_c_N: Array, theta_P: Array) -> Array:
@@ -121,9 +121,9 @@ def starts(
     return [np.array([asymptote_G[g], log_midpoint_G[g], log_efficiency_G[g], initial_G[g]]) for g in chosen]
 
 
-def solution(
+def result_at(
     curve: Curve, theta_P: Array, free: list[int], jacobian_NP: Array, rss: float, at_bound: tuple[str, ...]
-) -> Solution:
+) -> FitResult:
     """Standard errors from the curvature at the optimum; t intervals; draws from the matching multivariate t."""
     from scipy.special import stdtrit
 
@@ -144,7 +144,7 @@ def solution(
         return Estimate(float(value), float(value * log_sd), float(value / factor), float(value * factor))
 
     residual_N = law_at(log_compute(curve.compute), theta_P) - curve.metric
-    return Solution(
+    return FitResult(
         asymptote=plain(asymptote, float(sd_P[0])),
         midpoint=positive(log_midpoint, float(sd_P[1])),
         efficiency=positive(log_efficiency, float(sd_P[2])),

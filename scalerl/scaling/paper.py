@@ -14,7 +14,7 @@ import numpy as np
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.draws import Draws, plain_draws
 from scalerl.scaling.estimate import Estimate
-from scalerl.scaling.fit_result import Parameters, Solution, lag_one
+from scalerl.scaling.fit_result import FitResult, Parameters, lag_one
 from scalerl.scaling.law import Array, climb, log_compute
 from scalerl.scaling.readers import CurveError
 
@@ -45,7 +45,7 @@ PUBLISHED_GRID = PaperGrid(
 """The ranges printed in the paper, in GPU-hours. Its small runs lie on linspace(100, 4000, 100) instead."""
 
 
-def paper_solution(curve: Curve, r0: float | None, grid: PaperGrid) -> Solution:
+def paper_result(curve: Curve, r0: float | None, grid: PaperGrid) -> FitResult:
     """The best grid point and its B.
 
     Args:
@@ -75,7 +75,7 @@ def paper_solution(curve: Curve, r0: float | None, grid: PaperGrid) -> Solution:
     edges = {"asymptote": index_A in (0, len(asymptote_A) - 1), "midpoint": index_M in (0, len(midpoint_M) - 1)}
     residual_N = rise_N - (best.asymptote - initial) * climb(log_c_N, np.log(best.midpoint), efficiency)
     noise_sd = float(np.sqrt((residual_N**2).mean()))
-    return Solution(
+    return FitResult(
         asymptote=point(best.asymptote),
         efficiency=point(best.efficiency),
         midpoint=point(best.midpoint),

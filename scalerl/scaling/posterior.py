@@ -2,7 +2,7 @@
 
 The noise coefficient phi runs over a list of values, what bends the curve over a grid (``grid``). Given these the curve
 is linear in the rest, which is integrated in closed form together with sigma (``linear``). The law is weighed against
-the departures from it (``kinds``) by their evidence, where a quick test of the residuals gives cause to.
+the departures from it (``families``) by their evidence, where a quick test of the residuals gives cause to.
 
 Axes in names: N points, F values of phi, D draws, K parameters on the grid, L columns of the quick test.
 """
@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.curve_families import CREEP_REACH, DEPARTURES, LAW, Kind
+from scalerl.scaling.curve_families import CREEP_REACH, DEPARTURES, LAW, CurveFamily
 from scalerl.scaling.draws import Draws, every, joined
 from scalerl.scaling.grid import Cells, pick, systematic, zoom
 from scalerl.scaling.law import Array, climb, log_compute
@@ -38,7 +38,7 @@ Below it they cost more in runs that follow the law than they bring in runs that
 """
 
 LEAST_LAWFUL = 0.02
-"""A kind of curve that obeys the metric's limits and R0 <= A in less than this share of its mass is no candidate."""
+"""A family of curve that obeys the metric's limits and R0 <= A in less than this share of its mass is no candidate."""
 
 SUSPICIOUS = 1.0
 """t value of a departure's column beside the fitted law from which the evidence is worked out."""
@@ -106,11 +106,11 @@ class Problem(NamedTuple):
 
 
 class Posterior(NamedTuple):
-    """Draws, and how likely each kind of curve is."""
+    """Draws, and how likely each family of curve is."""
 
     draws: Draws
     probability: dict[str, float]
-    """Of the kinds that the draws mix, by name; {"law": 1.0} where nothing else is admitted."""
+    """Of the families that the draws mix, by name; {"law": 1.0} where nothing else is admitted."""
 
 
 def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 2000) -> Posterior:
@@ -128,11 +128,11 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
     worth_it = len(curve) >= DEPARTURE_POINTS and prior.departure > 0 and lawful >= LEAST_LAWFUL
     if not worth_it or suspicion(problem, cells) < SUSPICIOUS:
         return Posterior(draws, {"law": 1.0})
-    explored = [explore(problem, kind) for kind in DEPARTURES]
+    explored = [explore(problem, family) for family in DEPARTURES]
     log_mass = [log_share(cells.log_mass(DEPARTURE_PHI), lawful, 1 - len(DEPARTURES) * prior.departure)]
-    for kind, found in zip(DEPARTURES, explored, strict=True):
+    for family, found in zip(DEPARTURES, explored, strict=True):
         # a few draws tell how much of the mass obeys the limits that the grid does not know
-        obeying = sample(problem, kind, found, 300)[1]
+        obeying = sample(problem, family, found, 300)[1]
         log_mass.append(log_share(found.log_mass(), obeying, prior.departure))
     weight = np.exp(np.array(log_mass) - max(log_mass))
     weight /= weight.sum()
@@ -141,10 +141,10 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
     # rounding the running sum, so that the parts add up
     count = np.diff(np.round(np.cumsum([0.0, *weight]) * num_draws).astype(int))
     parts = [every(draws, int(count[0]))]
-    for kind, found, n in zip(DEPARTURES, explored, count[1:], strict=True):
+    for family, found, n in zip(DEPARTURES, explored, count[1:], strict=True):
         if n:
-            parts.append(every(sample(problem, kind, found, num_draws)[0], int(n)))
-    names = ["law", *(kind.name for kind in DEPARTURES)]
+            parts.append(every(sample(problem, family, found, num_draws)[0], int(n)))
+    names = ["law", *(family.name for family in DEPARTURES)]
     return Posterior(joined(parts), dict(zip(names, weight.tolist(), strict=True)))
 
 
@@ -158,7 +158,7 @@ def held_at(curve: Curve, asymptote: float, num_draws: int = 400) -> tuple[float
 
 
 def log_share(log_mass: float, lawful: float, probability: float) -> float:
-    """Log of evidence times prior probability; minus infinity for a kind that hardly ever obeys the metric's limits."""
+    """Log of evidence times prior probability; minus infinity if draws of the family hardly ever obey the limits."""
     return log_mass + float(np.log(lawful * probability)) if lawful >= LEAST_LAWFUL else -np.inf
 
 
@@ -188,9 +188,11 @@ def log_prior(log_midpoint: Array, log_efficiency: Array, prior: Prior) -> Array
     return np.asarray(-0.5 * spread**2 - np.maximum(log_midpoint, 0.0))
 
 
-def solve(problem: Problem, kind: Kind, place_K: list[Array], phi: Array) -> tuple[Solved, LastCoefficient, Array]:
+def solve(
+    problem: Problem, family: CurveFamily, place_K: list[Array], phi: Array
+) -> tuple[Solved, LastCoefficient, Array]:
     """The linear problem in R0 (unless held), A and the second rise (if any) at each place, and its log density."""
-    columns = kind.columns(problem.log_c_N, place_K)
+    columns = family.columns(problem.log_c_N, place_K)
     rest = 1.0 - columns.first
     least, most = problem.least, problem.most
     if problem.asymptote is not None:
@@ -202,50 +204,50 @@ def solve(problem: Problem, kind: Kind, place_K: list[Array], phi: Array) -> tup
     else:
         design, target_N = [rest, columns.first], problem.y_N
     if columns.second is not None:
-        design, least, most = [*design, columns.second], 0.0, kind.most_second
+        design, least, most = [*design, columns.second], 0.0, family.most_second
     solved = eliminate(design, target_N, phi, problem.floor)
     coefficient = last_coefficient(solved, least, most)
     density = log_evidence(solved, phi, coefficient) + log_prior(place_K[0], place_K[1], problem.prior)
-    # densities of what this kind has and the law has not, so that the two can be compared
-    volume = np.prod([high - low for low, high in kind.limits_K2]) * (kind.most_second or 1.0)
+    # densities of what this family has and the law has not, so that the two can be compared
+    volume = np.prod([high - low for low, high in family.limits_K2]) * (family.most_second or 1.0)
     return solved, coefficient, np.asarray(density - np.log(volume))
 
 
-def explore(problem: Problem, kind: Kind) -> Cells:
-    """The grid that holds the mass of a kind of curve; its variants are the values of phi."""
-    phis = np.array(problem.prior.autocorrelations)[phi_of(kind)]
-    phi_F = phis.reshape(-1, *[1] * len(kind.cells_K))
+def explore(problem: Problem, family: CurveFamily) -> Cells:
+    """The grid that holds the mass of a family of curve; its variants are the values of phi."""
+    phis = np.array(problem.prior.autocorrelations)[phi_of(family)]
+    phi_F = phis.reshape(-1, *[1] * len(family.cells_K))
 
     def log_density(centres_K: list[Array]) -> Array:
-        density = solve(problem, kind, list(np.ix_(*centres_K)), phi_F)[2]
-        return np.broadcast_to(density, (len(phis), *kind.cells_K))
+        density = solve(problem, family, list(np.ix_(*centres_K)), phi_F)[2]
+        return np.broadcast_to(density, (len(phis), *family.cells_K))
 
-    return zoom(log_density, np.concatenate([problem.limits, np.reshape(kind.limits_K2, (-1, 2))]), kind.cells_K)
-
-
-def phi_of(kind: Kind) -> slice:
-    """Which values of phi are tried for a kind of curve."""
-    return slice(None) if kind is LAW else DEPARTURE_PHI
+    return zoom(log_density, np.concatenate([problem.limits, np.reshape(family.limits_K2, (-1, 2))]), family.cells_K)
 
 
-def sample(problem: Problem, kind: Kind, cells: Cells, num_draws: int) -> tuple[Draws, float]:
-    """Draws of one kind of curve, and the share of its mass that obeys what the grid does not know.
+def phi_of(family: CurveFamily) -> slice:
+    """Which values of phi are tried for a family of curve."""
+    return slice(None) if family is LAW else DEPARTURE_PHI
+
+
+def sample(problem: Problem, family: CurveFamily, cells: Cells, num_draws: int) -> tuple[Draws, float]:
+    """Draws of one family of curve, and the share of its mass that obeys what the grid does not know.
 
     That is: least <= R0 <= A, no level above the metric's bound so far, and the prior of a second rise. If no draw
     obeys, the curve only falls; the draws are then kept as they are, and ``health`` warns.
     """
     rng = np.random.default_rng(0)
     picks = pick(cells, num_draws, rng)
-    phi_D = np.array(problem.prior.autocorrelations)[phi_of(kind)][picks.variant_D]
-    solved, coefficient, log_density_D = solve(problem, kind, list(picks.place_KD), phi_D)
+    phi_D = np.array(problem.prior.autocorrelations)[phi_of(family)][picks.variant_D]
+    solved, coefficient, log_density_D = solve(problem, family, list(picks.place_KD), phi_D)
     betas, sigma_D = draw(solved, coefficient, rng)
-    second_D = betas.pop() if kind.most_second else np.zeros(num_draws)
+    second_D = betas.pop() if family.most_second else np.zeros(num_draws)
     initial_D, plateau_D = levels(problem, betas)
-    bends = kind.bends(list(picks.place_KD), second_D)
+    bends = family.bends(list(picks.place_KD), second_D)
     level_D = plateau_D + bends.second_gain * climb(0.0, np.log(bends.second_midpoint), bends.second_efficiency)
     lawful_D = (initial_D >= problem.least - 1e-12) & (initial_D <= plateau_D) & (level_D <= problem.most + 1e-12)
     moved_D = np.exp(np.minimum(log_density_D - picks.log_density_D, 10.0))
-    weight_D = moved_D * lawful_D * kind.weight_second(second_D)
+    weight_D = moved_D * lawful_D * family.weight_second(second_D)
     lawful = float(weight_D.sum() / moved_D.sum())
     metric, width = problem.offset, problem.width
     everything = Draws(
