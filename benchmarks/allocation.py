@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from allocation_rules import decide
 from allocation_simulation import POINTS, SETTINGS, Study, study
 
 from scalerl.scaling import Fit, fit
-from scalerl.study.allocate import allocate
 
 SLICES = 8
 """Equal parts of a whole run, after each of which a policy decides."""
@@ -72,18 +72,19 @@ Outcome = tuple[int, np.ndarray]
 
 def equal(shown: Shown) -> Outcome:
     """Every arm gets the whole budget; the highest posterior mean of the ceiling is chosen."""
-    found = allocate({str(a): shown.fits(a, SLICES) for a in range(shown.arms)}, budget=1.0)
-    return int(found.best), np.full(shown.arms, SLICES)
+    done_A = np.full(shown.arms, SLICES)
+    found = decide([shown.fits(a, SLICES) for a in range(shown.arms)], done_A < SLICES, "best")
+    return found.best, done_A
 
 
 def by_forecast(shown: Shown, rule: str) -> Outcome:
-    """After every slice the arms that may still be the best go on."""
+    """After every slice the arms that the rule keeps get the next one."""
     done_A = np.ones(shown.arms, dtype=int)
     while True:
-        found = allocate({str(a): shown.fits(a, int(done_A[a])) for a in range(shown.arms)}, budget=1.0, rule=rule)
-        if found.over:
-            return int(found.best), done_A
-        done_A += [found.verdicts[str(a)].go_on for a in range(shown.arms)]
+        found = decide([shown.fits(a, int(done_A[a])) for a in range(shown.arms)], done_A < SLICES, rule)
+        if not found.continues_A.any():
+            return found.best, done_A
+        done_A += found.continues_A
 
 
 def halving(shown: Shown, rank: Callable[[Shown, int, int], float]) -> Outcome:

@@ -8,7 +8,17 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from scalerl.report.drawing import number_html
-from scalerl.report.html import TERMS, Cell, Content, frame, interval_cell, power_cell, swatch, text_cell, warnings
+from scalerl.report.html import (
+    TERMS,
+    Cell,
+    PageContent,
+    html_page,
+    interval_cell,
+    power_cell,
+    swatch,
+    text_cell,
+    warnings,
+)
 from scalerl.report.html import table as sortable
 from scalerl.scaling import Curve, Estimate
 from scalerl.scaling.compare import MARGIN
@@ -48,8 +58,8 @@ def study_page(found: StudyResult) -> str:
     """
     unit = UNITS.get(found.axis, found.axis)
     asked = f"{html.escape(found.about)} " if found.about else ""
-    return frame(
-        Content(
+    return html_page(
+        PageContent(
             title=f"Study: {html.escape(found.name)}",
             subtitle=f"{asked}Every arm against {html.escape(found.candidate)}, by held-out results and {unit}.",
             verdicts=_verdicts(found),

@@ -15,7 +15,7 @@ from scalerl.study.plans import PLANS
 HALF = 80
 
 
-def test_a_slow_starter_goes_on_and_a_finished_low_arm_does_not(tmp_path):
+def test_a_slow_starter_continues_and_a_finished_low_arm_does_not(tmp_path):
     truths = {
         "good": Truth(last_step=HALF),
         "low": Truth(asymptote=0.45, midpoint=1e13, efficiency=2.5, last_step=HALF),
@@ -25,7 +25,7 @@ def test_a_slow_starter_goes_on_and_a_finished_low_arm_does_not(tmp_path):
     study = write_study(tmp_path / "s", truths)
     chosen = by_forecast(study)
     assert "slow" in chosen.arms and "low" not in chosen.arms and "broken" not in chosen.arms
-    assert "low: stop" in chosen.reason and "slow: go on" in chosen.reason
+    assert "low: stop" in chosen.reason and "slow: continue" in chosen.reason
     (kept,) = [json.loads(line) for line in (study.path / "allocation.jsonl").read_text().splitlines()]
     assert [name for name, verdict in kept["verdicts"].items() if verdict["go_on"]] == list(chosen.arms)
 
