@@ -4,8 +4,8 @@
     python benchmarks/allocation.py --studies 20      # fewer
 
 Writes benchmarks/results/allocation.json. "Found" is said in two ways. Strictly: the arm chosen is the one with the
-highest true ceiling of its recipe. Within .01: its true ceiling is at most .01 below that one, a difference below the
-scatter of single seeds (.012), which three seeds an arm tell apart little better than by chance.
+highest true ceiling of its recipe. Within 0.01: its true ceiling is at most 0.01 below that one, a difference below the
+scatter of single seeds (0.012), which three seeds an arm tell apart little better than by chance.
 
 Axes in names: A arms, S seeds, P policies, R studies.
 """
@@ -140,7 +140,7 @@ def measure(name: str, studies: int, seed: int) -> dict[str, dict[str, float]]:
 def table(name: str, rows: dict[str, dict[str, float]]) -> None:
     print(
         f"\n## {name}",
-        "compute: mean, 90th percentile | found: strictly, within .01 | regret in A: mean, 90th",
+        "compute: mean, 90th percentile | found: strictly, within 0.01 | regret in A: mean, 90th",
         sep="\n",
     )
     for policy, r in rows.items():

@@ -56,7 +56,7 @@ class Study:
 
 
 def ceilings(rng: Random, setting: Setting) -> np.ndarray:
-    """Of six to nine arms: the best, one or two within .01 of it, one .02 to .05 lower, the others clearly lower."""
+    """Of six to nine arms: the best, one or two within 0.01 of it, one 0.02 to 0.05 lower, the others clearly lower."""
     near = rng.uniform(0.0, 0.01, rng.integers(1, 3))
     middle = rng.uniform(0.02, 0.05, 1)
     low = rng.uniform(*setting.low_gap, rng.integers(6, 10) - 2 - len(near))

@@ -113,9 +113,9 @@ def _write(path: Path, columns: Mapping[str, Any]) -> None:
 
 
 def table(study: StudyDirectory, axis: str | None = None, task: str | None = None) -> list[str]:
-    """Return the rows of a Markdown table: each arm's ceiling, and what it does to the candidate."""
+    """Return the rows of a Markdown table: each arm's ceiling, and what it does to the reference."""
     found = study_results(study, axis, task)
-    head = ["| arm | last | A | difference in A | B, times the candidate's | compute for one level, times | verdict |"]
+    head = ["| arm | last | A | difference in A | B, times the reference's | compute for one level, times | verdict |"]
     return [*head, "|---|---|---|---|---|---|---|", *(table_row(arm) for arm in found.arms)]
 
 
@@ -155,7 +155,7 @@ def foresight(studies: Iterable[StudyDirectory], fraction: float) -> list[str]:
             for name, score in scores.items():
                 errors[name].append(score.rmse)
                 inside[name] += [] if score.coverage is None else [score.coverage]
-    rows = ["| predicted by | median error | nine in ten within | worse than the sigmoid | points in the 90 % band |"]
+    rows = ["| predicted by | median error | nine in ten within | worse than the sigmoid | points in the 90% band |"]
     rows.append("|---|---|---|---|---|")
     for name, found in errors.items():
         worse = sum(its > mine for its, mine in zip(found, errors[OURS], strict=True))
@@ -169,7 +169,7 @@ def foresight(studies: Iterable[StudyDirectory], fraction: float) -> list[str]:
     rows.append(
         f"The level at the end, by the first {fraction:.0%} and by the whole run: "
         f"apart by {statistics.median(off):.3f} in the median, nine in ten within {most:.3f}, {mean:+.3f} on average; "
-        f"within the 90 % interval in {held} of {len(ends)} runs."
+        f"within the 90% interval in {held} of {len(ends)} runs."
     )
     return rows
 

@@ -1,4 +1,4 @@
-"""`scalerl report`: curves in, one self-contained page out. It parses and writes; what is on the page is in page.py."""
+"""`scalerl report`: writes one self-contained page about runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scalerl.cli.curves import add_curve_options, add_versus
 
 def add_report_parser(commands: Any) -> None:
     """Add the parser of `scalerl report`."""
-    words = "write one page about runs: verdicts, figures to explore, a table that sorts; needs no network"
+    words = "write one page about runs with verdicts, interactive figures and a sortable table; needs no network"
     parser = commands.add_parser("report", help="write an interactive page about runs", description=words)
     add_curve_options(parser)
     add_versus(parser, required=False)
@@ -24,7 +24,7 @@ def run_report(arguments: argparse.Namespace) -> int:
     """Write the page and print its path.
 
     Raises:
-        CurveError: runs that cannot be fitted or compared, or a path that cannot be written.
+        CurveError: runs that cannot be fitted or compared, or a page that cannot be written.
         ConfigError: plotly is not installed.
     """
     from scalerl.report.analysis import analyse

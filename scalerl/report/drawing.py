@@ -45,7 +45,7 @@ def compute_axes(least: float, most: float) -> dict[str, Json]:
 
 
 def whiskers(*estimates: Estimate) -> Json:
-    """90 % intervals as plotly's error bars, one a point."""
+    """90% intervals as plotly's error bars, one a point."""
     up, down = ([e.high - e.mean for e in estimates], [e.mean - e.low for e in estimates])
     return {"type": "data", "symmetric": False, "array": plain(up), "arrayminus": plain(down)}
 

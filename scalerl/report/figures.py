@@ -23,7 +23,7 @@ FIRST_LEVEL = "before RL"
 
 
 def plot_curve(axes: Any, found: Fit, *, ahead: float = 4.0, note: str = "", scale: str = "log") -> Any:
-    """Draw points, fitted curve with its 90 % band, the forecast beyond the last point, and the ceiling.
+    """Draw points, fitted curve with its 90% band, the forecast beyond the last point, and the ceiling.
 
     Args:
         axes: matplotlib Axes.
@@ -111,13 +111,13 @@ def plot_posterior(axes: Any, fits: Sequence[Fit], labels: Sequence[str] | None 
     axes.set_ylabel("steepness B (log scale)")
     if any(labels):
         axes.legend(loc="best", frameon=False, fontsize=8.5)
-    return _finish(axes, "A and B together", "contours hold 50 % and 90 % of the posterior")
+    return _finish(axes, "A and B together", "contours hold 50% and 90% of the posterior")
 
 
 def plot_comparison(
     axes: Any, found: Comparison, quantity: str = "asymptote", names: tuple[str, str] = ("first", "second")
 ) -> Any:
-    """Draw one quantity of two recipes with 90 % intervals: each recipe in bold, its runs under it.
+    """Draw one quantity of two recipes with 90% intervals: each recipe in bold, its runs under it.
 
     Args:
         axes: matplotlib Axes.
@@ -143,14 +143,14 @@ def plot_comparison(
 
 
 QUANTITY_NAMES = {
-    "asymptote": "ceiling A, 90 % interval",
-    "efficiency": "steepness B at the common ceiling {common:.3f}, 90 % interval",
+    "asymptote": "ceiling A, 90% interval",
+    "efficiency": "steepness B at the common ceiling {common:.3f}, 90% interval",
 }
 """Axis labels, by key of ``QUANTITIES``."""
 
 
 def plot_backtest(axes: Any, curve: Curve, parts: Sequence[Fit]) -> Any:
-    """Draw what the first parts of a run would have forecast for the rest of it, with 90 % bands for its evaluations.
+    """Draw what the first parts of a run would have forecast for the rest of it, with 90% bands for its evaluations.
 
     Args:
         axes: matplotlib Axes.
@@ -198,7 +198,7 @@ def _draw_fit(axes: Any, found: Fit, grid_M: Any) -> None:
     seen_M = grid_M <= found.last_compute
     axes.axvspan(found.last_compute, grid_M[-1], color=GREY, alpha=0.07, lw=0)
     if np.isfinite(band.low).all():  # the paper's procedure gives no band
-        axes.fill_between(grid_M, band.low, band.high, color=BLUE, alpha=0.18, lw=0, label="90 % band of the curve")
+        axes.fill_between(grid_M, band.low, band.high, color=BLUE, alpha=0.18, lw=0, label="90% band of the curve")
     axes.plot(grid_M[seen_M], band.mean[seen_M], color=BLUE, lw=2, label="fit")
     axes.plot(grid_M[~seen_M], band.mean[~seen_M], color=BLUE, lw=2, ls=(0, (4, 2)), label="forecast")
 

@@ -26,7 +26,7 @@ TERMS = {
     "A, the ceiling": "the level the run would end at with unlimited compute.",
     "B, the steepness": "how sharply it climbs: the larger B, the less compute lies between slow start and ceiling.",
     "C<sub>mid</sub>, the midpoint": "the compute at which half of the climb is done: the smaller, the earlier.",
-    "90 % interval": "in nine cases of ten the true value lies within it.",
+    "90% interval": "in nine cases of ten the true value lies within it.",
 }
 """What a newcomer needs on any page, a line each."""
 

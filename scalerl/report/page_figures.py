@@ -26,8 +26,8 @@ def curves(analysis: Analysis) -> Figure:
     title = f"training compute ({analysis.axis})"
     layout = {"xaxis": {"title": {"text": title}}, "yaxis": {"title": {"text": metric_name(analysis.runs[0].curve)}}}
     caption = (
-        "Dots are held-out evaluations, lines the fitted law, dashed where it is a forecast, with the 90 % band of the "
-        "curve. The mark at the right end of each is its ceiling A with a 90 % interval. Click a name to hide its run."
+        "Dots are held-out evaluations, lines the fitted law, dashed where it is a forecast, with the 90% band of the "
+        "curve. The mark at the right end of each is its ceiling A with a 90% interval. Click a name to hide its run."
     )
     furthest = max(run.outlook.fit.last_compute for run in analysis.runs)
     axes = compute_axes(0.6 * _least(analysis), AHEAD * furthest * _aside(len(analysis.runs) + 1))
@@ -209,7 +209,7 @@ def _intervals(rows: list[Row], title: str, axis: str) -> Figure:
     ticks = {"tickvals": [-i for i in range(len(rows))], "ticktext": names, "range": [-len(rows) + 0.4, 0.6]}
     layout = {"xaxis": {"title": {"text": axis}}, "yaxis": {**ticks, "showgrid": False}, "height": 140 + 32 * len(rows)}
     recipes = " The thick lines are the recipes, the scatter of seeds included." if any(row[3] for row in rows) else ""
-    return Figure(title, f"Lines are 90 % intervals.{recipes}", data, layout)
+    return Figure(title, f"Lines are 90% intervals.{recipes}", data, layout)
 
 
 def backtests(analysis: Analysis) -> Figure | None:

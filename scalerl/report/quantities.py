@@ -110,7 +110,7 @@ class Density(NamedTuple):
     """Values of B, shape (G,), even in the logarithm."""
 
     mass: Array
-    """Share of the posterior that is denser than here, shape (G, G), rows B, columns A; a contour at 0.9 holds 90 %."""
+    """Share of the posterior that is denser than here, shape (G, G), rows B, columns A; a contour at 0.9 holds 90%."""
 
 
 def joint_density(draws: Draws, bounds: tuple[float, float], cells: int = GRID) -> Density | None:

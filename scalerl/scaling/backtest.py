@@ -29,7 +29,7 @@ class Score:
     """Root mean square error, in the metric's unit."""
 
     coverage: float | None
-    """Share of points within the 90 % band for single evaluations; None where the method has no band (the paper's)."""
+    """Share of points within the 90% band for single evaluations; None where the method has no band (the paper's)."""
 
     def __str__(self) -> str:
         return f"error {self.rmse:.4f}, " + ("no band" if self.coverage is None else f"{self.coverage:.0%} in the band")

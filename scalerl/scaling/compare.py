@@ -84,7 +84,7 @@ class Comparison:
     compute_ratio: Estimate
     """Compute the first side needs for ``level`` over that of the second; below 1 the first is cheaper."""
 
-    probability_cheaper: float
+    probability_less_compute: float
     """That the first side needs less compute for ``level``."""
 
     level: float
@@ -125,7 +125,7 @@ class Comparison:
             **{name: getattr(self, name).to_dict() for name in estimates},
             "probability_higher": or_none(self.probability_higher),
             "probability_more_efficient": or_none(self.probability_more_efficient),
-            "probability_cheaper": or_none(self.probability_cheaper),
+            "probability_less_compute": or_none(self.probability_less_compute),
             "first": [f.to_dict() for f in self.sides[0]],
             "second": [f.to_dict() for f in self.sides[1]],
         }
@@ -173,7 +173,7 @@ def compare(first: Runs, second: Runs, level: float | None = None, siblings: Seq
         probability_more_efficient=float((ratio_D > 0).mean()),
         common_asymptote=common,
         compute_ratio=summarise_ratio(cost_D),
-        probability_cheaper=float((cost_D < 0).mean()),
+        probability_less_compute=float((cost_D < 0).mean()),
         level=at,
         seed_sd=seed_sd,
         seed_source=source,
@@ -265,7 +265,7 @@ def log_efficiency(curve: Curve, common: float, seed_sd: float, rng: np.random.G
     """Draws of ln B of one run with its ceiling held at the common one, shape (D,).
 
     A run's own ceiling differs from its recipe's by the seed, and B answers strongly to where A is held (a shift of
-    0.005 moves B by 5 %). The ceiling is therefore held at several values about the common one, in equal parts.
+    0.005 moves B by 5%). The ceiling is therefore held at several values about the common one, in equal parts.
     """
     parts = [np.log(held_at(curve, common + seed_sd * deviate)[1].efficiency) for deviate in OWN_CEILINGS]
     return rng.permutation(np.concatenate(parts))

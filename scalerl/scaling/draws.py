@@ -86,7 +86,7 @@ class Draws(NamedTuple):
         return np.asarray(np.minimum(level_D, most))
 
     def compute_done(self, most: float) -> Array:
-        """Compute at which 95 % of the way from the initial level to the asymptote is done, shape (D,)."""
+        """Compute at which 95% of the way from the initial level to the asymptote is done, shape (D,)."""
         return self.compute_for(self.initial + CLIMB_DONE * (self.asymptote - self.initial), most)
 
 

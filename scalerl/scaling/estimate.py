@@ -37,10 +37,10 @@ class Estimate:
     """Standard deviation, same unit; not a number where the method gives none (the paper's)."""
 
     low: float
-    """Lower end of the 90 % interval."""
+    """Lower end of the 90% interval."""
 
     high: float
-    """Upper end of the 90 % interval."""
+    """Upper end of the 90% interval."""
 
     def __str__(self) -> str:
         if math.isnan(self.sd):
@@ -66,7 +66,7 @@ class EstimateAt(Estimate):
 
 
 def summarise(draws_D: Array) -> Estimate:
-    """Mean, standard deviation and 90 % interval of draws, shape (D,)."""
+    """Mean, standard deviation and 90% interval of draws, shape (D,)."""
     low, high = np.quantile(draws_D, TAILS)
     return Estimate(float(draws_D.mean()), float(draws_D.std()), float(low), float(high))
 

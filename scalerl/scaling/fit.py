@@ -32,12 +32,12 @@ MAX_POINTS = 400
 IDENTIFIED_SD = 0.02
 """The ceiling counts as known when its standard deviation is below this share of the metric's range.
 
-In simulation 96 % of the ceilings that pass are within that distance of the truth.
+In simulation 96% of the ceilings that pass are within that distance of the truth.
 """
 
 
 class Band(NamedTuple):
-    """A curve with its 90 % band; every field has shape (M,)."""
+    """A curve with its 90% band; every field has shape (M,)."""
 
     compute: Array
     mean: Array
@@ -110,7 +110,7 @@ class Fit:
         return self.draws.levels(compute_M, self.curve.bounds[1])
 
     def predict(self, compute: ArrayLike, *, noise: bool = False) -> Band:
-        """Mean and 90 % band of the curve, or of single noisy evaluations, at any compute.
+        """Mean and 90% band of the curve, or of single noisy evaluations, at any compute.
 
         Args:
             compute: amounts of compute, shape (M,), >= 0, in the unit of the curve's axis.

@@ -24,13 +24,13 @@ class Reach:
     """The compute at which something happens, as a range: its ends are infinite where it may never happen."""
 
     low: float
-    """Lower end of the 90 % interval, unit of the compute axis."""
+    """Lower end of the 90% interval, unit of the compute axis."""
 
     median: float
     """As likely before as after this compute."""
 
     high: float
-    """Upper end of the 90 % interval."""
+    """Upper end of the 90% interval."""
 
     probability: float
     """That it happens at all, in [0, 1]."""
@@ -61,7 +61,7 @@ class Forecast:
     """Ceiling minus level now, in the metric's unit."""
 
     done: Reach
-    """The compute at which 95 % of the climb from R0 to A is done."""
+    """The compute at which 95% of the climb from R0 to A is done."""
 
     target: Reach | None
     """The compute at which the target is reached, if one was given."""
@@ -88,7 +88,7 @@ class Forecast:
             naive = ", ".join(f"{name} {values[i]:.3f}" for name, values in self.baselines.items())
             lines.append(f"at {short(estimate.compute)} {unit}: {Estimate.__str__(estimate)}; {naive}")
         lines.append(f"gain still to come: {self.gain_to_come}")
-        lines.append(f"95 % of the climb is done, in {unit}: {self.done}")
+        lines.append(f"95% of the climb is done, in {unit}: {self.done}")
         if self.target is not None:
             lines.append(f"the target is reached, in {unit}: {self.target}")
         if not self.fit.identified:

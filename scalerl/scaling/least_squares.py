@@ -2,7 +2,7 @@
 
 Variable projection finds the basin: over a grid of (ln Cmid, ln B) the best (A, R0) is a 2x2 linear problem. From its
 best cells a trust-region search in all parameters goes to full precision. Where the noise is autocorrelated, as it is
-in real runs, these standard errors are too small (nominal 90 % intervals held 60 % of the time in simulation): use the
+in real runs, these standard errors are too small (nominal 90% intervals held 60% of the time in simulation): use the
 posterior for decisions, and this method to check against other software.
 
 Axes in names: N points, G grid cells, D draws, P parameters in the order (A, ln Cmid, ln B, R0).

@@ -52,7 +52,7 @@ class Prior:
     """Median of B; the published fits lie between 1.1 and 2.4."""
 
     efficiency_spread: float = 0.7
-    """Standard deviation of ln B; 0.7 puts 90 % of B between 0.54 and 5.4."""
+    """Standard deviation of ln B; 0.7 puts 90% of B between 0.54 and 5.4."""
 
     efficiency_range: tuple[float, float] = (0.4, 5.0)
     """Hard limits of B."""

@@ -1,4 +1,4 @@
-"""Fits every run of a study and compares each arm with the candidate.
+"""Fits every run of a study and compares each arm with the reference.
 
 Axes in names: D draws.
 """
@@ -33,7 +33,7 @@ from scalerl.study.verdicts import effect_of, sentence_of
 
 
 def study_results(study: StudyDirectory, axis: str | None = None, task: str | None = None) -> StudyResult:
-    """Fit all runs as far as they are, and compare every arm with the candidate.
+    """Fit all runs with the points they have, and compare every arm with the reference.
 
     Args:
         study: finished or not.
@@ -52,12 +52,12 @@ def study_results(study: StudyDirectory, axis: str | None = None, task: str | No
     fits = {name: [run.fit for run in found if run.fit is not None] for name, found in runs.items()}
     everything = [f for found in fits.values() for f in found]
     scatter = _scatter(everything, list(fits.values())) if everything else None
-    arms = [_arm(arm, plan.candidate, runs[arm.name], fits, scatter) for arm in plan.arms]
+    arms = [_arm(arm, plan.reference, runs[arm.name], fits, scatter) for arm in plan.arms]
     return StudyResult(
         name=plan.name,
         about=plan.about,
         path=study.path,
-        candidate=plan.candidate,
+        reference=plan.reference,
         axis=axis,
         arms=tuple(arms),
         common_asymptote=scatter.common if scatter else None,
@@ -68,7 +68,7 @@ def study_results(study: StudyDirectory, axis: str | None = None, task: str | No
 
 
 class _Scatter(NamedTuple):
-    """What all arms share: how much seeds differ, and the ceiling at which B is compared."""
+    """What all arms share: the scatter between seeds, and the ceiling at which B is compared."""
 
     draws: Array
     sd: float
@@ -84,15 +84,15 @@ def _scatter(everything: Sequence[Fit], by_arm: Sequence[Sequence[Fit]]) -> _Sca
 
 
 def _arm(
-    arm: Arm, candidate: str, runs: Sequence[RunResult], fits: Mapping[str, Sequence[Fit]], scatter: _Scatter | None
+    arm: Arm, reference: str, runs: Sequence[RunResult], fits: Mapping[str, Sequence[Fit]], scatter: _Scatter | None
 ) -> ArmResult:
-    """Compare one arm with the candidate."""
+    """Compare one arm with the reference."""
     mine, rng = fits[arm.name], np.random.default_rng(0)
     against = None
-    if arm.name != candidate and mine and fits[candidate]:
-        siblings = [found for name, found in fits.items() if found and name not in (arm.name, candidate)]
-        against = compare(mine, fits[candidate], siblings=siblings)
-    effect = "candidate" if arm.name == candidate else effect_of(against)
+    if arm.name != reference and mine and fits[reference]:
+        siblings = [found for name, found in fits.items() if found and name not in (arm.name, reference)]
+        against = compare(mine, fits[reference], siblings=siblings)
+    effect = "reference" if arm.name == reference else effect_of(against)
     estimates: dict[str, Estimate | None] = dict.fromkeys(("asymptote", "efficiency", "midpoint"))
     if mine and scatter is not None:
         estimates = {
@@ -106,7 +106,7 @@ def _arm(
         runs=tuple(runs),
         comparison=against,
         effect=effect,
-        sentence=sentence_of(arm.name, candidate, effect, against, "" if mine else reasons(runs)),
+        sentence=sentence_of(arm.name, reference, effect, against, "" if mine else reasons(runs)),
         **estimates,
     )
 
@@ -117,7 +117,7 @@ def _geometric(log_SD: Sequence[Array]) -> Estimate:
 
 
 def _failures(study: StudyDirectory) -> dict[RunKey, str]:
-    """The last words of runs whose process failed the last time it ran."""
+    """The last message of each run whose process failed the last time it ran."""
     last = {RunKey(row["arm"], row["seed"]): row for row in study.journal()}
     return {key: row["said"] for key, row in last.items() if row["code"] and row["code"] not in STOPPED}
 
@@ -129,7 +129,7 @@ def _run(study: StudyDirectory, key: RunKey, axis: str, task: str | None, failur
         try:
             curve = Curve.read(path, axis=axis, task=task)
             found = fit(curve)
-        except CurveError as error:  # too short yet, or it learned nothing: the other runs count all the same
+        except CurveError as error:  # too short, or it learned nothing: the other runs are still used
             problem = str(error)
     else:
         problem = failed(failure) or "not started"

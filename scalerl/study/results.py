@@ -1,4 +1,4 @@
-"""The records of what a study found: its runs, its arms, and all of it together, as values and as JSON."""
+"""The results of a study as records that convert to JSON: its runs, its arms, and the whole study."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ METRICS = {
     "generator_idle": "share of the generator's time",
     "trainer_idle": "share of the trainer's time",
 }
-"""Columns of metrics.jsonl that a study shows as means over the run (entropy: over its last tenth)."""
+"""Columns of metrics.jsonl whose means over the run a study shows (entropy: over the last tenth)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,9 +31,9 @@ class RunResult:
     key: RunKey
     path: Path
     step: int
-    """Of the last evaluation; -1 before the first."""
+    """Step of the last evaluation; -1 before the first."""
     steps: int
-    """The whole budget."""
+    """Its budget."""
     curve: Curve | None
     fit: Fit | None
     problem: str
@@ -41,7 +41,7 @@ class RunResult:
     metrics: dict[str, float]
     """Means of ``METRICS``, with ``device_hours``, ``flops`` and ``tokens`` of the last step."""
     failure: str = ""
-    """The last words of its process, if that failed the last time; what was measured until then counts."""
+    """The last message of its process, if it failed the last time; the points measured before that count."""
 
     @property
     def last(self) -> float | None:
@@ -51,19 +51,19 @@ class RunResult:
 
 @dataclass(frozen=True, eq=False)
 class ArmResult:
-    """One arm: all its seeds, and what distinguishes it from the candidate."""
+    """One arm: all its seeds, and its comparison with the reference."""
 
     name: str
     about: str
     runs: tuple[RunResult, ...]
     asymptote: Estimate | None
-    """A of the arm, the scatter of seeds included; None where nothing could be fitted."""
+    """A of the arm, including the scatter between seeds; None if nothing could be fitted."""
     efficiency: Estimate | None
     """B at the study's common ceiling."""
     midpoint: Estimate | None
-    """Cmid, the geometric mean over seeds."""
+    """C_mid, the geometric mean over seeds."""
     comparison: Comparison | None
-    """The arm (first) against the candidate (second); None for the candidate, and where a side has no fit."""
+    """The arm (first) against the reference (second); None for the reference, and if a side has no fit."""
     effect: str
     """Key of ``EFFECTS``."""
     sentence: str
@@ -76,12 +76,12 @@ class ArmResult:
 
     @property
     def done(self) -> int:
-        """How many runs have had their whole budget."""
+        """How many runs have reached their budget."""
         return sum(run.step >= run.steps for run in self.runs)
 
     @property
     def excluded(self) -> float | None:
-        """Differences in A from the candidate beyond this, either way, are outside the 90 % interval."""
+        """Differences in A from the reference larger than this, up or down, are outside the 90% interval."""
         if self.comparison is None:
             return None
         difference = self.comparison.asymptote_difference
@@ -89,12 +89,12 @@ class ArmResult:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with its runs, a line each: no fit yet, a failure."""
+        """Problems of its runs, one line each: no fit yet, a failure."""
         return [f"seed {run.key.seed}: {words}" for run in self.runs for words in _problems(run)]
 
     @property
     def reason(self) -> str:
-        """Why it has no fit, each reason once; empty where nothing went wrong."""
+        """Why it has no fit, each reason once; empty if there was no problem."""
         return reasons(self.runs)
 
     def metric(self, name: str) -> float | None:
@@ -110,7 +110,7 @@ class StudyResult:
     name: str
     about: str
     path: Path
-    candidate: str
+    reference: str
     axis: str
     """Compute axis that all fits share, as in ``Curve``."""
     arms: tuple[ArmResult, ...]
@@ -121,36 +121,36 @@ class StudyResult:
     """Standard deviation of A between seeds of one arm."""
     seed_source: str
     notes: tuple[str, ...]
-    """What a reader must know."""
+    """What a reader needs to know besides the verdicts."""
 
     def arm(self, name: str) -> ArmResult:
         """Return an arm by name."""
         return next(arm for arm in self.arms if arm.name == name)
 
     def ranked(self) -> list[ArmResult]:
-        """Return all arms but the candidate by effect, what matters most first, the larger difference in A first."""
+        """Return all arms but the reference, sorted by effect and then by the difference in A, the largest first."""
         order = list(EFFECTS)
 
         def place(arm: ArmResult) -> tuple[int, float]:
             against = arm.comparison
             return order.index(arm.effect), -abs(against.asymptote_difference.mean) if against else 0.0
 
-        return sorted((arm for arm in self.arms if arm.name != self.candidate), key=place)
+        return sorted((arm for arm in self.arms if arm.name != self.reference), key=place)
 
     def exclusion(self) -> str:
-        """Return how large a difference could have been missed where none showed; empty where one showed everywhere."""
+        """Return in words how large the undetected differences in A can be; empty if every arm shows one."""
         widest = [arm.excluded for arm in self.arms if arm.effect == "none" and arm.excluded is not None]
         if not widest:
             return ""
         if len(widest) == 1:
-            return f"Where nothing showed, differences in A beyond ±{widest[0]:.3f} are excluded (90 % interval)."
+            return f"One arm shows no difference: differences in A beyond ±{widest[0]:.3f} are excluded (90% interval)."
         return (
-            f"Where nothing showed, differences in A beyond ±{max(widest):.3f} are excluded for every such arm, "
-            f"beyond ±{statistics.median(widest):.3f} for half of them (90 % intervals)."
+            f"{len(widest)} arms show no difference: differences in A beyond ±{max(widest):.3f} are excluded for all "
+            f"of them, beyond ±{statistics.median(widest):.3f} for half of them (90% intervals)."
         )
 
     def headlines(self) -> list[str]:
-        """Return the verdicts in words, what matters most first."""
+        """Return the verdicts in words, the most important first."""
         excluded = self.exclusion()
         return [*(arm.sentence for arm in self.ranked()), *([excluded] if excluded else [])]
 
@@ -158,7 +158,7 @@ class StudyResult:
         """JSON values; docs/json.md has the keys."""
         return {
             "study": self.name,
-            "candidate": self.candidate,
+            "reference": self.reference,
             "axis": self.axis,
             "common_asymptote": self.common_asymptote,
             "seed_sd": self.seed_sd,
@@ -170,7 +170,7 @@ class StudyResult:
 
 
 AGAINST = ("asymptote_difference", "efficiency_ratio", "compute_ratio")
-"""What is told of an arm's comparison with the candidate."""
+"""The estimates of an arm's comparison with the reference that go into the JSON."""
 
 
 def _arm_dict(arm: ArmResult) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _arm_dict(arm: ArmResult) -> dict[str, Any]:
 
 
 def reasons(runs: Sequence[RunResult]) -> str:
-    """Return why runs have no fit, each reason once; empty where nothing went wrong."""
+    """Return why runs have no fit, each reason once; empty if there was no problem."""
     return "; ".join(sorted({words for run in runs for words in _problems(run)}))
 
 
@@ -210,5 +210,5 @@ def _problems(run: RunResult) -> list[str]:
 
 
 def failed(words: str) -> str:
-    """Return the last words of a failed process as a reason; empty if there are none."""
+    """Return the last message of a failed process as a reason; empty if there is none."""
     return f"failed: {words}" if words else ""

@@ -30,7 +30,7 @@ def test_a_second_rise_that_cannot_be_seen_yet_explains_nothing():
     visible = SECOND_RISE.columns(LOG_C, place(0.0, 0.0, np.log(1.0), np.log(2.0))).second
     hidden = SECOND_RISE.columns(LOG_C, place(0.0, 0.0, np.log(4.0), np.log(4.0))).second
     assert visible == pytest.approx([0.0, 1 / 17, 0.2, 0.5])
-    # four times the run away at efficiency 4, 1 / (1 + 4^4) = 0.4 % of it would be done
+    # four times the run away at efficiency 4, 1 / (1 + 4^4) = 0.4% of it would be done
     assert hidden.tolist() == [0.0, 0.0, 0.0, 0.0]
 
 

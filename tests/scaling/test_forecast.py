@@ -11,7 +11,7 @@ from scalerl.scaling import Curve, CurveError, fit, forecast, sigmoid
 
 @pytest.fixture(scope="module")
 def exact():
-    """A fit so sharp that every answer can be worked by hand: A .6, B 2, Cmid 10, R0 .1, measured to 30."""
+    """A fit so sharp that every answer can be worked by hand: A 0.6, B 2, Cmid 10, R0 0.1, measured to 30."""
     compute = np.linspace(0, 30, 61)
     return fit(Curve(compute, sigmoid(compute, 0.6, 2.0, 10.0, 0.1)))
 

@@ -56,5 +56,5 @@ def test_an_optimum_at_the_metrics_bound_is_reported():
 def test_the_standard_error_is_the_scatter_of_repeated_fits():
     fits = [fit(run(seed=seed), method="least-squares") for seed in range(60)]
     scatter = np.std([f.asymptote.mean for f in fits])
-    # 60 repeats give the scatter to 9 %; three times that is allowed
+    # 60 repeats give the scatter to 9%; three times that is allowed
     assert np.median([f.asymptote.sd for f in fits]) == pytest.approx(scatter, rel=0.27)
