@@ -17,7 +17,7 @@ from scalerl.scaling import Curve, sigmoid
 
 POINTS = 41
 MIDPOINTS = (1 / 16, 1 / 4)
-"""Range of Cmid, in whole runs: from a run that is 16 midpoints long to one of 4."""
+"""Range of C_mid, in whole runs: from a run that is 16 midpoints long to one of 4."""
 EFFICIENCIES = (1.0, 2.5)
 """Range of B."""
 PHI = 0.7

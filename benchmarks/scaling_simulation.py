@@ -15,7 +15,7 @@ from scalerl.scaling import Curve, sigmoid
 
 POINTS = 41
 RHOS = (1, 2, 4, 8, 16)
-"""Last compute over Cmid: how far into its climb a run is."""
+"""Last compute over C_mid: how far into its climb a run is."""
 EFFICIENCIES = (0.7, 1.0, 2.0, 3.0)
 NOISES = ("white", "AR")
 

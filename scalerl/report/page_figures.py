@@ -96,7 +96,7 @@ def slopes(analysis: Analysis) -> Figure:
 
 
 STRAIGHT = (
-    "in coordinates in which the law is a straight line: F(R) = Cmid^B / ((A - R0) / (R - R0) - 1) = C^B. The steeper "
+    "in coordinates in which the law is a straight line: F(R) = C_mid^B / ((A - R0) / (R - R0) - 1) = C^B. The steeper "
     "line is the quicker run; near the ceiling noise scatters the points."
 )
 """How to read a figure of slopes, after what its ceiling is."""

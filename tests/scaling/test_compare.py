@@ -58,7 +58,9 @@ def test_the_same_run_twice_is_not_distinguishable_and_the_advice_is_more_seeds(
     found = compare(run(), run(seed=1))
     assert (found.verdict, found.winner) == ("not distinguishable yet", None)
     # two means of S seeds of sd 0.012 differ surely by 0.02 from S = 2 (0.012 * 1.96 / 0.02)^2 = 2.8 on
-    assert found.advice.startswith("What would tell: at this scatter a difference of 0.020 takes about 3 seeds a side")
+    assert found.advice.startswith(
+        "To distinguish them: at this scatter a difference of 0.020 needs about 3 seeds per side"
+    )
 
 
 def test_runs_without_a_known_ceiling_are_to_be_trained_on():

@@ -16,7 +16,7 @@ def place(*values):
 
 def test_the_law_has_half_of_its_climb_done_at_the_midpoint():
     first = LAW.columns(LOG_C, place(np.log(0.5), np.log(2.0))).first
-    # at half of Cmid 1 / (1 + 2^2), at twice Cmid 1 / (1 + 2^-2)
+    # at half of C_mid 1 / (1 + 2^2), at twice C_mid 1 / (1 + 2^-2)
     assert first == pytest.approx([0.0, 0.2, 0.5, 0.8])
 
 
