@@ -1,4 +1,4 @@
-"""The page about runs: analysis in, HTML out. Words and table are made here; it judges nothing."""
+"""The page about runs: turns an analysis into HTML, with verdicts, a table and figures."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from scalerl.scaling import Estimate
 WIDE = frozenset({"curves", "backtests"})
 """Figures as wide as the page."""
 
-IDENTIFIED = "whether the points pin the ceiling down yet. If not, A is a range and not a result."
+IDENTIFIED = "whether the ceiling is known. If not, A is a range and not a result."
 
 
 def page(analysis: Analysis) -> str:
@@ -42,7 +42,7 @@ def page(analysis: Analysis) -> str:
     return html_page(
         PageContent(
             title=title,
-            subtitle=f"Held-out results against compute ({axis}), and what more of it would bring.",
+            subtitle=f"Held-out results against compute ({axis}), and forecasts at more compute.",
             verdicts=f'{_comparison(analysis)}\n<div class="cards">\n{cards}\n</div>',
             terms={**TERMS, "Identified": IDENTIFIED},
             table_title="Runs side by side",
@@ -83,21 +83,22 @@ def _card(analysis: Analysis, number: int) -> str:
     twice, four = (f"{level(at.mean)} ({level(at.low)} to {level(at.high)})" for at in ahead.at)
     ceiling = f"{level(found.asymptote.mean)} ({level(found.asymptote.low)} to {level(found.asymptote.high)})"
     lines = [
-        f"Now at {level(now)} (last evaluation {level(float(run.curve.metric[-1]))}). Twice the compute should bring "
-        f"{twice}, four times {four}.",
+        f"The level is {level(now)} now (last evaluation {level(float(run.curve.metric[-1]))}). The forecast is "
+        f"{twice} at twice the compute and {four} at four times.",
         f"The ceiling A is {ceiling}." if found.identified else
-        f"The ceiling is not known yet: {ceiling} is a range and not a result, because {html.escape(found.reason)}.",
+        f"The ceiling A is not identified yet: {ceiling} is a range and not a result, because "
+        f"{html.escape(found.reason)}.",
     ]  # fmt: skip
     if run.backtest is not None:
         half = run.backtest.splits[1]
         simple = html.escape(min(half.baselines, key=lambda name: half.baselines[name].rmse))
         lines.append(
-            f"Tested on itself: its first half predicted the rest to {half.forecast.rmse:.3f} (root mean square), "
-            f"{half.forecast.coverage:.0%} within the band; the best naive forecast, {simple}, to "
-            f"{half.baselines[simple].rmse:.3f}."
+            f"Backtest: the forecast from its first half has a root mean square error of {half.forecast.rmse:.3f} on "
+            f"the rest, with {half.forecast.coverage:.0%} of the points in the band; the best naive forecast "
+            f"({simple}) has {half.baselines[simple].rmse:.3f}."
         )
     else:
-        lines.append(f"Not tested on itself: {html.escape(run.untested)}.")
+        lines.append(f"No backtest: {html.escape(run.untested)}.")
     word, rest = _advice(run)
     return (
         f'<article class="card"><h3>{swatch(style_of(analysis, number)[0])}{html.escape(run.name)}</h3>'
@@ -125,7 +126,7 @@ def _advice(run: RunAnalysis) -> tuple[str, str]:
 
 
 def _level_format(run: RunAnalysis) -> Callable[[float], str]:
-    """Thousandths of a pass rate, and the same share of any other metric's range."""
+    """Three decimals for a pass rate, and the same share of the range for other metrics."""
     low, high = run.curve.bounds
     decimals = max(0, 3 - round(math.log10(high - low)))
     return lambda value: f"{value:.{decimals}f}"

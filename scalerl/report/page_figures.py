@@ -1,4 +1,4 @@
-"""The figures of a page about runs as plotly's JSON: plain dicts, made without plotly. Knows no HTML and no colours."""
+"""The figures of a page about runs as plotly JSON. Does not import plotly."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def curves(analysis: Analysis) -> Figure:
     title = f"training compute ({analysis.axis})"
     layout = {"xaxis": {"title": {"text": title}}, "yaxis": {"title": {"text": metric_name(analysis.runs[0].curve)}}}
     caption = (
-        "Dots are held-out evaluations, lines the fitted law, dashed where it is a forecast, with the 90% band of the "
-        "curve. The mark at the right end of each is its ceiling A with a 90% interval. Click a name to hide its run."
+        "Dots are held-out evaluations. Lines are the fitted law with its 90% band, dashed where it is a forecast. The "
+        "mark at the right end of each line is its ceiling A with a 90% interval. Click a name to hide its run."
     )
     furthest = max(run.outlook.fit.last_compute for run in analysis.runs)
     axes = compute_axes(0.6 * _least(analysis), AHEAD * furthest * _aside(len(analysis.runs) + 1))
@@ -40,13 +40,13 @@ def _least(analysis: Analysis) -> float:
 
 
 def _aside(number: int) -> float:
-    """Return how far beyond its forecast a run's ceiling stands, as a factor: beside those of the other runs."""
+    """Return the factor beyond its forecast at which a run's ceiling is drawn, next to those of other runs."""
     return 1.05 * 1.03**number
 
 
 def _curve_traces(analysis: Analysis, number: int, run: RunAnalysis) -> list[Json]:
     found, last = run.outlook.fit, run.outlook.fit.last_compute
-    # dense for both axes; the first step from 0, which a log axis draws level, ends left of its range
+    # dense for both axes; a log axis draws the first step from 0 as a level line, left of its range
     spaced = np.linspace(0, AHEAD * last, 61)[1:]
     grid = np.unique(np.concatenate([[0.0, last], spaced, np.geomspace(0.5 * _least(analysis), AHEAD * last, 100)]))
     band = found.predict(grid)
@@ -88,18 +88,18 @@ def slopes(analysis: Analysis) -> Figure:
             {**shared, **slope_points(run.slope, unit, color, run.name, DASHES.index(dash))},
         ]
         data[-2]["line"]["dash"] = dash
-    caption = f"Each run refitted with its ceiling held at the common A = {analysis.ceiling:.3f}, {STRAIGHT}"
+    caption = f"Each run is fitted again with its ceiling fixed at the common A = {analysis.ceiling:.3f}. {STRAIGHT}"
     caption += without_level(every)
     if analysis.comparison and analysis.comparison.verdict == "higher ceiling":
-        caption += " Here the ceilings differ, so that the common one suits neither side: trust these slopes little."
+        caption += " Here the ceilings differ, so the common one fits neither side: do not rely on these slopes."
     return Figure("Steepness B at one ceiling", caption, data, slope_layout(every, unit, analysis.axis))
 
 
 STRAIGHT = (
-    "in coordinates in which the law is a straight line: F(R) = C_mid^B / ((A - R0) / (R - R0) - 1) = C^B. The steeper "
-    "line is the quicker run; near the ceiling noise scatters the points."
+    "In these coordinates the law is a straight line with slope B: F(R) = C_mid^B / ((A - R0) / (R - R0) - 1) = C^B. "
+    "Near the ceiling, noise scatters the points."
 )
-"""How to read a figure of slopes, after what its ceiling is."""
+"""How to read a figure of slopes."""
 
 
 def slope_line(slope: Slope, unit: float, color: str) -> Json:
@@ -118,7 +118,7 @@ def slope_points(slope: Slope, unit: float, color: str, name: str, symbol: int =
 
 
 def slope_layout(slopes: Sequence[Slope], unit: float, axis: str) -> Json:
-    """Axes for straight lines; the lines say where to look, for near the ceiling F of a noisy point is anything."""
+    """Axes for straight lines; the ranges follow the lines, not the points, which scatter near the ceiling."""
     heights = [slope.line(slope.span, unit) for slope in slopes]
     spread = np.log10([np.min(heights) / 4, np.max(heights) * 6])
     return {
@@ -132,7 +132,7 @@ def slope_layout(slopes: Sequence[Slope], unit: float, axis: str) -> Json:
 
 
 def without_level(slopes: Sequence[Slope]) -> str:
-    """Say how many points a figure of slopes cannot show."""
+    """Return in words how many points a figure of slopes cannot show."""
     dropped = sum(slope.dropped for slope in slopes)
     return f" {dropped} points at or above A, or at or below R0, have no F and are not drawn." if dropped else ""
 
@@ -160,8 +160,8 @@ def posterior(analysis: Analysis) -> Figure:
         })  # fmt: skip
     layout = {"xaxis": {"title": {"text": "ceiling A"}}, "yaxis": {"type": "log", "title": {"text": "steepness B"}}}
     caption = (
-        "What each run leaves open about A and B together. The inner contour holds half of the posterior, the outer "
-        "one nine tenths; a long slanted shape means that a higher ceiling with a flatter climb does as well."
+        "The joint posterior of A and B for each run. The inner contour contains 50% of it, the outer one 90%. A long "
+        "slanted shape means that a higher ceiling with a flatter climb fits as well."
     )
     return Figure("A and B together", caption, data, layout)
 
@@ -208,12 +208,12 @@ def _intervals(rows: list[Row], title: str, axis: str) -> Figure:
     names = [f"<b>{html.escape(name)}</b>" if bold else html.escape(cut(name)) for name, _, _, bold in rows]
     ticks = {"tickvals": [-i for i in range(len(rows))], "ticktext": names, "range": [-len(rows) + 0.4, 0.6]}
     layout = {"xaxis": {"title": {"text": axis}}, "yaxis": {**ticks, "showgrid": False}, "height": 140 + 32 * len(rows)}
-    recipes = " The thick lines are the recipes, the scatter of seeds included." if any(row[3] for row in rows) else ""
+    recipes = " Thick lines are recipes and include the scatter of seeds." if any(row[3] for row in rows) else ""
     return Figure(title, f"Lines are 90% intervals.{recipes}", data, layout)
 
 
 def backtests(analysis: Analysis) -> Figure | None:
-    """For each run what its first parts would have forecast; None if no run is long enough."""
+    """The forecasts from the first parts of each run; None if no run is long enough."""
     choices = {run.name: {"data": _backtest_traces(analysis, run)} for run in analysis.runs if run.parts}
     if not choices:
         return None
@@ -222,10 +222,10 @@ def backtests(analysis: Analysis) -> Figure | None:
         "yaxis": {"title": {"text": metric_name(analysis.runs[0].curve)}},
     }
     caption = (
-        "Each colour is a fit of only the first part of the run, up to where its line begins, and its forecast of the "
-        "rest. The bands should hold nine evaluations in ten."
+        "Each colour is a fit of the first part of the run, up to where its line begins, and its forecast of the rest. "
+        "The bands should contain nine of ten evaluations."
     )
-    return Figure("Would it have been right?", caption, [], layout, {"Run": choices})
+    return Figure("Backtest: forecasts from the first parts", caption, [], layout, {"Run": choices})
 
 
 def _backtest_traces(analysis: Analysis, run: RunAnalysis) -> list[Json]:

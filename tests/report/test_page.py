@@ -48,7 +48,7 @@ def test_every_run_recipe_and_number_is_in_the_words_without_javascript(page_fil
     assert "The first has the higher ceiling, by 0.0" in text
     assert all(f"<dt>{term}" in text for term in ("A, the ceiling", "B, the steepness", "C<sub>mid</sub>"))
     assert "&lt;b&gt;theirs &amp; co" in text and "<b>theirs" not in text
-    assert "too few points: 7 points" in text and "Not tested on itself: the first 0.3 of the run holds 2" in text
+    assert "too few points: 7 points" in text and "No backtest: the first 0.3 of the run holds 2" in text
     ceiling = studied.runs[0].outlook.fit.asymptote
     assert f"{ceiling.mean:.3f}<small>{ceiling.low:.3f} to {ceiling.high:.3f}</small>" in text
 
