@@ -1,11 +1,11 @@
-"""What allocation by forecast saves and what it loses, on studies whose truth is known. Knows no real study.
+"""Measures what allocation by forecast saves and loses, on simulated studies with known truth.
 
     python benchmarks/allocation.py                   # 200 studies of each setting (about 15 minutes of one slow core)
     python benchmarks/allocation.py --studies 20      # fewer
 
-Writes benchmarks/results/allocation.json. "Found" is said in two ways. Strictly: the arm chosen is the one with the
-highest true ceiling of its recipe. Within 0.01: its true ceiling is at most 0.01 below that one, a difference below the
-scatter of single seeds (0.012), which three seeds an arm tell apart little better than by chance.
+Writes benchmarks/results/allocation.json. "Found" has two meanings. Strictly: the chosen arm has the highest true
+ceiling. Within 0.01: its true ceiling is at most 0.01 below the highest. This is less than the scatter of single seeds
+(0.012), and three seeds per arm distinguish such arms little better than chance.
 
 Axes in names: A arms, S seeds, P policies, R studies.
 """

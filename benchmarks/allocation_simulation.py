@@ -1,4 +1,4 @@
-"""Studies of several recipes whose true ceilings are known, for the benchmark of allocation. Knows nothing of fitting.
+"""Studies of several recipes whose true ceilings are known, for the benchmark of allocation.
 
 Compute is in shares of one whole run. Every run has an evaluation before training and 40 at equal steps after it. The
 present score misleads by design: midpoints differ by a factor of four and steepness by 2.5, and in half of the studies

@@ -1,4 +1,4 @@
-"""How right, how honest and how quick `scalerl.scaling` is, on runs whose truth is known. Knows no real run.
+"""Measures accuracy, coverage and speed of `scalerl.scaling`, on simulated runs with known truth.
 
     python benchmarks/scaling_accuracy.py                        # every section, 400 curves a cell (about 40 minutes)
     python benchmarks/scaling_accuracy.py cells --curves 100     # one section, fewer curves

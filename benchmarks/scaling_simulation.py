@@ -1,6 +1,6 @@
-"""Runs whose truth is known, to measure the statistics with: of the law, and departing from it, with noise.
+"""Simulated runs with known truth and noise, which follow the law or depart from it.
 
-Knows nothing of fitting. Compute is in multiples of the run's last point, so that a truth at 2.0 is the level at twice
+Compute is in multiples of the run's last point, so that a truth at 2.0 is the level at twice
 the compute spent. Every run has an evaluation before training and 40 at equal steps after it.
 """
 
