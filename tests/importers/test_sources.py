@@ -46,7 +46,7 @@ def test_verl_without_the_phases_of_a_step_takes_it_whole_and_says_so(tmp_path):
     (path,) = write(tmp_path, run_jsonl=builders.jsonl({"step": s, "data": row} for s, row in enumerate(rows, 1)))
     found = read(path)
     check(found, "verl")
-    assert any("unknown whether timing_s/step includes validation" in note for note in found.notes)
+    assert any("if timing_s/step includes validation, it could not be subtracted" in note for note in found.notes)
 
 
 def test_verl_is_read_by_the_names_that_mlflow_allows(tmp_path):
