@@ -25,7 +25,7 @@ class WarmStart(Part):
     learning_rate: Annotated[float, Field(gt=0)] = 3e-3
     """Peak rate: linear warm-up over 50 updates, then linear decay to a tenth."""
     step_noise: Share = 0.45
-    """Probability that a step of a trace has its result replaced by a uniform digit (0.15 of it in the first 60 %)."""
+    """Probability that a step of a trace has its result replaced by a uniform digit (0.15 of it in the first 60%)."""
     ramble: Share = 0.08
     """Probability, after each step, of a ramble of `~`."""
     endless: Share = 0.1

@@ -25,9 +25,9 @@ WARN_TRUNCATION, UNSTABLE_TRUNCATION = 0.05, 0.10
 def truncation_warning(rate: float) -> str | None:
     """Return what to say about a share of truncated rollouts."""
     if rate > UNSTABLE_TRUNCATION:
-        return f"{rate:.0%} of the rollouts are truncated: above 10 % training usually becomes unstable"
+        return f"{rate:.0%} of the rollouts are truncated: above 10% training usually becomes unstable"
     if rate > WARN_TRUNCATION:
-        return f"{rate:.0%} of the rollouts are truncated: caution from 5 % on"
+        return f"{rate:.0%} of the rollouts are truncated: caution from 5% on"
     return None
 
 
