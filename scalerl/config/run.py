@@ -155,7 +155,7 @@ class Hardware(Part):
 
 
 class Checkpointing(Part):
-    """When the whole truth is written to disk."""
+    """When the whole state of a run is written to disk."""
 
     every: Count = 50
     """Training steps between checkpoints."""
