@@ -113,10 +113,10 @@ def engine(policy: Any, sequences: int, share: int, stop: tuple[int, ...] = ()) 
     rng = np.random.default_rng(0)
     prompts = [tuple(rng.integers(2, policy.vocab_size, PROMPT).tolist()) for _ in range(sequences // share)]
     began = now()
-    made.add([Request((i, 0), prompts[i // share], stream_key(i)) for i in range(sequences)])
+    made.submit([Request((i, 0), prompts[i // share], stream_key(i)) for i in range(sequences)])
     finished = []
-    while made.busy():
-        finished += made.tick()
+    while made.occupancy().busy:
+        finished += made.poll()
     seconds = now() - began
     assert len(finished) == sequences and (stop or all(len(f.rollout.tokens) == NEW for f in finished))
     return sum(len(f.rollout.tokens) for f in finished) / seconds
@@ -126,13 +126,14 @@ def swap(policy: Any) -> float:
     """Milliseconds of one weight swap, out of a flat block as it comes through shared memory."""
     import torch
 
-    from scalerl.models.policy import WeightLayout
+    from scalerl.models.layout import WeightLayout
 
-    layout = WeightLayout.of(policy)
-    block = torch.zeros(layout.total, dtype=torch.uint8)
-    layout.write(policy, block)
+    layout = WeightLayout.of(policy.weights())
+    views = layout.views(torch.zeros(layout.total, dtype=torch.uint8))
+    for name, tensor in policy.weights():
+        views[name].copy_(tensor)
     began = now()
-    layout.read(block, policy)
+    policy.load_weights(policy.version + 1, views)
     return 1e3 * (now() - began)
 
 

@@ -29,7 +29,7 @@ def lab_model(tmp_path_factory):
     torch.manual_seed(0)
     tokenizer = warm_start.make_tokenizer()
     policy = Policy(warm_start.make_model(model, tokenizer))
-    warm_start._train(policy, model, ArithmeticTask(operations=(1, 1)), tokenizer, lambda row: None)
+    warm_start._train(policy, model, (ArithmeticTask(operations=(1, 1)),), tokenizer, lambda row: None)
     path = tmp_path_factory.mktemp("lab") / "model"
     policy.model.save_pretrained(path)
     tokenizer.save_pretrained(path)

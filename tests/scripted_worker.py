@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from scalerl.config.recipe import OffPolicy
-from scalerl.rollouts.coordinator import Generator
-from scalerl.rollouts.local.scripted import scripted_engine
-from scalerl.rollouts.schedule import Schedule
+from scalerl.rollouts.activation import AtTick, OnArrival
+from scalerl.rollouts.coordinator import Coordinator
+from scalerl.rollouts.interrupt import NEVER, LengthRule
+from scalerl.rollouts.local.scripted import STOP, ScriptedDecoder
+from scalerl.rollouts.local.slot_engine import SlotEngine
+from scalerl.rollouts.schedule import SCHEDULES
+from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.rollouts.worker import WorkerParts
-from scalerl.types import Prompt, Visit
+from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 
 
 @dataclass(frozen=True)
@@ -34,19 +38,24 @@ class ScriptedSpec:
     fail_at_tick: int = -1
     kill_at_tick: int = -1
 
-    def __call__(self) -> WorkerParts:
-        engine = scripted_engine(self.slots, self.mean_tokens, self.max_tokens, self.delay_s)
-        schedule = Schedule(self.off_policy, self.per_batch, self.lag_ticks, eager=self.eager)
-        generator = Generator(engine, schedule, self.group_size, seed=0)
+    def __call__(self, channel: WeightChannel) -> WorkerParts:
+        decoder = ScriptedDecoder(self.mean_tokens, self.delay_s)
+        engine, evaluator = (
+            SlotEngine(decoder, slots, LengthRule(None, NEVER, tokens), (STOP,), refill=1, receive=channel.receive)
+            for slots, tokens in ((self.slots, self.max_tokens), (8, 20))
+        )
+        activation = OnArrival() if self.eager else AtTick(self.lag_ticks)
+        schedule = SCHEDULES[self.off_policy.kind](self.off_policy, self.per_batch, activation)
+        coordinator: Any = Coordinator([engine], schedule, self.group_size, seed=0, evaluators=[evaluator])
         if self.fail_at_tick >= 0 or self.kill_at_tick >= 0:
-            generator = _Faulty(generator, self)
-        return WorkerParts(generator, scripted_engine(8, 5, 20), 0, _ignore)
+            coordinator = _Faulty(coordinator, self)
+        return WorkerParts(coordinator, _ignore)
 
 
 class _Faulty:
-    """A generator that fails or is killed at a tick."""
+    """A coordinator that fails or is killed at a tick."""
 
-    def __init__(self, inner: Generator, spec: ScriptedSpec) -> None:
+    def __init__(self, inner: Coordinator, spec: ScriptedSpec) -> None:
         self._inner, self._spec = inner, spec
 
     def __getattr__(self, name: str) -> Any:
@@ -60,18 +69,50 @@ class _Faulty:
         return self._inner.step(on_activation)
 
 
-def _ignore(path: Path, state: dict[str, Any]) -> None:
+def _ignore(path: Path, name: str, state: dict[str, Any]) -> None:
     pass
+
+
+class NumberChannel:
+    """A weight channel whose weights are one number, so that a process need not load torch for it."""
+
+    capacity = 4
+
+    def __init__(self) -> None:
+        self._slots = get_context("spawn").RawArray("q", [-1] * 2 * self.capacity)  # versions, then their weights
+
+    def send(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
+        slot = list(self._slots[: self.capacity]).index(-1)  # fails where more is held than there is room for
+        self._slots[self.capacity + slot] = dict(weights)["version"]
+        self._slots[slot] = version
+
+    def receive(self, version: int) -> Mapping[str, Any]:
+        return {"version": self._slots[self.capacity + self._slot(version)]}
+
+    def drop(self, version: int) -> None:
+        self._slots[self._slot(version)] = -1
+
+    def _slot(self, version: int) -> int:
+        return list(self._slots[: self.capacity]).index(version)
+
+
+def weights(version: int) -> list[tuple[str, int]]:
+    """Return the 'weights' of a version."""
+    return [("version", version)]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A group whose scores are there at once: 0 for every rollout."""
+
+    group: Group
+
+    def wait(self, seconds: float) -> bool:
+        return True
+
+    def result(self) -> ScoredGroup:
+        return ScoredGroup(self.group, (Score(0.0, False),) * len(self.group.rollouts))
 
 
 def visits(first: int, count: int) -> tuple[Visit, ...]:
     return tuple(Visit(Prompt(f"{i:016x}", "q", (1, 2), "a", "test"), 0, i) for i in range(first, first + count))
-
-
-def write_version(version: int) -> Any:
-    """Return how to fill a block with 'weights': the version in its first four bytes."""
-
-    def write(block: np.ndarray[Any, Any]) -> None:
-        block[:4].view(np.int32)[0] = version
-
-    return write

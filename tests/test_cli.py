@@ -124,7 +124,7 @@ def workplace(lab_model, tmp_path, monkeypatch):
 
 
 REWARDS = """
-calls = 0
+calls = 0  # in the process that calls the functions: once for each group, those of evaluations included
 
 def length(prompts, completions, answer, **columns):
     return [float(len(c)) / 30 for c in completions]
@@ -139,7 +139,7 @@ def leaves(prompts, completions, **columns):
 def fails_later(prompts, completions, **columns):
     global calls
     calls += 1
-    if calls > 6:
+    if calls > 16:  # the 8 groups of the first evaluation and the 8 of two updates
         raise ValueError("the judge is out")
     return [float("=" in c) - 0.5 * (c.count("1") % 2) for c in completions]
 """
@@ -183,7 +183,7 @@ def test_a_reward_function_that_fails_ends_the_run_with_its_place_and_a_checkpoi
         and "my_rewards.py:" in text
     )
     steps = len(runs.rows(workplace / "run", "metrics.jsonl"))
-    assert steps >= 2 and (workplace / f"run/checkpoints/step_{steps:06d}").exists()
+    assert steps == 2 and (workplace / f"run/checkpoints/step_{steps:06d}").exists()
 
 
 def test_a_reward_function_that_exits_ends_the_run_with_a_message_and_an_exit_code_that_says_so(workplace):

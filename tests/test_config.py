@@ -4,7 +4,32 @@ import pytest
 
 from scalerl.config import LAB, PRESETS, RunConfig, field_lines, merge, read_config, to_toml
 from scalerl.config.base import ConfigError, build
+from scalerl.config.data import shares
 from scalerl.config.recipe import Gspo, PpoOffPolicy
+
+TWO_TASKS = """
+[[data]]
+kind = "arithmetic"
+operations = [1, 3]
+share = 3
+
+[[data]]
+kind = "programs"
+name = "lines"
+held_out = 100
+"""
+
+
+TWO_FILES = """
+[[data]]
+kind = "file"
+path = "easy.jsonl"
+
+[[data]]
+kind = "file"
+path = "hard.jsonl"
+name = "hard"
+"""
 
 
 def test_without_anything_the_lab_is_run():
@@ -29,7 +54,7 @@ def test_a_change_of_kind_drops_the_fields_of_the_other_kind():
 
 def test_a_model_and_data_of_your_own_start_from_the_papers_sizes():
     config = read_config(None, ["--model", "some/model", "--data", "p.jsonl", "--task", "math"])
-    assert config.model.path == "some/model" and config.data.path == "p.jsonl"
+    assert config.model.path == "some/model" and [task.path for task in config.data] == ["p.jsonl"]
     assert config.recipe == PRESETS["scalerl"].recipe and config.evaluation.prompts == 1000
 
 
@@ -40,11 +65,29 @@ def test_a_model_and_data_of_your_own_start_from_the_papers_sizes():
         ["--recipe.loss", "dapo"],
         ["--recipe.retire_pass_rate", "none"],
         ["--model", "m", "--data", "d"],
-        ["--data.kind", "mixed", "--data.share", "0.25", "--data.programs.points", "3", "--model.experts", "4"],
+        ["--model.experts", "4", "--recipe.off_policy.stale", "mask", "--rollouts.lag_ticks", "measure"],
+        ["--rollouts.generators", "2", "--rollouts.lag_ticks", "0", "--rollouts.weights", "directory"],
     ],
 )
 def test_a_saved_configuration_reads_back_equal(words, tmp_path):
-    config = read_config(None, words)
+    assert_reads_back(read_config(None, words), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"), [("TWO_TASKS", ["--model.experts", "4"]), ("TWO_FILES", ["--model", "m"])]
+)
+def test_a_saved_configuration_of_several_tasks_reads_back_equal(tables, words, tmp_path):
+    config = written(tmp_path, globals()[tables], *words)
+    assert len(config.data) == 2
+    assert_reads_back(config, tmp_path)
+
+
+def written(directory, text, *words):
+    (directory / "given.toml").write_text(text)
+    return read_config(directory / "given.toml", words)
+
+
+def assert_reads_back(config, tmp_path):
     assert build(RunConfig, tomllib.loads(to_toml(config)), "x") == config
     (tmp_path / "config.toml").write_text(to_toml(config))
     assert read_config(tmp_path / "config.toml", []) == config
@@ -57,10 +100,10 @@ def test_a_saved_configuration_reads_back_equal(words, tmp_path):
         (["--recipe.lss", "x"], r"unknown option --recipe.lss \(did you mean recipe.loss\?\)"),
         (["--recipe.loss.max_ratio"], "--recipe.loss.max_ratio: a value is needed"),
         (["--steps", "soon"], "command line: steps: got 'soon'; input should be a valid integer"),
-        (["--preset", "labb"], r"preset: got 'labb' \(did you mean 'lab'\?\); allowed: lab, quick, scalerl"),
+        (["--preset", "labb"], r"preset: got 'labb' \(did you mean 'lab'\?\); allowed: lab, quick, long-tail, scalerl"),
         (
             ["--data", "p.jsonl"],
-            "data.kind: got 'file' with model.kind 'tiny', which knows only the tasks that are generated; give --model",
+            "data.kind: got 'file' with model.kind 'tiny', which has the lab's vocabulary; give --model",
         ),
         (
             ["--model.experts", "4", "--model.active_experts", "6"],
@@ -71,7 +114,19 @@ def test_a_saved_configuration_reads_back_equal(words, tmp_path):
             "active_experts: got 3; allowed: a divisor of 4 x width = 256",
         ),
         (["--data.kind", "program"], r"data.kind: got 'program' \(did you mean 'programs'\?\)"),
-        (["--data.kind", "mixed", "--data.share", "1"], "data.share: got 1; input should be less than 1"),
+        (["--data.kind", "mixed"], r"kind 'mixed' is no more: write one \[\[data\]\] table for each task, .* share"),
+        (["--data.share", "-1"], "data.*share: got -1; input should be greater than or equal to 0"),
+        (["--data.share", "0"], "data.share: got 0; allowed: shares that sum to more than 0"),
+        (["--data.held_out", "0"], "data.held_out: got 0 for the task 'arithmetic'; allowed: at least 1"),
+        (
+            ["--rollouts.lag_ticks", "-1"],
+            "rollouts.lag_ticks: got -1; allowed: auto, measure, or a number .*; a run directory of before has -1 for",
+        ),
+        (["--rollouts.lag_ticks", "soon"], "rollouts.lag_ticks: got 'soon'; allowed: auto, measure, or a number"),
+        (
+            ["--rollouts.generators", "4", "--rollouts.slots", "3"],
+            "rollouts.slots: got 3 for 4 generators; allowed: at least one slot for each generator",
+        ),
         (["stray"], "got 'stray'; allowed: one TOML file, then options"),
         (
             ["--hardware.device", "tpu"],
@@ -105,12 +160,39 @@ def test_a_missing_file_is_said_to_be_missing(tmp_path):
         read_config(tmp_path / "missing.toml", [])
 
 
-def test_a_mixture_of_tasks_has_a_section_for_each():
-    config = read_config(None, ["--data.kind", "mixed", "--data.arithmetic.operations", "[1, 3]"])
-    assert config.tasks == ["arithmetic", "programs"] and config.data.share == 0.5
-    assert config.data.arithmetic.operations == (1, 3) and config.data.programs.points == 4
-    assert "512 held-out prompts of each of arithmetic and programs x 4 samples" in config.derived_sizes()[-1]
+def test_several_tasks_have_a_table_each(tmp_path):
+    config = written(tmp_path, TWO_TASKS)
+    assert config.tasks == ["arithmetic", "lines"] and shares(config.data) == {"arithmetic": 0.75, "lines": 0.25}
+    assert config.data[0].operations == (1, 3) and config.data[1].points == 4
+    said = "512 held-out prompts of arithmetic and 100 held-out prompts of lines x 4 samples"
+    assert said in config.derived_sizes()[-1]
     assert read_config(None, ["--data.kind", "programs"]).tasks == ["programs"]
+    changed = written(tmp_path, TWO_TASKS, "--data.lines.points", "3", "--data.arithmetic.share", "1")
+    assert changed.data[1].points == 3 and shares(changed.data) == {"arithmetic": 0.5, "lines": 0.5}
+
+
+def test_several_files_of_your_own_start_from_the_papers_sizes_too(tmp_path):
+    config = written(tmp_path, TWO_FILES, "--model", "m")
+    assert config.tasks == ["math", "hard"] and config.recipe == PRESETS["scalerl"].recipe
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        (TWO_TASKS, ["--data.points", "3"], "has the tasks arithmetic, lines; got the option data.points; allowed: "),
+        ("data = []\n", [], "data: got no task; allowed: "),
+        ("data = 3\n", [], "given.toml: data"),
+        ("[[data]]\n[[data]]\n", [], "data"),
+        (
+            '[[data]]\nkind = "arithmetic"\n[[data]]\nkind = "arithmetic"\noperations = [1, 2]\n',
+            [],
+            "data: got two tasks with the name 'arithmetic'; give each a `name` of its own",
+        ),
+    ],
+)
+def test_a_mistake_in_several_tables_is_said(tmp_path, text, words, message):
+    with pytest.raises(ConfigError, match=message):
+        written(tmp_path, text, *words)
 
 
 def test_every_field_is_documented():

@@ -26,10 +26,10 @@ def test_log_probabilities_are_those_of_the_model_without_a_cache(name, dtype, a
     policy = Policy(tiny_model(name, initializer_range=0.1).to("cuda", dtype))
     rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=24)
     engine = torch_engine(policy, slots=3, prompt_tokens=8, rule=rule, sampling=Sampling(), refill=1)
-    engine.add([Request((i, 0), prompt, stream_key("gpu", i)) for i, prompt in enumerate(PROMPTS)])
+    engine.submit([Request((i, 0), prompt, stream_key("gpu", i)) for i, prompt in enumerate(PROMPTS)])
     finished = []
-    while engine.busy():
-        finished += engine.tick()
+    while engine.occupancy().busy:
+        finished += engine.poll()
     for done in finished:
         prompt = PROMPTS[done.id[0]]
         full = torch.tensor([*prompt, *done.rollout.tokens.tolist()], device="cuda")

@@ -3,7 +3,8 @@ import torch
 from tiny_models import ARCHITECTURES, tiny_model
 
 from scalerl.config.base import ConfigError
-from scalerl.models.policy import Policy, WeightLayout, check_head, check_vocabulary, load_policy, load_tokenizer
+from scalerl.models.layout import WeightLayout
+from scalerl.models.policy import Policy, check_head, check_vocabulary, load_policy, load_tokenizer
 from scalerl.train.warm_start import make_tokenizer
 
 
@@ -25,14 +26,27 @@ def test_a_head_that_is_not_understood_is_refused():
         check_head(policy)
 
 
+def send(source, target, version):
+    """Load one policy's weights into another out of a flat block, as they come through shared memory."""
+    layout = WeightLayout.of(source.weights())
+    views = layout.views(torch.zeros(layout.total, dtype=torch.uint8))
+    for name, tensor in source.weights():
+        views[name].copy_(tensor)
+    target.load_weights(version, views)
+
+
 @pytest.mark.parametrize("name", ["llama", "llama-untied", "qwen3-moe"])
 def test_weights_travel_through_a_block_of_bytes_tied_ones_once(name):
     source, target = Policy(tiny_model(name, seed=1)), Policy(tiny_model(name, seed=2))
-    layout = WeightLayout.of(source)
-    assert layout == WeightLayout.of(target) and all(offset % 64 == 0 for offset in layout.offsets)
-    block = torch.zeros(layout.total, dtype=torch.uint8)
-    layout.write(source, block)
-    layout.read(block, target)
+    layout = WeightLayout.of(source.weights())
+    assert layout == WeightLayout.of(target.weights()) and all(place.offset % 64 == 0 for place in layout.places)
+    ends = [p.offset + torch.Size(p.shape).numel() * getattr(torch, p.dtype).itemsize for p in layout.places]
+    starts = [p.offset for p in layout.places]
+    assert all(end <= start for end, start in zip(ends, [*starts[1:], layout.total], strict=True))  # none overlaps
+    tied = name != "llama-untied" and source.config.tie_word_embeddings
+    assert len(layout.places) == len(source.model.state_dict()) - tied
+    send(source, target, version=7)
+    assert target.version == 7
     tokens = torch.arange(2, 10)[None]
     with torch.no_grad():
         assert torch.equal(source.model(tokens).logits, target.model(tokens).logits)
@@ -44,10 +58,7 @@ def test_the_upcast_copy_of_a_bf16_head_is_renewed_at_a_swap():
     hidden = torch.randn(3, 32).bfloat16()
     with torch.no_grad():
         before = target.logits(hidden)
-        layout = WeightLayout.of(source)
-        block = torch.zeros(layout.total, dtype=torch.uint8)
-        layout.write(source, block)
-        layout.read(block, target)
+        send(source, target, version=1)
         assert torch.equal(target.logits(hidden), source.logits(hidden)) and not torch.equal(
             target.logits(hidden), before
         )

@@ -2,7 +2,7 @@ import pytest
 from pydantic import ValidationError
 
 from scalerl.config.base import ConfigError, build
-from scalerl.config.recipe import SCALERL, Cispo, Gspo, Interruption, PipelineRL, PpoOffPolicy, Recipe, max_lag, replace
+from scalerl.config.recipe import SCALERL, Cispo, Gspo, Interruption, PipelineRL, PpoOffPolicy, Recipe, replace
 
 
 def test_scalerl_is_the_papers_recipe():
@@ -29,8 +29,9 @@ def test_an_ablation_is_a_replacement_and_a_recipe_never_changes():
 
 
 def test_the_bound_on_staleness_follows_from_the_mode():
-    assert max_lag(PipelineRL(max_lag=8)) == 8 and max_lag(PipelineRL(max_lag=0)) == 0
-    assert max_lag(PpoOffPolicy(batches=8)) == 7 and max_lag(PpoOffPolicy(batches=1)) == 0
+    assert PipelineRL(max_lag=8).max_lag == 8 and PipelineRL(max_lag=0).max_lag == 0
+    assert PpoOffPolicy(batches=8).max_lag == 7 and PpoOffPolicy(batches=1).max_lag == 0
+    assert PipelineRL().stale == "wait"  # the rule that loses no group and no token
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,10 @@ def test_the_bound_on_staleness_follows_from_the_mode():
         ({"length": {"kind": "penalty", "max_tokens": 5, "cache_tokens": 6}}, r"allowed: at most max_tokens \(5\)"),
         ({"generations_per_prompt": 1}, "generations_per_prompt: got 1; input should be greater than or equal to 2"),
         ({"prompts_per_step": "many"}, "prompts_per_step: got 'many'; input should be a valid integer"),
+        (
+            {"off_policy": {"kind": "pipeline", "stale": "masks"}},
+            r"off_policy.stale: got 'masks' \(did you mean 'mask'\?\); allowed: wait, mask, drop",
+        ),
         ({"fp32_head": "maybe"}, "fp32_head: got 'maybe'; input should be a valid boolean"),
     ],
 )

@@ -41,12 +41,21 @@ def read_config(file: Path | None, overrides: Sequence[str]) -> RunConfig:
     preset = typed.pop("preset", values.pop("preset", None))
     if preset is None:
         merged = merge(values, typed)
-        preset = "scalerl" if "path" in merged.get("data", {}) else "lab"
+        tasks = merged.get("data", {})
+        own = any("path" in task for task in (tasks if isinstance(tasks, list) else [tasks]) if isinstance(task, dict))
+        preset = "scalerl" if own else "lab"
     if preset not in PRESETS:
         raise ConfigError(f"preset: got {preset!r}{nearest(str(preset), PRESETS)}; allowed: {', '.join(PRESETS)}")
-    base = plain_values(PRESETS[preset])
-    build(RunConfig, merge(base, values), source)  # the file's own mistakes are reported with the file's name
-    return build(RunConfig, merge(merge(base, values), typed), "command line" if typed else source)
+    from_file = merge(plain_values(PRESETS[preset]), values)
+    try:
+        return build(RunConfig, merge(from_file, typed), "command line")
+    except ConfigError as error:
+        try:  # a file may lack what the command line adds (--model), so it is not asked alone before
+            build(RunConfig, from_file, "command line")
+        except ConfigError as own:
+            if str(own) == str(error):  # the file's own mistake is reported with the file's name
+                raise ConfigError(str(own).replace("command line", source, 1)) from None
+        raise
 
 
 def parse_config(text: str, source: str) -> RunConfig:

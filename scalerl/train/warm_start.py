@@ -41,7 +41,10 @@ Report = Callable[[dict[str, float]], None]
 def warm_start_directory(model: TinyModel, data: Sequence[TaskData]) -> Path:
     """Return where the warm start of these settings is cached (under $SCALERL_CACHE or ~/.cache/scalerl)."""
     unused = set() if model.experts else {"experts", "active_experts"}
-    taught = {task.kind: generated.GENERATED[task.kind].taught(task) for task in generated_tasks(data)}
+    taught: dict[str, Any] = {}
+    for task in generated_tasks(data):
+        taught.setdefault(task.kind, []).append(generated.GENERATED[task.kind].taught(task))
+    taught = {kind: own[0] if len(own) == 1 else own for kind, own in taught.items()}
     settings = taught["arithmetic"] if list(taught) == ["arithmetic"] else taught  # as before there were other tasks
     key = json.dumps([_RECIPE_VERSION, model.model_dump(exclude=unused), settings], sort_keys=True)
     root = Path(os.environ.get("SCALERL_CACHE") or Path.home() / ".cache" / "scalerl")
@@ -71,16 +74,16 @@ def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, repo
         policy = Policy(make_model(model, tokenizer))
         history += _train(policy, tried, data, tokenizer, report)
         known = {
-            task.kind: fact_accuracy(policy, tokenizer, generated.GENERATED[task.kind].facts(task))
+            task.curve: fact_accuracy(policy, tokenizer, generated.GENERATED[task.kind].facts(task))
             for task in generated_tasks(data)
         }
-        each = {f"fact_accuracy_{kind}": share for kind, share in known.items()} if len(known) > 1 else {}
+        each = {f"fact_accuracy_{name}": share for name, share in known.items()} if len(known) > 1 else {}
         history.append({"seed": float(seed), "fact_accuracy": min(known.values()), **each})
         report(history[-1])
         if min(known.values()) >= GATE:
             break
     else:
-        shares = ", ".join(f"{share:.1%} ({kind})" for kind, share in known.items())
+        shares = ", ".join(f"{share:.1%} ({name})" for name, share in known.items())
         raise ConfigError(
             f"model.warm_start: after {model.warm_start.steps} updates the model knows {shares} of the 300 "
             f"single steps, from {ATTEMPTS} seeds; at least {GATE:.0%} are needed for a clean curve; give it more steps"

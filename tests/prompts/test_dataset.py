@@ -124,8 +124,8 @@ def test_a_held_out_split_that_leaves_too_few_training_prompts_says_how_many_are
 def test_the_lab_makes_the_pool_and_the_held_out_set_it_was_asked_for(tokenizer):
     lab = PRESETS["lab"]
     split = load_prompts(lab, tokenizer)
-    assert len(split.training) == lab.data.prompts and len(split.held_out) == lab.evaluation.prompts
-    assert len({p.id for p in (*split.training, *split.held_out)}) == lab.data.prompts + lab.evaluation.prompts
-    small = replace(lab, data=replace(lab.data, operations=(1, 1), prompts=4000))
+    assert len(split.training) == lab.data[0].prompts and len(split.held_out) == lab.evaluation.prompts
+    assert len({p.id for p in (*split.training, *split.held_out)}) == lab.data[0].prompts + lab.evaluation.prompts
+    small = replace(lab, data=(replace(lab.data[0], operations=(1, 1), prompts=4000),))
     with pytest.raises(ConfigError, match="makes only about 300 distinct prompts"):
         load_prompts(small, tokenizer)

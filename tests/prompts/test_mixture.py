@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from scalerl.config import PRESETS
 from scalerl.config.base import ConfigError, replace
-from scalerl.config.data import ArithmeticTask, MixedTasks, ProgramsTask
+from scalerl.config.data import ArithmeticTask, ProgramsTask
 from scalerl.prompts.curriculum import Curriculum
 from scalerl.prompts.dataset import load_prompts
 from scalerl.prompts.mixture import Mixture, make_curriculum
@@ -68,12 +68,12 @@ def test_once_all_prompts_of_a_task_are_retired_the_other_makes_up_for_it():
     assert len(mixed.retired) == 5 and mixed.draw(4) == []
 
 
-def lab(**changes):
-    return replace(PRESETS["lab"], data=MixedTasks(**changes))
+def lab(*tasks):
+    return replace(PRESETS["lab"], data=tasks)
 
 
 def test_a_mixture_has_a_pool_and_a_held_out_set_of_every_task():
-    config = lab(arithmetic=ArithmeticTask(prompts=100), programs=ProgramsTask(prompts=50))
+    config = lab(ArithmeticTask(prompts=100), ProgramsTask(prompts=50))
     split = load_prompts(config, make_tokenizer())
     names = [prompt.task for prompt in split.held_out]
     assert names.count("arithmetic") == names.count("programs") == config.evaluation.prompts
@@ -82,20 +82,20 @@ def test_a_mixture_has_a_pool_and_a_held_out_set_of_every_task():
     assert (training.count("arithmetic"), training.count("programs")) == (100, 50)
     assert not {p.id for p in split.training} & {p.id for p in split.held_out}
     assert {tasks(make_curriculum(config, split.training).draw(16)).count("programs")} == {8}
-    alone = load_prompts(replace(config, data=config.data.programs), make_tokenizer())
+    alone = load_prompts(lab(config.data[1]), make_tokenizer())
     for part in ("held_out", "training"):
         assert getattr(alone, part) == tuple(p for p in getattr(split, part) if p.task == "programs")
 
 
 def test_one_task_has_the_plain_curriculum():
     for data in (ArithmeticTask(prompts=100), ProgramsTask(prompts=100)):
-        config = replace(PRESETS["lab"], data=data)
+        config = lab(data)
         assert isinstance(make_curriculum(config, load_prompts(config, make_tokenizer()).training), Curriculum)
 
 
 def test_every_task_needs_the_prompts_of_its_share():
-    load_prompts(lab(programs=ProgramsTask(prompts=4), share=0.25), make_tokenizer())
-    with pytest.raises(ConfigError, match=r"leaves 4 for training; .* one step's 8 prompts remain"):
-        load_prompts(lab(programs=ProgramsTask(prompts=4)), make_tokenizer())
+    load_prompts(lab(ArithmeticTask(share=3.0), ProgramsTask(prompts=4)), make_tokenizer())
+    with pytest.raises(ConfigError, match=r"programs: .* leaves 4 for training; .* one step's 8 prompts remain"):
+        load_prompts(lab(ArithmeticTask(), ProgramsTask(prompts=4)), make_tokenizer())
     with pytest.raises(ConfigError, match=r"data.points: got 3, which makes 800 distinct prompts; .* ask for 1,512"):
-        load_prompts(lab(programs=ProgramsTask(points=3, prompts=1000)), make_tokenizer())
+        load_prompts(lab(ArithmeticTask(), ProgramsTask(points=3, prompts=1000)), make_tokenizer())

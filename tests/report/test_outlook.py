@@ -8,12 +8,14 @@ import pytest
 
 from scalerl.config import LAB
 from scalerl.config.base import replace
-from scalerl.config.data import MixedTasks, ProgramsTask
+from scalerl.config.data import ArithmeticTask, ProgramsTask
 from scalerl.report.figures import plot_curve
 from scalerl.report.outlook import outlook, run_outlook
 from scalerl.report.summary import data_note, default_axis, refresh, summarise
 from scalerl.scaling import Curve, CurveError, fit
 from scalerl.types import EvalPoint
+
+BOTH = (ArithmeticTask(), ProgramsTask())
 
 
 def level(compute, r0=0.2, ceiling=0.8, midpoint=4e11, slope=1.6):
@@ -82,7 +84,7 @@ def of_programs(points, rate=None):
 
 
 def test_a_run_of_several_tasks_has_an_outlook_for_each(points, tmp_path):
-    mixed = replace(LAB, data=MixedTasks())
+    mixed = replace(LAB, data=BOTH)
     lines = summarise(tmp_path, mixed, of_programs(points))
     tasks = json.loads((tmp_path / "summary.json").read_text())["tasks"]
     alone = run_outlook(points, "flops").to_dict()
@@ -93,14 +95,14 @@ def test_a_run_of_several_tasks_has_an_outlook_for_each(points, tmp_path):
 
 
 def test_a_task_without_a_forecast_does_not_hide_the_other(points, tmp_path):
-    lines = summarise(tmp_path, replace(LAB, data=MixedTasks()), of_programs(points, rate=0.0))
+    lines = summarise(tmp_path, replace(LAB, data=BOTH), of_programs(points, rate=0.0))
     tasks = json.loads((tmp_path / "summary.json").read_text())["tasks"]
     assert tasks["programs"] is None and tasks["arithmetic"]["points"] == 30 and (tmp_path / "curve.png").exists()
     assert any(line.startswith("forecast  none: every metric value is 0") for line in lines)
 
 
 def test_a_new_fit_of_one_task_leaves_the_summary_of_both(points, tmp_path):
-    mixed = replace(LAB, data=MixedTasks())
+    mixed = replace(LAB, data=BOTH)
     summarise(tmp_path, mixed, of_programs(points))
     before = (tmp_path / "summary.json").read_bytes()
     picture = refresh(tmp_path, mixed, run_outlook(points[:20], "flops"), "")
@@ -124,10 +126,10 @@ def test_the_axis_is_device_hours_on_gpus_and_counted_flops_on_cpu():
 
 def test_label_noise_is_said_wherever_the_curve_is_shown():
     assert data_note(LAB) == "12% of the reference answers are wrong on purpose, which caps the pass rate"
-    assert data_note(replace(LAB, data=replace(LAB.data, label_noise=0.0))) == ""
-    mixed = replace(LAB, data=MixedTasks())
+    assert data_note(replace(LAB, data=(ArithmeticTask(label_noise=0.0),))) == ""
+    mixed = replace(LAB, data=BOTH)
     assert data_note(mixed) == data_note(LAB)
-    uneven = replace(LAB, data=MixedTasks(programs=ProgramsTask(label_noise=0.3)))
+    uneven = replace(LAB, data=(ArithmeticTask(), ProgramsTask(label_noise=0.3)))
     assert data_note(uneven).startswith("12% (arithmetic), 30% (programs) of the reference answers")
-    clean = replace(LAB, data=MixedTasks(programs=ProgramsTask(label_noise=0.0)))
+    clean = replace(LAB, data=(ArithmeticTask(), ProgramsTask(label_noise=0.0)))
     assert data_note(clean).startswith("12% (arithmetic) of the reference answers")

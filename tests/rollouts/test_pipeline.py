@@ -6,38 +6,59 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scripted_worker import ScriptedSpec, visits, write_version
+import torch
+from scripted_worker import NumberChannel, Scored, ScriptedSpec, visits, weights
 
-from scalerl.config.recipe import PipelineRL, PpoOffPolicy, max_lag
+from scalerl.config.recipe import PipelineRL, PpoOffPolicy
+from scalerl.models.layout import WeightLayout
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.local.scripted import STOP
 from scalerl.rollouts.pipeline import Interrupted, Pipeline, WorkerDied
+from scalerl.rollouts.weights.shared_memory import SharedMemoryChannel
 
 
-def train(spec, updates, delay=lambda: 0.0, lag_ticks=-1):
+def train(spec, updates, delay=lambda: 0.0, lag_ticks=-1, shared=False):
     """Run a trainer that does nothing but wait; return what it was given."""
-    k, size = max_lag(spec.off_policy), spec.per_batch
+    k, size = spec.off_policy.max_lag, spec.per_batch
     began = time.monotonic()  # a generator that waits for ever is a failure, not a hang
-    pipeline = Pipeline(spec, weights_size=64, stop_requested=lambda: time.monotonic() - began > 60)
-    pipeline.start(write_version(0), 0, visits(0, size * (k + 1)))
+    channel, send = (shared_memory(), tensors) if shared else (NumberChannel(), weights)
+    pipeline = Pipeline(spec, channel, Scored, stop_requested=lambda: time.monotonic() - began > 60)
+    pipeline.start(send(0), 0, visits(0, size * (k + 1)))
     batches = []
     try:
         for step in range(updates):
-            batches.append(pipeline.take(size, now=step, max_lag=k))
+            batches.append(pipeline.take(size, now=step))
             time.sleep(delay())
-            update = Update(step + 1, None, visits(size * (k + 1 + step), size), lag_ticks=lag_ticks)
-            used = (step + 1) % getattr(spec.off_policy, "batches", 1) == 0  # a round samples with what opened it
-            pipeline.publish(update, write_version(step + 1) if used else None)
+            next_visits = visits(size * (k + 1 + step), size)
+            pipeline.publish(
+                Update(step + 1, used(spec.off_policy, step + 1), next_visits, lag_ticks=lag_ticks), send(step + 1)
+            )
     finally:
         pipeline.close()
     return batches
 
 
+def used(policy, version):
+    """Whether anything is sampled with a version: a round samples with what opened it."""
+    return version % getattr(policy, "batches", 1) == 0
+
+
+def shared_memory():
+    return SharedMemoryChannel(WeightLayout.of(tensors(0)))
+
+
+def tensors(version):
+    return [("before", torch.ones(3)), ("version", torch.tensor([version]))]
+
+
+def groups_of(batches):
+    return [(batch, scored.group) for batch in batches for scored in batch.groups]
+
+
 def content(batches):
     return [
         (group.visit.index, [(r.tokens.tolist(), r.versions.tolist(), r.logps.tolist()) for r in group.rollouts])
-        for batch in batches
-        for group in batch.groups
+        for _, group in groups_of(batches)
     ]
 
 
@@ -45,47 +66,46 @@ def content(batches):
     "policy", [PipelineRL(max_lag=0), PipelineRL(max_lag=1), PipelineRL(max_lag=8), PpoOffPolicy(batches=4)], ids=str
 )
 def test_nothing_older_than_k_is_trained_and_every_token_is_tagged_with_its_version(policy):
-    batches = train(ScriptedSpec(policy), updates=24)
     ages, mixed = [], 0
-    for batch in batches:
-        for group in batch.groups:
-            for rollout in group.rollouts:
-                sampled = rollout.tokens[rollout.tokens != STOP]
-                np.testing.assert_array_equal(sampled, rollout.versions[: len(sampled)])
-                ages += [batch.number - int(v) for v in rollout.versions]
-                mixed += len(set(rollout.versions.tolist())) > 1
-    assert min(ages) >= 0 and max(ages) <= max_lag(policy)
+    for batch, group in groups_of(train(ScriptedSpec(policy), updates=24, shared=True)):
+        for rollout in group.rollouts:
+            sampled = rollout.tokens[rollout.tokens != STOP]
+            np.testing.assert_array_equal(sampled, rollout.versions[: len(sampled)])
+            ages += [batch.number - int(v) for v in rollout.versions]
+            mixed += len(set(rollout.versions.tolist())) > 1
+    assert min(ages) >= 0 and max(ages) <= policy.max_lag
     if policy == PipelineRL(max_lag=8):
         assert max(ages) >= 2 and mixed > 10  # the generator did run ahead, and weights did change in flight
-    if max_lag(policy) == 0 or isinstance(policy, PpoOffPolicy):
+    if policy.max_lag == 0 or isinstance(policy, PpoOffPolicy):
         assert mixed == 0
 
 
-def test_a_round_that_does_not_fit_into_the_engine_is_finished_although_the_lag_is_measured_in_its_midst():
-    spec = ScriptedSpec(PpoOffPolicy(batches=8), slots=6, lag_ticks=-1)  # a round is 8 x 3 groups of 2
+@pytest.mark.parametrize("lag_ticks", [-1, 0, 5])
+def test_a_round_larger_than_the_engine_is_finished_with_the_weights_that_opened_it_whatever_the_lag(lag_ticks):
+    spec = ScriptedSpec(PpoOffPolicy(batches=8), slots=6, lag_ticks=lag_ticks)  # a round is 8 x 3 groups of 2
     batches = train(spec, updates=16, lag_ticks=5)
-    versions = [int(v) for b in batches for g in b.groups for r in g.rollouts for v in (r.versions[0], r.versions[-1])]
+    versions = [int(v) for _, g in groups_of(batches) for r in g.rollouts for v in (r.versions[0], r.versions[-1])]
     assert versions == [0] * 96 + [8] * 96
 
 
 def test_long_sequences_against_fast_updates_wait_rather_than_overshoot():
     spec = ScriptedSpec(PipelineRL(max_lag=1), mean_tokens=60, max_tokens=200, slots=6, lag_ticks=1)
     batches = train(spec, updates=12)
-    assert max(b.number - g.oldest_version for b in batches for g in b.groups) == 1
+    assert max(b.number - g.oldest_version for b, g in groups_of(batches)) == 1
 
 
 def test_every_prompt_comes_back_once_and_in_whole_groups():
     batches = train(ScriptedSpec(PipelineRL(max_lag=2)), updates=20)
-    seen = [group.visit.index for batch in batches for group in batch.groups]
+    seen = [group.visit.index for _, group in groups_of(batches)]
     assert len(seen) == len(set(seen)) == 60 and set(range(42)) <= set(seen)
-    assert all(len(group.rollouts) == 2 for batch in batches for group in batch.groups)
+    assert all(len(group.rollouts) == 2 for _, group in groups_of(batches))
 
 
 def test_a_wait_that_could_never_end_is_an_error():
-    pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=8)), weights_size=64)
-    pipeline.start(write_version(0), 0, visits(0, 2))  # prompts for two groups; the first update needs three
+    pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=8)), NumberChannel(), Scored)
+    pipeline.start(weights(0), 0, visits(0, 2))  # prompts for two groups; the first update needs three
     with pytest.raises(WorkerDied, match=r"the schedule is stuck, .*per_batch=3.*started=2"):
-        pipeline.take(3, now=0, max_lag=8)
+        pipeline.take(3, now=0)
     pipeline.close()
 
 
@@ -106,7 +126,7 @@ def test_random_delays_on_both_sides_change_no_bit(policy, slots):
 
 def test_eager_keeps_the_bound_too():
     batches = train(ScriptedSpec(PipelineRL(max_lag=2), eager=True, delay_s=0.001), updates=20)
-    assert max(b.number - g.oldest_version for b in batches for g in b.groups) <= 2
+    assert max(b.number - g.oldest_version for b, g in groups_of(batches)) <= 2
 
 
 def test_a_failure_in_the_generator_raises_in_take_and_names_it():
@@ -124,11 +144,11 @@ def test_a_killed_generator_raises_in_take_within_seconds():
 
 
 def test_waiting_ends_when_a_stop_is_asked_for():
-    pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=0)), 64, stop_requested=lambda: True)
-    pipeline.start(write_version(0), 0, ())  # no prompts: nothing will ever come
+    pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=0)), NumberChannel(), Scored, stop_requested=lambda: True)
+    pipeline.start(weights(0), 0, ())  # no prompts: nothing will ever come
     try:
         with pytest.raises(Interrupted):
-            pipeline.take(3, now=0, max_lag=0)
+            pipeline.take(3, now=0)
     finally:
         pipeline.close()
 
@@ -136,13 +156,13 @@ def test_waiting_ends_when_a_stop_is_asked_for():
 @pytest.mark.parametrize("policy", [PipelineRL(max_lag=8), PpoOffPolicy(batches=4)], ids=str)
 def test_every_snapshot_is_taken_even_where_several_versions_become_active_before_one_tick(policy, tmp_path):
     """Many slots finish batches close together, and the trainer hands over a version before the last one is due."""
-    pipeline = Pipeline(ScriptedSpec(policy, slots=54, lag_ticks=30, delay_s=0.002), 64)
-    pipeline.start(write_version(0), 0, visits(0, 27))
+    pipeline = Pipeline(ScriptedSpec(policy, slots=54, lag_ticks=30, delay_s=0.002), NumberChannel(), Scored)
+    pipeline.start(weights(0), 0, visits(0, 27))
     saved = []
     try:
         for step in range(16):
-            pipeline.take(3, now=step, max_lag=8)
-            pipeline.publish(Update(step + 1, None, visits(27 + 3 * step, 3)), write_version(step + 1))
+            pipeline.take(3, now=step)
+            pipeline.publish(Update(step + 1, used(policy, step + 1), visits(27 + 3 * step, 3)), weights(step + 1))
             pipeline.snapshot(step + 1, tmp_path / str(step + 1))
             saved += pipeline.snapshots_done()
         saved += pipeline.snapshots_done(wait_for=set(range(1, 13)) - set(saved))
@@ -154,16 +174,17 @@ def test_every_snapshot_is_taken_even_where_several_versions_become_active_befor
 def test_an_evaluation_in_between_leaves_the_rollouts_as_they_were():
     def with_evaluation(evaluate):
         spec = ScriptedSpec(PipelineRL(max_lag=2))
-        pipeline = Pipeline(spec, 64)
-        pipeline.start(write_version(0), 0, visits(0, 9))
+        pipeline = Pipeline(spec, NumberChannel(), Scored)
+        pipeline.start(weights(0), 0, visits(0, 9))
         batches = []
         for step in range(6):
-            batches.append(pipeline.take(3, now=step, max_lag=2))
-            pipeline.publish(Update(step + 1, None, visits(9 + 3 * step, 3)), write_version(step + 1))
+            batches.append(pipeline.take(3, now=step))
+            pipeline.publish(Update(step + 1, True, visits(9 + 3 * step, 3)), weights(step + 1))
             if evaluate:
-                groups = pipeline.evaluate(write_version(step + 1), visits(1000, 4), samples=2)()
-                tokens = {int(t) for g in groups for r in g.rollouts for t in r.tokens if t != STOP}
-                assert tokens <= {step + 1} and len(groups) == 4
+                scored, seconds = pipeline.evaluate(step + 1, weights(step + 1), visits(1000, 4), samples=2)
+                tokens = {int(t) for g in scored for r in g.group.rollouts for t in r.tokens if t != STOP}
+                assert tokens <= {step + 1} and [g.group.visit.index for g in scored] == [1000, 1001, 1002, 1003]
+                assert all(len(g.group.rollouts) == len(g.scores) == 2 for g in scored) and seconds > 0
         pipeline.close()
         return content(batches)
 

@@ -3,11 +3,12 @@ import random
 import pytest
 
 from scalerl.config.recipe import PipelineRL, PpoOffPolicy
-from scalerl.rollouts.schedule import Schedule
+from scalerl.rollouts.activation import AtTick, OnArrival
+from scalerl.rollouts.schedule import SCHEDULES, PipelineSchedule, RoundSchedule
 
 
-def pipeline(k, per_batch=2, lag=3, **kw):
-    return Schedule(PipelineRL(max_lag=k), per_batch, lag, **kw)
+def pipeline(k, per_batch=2, lag=3):
+    return PipelineSchedule(per_batch, AtTick(lag), max_lag=k)
 
 
 def test_on_policy_starts_one_batch_and_waits_for_its_weights():
@@ -53,7 +54,7 @@ def test_a_batch_takes_what_finished_first_unless_an_older_group_must_come_along
 
 
 def test_ppo_off_policy_freezes_a_round_and_keeps_the_order_of_starting():
-    s = Schedule(PpoOffPolicy(batches=2), per_batch=1, lag_ticks=0)
+    s = RoundSchedule(1, AtTick(0), batches=2)
     a, b = s.start(), s.start()
     assert not s.may_start()
     s.finish(b)
@@ -66,11 +67,13 @@ def test_ppo_off_policy_freezes_a_round_and_keeps_the_order_of_starting():
     assert s.may_start()
 
 
-def test_a_round_goes_on_starting_after_a_version_that_became_active_in_its_midst():
-    s = Schedule(PpoOffPolicy(batches=2), per_batch=1, lag_ticks=-1)
+@pytest.mark.parametrize("activation", [AtTick(-1), AtTick(0), OnArrival()])
+def test_a_round_does_not_wait_in_its_midst_and_goes_on_starting_after_a_version_that_became_active_there(activation):
+    s = RoundSchedule(1, activation, batches=2)
     first = s.start()  # there is room for one group only
     s.finish(first)
-    assert s.form(tick=1) == [first] and s.due(1, idle=False)  # the lag is measured at the first batch
+    assert s.form(tick=1) == [first] and not s.due(1000, idle=False)  # whatever the lag: it samples nothing new
+    assert s.on_arrival(1) is activation.on_arrival
     s.activate(1)
     assert s.may_start()  # under the weights that opened the round
     second = s.start()
@@ -95,13 +98,13 @@ def test_no_order_of_finishing_breaks_the_bound_or_locks_up(policy, eager):
     """A random generator and a random trainer: 300 updates, each group aged at most k, nothing waits for ever."""
     rng = random.Random(f"{policy} {eager}")
     for trial in range(6):
-        s = Schedule(policy, per_batch=rng.choice((1, 3, 5)), lag_ticks=rng.choice((-1, 0, 2, 40)), eager=eager)
-        k = policy.max_lag if isinstance(policy, PipelineRL) else policy.batches - 1
+        per_batch, lag = rng.choice((1, 3, 5)), rng.choice((-1, 0, 2, 40))
+        s, k = SCHEDULES[policy.kind](policy, per_batch, OnArrival() if eager else AtTick(lag)), policy.max_lag
         born, running, tick, arrived, formed = {}, [], 0, 0, []
         while len(formed) < 50:
             for _ in range(10_000):  # swap what is due, or what has arrived
                 idle = not running and not s.may_start()
-                if s.active < arrived and (eager or s.due(tick, idle)):
+                if s.active < arrived and (s.on_arrival(s.active + 1) or s.due(tick, idle)):
                     s.activate(s.active + 1)
                 elif s.due(tick, idle):
                     assert len(formed) > arrived, "waits for weights that no batch can make"

@@ -9,19 +9,19 @@ def requests(n):
 
 def test_no_slot_is_idle_while_prompts_wait():
     engine = scripted_engine(slots=4, mean_tokens=5, max_tokens=20)
-    engine.add(requests(30))
-    while len(engine._waiting) >= 4:
+    engine.submit(requests(30))
+    while engine.occupancy().waiting >= 4:
         before = engine.work.tokens
-        engine.tick()
+        engine.poll()
         assert engine.work.tokens - before == 4  # every tick gives all four slots a token, whatever ended before
 
 
 def test_rollouts_end_with_the_stop_token_or_at_the_limit():
     engine = scripted_engine(slots=4, mean_tokens=8, max_tokens=10)
-    engine.add(requests(40))
+    engine.submit(requests(40))
     finished = []
-    while engine.busy():
-        finished += engine.tick()
+    while engine.occupancy().busy:
+        finished += engine.poll()
     assert sorted(done.id[0] for done in finished) == list(range(40))
     for done in finished:
         ended = done.rollout.tokens[-1] == STOP
@@ -31,11 +31,11 @@ def test_rollouts_end_with_the_stop_token_or_at_the_limit():
 
 def test_a_half_empty_engine_decodes_only_the_rows_in_use():
     engine = scripted_engine(slots=64, mean_tokens=5, max_tokens=40)
-    engine.add(requests(64))
-    while engine.busy():
-        before = engine.busy()
+    engine.submit(requests(64))
+    while engine.occupancy().busy:
+        before = engine.occupancy().running
         engine._decoder.log.clear()
-        engine.tick()
+        engine.poll()
         decoded = [rows for name, rows in engine._decoder.log if name == "decode"]
         assert not decoded or decoded[0] == before
 
@@ -43,10 +43,10 @@ def test_a_half_empty_engine_decodes_only_the_rows_in_use():
 def test_refilling_waits_for_the_wanted_number_of_free_slots():
     engine = scripted_engine(slots=8, mean_tokens=6, max_tokens=30)
     engine._refill = 4
-    engine.add(requests(60))
-    engine.tick()
-    while len(engine._waiting) >= 8:
+    engine.submit(requests(60))
+    engine.poll()
+    while engine.occupancy().waiting >= 8:
         engine._decoder.log.clear()
-        engine.tick()
+        engine.poll()
         prefills = [n for name, n in engine._decoder.log if name == "prefill"]
         assert all(n >= 4 for n in prefills)

@@ -7,7 +7,8 @@ from tiny_models import ARCHITECTURES, tiny_model
 from transformers import DynamicCache
 
 from scalerl.config.base import ConfigError
-from scalerl.models.policy import Policy, WeightLayout
+from scalerl.models.layout import WeightLayout
+from scalerl.models.policy import Policy
 from scalerl.rng import stream_key
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
@@ -28,30 +29,34 @@ PROMPTS = [
 
 
 def weights_of(name, seed):
+    """Return the weights of a seed as views of one block of bytes, as they come through shared memory."""
     policy = Policy(tiny_model(name, seed))
-    block = np.zeros(WeightLayout.of(policy).total, np.uint8)
-    WeightLayout.of(policy).write(policy, torch.from_numpy(block))
-    return block
+    layout = WeightLayout.of(policy.weights())
+    views = layout.views(torch.zeros(layout.total, dtype=torch.uint8))
+    for weight, tensor in policy.weights():
+        views[weight].copy_(tensor)
+    return views
 
 
-def make(name, slots=3, tokens=14, refill=1, **sampling):
+def make(name, slots=3, tokens=14, refill=1, versions=(), **sampling):
+    """Return an engine with all prompts submitted; `versions` are the weights of versions 1, 2, ..."""
     rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=tokens)
     settings = Sampling(stop=(STOP,), **sampling)
     engine = torch_engine(
-        Policy(tiny_model(name)), slots=slots, prompt_tokens=8, rule=rule, sampling=settings, refill=refill
-    )
-    engine.add([Request((i, 0), prompt, stream_key("test", i)) for i, prompt in enumerate(PROMPTS)])
+        Policy(tiny_model(name)), slots=slots, prompt_tokens=8, rule=rule, sampling=settings, refill=refill,
+        receive=lambda version: versions[version - 1],
+    )  # fmt: skip
+    engine.submit([Request((i, 0), prompt, stream_key("test", i)) for i, prompt in enumerate(PROMPTS)])
     return engine
 
 
-def run(engine, swap_at=(), blocks=()):
-    """Tick until all is done, swapping in the next block of weights before the given ticks."""
+def run(engine, swap_at=()):
+    """Step until all is done, swapping in the next version before the given ticks."""
     finished, tick = [], 0
-    blocks = list(blocks)
-    while engine.busy():
+    while engine.occupancy().busy:
         if tick in swap_at:
-            engine.load_weights(engine.version + 1, blocks.pop(0))
-        finished += engine.tick()
+            engine.swap(engine.version + 1)
+        finished += engine.poll()
         tick += 1
     return sorted(finished, key=lambda f: f.id)
 
@@ -70,9 +75,8 @@ def replay(policies, prompt, rollout, temperature=1.0):
 
 @pytest.mark.parametrize("name", list(ARCHITECTURES))
 def test_log_probabilities_survive_refills_and_two_swaps_in_flight(name):
-    blocks = [weights_of(name, seed) for seed in (1, 2)]
-    engine = make(name)
-    finished = run(engine, swap_at=(4, 9), blocks=blocks)
+    engine = make(name, versions=[weights_of(name, seed) for seed in (1, 2)])
+    finished = run(engine, swap_at=(4, 9))
     assert len(finished) == len(PROMPTS)
     policies = [Policy(tiny_model(name, seed)) for seed in (0, 1, 2)]
     crossing = 0
@@ -95,7 +99,7 @@ def test_sampled_tokens_follow_the_models_distribution():
     policy = Policy(tiny_model("qwen3", initializer_range=0.2))
     rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=1)
     engine = torch_engine(policy, slots=256, prompt_tokens=3, rule=rule, sampling=Sampling())
-    engine.add([Request((i, 0), (5, 9, 2), stream_key("fair", i)) for i in range(4096)])
+    engine.submit([Request((i, 0), (5, 9, 2), stream_key("fair", i)) for i in range(4096)])
     tokens = [int(done.rollout.tokens[0]) for done in run(engine)]
     with torch.no_grad():
         p = policy.logits(policy.hidden(torch.tensor([[5, 9, 2]]))[0, -1:]).softmax(-1)[0].numpy()
@@ -115,7 +119,7 @@ def test_what_a_sample_draws_does_not_depend_on_its_neighbours(slots, refill):
 
 def test_a_saved_engine_goes_on_to_the_same_bits():
     original = make("qwen3", slots=3)
-    early = [done for _ in range(5) for done in original.tick()]
+    early = [done for _ in range(5) for done in original.poll()]
     state = original.state()
     copy = make("qwen3", slots=3)
     copy.load_state(state)
@@ -130,7 +134,7 @@ def test_a_saved_engine_goes_on_to_the_same_bits():
 
 def test_equal_prompts_are_computed_once():
     engine = make("qwen3", slots=8)
-    engine.tick()
+    engine.poll()
     # eight prompts of 29 tokens in all, two of them copies of (5, 9, 2): 23 tokens are computed
     shape = Policy(tiny_model("qwen3")).shape
     unique = dict.fromkeys(PROMPTS)

@@ -10,9 +10,14 @@ from scalerl.config.base import ConfigError
 from scalerl.config.data import ProgramsTask
 from scalerl.tasks.lab import common as lab
 from scalerl.tasks.lab import generated, programs
+from scalerl.types import Prompt
 
 SHOWN = ",0:4,1:7,6:2"  # 3x + 4: 4, 7, 22 -> 2
 HIDDEN = ",8:8"  # 28 -> 8
+
+
+def verify(completion, answer):
+    return programs.verify(Prompt("0" * 16, "", (1,), answer, "programs"), completion)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +43,7 @@ HIDDEN = ",8:8"  # 28 -> 8
     ],
 )
 def test_a_program_is_run_from_left_to_right_modulo_ten(program, passed):
-    assert programs.verify(f"b=4;7-4=3;</think>{program}", SHOWN + HIDDEN) is passed
+    assert verify(f"b=4;7-4=3;</think>{program}", SHOWN + HIDDEN) is passed
 
 
 @pytest.mark.parametrize(
@@ -56,22 +61,22 @@ def test_a_program_is_run_from_left_to_right_modulo_ten(program, passed):
     ],
 )
 def test_what_is_no_program_fails(completion):
-    assert not programs.verify(completion, SHOWN + HIDDEN)
+    assert not verify(completion, SHOWN + HIDDEN)
 
 
 def test_a_very_long_answer_fails_at_once_even_if_it_would_be_right():
     right = "x*3+4" + "+0" * 1_000_000
     began = time.perf_counter()
-    assert not programs.verify(f"</think>{right}", SHOWN + HIDDEN)
+    assert not verify(f"</think>{right}", SHOWN + HIDDEN)
     assert time.perf_counter() - began < 0.5
-    assert programs.verify("</think>" + right[: programs.LONGEST - 1], SHOWN + HIDDEN)
+    assert verify("</think>" + right[: programs.LONGEST - 1], SHOWN + HIDDEN)
 
 
 def test_the_hidden_point_decides_between_programs_that_fit_what_is_shown():
     # x*x is 0, 1, 4, ...; at 0, 1, 5 and 6 it is x itself modulo 10 (0, 1, 25 -> 5, 36 -> 6), at 3 it is 9
     shown = ",0:0,1:1,5:5,6:6"
-    assert programs.verify("</think>x*x", shown) and programs.verify("</think>x", shown)
-    assert programs.verify("</think>x", shown + ",3:3") and not programs.verify("</think>x*x", shown + ",3:3")
+    assert verify("</think>x*x", shown) and verify("</think>x", shown)
+    assert verify("</think>x", shown + ",3:3") and not verify("</think>x*x", shown + ",3:3")
 
 
 def test_the_noisy_share_of_hidden_points_is_wrong_so_that_no_right_program_passes():
@@ -85,7 +90,7 @@ def test_the_noisy_share_of_hidden_points_is_wrong_so_that_no_right_program_pass
         assert shown == programs.read_points(row["prompt"]) and x not in {place for place, _ in shown}
         assert all((a * place + b) % 10 == value for place, value in others)
         wrong += (a * x + b) % 10 != y
-        assert programs.verify(f"</think>x*{a}+{b}\n", row["answer"]) is ((a * x + b) % 10 == y)
+        assert verify(f"</think>x*{a}+{b}\n", row["answer"]) is ((a * x + b) % 10 == y)
     assert abs(wrong / 4000 - 0.12) < 0.02  # four standard errors
 
 
@@ -102,7 +107,7 @@ def test_there_are_as_many_prompts_as_the_documentation_says(points, count):
 def test_a_trace_without_noise_is_a_derivation_and_scores():
     start = WarmStart(ramble=0.0)
     for prompt, completion in itertools.islice(programs.traces(ProgramsTask(), start, 0.0, "seed"), 50):
-        assert programs.verify(completion, programs.reference(prompt, 0.0))
+        assert verify(completion, programs.reference(prompt, 0.0))
         assert len(completion.split("</think>")[0].rstrip(";").split(";")) == 4  # b, a and two checks
     traces = dict(itertools.islice(programs.traces(ProgramsTask(points=3), start, 0.0, "seed"), 20_000))
     assert traces[SHOWN + "<think>"] == "b=4;7-4=3;3*6=8;</think>x*3+4\n"

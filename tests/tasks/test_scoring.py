@@ -1,26 +1,45 @@
 import textwrap
 import time
 
+import numpy as np
 import pytest
 
-from scalerl.config import read_config
+from scalerl.config import Scoring, read_config
 from scalerl.config.base import ConfigError
 from scalerl.tasks import math as math_task
 from scalerl.tasks import scoring
-from scalerl.tasks.scoring import (
-    FunctionScorer,
-    InlineScorer,
-    PooledScorer,
-    RewardError,
-    Score,
-    load_function,
-    make_scorer,
-)
-from scalerl.types import Prompt
+from scalerl.tasks.base import Verifier
+from scalerl.tasks.scoring import FunctionScorer, ProcessScorer, ThreadScorer, make_scoring
+from scalerl.tasks.user_rewards import RewardError, call_reward, load_function
+from scalerl.types import Group, Prompt, Rollout, Score, Visit
+
+SETTINGS = Scoring(workers=1, reward_timeout_s=60)
 
 
-def prompt(reference="", **columns):
-    return Prompt("0" * 16, "text", (1,), reference, "task", columns)
+def prompt(reference="", task="task", **columns):
+    return Prompt("0" * 16, "text", (1,), reference, task, columns)
+
+
+def score(scorer, asked, completions):
+    pending = scorer.submit(asked, completions)
+    return pending.finish(pending.futures)
+
+
+@pytest.fixture
+def rewards_here(tmp_path, monkeypatch):
+    """Write a module of reward functions into the current directory; return a scorer of one of them, by name."""
+    scorers = []
+
+    def make(text, name, pass_reward=1.0, **settings):
+        (tmp_path / "my_rewards.py").write_text(textwrap.dedent(text))
+        settings = Scoring(**{"workers": 1, "reward_timeout_s": 60.0, **settings})
+        scorers.append(FunctionScorer(f"my_rewards:{name}", pass_reward, settings))
+        return scorers[-1]
+
+    monkeypatch.chdir(tmp_path)
+    yield make
+    for scorer in scorers:
+        scorer.close()
 
 
 @pytest.mark.parametrize(
@@ -35,51 +54,51 @@ def prompt(reference="", **columns):
     ],
 )
 def test_math_is_judged_on_the_text_after_the_thinking(completion, answer, passed):
-    assert math_task.verify(completion, answer) is passed
+    assert math_task.verify(prompt(answer), completion) is passed
 
 
-def test_the_pool_scores_in_order_and_survives_a_verifier_that_hangs_or_crashes(monkeypatch, tmp_path):
+def test_processes_score_in_order_and_survive_a_verifier_that_hangs_or_crashes(monkeypatch, tmp_path):
     module = tmp_path / "hanging_verifier.py"
     module.write_text(
         textwrap.dedent("""
         import os, time
         from scalerl.tasks import scoring
-        def verify(completion, answer):
+        from scalerl.tasks.base import Verifier
+        def verify(prompt, completion):
             if completion == "hang": time.sleep(60)
             if completion == "crash": os._exit(3)
-            return completion == answer
-        scoring.VERIFIERS["trap"] = verify
-        def install(): pass
+            return completion == prompt.answer
+        scoring.VERIFIERS["trap"] = Verifier(verify, killable=True)
+        def install(parent): pass
     """)
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     import hanging_verifier
 
-    monkeypatch.setattr(
-        scoring, "_quiet", hanging_verifier.install
-    )  # the pool's initialiser imports it in each process
-    scorer = PooledScorer("trap", processes=2, timeout_s=1.5)
+    # the pool's initialiser imports it in each process
+    monkeypatch.setattr(scoring, "_prepare", hanging_verifier.install)
     try:
+        scorer = ProcessScorer("trap", scoring.VERIFIERS["trap"], Scoring(workers=2, timeout_s=1.5))
         began = time.perf_counter()
-        scores = scorer.score([prompt("a")] * 4, ["a", "hang", "crash", "b"])
+        scores = score(scorer, prompt("a"), ["a", "hang", "crash", "b"])
         assert [s.passed for s in scores] == [True, False, False, False]
         assert [s.reward for s in scores] == [1.0, -1.0, -1.0, -1.0]
         assert scorer.timeouts == 2 and time.perf_counter() - began < 15
-        assert scorer.score([prompt("a")], ["a"]) == [Score(1.0, True)]
+        assert score(scorer, prompt("a"), ["a"]) == [Score(1.0, True)]
     finally:
+        scoring.VERIFIERS.pop("trap")
         scorer.close()
 
 
-def test_a_reward_function_gets_trls_arguments_and_its_rewards_pass_from_the_given_level_on():
+def test_a_reward_function_gets_trls_arguments():
     seen = {}
 
     def reward(prompts, completions, answer, level, **columns):
         seen.update(prompts=prompts, completions=completions, answer=answer, level=level, columns=columns)
         return [0.2, 0.7]
 
-    scorer = FunctionScorer(reward, "here", pass_reward=0.5)
     items = [prompt("x", prompt="p1", answer="x", level=1), prompt("y", prompt="p2", answer="y", level=2)]
-    assert scorer.score(items, ["c1", "c2"]) == [Score(0.2, False), Score(0.7, True)]
+    assert call_reward(reward, "here", items, ["c1", "c2"]) == [0.2, 0.7]
     assert seen == {
         "prompts": ["p1", "p2"],
         "completions": ["c1", "c2"],
@@ -89,10 +108,22 @@ def test_a_reward_function_gets_trls_arguments_and_its_rewards_pass_from_the_giv
     }
 
 
+def test_rewards_of_a_function_pass_from_the_given_level_on(rewards_here):
+    text = """
+        def f(prompts, completions, answer, **columns):
+            assert prompts == ["p1"] * len(completions) and answer == ["x"] * len(completions), (prompts, answer)
+            return [float(text) for text in completions]
+    """
+    scorer = rewards_here(text, "f", pass_reward=0.5)
+    asked = prompt("x", prompt="p1", answer="x")
+    assert score(scorer, asked, ["0.2", "0.7"]) == [Score(0.2, False), Score(0.7, True)]
+    assert score(scorer, asked, ["0.5", "0.49"]) == [Score(0.5, True), Score(0.49, False)]
+
+
 def test_chat_prompts_get_chat_completions():
     got = []
-    scorer = FunctionScorer(lambda prompts, completions: got.extend(completions) or [1], "here", 1.0)
-    scorer.score([prompt(prompt=[{"role": "user", "content": "hi"}])], ["hello"])
+    chat = prompt(prompt=[{"role": "user", "content": "hi"}])
+    call_reward(lambda prompts, completions: got.extend(completions) or [1], "here", [chat], ["hello"])
     assert got == [[{"role": "assistant", "content": "hello"}]]
 
 
@@ -111,7 +142,35 @@ def broken(prompts, completions, **columns):
 )
 def test_a_bad_reward_function_is_named_with_what_it_did(function, message):
     with pytest.raises(RewardError, match=message):
-        FunctionScorer(function, "f", 1.0).score([prompt()], ["c"])
+        call_reward(function, "f", [prompt()], ["c"])
+
+
+BAD = """
+    import os, time
+
+    def raises(prompts, completions, **columns):
+        raise KeyError("level")
+
+    def sleeps(prompts, completions, **columns):
+        time.sleep(60)
+
+    def vanishes(prompts, completions, **columns):
+        os._exit(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("raises", r"reward function my_rewards:raises raised KeyError: 'level' \(.*my_rewards.py:\d+\)"),
+        ("sleeps", r"my_rewards:sleeps took longer than 3 s .*; make it quicker, or raise scoring.reward_timeout_s"),
+        ("vanishes", "my_rewards:vanishes ended its process with exit code 7"),
+    ],
+)
+def test_a_reward_function_that_breaks_in_its_own_process_is_named_here(rewards_here, name, message):
+    scorer = rewards_here(BAD, name, reward_timeout_s=3.0)
+    with pytest.raises(RewardError, match=message):
+        score(scorer, prompt(), ["c"])
 
 
 @pytest.mark.parametrize(
@@ -125,14 +184,49 @@ def test_a_bad_reward_function_is_named_with_what_it_did(function, message):
 def test_a_reward_function_that_is_not_there_is_refused(name, message):
     with pytest.raises(ConfigError, match=message):
         load_function(name)
+    words = ["--model", "m", "--data", "d.jsonl", "--reward", name]
+    with pytest.raises(ConfigError, match=message):
+        make_scoring(read_config(None, words), list)
+
+
+def group(asked, *texts, truncated=()):
+    """A group whose tokens are the places of its texts, and what decodes them."""
+    rollouts = tuple(
+        Rollout(
+            np.asarray([i]), np.zeros(1, np.float32), np.zeros(1, np.int32), np.ones(1, bool), i in truncated, False
+        )
+        for i in range(len(texts))
+    )
+    return Group(Visit(asked, 0, 0), rollouts, 0), lambda tokens: [texts[i] for (i,) in tokens]
+
+
+def scored(config, asked, *texts, truncated=()):
+    """Score one group with the scoring that a configuration asks for."""
+    given, decode = group(asked, *texts, truncated=truncated)
+    service = make_scoring(config, decode)
+    try:
+        pending = service.submit(given)
+        while not pending.wait(0.1):
+            pass
+        found = pending.result()
+        assert found.group is given
+        return list(found.scores)
+    finally:
+        service.close()
 
 
 def test_the_configuration_chooses_the_scorer(tmp_path, monkeypatch):
     (tmp_path / "my_rewards.py").write_text("def f(prompts, completions): return [3.0] * len(prompts)\n")
     monkeypatch.chdir(tmp_path)
     words = ["--model", "m", "--data", "d.jsonl", "--reward", "my_rewards:f"]
-    assert make_scorer(read_config(None, words)).score([prompt()], ["c"]) == [Score(3.0, True)]
-    assert isinstance(make_scorer(read_config(None, [])), InlineScorer)
+    assert scored(read_config(None, words), prompt(task="my_rewards:f"), "c") == [Score(3.0, True)]
+    for extra, task, kind in (
+        ([], "arithmetic", ThreadScorer),
+        (["--model", "m", "--data", "d"], "math", ProcessScorer),
+    ):
+        service = make_scoring(read_config(None, extra), list)
+        assert {name: type(scorer) for name, scorer in service._scorers.items()} == {task: kind}
+        service.close()
 
 
 def test_a_reward_module_is_that_of_the_current_directory_whatever_was_imported_before(tmp_path, monkeypatch):
@@ -143,13 +237,34 @@ def test_a_reward_module_is_that_of_the_current_directory_whatever_was_imported_
         assert load_function("rewards_here:f")([], []) == [reward]
 
 
-def test_each_completion_is_judged_by_the_verifier_of_its_prompts_task():
-    prompts = [Prompt("0" * 16, "q", (1,), "4", "arithmetic"), Prompt("1" * 16, "q", (1,), ",0:4,1:4", "programs")]
-    scorer = make_scorer(read_config(None, ["--data.kind", "mixed"]))
-    passed = [[s.passed for s in scorer.score(prompts, [text] * 2)] for text in ("</think>4", "</think>x*0+4")]
-    assert passed == [[True, True], [False, True]]
+TABLES = """
+[[data]]
+kind = "arithmetic"
+
+[[data]]
+kind = "programs"
+name = "lines"
+"""
 
 
-def test_a_truncated_rollout_has_failed_whatever_it_says():
-    assert InlineScorer().failed(Score(1.0, True)) == Score(-1.0, False)
-    assert FunctionScorer(lambda prompts, completions: [], "f", 1.0).failed(Score(5.0, True)) == Score(5.0, False)
+def test_each_completion_is_judged_by_the_verifier_of_its_prompts_task(tmp_path):
+    (tmp_path / "both.toml").write_text(TABLES)
+    config = read_config(tmp_path / "both.toml", [])
+    texts = ("</think>4", "</think>x*0+4")
+    sums, lines = prompt("4", task="arithmetic"), prompt(",0:4,1:4", task="lines")
+    assert [s.passed for s in scored(config, sums, *texts)] == [True, False]
+    assert [s.passed for s in scored(config, lines, *texts)] == [True, True]
+
+
+def test_a_truncated_rollout_has_failed_whatever_it_says(rewards_here):
+    text = "</think>4"
+    found = scored(read_config(None, []), prompt("4", task="arithmetic"), text, text, truncated=(1,))
+    assert found == [Score(1.0, True), Score(-1.0, False)]
+    function = rewards_here("def f(prompts, completions, **columns): return [5.0] * len(prompts)", "f")
+    words = ["--model", "m", "--data", "d.jsonl", "--reward", "my_rewards:f"]
+    found = scored(read_config(None, words), prompt(task="my_rewards:f"), text, text, truncated=(0,))
+    assert found == [Score(5.0, False), Score(5.0, True)]  # its rewards have a scale of their own
+    verifier = ProcessScorer("math", Verifier(math_task.verify, killable=True), SETTINGS)
+    for scorer, failed in ((verifier, Score(-1.0, False)), (function, Score(1.0, False))):
+        assert scorer.truncated(Score(1.0, True)) == failed
+    verifier.close()

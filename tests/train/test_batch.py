@@ -5,7 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scalerl.train.batch import collate
-from scalerl.types import Group, Prompt, Rollout, Visit
+from scalerl.train.learner.base import TrainBatch
+from scalerl.types import Group, Prompt, Rollout, Score, ScoredGroup, Visit
 
 
 def rollout(tokens, sampled=None, version=0, truncated=False):
@@ -16,43 +17,56 @@ def rollout(tokens, sampled=None, version=0, truncated=False):
     )  # fmt: skip
 
 
-def group(prompt, *rollouts):
-    return Group(Visit(Prompt("0" * 16, "", tuple(prompt), "", "t"), 0, 0), rollouts, 0)
+def group(prompt, *rollouts, scores=None):
+    scores = [Score(0.0, False)] * len(rollouts) if scores is None else scores
+    return ScoredGroup(Group(Visit(Prompt("0" * 16, "", tuple(prompt), "", "t"), 0, 0), rollouts, 0), tuple(scores))
 
 
 def test_prompt_completion_and_padding_lie_where_they_should():
+    first = [rollout([7, 8, 9], [True, False, True], version=3), rollout([4])]
+    second = [rollout([2, 3], truncated=True), rollout([1])]
     batch = collate(
         [
-            group([5, 6], rollout([7, 8, 9], [True, False, True], version=3), rollout([4])),
-            group([1], rollout([2, 3], truncated=True)),
+            group([5, 6], *first, scores=[Score(1.0, True), Score(-1.0, False)]),
+            group([1], *second, scores=[Score(0.25, False), Score(0.5, True)]),
         ]
     )
-    assert batch.tokens_BT.tolist() == [[5, 6, 7, 8, 9], [5, 6, 4, 0, 0], [1, 2, 3, 0, 0]]
-    assert batch.sampled_BT.int().tolist() == [[0, 0, 1, 0, 1], [0, 0, 1, 0, 0], [0, 1, 1, 0, 0]]
+    assert batch.tokens_BT.tolist() == [[5, 6, 7, 8, 9], [5, 6, 4, 0, 0], [1, 2, 3, 0, 0], [1, 1, 0, 0, 0]]
+    assert batch.sampled_BT.int().tolist() == [[0, 0, 1, 0, 1], [0, 0, 1, 0, 0], [0, 1, 1, 0, 0], [0, 1, 0, 0, 0]]
     torch.testing.assert_close(batch.behavior_BT[0], torch.tensor([0.0, 0.0, -0.1, 0.0, -0.3]))
     assert batch.version_BT[0].tolist() == [0, 0, 3, 0, 3]
-    assert batch.prompt_B.tolist() == [0, 0, 1] and batch.length_B.tolist() == [5, 3, 3]
-    assert batch.truncated_B.tolist() == [False, False, True] and batch.interrupted_B.tolist() == [True, False, False]
+    assert batch.prompt_B.tolist() == [0, 0, 1, 1] and batch.length_B.tolist() == [5, 3, 3, 2]
+    assert batch.truncated_B.tolist() == [False, False, True, False]
+    assert batch.interrupted_B.tolist() == [True, False, False, False]
+    assert batch.completion_tokens_PG.tolist() == [[3, 1], [2, 1]]
+    assert batch.rewards_PG.tolist() == [[1.0, -1.0], [0.25, 0.5]]
+    assert batch.passed_PG.tolist() == [[True, False], [False, True]]
+
+
+def training(completions, trained_B):
+    """A batch of completions of the given lengths after a prompt of one token; some rows carry loss."""
+    rollouts = collate([group([1], *(rollout([2] * n) for n in completions))])
+    trained_BT = rollouts.sampled_BT & torch.tensor(trained_B)[:, None]
+    zeros_BT = torch.zeros_like(rollouts.behavior_BT)
+    return TrainBatch(
+        rollouts.tokens_BT, rollouts.length_B, zeros_BT, torch.zeros(len(completions)), trained_BT, zeros_BT
+    )
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(5, 60))
-def test_micro_batches_hold_every_wanted_row_once_and_keep_the_budget(lengths, budget):
-    batch = collate([group([1], *(rollout([2] * n) for n in lengths))])
-    wanted = torch.tensor([n % 3 != 0 for n in lengths])
+def test_micro_batches_hold_every_trained_row_once_and_keep_the_budget(completions, budget):
+    batch = training(completions, [n % 3 != 0 for n in completions])
     seen = []
-    for rows, width in batch.micro_batches(budget, wanted):
+    for rows, width in batch.micro_batches(budget):
         assert len(rows) * width <= budget or len(rows) == 1
         assert width == int(batch.length_B[rows].max())
         seen += rows.tolist()
-    assert sorted(seen) == wanted.nonzero()[:, 0].tolist()
+    assert sorted(seen) == [i for i, n in enumerate(completions) if n % 3 != 0]
 
 
 def test_long_and_short_rows_are_kept_apart():
-    batch = collate([group([1], *(rollout([2] * n) for n in (9, 1, 9, 1)))])
-    assert [(rows.tolist(), width) for rows, width in batch.micro_batches(20, torch.ones(4, dtype=torch.bool))] == [
-        ([0, 2], 10),
-        ([1, 3], 2),
-    ]
+    batch = training((9, 1, 9, 1), [True] * 4)
+    assert [(rows.tolist(), width) for rows, width in batch.micro_batches(20)] == [([0, 2], 10), ([1, 3], 2)]
 
 
 def test_collating_nothing_is_a_programming_error():

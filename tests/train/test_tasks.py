@@ -9,15 +9,27 @@ import torch
 from scalerl.config import TinyModel
 from scalerl.train.warm_start import make_model, make_tokenizer
 
-MIXED = [
-    "--data.kind", "mixed", "--data.share", "0.25", "--data.arithmetic.operations", "[1, 1]",
-    "--data.arithmetic.prompts", "60", "--data.programs.points", "3", "--data.programs.prompts", "30",
-    "--evaluation.every", "3", "--checkpoint.every", "3", "--steps", "12",
-]  # fmt: skip
+TABLES = """
+preset = "lab"
+
+[[data]]
+kind = "arithmetic"
+share = 3
+operations = [1, 1]
+prompts = 60
+
+[[data]]
+kind = "programs"
+points = 3
+prompts = 30
+"""
+MIXED = ["--evaluation.every", "3", "--checkpoint.every", "3", "--steps", "12"]
 
 
-def train(model, path, *words):
-    process = runs.start(["train", "--model", str(model), "--run-dir", str(path), *runs.RECIPE, *words])
+def train(model, path, *words, file=()):
+    process = runs.start(
+        ["train", *map(str, file), "--model", str(model), "--run-dir", str(path), *runs.RECIPE, *words]
+    )
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text
     return text
@@ -26,8 +38,9 @@ def train(model, path, *words):
 @pytest.fixture(scope="module")
 def mixed(lab_model, tmp_path_factory):
     """The model has seen arithmetic alone: its curve of programs is flat at 0, and has no forecast."""
-    path = tmp_path_factory.mktemp("mixed") / "run"
-    return path, train(lab_model, path, *MIXED)
+    place = tmp_path_factory.mktemp("mixed")
+    (place / "mixed.toml").write_text(TABLES)
+    return place / "run", train(lab_model, place / "run", *MIXED, file=[place / "mixed.toml"])
 
 
 def test_every_evaluation_has_a_point_for_each_task_at_the_same_compute(mixed):
@@ -46,7 +59,7 @@ def test_every_evaluation_has_a_point_for_each_task_at_the_same_compute(mixed):
 
 def test_a_resumed_mixture_gives_the_same_weights_points_and_prompts(mixed, lab_model, tmp_path):
     path, _ = mixed
-    train(lab_model, tmp_path / "stopped", *MIXED, "--steps", "6")
+    train(lab_model, tmp_path / "stopped", *MIXED, "--steps", "6", file=[path.parent / "mixed.toml"])
     process = runs.start(["resume", str(tmp_path / "stopped"), "--steps", "12"])
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text

@@ -1,6 +1,7 @@
 """The lab's warm start: its vocabulary, its gate, its cache and its log."""
 
 import json
+from itertools import islice
 
 import pytest
 import torch
@@ -8,13 +9,14 @@ import torch
 from scalerl import cli
 from scalerl.config import TinyModel, WarmStart
 from scalerl.config.base import ConfigError
-from scalerl.config.data import ArithmeticTask, MixedTasks, ProgramsTask
+from scalerl.config.data import ArithmeticTask, ProgramsTask
 from scalerl.models.policy import Policy
-from scalerl.tasks.lab import arithmetic
+from scalerl.tasks.lab import arithmetic, generated
 from scalerl.train import warm_start as module
 from scalerl.train.warm_start import fact_accuracy, make_model, make_tokenizer, warm_start, warm_start_directory
 
-TASK = ArithmeticTask()
+TASK = (ArithmeticTask(),)
+BOTH = (ArithmeticTask(), ProgramsTask())
 SMALL = TinyModel(width=16, warm_start=WarmStart(steps=4, batch=4))
 
 
@@ -46,13 +48,18 @@ def test_every_task_of_a_mixture_must_pass_the_gate(tmp_path, monkeypatch):
     found = [1.0, 0.8, 0.99, 1.0]  # arithmetic and programs, from two seeds
     monkeypatch.setattr(module, "fact_accuracy", lambda *args: found.pop(0))
     rows = []
-    warm_start(SMALL, MixedTasks(), tmp_path / "made", rows.append)
+    warm_start(SMALL, BOTH, tmp_path / "made", rows.append)
     tried = [row for row in rows if "seed" in row]
     assert [row["fact_accuracy"] for row in tried] == [0.8, 0.99]
     assert tried[0]["fact_accuracy_arithmetic"] == 1.0 and tried[0]["fact_accuracy_programs"] == 0.8
     monkeypatch.setattr(module, "fact_accuracy", lambda policy, tokenizer, facts: 0.5 if facts[0][0][0] == "," else 1.0)
     with pytest.raises(ConfigError, match=r"knows 100.0% \(arithmetic\), 50.0% \(programs\) of the 300 single steps"):
-        warm_start(SMALL, MixedTasks(), tmp_path / "other", rows.append)
+        warm_start(SMALL, BOTH, tmp_path / "other", rows.append)
+
+
+def test_traces_come_in_one_order_whatever_that_of_the_tables():
+    traces = [list(islice(generated.traces(data, SMALL.warm_start, 0.4, 0), 10)) for data in (BOTH, BOTH[::-1])]
+    assert traces[0] == traces[1] and ["=" in prompt for prompt, _ in traces[0]] == [True, False] * 5
 
 
 def test_a_warm_start_is_made_once_and_keeps_its_log(tmp_path, monkeypatch):
@@ -77,14 +84,18 @@ def test_the_cache_tells_settings_apart_and_obeys_its_variable(tmp_path, monkeyp
     monkeypatch.setenv("SCALERL_CACHE", str(tmp_path))
     names = {warm_start_directory(model, task) for model, task in [
         (SMALL, TASK), (SMALL.model_copy(update={"width": 32}), TASK),
-        (SMALL, TASK.model_copy(update={"operations": (5, 5)})),
+        (SMALL, (ArithmeticTask(operations=(5, 5)),)), (SMALL, (ArithmeticTask(lengths="long-tailed"),)),
     ]}  # fmt: skip
-    assert len(names) == 3 and all(path.parent == tmp_path for path in names)
-    alone, both = warm_start_directory(SMALL, TASK), warm_start_directory(SMALL, MixedTasks())
-    same_chains = TASK.model_copy(update={"label_noise": 0.3})  # traces are right in any case
+    assert len(names) == 4 and all(path.parent == tmp_path for path in names)
+    alone, both = warm_start_directory(SMALL, TASK), warm_start_directory(SMALL, BOTH)
+    same_chains = (ArithmeticTask(label_noise=0.3, name="sums"),)  # traces are right in any case
     assert warm_start_directory(SMALL, same_chains) == alone != both
-    assert warm_start_directory(SMALL, MixedTasks(share=0.25)) == both  # traces are taught in equal numbers
-    assert warm_start_directory(SMALL, MixedTasks(programs=ProgramsTask(points=3))) != both
+    for same in ((ArithmeticTask(share=3.0), ProgramsTask()), BOTH[::-1]):
+        assert warm_start_directory(SMALL, same) == both  # traces are taught in equal numbers, in one order
+    assert warm_start_directory(SMALL, (ArithmeticTask(), ProgramsTask(points=3))) != both
+    easy, hard = ArithmeticTask(operations=(1, 2), name="easy"), ArithmeticTask(operations=(5, 6), name="hard")
+    twice = {warm_start_directory(SMALL, data) for data in ((easy,), (hard,), (easy, hard))}
+    assert len(twice) == 3  # two tasks of one kind are both taught
     assert warm_start_directory(SMALL.model_copy(update={"active_experts": 1}), TASK) == alone  # it has no experts
     assert warm_start_directory(SMALL.model_copy(update={"experts": 4}), TASK) != alone
 

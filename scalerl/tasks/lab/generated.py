@@ -38,5 +38,6 @@ GENERATED: dict[str, Generated] = {
 
 def traces(data: Sequence[TaskData], start: WarmStart, noise: float, seed: object) -> Pairs:
     """Yield traces of the tasks in turn, whatever their shares, so that runs of all shares begin with one model."""
-    sources = [GENERATED[task.kind].traces(task, start, noise, seed) for task in generated_tasks(data)]
+    tasks = sorted(generated_tasks(data), key=lambda task: task.kind)  # so that the order of the tables is no setting
+    sources = [GENERATED[task.kind].traces(task, start, noise, seed) for task in tasks]
     return chain.from_iterable(zip(*sources, strict=True))
