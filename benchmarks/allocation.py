@@ -1,11 +1,11 @@
-"""What allocation by forecast saves and what it loses, on studies whose truth is known. Knows no real study.
+"""Measures what allocation by forecast saves and loses, on simulated studies with known truth.
 
     python benchmarks/allocation.py                   # 200 studies of each setting (about 15 minutes of one slow core)
     python benchmarks/allocation.py --studies 20      # fewer
 
-Writes benchmarks/results/allocation.json. "Found" is said in two ways. Strictly: the arm chosen is the one with the
-highest true ceiling of its recipe. Within .01: its true ceiling is at most .01 below that one, a difference below the
-scatter of single seeds (.012), which three seeds an arm tell apart little better than by chance.
+Writes benchmarks/results/allocation.json. "Found" has two meanings. Strictly: the chosen arm has the highest true
+ceiling. Within 0.01: its true ceiling is at most 0.01 below the highest. This is less than the scatter of single seeds
+(0.012), and three seeds per arm distinguish such arms little better than chance.
 
 Axes in names: A arms, S seeds, P policies, R studies.
 """
@@ -21,10 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from allocation_rules import decide
 from allocation_simulation import POINTS, SETTINGS, Study, study
 
 from scalerl.scaling import Fit, fit
-from scalerl.study.allocate import allocate
 
 SLICES = 8
 """Equal parts of a whole run, after each of which a policy decides."""
@@ -72,18 +72,19 @@ Outcome = tuple[int, np.ndarray]
 
 def equal(shown: Shown) -> Outcome:
     """Every arm gets the whole budget; the highest posterior mean of the ceiling is chosen."""
-    found = allocate({str(a): shown.fits(a, SLICES) for a in range(shown.arms)}, budget=1.0)
-    return int(found.best), np.full(shown.arms, SLICES)
+    done_A = np.full(shown.arms, SLICES)
+    found = decide([shown.fits(a, SLICES) for a in range(shown.arms)], done_A < SLICES, "best")
+    return found.best, done_A
 
 
 def by_forecast(shown: Shown, rule: str) -> Outcome:
-    """After every slice the arms that may still be the best go on."""
+    """After every slice the arms that the rule keeps get the next one."""
     done_A = np.ones(shown.arms, dtype=int)
     while True:
-        found = allocate({str(a): shown.fits(a, int(done_A[a])) for a in range(shown.arms)}, budget=1.0, rule=rule)
-        if found.over:
-            return int(found.best), done_A
-        done_A += [found.verdicts[str(a)].go_on for a in range(shown.arms)]
+        found = decide([shown.fits(a, int(done_A[a])) for a in range(shown.arms)], done_A < SLICES, rule)
+        if not found.continues_A.any():
+            return found.best, done_A
+        done_A += found.continues_A
 
 
 def halving(shown: Shown, rank: Callable[[Shown, int, int], float]) -> Outcome:
@@ -139,7 +140,7 @@ def measure(name: str, studies: int, seed: int) -> dict[str, dict[str, float]]:
 def table(name: str, rows: dict[str, dict[str, float]]) -> None:
     print(
         f"\n## {name}",
-        "compute: mean, 90th percentile | found: strictly, within .01 | regret in A: mean, 90th",
+        "compute: mean, 90th percentile | found: strictly, within 0.01 | regret in A: mean, 90th",
         sep="\n",
     )
     for policy, r in rows.items():

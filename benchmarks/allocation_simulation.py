@@ -1,4 +1,4 @@
-"""Studies of several recipes whose true ceilings are known, for the benchmark of allocation. Knows nothing of fitting.
+"""Studies of several recipes whose true ceilings are known, for the benchmark of allocation.
 
 Compute is in shares of one whole run. Every run has an evaluation before training and 40 at equal steps after it. The
 present score misleads by design: midpoints differ by a factor of four and steepness by 2.5, and in half of the studies
@@ -17,7 +17,7 @@ from scalerl.scaling import Curve, sigmoid
 
 POINTS = 41
 MIDPOINTS = (1 / 16, 1 / 4)
-"""Range of Cmid, in whole runs: from a run that is 16 midpoints long to one of 4."""
+"""Range of C_mid, in whole runs: from a run that is 16 midpoints long to one of 4."""
 EFFICIENCIES = (1.0, 2.5)
 """Range of B."""
 PHI = 0.7
@@ -56,7 +56,7 @@ class Study:
 
 
 def ceilings(rng: Random, setting: Setting) -> np.ndarray:
-    """Of six to nine arms: the best, one or two within .01 of it, one .02 to .05 lower, the others clearly lower."""
+    """Of six to nine arms: the best, one or two within 0.01 of it, one 0.02 to 0.05 lower, the others clearly lower."""
     near = rng.uniform(0.0, 0.01, rng.integers(1, 3))
     middle = rng.uniform(0.02, 0.05, 1)
     low = rng.uniform(*setting.low_gap, rng.integers(6, 10) - 2 - len(near))

@@ -1,12 +1,12 @@
-r"""Packs a study into one small file for the repository, and back into a directory to look at. It measures nothing.
+r"""Packs a study into one small file for the repository, and unpacks it into a directory.
 
     python benchmarks/replication.py pack studies/loo            # writes benchmarks/results/replication/loo.json
     python benchmarks/replication.py unpack loo studies/loo      # then: scalerl study show studies/loo
     python benchmarks/replication.py table studies/loo           # the rows of docs/replication.md
-    python benchmarks/replication.py foresight studies/loo ...   # how its runs' first parts predict the rest
+    python benchmarks/replication.py foresight studies/loo ...   # how first parts of its runs predict the rest
 
 A packed study holds its plan, every evaluation of every run, the means of the training metrics between evaluations, and
-the verdicts as they were told when it was packed:
+the verdicts:
 
     {"plan": "name = \"loo\" ...", "machine": {...}, "seconds": 3631.5, "headlines": ["..."],
      "runs": {"dapo/seed-0": {"journal": [{...}], "points": {"step": [0, 8], "pass_rate": [0.2, 0.21], ...},
@@ -30,9 +30,10 @@ import work
 
 from scalerl.scaling import Curve, Estimate, fit
 from scalerl.scaling.backtest import split_at
+from scalerl.study.analysis import study_results
 from scalerl.study.directory import StudyDirectory, rows
 from scalerl.study.plan import RunKey, plan_toml
-from scalerl.study.results import METRICS, ArmResult, study_results
+from scalerl.study.results import METRICS, ArmResult
 
 RESULTS = Path(__file__).parent / "results" / "replication"
 
@@ -44,7 +45,7 @@ SPENT = ("step", "device_hours", "flops", "tokens")
 
 
 def pack(study: StudyDirectory) -> dict[str, Any]:
-    """Return a study as JSON values (in the file's first lines)."""
+    """Return a study as JSON values, in the format above."""
     journal = study.journal()
     return {
         "plan": plan_toml(study.plan),
@@ -63,7 +64,7 @@ def _packed(study: StudyDirectory, key: RunKey, journal: list[dict[str, Any]]) -
         _mean(list(interval))
         for _, interval in groupby(rows(run / "metrics.jsonl"), key=lambda row: (row["step"] - 1) // every)
     ]
-    # a run's last words name a path of the machine it ran on
+    # the last message of a run contains a path of its machine
     return {
         "journal": [{**row, "said": "" if row["code"] == 0 else row["said"]} for row in mine],
         "points": _columns(points),
@@ -112,9 +113,9 @@ def _write(path: Path, columns: Mapping[str, Any]) -> None:
 
 
 def table(study: StudyDirectory, axis: str | None = None, task: str | None = None) -> list[str]:
-    """Return the rows of a Markdown table: each arm's ceiling, and what it does to the candidate."""
+    """Return the rows of a Markdown table: each arm's ceiling and its effect compared with the reference."""
     found = study_results(study, axis, task)
-    head = ["| arm | last | A | difference in A | B, times the candidate's | compute for one level, times | verdict |"]
+    head = ["| arm | last | A | difference in A | B, times the reference's | compute for one level, times | verdict |"]
     return [*head, "|---|---|---|---|---|---|---|", *(table_row(arm) for arm in found.arms)]
 
 
@@ -154,7 +155,7 @@ def foresight(studies: Iterable[StudyDirectory], fraction: float) -> list[str]:
             for name, score in scores.items():
                 errors[name].append(score.rmse)
                 inside[name] += [] if score.coverage is None else [score.coverage]
-    rows = ["| predicted by | median error | nine in ten within | worse than the sigmoid | points in the 90 % band |"]
+    rows = ["| predicted by | median error | nine in ten within | worse than the sigmoid | points in the 90% band |"]
     rows.append("|---|---|---|---|---|")
     for name, found in errors.items():
         worse = sum(its > mine for its, mine in zip(found, errors[OURS], strict=True))
@@ -168,13 +169,13 @@ def foresight(studies: Iterable[StudyDirectory], fraction: float) -> list[str]:
     rows.append(
         f"The level at the end, by the first {fraction:.0%} and by the whole run: "
         f"apart by {statistics.median(off):.3f} in the median, nine in ten within {most:.3f}, {mean:+.3f} on average; "
-        f"within the 90 % interval in {held} of {len(ends)} runs."
+        f"within the 90% interval in {held} of {len(ends)} runs."
     )
     return rows
 
 
 def _end(curve: Curve, fraction: float) -> tuple[float, bool]:
-    """How far a part's forecast of the last level is from what the whole says, and whether its interval has it."""
+    """Error of a part's forecast of the last level of the whole run's fit, and whether its interval contains it."""
     at = np.array([curve.last_compute])
     early = fit(curve.between(most=fraction * curve.last_compute)).predict(at)
     level = fit(curve).predict(at).mean[0]
@@ -196,7 +197,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def save(name: str, packed: Mapping[str, Any]) -> Path:
-    """Write a packed study, a line a run, so that a change shows where it is."""
+    """Write a packed study with one line per run, so that diffs are small."""
     head = {key: value for key, value in packed.items() if key != "runs"}
     runs = (f"{json.dumps(key)}: {json.dumps(run, separators=(',', ':'))}" for key, run in packed["runs"].items())
     lines = [*(f"{json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()), '"runs": {']

@@ -1,4 +1,4 @@
-"""How right, how honest and how quick `scalerl.scaling` is, on runs whose truth is known. Knows no real run.
+"""Measures accuracy, coverage and speed of `scalerl.scaling`, on simulated runs with known truth.
 
     python benchmarks/scaling_accuracy.py                        # every section, 400 curves a cell (about 40 minutes)
     python benchmarks/scaling_accuracy.py cells --curves 100     # one section, fewer curves
@@ -53,7 +53,7 @@ def rms(errors: list[np.ndarray]) -> np.ndarray:
 
 
 def cells(curves: int, seed: int) -> Result:
-    """Coverage and width of nominal 90 % intervals in every cell, and errors beside the paper's and the naive ones."""
+    """Coverage and width of nominal 90% intervals in every cell, and errors beside the paper's and the naive ones."""
     rows, errors = [], {name: [] for name in ("posterior", "paper", *BASELINES)}
     for rho in RHOS:
         for noise in NOISES:
@@ -206,7 +206,7 @@ def plans(curves: int, seed: int) -> Result:
 def pair_rates(
     pairs: int, rng: np.random.Generator, seeds: int, rho: float, noise: str, gap: float, ratio: float
 ) -> Result:
-    """Shares of pairs whose ceilings, B at the common ceiling, and compute needed are called different at 5 %.
+    """Shares of pairs whose ceilings, B at the common ceiling, and compute needed are called different at 5%.
 
     Both recipes climb from 0.2 to 0.6, with B 1.8; the ceiling of each seed is off by a normal deviate of sd 0.012.
     """
@@ -226,7 +226,7 @@ def pair_rates(
         verdicts.append(found.verdict)
         a_differs.append(min(found.probability_higher, 1 - found.probability_higher) < 0.025)
         b_differs.append(min(found.probability_more_efficient, 1 - found.probability_more_efficient) < 0.025)
-        compute_differs.append(min(found.probability_cheaper, 1 - found.probability_cheaper) < 0.025)
+        compute_differs.append(min(found.probability_less_compute, 1 - found.probability_less_compute) < 0.025)
     names = ("higher ceiling", "same ceiling and more efficient", LATER, "not distinguishable yet")
     return {
         "A": float(np.mean(a_differs)), "B": float(np.mean(b_differs)), "compute": float(np.mean(compute_differs)),
@@ -256,7 +256,7 @@ def comparisons(curves: int, seed: int) -> Result:
                     result[f"{seeds} seeds, rho {rho}, {noise}, {name}"] = pair_rates(
                         pairs, rng, seeds, rho, noise, gap, ratio
                     )
-    table("different A | different B | different compute (at the 5 % level) | pairs", [
+    table("different A | different B | different compute (at the 5% level) | pairs", [
         f"{name:<32} {r['A']:.3f} | {r['B']:.3f} | {r['compute']:.3f} | {r['pairs']}" for name, r in result.items()
     ])  # fmt: skip
     equal = [(name, r) for name, r in result.items() if name.endswith("equal")]

@@ -1,6 +1,6 @@
-"""Runs whose truth is known, to measure the statistics with: of the law, and departing from it, with noise.
+"""Simulated runs with known truth and noise, which follow the law or depart from it.
 
-Knows nothing of fitting. Compute is in multiples of the run's last point, so that a truth at 2.0 is the level at twice
+Compute is in multiples of the run's last point, so that a truth at 2.0 is the level at twice
 the compute spent. Every run has an evaluation before training and 40 at equal steps after it.
 """
 
@@ -15,7 +15,7 @@ from scalerl.scaling import Curve, sigmoid
 
 POINTS = 41
 RHOS = (1, 2, 4, 8, 16)
-"""Last compute over Cmid: how far into its climb a run is."""
+"""Last compute over C_mid: how far into its climb a run is."""
 EFFICIENCIES = (0.7, 1.0, 2.0, 3.0)
 NOISES = ("white", "AR")
 
@@ -59,7 +59,7 @@ def observed(rng: Random, truth: Truth, noise: str, asymptote: float, points: in
 
 
 def levels(rng: Random) -> tuple[float, float]:
-    """A in [.35, .92] and R0 in [.02, .5], their difference in [.1, .65]."""
+    """A in [0.35, 0.92] and R0 in [0.02, 0.5], their difference in [0.1, 0.65]."""
     while True:
         asymptote, initial = rng.uniform(0.35, 0.92), rng.uniform(0.02, 0.5)
         if 0.1 <= asymptote - initial <= 0.65:
@@ -94,7 +94,7 @@ def creeping(rng: Random, noise: str) -> Run:
 
 
 def late(rng: Random, noise: str) -> Run:
-    """Nothing for the first 20 to 70 % of the run, then the law, to between 0.5 and 4 midpoints."""
+    """Nothing for the first 20 to 70% of the run, then the law, to between 0.5 and 4 midpoints."""
     asymptote, initial = levels(rng)
     delay, efficiency = rng.uniform(0.2, 0.7), rng.uniform(1, 2.5)
     midpoint = (1 - delay) / log_uniform(rng, 0.5, 4)

@@ -50,7 +50,7 @@ SEED_SD = 0.004
 
 
 def plan_of(truths: Mapping[str, Truth], seeds: int = 3, about: str = "What matters?", name: str = "simulated") -> Plan:
-    """A plan with one arm a truth, the first the candidate; arms differ in a field that does not matter here."""
+    """A plan with one arm a truth, the first the reference; arms differ in a field that does not matter here."""
     lab = PRESETS["lab"]
     base = replace_part(lab, steps=STEPS, evaluation=replace_part(lab.evaluation, every=EVERY))
     arms = [
@@ -58,7 +58,7 @@ def plan_of(truths: Mapping[str, Truth], seeds: int = 3, about: str = "What matt
         for i, (arm, truth) in enumerate(truths.items())
     ]
     return Plan(
-        name=name, about=about, candidate=next(iter(truths)), seeds=tuple(range(seeds)), base=base, arms=tuple(arms)
+        name=name, about=about, reference=next(iter(truths)), seeds=tuple(range(seeds)), base=base, arms=tuple(arms)
     )
 
 

@@ -29,7 +29,7 @@ def display(terminal):
     return shown, console.file
 
 
-@pytest.mark.parametrize(("rate", "words"), [(0.05, None), (0.051, "caution from 5 %"), (0.101, "unstable")])
+@pytest.mark.parametrize(("rate", "words"), [(0.05, None), (0.051, "caution from 5%"), (0.101, "unstable")])
 def test_truncation_is_warned_of_at_five_and_ten_percent(rate, words):
     said = truncation_warning(rate)
     assert said is None if words is None else words in said

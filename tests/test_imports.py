@@ -51,6 +51,43 @@ def test_a_package_imports_only_what_lies_before_it(package):
             assert any(name == a or name.startswith(a + ".") for a in allowed), f"{path} imports {name}"
 
 
+def import_graph() -> dict[str, set[str]]:
+    """Return the scalerl modules that each module imports: at any depth of the file, for type checking too."""
+    files = {}
+    for path in ROOT.rglob("*.py"):
+        parts = ("scalerl", *path.relative_to(ROOT).with_suffix("").parts)
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    graph = {}
+    for module, path in files.items():
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                names = {alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+                found |= {full if full in files else node.module for full in names.values()}
+        graph[module] = found & files.keys()
+    return graph
+
+
+def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    """Return the modules that a module imports, directly or through others."""
+    seen: set[str] = set()
+    waiting = list(graph[start])
+    while waiting:
+        module = waiting.pop()
+        if module not in seen:
+            seen.add(module)
+            waiting += graph[module]
+    return seen
+
+
+def test_no_module_imports_itself_through_others():
+    graph = import_graph()
+    assert len(graph) > 100 and "scalerl.scaling.fit" in reachable(graph, "scalerl.study.allocate")
+    assert [module for module in graph if module in reachable(graph, module)] == []
+
+
 @pytest.mark.parametrize(
     "module",
     [

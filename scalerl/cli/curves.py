@@ -1,6 +1,6 @@
-"""The verbs that read curves: fit, forecast, compare, backtest. Words for people, or JSON as docs/json.md has it.
+"""The commands that read curves: fit, forecast, compare, backtest. They print text, or JSON (docs/json.md).
 
-Nothing heavy is imported before a verb runs: the parsers are built for every `scalerl --help`.
+Heavy modules are imported only when a command runs, because every `scalerl --help` builds these parsers.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from scalerl.scaling import Fit
 
 
-class Verb(NamedTuple):
-    """A verb: what it does in one line, its own options, and the function that does it."""
+class Subcommand(NamedTuple):
+    """A command: what it does in one line, its own options, and the function that does it."""
 
     help: str
     add_options: Callable[[argparse.ArgumentParser], object]
@@ -25,7 +25,7 @@ class Verb(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a verb found out, about one curve or about two sides."""
+    """The result of a command, about one curve or about two sides."""
 
     source: str
     """Path of the curve; empty for a comparison."""
@@ -33,39 +33,41 @@ class Answer(NamedTuple):
     text: str
 
 
-def add_curve_parsers(verbs: Any) -> None:
-    """Add the parser of every verb here to the command line's."""
-    for name, verb in VERBS.items():
-        parser = verbs.add_parser(name, help=verb.help, description=verb.help[0].upper() + verb.help[1:] + ".")
+def add_curve_parsers(commands: Any) -> None:
+    """Add the parser of every command here to the command line's."""
+    for name, command in SUBCOMMANDS.items():
+        parser = commands.add_parser(
+            name, help=command.help, description=command.help[0].upper() + command.help[1:] + "."
+        )
         add_curve_options(parser)
-        verb.add_options(parser)
-        parser.set_defaults(run=verb.run)
+        command.add_options(parser)
+        parser.set_defaults(run=command.run)
 
 
 def add_curve_options(parser: argparse.ArgumentParser) -> None:
-    """Add what every verb asks of its curves."""
+    """Add the options that all commands share."""
     parser.add_argument("paths", nargs="+", type=Path, metavar="RUN_OR_FILE", help="run directory, or a file of points")
     parser.add_argument("--compute", help="compute axis: device_hours, flops, tokens or step")
     parser.add_argument("--task", help="which task, where there are several")
     parser.add_argument(
         "--bounds", nargs=2, type=float, default=(0.0, 1.0), metavar=("LOW", "HIGH"),
-        help="what the metric can reach; default 0 1, a reward may need -1 1",
+        help="least and greatest value of the metric; default 0 1, a reward may need -1 1",
     )  # fmt: skip
     parser.add_argument(
-        "--exclude-below", type=float, default=0.0, metavar="C", help="leave out points of less compute; 0 itself stays"
+        "--exclude-below", type=float, default=0.0, metavar="C", help="leave out points below this compute, except 0"
     )
     parser.add_argument("--method", default="posterior", help="posterior (default), least-squares or paper")
     parser.add_argument("--json", action="store_true", help="print JSON, as docs/json.md describes it")
 
 
 def add_versus(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """Add the other side of a comparison."""
+    """Add the option for the other side of a comparison."""
     words = "runs of the other recipe"
     parser.add_argument("--versus", nargs="+", type=Path, metavar="RUN_OR_FILE", required=required, help=words)
 
 
 def fitted(source: Source, arguments: argparse.Namespace) -> Fit:
-    """Fit one source as the options say."""
+    """Fit one source with the given options."""
     from scalerl.report.sources import naming
     from scalerl.scaling import fit
 
@@ -74,7 +76,7 @@ def fitted(source: Source, arguments: argparse.Namespace) -> Fit:
 
 
 def run_fit(arguments: argparse.Namespace) -> int:
-    """Print each curve's law, forecast and advice; refresh the picture of a run directory."""
+    """Print the fit, forecast and advice for each curve; update the picture of a run directory."""
     from scalerl.report.outlook import outlook
     from scalerl.report.sources import naming
     from scalerl.report.summary import refresh
@@ -91,7 +93,7 @@ def run_fit(arguments: argparse.Namespace) -> int:
 
 
 def run_forecast(arguments: argparse.Namespace) -> int:
-    """Print what each curve will be worth at more compute."""
+    """Print the forecast of each curve at more compute."""
     from scalerl.report.outlook import forecast_dict
     from scalerl.scaling import forecast
 
@@ -104,7 +106,7 @@ def run_forecast(arguments: argparse.Namespace) -> int:
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
-    """Print which of two recipes is better, how surely, and what would make it surer."""
+    """Print which of two recipes is better, and with what probability."""
     from scalerl.scaling import compare
 
     first, second = (
@@ -116,7 +118,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
 
 
 def run_backtest(arguments: argparse.Namespace) -> int:
-    """Print how well the first parts of each run would have forecast the rest."""
+    """Print how well fits of the first parts of each run forecast the rest."""
     from scalerl.report.sources import naming
     from scalerl.scaling import backtest
 
@@ -130,9 +132,9 @@ def run_backtest(arguments: argparse.Namespace) -> int:
 
 
 def _forecast_options(parser: argparse.ArgumentParser) -> None:
-    words = "amounts of compute, in the axis' unit or as multiples of the last point; default 2x 4x"
+    words = "amounts of compute, in the unit of the axis or as multiples of the last point; default 2x 4x"
     parser.add_argument("--at", nargs="+", default=["2x", "4x"], metavar="C", help=words)
-    parser.add_argument("--target", type=float, help="a level of the metric: at which compute is it reached?")
+    parser.add_argument("--target", type=float, help="a level of the metric; prints at which compute it is reached")
 
 
 def _compare_options(parser: argparse.ArgumentParser) -> None:
@@ -145,13 +147,17 @@ def _backtest_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fractions", nargs="+", type=float, default=[0.3, 0.5, 0.7], metavar="F", help=words)
 
 
-VERBS: dict[str, Verb] = {
-    "fit": Verb("fit curves: ceiling, steepness and midpoint, and whether to go on", lambda parser: None, run_fit),
-    "forecast": Verb("say what a run will be worth at more compute", _forecast_options, run_forecast),
-    "compare": Verb("compare two recipes, by one or several runs each", _compare_options, run_compare),
-    "backtest": Verb("fit the first part of a run and score its forecast of the rest", _backtest_options, run_backtest),
+SUBCOMMANDS: dict[str, Subcommand] = {
+    "fit": Subcommand(
+        "fit curves: ceiling, steepness, midpoint, and whether to continue training", lambda parser: None, run_fit
+    ),
+    "forecast": Subcommand("forecast the metric of a run at more compute", _forecast_options, run_forecast),
+    "compare": Subcommand("compare two recipes, by one or several runs each", _compare_options, run_compare),
+    "backtest": Subcommand(
+        "fit the first part of a run and score its forecast of the rest", _backtest_options, run_backtest
+    ),
 }
-"""The verbs, in the order of the help."""
+"""The commands, in the order of the help."""
 
 
 def _sources(paths: Sequence[Path], arguments: argparse.Namespace) -> list[Source]:
@@ -161,7 +167,7 @@ def _sources(paths: Sequence[Path], arguments: argparse.Namespace) -> list[Sourc
 
 
 def _amount(word: str) -> float | str:
-    """A number as a number; a multiple such as 2x, or a mistake, as it is, for ``forecast`` to judge."""
+    """A number as a number; anything else unchanged, for ``forecast`` to read as a multiple such as 2x or to refuse."""
     try:
         return float(word)
     except ValueError:
@@ -169,7 +175,7 @@ def _amount(word: str) -> float | str:
 
 
 def _say(answers: Sequence[Answer], as_json: bool) -> int:
-    """Print one answer, or several under their names; as JSON one object, or an array of them."""
+    """Print one answer, or several with their paths; as JSON one object, or an array of objects."""
     if as_json:
         values = [{**({"source": answer.source} if answer.source else {}), **answer.values} for answer in answers]
         print(json.dumps(values[0] if len(values) == 1 else values, indent=1, allow_nan=False))

@@ -34,7 +34,7 @@ class StopFlag:
 def prepare_environment() -> None:
     """Set what torch reads once, when it is first imported."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads of two processes slow each other 20-fold
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages: about 8 % on the cache-bound decode
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages: about 8% on the cache-bound decode
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
@@ -53,7 +53,7 @@ def guarded(action: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except KeyboardInterrupt:
-        complain("stopped at once; what was saved is kept, and `resume` goes on from there")
+        complain("stopped at once; what was saved is kept, and `scalerl resume` continues from there")
         return INTERRUPTED
     except OSError as error:
         if error.errno != errno.ENOSPC:

@@ -1,4 +1,4 @@
-"""`scalerl import`: the importers on the command line. Notes go to standard error; it fits nothing."""
+"""`scalerl import`: the importers on the command line. Notes go to standard error."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 
-def add_import_parser(verbs: Any) -> None:
-    """Add the verb to the command line's subparsers. Imports nothing heavy."""
-    parser = verbs.add_parser(
+def add_import_parser(commands: Any) -> None:
+    """Add the parser of `scalerl import`."""
+    parser = commands.add_parser(
         "import", help="read another framework's log into points: TRL, verl, prime-rl, wandb, TensorBoard, CSV, ..."
     )
     parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="log or run directory; several in order")
-    parser.add_argument("--from", dest="source", metavar="SOURCE", help="who wrote it; default: its columns decide")
+    parser.add_argument("--from", dest="source", metavar="SOURCE", help="who wrote it; default: by its columns")
     parser.add_argument("--metric", metavar="NAME", help="metric by its name in the log, where there are several")
     parser.add_argument("--task", help="which task, where there are several")
     parser.add_argument("--devices", type=float, metavar="N", help="accelerators the run held, for device-hours")
@@ -24,14 +24,14 @@ def add_import_parser(verbs: Any) -> None:
     )
     parser.add_argument(
         "--column", action="append", default=[], metavar="ROLE=NAME",
-        help="a column by its role: step, seconds, clock, tokens, step_tokens, device_hours, flops, task or stderr",
+        help="the column for a role: step, seconds, clock, tokens, step_tokens, device_hours, flops, task or stderr",
     )  # fmt: skip
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="points.jsonl to write; default: print")
     parser.set_defaults(run=run_import)
 
 
 def run_import(arguments: argparse.Namespace) -> int:
-    """Read, write or print, and say what was assumed."""
+    """Read the log, write or print the points, and print the notes."""
     from scalerl.importers.points import read, write_points
     from scalerl.scaling import CurveError
 

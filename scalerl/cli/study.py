@@ -1,4 +1,4 @@
-"""`scalerl study`: words in, a study planned, executed or shown. It parses and prints; the work is elsewhere."""
+"""`scalerl study`: parses the command line, and plans, executes or shows a study."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ USAGE = """scalerl study PLAN [BASE.toml] [options] [--any.field VALUE ...]
        scalerl study resume DIR [--jobs N]
        scalerl study show DIR [-o PAGE.html] [--json]"""
 
-DESCRIPTION = """PLAN is loo, recipes, forward, axes, rates, or the path of a TOML file of your own. BASE.toml and the
-dotted fields are those of `scalerl train`; without them the base is the quick variant of the embedded lab."""
+DESCRIPTION = """PLAN is loo, recipes, forward, axes, rates, or the path of your own TOML file. BASE.toml and the dotted
+fields are as in `scalerl train`; without them the base is the quick variant of the embedded lab."""
 
 
 def study_main(words: Sequence[str], stop: Callable[[], Callable[[], bool]]) -> int:
     """Run `scalerl study`; return the exit code.
 
     Args:
-        words: what follows `study`.
-        stop: makes what says whether a signal asked to stop.
+        words: the arguments after `study`.
+        stop: makes a function that says whether a signal asked to stop.
 
     Raises:
         ConfigError, CurveError: what a user can correct.
     """
-    verb = words[0] if words else ""
-    if verb == "show":
+    command = words[0] if words else ""
+    if command == "show":
         return _show(words[1:])
-    if verb == "resume":
+    if command == "resume":
         options = _resume_parser().parse_args(words[1:])
         from scalerl.study.directory import StudyDirectory
 
@@ -71,31 +71,29 @@ def _describe(plan: Plan, others: Sequence[StudyDirectory]) -> None:
 
 def _held(plan: Plan, key: RunKey, run: Held) -> str:
     whole = run.steps == plan.run_config(key).steps
-    return f"{'held by' if whole else f'its first {run.steps} steps are in'} {run.path}"
+    return f"{'reused from' if whole else f'its first {run.steps} steps are reused from'} {run.path}"
 
 
 def _plan_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="scalerl study", usage=USAGE, description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument("plan", metavar="PLAN", help="which arms")
     parser.add_argument("base", nargs="?", type=Path, metavar="BASE.toml", help="configuration that the arms share")
-    parser.add_argument(
-        "--seeds", default=None, help="how many, or which: 3 or 0,1,2; default 3 (rates: one of its own)"
-    )
+    parser.add_argument("--seeds", default=None, help="how many, or which: 3 or 0,1,2; default 3 (rates: one)")
     parser.add_argument(
         "--budget", type=int, metavar="STEPS", help="steps of the base; an arm with larger batches takes fewer"
     )
     parser.add_argument(
-        "--only", nargs="+", default=[], metavar="ARM", help="these arms and the candidate; patterns as loss-*"
+        "--only", nargs="+", default=[], metavar="ARM", help="these arms and the reference; patterns such as loss-*"
     )
     parser.add_argument(
-        "--rates", type=Path, metavar="DIR", help="a finished `rates` study: each loss at its best rate"
+        "--rates", type=Path, metavar="DIR", help="a finished `rates` study: train each loss at its best learning rate"
     )
     parser.add_argument(
         "--reuse", type=Path, nargs="+", default=[], metavar="DIR",
-        help="other studies, whose finished runs of the same configuration are taken over, or gone on with if shorter",
+        help="other studies: finished runs with the same configuration are reused, and resumed if they are shorter",
     )  # fmt: skip
     parser.add_argument(
-        "-o", "--output", type=Path, help="directory; default studies/PLAN-NNN; an unfinished study there goes on"
+        "-o", "--output", type=Path, help="directory; default studies/PLAN-NNN; an unfinished study there is resumed"
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print arms, sizes and an estimate of the time, and stop"
@@ -105,7 +103,7 @@ def _plan_parser() -> argparse.ArgumentParser:
 
 
 def _resume_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="scalerl study resume", description="Go on with a study where it was.")
+    parser = argparse.ArgumentParser(prog="scalerl study resume", description="Resume a study.")
     parser.add_argument("directory", type=Path)
     _add_execution(parser)
     return parser
@@ -115,18 +113,18 @@ def _add_execution(parser: argparse.ArgumentParser) -> None:
     from scalerl.study.allocations import ALLOCATIONS
 
     parser.add_argument(
-        "--jobs", type=int, default=0, help=f"runs at once; default {room_here()} here, or what the cluster holds"
+        "--jobs", type=int, default=0, help=f"runs at once; default {room_here()} here, or all that fit on Ray"
     )
     parser.add_argument(
-        "--allocate", choices=list(ALLOCATIONS), default="equal", help="default: every arm the same budget"
+        "--allocate", choices=list(ALLOCATIONS), default="equal", help="default: the same budget for every arm"
     )
     parser.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster: auto, local or HOST:PORT")
-    parser.add_argument("--ray-cpus", type=float, default=2.0, help="cores a run holds there; default 2")
-    parser.add_argument("--ray-gpus", type=float, default=0.0, help="GPUs a run holds there; default 0")
+    parser.add_argument("--ray-cpus", type=float, default=2.0, help="cores per run on Ray; default 2")
+    parser.add_argument("--ray-gpus", type=float, default=0.0, help="GPUs per run on Ray; default 0")
 
 
 def _plan(options: argparse.Namespace, fields: Sequence[str]) -> Plan:
-    """Make the plan that the words ask for."""
+    """Make the plan that the command line asks for."""
     from scalerl.study.plan import check, read_plan, select, with_rates
     from scalerl.study.plans import PLANS
 
@@ -136,7 +134,7 @@ def _plan(options: argparse.Namespace, fields: Sequence[str]) -> Plan:
     elif name.endswith(".toml"):
         if options.base or fields:
             raise ConfigError(
-                f"{name}: a plan of your own names its base and fields itself; got {options.base or fields[0]}"
+                f"{name}: a plan in a TOML file sets its base and fields itself; got {options.base or fields[0]}"
             )
         plan = read_plan(Path(name))
     else:
@@ -181,7 +179,7 @@ def _execute(
     stop: Callable[[], Callable[[], bool]],
     others: Sequence[StudyDirectory] = (),
 ) -> int:
-    """Run what is left of a study, then write and print its results."""
+    """Run the unfinished runs of a study, then write and print its results."""
     from scalerl.study.allocations import ALLOCATIONS
     from scalerl.study.display import StudyDisplay
     from scalerl.study.execute import Execution, execute
@@ -200,7 +198,7 @@ def _execute(
     for key, said in execution.failures.items():
         print(f"failed: {key}: {said}; see {study.file(key, 'log')}")
     if execution.stop_requested():
-        print(f"stopped; continue with: scalerl study resume {study.path}")
+        print(f"stopped; resume with: scalerl study resume {study.path}")
         return 130
     _report(study)
     return 1 if execution.failures else 0
@@ -217,14 +215,14 @@ def _workers(options: argparse.Namespace) -> Workers:
 
 
 def room_here() -> int:
-    """Return how many runs this machine has room for; each holds two cores."""
+    """Return how many runs fit on this machine; each uses two cores."""
     return max(1, (os.cpu_count() or 2) // 2)
 
 
 def _report(study: StudyDirectory) -> None:
     """Write results.json and the page; print the verdicts and the table."""
     from scalerl.files import write_whole
-    from scalerl.study.results import study_results
+    from scalerl.study.analysis import study_results
 
     found = study_results(study)
     write_whole(study.path / "results.json", json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n")
@@ -239,10 +237,10 @@ def _tell(found: StudyResult, page: Path) -> None:
     html, told = "", f"page      {page}"
     try:
         html = study_page(found)
-    except ConfigError as error:  # plotly is missing; the numbers are there all the same
+    except ConfigError as error:  # plotly is missing; the results are printed without the page
         told = f"no page: {error}"
     try:
-        if html:  # before anything is printed: `| head` ends the process at what it does not read
+        if html:  # before anything is printed: with `| head` the process may end while it prints
             write_page(page, html)
     finally:
         print_results(found)
@@ -250,15 +248,15 @@ def _tell(found: StudyResult, page: Path) -> None:
 
 
 def _show(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="scalerl study show", description="Print what a study found so far.")
+    parser = argparse.ArgumentParser(prog="scalerl study show", description="Print the results of a study so far.")
     parser.add_argument("directory", type=Path)
     parser.add_argument("-o", "--output", type=Path, help="the page; default report.html in the study's directory")
     parser.add_argument("--compute", help="compute axis: device_hours, flops, tokens or step")
     parser.add_argument("--task", help="which task, where there are several")
     parser.add_argument("--json", action="store_true", help="print JSON, as docs/json.md describes it")
     options = parser.parse_args(words)
+    from scalerl.study.analysis import study_results
     from scalerl.study.directory import StudyDirectory
-    from scalerl.study.results import study_results
 
     study = StudyDirectory.open(options.directory)
     found = study_results(study, options.compute, options.task)

@@ -1,6 +1,6 @@
 """What to run, as frozen values: the recipe, the data, the machine. It loads no torch."""
 
-from scalerl.config.overrides import field_lines, merge, parse_config, read_config, to_toml
+from scalerl.config.overrides import field_lines, merge, parse_config, plain_values, read_config, to_toml
 from scalerl.config.presets import LAB, PRESETS, QUICK
 from scalerl.config.run import (
     Checkpointing,
@@ -32,6 +32,7 @@ __all__ = [
     "field_lines",
     "merge",
     "parse_config",
+    "plain_values",
     "read_config",
     "to_toml",
 ]

@@ -117,14 +117,26 @@ AnyTask = Annotated[ArithmeticTask | ProgramsTask | PromptFile, Field(discrimina
 
 
 def as_list(data: Any) -> Any:
-    """Return one `data` table as a list of one task; a list stays what it is."""
-    if isinstance(data, dict) and data.get("kind") == "mixed":
+    """Return one `data` table as a list of one task; a list stays what it is.
+
+    `kind = "mixed"`, of earlier versions, is both lab tasks: `share` of the prompts are programs.
+    """
+    if isinstance(data, list | tuple):
+        return data
+    if not isinstance(data, dict) or data.get("kind") != "mixed":
+        return [data]
+    unknown = sorted(set(data) - {"kind", "share", "arithmetic", "programs"})
+    share = data.get("share", 0.5)
+    if unknown or isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share < 1:
+        got = f"the fields {', '.join(unknown)}" if unknown else f"share = {share!r}"
         raise ValueError(
-            "kind 'mixed' is no more: write one [[data]] table for each task, each with a share (a run directory made "
-            'before that change needs its [data] table replaced by [[data]] kind = "arithmetic" and [[data]] kind = '
-            '"programs")'
+            f"kind 'mixed' is both lab tasks; got {got}; allowed: share (of programs, between 0 and 1), arithmetic and "
+            "programs, or one [[data]] table for each task"
         )
-    return data if isinstance(data, list | tuple) else [data]
+    return [
+        {**data.get("arithmetic", {}), "kind": "arithmetic", "share": 1 - share},
+        {**data.get("programs", {}), "kind": "programs", "share": share},
+    ]
 
 
 def check_tasks(tasks: Sequence[TaskData]) -> None:

@@ -46,7 +46,7 @@ def read_config(file: Path | None, overrides: Sequence[str]) -> RunConfig:
         preset = "scalerl" if own else "lab"
     if preset not in PRESETS:
         raise ConfigError(f"preset: got {preset!r}{nearest(str(preset), PRESETS)}; allowed: {', '.join(PRESETS)}")
-    from_file = merge(_plain(PRESETS[preset]), values)
+    from_file = merge(plain_values(PRESETS[preset]), values)
     try:
         return build(RunConfig, merge(from_file, typed), "command line")
     except ConfigError as error:
@@ -95,7 +95,7 @@ def _merge_tasks(tasks: list[dict[str, Any]], changes: Mapping[str, Any]) -> lis
     return [merge(task, changes.get(name, {})) for task, name in zip(tasks, names, strict=True)]
 
 
-def _plain(config: RunConfig, mode: str = "python") -> dict[str, Any]:
+def plain_values(config: RunConfig, mode: str = "python") -> dict[str, Any]:
     """Return nested plain values; one task as a table, several as a list of them."""
     values = config.model_dump(mode=mode)
     tasks = list(values.pop("data"))
@@ -106,7 +106,7 @@ def to_toml(config: RunConfig) -> str:
     """Return the configuration as TOML that `read_config` reads back to an equal value."""
     import tomli_w
 
-    return tomli_w.dumps(_without_nulls(_plain(config, mode="json")))
+    return tomli_w.dumps(_without_nulls(plain_values(config, mode="json")))
 
 
 def field_lines(cls: type[Part] = RunConfig, prefix: str = "") -> list[tuple[str, str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from scalerl.config.base import replace
 from scalerl.config.data import ArithmeticTask
 from scalerl.config.recipe import SCALERL, AdamW, Interruption
-from scalerl.config.run import Checkpointing, Evaluation, Learner, Rollouts, RunConfig
+from scalerl.config.run import Checkpointing, Evaluation, Learner, Rollouts, RunConfig, TinyModel, WarmStart
 
 LAB = RunConfig(
     steps=480,
@@ -33,9 +33,10 @@ LONG_TAIL = replace(
     recipe=replace(
         QUICK.recipe,
         name="long-tail-lab",
-        length=Interruption(thinking_tokens=(230, 250), answer_tokens=9, phrase="</think>"),
+        length=Interruption(thinking_tokens=(180, 200), answer_tokens=9, phrase="</think>"),
     ),
-    data=ArithmeticTask(operations=(2, 40), lengths="long-tailed"),
+    data=ArithmeticTask(operations=(2, 30), lengths="long-tailed"),
+    model=TinyModel(warm_start=WarmStart(steps=1500, learning_rate=2e-3)),
     rollouts=Rollouts(expected_tokens=36),
     learner=Learner(micro_batch_tokens=16384),
 )

@@ -1,4 +1,4 @@
-"""What to run: the ScaleRL recipe and its parts as frozen values. It loads no torch; it knows no model, data, machine.
+"""What to run: the ScaleRL recipe and its parts as frozen values. It loads no torch.
 
 A recipe reads like a row of the paper's tables (arXiv 2510.13786); an ablation is `replace(SCALERL, loss=Gspo())`.
 Names of choices are looked up in plain dicts where they are carried out (learn/, rollouts/), never in ladders of ifs.

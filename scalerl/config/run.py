@@ -25,7 +25,7 @@ class WarmStart(Part):
     learning_rate: Annotated[float, Field(gt=0)] = 3e-3
     """Peak rate: linear warm-up over 50 updates, then linear decay to a tenth."""
     step_noise: Share = 0.45
-    """Probability that a step of a trace has its result replaced by a uniform digit (0.15 of it in the first 60 %)."""
+    """Probability that a step of a trace has its result replaced by a uniform digit (0.15 of it in the first 60%)."""
     ramble: Share = 0.08
     """Probability, after each step, of a ramble of `~`."""
     endless: Share = 0.1
@@ -92,10 +92,11 @@ EXPECTED_LENGTH = 0.4
 
 
 def _check_lag(value: Any) -> Any:
+    if value == -1 and not isinstance(value, bool):  # how earlier versions wrote it
+        return "measure"
     if value in ("auto", "measure") or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
         return value
-    was = "; a run directory of before has -1 for measure" if value == -1 else ""
-    raise ValueError(f"got {value!r}; allowed: auto, measure, or a number of decode steps of at least 0{was}")
+    raise ValueError(f"got {value!r}; allowed: auto, measure, or a number of decode steps of at least 0")
 
 
 class Rollouts(Part):
@@ -154,7 +155,7 @@ class Hardware(Part):
 
 
 class Checkpointing(Part):
-    """When the whole truth is written to disk."""
+    """When the whole state of a run is written to disk."""
 
     every: Count = 50
     """Training steps between checkpoints."""

@@ -1,4 +1,4 @@
-"""Read other frameworks' logs into points that `scalerl.scaling` fits. Loads no torch; fits nothing.
+"""Reads other frameworks' logs into points that `scalerl.scaling` fits. Does not import torch.
 
 >>> from scalerl.importers import read
 >>> from scalerl.scaling import Curve, fit
@@ -15,7 +15,7 @@ __all__ = ["IMPORTERS", "Imported", "read", "write_points"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the importers at their first use: the command line takes its parser from here and must stay instant."""
+    """Import the importers at their first use, so that `import scalerl.importers` is fast."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from scalerl.importers import points

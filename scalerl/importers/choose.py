@@ -1,4 +1,4 @@
-"""Which metric of a log is the curve: one plausible candidate is taken and said, several are listed as an error."""
+"""Chooses the metric of a log that becomes the curve; if several are equally plausible, an error lists them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from scalerl.importers.rows import Row
 from scalerl.scaling import CurveError
 
 LISTED = 12
-"""Candidates that an error names."""
+"""Number of candidates that an error lists."""
 TELLING = re.compile(r"acc|correct|solve|math|pass|success|verif", re.IGNORECASE)
-"""Among equals, a name like these is more plausibly what the run is for than, say, a format reward."""
+"""Among metrics of the same rank, a name like these is listed first; a format reward, for example, is not meant."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Candidate:
     count: int
 
     def __str__(self) -> str:
-        # a task that is a part of the metric's path need not be said twice
+        # the task is left out if it is part of the metric's name
         aside = f", task {self.task}" if self.task and f"/{self.task}/" not in f"{self.metric}/" else ""
         return f"{self.metric} ({self.count} points{aside})"
 
@@ -57,10 +57,10 @@ def candidates(rows: list[Row], dialect: Dialect) -> list[Candidate]:
 
 
 def choose(rows: list[Row], dialect: Dialect, metric: str | None, task: str | None, source: str) -> Candidate:
-    """The one candidate that was asked for, or that there is.
+    """The candidate that was asked for, or the only one.
 
     Raises:
-        CurveError: none, or several; the message lists what is there.
+        CurveError: there is none, or there are several; the message lists them.
     """
     if metric is not None:
         return named(rows, dialect, metric, task, source)
@@ -69,12 +69,12 @@ def choose(rows: list[Row], dialect: Dialect, metric: str | None, task: str | No
     if not evaluations:
         training = f"; it has the training reward {found[0].metric}: name it with metric= (--metric)" if found else ""
         raise CurveError(
-            f"{source} has no evaluation that is known of {dialect.name}{training or column_hint(rows)}. A curve needs "
+            f"{source} has no evaluation metric of {dialect.name}{training or column_hint(rows)}. A curve needs "
             "scores on held-out prompts"
         )
     of_task = [c for c in evaluations if task in (None, c.task)]
     if not of_task:
-        tasks = ", ".join(sorted({c.task for c in evaluations if c.task})) or "one only, without a name"
+        tasks = ", ".join(sorted({c.task for c in evaluations if c.task})) or "one task without a name"
         raise CurveError(f"{source} has no task {task!r}; it has {tasks}")
     best = [c for c in of_task if c.rank == of_task[0].rank]
     if len(best) > 1:
@@ -84,7 +84,7 @@ def choose(rows: list[Row], dialect: Dialect, metric: str | None, task: str | No
 
 
 def named(rows: list[Row], dialect: Dialect, metric: str, task: str | None, source: str) -> Candidate:
-    """The metric that was named, whatever it is; of one task."""
+    """The metric with the given name, of one task."""
     found = [c for c in candidates(rows, dialect) if c.metric == metric]
     if not found:
         counts = Counter(str(row.get("task", "")) for row in rows if number(row, metric) is not None)
@@ -104,7 +104,7 @@ def named(rows: list[Row], dialect: Dialect, metric: str, task: str | None, sour
 
 
 def others(rows: list[Row], dialect: Dialect, chosen: Candidate) -> list[str]:
-    """The held-out metrics that were not taken."""
+    """The held-out metrics that were not chosen."""
     rest = [c for c in candidates(rows, dialect) if c.rank <= OTHER and c != chosen]
     return [c.metric for c in rest]
 
@@ -116,7 +116,7 @@ def listed(found: list[Candidate]) -> str:
 
 
 def column_hint(rows: list[Row]) -> str:
-    """What columns there are at all."""
+    """The columns of the log, for an error message."""
     names = names_of(rows)
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return f"; its columns are {', '.join(names[:LISTED])}{more}: name one with metric= (--metric)"

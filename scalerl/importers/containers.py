@@ -1,7 +1,4 @@
-"""Files and directories to rows of numbers: JSON, JSONL, CSV, console text, and who to ask for binary ones.
-
-Knows nothing of what a column means, except where a file's own layout says so (`log_history`, `step:N - ...`).
-"""
+"""Reads files and directories into rows of numbers: JSON, JSONL, CSV, console text, and binary logs."""
 
 from __future__ import annotations
 
@@ -16,14 +13,14 @@ from scalerl.importers.rows import Row, as_cell, flat
 from scalerl.scaling import CurveError
 
 UNREADABLE = (ValueError, RecursionError)
-"""What json raises: for what is no JSON or a number of thousands of digits, and for brackets thousands deep."""
+"""Exceptions of json: for invalid JSON, for numbers with thousands of digits, and for very deep nesting."""
 BAD_LINES = 0.1
-"""Share of unreadable lines beyond which a file is not what it seemed to be."""
+"""With a larger share of unreadable lines, the file is refused."""
 
 
 @dataclass(frozen=True)
 class Log:
-    """What one file holds, still in its framework's own names.
+    """The content of one file, with the framework's own names.
 
     Example:
         Log(rows=[{"step": 1.0, "timing_s/step": 61.2}], container="console", notes=("1 line was left out",))
@@ -36,10 +33,10 @@ class Log:
 
 
 def read_log(path: Path) -> Log:
-    """The rows of one file, or of the log that a directory holds.
+    """The rows of one file, or of the log in a directory.
 
     Raises:
-        CurveError: nothing there, empty, binary, or of no known layout.
+        CurveError: the file does not exist, is empty, or has no known format.
     """
     if path.is_dir():
         return read_directory(path)
@@ -52,11 +49,11 @@ def read_log(path: Path) -> Log:
     for recognises, reader in BINARY:
         if recognises(path, data):
             return reader(path)
-    # a machine that lost power leaves the end of its log padded with zero bytes
+    # after a power failure a log may end with zero bytes
     text_bytes = data.rstrip(b"\0")
     if b"\0" in text_bytes:
         raise CurveError(
-            f"{path} is binary and no log that is known here; give a JSON, JSONL, CSV or console log, a .wandb file "
+            f"{path} is binary and of no known format; give a JSON, JSONL, CSV or console log, a .wandb file "
             "or a TensorBoard event file"
         )
     text = text_bytes.decode("utf-8-sig", errors="replace")
@@ -66,25 +63,25 @@ def read_log(path: Path) -> Log:
 
 
 def read_directory(path: Path) -> Log:
-    """The log inside a run's directory: the first of ``INSIDE`` that is there."""
+    """The log in a run's directory: the first of ``INSIDE`` that exists."""
     for pattern, pick in INSIDE:
         found = sorted(path.glob(pattern))
         if found:
             return read_log(pick(found)) if pick else read_tensorboard(path)
     looked = ", ".join(pattern for pattern, _ in INSIDE)
-    raise CurveError(f"{path} is a directory without a log that is known here; looked for {looked}; give the file")
+    raise CurveError(f"{path} is a directory without a known log; looked for {looked}; give the file")
 
 
 def newest(found: list[Path]) -> Path:
-    """The log of the last checkpoint: `checkpoint-1000` comes after `checkpoint-200`."""
+    """The log of the last checkpoint, by number: `checkpoint-1000` comes after `checkpoint-200`."""
     return max(found, key=lambda p: [int(n) for n in re.findall(r"\d+", p.parent.name)])
 
 
 def only(found: list[Path]) -> Path:
-    """The one log, or an error that names them all."""
+    """The only log; if there are several, an error that lists them."""
     distinct = sorted({p.resolve(): p for p in found}.values())
     if len(distinct) > 1:
-        raise CurveError(f"{len(distinct)} logs here, give one: {', '.join(map(str, distinct[:8]))}")
+        raise CurveError(f"there are {len(distinct)} logs; give one of them: {', '.join(map(str, distinct[:8]))}")
     return distinct[0]
 
 
@@ -108,7 +105,7 @@ BINARY: tuple[tuple[Callable[[Path, bytes], bool], Callable[[Path], Log]], ...] 
     (lambda path, data: data[:4] == b":W&B", read_wandb),
     (lambda path, data: "tfevents" in path.name, read_tensorboard),
 )
-"""Binary layouts: how each is recognised, and who reads it."""
+"""Binary formats: how each is recognised, and its reader."""
 
 INSIDE: tuple[tuple[str, Callable[[list[Path]], Path] | None], ...] = (
     ("trainer_state.json", only),
@@ -119,11 +116,11 @@ INSIDE: tuple[tuple[str, Callable[[list[Path]], Path] | None], ...] = (
     ("metrics.jsonl", only),
     ("**/*tfevents*", None),
 )
-"""What a run's directory may hold, in the order looked for."""
+"""Logs in a run's directory, in the order in which they are tried."""
 
 
 def read_text(path: Path, text: str) -> Log:
-    """JSON, JSONL, console lines or CSV, by what the text looks like."""
+    """Reads JSON, JSONL, console lines or CSV, recognised by the text."""
     start = text.lstrip()[:1]
     if start in ("{", "["):
         whole = read_json(path, text)
@@ -141,7 +138,7 @@ def read_json(path: Path, text: str) -> Log | None:
     except UNREADABLE as error:
         if text.lstrip().split("\n", 1)[0].strip() in ("{", "["):
             raise CurveError(
-                f"{path} is JSON that breaks off or is damaged ({error}); a checkpoint from before holds a whole one"
+                f"{path} is incomplete or damaged JSON ({error}); an earlier checkpoint has a complete file"
             ) from error
         return None
     if isinstance(document, list):
@@ -152,7 +149,7 @@ def read_json(path: Path, text: str) -> Log | None:
 
 
 def read_jsonl(path: Path, text: str) -> Log:
-    """One object a line. Lines that are none are left out with a note, unless there are many."""
+    """One object per line. Other lines are left out with a note, unless there are many."""
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     rows, bad = [], []
     for number, line in lines:
@@ -165,28 +162,28 @@ def read_jsonl(path: Path, text: str) -> Log:
         else:
             bad.append(number)
     if not rows or (bad != [lines[-1][0]] and len(bad) > BAD_LINES * len(lines)):
-        raise CurveError(f"{path}: {len(bad)} of {len(lines)} lines are no JSON objects, the first is line {bad[0]}")
+        raise CurveError(f"{path}: {len(bad)} of {len(lines)} lines are not JSON objects, the first is line {bad[0]}")
     return Log(rows, "jsonl", left_out(path, bad, lines[-1][0]))
 
 
 def left_out(path: Path, bad: list[int], last: int) -> tuple[str, ...]:
     """The note on lines that could not be read."""
     if bad == [last]:
-        return (f"the last line of {path.name} is half-written (a killed run?) and was left out",)
+        return (f"the last line of {path.name} is incomplete (was the run killed?) and was left out",)
     if bad:
         return (f"{len(bad)} unreadable lines of {path.name} were left out, the first is line {bad[0]}",)
     return ()
 
 
 CONSOLE = re.compile(r"(?:^|[\s)\]])step:(\d+) - (.+:.+)$")
-"""verl's console line, `step:5 - actor/lr:1e-06 - ...`, perhaps behind Ray's `(TaskRunner pid=7)`."""
+"""verl's console line, `step:5 - actor/lr:1e-06 - ...`, sometimes after Ray's `(TaskRunner pid=7)`."""
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 NUMPY = re.compile(r"^np\.\w+\((.*)\)$")
-"""numpy 2 prints its numbers as `np.float64(0.5)`."""
+"""numpy 2 prints numbers as `np.float64(0.5)`."""
 
 
 def console_rows(text: str) -> Iterator[Row]:
-    """The metric lines among all else that a console log holds. A value cut off at the end of the file is left out."""
+    """The metric lines of a console log. An incomplete value at the end of the file is left out."""
     ends_whole = text.endswith("\n")
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
@@ -209,7 +206,7 @@ def console_rows(text: str) -> Iterator[Row]:
 
 
 def read_csv(path: Path, text: str) -> Log:
-    """A header, then one row a line; the header of a chart exported from wandb loses its run's name."""
+    """A header, then one row per line; in a chart exported from wandb, the run's name is removed from the header."""
     from scalerl.importers.wandb_run import plain_header
 
     lines = text.lstrip().splitlines()
@@ -217,12 +214,12 @@ def read_csv(path: Path, text: str) -> Log:
     try:
         reader = list(csv.reader(lines, delimiter=separator))
     except csv.Error as error:
-        raise CurveError(f"{path} is no CSV: {error}") from error
+        raise CurveError(f"{path} is not a CSV file: {error}") from error
     header = [name.strip() for name in reader[0]]
     if len(header) < 2:
         raise CurveError(
-            f"{path} is of no known layout: no JSON, no `step:N - ...` lines of verl, and its first line is no CSV "
-            f"header with two columns or more: {header[0][:60] if header else ''!r}"
+            f"{path} has no known format: it is not JSON, has no `step:N - ...` lines of verl, and its first line is "
+            f"not a CSV header with two columns or more: {header[0][:60] if header else ''!r}"
         )
     header = plain_header(path, header)
     rows, bad, number = [], [], 1
@@ -232,7 +229,7 @@ def read_csv(path: Path, text: str) -> Log:
         elif cells:
             bad.append(number)
     if not rows or (bad != [number] and len(bad) > BAD_LINES * number):
-        raise CurveError(f"{path}: {len(bad)} of {number - 1} rows have not the header's {len(header)} cells")
+        raise CurveError(f"{path}: {len(bad)} of {number - 1} rows do not have {len(header)} cells like the header")
     return Log(rows, "csv", left_out(path, bad, number))
 
 

@@ -1,4 +1,4 @@
-"""What a framework calls things: a record of column names, filled in once for each source. Reads nothing itself."""
+"""The column names of a framework: a record that each source fills in."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 from scalerl.importers.rows import Row
 
 HELD_OUT, SECOND, OTHER, TRAINING = 0, 1, 2, 3
-"""Ranks of a metric: mean score on held-out prompts; one to take where that is missing; another held-out figure; the
-reward on training prompts."""
+"""Ranks of a metric: mean score on held-out prompts; a substitute for it; another held-out metric; reward on training
+prompts."""
 
 Prepare = Callable[[list[Row]], tuple[list[Row], tuple[str, ...]]]
-"""Rows to rows with what needs more than a name, and notes."""
+"""A function from rows to prepared rows and notes."""
 
 SECONDS = "@seconds"
-"""Column that ``prepare`` adds where training time is not a column of the log but a difference of some."""
+"""Column that ``prepare`` adds if training time is not a column of the log but computed from several."""
 
 
 def number(row: Row, name: str) -> float | None:
-    """A cell as a number, or None where it is absent or no number."""
+    """A cell as a number, or None if it is absent or not a number."""
     value: Any = row.get(name)
     return value if isinstance(value, float) and value == value else None
 
 
 def total(row: Row, names: Iterable[str]) -> float:
-    """The sum of some columns, absent ones left out."""
+    """The sum of some columns; absent ones count as 0."""
     return sum(number(row, name) or 0.0 for name in names)
 
 
@@ -37,7 +37,7 @@ def as_they_are(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
 
 
 def without(whole: str, aside: Sequence[str]) -> Prepare:
-    """How to make ``SECONDS`` of a timer that includes others, such as those of checkpoints."""
+    """A ``prepare`` that computes ``SECONDS`` from a timer minus others that it includes, such as checkpoints."""
 
     def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
         for row in rows:
@@ -50,7 +50,7 @@ def without(whole: str, aside: Sequence[str]) -> Prepare:
 
 
 def unknown(rows: list[Row]) -> int | None:
-    """The device count of a log that does not tell it."""
+    """None, for a log without the device count."""
     return None
 
 
@@ -66,29 +66,29 @@ class Dialect:
 
     name: str
     marks: tuple[str, ...]
-    """Patterns of column names that give the source away; none where only the file's layout does."""
+    """Patterns of column names that identify the source; empty if only the file format identifies it."""
     steps: tuple[str, ...]
-    """Step columns, best first; where a row has not the best one it is inferred from the next."""
+    """Step columns, best first; if a row lacks the best one, the step is inferred from the next."""
     evaluations: tuple[tuple[str, int], ...]
     """Patterns of metric names, the task as a named group, each with its rank."""
     about: str
-    """What counts as training time, in one clause: said with every import."""
+    """What counts as training time, in a few words; printed with every import."""
     seconds: tuple[str, ...] = ()
-    """Training seconds of one step (of the mean step since the last row), best first."""
+    """Training seconds per step (mean since the last row), best first."""
     clocks: tuple[str, ...] = ()
-    """Seconds since some start, evaluation included; used where there is no ``seconds``."""
+    """Seconds since some start, evaluation included; used if there is no ``seconds``."""
     tokens: tuple[str, ...] = ()
     """Tokens so far."""
     step_tokens: tuple[str, ...] = ()
     """Tokens of one step."""
     rename: Callable[[str], str] = str
-    """A column's name in one logger to its name in another, which the other fields use."""
+    """From a column's name in any logger to the name that the other fields use."""
     prepare: Prepare = as_they_are
     devices: Callable[[list[Row]], int | None] = unknown
-    """The device count, where the log implies it."""
+    """The device count, if the log has enough information."""
 
     def recognises(self, names: Iterable[str]) -> list[str]:
-        """The columns that give this source away."""
+        """The columns that identify this source."""
         pattern = re.compile("|".join(f"(?:{mark})" for mark in self.marks) or r"(?!)")
         return [name for name in names if pattern.fullmatch(name)]
 
@@ -101,4 +101,4 @@ GENERIC_EVALUATIONS = (
     (r"metric|score|reward", OTHER),
     (r"(?:train/)?(?:reward|rewards/mean|reward/mean)", TRAINING),
 )  # fmt: skip
-"""Metric names where the framework is not known."""
+"""Metric names for an unknown framework."""

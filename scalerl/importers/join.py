@@ -1,6 +1,6 @@
-"""Sparse evaluations joined to the compute spent by then. Knows rows and columns of numbers, no framework.
+"""Joins evaluations to the compute used up to them.
 
-Axes in names: N rows of a log, S distinct steps that spent something.
+Axes in names: N rows of a log, S distinct steps with time or tokens.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from scalerl.importers.rows import Row
 Array = NDArray[np.float64]
 
 INTERRUPTED = 10.0
-"""A clock that moves this many times faster than usual stood still for the run: it was down, or evaluated long."""
+"""If a clock advances this many times faster per step than usual, the run was interrupted or evaluated for long."""
 
 
 def column(rows: list[Row], name: str) -> Array:
-    """One column, shape (N,), not-a-number where a row has no such cell."""
+    """One column, shape (N,); NaN if a row has no such cell."""
     return np.array([row.get(name, np.nan) for row in rows], dtype=np.float64)
 
 
@@ -30,9 +30,9 @@ def present(rows: list[Row], names: tuple[str, ...]) -> str | None:
 
 
 def row_steps(rows: list[Row], names: tuple[str, ...]) -> Array:
-    """The step of each row, shape (N,): by the best column, else inferred from where another column stood.
+    """The step of each row, shape (N,), from the best column, or interpolated from another column.
 
-    A row without any such column has not-a-number.
+    NaN for a row without any such column.
     """
     there = [name for name in names if present(rows, (name,))]
     if not there:
@@ -49,7 +49,7 @@ def row_steps(rows: list[Row], names: tuple[str, ...]) -> Array:
 
 
 def straight(x: Array, known_x: Array, known_y: Array) -> Array:
-    """Linear interpolation that goes on beyond both ends, from one known pair in proportion."""
+    """Linear interpolation with extrapolation at both ends; from a single known pair in proportion."""
     if len(known_x) == 1:
         slope = known_y / known_x if known_x[0] else np.ones(1)
     else:
@@ -61,7 +61,7 @@ def straight(x: Array, known_x: Array, known_y: Array) -> Array:
 
 @dataclass(frozen=True)
 class Spent:
-    """What had been spent by each step: seconds, or tokens.
+    """Seconds or tokens used up to each step.
 
     Example:
         Spent(steps=array([1., 2., 3.]), total=array([61., 120., 183.]), notes=())
@@ -70,18 +70,18 @@ class Spent:
     steps: Array
     """Shape (S,), ascending."""
     total: Array
-    """Shape (S,): everything up to and with that step."""
+    """Shape (S,): total up to and including that step."""
     notes: tuple[str, ...] = ()
 
     def by(self, step: Array) -> Array:
-        """The total by any step: 0 by step 0, straight between steps, at the last pace beyond the last."""
+        """The total up to any step: 0 at step 0, linear between steps and beyond the last."""
         return straight(np.maximum(step, 0.0), np.append(0.0, self.steps), np.append(0.0, self.total))
 
 
 def spent_by_step(step_N: Array, amount_N: Array, what: str) -> Spent | None:
-    """Totals of a column that says what one step took (or, with steps skipped, the mean step since the row before).
+    """Totals of a column with the amount of one step (if steps are skipped, the mean since the previous row).
 
-    Of rows with the same step the last counts: a resumed run repeats steps, and lives on from the repetition.
+    Of rows with the same step the last counts, because a resumed run repeats steps and continues from the repetition.
     """
     use_N = np.isfinite(step_N) & np.isfinite(amount_N) & (amount_N >= 0)
     if not (use_N & (step_N > 0)).any():
@@ -93,14 +93,14 @@ def spent_by_step(step_N: Array, amount_N: Array, what: str) -> Spent | None:
 
 
 def holes(steps: Array, gap: Array, what: str) -> tuple[str, ...]:
-    """Notes on steps without a row, which were taken to cost what the row after them did."""
+    """Notes on steps without a row, which are assumed to take as much as the next row."""
     usual = float(np.median(gap))
     notes = []
     if gap[0] > 1.5 * usual:
-        notes.append(f"the log begins at step {steps[0]:g}: steps before it were taken to need the {what} of that one")
+        notes.append(f"the log begins at step {steps[0]:g}: earlier steps are assumed to take the same {what}")
     missing = int((gap[1:] > 1.5 * usual).sum())
     if missing:
-        notes.append(f"steps are missing in {missing} places: they were taken to need the {what} of the row after")
+        notes.append(f"steps are missing in {missing} places: they are assumed to take the {what} of the next row")
     return tuple(notes)
 
 
@@ -113,24 +113,24 @@ def last_of_each(key: Array, value: Array) -> tuple[Array, Array]:
 def spent_by_counter(step_N: Array, counter_N: Array, from_zero: bool, what: str) -> Spent | None:
     """Totals of a column that counts up: tokens (from zero), or a clock (from an unknown start).
 
-    Survives resumed runs: a counter that was restored goes on from its value at the checkpoint, one that starts again
-    from zero is added to what was there, and a clock's jump over the time in between is taken to be one usual step.
+    For resumed runs: a restored counter continues from its value at the checkpoint, a counter that restarts from zero
+    is added to the previous total, and a jump of a clock counts as one usual step.
     """
     use_N = np.isfinite(step_N) & np.isfinite(counter_N) & (step_N > 0) & (counter_N >= 0)
     steps, counter = step_N[use_N], counter_N[use_N]
     if len(steps) < 2:
         return None if not len(steps) or not from_zero else Spent(steps, counter)
-    if len(np.unique(steps)) == len(steps):  # nothing was repeated, so any order of rows means the same
+    if len(np.unique(steps)) == len(steps):  # no step is repeated, so the order of rows does not matter
         order = np.argsort(steps)
         steps, counter = steps[order], counter[order]
-    else:  # of rows of one step in a row: a counter's last, a clock's first, since an evaluation may have followed
+    else:  # of consecutive rows of one step: the last of a counter, the first of a clock, before any evaluation
         changes = np.diff(steps) != 0
         fresh = np.append(changes, True) if from_zero else np.append(True, changes)
         steps, counter = steps[fresh], counter[fresh]
     gap, grown, restarts = growth(steps, counter, from_zero)
     usual = float(np.nanmedian(grown / gap)) if np.isfinite(grown).any() else np.nan
     if not from_zero:
-        # the start of a clock includes loading the model; its jumps include the time a run was down
+        # the start of a clock includes loading the model; its jumps include the time of an interruption
         grown = np.where(grown / gap > INTERRUPTED * usual, np.nan, grown)
     jumps = int(np.isnan(grown[1:]).sum())
     if from_zero and np.isnan(grown[0]):
@@ -139,7 +139,7 @@ def spent_by_counter(step_N: Array, counter_N: Array, from_zero: bool, what: str
     if not np.isfinite(grown).all():
         return None
     at, amount = last_of_each(steps, grown)
-    # a repeated step was reached from the checkpoint, so its growth is per step, whatever stood before it
+    # a repeated step was reached from the checkpoint, so its growth is taken per step
     _, reach = last_of_each(steps, gap)
     kept_gap = np.diff(at, prepend=0.0)
     notes = (f"{what} was interrupted or reset in {max(restarts, jumps)} places",) if restarts or jumps else ()
@@ -149,7 +149,7 @@ def spent_by_counter(step_N: Array, counter_N: Array, from_zero: bool, what: str
 def growth(steps: Array, counter: Array, from_zero: bool) -> tuple[Array, Array, int]:
     """Of each row the steps since the row it continues, and by how much the counter grew; and the number of restarts.
 
-    Growth that cannot be known (the first row, a clock that ran on over a restart) is not-a-number.
+    Unknown growth (the first row, a clock that kept running over a restart) is NaN.
     """
     gap, grown = np.diff(steps, prepend=0.0), np.diff(counter, prepend=np.nan)
     restarts = 0
@@ -158,10 +158,10 @@ def growth(steps: Array, counter: Array, from_zero: bool) -> tuple[Array, Array,
         earlier = np.flatnonzero(steps[:i] < steps[i])
         base = earlier[steps[earlier] == steps[earlier].max()][-1] if len(earlier) else None
         gap[i] = steps[i] - (steps[base] if base is not None else 0.0)
-        if not from_zero and counter[i] > counter[i - 1]:  # a clock that ran on while the run was down
+        if not from_zero and counter[i] > counter[i - 1]:  # a clock that kept running while the run was interrupted
             grown[i] = np.nan
         elif base is not None and counter[i] >= counter[base]:  # restored from a checkpoint
             grown[i] = counter[i] - counter[base]
-        else:  # started again from zero
+        else:  # restarted from zero
             grown[i] = counter[i]
     return gap, grown, restarts

@@ -1,6 +1,7 @@
-"""PipelineRL: the wandb histories of its trainer (`stats/...`) and of its actor (`actor/...`), together or one alone.
+"""PipelineRL: the wandb histories of its trainer (`stats/...`) and of its actor (`actor/...`), together or only one.
 
-While a test runs, no new training rollouts are scheduled; that waiting is inside the step's time and stays there.
+During an evaluation no new training rollouts are scheduled; this waiting time is part of the step's time and is not
+subtracted.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ VERSION = "actor/trainer_model_version"
 
 
 def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """The actor's weight version is the number of samples trained on: it joins the trainer's rows by that."""
+    """Joins the actor's rows to the trainer's: the version of its weights is the number of samples trained on."""
     for row in rows:
         if VERSION in row:
             row.setdefault("stats/samples", row[VERSION])
     if any("stats/completed_steps" in row for row in rows):
         return rows, ()
-    return rows, ("steps are counted in samples: this log has no stats/completed_steps (the trainer's log has)",)
+    return rows, ("steps are counted in samples: stats/completed_steps is only in the trainer's log",)
 
 
 DIALECT = Dialect(
@@ -32,7 +33,7 @@ DIALECT = Dialect(
         (r"actor/(?P<task>.+)/success_mean", OTHER),
         (r"actor/(?:success|reward)_mean", TRAINING),
     ),
-    about="throughput/sec_per_step of the trainer, waiting for data included; checkpoints are outside it",
+    about="throughput/sec_per_step of the trainer, including the wait for data, without checkpoints",
     seconds=("throughput/sec_per_step",),
     clocks=("actor/time_since_start", "_runtime", "_timestamp"),
     tokens=("stats/tokens",),

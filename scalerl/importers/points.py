@@ -1,4 +1,4 @@
-"""One call from a log to points: find the source, choose the metric, join it to compute, say what was done."""
+"""Reads a log into points: recognises the source, chooses the metric, joins it to compute, and collects notes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ IMPORTERS: dict[str, Dialect] = {
 """The sources, by the name that ``source`` and ``--from`` take."""
 
 BY_LAYOUT = {"trainer_state": "trl", "console": "verl", "wandb": "wandb", "tensorboard": "tensorboard"}
-"""The source of a layout whose columns give no framework away."""
+"""The source of a file format if no column identifies the framework."""
 
 ROLES = ("step", "seconds", "clock", "tokens", "step_tokens", "device_hours", "flops", "task", "stderr")
 """What ``columns`` can name."""
@@ -43,7 +43,7 @@ ROLES = ("step", "seconds", "clock", "tokens", "step_tokens", "device_hours", "f
 
 @dataclass(frozen=True)
 class Imported:
-    """Points of one run, and what was assumed on the way.
+    """Points of one run, with notes on all assumptions.
 
     Example:
         Imported(rows=[{"step": 20, "device_hours": 2.7, "tokens": 9400000.0, "task": "gsm8k", "pass_rate": 0.41}],
@@ -75,15 +75,15 @@ def read(
 
     Args:
         path: a file, a run's directory, or several in the order they were written.
-        source: one of ``IMPORTERS``; without it the columns decide.
-        metric: which metric, by its full name in the log; needed where there are several.
-        task: which task, where a log has several.
-        devices: accelerators the run held, for device-hours; needed where the log does not imply it.
-        bounds: least and greatest value of the metric; only what is said here may leave [0, 1].
-        columns: column names by role (``ROLES``), for logs that call things differently.
+        source: one of ``IMPORTERS``; None recognises it by the columns.
+        metric: which metric, by its full name in the log; needed if there are several.
+        task: which task, if a log has several.
+        devices: accelerators that the run used, for device-hours; needed if the log does not contain it.
+        bounds: least and greatest value of the metric.
+        columns: column names by role (``ROLES``), for logs with other names.
 
     Raises:
-        CurveError: nothing to read, an unknown source, no or several metrics; the message says what to do.
+        CurveError: nothing to read, an unknown source, or no or several metrics; the message says what to do.
     """
     paths = [Path(path)] if isinstance(path, str | Path) else [Path(p) for p in path]
     if not paths:
@@ -107,14 +107,14 @@ def read(
     check_bounds(points, bounds, chosen.metric)
     if tuple(bounds) != (0.0, 1.0):
         points = [{("metric" if k == "pass_rate" else k): v for k, v in point.items()} for point in points]
-        more = [*more, f"the metric lies in [{bounds[0]:g}, {bounds[1]:g}]: give the same bounds to Curve"]
+        more = [*more, f"the metric lies in [{bounds[0]:g}, {bounds[1]:g}]: pass the same bounds to Curve"]
     return Imported(
         points, tuple(notes + more), dialect.name, chosen.metric, axis, (float(bounds[0]), float(bounds[1]))
     )
 
 
 def find_dialect(source: str | None, logs: list[Log], rows: list[Row], name: str) -> Dialect:
-    """The source that was named, or the one whose columns these are."""
+    """The source that was named, or the one that the columns identify."""
     if source is not None:
         if source not in IMPORTERS:
             raise CurveError(f"unknown source {source!r}; known are {', '.join(IMPORTERS)}")
@@ -166,7 +166,7 @@ def with_columns(dialect: Dialect, columns: Mapping[str, str], rows: list[Row], 
 
 
 def with_task(rows: list[Row], columns: Mapping[str, str]) -> list[Row]:
-    """Rows whose task stands under the name `task`."""
+    """Rows with the task in a column named `task`."""
     if "task" not in columns:
         return rows
     return [{**row, "task": str(row[columns["task"]])} if columns["task"] in row else row for row in rows]
@@ -176,9 +176,9 @@ def said(chosen: Candidate, rest: list[str], asked: bool) -> str:
     """The note on the metric."""
     note = f"metric: {chosen.metric}" + (f" of task {chosen.task}" if chosen.task not in ("", chosen.metric) else "")
     if chosen.rank == TRAINING:
-        note += ", which is measured on training prompts: no held-out score"
+        note += ", which is measured on training prompts and is not a held-out score"
     if rest and not asked:
-        note += f"; also there: {', '.join(rest[:4])}" + (f" and {len(rest) - 4} more" if len(rest) > 4 else "")
+        note += f"; other metrics: {', '.join(rest[:4])}" + (f" and {len(rest) - 4} more" if len(rest) > 4 else "")
     return note
 
 
@@ -196,7 +196,7 @@ def points_of(
         notes += more
         late = [int((cells["step"] > s.steps[-1]).sum()) for s in (seconds, tokens) if s is not None]
         if any(late):
-            notes.append(f"evaluations after the last training row, priced at its pace: {max(late)}")
+            notes.append(f"evaluations after the last training row, extrapolated at its pace: {max(late)}")
         if tokens is not None:
             cells["tokens"] = tokens.by(cells["step"])
     count = devices if devices is not None else dialect.devices(rows)
@@ -209,8 +209,8 @@ def points_of(
     axis = next((name for name in (*table.AXES, "step") if name in cells), None)
     if axis is None:
         raise CurveError(
-            f"no compute beside {chosen.metric}: neither {', '.join((*table.AXES, 'step'))} nor a column that "
-            f"{dialect.name} counts steps by; name one with columns= (--column step=NAME)"
+            f"no compute for {chosen.metric}: the log has neither {', '.join((*table.AXES, 'step'))} nor a step column "
+            f"of {dialect.name}; name one with columns= (--column step=NAME)"
         )
     notes += compute_notes(axis, dialect, seconds, count, devices is not None)
     cells["pass_rate"] = column([rows[i] for i in picked_E], chosen.metric)
@@ -218,7 +218,7 @@ def points_of(
 
 
 def evaluations(rows: list[Row], step_N: Array, chosen: Candidate) -> tuple[NDArray[np.intp], list[str]]:
-    """The rows that are the curve's points, in order of steps where there are any; and notes on those left out."""
+    """The rows that are the curve's points, in order of steps if there are any; and notes on those left out."""
     value_N = column(rows, chosen.metric)
     notes = []
     if chosen.task and any("task" in row for row in rows):
@@ -237,12 +237,12 @@ def evaluations(rows: list[Row], step_N: Array, chosen: Candidate) -> tuple[NDAr
         picked_E = picked_E[stepped_E]
     _, last_E = last_of_each(step_N[picked_E], picked_E.astype(np.float64))
     repeated = len(picked_E) - len(last_E)
-    notes += [f"evaluations repeated at a step, of which the last counts: {repeated}"] if repeated else []
+    notes += [f"repeated evaluations of a step, of which the last counts: {repeated}"] if repeated else []
     return last_E.astype(np.intp), notes
 
 
 def as_it_stands(dialect: Dialect, columns: Mapping[str, str]) -> dict[str, str]:
-    """Columns, by role, that need no summing."""
+    """Columns, by role, that are already totals."""
     roles = (*table.AXES, "stderr")
     if dialect.name == "table":
         return {role: columns.get(role, role) for role in roles}
@@ -262,14 +262,14 @@ def as_rows(cells: dict[str, Array], task: str) -> list[dict[str, Any]]:
 
 
 def spending(rows: list[Row], step_N: Array, dialect: Dialect) -> tuple[Spent | None, Spent | None, list[str]]:
-    """Seconds and tokens by step, from the best columns that are there; and notes on what was missing in them."""
+    """Seconds and tokens by step, from the best columns that exist; and notes on missing parts."""
     notes: list[str] = []
     seconds = tokens = None
     if name := present(rows, dialect.seconds):
         seconds = spent_by_step(step_N, column(rows, name), "time")
     elif name := present(rows, dialect.clocks):
         seconds = spent_by_counter(step_N, column(rows, name), False, f"the clock {name}")
-        notes.append(f"{name} is the run's clock: evaluation and checkpoints inside it cannot be told apart")
+        notes.append(f"{name} is the run's clock: it includes evaluation and checkpoints, which cannot be separated")
     if name := present(rows, dialect.step_tokens):
         tokens = spent_by_step(step_N, column(rows, name), "tokens")
     elif name := present(rows, dialect.tokens):
@@ -279,7 +279,7 @@ def spending(rows: list[Row], step_N: Array, dialect: Dialect) -> tuple[Spent | 
 
 
 def compute_notes(axis: str, dialect: Dialect, seconds: Spent | None, count: float | None, told: bool) -> list[str]:
-    """What the compute axis is, and why it is no better."""
+    """Notes on the compute axis, and on why a better one is not available."""
     if axis == "device_hours" and seconds is not None:
         origin = "as given" if told else "by perf/throughput"
         return [f"device-hours: {dialect.about}; times {count:g} devices, {origin}"]
@@ -290,13 +290,13 @@ def compute_notes(axis: str, dialect: Dialect, seconds: Spent | None, count: flo
     why = (
         "the log has no times"
         if seconds is None
-        else "the log does not tell how many devices; give devices= (--devices)"
+        else "the log does not contain the number of devices; give devices= (--devices)"
     )
     return [f"compute falls back from device-hours to {axis}: {why}"]
 
 
 def check_bounds(points: list[dict[str, Any]], bounds: tuple[float, float], metric: str) -> None:
-    """Refuses a metric outside its bounds, which are [0, 1] unless the user says otherwise; mends rounding."""
+    """Refuse a metric outside its bounds, by default [0, 1]; clip rounding errors."""
     low, high = bounds
     if not (np.isfinite([low, high]).all() and low < high):
         raise CurveError(f"bounds must be two finite numbers in ascending order; got {bounds}")
@@ -305,15 +305,15 @@ def check_bounds(points: list[dict[str, Any]], bounds: tuple[float, float], metr
     if len(outside):
         least, most = ("0", "100") if values.min() >= 0 and values.max() <= 100 else ("-1", "1")
         raise CurveError(
-            f"{metric} leaves [{low:g}, {high:g}]: {len(outside)} of {len(values)} values do, from {values.min():g} to "
-            f"{values.max():g}. Say what it can reach, such as bounds=({least}, {most}) or --bounds {least} {most}"
+            f"{metric} is outside [{low:g}, {high:g}]: {len(outside)} of {len(values)} values are, with a range of "
+            f"{values.min():g} to {values.max():g}. Give bounds=({least}, {most}) or --bounds {least} {most}"
         )
     for point in points:  # rounding in the log
         point["pass_rate"] = min(max(point["pass_rate"], low), high)
 
 
 def write_points(imported: Imported, path: str | Path) -> None:
-    """Write points as JSONL, one evaluation a line; an existing file is replaced."""
+    """Write points as JSONL, one evaluation per line; an existing file is replaced."""
     text = "".join(json.dumps(row) + "\n" for row in imported.rows)
     try:
         Path(path).write_text(text, encoding="utf-8")

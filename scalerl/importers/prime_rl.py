@@ -1,6 +1,7 @@
-"""prime-rl: metrics.jsonl of the orchestrator, or its names in wandb. Knows of the trainer's file only its times.
+"""prime-rl: metrics.jsonl of the orchestrator, or the same names in wandb.
 
-An evaluation belongs to the weights it sampled from: its `policy_version`, else `progress/ckpt_step`, else its step.
+The step of an evaluation is the version of the weights it sampled from: its `policy_version`, or `progress/ckpt_step`,
+or its step.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ VERSION = re.compile(r"eval/[^/]+/policy_version")
 
 
 def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """Steps as counts of updates; evaluations as rows of their own; evaluation time out of the step's time."""
+    """Counts steps in updates, gives evaluations their own rows, and subtracts evaluation time from the step's time."""
     evaluation_s: dict[float, float] = defaultdict(float)
     for row in rows:
         times = [row[name] for name in row if TIME.fullmatch(name)]
-        if times and "step" in row:  # environments are evaluated side by side, so the longest counts
+        if times and "step" in row:  # environments are evaluated in parallel, so the longest counts
             evaluation_s[row["step"]] = max(evaluation_s[row["step"]], *times)
     trained = [row["step"] for row in rows if "step" in row and not TRAIN.isdisjoint(row)]
-    # steps are counted from 0 there: the row of step s ends at s + 1 updates
+    # steps are counted from 0: the row of step s ends after s + 1 updates
     shift = 1.0 if trained and min(trained) == 0 else 0.0
     prepared, subtracted = [], 0
     for row in rows:
@@ -42,7 +43,7 @@ def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
             rest["step"] = step + shift
             if seconds is not None:
                 aside = evaluation_s.get(step, 0.0)
-                # evaluations that run beside training are longer than the step and take nothing from it
+                # evaluations in parallel to training are longer than the step and take no time from it
                 inside = aside if 0 < aside < seconds else 0.0
                 subtracted += inside > 0
                 rest[SECONDS] = seconds - inside
@@ -57,14 +58,14 @@ DIALECT = Dialect(
            r"eval/[^/]+/(?:all/|effective/)?(?:avg|pass)@\d+", r"(?:effective_batch_size|solve_none|solve_all)/all"),
     steps=("step", "_step"),
     evaluations=(
-        # `effective` leaves out rollouts that failed for no fault of the model; older versions have nothing else
+        # `effective` excludes rollouts that failed for reasons outside the model; older versions have only this
         (r"eval/(?P<task>[^/]+)/(?:effective/)?avg@\d+", HELD_OUT),
         (r"eval/(?P<task>[^/]+)/all/avg@\d+", SECOND),
         (r"eval/(?P<task>[^/]+)/(?:effective/)?pass@\d+", OTHER),
         (r"eval/(?P<task>[^/]+)/reward/mean", OTHER),
         (r"(?:train/[^/]+/(?:all|effective)/)?reward/(?:all/)?mean", TRAINING),
     ),
-    about="time/step of the orchestrator without evaluation; checkpoints are outside it",
+    about="time/step of the orchestrator without evaluation and checkpoints",
     seconds=(SECONDS,),
     clocks=("time", "_timestamp"),
     tokens=("progress/total_tokens",),

@@ -1,4 +1,4 @@
-"""One row of a log: column -> cell. It knows no file and no framework."""
+"""One row of a log: a dict from column to cell."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 Row = dict[str, Any]
-"""Column -> number (or text, in ``TEXT_COLUMNS``); a cell that is empty or no number is absent."""
+"""Column -> number (or text, in ``TEXT_COLUMNS``); a cell that is empty or not a number is absent."""
 
 TEXT_COLUMNS = frozenset({"task"})
 
 
 def flat(row: Mapping[str, Any], prefix: str = "") -> Row:
-    """A row of numbers: nested objects become `outer/inner`, and what lies under `data` (verl) comes to the top."""
+    """A row of numbers: nested objects become `outer/inner`; the content of `data` (verl) moves to the top level."""
     cells: Row = {}
     for name, value in row.items():
         if isinstance(value, Mapping):

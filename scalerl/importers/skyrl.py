@@ -1,11 +1,11 @@
-"""SkyRL: its names in wandb, mlflow and TensorBoard. It logs no number of tokens."""
+"""SkyRL: its names in wandb, mlflow and TensorBoard. It does not log the number of tokens."""
 
 from __future__ import annotations
 
 from scalerl.importers.dialect import HELD_OUT, OTHER, SECONDS, TRAINING, Dialect, without
 
 ASIDE = ("timing/save_checkpoints", "timing/save_hf_model")
-"""Inside the timer of the step; evaluation is outside it."""
+"""Timers that the timer of the step includes; evaluation is not included."""
 
 
 DIALECT = Dialect(
@@ -19,7 +19,7 @@ DIALECT = Dialect(
         (r"eval/(?P<task>.+)/mean_positive_reward", OTHER),
         (r"reward/avg_raw_reward", TRAINING),
     ),
-    about="timing/step without timing/save_checkpoints and timing/save_hf_model; evaluation is outside it",
+    about="timing/step without timing/save_checkpoints and timing/save_hf_model; evaluation is not included",
     seconds=(SECONDS,),
     prepare=without("timing/step", ASIDE),
 )  # fmt: skip

@@ -1,11 +1,11 @@
-"""Plain CSV and JSONL with named columns: each row an evaluation, with the compute spent by then beside it."""
+"""Plain CSV and JSONL with named columns: each row is an evaluation with the compute used up to it."""
 
 from __future__ import annotations
 
 from scalerl.importers.dialect import GENERIC_EVALUATIONS, Dialect
 
 AXES = ("device_hours", "flops", "tokens", "compute")
-"""Columns of compute spent so far that are taken as they stand."""
+"""Columns of compute used so far, taken unchanged."""
 
 DIALECT = Dialect(
     name="table",

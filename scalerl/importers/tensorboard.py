@@ -1,4 +1,4 @@
-"""TensorBoard event files, of any framework, through TensorBoard's own reader."""
+"""TensorBoard event files of any framework, read with TensorBoard's own reader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scalerl.scaling import CurveError
 
 
 def tensorboard_rows(path: Path) -> tuple[list[Row], tuple[str, ...]]:
-    """The scalars of an event file, or of all event files below a directory: one row a writer and step.
+    """The scalars of an event file, or of all event files below a directory: one row per writer and step.
 
     Raises:
         CurveError: tensorboard is not installed, or there are no scalars.
@@ -20,7 +20,7 @@ def tensorboard_rows(path: Path) -> tuple[list[Row], tuple[str, ...]]:
     except ImportError as error:
         raise CurveError(f"{path} is read with TensorBoard's own reader: pip install tensorboard") from error
     rows: list[Row] = []
-    # a resumed run writes a file of its own: files in order of their name, which starts with the time
+    # a resumed run writes another file; the names start with the time
     for file in [path] if path.is_file() else sorted(path.rglob("*tfevents*"), key=lambda p: p.name):
         events = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
         events.Reload()
@@ -51,7 +51,7 @@ DIALECT = Dialect(
     marks=(),
     steps=("step",),
     evaluations=GENERIC_EVALUATIONS,
-    about="the wall time of the events: evaluation and checkpoints are inside and cannot be told apart",
+    about="the wall time of the events: it includes evaluation and checkpoints, which cannot be separated",
     clocks=("_timestamp",),
     tokens=("train/num_tokens", "num_tokens", "total_tokens", "tokens"),
 )

@@ -1,6 +1,6 @@
-"""TRL and the Hugging Face Trainer: trainer_state.json, and the same names as wandb and TensorBoard get them.
+"""TRL and the Hugging Face Trainer: trainer_state.json, and the same names in wandb and TensorBoard.
 
-Knows of `step_time`, which TRL 0.16 and later write; older logs fall back to `train_runtime`, then to tokens.
+Time is `step_time`, which TRL 0.16 and later write; older logs fall back to `train_runtime`, then to tokens.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ COMPONENT = re.compile(r"eval_rewards/[^/]+(?:/mean)?")
 
 
 def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """The evaluation set of each row; seconds from train_runtime where need be."""
+    """Adds the evaluation set of each row, and seconds from train_runtime if there is no step_time."""
     for row in rows:
-        # with several evaluation sets TRL writes the same `eval_reward` for each; only the runtime carries the name
+        # with several evaluation sets TRL writes `eval_reward` for each; only the runtime has the name of the set
         sets = [match[1] for match in map(RUNTIME.fullmatch, row) if match and match[1]]
         if len(sets) == 1:
             row["task"] = sets[0]
     functions = {name for row in rows for name in row if COMPONENT.fullmatch(name)}
-    if len(functions) == 1:  # one reward function: its mean is eval_reward again
+    if len(functions) == 1:  # with one reward function its mean equals eval_reward
         rows = [{name: value for name, value in row.items() if name not in functions} for row in rows]
     if any("step_time" in row for row in rows):
         return rows, ()
@@ -38,7 +38,7 @@ def plain(name: str) -> str:
 
 
 def spread_runtime(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """Seconds of a log without step_time: the last total, less evaluation, in equal parts to all steps."""
+    """Seconds of a log without step_time: the last total minus evaluation, spread evenly over all steps."""
     totals = [row for row in rows if number(row, "train_runtime") is not None]
     if not totals:
         return rows, ()
@@ -47,7 +47,7 @@ def spread_runtime(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
     seconds = totals[-1]["train_runtime"] - evaluation
     if steps <= 0 or seconds <= 0:
         return rows, ()
-    note = "no step_time in this log: train_runtime less eval_runtime was spread evenly over the steps"
+    note = "no step_time in this log: train_runtime minus eval_runtime was spread evenly over the steps"
     return [*rows[:-1], {**rows[-1], SECONDS: seconds / steps}], (note,)
 
 
@@ -67,7 +67,7 @@ DIALECT = Dialect(
         (r"reward", TRAINING),
         (r"rewards/[^/]+(?:/mean)?", TRAINING),
     ),
-    about="step_time: generation, rewards and update; evaluation, checkpoints and data loading are outside",
+    about="step_time: generation, rewards and update; evaluation, checkpoints and data loading are not included",
     seconds=("step_time", SECONDS),
     tokens=("num_tokens", "num_input_tokens_seen"),
     rename=plain,

@@ -21,20 +21,20 @@ ASIDE = ("timing_s/testing", "timing_s/save_checkpoint")
 
 
 def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """Training seconds of each step, evaluation and checkpoints left out."""
+    """Training seconds of each step, without evaluation and checkpoints."""
     timed = [row for row in rows if number(row, "timing_s/step") is not None]
     aside = [total(row, ASIDE) for row in timed]
     if not timed or not any(aside):
         return rows, ()
-    # Older versions validate inside the timer of the step, newer ones after it. The phases tell which: in the one case
-    # what a step took beyond them grows by the time set aside, in the other it does not.
+    # Older versions validate inside the timer of the step, newer ones after it. If validation is inside, the time of
+    # the step minus its phases grows by the validation time.
     beyond = [row["timing_s/step"] - total(row, PHASES) for row in timed]
     plain = [extra for extra, some in zip(beyond, aside, strict=True) if not some]
     usual = float(np.median(plain)) if plain else 0.0
     shares = [(extra - usual) / some for extra, some in zip(beyond, aside, strict=True) if some]
     if not any(total(row, PHASES) for row in timed):
         return rows, (
-            "without the phases of a step it is unknown whether timing_s/step includes validation: kept whole",
+            "the log has no phases of a step: if timing_s/step includes validation, it could not be subtracted",
         )
     if float(np.median(shares)) < 0.5:
         return rows, ()
@@ -44,12 +44,12 @@ def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
 
 
 def plain_name(name: str) -> str:
-    """The name before mlflow, which allows no `@`: `mean_at_8` is `mean@8`."""
+    """The original name of a metric in mlflow, which does not allow `@`: `mean_at_8` is `mean@8`."""
     return re.sub(r"_at_(?=\d)", "@", name)
 
 
 def devices(rows: list[Row]) -> int | None:
-    """perf/throughput is tokens a second and GPU: tokens / (seconds x throughput) is the number of GPUs."""
+    """perf/throughput is tokens per second and GPU, so tokens / (seconds x throughput) is the number of GPUs."""
     counts = [
         row["perf/total_num_tokens"] / (row["perf/time_per_step"] * row["perf/throughput"])
         for row in rows
@@ -58,7 +58,7 @@ def devices(rows: list[Row]) -> int | None:
     if not counts:
         return None
     count = float(np.median(counts))
-    # console logs of old versions have three decimals only
+    # console logs of old versions have only three decimals
     return round(count) if count > 0.5 and abs(count - round(count)) < 0.02 * count else None
 
 

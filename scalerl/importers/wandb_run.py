@@ -1,7 +1,7 @@
-"""Weights & Biases: exported histories and offline run directories, of any framework. Asks no server.
+"""Weights & Biases: exported histories and offline run directories of any framework. Needs no network.
 
-The frame around the records of a `.wandb` file is LevelDB's log format and is read here, since wandb dropped its own
-Python reader; the records themselves are decoded by wandb's own messages.
+A `.wandb` file is in LevelDB's log format. This module reads the format, because wandb no longer has a Python reader
+for it; the records are decoded with wandb's protobuf messages.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ FULL, LAST = 1, 4
 
 
 def wandb_rows(path: Path) -> tuple[list[Row], tuple[str, ...]]:
-    """The history of an offline run, one row a step.
+    """The history of an offline run, one row per step.
 
     Raises:
-        CurveError: wandb is not installed, or the file holds no history.
+        CurveError: wandb is not installed, or the file has no history.
     """
     try:
         from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined,unused-ignore]
@@ -41,8 +41,8 @@ def wandb_rows(path: Path) -> tuple[list[Row], tuple[str, ...]]:
             cells = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
             rows.append(flat(cells))
     if not rows:
-        raise CurveError(f"{path} holds no history: the run logged nothing before it ended")
-    note = f"{path.name} is half-written or damaged (a killed run?): what comes after {len(rows)} rows was left out"
+        raise CurveError(f"{path} has no history: the run logged nothing before it ended")
+    note = f"{path.name} is incomplete or damaged (was the run killed?): everything after {len(rows)} rows was left out"
     return rows, (note,) if frames.cut else ()
 
 
@@ -53,10 +53,10 @@ class Frames:
         self.data, self.cut = data, False
 
     def __iter__(self) -> Iterator[bytes]:
-        data, place, parts = self.data, HEADER, b""  # the file's own header has seven bytes too
+        data, place, parts = self.data, HEADER, b""  # the file's own header also has seven bytes
         while place + HEADER <= len(data):
             left = BLOCK - place % BLOCK
-            if left < HEADER:  # too little room for a header: the rest of the block is padding
+            if left < HEADER:  # no room for a header: the rest of the block is padding
                 place += left
                 continue
             checksum, length, kind = struct.unpack("<IHB", data[place : place + HEADER])
@@ -88,7 +88,7 @@ DIALECT = Dialect(
     marks=(),
     steps=("train/global_step", "trainer/global_step", "global_step", "step", "_step"),
     evaluations=GENERIC_EVALUATIONS,
-    about="the run's clock: evaluation and checkpoints are inside and cannot be told apart",
+    about="the run's clock: it includes evaluation and checkpoints, which cannot be separated",
     clocks=("_runtime", "_timestamp"),
     tokens=("train/num_tokens", "num_tokens", "total_tokens", "tokens"),
 )

@@ -1,1 +1,1 @@
-"""Pieces that run inside other trainers. Nothing here is loaded unless it is asked for by name."""
+"""Callbacks that run inside other trainers. Import them by name; the package imports none of them."""

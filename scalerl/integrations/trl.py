@@ -1,7 +1,6 @@
-"""A callback for TRL and the Hugging Face Trainer: points.jsonl, a forecast at each evaluation, a stop by advice.
+"""A callback for TRL and the Hugging Face Trainer: writes points.jsonl, prints forecasts, can stop the run.
 
-Knows the Trainer's events, not the model. It counts the devices of the trainer's own processes; a separate vLLM server
-is the caller's to add, by ``devices``.
+It counts the devices of the trainer's own processes. If a separate vLLM server is used, set ``devices``.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from scalerl.scaling import Curve, CurveError, Forecast, advise, fit, forecast
 from scalerl.scaling.forecast import amount
 
 FIRST_FORECAST = 5
-"""Evaluations before the first forecast: a curve has four unknowns."""
+"""Number of evaluations from which a forecast is made; the law has four parameters."""
 RUNTIME = re.compile(r"eval_(?:(.+)_)?runtime")
 
 
 class ForecastCallback(TrainerCallback):  # type: ignore[misc]
-    """Draws the run's curve while it trains, says where it is going, and can end it when going on is not worth it.
+    """Writes the run's curve while it trains, prints its forecast, and can stop it if more training gains too little.
 
     Example:
         >>> trainer = GRPOTrainer(..., callbacks=[ForecastCallback("run/points.jsonl")])        # doctest: +SKIP
@@ -44,17 +43,17 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         axis: str = "device_hours",
         say: Callable[[str], None] = print,
     ) -> None:
-        """Choose what is drawn and when to stop.
+        """Choose the metric, the compute axis, and when to stop.
 
         Args:
-            path: the points.jsonl to write; a resumed run goes on with it, a new one replaces it.
+            path: the points.jsonl to write; a resumed run continues it, a new run replaces it.
             metric: the evaluation's metric, as TRL logs it.
-            devices: accelerators the run holds; by default one for each of the trainer's processes.
+            devices: accelerators that the run uses; by default one for each of the trainer's processes.
             bounds: least and greatest value of the metric.
-            stop_below_gain: stop when the budget is not worth it: `advise` says stop at this least gain.
-            budget: compute up to which the gain counts: "2x" of what is spent, or an amount on the axis.
-            axis: compute of the curve: device_hours, tokens (where the trainer counts them) or step.
-            say: where lines for the user go.
+            stop_below_gain: stop if `advise` says stop for this least gain.
+            budget: compute at which the gain is judged: "2x" of the last point, or an amount on the axis.
+            axis: compute axis of the curve: device_hours, tokens (if the trainer counts them) or step.
+            say: prints a line for the user.
 
         Raises:
             CurveError: an axis or a gain that cannot be used.
@@ -71,27 +70,27 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         self.latest: Mapping[str, Any] = {}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin a curve, or go on with the one of a run that is resumed."""
+        """Start a curve, or read the one of a resumed run."""
         self.points, self.seconds = [], 0.0
         self.count = args.world_size if self.devices is None else self.devices
         if state.global_step and self.path.exists():
             self.points = [row for row in earlier_points(self.path) if row["step"] <= state.global_step]
             last = self.points[-1] if self.points else None
             if last and last["step"]:
-                # the checkpoint may be later than the last evaluation: the steps between cost what the others did
+                # the checkpoint may be later than the last evaluation: assume the same time per step in between
                 self.seconds = last["device_hours"] * 3600 / self.count * state.global_step / last["step"]
         if state.is_world_process_zero:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.write()
 
     def write(self) -> None:
-        """Replace the file in one go, so that a killed run leaves a whole one."""
+        """Replace the file atomically, so that a killed run leaves a complete one."""
         beside = self.path.with_name(self.path.name + ".new")
         beside.write_text("".join(json.dumps(row) + "\n" for row in self.points), encoding="utf-8")
         beside.replace(self.path)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start the clock: evaluation, logging and checkpoints happen between steps."""
+        """Start the clock; evaluation, logging and checkpoints happen between steps and are not counted."""
         self.began = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -101,21 +100,21 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             self.began = None
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
-        """Keep the evaluation's figures: TRL's own are in what it logs."""
+        """Keep the metrics of the evaluation, which TRL passes only to its logs."""
         if logs and any(name.startswith("eval_") for name in logs):
             self.latest = dict(logs)
 
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        """Add a point, say the forecast, and stop where advice says so."""
+        """Add a point, print the forecast, and stop the run if the advice is to stop."""
         figures = {**self.latest, **(metrics or {})}
         self.latest = {}
         value = figures.get(self.metric)
         if not isinstance(value, int | float) or not math.isfinite(value):
-            # said, not raised: a run that costs a thousand GPU-hours must not end for want of a curve
+            # printed, not raised: a missing metric must not end a long run
             there = ", ".join(sorted(name for name in figures if name.startswith("eval_"))) or "none"
-            self.say(f"forecast  none at step {state.global_step}: no number in {self.metric!r}; there are {there}")
+            self.say(f"forecast  none at step {state.global_step}: no number in {self.metric!r}; its metrics: {there}")
             return
         stop = False
         if state.is_world_process_zero:
@@ -125,7 +124,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             control.should_training_stop = True
 
     def add_point(self, figures: Mapping[str, Any], state: Any) -> None:
-        """Write one evaluation; of a step that is evaluated again the last counts."""
+        """Write one evaluation; it replaces an earlier one of the same step."""
         sets = [match[1] for match in map(RUNTIME.fullmatch, figures) if match and match[1]]
         task = sets[0] if sets else self.metric
         point = {
@@ -139,7 +138,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         self.write()
 
     def look_ahead(self, task: str) -> bool:
-        """Say the forecast of one task from the fifth evaluation on; return whether to stop."""
+        """Print the forecast of one task from the fifth evaluation on; return whether to stop."""
         rows = [point for point in self.points if point["task"] == task]
         if len(rows) < FIRST_FORECAST:
             return False
@@ -152,7 +151,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
                 self.say(f"stopping: the budget of {self.budget} {self.axis} is spent")
                 return True
             advice = advise(found, self.budget, self.stop_below_gain)
-        except CurveError as error:  # as early in a run, or where it did not learn: training goes on
+        except CurveError as error:  # too few points or no climb: training continues
             self.say(f"forecast  none at step {rows[-1]['step']}: {error}")
             return False
         self.say(f"advice    {advice.sentence}")
@@ -165,7 +164,7 @@ def earlier_points(path: Path) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
     except ValueError as error:
         raise CurveError(
-            f"{path} is no points.jsonl to go on with ({error}); move it away or give another path"
+            f"{path} is no valid points.jsonl to resume from ({error}); move it away or give another path"
         ) from error
     if not all(isinstance(row, dict) and {"step", "device_hours", "task"} <= row.keys() for row in rows):
         raise CurveError(f"{path} was not written by this callback; move it away or give another path")
@@ -181,7 +180,7 @@ def line(task: str, point: Mapping[str, Any], ahead: Forecast) -> str:
 
 
 def agreed(stop: bool) -> bool:
-    """The first process's decision, in every process: one that stopped alone would leave the others waiting."""
+    """The decision of the first process, in every process; if only one stopped, the others would wait for it."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):

@@ -1,4 +1,4 @@
-"""Rewards to advantages, and the zero-variance filter. Functions of [P, G] tensors; they know no tokens and no loss.
+"""Rewards to advantages, and the zero-variance filter. Functions of [P, G] tensors.
 
 Legend: P prompts of the batch, G rollouts of each prompt.
 """

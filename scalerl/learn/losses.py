@@ -1,6 +1,6 @@
 """Policy losses, one function an equation: log-probabilities and advantages to a loss for every token.
 
-They know no aggregation (aggregate.py), no KL and no entropy term. The ratio is trainer over generator: its
+Aggregation is in aggregate.py; there is no KL and no entropy term. The ratio is trainer over generator: its
 denominator is the log-probability that the generator returned, so that one ratio covers staleness and engine mismatch
 (ScaleRL eq. 2). Legend: B rollouts, T tokens.
 """

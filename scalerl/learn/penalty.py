@@ -1,4 +1,4 @@
-"""The length penalty as a function of lengths. It knows no tokens, only how many there were."""
+"""The length penalty as a function of lengths."""
 
 from __future__ import annotations
 

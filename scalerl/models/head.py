@@ -4,7 +4,7 @@ The trainer never holds [tokens x vocabulary]: the forward keeps a running log-s
 chunk again. With `fp32` the head is an FP32 product of upcast operands, not an upcast after a bf16 product: a bf16
 product rounds logits to three digits, which is most of the mismatch between trainer and generator (ScaleRL sec. 3.2).
 
-Legend: N tokens, D hidden size, V vocabulary. It knows nothing of sequences, masks or models.
+Legend: N tokens, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations

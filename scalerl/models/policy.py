@@ -73,6 +73,14 @@ class Policy(nn.Module):
         return cast("Tensor | None", getattr(self.model.get_output_embeddings(), "bias", None))
 
     @property
+    def cache_bytes(self) -> int:
+        """Bytes of keys and values that one position of one sequence takes, in all layers."""
+        config = self.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return int(2 * config.num_hidden_layers * heads * size * self.head_weight.element_size())
+
+    @property
     def vocab_size(self) -> int:
         """Rows of the LM head."""
         return len(self.head_weight)

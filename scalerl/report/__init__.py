@@ -1,1 +1,1 @@
-"""Curves for people: pictures and words over fits. Loads no torch; matplotlib only where a picture is drawn."""
+"""Text, figures and pages about fitted curves. Does not import torch; imports matplotlib only to draw."""

@@ -1,4 +1,4 @@
-"""Everything a page says about runs, worked out once: fits, forecasts, backtests, the comparison. Knows no HTML."""
+"""Computes everything that a page about runs shows: fits, forecasts, backtests, and the comparison."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from scalerl.report.sources import Source, naming
 from scalerl.scaling import Backtest, Comparison, Curve, CurveError, Fit, backtest, compare
 
 FRACTIONS = (0.3, 0.5, 0.7)
-"""Where a backtest cuts a run, as shares of its compute."""
+"""Where a backtest splits a run, as shares of its compute."""
 
 
 @dataclass(frozen=True, eq=False)
-class RunFindings:
+class RunAnalysis:
     """One run of a page."""
 
     name: str
-    """Different from every other run's."""
+    """Unique on the page."""
 
     side: int
     """Which recipe: 0, or 1 for those after ``--versus``."""
 
     curve: Curve
-    """Its points, those left out of the fit included."""
+    """Its points, including those left out of the fit."""
 
     outlook: Outlook
     """Fit, forecast and advice."""
@@ -58,7 +58,7 @@ class RunFindings:
     """Why there is no backtest; empty if there is one."""
 
     notes: tuple[str, ...]
-    """What a reader must know: about the data, and every warning of the fit."""
+    """A note about the data, and every warning of the fit."""
 
     def to_dict(self) -> dict[str, Any]:
         """The run's numbers as JSON values."""
@@ -67,10 +67,10 @@ class RunFindings:
 
 
 @dataclass(frozen=True, eq=False)
-class Findings:
+class Analysis:
     """All runs of a page."""
 
-    runs: tuple[RunFindings, ...]
+    runs: tuple[RunAnalysis, ...]
     """First side first."""
 
     ceiling: float
@@ -84,11 +84,11 @@ class Findings:
 
     @property
     def axis(self) -> str:
-        """The compute axis that all runs share, as a reader sees it."""
+        """Unit of the compute axis that all runs share."""
         return self.runs[0].curve.unit
 
     def headlines(self) -> list[str]:
-        """The verdicts, a line each: the comparison, then each run's advice."""
+        """The verdicts, one line each: the comparison, then each run's advice."""
         lines = [self.comparison.sentence] if self.comparison else []
         return lines + [f"{run.name}: {run.outlook.advice}" for run in self.runs]
 
@@ -100,13 +100,13 @@ class Findings:
         }
 
 
-def findings(
+def analyse(
     first: Sequence[Source],
     second: Sequence[Source] = (),
     exclude_below: float = 0.0,
     method: str = "posterior",
-) -> Findings:
-    """Fit and judge runs, and compare the two sides if there are two; ``exclude_below`` and ``method`` as in ``fit``.
+) -> Analysis:
+    """Fit runs, and compare the two sides if there are two; ``exclude_below`` and ``method`` as in ``fit``.
 
     Raises:
         CurveError: a run that cannot be fitted, runs on different compute axes, or a method without uncertainty.
@@ -133,19 +133,19 @@ def findings(
     ]
     rng = np.random.default_rng(0)
     sides = {name: make(comparison, rng) for name, make in QUANTITIES.items()} if comparison else {}
-    return Findings(tuple(runs), ceiling, comparison, sides)
+    return Analysis(tuple(runs), ceiling, comparison, sides)
 
 
-def _run(source: Source, side: int, ahead: Outlook, ceiling: float, exclude_below: float) -> RunFindings:
+def _run(source: Source, side: int, ahead: Outlook, ceiling: float, exclude_below: float) -> RunAnalysis:
     window, method = source.curve.between(exclude_below), ahead.fit.method
     scores: Backtest | None = None
     parts: tuple[Fit, ...] = ()
     untested = ""
     try:
         scores, parts = backtest(window, FRACTIONS, method), first_parts(window, FRACTIONS, method)
-    except CurveError as error:  # a run too short to be tested can still be shown
+    except CurveError as error:  # a run too short for a backtest is still shown
         untested = str(error)
-    return RunFindings(
+    return RunAnalysis(
         name=source.name,
         side=side,
         curve=source.curve,

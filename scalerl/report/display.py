@@ -1,7 +1,8 @@
-"""Shows a run while it trains: a live table on a terminal, one line a step elsewhere. It changes nothing of the run."""
+"""Shows a run while it trains: a live table on a terminal, one line a step elsewhere."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -12,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scalerl.config import RunConfig
+from scalerl.report.occupancy import OccupancyWatch
 from scalerl.report.outlook import Outlook, points_by_task, run_outlook
 from scalerl.scaling import CurveError
 from scalerl.types import EvalPoint
@@ -23,9 +25,9 @@ WARN_TRUNCATION, UNSTABLE_TRUNCATION = 0.05, 0.10
 def truncation_warning(rate: float) -> str | None:
     """Return what to say about a share of truncated rollouts."""
     if rate > UNSTABLE_TRUNCATION:
-        return f"{rate:.0%} of the rollouts are truncated: above 10 % training usually becomes unstable"
+        return f"{rate:.0%} of the rollouts are truncated: above 10% training usually becomes unstable"
     if rate > WARN_TRUNCATION:
-        return f"{rate:.0%} of the rollouts are truncated: caution from 5 % on"
+        return f"{rate:.0%} of the rollouts are truncated: caution from 5% on"
     return None
 
 
@@ -46,6 +48,7 @@ class RunDisplay:
         self._last: dict[str, EvalPoint] = {}
         self._outlooks: dict[str, Outlook] = {}
         self._warned: set[str] = set()
+        self._occupancy = OccupancyWatch(config)
         self._live: Live | None = None
 
     def start(self) -> None:
@@ -75,6 +78,9 @@ class RunDisplay:
             if kind not in self._warned:
                 self._warned.add(kind)
                 self.note(f"step {row['step']}: {warning}")
+        empty = self._occupancy.warning(row)
+        if empty is not None:
+            self.note(f"step {row['step']}: {empty}")
         if self._live is not None:
             self._live.update(self._render())
         elif row["step"] % self._every == 0 or row["step"] == self._steps:
@@ -101,7 +107,7 @@ class RunDisplay:
             f"step {row['step']}/{self._steps}  pass {row['pass_rate']:.3f}  truncated {row['truncation_rate']:.1%}  "
             f"stale {row['staleness_mean']:.1f} (max {row['staleness_max']:.0f})  "
             f"tok/s {row['generator_tokens_per_s']:.0f} | {row['trainer_tokens_per_s']:.0f}  "
-            f"idle {row['generator_idle']:.0%} | {row['trainer_idle']:.0%}"
+            f"slots {_share(row['occupancy'])}  idle {row['generator_idle']:.0%} | {row['trainer_idle']:.0%}"
         )
 
     def _render(self) -> Group:
@@ -120,7 +126,8 @@ class RunDisplay:
             table.add_row(
                 "tokens/s",
                 f"generator {row['generator_tokens_per_s']:,.0f}, trainer {row['trainer_tokens_per_s']:,.0f}",
-                "idle", f"generator {row['generator_idle']:.0%}, trainer {row['trainer_idle']:.0%}",
+                "slots busy | idle", f"{_share(self._occupancy.mean())} | generator {row['generator_idle']:.0%}, "
+                f"trainer {row['trainer_idle']:.0%}",
             )  # fmt: skip
             table.add_row(
                 "kept prompts", f"{row['kept_prompts']}/{row['prompts']}, {row['retired_prompts']} retired, "
@@ -135,6 +142,10 @@ class RunDisplay:
             if task in self._outlooks:
                 lines.append(Text(_forecast_line(self._outlooks[task]), style="bold"))
         return Group(*lines)
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None or not math.isfinite(value) else f"{value:.0%}"
 
 
 def _forecast_line(ahead: Outlook) -> str:

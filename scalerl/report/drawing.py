@@ -1,6 +1,7 @@
-"""What every figure of a page is made of: plotly's JSON, its numbers, axes and whiskers. Knows no runs and no HTML.
+"""Building blocks of the figures of a page, as plotly JSON: numbers, axes and error bars.
 
-A colour is a name such as "@s0", or "@s0/0.2" with an opacity; the page's script turns it into the colour of the theme.
+A colour is a name such as "@s0", or "@s0/0.2" with an opacity; the page's script replaces it by the colour of the
+theme.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure: what it shows in words, and its drawing.
+    """One figure: title, caption and drawing.
 
     Example: ``Figure("Curves", "What to see.", [{"x": [1], "y": [2]}], {"xaxis": {"title": {"text": "compute"}}})``
     """
@@ -32,8 +33,8 @@ class Figure:
     data: list[Json]
     layout: Json
     choices: dict[str, dict[str, Json]] = field(default_factory=dict)
-    """What the reader can choose, by name, and for each option what it brings: ``{"layout": ...}`` is laid over the
-    figure's, ``{"data": ...}`` is drawn over it. The first option of each is drawn first."""
+    """What the reader can choose, by name, and the effect of each option: ``{"layout": ...}`` changes the figure's
+    layout, ``{"data": ...}`` is drawn in addition. The first option is the default."""
 
 
 def compute_axes(least: float, most: float) -> dict[str, Json]:
@@ -45,19 +46,19 @@ def compute_axes(least: float, most: float) -> dict[str, Json]:
 
 
 def whiskers(*estimates: Estimate) -> Json:
-    """90 % intervals as plotly's error bars, one a point."""
+    """90% intervals as plotly error bars, one for each point."""
     up, down = ([e.high - e.mean for e in estimates], [e.mean - e.low for e in estimates])
     return {"type": "data", "symmetric": False, "array": plain(up), "arrayminus": plain(down)}
 
 
 def number_html(value: float) -> str:
-    """``4.2e+11`` as a reader writes it, in HTML that plotly understands as well."""
+    """A number such as ``4.2e+11`` with its power of ten as a superscript, in HTML that plotly also understands."""
     digits, e, power = f"{value:.3g}".partition("e")
     return f"{digits}×10<sup>{int(power)}</sup>" if e else digits
 
 
 def plain(values: ArrayLike | Iterable[float]) -> list[float | None]:
-    """Numbers with five figures; what is not finite becomes None, which plotly leaves out."""
+    """Numbers with five digits; infinite and NaN become None, which plotly leaves out."""
     return [rounded(float(value)) for value in np.asarray(values).ravel()]
 
 
@@ -67,5 +68,5 @@ def rounded(value: float) -> float | None:
 
 
 def cut(name: str, most: int = 24) -> str:
-    """The end of a name that is too long for an axis: what tells runs apart is there."""
+    """The end of a name that is too long for an axis, because the ends of paths differ."""
     return name if len(name) <= most else "…" + name[1 - most :]

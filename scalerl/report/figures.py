@@ -1,4 +1,4 @@
-"""Pictures of curves with matplotlib. Each function draws into the Axes it is given and returns it; none fits."""
+"""Figures of curves with matplotlib. Each function draws into the given Axes and returns it."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 BLUE, GREY, ORANGE, INK = "#2a5d9f", "#8a8f98", "#c8641e", "#1b1f24"
 SERIES = (BLUE, ORANGE, "#2f8f6b", "#a3477f", "#7a6a1d", "#4aa3c7", "#6b4fa0", "#b23a3a")
-"""One a run, told apart by readers with any kind of colour vision by their lightness too."""
+"""One for each run; they also differ in lightness, for readers with any kind of colour vision."""
 
 FIRST_LEVEL = "before RL"
 
 
 def plot_curve(axes: Any, found: Fit, *, ahead: float = 4.0, note: str = "", scale: str = "log") -> Any:
-    """Draw points, fitted curve with its 90 % band, the forecast beyond the last point, and the ceiling.
+    """Draw points, fitted curve with its 90% band, the forecast beyond the last point, and the ceiling.
 
     Args:
         axes: matplotlib Axes.
         found: the fit.
         ahead: how far to draw, in multiples of the last point's compute.
-        note: one line under the title, for what a reader must know about the data.
-        scale: of the compute axis, "log" or "linear". A log axis has no place for the point at compute 0; its level is
-            drawn as a line.
+        note: one line under the title, for example about the data.
+        scale: of the compute axis, "log" or "linear". A log axis cannot show the point at compute 0; its level is drawn
+            as a line.
     """
     curve, last = found.curve, found.last_compute
     drawn_N = curve.compute > 0 if scale == "log" else np.full(len(curve), True)
@@ -67,8 +67,8 @@ def plot_slopes(axes: Any, slopes: Sequence[Slope], *, unit: float | None = None
     Args:
         axes: matplotlib Axes.
         slopes: from ``slope_at``, all at one ceiling.
-        unit: what one of compute means, in the unit of the axis; None takes the geometric mean of the midpoints, so
-            that lines of runs on an axis of large numbers do not start decades apart.
+        unit: unit of compute, as a multiple of the axis' unit; None takes the geometric mean of the midpoints, so that
+            the lines pass near each other.
     """
     unit = common_unit(slopes) if unit is None else unit
     heights = []
@@ -82,19 +82,19 @@ def plot_slopes(axes: Any, slopes: Sequence[Slope], *, unit: float | None = None
     axes.set_xscale("log")
     axes.set_yscale("log")
     _plain_log_ticks(axes.xaxis)
-    # near the ceiling F of a noisy point is anything; the lines say where to look
+    # near the ceiling F of a noisy point can be any value, so the limits follow the lines
     axes.set_ylim(float(np.min(heights)) / 4, float(np.max(heights)) * 6)
     counted = "" if unit == 1 else f", in units of {unit:.3g}"
     axes.set_xlabel(f"training compute ({UNITS.get(slopes[0].axis, slopes[0].axis)}{counted}, log scale)")
     axes.set_ylabel("F(R) = C^B (log scale)")
     axes.legend(loc="upper left", frameon=False, fontsize=8.5)
     dropped = sum(slope.dropped for slope in slopes)
-    note = f"not drawn, for being at or above A or at or below R0: {dropped}" if dropped else ""
+    note = f"not drawn, because at or above A, or at or below R0: {dropped}" if dropped else ""
     return _finish(axes, f"steepness at one ceiling, A = {slopes[0].ceiling:.3f}", note)
 
 
 def plot_posterior(axes: Any, fits: Sequence[Fit], labels: Sequence[str] | None = None) -> Any:
-    """Draw what the data leave open about A and B together: contours hold half and nine tenths of the posterior."""
+    """Draw the joint posterior of A and B: contours contain 50% and 90% of it."""
     labels = [f.curve.label for f in fits] if labels is None else labels
     for found, label, color in zip(fits, labels, _colors(len(fits)), strict=True):
         density = joint_density(found.draws, found.curve.bounds)
@@ -111,13 +111,13 @@ def plot_posterior(axes: Any, fits: Sequence[Fit], labels: Sequence[str] | None 
     axes.set_ylabel("steepness B (log scale)")
     if any(labels):
         axes.legend(loc="best", frameon=False, fontsize=8.5)
-    return _finish(axes, "A and B together", "contours hold 50 % and 90 % of the posterior")
+    return _finish(axes, "A and B together", "contours contain 50% and 90% of the posterior")
 
 
 def plot_comparison(
     axes: Any, found: Comparison, quantity: str = "asymptote", names: tuple[str, str] = ("first", "second")
 ) -> Any:
-    """Draw one quantity of two recipes with 90 % intervals: each recipe in bold, its runs under it.
+    """Draw one quantity of two recipes with 90% intervals: each recipe in bold, its runs under it.
 
     Args:
         axes: matplotlib Axes.
@@ -143,14 +143,14 @@ def plot_comparison(
 
 
 QUANTITY_NAMES = {
-    "asymptote": "ceiling A, 90 % interval",
-    "efficiency": "steepness B at the common ceiling {common:.3f}, 90 % interval",
+    "asymptote": "ceiling A, 90% interval",
+    "efficiency": "steepness B at the common ceiling {common:.3f}, 90% interval",
 }
 """Axis labels, by key of ``QUANTITIES``."""
 
 
 def plot_backtest(axes: Any, curve: Curve, parts: Sequence[Fit]) -> Any:
-    """Draw what the first parts of a run would have forecast for the rest of it, with 90 % bands for its evaluations.
+    """Draw the forecasts from the first parts of a run, with 90% bands for its evaluations.
 
     Args:
         axes: matplotlib Axes.
@@ -159,7 +159,7 @@ def plot_backtest(axes: Any, curve: Curve, parts: Sequence[Fit]) -> Any:
     """
     axes.plot(curve.compute, curve.metric, "o", ms=3.5, color=INK, zorder=3, label="held-out evaluation")
     for part, color in zip(parts, _colors(len(parts)), strict=True):
-        # few, because the ends of a band of noise are themselves sampled
+        # few points, because the ends of a band with noise are random
         grid_M = np.linspace(part.last_compute, curve.last_compute, 24)
         band = part.predict(grid_M, noise=True)
         share = part.last_compute / curve.last_compute
@@ -169,16 +169,16 @@ def plot_backtest(axes: Any, curve: Curve, parts: Sequence[Fit]) -> Any:
     axes.set_xlabel(f"training compute ({curve.unit})")
     axes.set_ylabel(metric_name(curve))
     axes.legend(loc="lower right", frameon=False, fontsize=8.5)
-    return _finish(axes, f"{curve.label}   first parts predict the rest".strip(), "bands should hold 9 points in 10")
+    return _finish(axes, f"{curve.label}   first parts predict the rest".strip(), "bands should contain 9 of 10 points")
 
 
 def metric_name(curve: Curve) -> str:
-    """Return what the metric is called: only a share of passes lies in [0, 1] by nature."""
+    """Return the name of the metric: with bounds [0, 1] it is taken to be a pass rate."""
     return "held-out pass rate" if curve.bounds == (0.0, 1.0) else "held-out metric"
 
 
 def save_curves(path: Path, fits: Sequence[Fit], note: str = "") -> None:
-    """Write the picture of fitted curves as PNG, side by side: tasks may differ in level and compute alike."""
+    """Write a PNG with one panel for each fitted curve, because tasks may differ in level and compute."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -198,7 +198,7 @@ def _draw_fit(axes: Any, found: Fit, grid_M: Any) -> None:
     seen_M = grid_M <= found.last_compute
     axes.axvspan(found.last_compute, grid_M[-1], color=GREY, alpha=0.07, lw=0)
     if np.isfinite(band.low).all():  # the paper's procedure gives no band
-        axes.fill_between(grid_M, band.low, band.high, color=BLUE, alpha=0.18, lw=0, label="90 % band of the curve")
+        axes.fill_between(grid_M, band.low, band.high, color=BLUE, alpha=0.18, lw=0, label="90% band of the curve")
     axes.plot(grid_M[seen_M], band.mean[seen_M], color=BLUE, lw=2, label="fit")
     axes.plot(grid_M[~seen_M], band.mean[~seen_M], color=BLUE, lw=2, ls=(0, (4, 2)), label="forecast")
 

@@ -1,8 +1,7 @@
-"""The frame of every page: one self-contained HTML document around words, a table and figures. Knows nothing of runs.
+"""Builds a page as one self-contained HTML document, from text, a table and figures.
 
-The figures are drawn by plotly.js, taken from the ``plotly`` package: of what pip installs it is the one library of
-figures that is well kept and comes with its script, without a server (Bokeh) or a compiler of 33 MB (Vega), and its SVG
-keeps text as text. The price is a page of 5 MB.
+The figures are drawn by plotly.js from the ``plotly`` package. It is well maintained, includes its script, needs no
+server (as Bokeh does) and no compiler of 33 MB (as Vega does), and its SVG keeps text as text. It adds 5 MB to a page.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ from scalerl.scaling import CurveError, Estimate
 from scalerl.scaling.estimate import one_power
 
 TERMS = {
-    "A, the ceiling": "the level the run would end at with unlimited compute.",
-    "B, the steepness": "how sharply it climbs: the larger B, the less compute lies between slow start and ceiling.",
-    "C<sub>mid</sub>, the midpoint": "the compute at which half of the climb is done: the smaller, the earlier.",
-    "90 % interval": "in nine cases of ten the true value lies within it.",
+    "A, the ceiling": "the level that the run would reach with unlimited compute.",
+    "B, the steepness": "how steep the climb is: the larger B, the less compute the climb takes from start to end.",
+    "C<sub>mid</sub>, the midpoint": "the compute at which half of the climb is complete.",
+    "90% interval": "contains the true value in nine of ten cases.",
 }
-"""What a newcomer needs on any page, a line each."""
+"""Terms that every page explains."""
 
 
 @dataclass(frozen=True)
-class Content:
-    """What fills the frame. All words are HTML: escape what others wrote."""
+class PageContent:
+    """The parts of a page. All text is HTML: escape what others wrote."""
 
     title: str
     subtitle: str
@@ -45,7 +44,7 @@ class Content:
     table: str
     """From ``table``."""
     figures: Mapping[str, Figure]
-    """By a name that is used in addresses."""
+    """By a name that is used in element ids."""
     wide: frozenset[str] = frozenset()
     """Figures as wide as the page."""
     more: str = ""
@@ -53,13 +52,13 @@ class Content:
 
 
 class Cell(NamedTuple):
-    """A cell of the table: what it shows, as HTML, and what it is sorted by; an empty key comes last."""
+    """A cell of the table: its HTML, and the key it is sorted by; an empty key comes last."""
 
     html: str
     key: str | float
 
 
-def frame(content: Content) -> str:
+def html_page(content: PageContent) -> str:
     """Return the page as one HTML document that needs no network.
 
     Raises:
@@ -88,7 +87,7 @@ def frame(content: Content) -> str:
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a page where the user wants it.
+    """Write a page to a file.
 
     Raises:
         CurveError: it cannot be written there.
@@ -96,28 +95,30 @@ def write_page(path: Path, page: str) -> None:
     try:
         path.write_text(page, encoding="utf-8")
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
-        raise CurveError(f"the page cannot be written to {path}: {error.strerror}; choose -o") from error
+        raise CurveError(
+            f"the page cannot be written to {path}: {error.strerror}; give another path with -o"
+        ) from error
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """Return a table whose headings sort it; the first column names the rows."""
+    """Return a table that its headings sort; the first column is the row header."""
     head = "".join(f'<th scope="col"><button type="button">{name}</button></th>' for name in columns)
     body = "\n".join(_row(cells) for cells in rows)
     return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
 
 
 def text_cell(words: str) -> Cell:
-    """A cell of words."""
+    """A cell with text."""
     return Cell(f'<span class="words">{html.escape(words)}</span>', words)
 
 
 def interval_cell(value: str, interval: str, key: float) -> Cell:
-    """A cell of a number, with its interval below it."""
+    """A cell with a number and its interval below it."""
     return Cell(f"{value}<small>{interval}</small>", key)
 
 
 def power_cell(estimate: Estimate) -> Cell:
-    """A cell of an amount of compute, its interval in the same power of ten."""
+    """A cell with an amount of compute and its interval, both with the same power of ten."""
     power, shown = one_power(estimate)
     mean, low, high = (f"{value:.2f}" if power else f"{value:.4g}" for value in shown)
     if not power:
@@ -131,7 +132,7 @@ def swatch(color: str) -> str:
 
 
 def warnings(notes: Sequence[str], about: str) -> str:
-    """A list of what a reader must know; both are plain text."""
+    """A list of warnings; both arguments are plain text."""
     items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
     label = f"What to know about {html.escape(about)}"
     return f'<ul class="warnings" aria-label="{label}">{items}</ul>' if notes else ""

@@ -1,4 +1,4 @@
-"""A run's curve in words: what it is worth now, at 2x and 4x, and whether to go on. Knows fits, no files."""
+"""Fit, forecast and advice for one curve, as text: the level now, at 2x and 4x, and whether to continue."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from scalerl.scaling import Advice, Curve, CurveError, Fit, Forecast, advise, fi
 from scalerl.types import EvalPoint
 
 MIN_POINTS = 5
-"""Evaluations before a curve is fitted."""
+"""Number of evaluations from which a curve is fitted."""
 MIN_GAIN = 0.01
-"""A gain at twice the compute below this is not worth it, unless the user says otherwise."""
+"""The least gain at twice the compute worth continuing for, unless the user gives another."""
 HORIZON = ("2x", "4x")
 
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """A fit with what follows from it."""
+    """A fit with its forecast and advice."""
 
     fit: Fit
     forecast: Forecast
     advice: Advice | None
-    """None where the method of the fit gives no uncertainty to decide with (the paper's)."""
+    """None if the method of the fit gives no uncertainty (the paper's)."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values: the fit's, with forecast and advice beside them."""
+        """Return JSON values: those of the fit, and the keys forecast and advice."""
         advice = self.advice.to_dict() if self.advice else None
         return {**forecast_dict(self.forecast), "advice": advice}
 
@@ -40,7 +40,7 @@ class Outlook:
             f"curve     {len(found.curve)} evaluations to {found.last_compute:.3g} {axis}, last value {last:.3f}",
             f"  A       {found.asymptote}   the ceiling" + ("" if found.identified else ", NOT identified yet"),
             f"  B       {found.efficiency}   the steepness",
-            f"  C_mid   {found.midpoint}   {axis} at half of the climb",
+            f"  C_mid   {found.midpoint}   the midpoint, {axis} at half of the climb",
         ]
         for name, estimate in zip(HORIZON, ahead.at, strict=True):
             known = not math.isnan(estimate.low)
@@ -54,7 +54,7 @@ class Outlook:
 
 
 def forecast_dict(ahead: Forecast) -> dict[str, Any]:
-    """Return JSON values of a forecast: the fit's, with the forecast beside them."""
+    """Return JSON values: those of the fit, and the key forecast."""
     values = ahead.to_dict()
     return {**values.pop("fit"), "forecast": values}
 
@@ -62,7 +62,7 @@ def forecast_dict(ahead: Forecast) -> dict[str, Any]:
 def outlook(
     curve: Curve, min_gain: float = MIN_GAIN, *, method: str = "posterior", exclude_below: float = 0.0
 ) -> Outlook:
-    """Fit a curve and look ahead; ``method`` and ``exclude_below`` as in ``fit``.
+    """Fit a curve, forecast it and advise; ``method`` and ``exclude_below`` as in ``fit``.
 
     Raises:
         CurveError: the curve cannot be fitted; the message says why.
@@ -82,10 +82,10 @@ def points_by_task(points: Sequence[EvalPoint]) -> dict[str, list[EvalPoint]]:
 
 
 def run_outlook(points: Sequence[EvalPoint], axis: str, label: str = "") -> Outlook:
-    """Look ahead from a run's evaluations of one task over one compute axis.
+    """The outlook of a run from its evaluations of one task, for one compute axis.
 
     Raises:
-        CurveError: too few evaluations, or nothing to fit, as early in a run or where it did not learn.
+        CurveError: too few evaluations, or no climb to fit.
     """
     rows = [point.to_dict() for point in points]
     assert len({row["task"] for row in rows}) <= 1, rows

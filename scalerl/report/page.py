@@ -1,4 +1,4 @@
-"""The page about runs: findings in, HTML out. Words and table are made here; it judges nothing."""
+"""The page about runs: turns an analysis into HTML, with verdicts, a table and figures."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ import html
 import math
 from collections.abc import Callable
 
-from scalerl.report.analysis import Findings, RunFindings
+from scalerl.report.analysis import Analysis, RunAnalysis
 from scalerl.report.drawing import number_html
-from scalerl.report.html import TERMS, Cell, Content, frame, interval_cell, power_cell, swatch, text_cell, warnings
+from scalerl.report.html import (
+    TERMS,
+    Cell,
+    PageContent,
+    html_page,
+    interval_cell,
+    power_cell,
+    swatch,
+    text_cell,
+    warnings,
+)
 from scalerl.report.html import table as sortable
 from scalerl.report.page_figures import FIGURES, style_of
 from scalerl.scaling import Estimate
@@ -16,40 +26,40 @@ from scalerl.scaling import Estimate
 WIDE = frozenset({"curves", "backtests"})
 """Figures as wide as the page."""
 
-IDENTIFIED = "whether the points pin the ceiling down yet. If not, A is a range and not a result."
+IDENTIFIED = "whether the ceiling is known. If not, A is a range and not a result."
 
 
-def page(findings: Findings) -> str:
+def page(analysis: Analysis) -> str:
     """Return the page as one HTML document that needs no network.
 
     Raises:
         ConfigError: the ``plotly`` package is not installed.
     """
-    count = len(findings.runs)
-    cards = "\n".join(_card(findings, number) for number in range(count))
-    axis = html.escape(findings.axis)
-    title = "Comparison of two recipes" if findings.comparison else ("Run report" if count == 1 else f"{count} runs")
-    return frame(
-        Content(
+    count = len(analysis.runs)
+    cards = "\n".join(_card(analysis, number) for number in range(count))
+    axis = html.escape(analysis.axis)
+    title = "Comparison of two recipes" if analysis.comparison else ("Run report" if count == 1 else f"{count} runs")
+    return html_page(
+        PageContent(
             title=title,
-            subtitle=f"Held-out results against compute ({axis}), and what more of it would bring.",
-            verdicts=f'{_comparison(findings)}\n<div class="cards">\n{cards}\n</div>',
+            subtitle=f"Held-out results against compute ({axis}), and forecasts at more compute.",
+            verdicts=f'{_comparison(analysis)}\n<div class="cards">\n{cards}\n</div>',
             terms={**TERMS, "Identified": IDENTIFIED},
             table_title="Runs side by side",
-            table=_table(findings),
-            figures={name: figure for name, make in FIGURES.items() if (figure := make(findings)) is not None},
+            table=_table(analysis),
+            figures={name: figure for name, make in FIGURES.items() if (figure := make(analysis)) is not None},
             wide=WIDE,
         )
     )
 
 
-def _comparison(findings: Findings) -> str:
-    found = findings.comparison
+def _comparison(analysis: Analysis) -> str:
+    found = analysis.comparison
     if found is None:
         return ""
     sides = "".join(
         f"<p>{swatch(f'@s{side}')}The {name}: "
-        + ", ".join(html.escape(run.name) for run in findings.runs if run.side == side)
+        + ", ".join(html.escape(run.name) for run in analysis.runs if run.side == side)
         + "</p>"
         for side, name in enumerate(("first", "second"))
     )
@@ -65,32 +75,33 @@ def _comparison(findings: Findings) -> str:
     return f'<div class="card verdict">{sentence}{sides}{advice}<p class="muted">{html.escape(numbers)}</p></div>'
 
 
-def _card(findings: Findings, number: int) -> str:
-    run = findings.runs[number]
+def _card(analysis: Analysis, number: int) -> str:
+    run = analysis.runs[number]
     found, ahead = run.outlook.fit, run.outlook.forecast
     level = _level_format(run)
     now = ahead.now.mean
     twice, four = (f"{level(at.mean)} ({level(at.low)} to {level(at.high)})" for at in ahead.at)
     ceiling = f"{level(found.asymptote.mean)} ({level(found.asymptote.low)} to {level(found.asymptote.high)})"
     lines = [
-        f"Now at {level(now)} (last evaluation {level(float(run.curve.metric[-1]))}). Twice the compute should bring "
-        f"{twice}, four times {four}.",
+        f"The level is {level(now)} now (last evaluation {level(float(run.curve.metric[-1]))}). The forecast is "
+        f"{twice} at twice the compute and {four} at four times.",
         f"The ceiling A is {ceiling}." if found.identified else
-        f"The ceiling is not known yet: {ceiling} is a range and not a result, because {html.escape(found.reason)}.",
+        f"The ceiling A is not identified yet: {ceiling} is a range and not a result, because "
+        f"{html.escape(found.reason)}.",
     ]  # fmt: skip
     if run.backtest is not None:
         half = run.backtest.splits[1]
         simple = html.escape(min(half.baselines, key=lambda name: half.baselines[name].rmse))
         lines.append(
-            f"Tested on itself: its first half predicted the rest to {half.forecast.rmse:.3f} (root mean square), "
-            f"{half.forecast.coverage:.0%} within the band; the best naive forecast, {simple}, to "
-            f"{half.baselines[simple].rmse:.3f}."
+            f"Backtest: the forecast from its first half has a root mean square error of {half.forecast.rmse:.3f} on "
+            f"the rest, with {half.forecast.coverage:.0%} of the points in the band; the best naive forecast "
+            f"({simple}) has {half.baselines[simple].rmse:.3f}."
         )
     else:
-        lines.append(f"Not tested on itself: {html.escape(run.untested)}.")
+        lines.append(f"No backtest: {html.escape(run.untested)}.")
     word, rest = _advice(run)
     return (
-        f'<article class="card"><h3>{swatch(style_of(findings, number)[0])}{html.escape(run.name)}</h3>'
+        f'<article class="card"><h3>{swatch(style_of(analysis, number)[0])}{html.escape(run.name)}</h3>'
         f'<p><span class="word">{word}</span> {rest}</p>'
         + "".join(f"<p>{line}</p>" for line in lines)
         + warnings(run.notes, run.name)
@@ -98,7 +109,7 @@ def _card(findings: Findings, number: int) -> str:
     )
 
 
-def _advice(run: RunFindings) -> tuple[str, str]:
+def _advice(run: RunAnalysis) -> tuple[str, str]:
     """The advice as a word and a sentence."""
     advice = run.outlook.advice
     if advice is None:
@@ -114,30 +125,30 @@ def _advice(run: RunFindings) -> tuple[str, str]:
     return "Not identified yet.", f"Train {far} to {where} and ask again. {gain}"
 
 
-def _level_format(run: RunFindings) -> Callable[[float], str]:
-    """Thousandths of a pass rate, and the same share of any other metric's range."""
+def _level_format(run: RunAnalysis) -> Callable[[float], str]:
+    """Three decimals for a pass rate, and the same share of the range for other metrics."""
     low, high = run.curve.bounds
     decimals = max(0, 3 - round(math.log10(high - low)))
     return lambda value: f"{value:.{decimals}f}"
 
 
-def _level(run: RunFindings, estimate: Estimate) -> Cell:
+def _level(run: RunAnalysis, estimate: Estimate) -> Cell:
     """A cell for a value of the metric."""
     level = _level_format(run)
     return interval_cell(level(estimate.mean), f"{level(estimate.low)} to {level(estimate.high)}", estimate.mean)
 
 
-def _steepness(run: RunFindings) -> Cell:
+def _steepness(run: RunAnalysis) -> Cell:
     b = run.outlook.fit.efficiency
     return interval_cell(f"{b.mean:.2f}", f"{b.low:.2f} to {b.high:.2f}", b.mean)
 
 
-def _last(run: RunFindings) -> Cell:
+def _last(run: RunAnalysis) -> Cell:
     value = float(run.curve.metric[-1])
     return Cell(f"{value:.3f}", value)
 
 
-COLUMNS: dict[str, Callable[[RunFindings], Cell]] = {
+COLUMNS: dict[str, Callable[[RunAnalysis], Cell]] = {
     "Run": lambda run: text_cell(run.name),
     "Recipe": lambda run: text_cell(("first", "second")[run.side]),
     "Last value": _last,
@@ -152,6 +163,6 @@ COLUMNS: dict[str, Callable[[RunFindings], Cell]] = {
 """The table, column by column."""
 
 
-def _table(findings: Findings) -> str:
-    columns = {name: cell for name, cell in COLUMNS.items() if name != "Recipe" or findings.comparison}
-    return sortable(list(columns), [[cell(run) for cell in columns.values()] for run in findings.runs])
+def _table(analysis: Analysis) -> str:
+    columns = {name: cell for name, cell in COLUMNS.items() if name != "Recipe" or analysis.comparison}
+    return sortable(list(columns), [[cell(run) for cell in columns.values()] for run in analysis.runs])

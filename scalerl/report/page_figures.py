@@ -1,4 +1,4 @@
-"""The figures of a page about runs as plotly's JSON: plain dicts, made without plotly. Knows no HTML and no colours."""
+"""The figures of a page about runs as plotly JSON. Does not import plotly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from scalerl.report.analysis import Findings, RunFindings
+from scalerl.report.analysis import Analysis, RunAnalysis
 from scalerl.report.drawing import LOG, Figure, Json, compute_axes, cut, number_html, plain, rounded, whiskers
 from scalerl.report.figures import SERIES, metric_name
 from scalerl.report.quantities import MASSES, Slope, common_unit
@@ -20,42 +20,42 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 """Runs of one recipe share its colour and differ by these."""
 
 
-def curves(findings: Findings) -> Figure:
+def curves(analysis: Analysis) -> Figure:
     """Points, fits, bands, forecasts and ceilings of all runs."""
-    data = [trace for number, run in enumerate(findings.runs) for trace in _curve_traces(findings, number, run)]
-    title = f"training compute ({findings.axis})"
-    layout = {"xaxis": {"title": {"text": title}}, "yaxis": {"title": {"text": metric_name(findings.runs[0].curve)}}}
+    data = [trace for number, run in enumerate(analysis.runs) for trace in _curve_traces(analysis, number, run)]
+    title = f"training compute ({analysis.axis})"
+    layout = {"xaxis": {"title": {"text": title}}, "yaxis": {"title": {"text": metric_name(analysis.runs[0].curve)}}}
     caption = (
-        "Dots are held-out evaluations, lines the fitted law, dashed where it is a forecast, with the 90 % band of the "
-        "curve. The mark at the right end of each is its ceiling A with a 90 % interval. Click a name to hide its run."
+        "Dots are held-out evaluations. Lines are the fitted law with its 90% band, dashed where it is a forecast. The "
+        "mark at the right end of each line is its ceiling A with a 90% interval. Click a name to hide its run."
     )
-    furthest = max(run.outlook.fit.last_compute for run in findings.runs)
-    axes = compute_axes(0.6 * _least(findings), AHEAD * furthest * _aside(len(findings.runs) + 1))
+    furthest = max(run.outlook.fit.last_compute for run in analysis.runs)
+    axes = compute_axes(0.6 * _least(analysis), AHEAD * furthest * _aside(len(analysis.runs) + 1))
     return Figure("Curves and forecasts", caption, data, layout, {"Compute axis": axes})
 
 
-def _least(findings: Findings) -> float:
+def _least(analysis: Analysis) -> float:
     """Return the least compute above 0 at which any run was evaluated."""
-    return min(float(run.curve.compute[run.curve.compute > 0][0]) for run in findings.runs)
+    return min(float(run.curve.compute[run.curve.compute > 0][0]) for run in analysis.runs)
 
 
 def _aside(number: int) -> float:
-    """Return how far beyond its forecast a run's ceiling stands, as a factor: beside those of the other runs."""
+    """Return the factor beyond its forecast at which a run's ceiling is drawn, next to those of other runs."""
     return 1.05 * 1.03**number
 
 
-def _curve_traces(findings: Findings, number: int, run: RunFindings) -> list[Json]:
+def _curve_traces(analysis: Analysis, number: int, run: RunAnalysis) -> list[Json]:
     found, last = run.outlook.fit, run.outlook.fit.last_compute
-    # dense for both axes; the first step from 0, which a log axis draws level, ends left of its range
+    # dense for both axes; a log axis draws the first step from 0 as a level line, left of its range
     spaced = np.linspace(0, AHEAD * last, 61)[1:]
-    grid = np.unique(np.concatenate([[0.0, last], spaced, np.geomspace(0.5 * _least(findings), AHEAD * last, 100)]))
+    grid = np.unique(np.concatenate([[0.0, last], spaced, np.geomspace(0.5 * _least(analysis), AHEAD * last, 100)]))
     band = found.predict(grid)
-    color, dash = style_of(findings, number)
+    color, dash = style_of(analysis, number)
     name = html.escape(run.name)
     seen, ahead = grid <= last, grid >= last
     group: Json = {"legendgroup": str(number), "name": name}
     quiet: Json = {**group, "showlegend": False, "hoverinfo": "skip", "mode": "lines"}
-    where = f"{findings.axis} %{{x:.4g}}<br>%{{y:.3f}}<extra>{name}</extra>"
+    where = f"{analysis.axis} %{{x:.4g}}<br>%{{y:.3f}}<extra>{name}</extra>"
     error = None if run.curve.stderr is None else {"array": plain(run.curve.stderr), "width": 0, "thickness": 1}
     ceiling = found.asymptote
     return [
@@ -75,31 +75,31 @@ def _curve_traces(findings: Findings, number: int, run: RunFindings) -> list[Jso
     ]  # fmt: skip
 
 
-def slopes(findings: Findings) -> Figure:
+def slopes(analysis: Analysis) -> Figure:
     """All runs as straight lines at the common ceiling."""
-    every = [run.slope for run in findings.runs]
+    every = [run.slope for run in analysis.runs]
     unit = common_unit(every)
     data: list[Json] = []
-    for index, run in enumerate(findings.runs):
-        color, dash = style_of(findings, index)
+    for index, run in enumerate(analysis.runs):
+        color, dash = style_of(analysis, index)
         shared = {"legendgroup": str(index), "name": f"{html.escape(run.name)}: B = {run.slope.efficiency:.2f}"}
         data += [
             {**shared, **slope_line(run.slope, unit, color), "showlegend": False},
             {**shared, **slope_points(run.slope, unit, color, run.name, DASHES.index(dash))},
         ]
         data[-2]["line"]["dash"] = dash
-    caption = f"Each run refitted with its ceiling held at the common A = {findings.ceiling:.3f}, {STRAIGHT}"
+    caption = f"Each run is fitted again with its ceiling fixed at the common A = {analysis.ceiling:.3f}. {STRAIGHT}"
     caption += without_level(every)
-    if findings.comparison and findings.comparison.verdict == "higher ceiling":
-        caption += " Here the ceilings differ, so that the common one suits neither side: trust these slopes little."
-    return Figure("Steepness B at one ceiling", caption, data, slope_layout(every, unit, findings.axis))
+    if analysis.comparison and analysis.comparison.verdict == "higher ceiling":
+        caption += " Here the ceilings differ, so the common one fits neither side: do not rely on these slopes."
+    return Figure("Steepness B at one ceiling", caption, data, slope_layout(every, unit, analysis.axis))
 
 
 STRAIGHT = (
-    "in coordinates in which the law is a straight line: F(R) = Cmid^B / ((A - R0) / (R - R0) - 1) = C^B. The steeper "
-    "line is the quicker run; near the ceiling noise scatters the points."
+    "In these coordinates the law is a straight line with slope B: F(R) = C_mid^B / ((A - R0) / (R - R0) - 1) = C^B. "
+    "Near the ceiling, noise scatters the points."
 )
-"""How to read a figure of slopes, after what its ceiling is."""
+"""How to read a figure of slopes."""
 
 
 def slope_line(slope: Slope, unit: float, color: str) -> Json:
@@ -118,7 +118,7 @@ def slope_points(slope: Slope, unit: float, color: str, name: str, symbol: int =
 
 
 def slope_layout(slopes: Sequence[Slope], unit: float, axis: str) -> Json:
-    """Axes for straight lines; the lines say where to look, for near the ceiling F of a noisy point is anything."""
+    """Axes for straight lines; the ranges follow the lines, not the points, which scatter near the ceiling."""
     heights = [slope.line(slope.span, unit) for slope in slopes]
     spread = np.log10([np.min(heights) / 4, np.max(heights) * 6])
     return {
@@ -132,16 +132,16 @@ def slope_layout(slopes: Sequence[Slope], unit: float, axis: str) -> Json:
 
 
 def without_level(slopes: Sequence[Slope]) -> str:
-    """Say how many points a figure of slopes cannot show."""
+    """Return in words how many points a figure of slopes cannot show."""
     dropped = sum(slope.dropped for slope in slopes)
     return f" {dropped} points at or above A, or at or below R0, have no F and are not drawn." if dropped else ""
 
 
-def posterior(findings: Findings) -> Figure:
+def posterior(analysis: Analysis) -> Figure:
     """Joint posterior of A and B of each run."""
     data: list[Json] = []
-    for number, run in enumerate(findings.runs):
-        color, dash = style_of(findings, number)
+    for number, run in enumerate(analysis.runs):
+        color, dash = style_of(analysis, number)
         found = run.outlook.fit
         shared: Json = {"legendgroup": str(number), "name": html.escape(run.name)}
         if run.density is not None:
@@ -160,8 +160,8 @@ def posterior(findings: Findings) -> Figure:
         })  # fmt: skip
     layout = {"xaxis": {"title": {"text": "ceiling A"}}, "yaxis": {"type": "log", "title": {"text": "steepness B"}}}
     caption = (
-        "What each run leaves open about A and B together. The inner contour holds half of the posterior, the outer "
-        "one nine tenths; a long slanted shape means that a higher ceiling with a flatter climb does as well."
+        "The joint posterior of A and B for each run. The inner contour contains 50% of it, the outer one 90%. A long "
+        "slanted shape means that a higher ceiling with a flatter climb fits as well."
     )
     return Figure("A and B together", caption, data, layout)
 
@@ -170,29 +170,29 @@ Row = tuple[str, Estimate, str, bool]
 """Label, estimate, colour, and whether it stands for a whole recipe."""
 
 
-def ceilings(findings: Findings) -> Figure:
+def ceilings(analysis: Analysis) -> Figure:
     """A with intervals, by run and by recipe."""
     free = [
-        (run.name, run.outlook.fit.asymptote, style_of(findings, i)[0], False) for i, run in enumerate(findings.runs)
+        (run.name, run.outlook.fit.asymptote, style_of(analysis, i)[0], False) for i, run in enumerate(analysis.runs)
     ]
-    return _intervals(_side_rows(findings, "asymptote") or free, "Ceiling A", "ceiling A")
+    return _intervals(_side_rows(analysis, "asymptote") or free, "Ceiling A", "ceiling A")
 
 
-def steepness(findings: Findings) -> Figure:
+def steepness(analysis: Analysis) -> Figure:
     """B with intervals, by run and by recipe: at the common ceiling where recipes are compared."""
     free = [
-        (run.name, run.outlook.fit.efficiency, style_of(findings, i)[0], False) for i, run in enumerate(findings.runs)
+        (run.name, run.outlook.fit.efficiency, style_of(analysis, i)[0], False) for i, run in enumerate(analysis.runs)
     ]
-    rows = _side_rows(findings, "efficiency")
-    axis = f"B at the common A = {findings.ceiling:.3f}" if rows else "steepness B"
+    rows = _side_rows(analysis, "efficiency")
+    axis = f"B at the common A = {analysis.ceiling:.3f}" if rows else "steepness B"
     return _intervals(rows or free, "Steepness B", axis)
 
 
-def _side_rows(findings: Findings, quantity: str) -> list[Row]:
+def _side_rows(analysis: Analysis, quantity: str) -> list[Row]:
     rows: list[Row] = []
-    for number, (side, name) in enumerate(zip(findings.sides.get(quantity, ()), ("first", "second"), strict=False)):
+    for number, (side, name) in enumerate(zip(analysis.sides.get(quantity, ()), ("first", "second"), strict=False)):
         rows.append((f"{name} recipe", side.recipe, f"@s{number}", True))
-        names = [run.name for run in findings.runs if run.side == number]
+        names = [run.name for run in analysis.runs if run.side == number]
         rows += [(run, estimate, f"@s{number}", False) for run, estimate in zip(names, side.runs, strict=True)]
     return rows
 
@@ -208,27 +208,27 @@ def _intervals(rows: list[Row], title: str, axis: str) -> Figure:
     names = [f"<b>{html.escape(name)}</b>" if bold else html.escape(cut(name)) for name, _, _, bold in rows]
     ticks = {"tickvals": [-i for i in range(len(rows))], "ticktext": names, "range": [-len(rows) + 0.4, 0.6]}
     layout = {"xaxis": {"title": {"text": axis}}, "yaxis": {**ticks, "showgrid": False}, "height": 140 + 32 * len(rows)}
-    recipes = " The thick lines are the recipes, the scatter of seeds included." if any(row[3] for row in rows) else ""
-    return Figure(title, f"Lines are 90 % intervals.{recipes}", data, layout)
+    recipes = " Thick lines are recipes and include the scatter of seeds." if any(row[3] for row in rows) else ""
+    return Figure(title, f"Lines are 90% intervals.{recipes}", data, layout)
 
 
-def backtests(findings: Findings) -> Figure | None:
-    """For each run what its first parts would have forecast; None if no run is long enough."""
-    choices = {run.name: {"data": _backtest_traces(findings, run)} for run in findings.runs if run.parts}
+def backtests(analysis: Analysis) -> Figure | None:
+    """The forecasts from the first parts of each run; None if no run is long enough."""
+    choices = {run.name: {"data": _backtest_traces(analysis, run)} for run in analysis.runs if run.parts}
     if not choices:
         return None
     layout = {
-        "xaxis": {"title": {"text": f"training compute ({findings.axis})"}},
-        "yaxis": {"title": {"text": metric_name(findings.runs[0].curve)}},
+        "xaxis": {"title": {"text": f"training compute ({analysis.axis})"}},
+        "yaxis": {"title": {"text": metric_name(analysis.runs[0].curve)}},
     }
     caption = (
-        "Each colour is a fit of only the first part of the run, up to where its line begins, and its forecast of the "
-        "rest. The bands should hold nine evaluations in ten."
+        "Each colour is a fit of the first part of the run, up to where its line begins, and its forecast of the rest. "
+        "The bands should contain nine of ten evaluations."
     )
-    return Figure("Would it have been right?", caption, [], layout, {"Run": choices})
+    return Figure("Backtest: forecasts from the first parts", caption, [], layout, {"Run": choices})
 
 
-def _backtest_traces(findings: Findings, run: RunFindings) -> list[Json]:
+def _backtest_traces(analysis: Analysis, run: RunAnalysis) -> list[Json]:
     traces: list[Json] = []
     for number, part in enumerate(run.parts):
         color = f"@s{number}"
@@ -241,14 +241,14 @@ def _backtest_traces(findings: Findings, run: RunFindings) -> list[Json]:
              "fillcolor": f"{color}/0.14"},
             {"legendgroup": str(number), "name": f"from the first {part.last_compute / run.curve.last_compute:.0%}",
              "mode": "lines", "x": plain(grid), "y": plain(band.mean), "line": {"color": color, "width": 2},
-             "hovertemplate": f"{findings.axis} %{{x:.4g}}<br>%{{y:.3f}}"},
+             "hovertemplate": f"{analysis.axis} %{{x:.4g}}<br>%{{y:.3f}}"},
         ]  # fmt: skip
     points = {"x": plain(run.curve.compute), "y": plain(run.curve.metric)}
     dots = {"mode": "markers", "name": "evaluations", "marker": {"color": "@ink", "size": 5}}
-    return [*traces, {**points, **dots, "hovertemplate": f"{findings.axis} %{{x:.4g}}<br>%{{y:.3f}}<extra></extra>"}]
+    return [*traces, {**points, **dots, "hovertemplate": f"{analysis.axis} %{{x:.4g}}<br>%{{y:.3f}}<extra></extra>"}]
 
 
-FIGURES: dict[str, Callable[[Findings], Figure | None]] = {
+FIGURES: dict[str, Callable[[Analysis], Figure | None]] = {
     "curves": curves,
     "ceilings": ceilings,
     "steepness": steepness,
@@ -259,10 +259,10 @@ FIGURES: dict[str, Callable[[Findings], Figure | None]] = {
 """The figures in the order of the page."""
 
 
-def style_of(findings: Findings, number: int) -> tuple[str, str]:
+def style_of(analysis: Analysis, number: int) -> tuple[str, str]:
     """Colour and dash of a run: a colour each, or one for each recipe and a dash for each of its runs."""
-    if findings.comparison is None:
+    if analysis.comparison is None:
         return f"@s{number % len(SERIES)}", DASHES[0]
-    side = findings.runs[number].side
-    place = number - (len(findings.comparison.sides[0]) if side else 0)
+    side = analysis.runs[number].side
+    place = number - (len(analysis.comparison.sides[0]) if side else 0)
     return f"@s{side}", DASHES[place % len(DASHES)]

@@ -1,4 +1,4 @@
-"""The numbers behind the pictures: slopes, contours of the posterior, fits of first parts, sides. Draws nothing.
+"""The numbers in the figures: slopes, contours of the posterior, fits of first parts, and sides of a comparison.
 
 Axes in names: N points, D draws, G cells along one axis of a grid, S runs of a side.
 """
@@ -18,17 +18,17 @@ from scalerl.scaling.law import Array
 from scalerl.scaling.posterior import held_at
 
 MASSES = (0.5, 0.9)
-"""Shares of the posterior that its contours enclose."""
+"""Shares of the posterior that its contours contain."""
 
 GRID = 60
-"""Cells along each axis of the posterior's picture."""
+"""Cells along each axis of the figure of the posterior."""
 
 
 @dataclass(frozen=True, eq=False)
 class Slope:
     """One run as a straight line: log F against log C, of slope B (arXiv 2510.13786, figure 7).
 
-    F(R) = Cmid^B / ((A - R0) / (R - R0) - 1), which is C^B where R follows the law. Points at or above A, or at or
+    F(R) = C_mid^B / ((A - R0) / (R - R0) - 1), which is C^B where R follows the law. Points at or above A, or at or
     below R0, have no F and are left out.
     """
 
@@ -36,19 +36,19 @@ class Slope:
     axis: str
 
     ceiling: float
-    """A, held for the fit."""
+    """A, fixed for the fit."""
 
     efficiency: float
-    """B with A held."""
+    """B with A fixed."""
 
     midpoint: float
-    """Cmid with A held, unit of the compute axis."""
+    """C_mid with A fixed, unit of the compute axis."""
 
     initial: float
-    """R0 with A held."""
+    """R0 with A fixed."""
 
     span: Array
-    """Least and greatest compute after 0, shape (2,); of all points, for a run may have none with an F."""
+    """Least and greatest compute after 0, shape (2,), of all points, because a run may have no point with an F."""
 
     compute: Array
     """Compute of the points that have an F, shape (N,)."""
@@ -57,19 +57,19 @@ class Slope:
     """(R - R0) / (A - R0) of these points, shape (N,), in (0, 1)."""
 
     dropped: int
-    """Points after compute 0 that have none."""
+    """Number of points after compute 0 without an F."""
 
     def level(self, unit: float = 1.0) -> Array:
-        """F of each point, shape (N,), with compute counted in this unit."""
+        """F of each point, shape (N,), with compute in multiples of ``unit``."""
         return np.asarray((self.midpoint / unit) ** self.efficiency / (1 / self.share - 1))
 
     def line(self, compute: Array, unit: float = 1.0) -> Array:
-        """C^B, with compute counted in this unit; any shape."""
+        """C^B, with compute in multiples of ``unit``; any shape."""
         return np.asarray((np.asarray(compute) / unit) ** self.efficiency)
 
 
 def slope_at(curve: Curve, ceiling: float, label: str = "") -> Slope:
-    """Fit a curve with its ceiling held, and make it straight."""
+    """Fit a curve with its ceiling fixed, and transform its points to a straight line."""
     held, draws = held_at(curve, ceiling)
     initial = float(draws.initial.mean())
     after_N = curve.compute > 0
@@ -90,7 +90,7 @@ def slope_at(curve: Curve, ceiling: float, label: str = "") -> Slope:
 
 
 def common_asymptote(fits: Sequence[Fit]) -> float:
-    """The ceiling at which runs are made straight: the mean of theirs, each weighted by how well it is known."""
+    """The common ceiling for slopes: the mean of the ceilings of all runs, weighted by their precision."""
     low, high = fits[0].curve.bounds
     return common_ceiling(fits, ASSUMED_SEED_SD * (high - low))
 
@@ -110,11 +110,11 @@ class Density(NamedTuple):
     """Values of B, shape (G,), even in the logarithm."""
 
     mass: Array
-    """Share of the posterior that is denser than here, shape (G, G), rows B, columns A; a contour at 0.9 holds 90 %."""
+    """Share of the posterior with a higher density, shape (G, G), rows B, columns A; a contour at 0.9 contains 90%."""
 
 
 def joint_density(draws: Draws, bounds: tuple[float, float], cells: int = GRID) -> Density | None:
-    """The joint posterior of A and ln B, smoothed; None where the draws have no spread (the paper's procedure)."""
+    """The joint posterior of A and ln B, smoothed; None if the draws have no spread (the paper's procedure)."""
     from scipy.stats import gaussian_kde
 
     both_2D = np.stack([draws.asymptote, np.log(draws.efficiency)])
@@ -137,7 +137,7 @@ def joint_density(draws: Draws, bounds: tuple[float, float], cells: int = GRID) 
 
 
 def first_parts(curve: Curve, fractions: Sequence[float], method: str = "posterior") -> tuple[Fit, ...]:
-    """Fits of the first parts of a run, as ``backtest`` makes them.
+    """Fits of the first parts of a run, the same as in ``backtest``.
 
     Raises:
         CurveError: a part with too few points.
@@ -149,7 +149,7 @@ class Side(NamedTuple):
     """A recipe in a comparison: one quantity of it, and the same of each of its runs."""
 
     recipe: Estimate
-    """What the runs say together, the scatter of seeds included."""
+    """The estimate from all runs, including the scatter between seeds."""
 
     runs: tuple[Estimate, ...]
     """Each run by itself, shape (S,)."""
@@ -180,4 +180,4 @@ QUANTITIES: dict[str, Callable[[Comparison, np.random.Generator], tuple[Side, Si
     "asymptote": side_asymptotes,
     "efficiency": side_efficiencies,
 }
-"""What recipes are compared by."""
+"""Quantities by which recipes are compared."""

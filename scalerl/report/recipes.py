@@ -1,4 +1,4 @@
-"""The recipes as tables, component by component. It knows recipes and a terminal, nothing else."""
+"""Prints the recipes as tables, component by component."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scalerl.config.base import Part
 from scalerl.config.recipe import RECIPES, SCALERL, Recipe, leave_one_out
 
 LONGEST = 16
-"""Characters of a text that a table shows."""
+"""Longest text that a table shows, in characters."""
 
 
 def components(recipe: Recipe) -> dict[str, str]:
@@ -39,7 +39,7 @@ def recipe_table(recipes: Mapping[str, Recipe] = RECIPES, console: Console | Non
 
 
 def leave_one_out_table(recipe: Recipe = SCALERL, console: Console | None = None) -> None:
-    """Print the leave-one-out variants of a recipe, each with what it puts back."""
+    """Print the leave-one-out variants of a recipe, each with the component it replaces."""
     table = Table(title=f"Leave one out of {recipe.name}")
     for heading in ("name", "component", "instead of", "is"):
         table.add_column(heading)

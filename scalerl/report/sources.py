@@ -1,4 +1,4 @@
-"""What the user names on the command line, as curves: run directories and files of points. It fits nothing."""
+"""Reads the curves that the user names on the command line: run directories and files of points."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ class Source:
     """As the user gave it."""
 
     name: str
-    """Short, and different from that of every other source read with it."""
+    """Short, and unique among the sources read together."""
 
     curve: Curve
     """Its points."""
 
     config: RunConfig | None
-    """What the run was, if the path is a run directory of this package."""
+    """Configuration of the run, if the path is a run directory of this package."""
 
     note: str
-    """What a reader must know about the data; empty if nothing."""
+    """A note about the data; empty if there is none."""
 
 
 def read_sources(
@@ -43,8 +43,8 @@ def read_sources(
 
     Args:
         paths: as in ``Curve.read``.
-        axis: compute axis; None takes the one that a run directory's machine implies, or the first that a file has.
-        task: which task, where there are several.
+        axis: compute axis; None takes the default of a run directory's device, or the first that a file has.
+        task: which task, if there are several.
         bounds: least and greatest value of the metric.
 
     Raises:
@@ -56,7 +56,7 @@ def read_sources(
 
 @contextmanager
 def naming(source: Source) -> Iterator[None]:
-    """Let an error about a curve name the file it came from."""
+    """Add the path of the file to an error about its curve."""
     try:
         yield
     except CurveError as error:
@@ -72,7 +72,7 @@ def _read(path: Path, name: str, axis: str | None, task: str | None, bounds: Seq
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Return the shortest ends of the paths that tell them apart; the same path given twice keeps its name twice."""
+    """Return the shortest ends of the paths that are unique; a path given twice has the same name twice."""
     parts = [_telling_parts(path) for path in paths]
     for depth in range(1, max(map(len, parts), default=1) + 1):
         names = ["/".join(part[-depth:]) for part in parts]
@@ -82,7 +82,7 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _telling_parts(path: Path) -> tuple[str, ...]:
-    """Return the parts of a path that say whose points they are: not the ending, and not a file name all runs share."""
+    """Return the parts of a path that can identify a run: without the extension, and without the name points.jsonl."""
     full = path.resolve()
     if full.is_dir():
         return full.parts[1:]

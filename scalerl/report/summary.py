@@ -1,4 +1,4 @@
-"""What a run leaves for its reader: curve.png, summary.json and closing words. It loads no torch and fits nothing."""
+"""Writes curve.png and summary.json of a run, and returns its closing lines. Does not import torch."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def summarise(directory: Path, config: RunConfig, points: Sequence[EvalPoint]) -
 
 
 def write_summary(directory: Path, found: Mapping[str, Outlook | None], note: str) -> None:
-    """Write curve.png and summary.json, of all tasks of a run; None: there is no forecast of that one."""
+    """Write curve.png and summary.json with all tasks of a run; None stands for a task without a forecast."""
     from scalerl.report.figures import save_curves
 
     save_curves(directory / "curve.png", [ahead.fit for ahead in found.values() if ahead], note)
@@ -44,9 +44,9 @@ def write_summary(directory: Path, found: Mapping[str, Outlook | None], note: st
 
 
 def refresh(directory: Path, config: RunConfig, ahead: Outlook, note: str) -> Path:
-    """Write what a new fit of one task changes in its run directory; return the picture.
+    """Update the files of a run directory after a new fit of one task; return the path of the picture.
 
-    Of a run with several tasks the summary and the picture of all of them stay: this fit knows one.
+    If the run has several tasks, the summary and the picture of all tasks stay unchanged, because the fit has only one.
     """
     from scalerl.report.figures import save_curves
 
@@ -60,7 +60,7 @@ def refresh(directory: Path, config: RunConfig, ahead: Outlook, note: str) -> Pa
 
 
 def default_axis(config: RunConfig) -> str:
-    """Return the compute axis a fit uses when none is asked for: device-hours on GPUs, counted FLOPs on CPU."""
+    """Return the default compute axis of a fit: device-hours on GPUs, counted FLOPs on CPU."""
     return "device_hours" if config.hardware.device == "cuda" else "flops"
 
 

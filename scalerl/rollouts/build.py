@@ -19,6 +19,9 @@ from scalerl.rollouts.schedule import SCHEDULES
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.rollouts.worker import WorkerParts
 
+EVALUATION_CACHE = 1 << 28
+"""Bytes of cache up to which an evaluation decodes more sequences together than training does: all wait for it."""
+
 
 class StateFiles(Protocol):
     """Where the generator's part of a checkpoint lies."""
@@ -81,8 +84,10 @@ class EngineSpec:
         config, policy = self.generator.config, self.generator.load_policy()
         count = config.rollouts.generators
         own = config.slots // count + (self.number < config.slots % count)
-        held_out = sum(config.held_out(task) for task in config.data) * config.evaluation.samples
-        return self._engine(policy, own), self._engine(policy, max(1, min(own, -(-held_out // count))))
+        sequences = sum(config.held_out(task) for task in config.data) * config.evaluation.samples
+        positions = self.generator.longest_prompt + self.generator.rule.capacity
+        fit = EVALUATION_CACHE // (policy.cache_bytes * positions)
+        return self._engine(policy, own), self._engine(policy, min(max(own, fit), -(-sequences // count)))
 
     def _engine(self, policy: Policy, slots: int) -> Engine:
         recipe = self.generator.config.recipe

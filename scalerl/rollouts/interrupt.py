@@ -1,4 +1,4 @@
-"""Forced interruption and length limits as pure functions of token counts. They know no model and no engine.
+"""Forced interruption and length limits as pure functions of token counts.
 
 A rollout thinks until its own random limit; if the end tag has not come by then, the phrase is written into it, one
 token at a time, and the model answers (ScaleRL sec. 4). The paper does not say what becomes of the phrase's tokens in

@@ -1,4 +1,4 @@
-"""Fit, forecast and judge compute-performance curves of RL runs. Needs numpy and scipy, and knows nothing of trainers.
+"""Fit, forecast and compare compute-performance curves of RL runs. Needs only numpy and scipy.
 
 >>> from scalerl.scaling import Curve, fit, forecast, advise
 >>> curve = Curve.read("runs/mine")  # or Curve(compute, metric)        # doctest: +SKIP

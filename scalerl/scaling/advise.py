@@ -1,4 +1,4 @@
-"""Whether to go on with a run: continue, stop, or train to where it can be known. Knows only the draws of a fit.
+"""Advice on a run from its fit: continue, stop, or train further until the ceiling is identified.
 
 Axes in names: D draws, N points of a planned curve, X planned amounts of compute.
 """
@@ -17,35 +17,35 @@ from scalerl.scaling.law import Array, climb, log_compute
 from scalerl.scaling.readers import CurveError
 
 SURE = 0.8
-"""A probability beyond this (or below one minus it) decides, whether or not the ceiling is known."""
+"""A probability above this (or below one minus this) decides, even if the ceiling is not identified."""
 
 PLAN_DRAWS = 64
-"""Draws over which a plan is averaged."""
+"""Number of draws over which ``compute_to_identify`` averages."""
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to do with a run, and why."""
+    """Whether to continue a run, and why."""
 
     action: str
     """"continue", "stop" or "not identified yet"."""
 
     probability: float
-    """That the budget brings more than ``min_gain``, in [0, 1]."""
+    """Probability that training to the budget gains more than ``min_gain``, in [0, 1]."""
 
     budget: float
-    """Compute up to which the gain counts, unit of the curve's axis."""
+    """Compute at which the gain is judged, unit of the curve's axis."""
 
     min_gain: float
-    """The gain that makes going on worth it, in the metric's unit."""
+    """The least gain worth continuing for, in the metric's unit."""
 
     gain: Estimate
     """Level at the budget minus level now."""
 
     train_to: float
-    """For "not identified yet": train at least to this compute, then ask again; infinite when that is out of sight.
+    """For "not identified yet": train at least to this compute, then ask again; NaN for the other actions.
 
-    Not a number for the other actions.
+    Infinite if it is more than 28 times the last compute.
     """
 
     sentence: str
@@ -63,13 +63,13 @@ class Advice:
 def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
     """Continue, stop, or "not identified yet: train at least to X".
 
-    The probability of a gain above ``min_gain`` decides where it is sure (above 0.8 or below 0.2), or where the ceiling
-    is known (then 0.5 is the line). Otherwise the advice is to train on until the ceiling should be known.
+    The probability of a gain above ``min_gain`` decides if it is above 0.8 or below 0.2. If the ceiling is identified,
+    the limit is 0.5. Otherwise the advice is to train further until the ceiling should be identified.
 
     Args:
-        fit: by a method that gives uncertainty.
-        budget: compute to judge, in the curve's unit or as "2x" of the last point; beyond the last point.
-        min_gain: least gain worth having, in the metric's unit; > 0.
+        fit: by a method that gives an uncertainty.
+        budget: compute at which to judge the gain, beyond the last point, in the curve's unit or as "2x" of that point.
+        min_gain: least gain worth continuing for, in the metric's unit; > 0.
 
     Raises:
         CurveError: a budget already spent, a gain that is not positive, or a fit without uncertainty.
@@ -82,7 +82,7 @@ def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
     if not min_gain > 0:
         raise CurveError(f"min_gain must be positive; got {min_gain!r}")
     if len(fit.draws.asymptote) == 1:
-        raise CurveError(f"a {fit.method} fit carries no uncertainty to decide with; use method='posterior'")
+        raise CurveError(f"a {fit.method} fit has no uncertainty to decide with; use method='posterior'")
     gain_D = fit.levels(total)[0] - fit.levels(last)[0]
     probability = float((gain_D > min_gain).mean())
     decided = fit.identified or not 1 - SURE < probability < SURE
@@ -94,26 +94,26 @@ def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
         x=short(train_to) if np.isfinite(train_to) else f"more than {short(30 * last)}",
     )  # fmt: skip
     if not fit.identified and action != "not identified yet":
-        sentence += f" The ceiling itself is not known: {fit.reason}."
+        sentence += f" The ceiling is not identified: {fit.reason}."
     return Advice(action, probability, total, float(min_gain), gain, train_to, sentence)
 
 
 SENTENCES = {
     "continue": "Continue: training to {b} {unit} gains more than {g} with probability {p} (gain {gain}).",
-    "stop": "Stop: training to {b} {unit} gains more than {g} with probability only {p} (gain {gain}).",
+    "stop": "Stop: training to {b} {unit} gains more than {g} only with probability {p} (gain {gain}).",
     "not identified yet": (
-        "Not identified yet: train at least to {x} {unit} and ask again; as it stands, training to {b} gains more "
+        "Not identified yet: train at least to {x} {unit} and ask again. From these points, training to {b} gains more "
         "than {g} with probability {p} (gain {gain})."
     ),
 }
-"""One plain sentence for each action."""
+"""The sentence for each action."""
 
 
 def compute_to_identify(fit: Fit) -> float:
-    """The least compute at which the ceiling's standard deviation should fall below the limit, or infinity.
+    """The least compute at which the ceiling should be identified, or infinity.
 
-    For each draw the Fisher information of a curve that goes on with evaluations at the present spacing; the standard
-    deviations are averaged over the draws. In simulation nine runs in ten are identified when they get there.
+    It computes the standard deviation of the ceiling from the Fisher information of the curve with further evaluations
+    at the present spacing, and averages over the draws. In simulation nine runs in ten are identified at that compute.
     """
     curve = fit.curve
     limit = IDENTIFIED_SD * (curve.bounds[1] - curve.bounds[0])
@@ -123,7 +123,7 @@ def compute_to_identify(fit: Fit) -> float:
         planned = last * factor
         count = int(np.ceil((planned - last) / spacing))
         extra = np.linspace(last, planned, min(count, 400) + 1)[1:]
-        # many future points are stood for by fewer, each counting for several
+        # many future points are represented by fewer points with larger weights
         weight_N = np.concatenate([np.ones(len(curve)), np.full(len(extra), count / len(extra))])
         compute_N = np.concatenate([curve.compute, extra])
         sd = np.mean([planned_sd(fit, int(d), compute_N, weight_N) for d in picked])
@@ -133,7 +133,7 @@ def compute_to_identify(fit: Fit) -> float:
 
 
 def planned_sd(fit: Fit, d: int, compute_N: Array, weight_N: Array) -> float:
-    """Standard deviation of A that a curve of given points would leave, if the d-th draw were the truth."""
+    """Standard deviation of A from a curve with the given points, if the d-th draw were true."""
     draws = fit.draws
     log_c_N = log_compute(compute_N)
     efficiency, rise = draws.efficiency[d], draws.asymptote[d] - draws.initial[d]
@@ -143,8 +143,8 @@ def planned_sd(fit: Fit, d: int, compute_N: Array, weight_N: Array) -> float:
     slopes_NP = np.stack([u_N, -steep_N, steep_N * distance_N, 1 - u_N], axis=1)
     information_PP = slopes_NP.T @ (weight_N[:, None] * slopes_NP)
     phi = draws.autocorrelation[d]
-    # autocorrelated noise is worth (1 - phi) / (1 + phi) as many independent points
+    # n points with autocorrelated noise hold as much information as n (1 - phi) / (1 + phi) independent points
     inflation = (1 + phi) / (1 - phi)
     variance = np.linalg.pinv(information_PP, hermitian=True)[0, 0] * inflation * draws.noise_sd[d] ** 2
-    # nothing is less known than the whole range
+    # never wider than the whole range
     return float(min(np.sqrt(max(variance, 0.0)), fit.curve.bounds[1] - fit.curve.bounds[0]))

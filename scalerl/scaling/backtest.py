@@ -1,4 +1,4 @@
-"""How the forecast would have done on this very run: fit its first part, predict the rest. Knows no curve but the one.
+"""Backtest: fits the first part of a run and scores the forecast of the rest.
 
 Axes in names: M held-out points.
 """
@@ -18,18 +18,18 @@ from scalerl.scaling.law import Array
 from scalerl.scaling.readers import CurveError
 
 NINE_IN_TEN = 1.645
-"""Standard deviations on either side of a normal mean that hold nine in ten."""
+"""A normal deviate lies within this many standard deviations of the mean with probability 0.9."""
 
 
 @dataclass(frozen=True)
 class Score:
-    """How one forecaster did on the points it was not shown."""
+    """Score of one forecast on the points that were not fitted."""
 
     rmse: float
     """Root mean square error, in the metric's unit."""
 
     coverage: float | None
-    """Share of points within the 90 % band for single evaluations; None where the method has no band (the paper's)."""
+    """Share of points within the 90% band for single evaluations; None if the method has no band (the paper's)."""
 
     def __str__(self) -> str:
         return f"error {self.rmse:.4f}, " + ("no band" if self.coverage is None else f"{self.coverage:.0%} in the band")
@@ -37,10 +37,10 @@ class Score:
 
 @dataclass(frozen=True)
 class Split:
-    """One cut of the run."""
+    """One split of the run."""
 
     fraction: float
-    """Share of the compute that was shown."""
+    """Share of the compute that was fitted."""
 
     shown: int
     """Points fitted."""
@@ -49,18 +49,18 @@ class Split:
     """Points predicted."""
 
     identified: bool
-    """Whether the fit called its ceiling known."""
+    """Whether the ceiling of the fit is identified."""
 
     forecast: Score
-    """Of the fitted curve."""
+    """Score of the fitted curve."""
 
     baselines: dict[str, Score]
-    """Of each naive forecast, by name."""
+    """Score of each naive forecast, by name."""
 
 
 @dataclass(frozen=True)
 class Backtest:
-    """Scores at several cuts; prints as a table."""
+    """Scores at several splits; prints as a table."""
 
     splits: tuple[Split, ...]
 
@@ -78,21 +78,21 @@ class Backtest:
 
 
 def backtest(curve: Curve, fractions: Sequence[float] = (0.3, 0.5, 0.7), method: str = "posterior") -> Backtest:
-    """Fits the first part of a run and scores its forecast of the rest, beside every baseline's.
+    """Fit the first part of a run and score its forecast of the rest, next to every baseline.
 
     Args:
-        curve: with enough points before each cut to fit, and some after it.
-        fractions: shares of the last compute at which to cut, each in (0, 1).
+        curve: with enough points to fit before each split, and some points after it.
+        fractions: shares of the last compute at which to split, each in (0, 1).
         method: as in ``fit``.
 
     Raises:
-        CurveError: a fraction outside (0, 1), or a cut that leaves too few points before it or none after.
+        CurveError: a fraction outside (0, 1), or too few points before a split or none after it.
     """
     return Backtest(tuple(split_at(curve, fraction, method) for fraction in fractions))
 
 
 def split_at(curve: Curve, fraction: float, method: str) -> Split:
-    """The scores at one cut."""
+    """The scores at one split."""
     if not 0 < fraction < 1:
         raise CurveError(f"fractions must lie between 0 and 1; got {fraction!r}")
     shown = curve.between(most=fraction * curve.last_compute)
@@ -114,7 +114,7 @@ def split_at(curve: Curve, fraction: float, method: str) -> Split:
 
 
 def naive_score(shown: Curve, predict: Predictor, compute_M: Array, metric_M: Array) -> Score:
-    """Score of a baseline; its band is as wide as its own recent misses say (the last third of what it was shown)."""
+    """Score of a baseline; its band is as wide as its own errors on the last third of the fitted points."""
     after = np.flatnonzero(shown.compute > 0)
     recent = after[-max(len(after) // 3, 2) :]
     width = NINE_IN_TEN * rmse(predict(shown.compute[recent]) - shown.metric[recent])

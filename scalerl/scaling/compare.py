@@ -1,9 +1,9 @@
-"""Two recipes, one or several runs each: which has the higher ceiling, which is quicker to it. Forecasts nothing.
+"""Compares two recipes by one or several runs each: which has the higher ceiling, and which is more efficient.
 
-The paper's order of questions (arXiv 2510.13786): first the ceilings A; where they are the same within the scatter of
-seeds, the efficiency B at one common A, and the compute that each needs for one level.
+The order is the paper's (arXiv 2510.13786): first the ceilings A. If they are the same within the scatter between
+seeds, then the steepness B at one common A, and the compute that each needs for one level.
 
-Axes in names: D draws, S runs (seeds) of a side, Z values of a run's own ceiling about the common one.
+Axes in names: D draws, S runs (seeds) of a side, Z values of a run's own ceiling around the common one.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from scalerl.scaling.posterior import held_at
 from scalerl.scaling.readers import CurveError
 
 MARGIN = 0.02
-"""Ceilings this close (share of the metric's range) count as the same; the paper's margin from three seeds."""
+"""Ceilings count as the same within this share of the metric's range; the paper's margin from three seeds."""
 
 ASSUMED_SEED_SD = MARGIN / 1.645
-"""Scatter of the ceiling between seeds where too few were run to estimate it: nine in ten within the margin."""
+"""Assumed scatter of the ceiling between seeds if too few were run to estimate it: nine in ten within the margin."""
 
 SEEDS_TO_ESTIMATE = 3
-"""Runs of one side from which the scatter is estimated."""
+"""With at least this many runs on a side the scatter is estimated."""
 
 PRIOR_SEEDS = 3.0
-"""Weight of the assumed scatter beside the estimated one, in degrees of freedom."""
+"""Weight of the assumed scatter in the estimate, in degrees of freedom."""
 
 LATER = "same ceiling, steeper but later"
 
 LEVEL = 0.05
-"""Two sides differ when zero lies outside the central 1 - LEVEL of the posterior of their difference."""
+"""Two sides differ if zero lies outside the central 1 - LEVEL of the posterior of their difference."""
 
 SHARED_CLIMB = 0.8
 """Share of the climb at which compute is compared unless a level is given."""
 
 OWN_CEILINGS = np.array([-1.463, -0.599, 0.0, 0.599, 1.463])
-"""Five deviates, in equal parts, that stand for a normal distribution: their mean is 0 and their variance 1."""
+"""Five equally weighted deviates that represent a normal distribution, with mean 0 and variance 1."""
 
 
 Runs = Curve | Fit | Sequence[Curve | Fit]
@@ -55,37 +55,37 @@ Sides = tuple[tuple[Fit, ...], tuple[Fit, ...]]
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """What distinguishes the first side from the second, how surely, and what would make it surer."""
+    """Differences between the first and the second side, with probabilities, a verdict and advice."""
 
     verdict: str
     """"higher ceiling", "same ceiling and more efficient", `LATER` or "not distinguishable yet".
 
-    `LATER` is said where one side has the larger B and yet needs more compute for ``level``: so far it is behind.
+    `LATER` means that the side with the larger B needs more compute for ``level``: so far it is behind.
     """
 
     winner: str | None
-    """"first" or "second"; None where they cannot be told apart."""
+    """"first" or "second"; None if neither is better."""
 
     asymptote_difference: Estimate
-    """A of the first side minus A of the second, seed noise included."""
+    """A of the first side minus A of the second, including the scatter between seeds."""
 
     probability_higher: float
-    """That the first side has the higher ceiling."""
+    """Probability that the first side has the higher ceiling."""
 
     efficiency_ratio: Estimate
-    """B of the first side over B of the second, both at ``common_asymptote``."""
+    """B of the first side divided by B of the second, both at ``common_asymptote``."""
 
     probability_more_efficient: float
-    """That the first side has the larger B at the common ceiling."""
+    """Probability that the first side has the larger B at the common ceiling."""
 
     common_asymptote: float
-    """Mean of all ceilings, weighted by how well each is known; B is compared at it."""
+    """Mean of all ceilings, weighted by their precision; B is compared at this ceiling."""
 
     compute_ratio: Estimate
-    """Compute the first side needs for ``level`` over that of the second; below 1 the first is cheaper."""
+    """Compute the first side needs for ``level`` divided by what the second needs; below 1 the first needs less."""
 
-    probability_cheaper: float
-    """That the first side needs less compute for ``level``."""
+    probability_less_compute: float
+    """Probability that the first side needs less compute for ``level``."""
 
     level: float
     """Metric level at which compute is compared."""
@@ -100,17 +100,17 @@ class Comparison:
     """The fits behind the comparison."""
 
     sentence: str
-    """The verdict in plain words, with its numbers."""
+    """The verdict in words, with its numbers."""
 
     advice: str
-    """What would distinguish the sides; empty where they are."""
+    """What would distinguish the sides; empty if they are distinguished."""
 
     def __str__(self) -> str:
         higher = f"{self.probability_higher:.2f}"
         lines = [
             self.sentence,
             f"  difference of ceilings   {self.asymptote_difference}, first higher with probability {higher}",
-            f"  ratio of efficiencies B  {self.efficiency_ratio} at common ceiling {self.common_asymptote:.3f}",
+            f"  ratio of steepness B     {self.efficiency_ratio} at common ceiling {self.common_asymptote:.3f}",
             f"  ratio of compute needed  {self.compute_ratio} for level {self.level:.3f}",
             f"  scatter between seeds    {self.seed_sd:.4f} ({self.seed_source})",
         ]
@@ -125,22 +125,22 @@ class Comparison:
             **{name: getattr(self, name).to_dict() for name in estimates},
             "probability_higher": or_none(self.probability_higher),
             "probability_more_efficient": or_none(self.probability_more_efficient),
-            "probability_cheaper": or_none(self.probability_cheaper),
+            "probability_less_compute": or_none(self.probability_less_compute),
             "first": [f.to_dict() for f in self.sides[0]],
             "second": [f.to_dict() for f in self.sides[1]],
         }
 
 
 def compare(first: Runs, second: Runs, level: float | None = None, siblings: Sequence[Runs] = ()) -> Comparison:
-    """Compares two recipes by their runs.
+    """Compare two recipes by their runs.
 
     Args:
         first: one or several seeds of one recipe, as curves or posterior fits.
         second: the same of the other.
-        level: metric level for the comparison of compute; None takes four fifths of
-            the climb to where both sides have been.
-        siblings: runs of further recipes whose seeds scatter alike, such as the other arms of a study: they only help
-            to estimate that scatter.
+        level: metric level at which compute is compared; None takes four fifths of the climb to the level that both
+            sides have reached.
+        siblings: runs of other recipes with the same scatter between seeds, such as the other arms of a study; used
+            only to estimate that scatter.
 
     Raises:
         CurveError: an empty side, curves of different metrics or compute axes, a level outside the metric's bounds.
@@ -173,13 +173,13 @@ def compare(first: Runs, second: Runs, level: float | None = None, siblings: Seq
         probability_more_efficient=float((ratio_D > 0).mean()),
         common_asymptote=common,
         compute_ratio=summarise_ratio(cost_D),
-        probability_cheaper=float((cost_D < 0).mean()),
+        probability_less_compute=float((cost_D < 0).mean()),
         level=at,
         seed_sd=seed_sd,
         seed_source=source,
         sides=sides,
         sentence=sentence,
-        advice="" if winner or verdict == LATER else what_would_tell(sides, difference_D, seed_sd, MARGIN * width),
+        advice="" if winner or verdict == LATER else what_would_help(sides, difference_D, seed_sd, MARGIN * width),
     )
 
 
@@ -201,7 +201,7 @@ def as_fits(runs: Runs) -> tuple[Fit, ...]:
 
 
 def check_alike(curves: Sequence[Curve]) -> None:
-    """Refuses to compare different metrics, or compute in different units."""
+    """Refuse curves of different metrics or compute axes."""
     for name in ("bounds", "axis"):
         values = {getattr(curve, name) for curve in curves}
         if len(values) > 1:
@@ -212,15 +212,15 @@ def check_alike(curves: Sequence[Curve]) -> None:
 
 
 def shuffled(values_D: Array, rng: np.random.Generator) -> Array:
-    """The same draws in another order: draws of different runs must not be matched by how they were made."""
+    """The same draws in random order: draws of different runs must be independent."""
     return rng.permutation(values_D)
 
 
 def seed_scatter(sides: Sequence[Sequence[Fit]], width: float, rng: np.random.Generator) -> tuple[Array, str]:
     """Draws of the standard deviation between seeds, shape (D,), and where it comes from; any number of sides.
 
-    With three or more seeds on a side: the posterior on a grid of values, given each run's ceiling and its uncertainty,
-    with a prior worth ``PRIOR_SEEDS`` seeds at the assumed scatter. Otherwise the assumption.
+    With three or more seeds on a side this is the posterior on a grid of values, given each run's ceiling and its
+    uncertainty, with a prior worth ``PRIOR_SEEDS`` seeds at the assumed scatter. Otherwise it is the assumed scatter.
     """
     num_draws = len(sides[0][0].draws.asymptote)
     assumed = ASSUMED_SEED_SD * width
@@ -244,55 +244,58 @@ def seed_scatter(sides: Sequence[Sequence[Fit]], width: float, rng: np.random.Ge
 
 
 def run_weights(asymptote_SD: list[Array], seed_D: Array) -> Array:
-    """Weight of each run in its recipe's mean, by how well it is known, summing to one, shape (S, D)."""
+    """Weight of each run in its recipe's mean, by its precision, summing to one, shape (S, D)."""
     weight_SD = np.stack([1.0 / (draws.var() + seed_D**2) for draws in asymptote_SD])
     return np.asarray(weight_SD / weight_SD.sum(axis=0))
 
 
 def side_mean(asymptote_SD: list[Array], seed_D: Array, rng: np.random.Generator) -> Array:
-    """Draws of a recipe's own ceiling: runs weighted by their uncertainty, each off by its seed, shape (D,)."""
+    """Draws of a recipe's ceiling: the weighted mean of its runs with the scatter between seeds, shape (D,)."""
     recipe_SD = np.stack([draws + seed_D * rng.standard_normal(len(draws)) for draws in asymptote_SD])
     return np.asarray((run_weights(asymptote_SD, seed_D) * recipe_SD).sum(axis=0))
 
 
 def common_ceiling(fits: Sequence[Fit], seed_sd: float) -> float:
-    """Mean of the ceilings, each weighted by how well it is known; the paper's plain mean where all are known alike."""
+    """Mean of the ceilings, weighted by their precision; the paper's plain mean if all have the same precision."""
     weights = [1.0 / (f.asymptote.sd**2 + seed_sd**2) for f in fits]
     return float(np.average([f.asymptote.mean for f in fits], weights=weights))
 
 
 def log_efficiency(curve: Curve, common: float, seed_sd: float, rng: np.random.Generator) -> Array:
-    """Draws of ln B of one run with its ceiling held at the common one, shape (D,).
+    """Draws of ln B of one run with its ceiling fixed at the common one, shape (D,).
 
-    A run's own ceiling differs from its recipe's by the seed, and B answers strongly to where A is held (a shift of
-    0.005 moves B by 5 %). The ceiling is therefore held at several values about the common one, in equal parts.
+    A run's own ceiling differs from its recipe's by the scatter between seeds, and B depends strongly on A (a shift of
+    A by 0.005 changes B by 5%). The ceiling is therefore fixed at several values around the common one, in equal parts.
     """
     parts = [np.log(held_at(curve, common + seed_sd * deviate)[1].efficiency) for deviate in OWN_CEILINGS]
     return rng.permutation(np.concatenate(parts))
 
 
 def shared_level(sides: Sides) -> float:
-    """Most of the way up to where both sides have been; nearer to a ceiling the compute for a level is a guess."""
+    """Four fifths of the climb to the level that both sides have reached.
+
+    Closer to a ceiling, the compute for a level is very uncertain.
+    """
     start = float(np.mean([f.initial.mean for side in sides for f in side]))
     reached = min(float(np.mean([f.levels(f.last_compute).mean() for f in side])) for side in sides)
     return start + SHARED_CLIMB * (reached - start)
 
 
 def summarise_ratio(log_D: Array) -> Estimate:
-    """A ratio from draws of its logarithm: the mean is the geometric one, the ends are quantiles."""
+    """A ratio from draws of its logarithm, with geometric mean and quantiles."""
     log = summarise(log_D)
     mean = float(np.exp(log.mean))
     return Estimate(mean, mean * log.sd, float(np.exp(log.low)), float(np.exp(log.high)))
 
 
 def log_compute_needed(f: Fit, level: float, seed_D: Array, rng: np.random.Generator) -> Array:
-    """Draws of ln compute that a recipe needs for a level, shape (D,), judged from one run of it."""
+    """Draws of ln compute that a recipe needs for a level, shape (D,), from one of its runs."""
     low, high = f.curve.bounds
     if not low < level < high:
         raise CurveError(f"level must lie within the metric's bounds ({low:g}, {high:g}); got {level:g}")
     order = rng.permutation(len(seed_D))
     draws = type(f.draws)(*(values[order] for values in f.draws))
-    # a seed lifts or lowers the whole climb in proportion
+    # a seed scales the whole climb
     share_D = np.clip((level - draws.initial) / np.maximum(draws.asymptote - draws.initial, 1e-9), 0, 1)
     target_D = level + share_D * seed_D * rng.standard_normal(len(seed_D))
     needed_D = draws.compute_for(target_D, high)
@@ -300,7 +303,7 @@ def log_compute_needed(f: Fit, level: float, seed_D: Array, rng: np.random.Gener
 
 
 def judge(difference_D: Array, ratio_D: Array, cost_D: Array, margin: float) -> tuple[str, str | None]:
-    """The verdict and the winner: ceilings first, efficiency only where they are the same within the margin."""
+    """The verdict and the winner: ceilings first, efficiency only if they are the same within the margin."""
     if surely_not_zero(difference_D):
         return "higher ceiling", "first" if difference_D.mean() > 0 else "second"
     if (np.abs(difference_D) < margin).mean() > 0.5 and surely_not_zero(ratio_D):
@@ -322,42 +325,42 @@ def in_words(verdict: str, winner: str | None, difference_D: Array, ratio_D: Arr
         same = float((np.abs(difference_D) < margin).mean())
         return (
             f"Not distinguishable yet: the ceilings are within ±{margin:g} of each other with probability {same:.2f}, "
-            f"and neither is surely higher or more efficient."
+            f"and neither is significantly higher or more efficient."
         )
     sign = 1.0 if winner == "first" else -1.0
     if verdict == "higher ceiling":
         return f"The {winner} has the higher ceiling, by {summarise(sign * difference_D)}."
     return (
         f"The ceilings are the same within ±{margin:g}, and the {winner} is more efficient: its B is larger by a "
-        f"factor {summarise_ratio(sign * ratio_D)}."
+        f"factor of {summarise_ratio(sign * ratio_D)}."
     )
 
 
 def steeper_but_later(ratio_D: Array, cost_D: Array, level: float, margin: float) -> str:
-    """The sentence where B and the compute needed so far point to different sides."""
+    """The sentence for the verdict that the steeper side needs more compute so far."""
     steeper, other = ("first", "second") if ratio_D.mean() > 0 else ("second", "first")
     sign = 1.0 if steeper == "first" else -1.0
     return (
-        f"The ceilings are the same within ±{margin:g}. The {steeper} is steeper, its B larger by a factor "
-        f"{summarise_ratio(sign * ratio_D)}, but later: for the level {level:.3f} it needs "
+        f"The ceilings are the same within ±{margin:g}. The {steeper} is steeper but later: its B is larger by a "
+        f"factor of {summarise_ratio(sign * ratio_D)}, but for the level {level:.3f} it needs "
         f"{summarise_ratio(sign * cost_D)} times the compute of the {other}."
     )
 
 
-def what_would_tell(sides: Sides, difference_D: Array, seed_sd: float, margin: float) -> str:
-    """What to do next to tell the sides apart: train on while ceilings are unknown, then run seeds."""
+def what_would_help(sides: Sides, difference_D: Array, seed_sd: float, margin: float) -> str:
+    """What to do next to distinguish the sides: train until the ceilings are identified, then run more seeds."""
     unknown = [f for side in sides for f in side if not f.identified]
     if unknown:
         furthest = max(compute_to_identify(f) for f in unknown)
         where = f"at least to {short(furthest)} {unknown[0].curve.unit}" if np.isfinite(furthest) else "much further"
-        return f"What would tell: {len(unknown)} of the ceilings are not identified yet; train those runs {where}."
+        return f"To distinguish them: {len(unknown)} of the ceilings are not identified yet; train those runs {where}."
     fewest = min(len(side) for side in sides)
     goal = max(abs(float(difference_D.mean())), margin)
     fit_variance = float(np.mean([f.asymptote.sd**2 for side in sides for f in side]))
     needed = int(np.ceil(2 * (seed_sd**2 + fit_variance) * (1.96 / goal) ** 2))
     if needed > fewest:
         return (
-            f"What would tell: at this scatter a difference of {goal:.3f} takes about {needed} seeds a side; there are "
-            f"{fewest}."
+            f"To distinguish them: at this scatter a difference of {goal:.3f} needs about {needed} seeds per side; "
+            f"there are {fewest}."
         )
-    return f"What would tell: nothing cheap. If the ceilings differ, it is by less than {goal:.3f}; choose by cost."
+    return f"More seeds would hardly help: if the ceilings differ, it is by less than {goal:.3f}. Choose by cost."

@@ -1,4 +1,4 @@
-"""The one input of this package: metric against compute, checked at the door. Knows nothing of the law or of noise.
+"""The input of this package: the metric of a run against compute, checked when it is created.
 
 Axes in names: N evaluation points.
 """
@@ -17,21 +17,21 @@ from scalerl.scaling.law import Array
 from scalerl.scaling.readers import CurveError, Table, read_table, table_of_frame, table_of_rows
 
 AXES = ("device_hours", "flops", "tokens", "step", "compute")
-"""Compute columns, in the order they are looked for when none is named."""
+"""Compute columns, in the order in which they are tried if none is named."""
 
 UNITS = {"device_hours": "device-hours", "flops": "FLOPs", "step": "steps"}
-"""Compute axes as a reader sees them, where that is not their own name."""
+"""Names of compute axes in text, if they differ from the column's name."""
 
 METRICS = ("pass_rate", "metric")
-"""Metric columns, in the order they are looked for when none is named."""
+"""Metric columns, in the order in which they are tried if none is named."""
 
 
 @dataclass(frozen=True, eq=False, init=False)
 class Curve:
-    """What a run scored on held-out prompts, against the compute it had spent by then.
+    """The metric of a run on held-out prompts, against the compute used up to each evaluation.
 
     Repairs, each recorded in ``notes``: rows out of order are sorted, rows at the same compute are averaged, rows
-    without a number are left out. Anything else that is wrong is a ``CurveError``.
+    without a number are left out. Any other problem is a ``CurveError``.
 
     Example:
         >>> curve = Curve(compute=[0, 100, 200, 400, 800], metric=[0.20, 0.31, 0.42, 0.51, 0.56])
@@ -40,25 +40,25 @@ class Curve:
     """
 
     compute: Array
-    """Compute spent, shape (N,), ascending, >= 0, any unit; 0 is the evaluation before training."""
+    """Compute used, shape (N,), ascending, >= 0, any unit; 0 is the evaluation before training."""
 
     metric: Array
     """Mean score at that compute, shape (N,), within ``bounds``."""
 
     bounds: tuple[float, float] = (0.0, 1.0)
-    """Least and greatest value the metric can take: (0, 1) for a pass rate, (-1, 1) for some rewards."""
+    """Least and greatest possible value of the metric: (0, 1) for a pass rate, (-1, 1) for some rewards."""
 
     stderr: Array | None = None
-    """Standard error of each metric value, shape (N,), or None. For pictures: a fit takes its noise from residuals."""
+    """Standard error of each metric value, shape (N,), or None. For figures only: fits estimate the noise."""
 
     axis: str = "compute"
-    """What compute is: device_hours, flops, tokens, step, or the caller's own word."""
+    """Name of the compute axis: device_hours, flops, tokens, step, or any other name."""
 
     label: str = ""
     """Name of the run or task, for reports."""
 
     notes: tuple[str, ...] = ()
-    """What was repaired on the way in; fits repeat it among their warnings."""
+    """Repairs that were made; fits repeat them among their warnings."""
 
     def __init__(
         self,
@@ -107,14 +107,14 @@ class Curve:
 
     @property
     def unit(self) -> str:
-        """What compute is counted in, as a reader sees it."""
+        """Unit of compute in text."""
         return UNITS.get(self.axis, self.axis)
 
     def between(self, least: float = 0.0, most: float = np.inf) -> Curve:
-        """The points with 0 < least <= compute <= most; the point at compute 0 stays, since it is R0 itself.
+        """The points with least <= compute <= most, and the point at compute 0, which is R0.
 
         Raises:
-            CurveError: no point after the start lies there.
+            CurveError: no point after compute 0 lies in that range.
         """
         keep_N = ((self.compute >= least) | (self.compute == 0)) & (self.compute <= most)
         if not (keep_N & (self.compute > 0)).any():
@@ -147,9 +147,9 @@ class Curve:
 
         Args:
             path: the file, or the directory that holds a points.jsonl.
-            axis: compute column; without it the first of ``AXES`` that is there.
-            task: which task, where the file mixes several.
-            metric: metric column; without it the first of ``METRICS`` that is there.
+            axis: compute column; None takes the first of ``AXES`` that exists.
+            task: which task, if the file has several.
+            metric: metric column; None takes the first of ``METRICS`` that exists.
             bounds: least and greatest value of the metric.
 
         Raises:
@@ -180,7 +180,7 @@ class Curve:
         bounds: tuple[float, float] = (0.0, 1.0),
         source: str = "the table",
     ) -> Curve:
-        """The curve of named columns; the constructors above end here."""
+        """The curve of named columns; the constructors above call this one."""
         table, label = one_task(table, task, source)
         axis_name, metric_name = (
             column(table, axis, AXES, "compute", source),
@@ -197,7 +197,7 @@ class Curve:
 
 
 def column(table: Table, wanted: str | None, known: tuple[str, ...], what: str, source: str) -> str:
-    """The column to use: the one asked for, or the first known name that is there and not empty."""
+    """The column to use: the one asked for, or the first known name that exists and is not empty."""
     if wanted is not None:
         if wanted not in table:
             raise CurveError(f"{source} has no {what} column {wanted!r}; it has {', '.join(table) or 'none'}")
@@ -211,7 +211,7 @@ def column(table: Table, wanted: str | None, known: tuple[str, ...], what: str, 
 
 
 def one_task(table: Table, task: str | None, source: str) -> tuple[Table, str]:
-    """The rows of one task, and its name; a mixture without a choice is an error, not an average."""
+    """The rows of one task, and its name. Several tasks without a choice are an error; they are not averaged."""
     tasks = table.get("task")
     if tasks is None:
         if task is not None:
@@ -245,7 +245,7 @@ def repaired(compute_N: Array, metric_N: Array, stderr_N: Array) -> tuple[Array,
     notes: list[str] = []
     full_N = ~(np.isnan(compute_N) | np.isnan(metric_N))
     if not full_N.all():
-        notes.append(f"left out for want of a number (NaN or empty): {rows(int((~full_N).sum()))}")
+        notes.append(f"left out because they have no number (NaN or empty): {rows(int((~full_N).sum()))}")
         compute_N, metric_N, stderr_N = compute_N[full_N], metric_N[full_N], stderr_N[full_N]
     if (np.diff(compute_N) < 0).any():
         notes.append("rows were not in order of compute and were sorted")
@@ -255,7 +255,7 @@ def repaired(compute_N: Array, metric_N: Array, stderr_N: Array) -> tuple[Array,
     distinct, first, count = np.unique(compute_N, return_index=True, return_counts=True)
     if len(distinct) < len(compute_N):
         repeats = rows(len(compute_N) - len(distinct))
-        notes.append(f"averaged, for having the same compute as another row: {repeats}")
+        notes.append(f"averaged because they have the same compute as another row: {repeats}")
         metric_N = np.add.reduceat(metric_N, first) / count
         stderr_N = np.sqrt(np.add.reduceat(stderr_N**2, first)) / count
     return distinct, metric_N, stderr_N, tuple(notes)
@@ -267,16 +267,16 @@ def rows(count: int) -> str:
 
 
 def check_range(compute_N: Array, metric_N: Array, low: float, high: float) -> None:
-    """Refuses what no repair can mend: no points, infinite or negative compute, a metric outside its bounds."""
+    """Refuse what cannot be repaired: no points, infinite or negative compute, a metric outside its bounds."""
     if not len(compute_N):
         raise CurveError("the curve has no points; each needs a compute and a metric value")
     if not (np.isfinite(compute_N).all() and np.isfinite(metric_N).all()):
         raise CurveError("compute and metric must be finite; got an infinite value")
     if compute_N[0] < 0:
-        raise CurveError(f"compute must be >= 0; got {compute_N[0]:.6g}. Give the compute spent so far, counted from 0")
+        raise CurveError(f"compute must be >= 0; got {compute_N[0]:.6g}. Give the compute used so far, counted from 0")
     if compute_N[-1] == 0:
         raise CurveError("every point is at compute 0; a curve needs points after training began")
-    # a hair of slack, for means of floats
+    # tolerance for rounding in means
     slack = 1e-9 * (high - low)
     outside = metric_N[(metric_N < low - slack) | (metric_N > high + slack)]
     if len(outside):
@@ -289,10 +289,10 @@ def check_range(compute_N: Array, metric_N: Array, low: float, high: float) -> N
 
 
 def thinned(curve: Curve, most: int) -> Curve:
-    """A curve of at most so many points: neighbours are averaged in groups as equal as can be.
+    """A curve with at most this many points: neighbours are averaged in groups of nearly equal size.
 
-    Averaging moves the metric by a second-order amount (the bend of the curve within one group), and keeps all the
-    information on its level. The point at compute 0 is no exception: alone it would be noisier than all the others.
+    Averaging changes the metric by a second-order amount (the curvature within one group) and keeps all information on
+    its level. The point at compute 0 is averaged too: alone it would be noisier than all others.
     """
     if len(curve) <= most:
         return curve

@@ -1,15 +1,15 @@
-"""The kinds of curve a run may follow: the law, and three ways to depart from it. Knows nothing of noise or fitting.
+"""The families of curves that a run may follow: the law, and three departures from it.
 
 - law: equation 1 and nothing else;
-- late start: nothing happens before some compute; from there on the law holds;
+- late start: the level is constant up to some compute, and follows the law from there;
 - second rise: on top of the law, a second sigmoid has begun;
-- creep: on top of the law, the level drifts on slowly, in proportion to compute.
+- creep: on top of the law, the level drifts up slowly, in proportion to compute.
 
-Each kind turns its parameters into columns of a linear problem in (R0, A) and, for the last two, the size of the second
-rise. What cannot be seen yet (a second rise still to come) is not admitted: no data speak for or against it. Compute is
-counted in multiples of the last point's, and the metric in shares of its range.
+Each family turns its parameters into the columns of a linear problem in (R0, A) and, for the last two, the size of the
+second rise. A second rise that has not begun is not allowed, because no data can support or contradict it. Compute is
+in multiples of the last point's, the metric in shares of its range.
 
-Axes in names: N points, D draws, K parameters of a kind, the first two being ln Cmid and ln B.
+Axes in names: N points, D draws, K parameters of a family, the first two being ln C_mid and ln B.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ import numpy as np
 from scalerl.scaling.law import Array, climb, log_compute
 
 VISIBLE = 0.05
-"""Least share of a second rise that must be done by the last point."""
+"""Least share of a second rise that must be complete at the last point."""
 
 RISE_SCALE = 0.2
 """Mean size of a second rise before the data (exponential), as a share of the metric's range."""
 
 CREEP_REACH = 60.0
-"""A creep is a sigmoid of efficiency 1 with its midpoint this far off: nearly straight to ten times the run."""
+"""A creep is a sigmoid with B = 1 and this midpoint: nearly straight up to ten times the compute of the run."""
 
 
 class Columns(NamedTuple):
-    """What a place in parameter space gives the linear problem: any leading axes, then N."""
+    """Columns of the linear problem for given parameters: any leading axes, then N."""
 
     first: Array
-    """Share of the first rise that is done."""
+    """Share of the first rise that is complete."""
     second: Array | None
-    """The same of the second rise, or that rise over what it has done so far, if the kind has one."""
+    """The same for the second rise (for a creep: the rise divided by the rise so far); None if there is none."""
 
 
 class Bends(NamedTuple):
-    """What bends each of D drawn curves beside Cmid and B: as in ``Draws``, in multiples of last and range."""
+    """Shape parameters of D drawn curves besides C_mid and B, as in ``Draws``, in multiples of last point and range."""
 
     delay: Array
     second_midpoint: Array
@@ -51,14 +51,14 @@ class Bends(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of curve."""
+class CurveFamily:
+    """One family of curves."""
 
     name: str
-    """One of the words in the list above."""
+    """One of the names in the list above."""
 
     limits_K2: tuple[tuple[float, float], ...]
-    """Least and greatest of the parameters beyond ln Cmid and ln B; uniform between."""
+    """Least and greatest value of the parameters after ln C_mid and ln B; the prior is uniform between."""
 
     cells_K: tuple[int, ...]
     """Grid cells along each parameter."""
@@ -67,17 +67,17 @@ class Kind:
     """From ln compute, shape (N,), and parameters that broadcast with each other."""
 
     bends: Callable[[list[Array], Array], Bends]
-    """From parameters and the coefficient of the second column (zeros where there is none), each of shape (D,)."""
+    """From parameters and the coefficient of the second column (zeros if there is none), each of shape (D,)."""
 
     most_second: float = 0.0
-    """Largest coefficient of the second column; uniform up to it on the grid."""
+    """Largest coefficient of the second column; the prior on the grid is uniform up to it."""
 
     weight_second: Callable[[Array], Array] = np.ones_like
     """Prior density of that coefficient relative to the uniform one."""
 
 
 def first_rise(log_c_N: Array, log_midpoint: Array, log_efficiency: Array) -> Array:
-    """Share of a sigmoid climb that is done at each point."""
+    """Share of a sigmoid climb that is complete at each point."""
     return climb(log_c_N, log_midpoint[..., None], np.exp(log_efficiency)[..., None])
 
 
@@ -93,7 +93,7 @@ def law_bends(place_KD: list[Array], coefficient_D: Array) -> Bends:
 
 
 def late_columns(log_c_N: Array, place_K: list[Array]) -> Columns:
-    """The law in the compute since the start of the climb."""
+    """The law, with compute counted from the start of the climb."""
     log_midpoint, log_efficiency, delay = place_K
     since = log_compute(np.maximum(np.exp(log_c_N) - delay[..., None], 0.0))
     return Columns(first_rise(since, log_midpoint, log_efficiency), None)
@@ -105,7 +105,7 @@ def late_bends(place_KD: list[Array], coefficient_D: Array) -> Bends:
 
 
 def twice_columns(log_c_N: Array, place_K: list[Array]) -> Columns:
-    """R = R0 (1 - u) + A u + G u2; zero where the second rise is not visible yet, so that it explains nothing."""
+    """R = R0 (1 - u) + A u + G u2; the second column is zero if the second rise is not visible yet."""
     log_midpoint, log_efficiency, log_second, log_steepness = place_K
     second = first_rise(log_c_N, log_second, log_steepness)
     done = climb(0.0, log_second, np.exp(log_steepness))[..., None]
@@ -113,7 +113,7 @@ def twice_columns(log_c_N: Array, place_K: list[Array]) -> Columns:
 
 
 def twice_bends(place_KD: list[Array], coefficient_D: Array) -> Bends:
-    """The coefficient is the whole of the second rise."""
+    """The coefficient is the size of the second rise."""
     return Bends(np.zeros_like(coefficient_D), np.exp(place_KD[2]), np.exp(place_KD[3]), coefficient_D)
 
 
@@ -124,25 +124,25 @@ def rarely_large(coefficient_D: Array) -> Array:
 
 
 def creep_columns(log_c_N: Array, place_K: list[Array]) -> Columns:
-    """The coefficient is what the creep has brought so far."""
+    """The coefficient is the rise by the creep so far."""
     ratio_N = np.exp(log_c_N)
     return Columns(first_rise(log_c_N, *place_K), ratio_N * (1 + CREEP_REACH) / (ratio_N + CREEP_REACH))
 
 
 def creep_bends(place_KD: list[Array], coefficient_D: Array) -> Bends:
-    """A second rise of which 1 / (1 + CREEP_REACH) is done."""
+    """A second rise of which 1 / (1 + CREEP_REACH) is complete."""
     one_D = np.ones_like(coefficient_D)
     return Bends(0 * one_D, CREEP_REACH * one_D, one_D, (1 + CREEP_REACH) * coefficient_D)
 
 
-LAW = Kind("law", (), (36, 20), law_columns, law_bends)
-LATE_START = Kind("late start", ((0.05, 0.7),), (14, 10, 9), late_columns, late_bends)
-SECOND_RISE = Kind(
+LAW = CurveFamily("law", (), (36, 20), law_columns, law_bends)
+LATE_START = CurveFamily("late start", ((0.05, 0.7),), (14, 10, 9), late_columns, late_bends)
+SECOND_RISE = CurveFamily(
     "second rise",
     ((float(np.log(0.3)), float(np.log(4.0))), (0.0, float(np.log(6.0)))),
     (12, 9, 7, 5), twice_columns, twice_bends, 0.5, rarely_large,
 )  # fmt: skip
-CREEP = Kind("creep", (), (20, 14), creep_columns, creep_bends, 0.06)
+CREEP = CurveFamily("creep", (), (20, 14), creep_columns, creep_bends, 0.06)
 
 DEPARTURES = (LATE_START, SECOND_RISE, CREEP)
-"""Each as likely as the others before the data."""
+"""All have the same prior probability."""

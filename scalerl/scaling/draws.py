@@ -1,4 +1,4 @@
-"""Samples of a curve: what they hold, the level of each at any compute, and the compute each needs. Knows no data.
+"""Draws (samples) of a curve: its parameters, the level at any compute, and the compute needed for a level.
 
 Axes in names: D draws, M amounts of compute asked about.
 """
@@ -13,33 +13,33 @@ from scalerl.scaling.law import CLIMB_DONE, Array, climb, log_compute
 
 
 class Draws(NamedTuple):
-    """Samples of a rising curve and its noise, each of shape (D,).
+    """Draws of a rising curve and its noise, each of shape (D,).
 
     A draw of the plain law has no delay and no second rise, and its plateau is its asymptote.
     """
 
     asymptote: Array
-    """Where the curve ends, at most the metric's bound."""
+    """Level at unlimited compute, at most the metric's bound."""
     efficiency: Array
     """B of the first rise."""
     midpoint: Array
-    """Compute at which half of the first rise is done."""
+    """Compute at which half of the first rise is complete."""
     initial: Array
     """Level at compute 0."""
     autocorrelation: Array
-    """Of the noise of neighbouring points."""
+    """Correlation of the noise of neighbouring points."""
     noise_sd: Array
     """Standard deviation of the noise of one point (stationary, not of the innovations)."""
     plateau: Array
     """Level at which the first rise ends."""
     delay: Array
-    """Compute before which nothing happens."""
+    """Compute at which the climb starts."""
     second_midpoint: Array
-    """Compute at which half of the second rise is done."""
+    """Compute at which half of the second rise is complete."""
     second_efficiency: Array
     """B of the second rise."""
     second_gain: Array
-    """Size of the second rise; 0 where there is none."""
+    """Size of the second rise; 0 if there is none."""
 
     def levels(self, compute_M: Array, most: float) -> Array:
         """Level of each drawn curve at each compute, shape (M, D); never above ``most``, the metric's bound."""
@@ -66,7 +66,7 @@ class Draws(NamedTuple):
         return np.asarray(needed_D)
 
     def bisected(self, target_D: Array, most: float) -> Array:
-        """The same for curves of two rises, which have no closed form."""
+        """The same for curves with two rises, by bisection, because there is no closed form."""
         low_D, high_D = np.log(self.midpoint) - 40.0, np.log(self.second_midpoint) + 40.0
         for _ in range(60):
             middle_D = (low_D + high_D) / 2
@@ -86,7 +86,7 @@ class Draws(NamedTuple):
         return np.asarray(np.minimum(level_D, most))
 
     def compute_done(self, most: float) -> Array:
-        """Compute at which 95 % of the way from the initial level to the asymptote is done, shape (D,)."""
+        """Compute at which 95% of the climb from the initial level to the asymptote is complete, shape (D,)."""
         return self.compute_for(self.initial + CLIMB_DONE * (self.asymptote - self.initial), most)
 
 
@@ -100,11 +100,11 @@ def plain_draws(
 
 
 def joined(parts: list[Draws]) -> Draws:
-    """Draws one after the other."""
+    """Several sets of draws concatenated."""
     return Draws(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 def every(draws: Draws, count: int) -> Draws:
-    """So many of the draws, evenly spaced among them."""
+    """The given number of draws, evenly spaced."""
     index = np.linspace(0, len(draws.asymptote) - 1, count).round().astype(int)
     return Draws(*(values[index] for values in draws))

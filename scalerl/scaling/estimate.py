@@ -1,4 +1,4 @@
-"""A number with its uncertainty: the record, how it is made from draws, and how it prints. Knows nothing of curves."""
+"""A number with its uncertainty: the record, how it is computed from draws, and how it prints."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ LEVEL = 0.90
 """Nominal probability of every interval in this package."""
 
 TAILS = ((1.0 - LEVEL) / 2.0, (1.0 + LEVEL) / 2.0)
-"""Quantiles that bound such an interval."""
+"""Quantiles at the ends of such an interval."""
 
 
 def or_none(value: float) -> float | None:
-    """The number, or None when JSON has no word for it (infinite, not a number)."""
+    """The number, or None if JSON cannot express it (infinite or NaN)."""
     return float(value) if math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One quantity, with the interval that should hold its true value in nine cases of ten.
+    """One quantity with its 90% interval.
 
     Example: ``Estimate(mean=0.612, sd=0.008, low=0.598, high=0.627)`` prints as
     ``0.6120 ± 0.0080 (0.5980 to 0.6270)``.
@@ -34,71 +34,71 @@ class Estimate:
     """Posterior mean, or the optimum for the least-squares methods; in the unit of the quantity."""
 
     sd: float
-    """Standard deviation, same unit; not a number where the method gives none (the paper's)."""
+    """Standard deviation, same unit; NaN if the method gives none (the paper's)."""
 
     low: float
-    """Lower end of the 90 % interval."""
+    """Lower end of the 90% interval."""
 
     high: float
-    """Upper end of the 90 % interval."""
+    """Upper end of the 90% interval."""
 
     def __str__(self) -> str:
         if math.isnan(self.sd):
             return f"{short(self.mean)} (no uncertainty given)"
         if self.sd == 0:
-            return f"{short(self.mean)} (held)"
+            return f"{short(self.mean)} (fixed)"
         return f"{plus_minus(self.mean, self.sd)} ({shown(self.low, self.sd)} to {shown(self.high, self.sd)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """A dict of JSON values; what is not finite becomes None."""
+        """A dict of JSON values; infinite and NaN become None."""
         return {name: or_none(value) for name, value in asdict(self).items()}
 
 
 @dataclass(frozen=True)
 class EstimateAt(Estimate):
-    """An estimate that belongs to one amount of compute."""
+    """An estimate at one amount of compute."""
 
     compute: float
-    """Where, in the unit of the curve's compute axis."""
+    """The amount, in the unit of the curve's compute axis."""
 
     def __str__(self) -> str:
         return f"at {short(self.compute)}: {super().__str__()}"
 
 
 def summarise(draws_D: Array) -> Estimate:
-    """Mean, standard deviation and 90 % interval of draws, shape (D,)."""
+    """Mean, standard deviation and 90% interval of draws, shape (D,)."""
     low, high = np.quantile(draws_D, TAILS)
     return Estimate(float(draws_D.mean()), float(draws_D.std()), float(low), float(high))
 
 
 def one_power(found: Estimate) -> tuple[int, tuple[float, float, float]]:
-    """Power of ten to write an estimate with, and its mean, low and high over that; 0 where plain figures are short."""
+    """Power of ten to write an estimate with (0 for plain numbers), and its mean, low and high divided by it."""
     power = math.floor(math.log10(found.mean))
     power = 0 if -3 <= power < 5 else power
     return power, (found.mean / 10.0**power, found.low / 10.0**power, found.high / 10.0**power)
 
 
 def short(value: float) -> str:
-    """A number for a sentence: four significant figures, no trailing zeros, words for what is not finite."""
+    """A number for a sentence: four significant digits, no trailing zeros, words for infinite and NaN."""
     if math.isnan(value):
         return "unknown"
-    return f"{value:.4g}" if math.isfinite(value) else "beyond reach"
+    return f"{value:.4g}" if math.isfinite(value) else "never"
 
 
 def decimals_for(value: float, sd: float) -> int | None:
-    """Decimals that leave two figures of the uncertainty (0.0083 -> 4, 0.12 -> 2, 35 -> 0); None: use powers of ten."""
+    """Decimals that show two digits of the uncertainty (0.0083 -> 4, 0.12 -> 2, 35 -> 0); None: use powers of ten."""
     if not (math.isfinite(value) and math.isfinite(sd)) or not 1e-9 < sd < 1e6 or abs(value) >= 1e7:
         return None
     return max(0, 1 - math.floor(math.log10(sd)))
 
 
 def shown(value: float, sd: float) -> str:
-    """The number, rounded as its uncertainty deserves."""
+    """The number, rounded to the precision of its uncertainty."""
     decimals = decimals_for(value, sd)
     return short(value) if decimals is None else f"{value:.{decimals}f}"
 
 
 def plus_minus(value: float, sd: float) -> str:
-    """``0.6120 ± 0.0083``: two figures of the uncertainty, and the value to the same decimal."""
+    """``0.6120 ± 0.0083``: two digits of the uncertainty, and the value to the same decimal."""
     decimals = decimals_for(value, sd)
     return f"{short(value)} ± {sd:.2g}" if decimals is None else f"{value:.{decimals}f} ± {sd:.{decimals}f}"

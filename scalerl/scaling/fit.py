@@ -1,4 +1,4 @@
-"""A curve in, a fit out: the public record and the choice of method. Knows nothing of how the methods work.
+"""Fits a curve by one of three methods, and the record of a fit.
 
 Axes in names: N points, M amounts of compute asked about, D draws.
 """
@@ -15,11 +15,11 @@ from numpy.typing import ArrayLike
 from scalerl.scaling.curve import Curve, thinned
 from scalerl.scaling.draws import Draws
 from scalerl.scaling.estimate import TAILS, Estimate, summarise
-from scalerl.scaling.fit_result import Parameters, Solution
+from scalerl.scaling.fit_result import FitResult, Parameters
 from scalerl.scaling.health import departure_symptoms, shape_symptoms
 from scalerl.scaling.law import Array, sigmoid
-from scalerl.scaling.least_squares import Search, least_squares_solution
-from scalerl.scaling.paper import PaperGrid, paper_solution
+from scalerl.scaling.least_squares import Search, least_squares_result
+from scalerl.scaling.paper import PaperGrid, paper_result
 from scalerl.scaling.posterior import Prior, posterior
 from scalerl.scaling.readers import CurveError
 
@@ -27,17 +27,26 @@ MIN_POINTS = 5
 """One more than the law has parameters."""
 
 MAX_POINTS = 400
-"""Longer curves are averaged in groups to this length."""
+"""Longer curves are averaged in groups to this many points."""
 
 IDENTIFIED_SD = 0.02
-"""The ceiling counts as known when its standard deviation is below this share of the metric's range.
+"""The ceiling is identified if its standard deviation is below this share of the metric's range.
 
-In simulation 96 % of the ceilings that pass are within that distance of the truth.
+In simulation 96% of the identified ceilings are within this distance of the truth.
 """
 
 
+PARAMETERS = {
+    "asymptote": "ceiling A",
+    "efficiency": "steepness B",
+    "midpoint": "midpoint C_mid",
+    "initial": "initial level R0",
+}
+"""Names of the parameters in text."""
+
+
 class Band(NamedTuple):
-    """A curve with its 90 % band; every field has shape (M,)."""
+    """A curve with its 90% band; every field has shape (M,)."""
 
     compute: Array
     mean: Array
@@ -48,13 +57,13 @@ class Band(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """The law fitted to one curve. Prints itself; says in ``identified`` and ``warnings`` how far to trust it."""
+    """The law fitted to one curve. ``identified`` and ``warnings`` say how far to trust it."""
 
     curve: Curve
-    """The points that were fitted, after exclusion and thinning."""
+    """The points that were fitted, after exclusion and averaging."""
 
     last_compute: float
-    """Compute of the run's last point, before any thinning; "2x" means twice this."""
+    """Compute of the run's last point, before any averaging; "2x" means twice this."""
 
     method: str
     """Key of ``METHODS``."""
@@ -66,43 +75,43 @@ class Fit:
     """B, the steepness in ln C; > 0, no unit."""
 
     midpoint: Estimate
-    """Cmid, the compute at which half of the climb is done; unit of the compute axis."""
+    """C_mid, the compute at which half of the climb is complete; unit of the compute axis."""
 
     initial: Estimate
     """R0, the level before training, in the metric's unit."""
 
     identified: bool
-    """Whether the data pin the ceiling down; if False, ``asymptote`` is a range and not a result."""
+    """Whether the ceiling is known; if False, ``asymptote`` is a range and not a result."""
 
     reason: str
-    """Why ``identified`` is what it is, in one sentence."""
+    """Why ``identified`` is True or False, in one sentence."""
 
     warnings: tuple[str, ...]
-    """What a reader must know: symptoms of the curve, repairs, limits that were hit."""
+    """Symptoms of the curve, repairs, and limits that were reached."""
 
     noise_sd: float
-    """Standard deviation of one point about the curve, in the metric's unit."""
+    """Standard deviation of one point around the curve, in the metric's unit."""
 
     autocorrelation: float
     """Correlation of the noise of neighbouring points, in (-1, 1)."""
 
     residual_sum_of_squares: float
-    """About ``predict(curve.compute).mean``."""
+    """With respect to ``predict(curve.compute).mean``."""
 
     covariance: Array
-    """Of (A, ln Cmid, ln B, R0), shape (4, 4); not a number where the method gives none."""
+    """Of (A, ln C_mid, ln B, R0), shape (4, 4); NaN if the method gives none."""
 
     draws: Draws
-    """Samples of the parameters, from which everything else follows; a single one for the paper's procedure."""
+    """Draws of the parameters, from which everything else is computed; a single one for the paper's procedure."""
 
     centre: Parameters | None
-    """The curve a least-squares method names; None for the posterior, whose answer is the mean over the draws."""
+    """The optimum of a least-squares method; None for the posterior, whose answer is the mean over the draws."""
 
     at_bound: tuple[str, ...]
-    """Parameters that ran into a limit."""
+    """Parameters that reached a limit."""
 
     departures: dict[str, float]
-    """Probability of each kind of curve that the draws mix: {"law": 1.0}, or with late start, second rise and creep."""
+    """Probability of each family of curves in the draws: {"law": 1.0}, or with late start, second rise and creep."""
 
     def levels(self, compute: ArrayLike) -> Array:
         """The metric on each drawn curve, shape (M, D)."""
@@ -110,11 +119,11 @@ class Fit:
         return self.draws.levels(compute_M, self.curve.bounds[1])
 
     def predict(self, compute: ArrayLike, *, noise: bool = False) -> Band:
-        """Mean and 90 % band of the curve, or of single noisy evaluations, at any compute.
+        """Mean and 90% band of the curve, or of single noisy evaluations, at any compute.
 
         Args:
             compute: amounts of compute, shape (M,), >= 0, in the unit of the curve's axis.
-            noise: whether the band is for the next evaluation there (wider) or for the curve itself.
+            noise: whether the band is for a single evaluation (wider) or for the curve itself.
         """
         compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
         levels_MD = self.levels(compute_M)
@@ -149,11 +158,11 @@ class Fit:
         title = f"{self.curve.label}: " if self.curve.label else ""
         lines = [
             f"{title}{self.method} fit of {len(self.curve)} points to {self.last_compute:.4g} {self.curve.unit}",
-            f"  asymptote   A     {self.asymptote}",
-            f"  efficiency  B     {self.efficiency}",
-            f"  midpoint    Cmid  {self.midpoint}",
-            f"  initial     R0    {self.initial}",
-            f"  noise       {self.noise_sd:.2g} a point, autocorrelation {self.autocorrelation:.2f}",
+            f"  ceiling    A      {self.asymptote}",
+            f"  steepness  B      {self.efficiency}",
+            f"  midpoint   C_mid  {self.midpoint}",
+            f"  level      R0     {self.initial}",
+            f"  noise      {self.noise_sd:.2g} per point, autocorrelation {self.autocorrelation:.2f}",
             f"  ceiling {'identified' if self.identified else 'NOT identified'}: {self.reason}",
         ]
         return "\n".join(lines + [f"  warning: {warning}" for warning in self.warnings])
@@ -163,24 +172,24 @@ Settings = Prior | Search | PaperGrid
 
 
 class Method(NamedTuple):
-    """A way to fit, and the record of its settings."""
+    """A method of fitting, and the class of its settings."""
 
-    solve: Callable[[Curve, float | None, Any], Solution]
+    solve: Callable[[Curve, float | None, Any], FitResult]
     settings: type[Prior] | type[Search] | type[PaperGrid]
 
 
-def posterior_solution(curve: Curve, r0: float | None, prior: Prior) -> Solution:
-    """The posterior as a ``Solution``."""
+def posterior_result(curve: Curve, r0: float | None, prior: Prior) -> FitResult:
+    """The posterior as a ``FitResult``."""
     draws, probability = posterior(curve, r0, prior)
     low, high = curve.bounds
-    # a quarter of the mass in the last sliver before a limit is mass that wanted to go on
+    # a quarter of the mass close to a limit: without the limit, mass would lie beyond it
     piles = {
         "asymptote": draws.asymptote > high - 0.005 * (high - low),
         "efficiency": draws.efficiency > 0.97 * prior.efficiency_range[1],
         "midpoint": draws.midpoint > 0.8 * prior.midpoint_reach * curve.last_compute,
     }
     parameters_PD = np.stack([draws.asymptote, np.log(draws.midpoint), np.log(draws.efficiency), draws.initial])
-    return Solution(
+    return FitResult(
         asymptote=summarise(draws.asymptote),
         efficiency=summarise(draws.efficiency),
         midpoint=summarise(draws.midpoint),
@@ -196,11 +205,11 @@ def posterior_solution(curve: Curve, r0: float | None, prior: Prior) -> Solution
 
 
 METHODS: dict[str, Method] = {
-    "posterior": Method(posterior_solution, Prior),
-    "least-squares": Method(least_squares_solution, Search),
-    "paper": Method(paper_solution, PaperGrid),
+    "posterior": Method(posterior_result, Prior),
+    "least-squares": Method(least_squares_result, Search),
+    "paper": Method(paper_result, PaperGrid),
 }
-"""What to use when: posterior to decide, least-squares to compare with other software, paper to repeat its numbers."""
+"""posterior: for decisions. least-squares: to compare with other software. paper: to reproduce its numbers."""
 
 
 def fit(
@@ -210,16 +219,16 @@ def fit(
     exclude_below: float = 0.0,
     settings: Settings | None = None,
 ) -> Fit:
-    """Fits R(C) = R0 + (A - R0) / (1 + (Cmid / C)^B) to a curve.
+    """Fit R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B) to a curve.
 
     Args:
         curve: at least five points, not all at one level.
         method: "posterior", "least-squares" or "paper".
-        r0: "free" to fit the initial level, or its value. The paper's procedure, which always holds R0, takes the first
-            point when it is "free".
-        exclude_below: leave out points of less compute than this (the paper drops the first epoch); the point at
-            compute 0 stays, because it is R0.
-        settings: a ``Prior``, ``Search`` or ``PaperGrid``, to match the method; None for its defaults.
+        r0: "free" to fit the initial level, or its value. The paper's procedure always fixes R0 and takes the first
+            point if this is "free".
+        exclude_below: leave out points below this compute (the paper drops the first epoch), except the one at
+            compute 0, which is R0.
+        settings: the ``Prior``, ``Search`` or ``PaperGrid`` of the method; None for the defaults.
 
     Raises:
         CurveError: a curve or an argument that cannot be used.
@@ -236,7 +245,7 @@ def fit(
     found = chosen.solve(window, initial, settings)
     symptoms = (*shape_symptoms(window), *departure_symptoms(window, found.draws, found.departures))
     identified, reason = verdict(found, window, {symptom.name for symptom in symptoms})
-    bumps = tuple(f"{name} runs into the limit of what is allowed" for name in found.at_bound)
+    bumps = tuple(f"{PARAMETERS[name]} reaches the limit of its allowed range" for name in found.at_bound)
     unjudged = Fit(
         curve=window, last_compute=whole.last_compute, method=method, identified=identified, reason=reason,
         **found._asdict(),
@@ -248,7 +257,7 @@ def fit(
 
 
 def checked_initial(r0: float | str, curve: Curve) -> float | None:
-    """The value to hold R0 at, or None to fit it."""
+    """The value to fix R0 at, or None to fit it."""
     if r0 == "free":
         return None
     if isinstance(r0, str):
@@ -259,27 +268,27 @@ def checked_initial(r0: float | str, curve: Curve) -> float | None:
 
 
 def usable(curve: Curve, exclude_below: float) -> Curve:
-    """The part of the curve to fit, if a law of four parameters can be fitted to it."""
+    """The part of the curve to fit, if it has enough points and a climb."""
     window = curve.between(exclude_below)
     if len(window) < MIN_POINTS:
         left_out = f" after leaving out those below {exclude_below:.4g}" if exclude_below else ""
         raise CurveError(f"a fit needs at least {MIN_POINTS} points; got {len(window)}{left_out}. Evaluate more often")
     if np.ptp(window.metric) == 0:
         raise CurveError(
-            f"every metric value is {window.metric[0]:g}: there is no climb to fit. Train on, or check the evaluation"
+            f"every metric value is {window.metric[0]:g}: there is no climb to fit. Train longer, or check the metric"
         )
     return window
 
 
-def verdict(found: Solution, curve: Curve, symptoms: set[str]) -> tuple[bool, str]:
-    """Whether the ceiling is known, and why."""
+def verdict(found: FitResult, curve: Curve, symptoms: set[str]) -> tuple[bool, str]:
+    """Whether the ceiling is identified, and why."""
     low, high = curve.bounds
     limit = IDENTIFIED_SD * (high - low)
     sd = found.asymptote.sd
     if not np.isfinite(sd):
-        return False, "the paper's procedure gives no uncertainty; fit with method='posterior' to know"
+        return False, "the paper's procedure gives no uncertainty; use method='posterior' to get one"
     if "decline" in symptoms:
         return False, "the curve falls at the end, which the law cannot describe"
     if sd >= limit:
-        return False, f"the ceiling has standard deviation {sd:.2g}, to be called known it needs less than {limit:.2g}"
+        return False, f"the ceiling has standard deviation {sd:.2g}; it counts as identified below {limit:.2g}"
     return True, f"the ceiling has standard deviation {sd:.2g}, below {limit:.2g}"

@@ -1,6 +1,6 @@
-"""What every fitting method hands back, whatever its principle. Knows nothing of how it was found.
+"""The result that every fitting method returns.
 
-Axes in names: D draws, P parameters in the order (A, ln Cmid, ln B, R0).
+Axes in names: D draws, P parameters in the order (A, ln C_mid, ln B, R0).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from scalerl.scaling.law import Array
 
 
 class Parameters(NamedTuple):
-    """One setting of the law."""
+    """Values of the law's parameters."""
 
     asymptote: float
     efficiency: float
@@ -21,7 +21,7 @@ class Parameters(NamedTuple):
     initial: float
 
 
-class Solution(NamedTuple):
+class FitResult(NamedTuple):
     """Estimates and draws of one method on one curve."""
 
     asymptote: Estimate
@@ -29,19 +29,19 @@ class Solution(NamedTuple):
     midpoint: Estimate
     initial: Estimate
     centre: Parameters | None
-    """The curve a method names as its answer; None where the answer is the mean over the draws."""
+    """The optimum; None if the answer is the mean over the draws."""
     covariance: Array
-    """Of (A, ln Cmid, ln B, R0), shape (P, P); zeros for what was held, not a number where the method gives none."""
+    """Of (A, ln C_mid, ln B, R0), shape (P, P); zero for a fixed parameter, NaN if the method gives none."""
     draws: Draws
-    """A single draw, where the method gives a point and no uncertainty."""
+    """A single draw if the method gives no uncertainty."""
     at_bound: tuple[str, ...]
-    """Parameters that ran into a limit of the metric or of the search."""
+    """Parameters that reached a limit of the metric or of the search."""
     noise_sd: float
-    """Standard deviation of one point about the curve."""
+    """Standard deviation of one point around the curve."""
     autocorrelation: float
     """Correlation of the noise of neighbouring points."""
     departures: dict[str, float]
-    """Probability of each kind of curve that the draws mix; {"law": 1.0} where only the law was fitted."""
+    """Probability of each family of curves in the draws; {"law": 1.0} if only the law was fitted."""
 
 
 def lag_one(residual_N: Array) -> float:

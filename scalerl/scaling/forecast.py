@@ -1,4 +1,4 @@
-"""What a fitted run will be worth at more compute, beside what the naive forecasts say. Knows nothing of fitting.
+"""Forecasts a fitted run at more compute, next to the naive forecasts.
 
 Axes in names: M amounts of compute asked about, D draws.
 """
@@ -21,22 +21,22 @@ from scalerl.scaling.readers import CurveError
 
 @dataclass(frozen=True)
 class Reach:
-    """The compute at which something happens, as a range: its ends are infinite where it may never happen."""
+    """The compute at which something happens, as an interval; its ends are infinite if it may never happen."""
 
     low: float
-    """Lower end of the 90 % interval, unit of the compute axis."""
+    """Lower end of the 90% interval, unit of the compute axis."""
 
     median: float
-    """As likely before as after this compute."""
+    """It happens before or after this compute with equal probability."""
 
     high: float
-    """Upper end of the 90 % interval."""
+    """Upper end of the 90% interval."""
 
     probability: float
-    """That it happens at all, in [0, 1]."""
+    """Probability that it happens at all, in [0, 1]."""
 
     def __str__(self) -> str:
-        ever = "" if self.probability == 1 else f", with probability {self.probability:.2f} that it comes at all"
+        ever = "" if self.probability == 1 else f", reached with probability {self.probability:.2f}"
         return f"{short(self.low)} to {short(self.high)}, median {short(self.median)}{ever}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -46,28 +46,28 @@ class Reach:
 
 @dataclass(frozen=True, eq=False)
 class Forecast:
-    """Answers about the future of one fitted run."""
+    """The forecast of one fitted run."""
 
     fit: Fit
-    """What the answers rest on."""
+    """The fit that is extrapolated."""
 
     at: tuple[EstimateAt, ...]
     """The level of the curve at each compute asked about, in the order asked."""
 
     now: EstimateAt
-    """The level of the curve at the last point, freed from its noise."""
+    """The level of the curve at the last point, without its noise."""
 
     gain_to_come: Estimate
     """Ceiling minus level now, in the metric's unit."""
 
     done: Reach
-    """The compute at which 95 % of the climb from R0 to A is done."""
+    """The compute at which 95% of the climb from R0 to A is complete."""
 
     target: Reach | None
     """The compute at which the target is reached, if one was given."""
 
     baselines: dict[str, tuple[float, ...]]
-    """For each naive forecast its values at the same compute as ``at``."""
+    """The values of each naive forecast at the same compute as ``at``."""
 
     def to_dict(self) -> dict[str, Any]:
         """A dict of JSON values."""
@@ -88,7 +88,7 @@ class Forecast:
             naive = ", ".join(f"{name} {values[i]:.3f}" for name, values in self.baselines.items())
             lines.append(f"at {short(estimate.compute)} {unit}: {Estimate.__str__(estimate)}; {naive}")
         lines.append(f"gain still to come: {self.gain_to_come}")
-        lines.append(f"95 % of the climb is done, in {unit}: {self.done}")
+        lines.append(f"95% of the climb is complete, in {unit}: {self.done}")
         if self.target is not None:
             lines.append(f"the target is reached, in {unit}: {self.target}")
         if not self.fit.identified:
@@ -97,12 +97,12 @@ class Forecast:
 
 
 def forecast(fit: Fit, at: Sequence[float | str] = ("2x", "4x"), target: float | None = None) -> Forecast:
-    """The level of a run at more compute, and the compute it needs.
+    """Forecast the level of a run at more compute, and the compute it needs for a level.
 
     Args:
         fit: of the run so far.
         at: amounts of compute in the curve's unit, or "4x" for four times the last point.
-        target: a metric level; ``.target`` says at which compute it is reached.
+        target: a metric level; ``.target`` is the compute at which it is reached.
 
     Raises:
         CurveError: an amount that is neither a positive number nor a multiple, or a target outside the metric's bounds.
@@ -160,7 +160,7 @@ def compute_for(fit: Fit, target: float) -> Array:
 
 
 def reach(compute_D: Array) -> Reach:
-    """The interval of a compute that may be infinite."""
-    # quantiles that are draws: there is no middle between a number and infinity
+    """The interval of an amount of compute that may be infinite."""
+    # quantiles that are draws, because a number and infinity cannot be interpolated
     low, median, high = np.quantile(compute_D, (TAILS[0], 0.5, TAILS[1]), method="higher")
     return Reach(float(low), float(median), float(high), float(np.isfinite(compute_D).mean()))

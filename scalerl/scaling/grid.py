@@ -1,6 +1,6 @@
-"""A density over a box of few dimensions: closing in on its mass, and drawing from it. Knows nothing of curves.
+"""Grids for a density over a box of few dimensions: zooming in on its mass, and drawing from it.
 
-Axes in names: K dimensions of the box, V variants (discrete alternatives that share the box), D draws. A grid of cells
+Axes in names: K dimensions of the box, V variants (discrete alternatives on the same box), D draws. A grid of cells
 has one array axis for each dimension of the box, after the axis of the variants.
 """
 
@@ -18,19 +18,19 @@ Index = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 FEW_CELLS = 12.0
-"""While fewer cells than this share the mass (inverse participation), their masses say nothing of the width."""
+"""With fewer cells than this in the mass (inverse participation ratio), the grid is too coarse to show the width."""
 
 RUNNERS_UP = 0.02
-"""Share of the cells that the next box keeps in that case."""
+"""Share of the cells that the next box contains in that case."""
 
 ENOUGH_CELLS = 250.0
-"""Once this many cells share the mass, the grid is fine enough."""
+"""With this many cells in the mass, the grid is fine enough."""
 
 SLIVER = 1e-3
-"""Mass that a box may leave out; much less than an interval leaves out on each side."""
+"""Mass outside a box; much less than the mass outside an interval on each side."""
 
 MAX_ZOOMS = 20
-"""Noise-free data need about nine; the rest is slack."""
+"""Limit on the number of zooms; data without noise need about nine."""
 
 
 class Cells(NamedTuple):
@@ -52,19 +52,19 @@ class Cells(NamedTuple):
 
 
 class Picks(NamedTuple):
-    """Places drawn from cells, each somewhere within its cell."""
+    """Points drawn from cells, each at a random place within its cell."""
 
     variant_D: Index
     place_KD: Array
     log_density_D: Array
-    """At the centre of the cell it was drawn from: the density at the place over this is the weight of a draw."""
+    """At the centre of its cell; the weight of a draw is the density at the point divided by this."""
 
 
 def zoom(log_density: Callable[[list[Array]], Array], limits_K2: Array, cells_K: tuple[int, ...]) -> Cells:
-    """Cells over the part of a box that holds the mass.
+    """Cells over the part of a box that contains the mass.
 
-    Closing in matters: a sharp posterior is a hundred times narrower than the first cells, and intervals read off
-    cells that coarse hold the truth far too seldom.
+    A sharp posterior can be a hundred times narrower than the first cells. Intervals from such coarse cells contain the
+    truth far too rarely.
 
     Args:
         log_density: from the centres along each dimension to shape (V, cells along each dimension...).
@@ -82,7 +82,7 @@ def zoom(log_density: Callable[[list[Array]], Array], limits_K2: Array, cells_K:
         sharing = float(mass.sum() ** 2 / (mass**2).sum())
         smaller_K2 = box_around(kept_cells(log_mass, sharing), box_K2, step_K, limits_K2)
         shrinkage = float((np.ptp(smaller_K2, axis=1) / np.ptp(box_K2, axis=1)).min())
-        # the last clause: a ridge across the box keeps it from closing in, and would do so for ever
+        # the last condition: with a ridge across the box the zoom makes no progress
         if sharing > ENOUGH_CELLS or (sharing > FEW_CELLS and shrinkage > 0.6) or shrinkage > 0.95:
             break
         box_K2 = smaller_K2
@@ -90,12 +90,12 @@ def zoom(log_density: Callable[[list[Array]], Array], limits_K2: Array, cells_K:
 
 
 def kept_cells(log_mass: Array, sharing: float) -> Mask:
-    """Which cells the next box must hold, a mask of the shape of the grid.
+    """Which cells the next box must contain, a mask of the shape of the grid.
 
-    All but a sliver of the mass, once several cells share it. Before that the one cell nearest the peak has it all,
-    and tells nothing of the width: then its runners-up are kept as well.
+    If the mass is in several cells, these are the cells with all but ``SLIVER`` of it. If the mass is in one cell near
+    the peak, the grid does not show the width; then the next best cells are kept too.
     """
-    # ranked in logarithms: far from a sharp peak the masses themselves are all zero
+    # sorted by logarithm, because far from a sharp peak all masses underflow to zero
     best_first = np.argsort(log_mass, axis=None)[::-1]
     cumulative = np.cumsum(np.exp(log_mass.ravel()[best_first] - log_mass.max()))
     count = int(np.searchsorted(cumulative, (1 - SLIVER) * cumulative[-1])) + 1
@@ -105,7 +105,7 @@ def kept_cells(log_mass: Array, sharing: float) -> Mask:
 
 
 def box_around(kept: Mask, box_K2: Array, step_K: Array, limits_K2: Array) -> Array:
-    """The smallest box around marked cells, and one cell of margin, by which it may also grow again."""
+    """The smallest box around marked cells, plus a margin of one cell, so that it can also grow."""
     marked_K = [(np.flatnonzero(kept.any(axis=tuple(set(range(kept.ndim)) - {k})))) for k in range(kept.ndim)]
     low_K = box_K2[:, 0] + step_K * [marked[0] - 1 for marked in marked_K]
     high_K = box_K2[:, 0] + step_K * [marked[-1] + 2 for marked in marked_K]
@@ -113,7 +113,7 @@ def box_around(kept: Mask, box_K2: Array, step_K: Array, limits_K2: Array) -> Ar
 
 
 def pick(cells: Cells, count: int, rng: np.random.Generator) -> Picks:
-    """Places drawn in proportion to the density, moved off the centres of their cells."""
+    """Points drawn in proportion to the density, at random places within their cells."""
     flat = cells.log_density.ravel()
     chosen_D = systematic(np.exp(flat - flat.max()), count)
     variant_D, *index_K = np.unravel_index(chosen_D, cells.log_density.shape)
@@ -123,7 +123,7 @@ def pick(cells: Cells, count: int, rng: np.random.Generator) -> Picks:
 
 
 def systematic(weights: Array, count: int) -> Index:
-    """Indices drawn in proportion to weights, evenly spaced through their sum, so that chance adds little."""
+    """Indices drawn in proportion to weights by systematic resampling, which adds little random error."""
     cumulative = np.cumsum(weights)
     index = np.searchsorted(cumulative / cumulative[-1], (np.arange(count) + 0.5) / count)
     return np.asarray(np.minimum(index, len(weights) - 1), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What to look at before believing a fit: does this curve have the shape that the law describes? Knows no verdicts.
+"""Checks whether a curve has the shape that the law describes.
 
 Axes in names: N evaluation points.
 """
@@ -17,13 +17,13 @@ from scalerl.scaling.law import Array
 from scalerl.scaling.posterior import Prior, posterior
 
 ENOUGH_POINTS = 10
-"""Below this, intervals rest on the prior more than on the data."""
+"""With fewer points, intervals depend more on the prior than on the data."""
 
 FALL = 0.05
 """A fall by this share of the metric's range, and by four standard deviations of the noise, is a decline."""
 
 EARLY_SHARE = 0.9
-"""Share of the whole climb; a first point beyond it means that the climb happened before the window."""
+"""If the first point has more than this share of the climb, the climb happened before the first evaluation."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +31,10 @@ class Symptom:
     """One finding about a curve, with the numbers behind it."""
 
     name: str
-    """Fixed words to test for: a key of ``CHECKS``, or late take-off, two-phase rise, creep."""
+    """A key of ``CHECKS``, or late take-off, two-phase rise, creep."""
 
     message: str
-    """One sentence for a person, with the numbers and what to do."""
+    """One sentence with the numbers and what to do."""
 
     numbers: dict[str, float]
     """The same numbers by name."""
@@ -48,7 +48,7 @@ class Symptom:
 
 
 def health(curve: Curve) -> tuple[Symptom, ...]:
-    """Every symptom the curve shows; empty for a healthy one. Late starts and second rises take a fit to see."""
+    """Every symptom of the curve; empty for a healthy one. It fits the curve to find late starts and second rises."""
     if len(curve) < 5 or np.ptp(curve.metric) == 0:
         return shape_symptoms(curve)
     draws, probability = posterior(curve, None, Prior())
@@ -56,23 +56,23 @@ def health(curve: Curve) -> tuple[Symptom, ...]:
 
 
 def shape_symptoms(curve: Curve) -> tuple[Symptom, ...]:
-    """The symptoms that the points show by themselves."""
+    """The symptoms that need no fit."""
     found = (check(curve) for check in CHECKS.values())
     return tuple(symptom for symptom in found if symptom is not None)
 
 
 def departure_symptoms(curve: Curve, draws: Draws, probability: dict[str, float]) -> tuple[Symptom, ...]:
-    """The symptoms that a fit has found: kinds of curve other than the law that are likelier than a tenth."""
+    """The symptoms that need a fit: departures from the law with a probability above 0.1."""
     likely = {name: p for name, p in probability.items() if name != "law" and p > 0.1}
     return tuple(DEPARTURES[name](curve, draws, p) for name, p in likely.items())
 
 
 def late_start(curve: Curve, draws: Draws, probability: float) -> Symptom:
-    """Nothing moved for the first part of the run."""
+    """The level was constant for the first part of the run."""
     delay = float(np.median(draws.delay[draws.delay > 0]))
     message = (
-        f"with probability {probability:.2f} nothing moves before {delay:.4g} {curve.unit}, and the law holds from "
-        f"there on; the forecast allows for it"
+        f"with probability {probability:.2f} the climb starts only at {delay:.4g} {curve.unit} and follows the law "
+        f"from there; the forecast includes this"
     )
     return Symptom("late take-off", message, {"probability": probability, "start": delay})
 
@@ -82,20 +82,20 @@ def second_rise(curve: Curve, draws: Draws, probability: float) -> Symptom:
     rising = (draws.second_gain > 0) & (draws.second_midpoint < 10 * curve.last_compute)
     midpoint = float(np.median(draws.second_midpoint[rising]))
     message = (
-        f"with probability {probability:.2f} a second rise has begun (half done near {midpoint:.4g} {curve.unit}); "
-        f"Cmid and B describe the first, the ceiling both"
+        f"with probability {probability:.2f} a second rise has begun (half complete near {midpoint:.4g} {curve.unit}); "
+        f"C_mid and B describe the first rise, the ceiling is that of both"
     )
     return Symptom("two-phase rise", message, {"probability": probability, "second_midpoint": midpoint})
 
 
 def creep(curve: Curve, draws: Draws, probability: float) -> Symptom:
-    """The level drifts on after the climb."""
+    """The level drifts up after the climb."""
     creeping = draws.second_midpoint > 10 * curve.last_compute
     slope = float(np.median((draws.second_gain / draws.second_midpoint)[creeping]))
     rise = slope * curve.last_compute
     message = (
-        f"with probability {probability:.2f} the level creeps on, by {rise:.3f} for each further "
-        f"{curve.last_compute:.4g} {curve.unit}; there is no ceiling to read"
+        f"with probability {probability:.2f} the level creeps up, by {rise:.3f} for each further "
+        f"{curve.last_compute:.4g} {curve.unit}; there is no ceiling"
     )
     return Symptom("creep", message, {"probability": probability, "rise_per_run": rise})
 
@@ -105,11 +105,11 @@ DEPARTURES: dict[str, Callable[[Curve, Draws, float], Symptom]] = {
     "second rise": second_rise,
     "creep": creep,
 }
-"""How each departure from the law is told; keys as in ``kinds``."""
+"""The symptom of each departure from the law, by its name in ``curve_families``."""
 
 
 def local_noise(metric_N: Array) -> float:
-    """Standard deviation of the noise about a locally straight curve, from second differences; robust to outliers."""
+    """Standard deviation of the noise around a locally straight curve, from second differences; robust to outliers."""
     bend_N = metric_N[2:] - 2 * metric_N[1:-1] + metric_N[:-2]
     # a second difference of white noise has 6 times its variance; 1.4826 turns a median deviation into a standard one
     return float(1.4826 * np.median(np.abs(bend_N)) / np.sqrt(6)) if len(bend_N) else 0.0
@@ -121,15 +121,15 @@ def rolling_mean(metric_N: Array, width: int = 3) -> Array:
 
 
 def too_few_points(curve: Curve) -> Symptom | None:
-    """Fewer points than intervals can be trusted with."""
+    """Too few points for reliable intervals."""
     if len(curve) >= ENOUGH_POINTS:
         return None
-    message = f"{len(curve)} points; from {ENOUGH_POINTS} on the data outweigh the prior. Evaluate more often"
+    message = f"{len(curve)} points; with fewer than {ENOUGH_POINTS} the prior outweighs the data. Evaluate more often"
     return Symptom("too few points", message, {"points": len(curve)})
 
 
 def decline(curve: Curve) -> Symptom | None:
-    """The metric has fallen from its best, beyond what the noise explains: a collapse, or a decline."""
+    """The metric has fallen from its best by more than the noise explains."""
     if len(curve) < 5:
         return None
     smooth = rolling_mean(curve.metric)
@@ -147,7 +147,7 @@ def decline(curve: Curve) -> Symptom | None:
 
 
 def early_saturation(curve: Curve) -> Symptom | None:
-    """The first point after the start already has nearly all of the climb: B and Cmid cannot be seen."""
+    """The first point after compute 0 already has nearly all of the climb, so B and C_mid cannot be estimated."""
     if curve.compute[0] != 0 or len(curve) < 5:
         return None
     start, top = float(curve.metric[0]), float(rolling_mean(curve.metric).max())
@@ -159,7 +159,7 @@ def early_saturation(curve: Curve) -> Symptom | None:
         return None
     message = (
         f"{share:.0%} of the climb came before the first evaluation, at {curve.compute[1]:.4g} {curve.unit}; "
-        f"the ceiling can be read, B and Cmid cannot. Evaluate earlier in the next run"
+        f"the ceiling can be estimated, B and C_mid cannot. Evaluate earlier in the next run"
     )
     return Symptom("saturation before the window", message, {"share": share, "first": float(curve.compute[1])})
 

@@ -1,9 +1,9 @@
-"""The compute-performance law and its inverse, as plain functions of arrays. Knows nothing of data, noise or fitting.
+"""The compute-performance law as functions of arrays.
 
-    R(C) = R0 + (A - R0) u(C),    u(C) = 1 / (1 + (Cmid / C)^B)          (arXiv 2510.13786, equation 1)
+    R(C) = R0 + (A - R0) u(C),    u(C) = 1 / (1 + (C_mid / C)^B)          (arXiv 2510.13786, equation 1)
 
-In ln C this is a logistic curve of slope B centred at ln Cmid, and that form is the one computed here: it neither
-overflows nor divides by zero, and gives u(0) = 0 exactly, so that the evaluation before training is an ordinary point.
+In ln C this is a logistic curve with slope B and centre ln C_mid. This form is used here: it does not overflow or
+divide by zero, and u(0) is exactly 0, so the evaluation before training needs no special case.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 
 CLIMB_DONE = 0.95
-"""Share of the climb from R0 to A after which a run counts as finished; the "C95" of a fit."""
+"""Share of the climb from R0 to A after which a run counts as complete."""
 
 
 def log_compute(compute: ArrayLike) -> Array:
-    """Natural logarithm of compute, minus infinity at zero. Any shape; same shape back."""
+    """Natural logarithm of compute, minus infinity at zero. Any shape; returns the same shape."""
     with np.errstate(divide="ignore"):
         return np.asarray(np.log(np.asarray(compute, dtype=np.float64)), dtype=np.float64)
 
 
 def climb(log_c: ArrayLike, log_midpoint: ArrayLike, efficiency: ArrayLike) -> Array:
-    """Share u of the climb that is done at ln C; arguments broadcast, result in [0, 1]."""
-    # one array, worked on in place: on a grid this function takes most of the time, and fresh arrays take most of that
+    """Share u of the climb that is complete at ln C; arguments broadcast, result in [0, 1]."""
+    # in place: on a grid most of the time goes to this function, and most of that to allocating arrays
     work = np.subtract(log_midpoint, log_c, dtype=np.float64)
     work = np.asarray(np.multiply(work, efficiency, dtype=np.float64))
-    with np.errstate(over="ignore"):  # to infinity, of which the reciprocal is zero, as it should be
+    with np.errstate(over="ignore"):  # to infinity, whose reciprocal is zero
         np.exp(work, out=work)
     work += 1.0
     return np.reciprocal(work, out=work)
@@ -37,7 +37,7 @@ def climb(log_c: ArrayLike, log_midpoint: ArrayLike, efficiency: ArrayLike) -> A
 def sigmoid(
     compute: ArrayLike, asymptote: ArrayLike, efficiency: ArrayLike, midpoint: ArrayLike, initial: ArrayLike
 ) -> Array:
-    """R(C) of equation 1; arguments broadcast. At C = Cmid it is halfway between R0 and A."""
+    """R(C) of equation 1; arguments broadcast. R(C_mid) is halfway between R0 and A."""
     u = climb(log_compute(compute), log_compute(midpoint), efficiency)
     start = np.asarray(initial, dtype=np.float64)
     return np.asarray(start + (np.asarray(asymptote, dtype=np.float64) - start) * u, dtype=np.float64)

@@ -1,11 +1,11 @@
-"""The law by ordinary least squares, with standard errors. Assumes independent noise, and says nothing of priors.
+"""Fits the law by ordinary least squares, with standard errors that assume independent noise.
 
-Variable projection finds the basin: over a grid of (ln Cmid, ln B) the best (A, R0) is a 2x2 linear problem. From its
-best cells a trust-region search in all parameters goes to full precision. Where the noise is autocorrelated, as it is
-in real runs, these standard errors are too small (nominal 90 % intervals held 60 % of the time in simulation): use the
-posterior for decisions, and this method to check against other software.
+Variable projection finds starting points: at each cell of a grid over (ln C_mid, ln B), the best (A, R0) is a 2x2
+linear problem. A trust-region search in all parameters starts from the best cells. Real runs have autocorrelated noise,
+for which these standard errors are too small (in simulation, nominal 90% intervals contained the truth in 60% of the
+cases). Use the posterior for decisions, and this method to compare with other software.
 
-Axes in names: N points, G grid cells, D draws, P parameters in the order (A, ln Cmid, ln B, R0).
+Axes in names: N points, G grid cells, D draws, P parameters in the order (A, ln C_mid, ln B, R0).
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ import numpy as np
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.draws import Draws, plain_draws
 from scalerl.scaling.estimate import LEVEL, Estimate
-from scalerl.scaling.fit_result import Parameters, Solution, lag_one
+from scalerl.scaling.fit_result import FitResult, Parameters, lag_one
 from scalerl.scaling.law import Array, climb, log_compute
 
 STARTS = 4
-"""Grid cells from which the search goes on; one is enough when the noise is small."""
+"""Number of grid cells from which the search starts; one is enough if the noise is small."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """Where the optimum is looked for; an optimum on the edge is reported as such."""
+    """Region in which the optimum is searched; an optimum at its edge is reported."""
 
     efficiency_range: tuple[float, float] = (0.1, 20.0)
     """Limits of B."""
 
     midpoint_range: tuple[float, float] = (0.05, 300.0)
-    """Limits of Cmid: the least in multiples of the first positive compute, the greatest in multiples of the last."""
+    """Limits of C_mid: the least in multiples of the first positive compute, the greatest in multiples of the last."""
 
     cells: tuple[int, int] = (80, 40)
-    """Grid cells along ln Cmid and ln B."""
+    """Grid cells along ln C_mid and ln B."""
 
 
-def least_squares_solution(curve: Curve, r0: float | None, search: Search) -> Solution:
+def least_squares_result(curve: Curve, r0: float | None, search: Search) -> FitResult:
     """Optimum, standard errors and covariance.
 
     Args:
         curve: at least five points.
-        r0: value to hold R0 at, or None to fit it.
-        search: where to look.
+        r0: value to fix R0 at, or None to fit it.
+        search: the region to search.
     """
     from scipy.optimize import least_squares
 
@@ -60,7 +60,7 @@ def least_squares_solution(curve: Curve, r0: float | None, search: Search) -> So
 
     best = None
     for start in starts(log_c_N, y_N, r0, limits, search, (low, high)):
-        # scipy divides zero by zero where the gradient vanishes at a start; it copes, but says so
+        # scipy warns of zero divided by zero if the gradient vanishes at a start, without harm
         with np.errstate(invalid="ignore", divide="ignore"):
             found = least_squares(
                 lambda theta: law_at(log_c_N, whole(theta)) - y_N,
@@ -75,7 +75,7 @@ def least_squares_solution(curve: Curve, r0: float | None, search: Search) -> So
     edge = 1e-6 * (upper - lower)
     names = np.array(["asymptote", "midpoint", "efficiency", "initial"])[free]
     at_bound = tuple(names[(best.x - lower < edge) | (upper - best.x < edge)])
-    return solution(curve, theta_P, free, jacobian(log_c_N, theta_P), 2.0 * float(best.cost), at_bound)
+    return result_at(curve, theta_P, free, jacobian(log_c_N, theta_P), 2.0 * float(best.cost), at_bound)
 
 
 def law_at(log_c_N: Array, theta_P: Array) -> Array:
@@ -85,7 +85,7 @@ def law_at(log_c_N: Array, theta_P: Array) -> Array:
 
 
 def jacobian(log_c_N: Array, theta_P: Array) -> Array:
-    """Derivatives of the law by (A, ln Cmid, ln B, R0), shape (N, P)."""
+    """Derivatives of the law by (A, ln C_mid, ln B, R0), shape (N, P)."""
     asymptote, log_midpoint, log_efficiency, initial = theta_P
     efficiency = np.exp(log_efficiency)
     u_N = climb(log_c_N, log_midpoint, efficiency)
@@ -96,7 +96,7 @@ def jacobian(log_c_N: Array, theta_P: Array) -> Array:
 
 
 def log_limits(curve: Curve, search: Search) -> Array:
-    """Limits of (ln Cmid, ln B), shape (2, 2)."""
+    """Limits of (ln C_mid, ln B), shape (2, 2)."""
     first = float(curve.compute[curve.compute > 0][0])
     shortest, longest = search.midpoint_range
     return np.asarray(np.log(np.array([[shortest * first, longest * curve.last_compute], search.efficiency_range])))
@@ -109,7 +109,7 @@ def starts(
     axes = [np.linspace(limit[0], limit[1], cells) for limit, cells in zip(limits, search.cells, strict=True)]
     log_midpoint_G, log_efficiency_G = (a.ravel() for a in np.meshgrid(*axes, indexing="ij"))
     u_GN = climb(log_c_N, log_midpoint_G[:, None], np.exp(log_efficiency_G)[:, None])
-    # regress y on u: slope A - R0, and level R0 unless it is held
+    # regress y on u: slope A - R0, and level R0 unless it is fixed
     mean_u_G = u_GN.mean(axis=1) if r0 is None else np.zeros(len(u_GN))
     level = y_N.mean() if r0 is None else r0
     centred_GN = u_GN - mean_u_G[:, None]
@@ -121,9 +121,9 @@ def starts(
     return [np.array([asymptote_G[g], log_midpoint_G[g], log_efficiency_G[g], initial_G[g]]) for g in chosen]
 
 
-def solution(
+def result_at(
     curve: Curve, theta_P: Array, free: list[int], jacobian_NP: Array, rss: float, at_bound: tuple[str, ...]
-) -> Solution:
+) -> FitResult:
     """Standard errors from the curvature at the optimum; t intervals; draws from the matching multivariate t."""
     from scipy.special import stdtrit
 
@@ -139,12 +139,12 @@ def solution(
         return Estimate(value, sd, value - reach * sd, value + reach * sd)
 
     def positive(log_value: float, log_sd: float) -> Estimate:
-        # the interval is made in the logarithm, so that it cannot reach below zero; sd is the delta method's
+        # the interval is computed in the logarithm, so that it stays positive; sd is from the delta method
         value, factor = np.exp(log_value), np.exp(min(reach * log_sd, 300.0))
         return Estimate(float(value), float(value * log_sd), float(value / factor), float(value * factor))
 
     residual_N = law_at(log_compute(curve.compute), theta_P) - curve.metric
-    return Solution(
+    return FitResult(
         asymptote=plain(asymptote, float(sd_P[0])),
         midpoint=positive(log_midpoint, float(sd_P[1])),
         efficiency=positive(log_efficiency, float(sd_P[2])),
@@ -160,9 +160,9 @@ def solution(
 
 
 def draws_around(curve: Curve, theta_P: Array, covariance_PP: Array, dof: int, num_draws: int = 4000) -> Draws:
-    """Multivariate t draws about the optimum, kept inside the metric's bounds."""
+    """Multivariate t draws around the optimum, clipped to the metric's bounds."""
     rng = np.random.default_rng(0)
-    # through correlations: parameters of very different scale would spoil the decomposition of the covariance
+    # decomposed as correlations, because the parameters have very different scales
     scale_P = np.maximum(np.sqrt(np.diag(covariance_PP)), 1e-300)
     spread, axes = np.linalg.eigh(covariance_PP / scale_P / scale_P[:, None])
     normal_DP = rng.standard_normal((num_draws, 4)) @ (axes * np.sqrt(np.maximum(spread, 0.0))).T * scale_P

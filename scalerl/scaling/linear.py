@@ -1,12 +1,12 @@
-"""A linear model under AR(1) noise, integrated in closed form. Knows nothing of sigmoids: it is given columns.
+"""Closed-form integration of a linear model with AR(1) noise, for given columns.
 
 y = sum_k beta_k x_k + noise, noise_t = phi noise_(t-1) + innovation of variance sigma^2. Prior: flat in beta, 1/sigma.
-Many such models are solved at once: every array may carry any leading axes, which broadcast, before these:
+Many such models are solved at once: arrays may have any leading axes, which broadcast, before these:
 
     N points, K columns (so K + 1 rows and columns of the Gram matrix, y being the last).
 
-Whitening (x_1 sqrt(1 - phi^2), x_t - phi x_(t-1)) is never carried out: the Gram matrix of whitened columns is a
-polynomial in phi, total + phi^2 inner - phi lagged, so that all values of phi share three sums.
+Whitening (x_1 sqrt(1 - phi^2), x_t - phi x_(t-1)) is not computed explicitly: the Gram matrix of whitened columns is a
+polynomial in phi, total + phi^2 inner - phi lagged, so three sums are enough for all values of phi.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from scalerl.scaling.law import Array
 
 TINY = 1e-300
-"""Stands for zero probability where a logarithm follows."""
+"""Replaces a probability of zero before a logarithm."""
 
 
 class Solved(NamedTuple):
@@ -49,7 +49,7 @@ def product(x_N: Array, z_N: Array, phi: Array) -> Array:
 
 
 def dot(x_N: Array, z_N: Array) -> Array:
-    """Scalar product along the last axis; of many columns with one as a matrix product, several times faster."""
+    """Scalar product along the last axis; with a single column it is a matrix product, several times faster."""
     return np.asarray(x_N @ z_N if z_N.ndim == 1 else np.einsum("...n,...n->...", x_N, z_N))
 
 
@@ -58,9 +58,9 @@ def eliminate(columns: Sequence[Array], y_N: Array, phi: Array, floor: float) ->
 
     Args:
         columns: K arrays of shape (..., N).
-        y_N: data, shape (N,), or (..., N) where a column of known coefficient was taken off it.
+        y_N: data, shape (N,), or (..., N) if a column with a known coefficient was subtracted.
         phi: AR(1) coefficient, any shape that broadcasts with the leading axes of the columns.
-        floor: added to the residual sum of squares, so that data without noise do not divide by zero.
+        floor: added to the residual sum of squares, to avoid division by zero for data without noise.
     """
     everything = [*columns, y_N]
     last = len(columns)
@@ -70,7 +70,7 @@ def eliminate(columns: Sequence[Array], y_N: Array, phi: Array, floor: float) ->
     ]
     pivots = []
     for k in range(last):
-        # a column that the earlier ones already span (a climb that has not begun) has no norm left to divide by
+        # a column in the span of the earlier ones (a climb that has not begun) has norm zero
         pivot = np.maximum(rows[k][k], 1e-12)
         pivots.append(pivot)
         for i in range(k + 1, last + 1):
@@ -92,16 +92,16 @@ def t_of_normal(z: Array, dof: int) -> Array:
 
 
 class LastCoefficient(NamedTuple):
-    """Posterior of the last coefficient: a Student t cut to an interval."""
+    """Posterior of the last coefficient: a Student t truncated to an interval."""
 
     center: Array
     scale: Array
     lower: Array
-    """Probability of the t below the interval (above it, where mirrored)."""
+    """Probability of the t below the interval (above it, if mirrored)."""
     mass: Array
     """Probability of the t within the interval, at least TINY."""
     mirrored: NDArray[np.bool_]
-    """Whether the upper tail was swapped with the lower, to keep digits."""
+    """Whether the tails were swapped for numerical precision."""
 
 
 def last_coefficient(solved: Solved, least: Array | float, most: Array | float) -> LastCoefficient:
@@ -113,7 +113,7 @@ def last_coefficient(solved: Solved, least: Array | float, most: Array | float) 
     scale = np.sqrt(solved.rss / (solved.pivots[last] * solved.dof))
     low = normal_of_t((least - center) / scale, solved.dof)
     high = normal_of_t((most - center) / scale, solved.dof)
-    # probabilities near one lose their digits; where the interval lies in the upper tail, work in its mirror image
+    # probabilities near one lose precision; if the interval lies in the upper tail, use its mirror image
     mirrored = low > 0
     low, high = np.where(mirrored, -high, low), np.where(mirrored, -low, high)
     lower = ndtr(low)
@@ -146,7 +146,7 @@ def draw(solved: Solved, last: LastCoefficient, rng: np.random.Generator) -> tup
     rss = solved.rss + solved.pivots[-1] * (value - last.center) ** 2
     betas = {K - 1: value}
     for k in range(K - 2, -1, -1):
-        # given the later coefficients, column k alone is left, with one more degree of freedom for each that is known
+        # given the later coefficients, only column k is left, with one more degree of freedom for each known one
         dof += 1
         center = (solved.rows[k][K] - sum(solved.rows[k][j] * betas[j] for j in range(k + 1, K))) / solved.pivots[k]
         betas[k] = center + np.sqrt(rss / (solved.pivots[k] * dof)) * rng.standard_t(dof, num_draws)

@@ -1,7 +1,9 @@
-"""The fitting procedure of arXiv 2510.13786 (appendix A.5), to reproduce its numbers. Gives a point, no uncertainty.
+"""The fitting procedure of arXiv 2510.13786 (appendix A.5), to reproduce its numbers. It gives no uncertainty.
 
-A and Cmid stand on a grid; for each pair only B is fitted; R0 is held at the score before training; the pair with the
-least sum of squares wins. Axes in names: N points, A asymptotes, M midpoints, B trial efficiencies.
+A and C_mid lie on a grid, and B is fitted for each pair. R0 is fixed at the score before training. The result is the
+pair with the smallest sum of squares.
+
+Axes in names: N points, A asymptotes, M midpoints, B trial efficiencies.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import numpy as np
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.draws import Draws, plain_draws
 from scalerl.scaling.estimate import Estimate
-from scalerl.scaling.fit_result import Parameters, Solution, lag_one
+from scalerl.scaling.fit_result import FitResult, Parameters, lag_one
 from scalerl.scaling.law import Array, climb, log_compute
 from scalerl.scaling.readers import CurveError
 
@@ -22,36 +24,36 @@ SCAN = 0.1
 """Step of the scan in ln B."""
 
 TRIAL_EFFICIENCIES = np.exp(np.arange(np.log(0.05), np.log(20.0), SCAN))
-"""B is scanned here, and then refined."""
+"""Values of B that are tried before the refinement."""
 
 
 @dataclass(frozen=True)
 class PaperGrid:
-    """Where A and Cmid may stand. The published table was made with ranges that differ from run to run."""
+    """Grid of A and C_mid. The published table uses different ranges for different runs."""
 
     asymptotes: Sequence[float] | None = None
     """Values of A; None: 200 steps over the metric's range (0.005 for a pass rate, the paper's step)."""
 
     midpoints: Sequence[float] | None = None
-    """Values of Cmid, in the curve's compute unit; None: steps of a hundredth of the last compute, up to 2.5 times it.
+    """Values of C_mid, in the curve's compute unit; None: steps of a hundredth of the last compute, up to 2.5 times it.
 
-    That reach is the printed one (40,000 for runs of 16,000). A reach is prior knowledge: a narrower one is bolder.
+    This is the printed range (40,000 for runs of 16,000). The range acts as a prior: a narrower one assumes more.
     """
 
 
 PUBLISHED_GRID = PaperGrid(
     asymptotes=tuple(np.round(np.arange(0.450, 0.8001, 0.005), 3)), midpoints=tuple(np.linspace(100, 40_000, 100))
 )
-"""The ranges printed in the paper, in GPU-hours. Its small runs lie on linspace(100, 4000, 100) instead."""
+"""The ranges printed in the paper, in GPU-hours. Its small runs use linspace(100, 4000, 100)."""
 
 
-def paper_solution(curve: Curve, r0: float | None, grid: PaperGrid) -> Solution:
+def paper_result(curve: Curve, r0: float | None, grid: PaperGrid) -> FitResult:
     """The best grid point and its B.
 
     Args:
         curve: at least five points.
-        r0: value to hold R0 at; None takes the first point of the curve.
-        grid: values of A and Cmid to try.
+        r0: value to fix R0 at; None takes the first point of the curve.
+        grid: values of A and C_mid to try.
 
     Raises:
         CurveError: no asymptote of the grid lies above R0.
@@ -75,7 +77,7 @@ def paper_solution(curve: Curve, r0: float | None, grid: PaperGrid) -> Solution:
     edges = {"asymptote": index_A in (0, len(asymptote_A) - 1), "midpoint": index_M in (0, len(midpoint_M) - 1)}
     residual_N = rise_N - (best.asymptote - initial) * climb(log_c_N, np.log(best.midpoint), efficiency)
     noise_sd = float(np.sqrt((residual_N**2).mean()))
-    return Solution(
+    return FitResult(
         asymptote=point(best.asymptote),
         efficiency=point(best.efficiency),
         midpoint=point(best.midpoint),
@@ -91,14 +93,14 @@ def paper_solution(curve: Curve, r0: float | None, grid: PaperGrid) -> Solution:
 
 
 def best_point(log_c_N: Array, rise_N: Array, gain_A: Array, log_midpoint_M: Array) -> tuple[int, int, float]:
-    """Indices of A and Cmid, and B, of the least sum of squares.
+    """Indices of A and C_mid, and B, with the smallest sum of squares.
 
-    With g = A - R0 the sum is |rise|^2 - 2 g (u . rise) + g^2 (u . u): two sums over the points serve every A.
+    With g = A - R0 the sum is |rise|^2 - 2 g (u . rise) + g^2 (u . u): two sums over the points are enough for every A.
     """
     u_MBN = climb(log_c_N, log_midpoint_M[:, None, None], TRIAL_EFFICIENCIES[:, None])
     cross_MB, square_MB = u_MBN @ rise_N, (u_MBN**2).sum(axis=2)
     cost_AMB = gain_A[:, None, None] ** 2 * square_MB - 2 * gain_A[:, None, None] * cross_MB
-    # the scan of B is coarse: refine the most promising pairs before choosing among them
+    # the scan of B is coarse, so the best pairs are refined before one is chosen
     cost_AM = cost_AMB.min(axis=2)
     pairs = np.argsort(cost_AM, axis=None)[:400]
     index_A, index_M = np.unravel_index(pairs, cost_AM.shape)
@@ -109,7 +111,7 @@ def best_point(log_c_N: Array, rise_N: Array, gain_A: Array, log_midpoint_M: Arr
 
 
 def refine(log_c_N: Array, rise_N: Array, gain_A: Array, log_midpoint_M: Array, log_b: Array) -> tuple[Array, Array]:
-    """Ln B of each pair by Gauss-Newton, in steps no longer than the scan's, and its sum of squares."""
+    """Ln B of each pair by Gauss-Newton, with steps limited to that of the scan, and its sum of squares."""
     distance_N = log_c_N - log_midpoint_M[:, None]
     for _ in range(25):
         u_N = climb(log_c_N, log_midpoint_M[:, None], np.exp(log_b)[:, None])
@@ -122,10 +124,10 @@ def refine(log_c_N: Array, rise_N: Array, gain_A: Array, log_midpoint_M: Array, 
 
 
 def point(value: float) -> Estimate:
-    """A value without uncertainty: the procedure gives none."""
+    """A value without uncertainty."""
     return Estimate(value, float("nan"), float("nan"), float("nan"))
 
 
 def single_draw(best: Parameters, noise_sd: float) -> Draws:
-    """The point as draws of length one."""
+    """The optimum as a single draw."""
     return plain_draws(*(np.array([value]) for value in (*best, 0.0, noise_sd)))

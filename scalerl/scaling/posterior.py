@@ -1,8 +1,9 @@
-"""The posterior of a rising curve with AR(1) noise, on a grid that closes in. Knows nothing of files or verdicts.
+"""The posterior of a rising curve with AR(1) noise, on a grid that zooms in on its mass.
 
-The noise coefficient phi runs over a list of values, what bends the curve over a grid (``grid``). Given these the curve
-is linear in the rest, which is integrated in closed form together with sigma (``linear``). The law is weighed against
-the departures from it (``kinds``) by their evidence, where a quick test of the residuals gives cause to.
+The noise coefficient phi has a list of values; the shape parameters of the curve have a grid (``grid``). Given these,
+the curve is linear in the other parameters, which are integrated in closed form together with sigma (``linear``). If a
+quick test of the residuals suggests a departure from the law, the law and its departures (``curve_families``) are
+weighted by their evidence.
 
 Axes in names: N points, F values of phi, D draws, K parameters on the grid, L columns of the quick test.
 """
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.curve_families import CREEP_REACH, DEPARTURES, LAW, Kind
+from scalerl.scaling.curve_families import CREEP_REACH, DEPARTURES, LAW, CurveFamily
 from scalerl.scaling.draws import Draws, every, joined
 from scalerl.scaling.grid import Cells, pick, systematic, zoom
 from scalerl.scaling.law import Array, climb, log_compute
@@ -23,52 +24,52 @@ from scalerl.scaling.linear import LastCoefficient, Solved, draw, eliminate, las
 from scalerl.scaling.readers import CurveError
 
 NOISE_FLOOR = 1e-5
-"""Least standard deviation of the noise, as a share of the metric's range."""
+"""Smallest standard deviation of the noise, as a share of the metric's range."""
 
 DEPARTURE_PHI = slice(0, None, 2)
-"""Values of phi tried for departures, and on which the law is compared with them."""
+"""Values of phi for departures, and for the comparison of the law with them."""
 
 DEPARTURE_POINTS = 12
-"""Fewer points cannot tell a departure from the law."""
+"""Departures are tried only with at least this many points."""
 
 ADMITTED = 0.25
-"""Departures count only when together they are likelier than this.
+"""Departures are used only if their total probability is above this.
 
-Below it they cost more in runs that follow the law than they bring in runs that do not.
+Below it they would harm the forecasts of runs that follow the law more than they improve those of other runs.
 """
 
 LEAST_LAWFUL = 0.02
-"""A kind of curve that obeys the metric's limits and R0 <= A in less than this share of its mass is no candidate."""
+"""A family is dropped if less than this share of its mass obeys the metric's limits and R0 <= A."""
 
 SUSPICIOUS = 1.0
-"""t value of a departure's column beside the fitted law from which the evidence is worked out."""
+"""The evidence of departures is computed if the t value of a departure's column exceeds this."""
 
 
 @dataclass(frozen=True)
 class Prior:
-    """What is believed before the data. The defaults were set on simulated curves."""
+    """The prior. The defaults were chosen on simulated curves."""
 
     efficiency: float = 1.7
-    """Median of B; the published fits lie between 1.1 and 2.4."""
+    """Median of B; published fits are between 1.1 and 2.4."""
 
     efficiency_spread: float = 0.7
-    """Standard deviation of ln B; 0.7 puts 90 % of B between 0.54 and 5.4."""
+    """Standard deviation of ln B; 0.7 puts 90% of B between 0.54 and 5.4."""
 
     efficiency_range: tuple[float, float] = (0.4, 5.0)
     """Hard limits of B."""
 
     midpoint_reach: float = 30.0
-    """Greatest Cmid, in multiples of the last compute.
+    """Greatest C_mid, in multiples of the last compute.
 
-    ln Cmid is uniform up to the last compute; beyond it the density falls as 1/Cmid, so that the chance of a midpoint
-    beyond k times what was spent falls as 1/k.
+    ln C_mid is uniform up to the last compute; beyond it the density falls as 1/C_mid, so the probability of a midpoint
+    beyond k times the last compute falls as 1/k.
     """
 
     autocorrelations: tuple[float, ...] = (0.1, 0.4, 0.6, 0.75, 0.88, 0.95)
     """Values of phi, equally likely."""
 
     departure: float = 0.05
-    """Probability of each departure from the law (late start, second rise, creep), below 1/3; 0 admits none."""
+    """Probability of each departure from the law (late start, second rise, creep), below 1/3; 0 excludes them."""
 
     def __post_init__(self) -> None:
         low, high = self.efficiency_range
@@ -86,7 +87,7 @@ class Prior:
 
 
 class Problem(NamedTuple):
-    """The curve in the scale the sampler works in: ln of compute over its last, centred metric over its range."""
+    """The curve as the sampler uses it: ln of compute over the last value, and the centred metric over its range."""
 
     log_c_N: Array
     y_N: Array
@@ -96,31 +97,31 @@ class Problem(NamedTuple):
     least: float
     most: float
     initial: float | None
-    """R0 where it is held."""
+    """R0 if it is fixed."""
     floor: float
     prior: Prior
     limits: Array
-    """Box of (ln Cmid, ln B), shape (2, 2)."""
+    """Box of (ln C_mid, ln B), shape (2, 2)."""
     asymptote: float | None = None
-    """A where it is held; R0 is then fitted."""
+    """A if it is fixed; R0 is then fitted."""
 
 
 class Posterior(NamedTuple):
-    """Draws, and how likely each kind of curve is."""
+    """Draws, and the probability of each family of curves."""
 
     draws: Draws
     probability: dict[str, float]
-    """Of the kinds that the draws mix, by name; {"law": 1.0} where nothing else is admitted."""
+    """Probability of each family in the draws, by name; {"law": 1.0} if departures are not used."""
 
 
 def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 2000) -> Posterior:
-    """Draws of everything about a curve; the same curve always gives the same draws.
+    """Draws of the parameters of a curve; the same curve always gives the same draws.
 
     Args:
         curve: at least five points.
-        r0: value to hold R0 at, or None to fit it.
-        prior: beliefs about B, Cmid, phi and departures. A is uniform between R0 and the metric's bound.
-        num_draws: how many.
+        r0: value to fix R0 at, or None to fit it.
+        prior: of B, C_mid, phi and departures. A is uniform between R0 and the metric's bound.
+        num_draws: number of draws.
     """
     problem = standardised(curve, r0, prior)
     cells = explore(problem, LAW)
@@ -128,28 +129,28 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
     worth_it = len(curve) >= DEPARTURE_POINTS and prior.departure > 0 and lawful >= LEAST_LAWFUL
     if not worth_it or suspicion(problem, cells) < SUSPICIOUS:
         return Posterior(draws, {"law": 1.0})
-    explored = [explore(problem, kind) for kind in DEPARTURES]
+    explored = [explore(problem, family) for family in DEPARTURES]
     log_mass = [log_share(cells.log_mass(DEPARTURE_PHI), lawful, 1 - len(DEPARTURES) * prior.departure)]
-    for kind, found in zip(DEPARTURES, explored, strict=True):
-        # a few draws tell how much of the mass obeys the limits that the grid does not know
-        obeying = sample(problem, kind, found, 300)[1]
+    for family, found in zip(DEPARTURES, explored, strict=True):
+        # a few draws estimate the share of the mass that obeys the limits, which the grid ignores
+        obeying = sample(problem, family, found, 300)[1]
         log_mass.append(log_share(found.log_mass(), obeying, prior.departure))
     weight = np.exp(np.array(log_mass) - max(log_mass))
     weight /= weight.sum()
     if weight[0] > 1 - ADMITTED:
         return Posterior(draws, {"law": 1.0})
-    # rounding the running sum, so that the parts add up
+    # rounding the cumulative sum, so that the counts add up
     count = np.diff(np.round(np.cumsum([0.0, *weight]) * num_draws).astype(int))
     parts = [every(draws, int(count[0]))]
-    for kind, found, n in zip(DEPARTURES, explored, count[1:], strict=True):
+    for family, found, n in zip(DEPARTURES, explored, count[1:], strict=True):
         if n:
-            parts.append(every(sample(problem, kind, found, num_draws)[0], int(n)))
-    names = ["law", *(kind.name for kind in DEPARTURES)]
+            parts.append(every(sample(problem, family, found, num_draws)[0], int(n)))
+    names = ["law", *(family.name for family in DEPARTURES)]
     return Posterior(joined(parts), dict(zip(names, weight.tolist(), strict=True)))
 
 
 def held_at(curve: Curve, asymptote: float, num_draws: int = 400) -> tuple[float, Draws]:
-    """Draws of the law with A held, and the A that was: a ceiling at the lower bound could not be climbed to."""
+    """Draws of the law with A fixed, and the value of A, which is kept above the metric's lower bound."""
     low, high = curve.bounds
     held = float(np.clip(asymptote, low + 1e-3 * (high - low), high))
     problem = standardised(curve, None, Prior())
@@ -158,12 +159,12 @@ def held_at(curve: Curve, asymptote: float, num_draws: int = 400) -> tuple[float
 
 
 def log_share(log_mass: float, lawful: float, probability: float) -> float:
-    """Log of evidence times prior probability; minus infinity for a kind that hardly ever obeys the metric's limits."""
+    """Log of evidence times prior probability; minus infinity if draws of the family hardly ever obey the limits."""
     return log_mass + float(np.log(lawful * probability)) if lawful >= LEAST_LAWFUL else -np.inf
 
 
 def standardised(curve: Curve, r0: float | None, prior: Prior) -> Problem:
-    """The curve with its metric centred and scaled, so that tolerances mean the same for any metric."""
+    """The curve with its metric centred and scaled, so that tolerances do not depend on the metric."""
     low, high = curve.bounds
     width, offset, last = high - low, float(curve.metric.mean()), curve.last_compute
     first = float(curve.compute[curve.compute > 0][0]) / last
@@ -183,14 +184,16 @@ def standardised(curve: Curve, r0: float | None, prior: Prior) -> Problem:
 
 
 def log_prior(log_midpoint: Array, log_efficiency: Array, prior: Prior) -> Array:
-    """Log density over (ln Cmid, ln B), up to a constant; arguments broadcast."""
+    """Log density over (ln C_mid, ln B), up to a constant; arguments broadcast."""
     spread = (log_efficiency - np.log(prior.efficiency)) / prior.efficiency_spread
     return np.asarray(-0.5 * spread**2 - np.maximum(log_midpoint, 0.0))
 
 
-def solve(problem: Problem, kind: Kind, place_K: list[Array], phi: Array) -> tuple[Solved, LastCoefficient, Array]:
-    """The linear problem in R0 (unless held), A and the second rise (if any) at each place, and its log density."""
-    columns = kind.columns(problem.log_c_N, place_K)
+def solve(
+    problem: Problem, family: CurveFamily, place_K: list[Array], phi: Array
+) -> tuple[Solved, LastCoefficient, Array]:
+    """The linear problem in R0 (unless fixed), A and the second rise (if any) at each place, and its log density."""
+    columns = family.columns(problem.log_c_N, place_K)
     rest = 1.0 - columns.first
     least, most = problem.least, problem.most
     if problem.asymptote is not None:
@@ -202,50 +205,50 @@ def solve(problem: Problem, kind: Kind, place_K: list[Array], phi: Array) -> tup
     else:
         design, target_N = [rest, columns.first], problem.y_N
     if columns.second is not None:
-        design, least, most = [*design, columns.second], 0.0, kind.most_second
+        design, least, most = [*design, columns.second], 0.0, family.most_second
     solved = eliminate(design, target_N, phi, problem.floor)
     coefficient = last_coefficient(solved, least, most)
     density = log_evidence(solved, phi, coefficient) + log_prior(place_K[0], place_K[1], problem.prior)
-    # densities of what this kind has and the law has not, so that the two can be compared
-    volume = np.prod([high - low for low, high in kind.limits_K2]) * (kind.most_second or 1.0)
+    # prior densities of the parameters that the law does not have, so that families can be compared
+    volume = np.prod([high - low for low, high in family.limits_K2]) * (family.most_second or 1.0)
     return solved, coefficient, np.asarray(density - np.log(volume))
 
 
-def explore(problem: Problem, kind: Kind) -> Cells:
-    """The grid that holds the mass of a kind of curve; its variants are the values of phi."""
-    phis = np.array(problem.prior.autocorrelations)[phi_of(kind)]
-    phi_F = phis.reshape(-1, *[1] * len(kind.cells_K))
+def explore(problem: Problem, family: CurveFamily) -> Cells:
+    """The grid that contains the mass of a family; its variants are the values of phi."""
+    phis = np.array(problem.prior.autocorrelations)[phi_of(family)]
+    phi_F = phis.reshape(-1, *[1] * len(family.cells_K))
 
     def log_density(centres_K: list[Array]) -> Array:
-        density = solve(problem, kind, list(np.ix_(*centres_K)), phi_F)[2]
-        return np.broadcast_to(density, (len(phis), *kind.cells_K))
+        density = solve(problem, family, list(np.ix_(*centres_K)), phi_F)[2]
+        return np.broadcast_to(density, (len(phis), *family.cells_K))
 
-    return zoom(log_density, np.concatenate([problem.limits, np.reshape(kind.limits_K2, (-1, 2))]), kind.cells_K)
-
-
-def phi_of(kind: Kind) -> slice:
-    """Which values of phi are tried for a kind of curve."""
-    return slice(None) if kind is LAW else DEPARTURE_PHI
+    return zoom(log_density, np.concatenate([problem.limits, np.reshape(family.limits_K2, (-1, 2))]), family.cells_K)
 
 
-def sample(problem: Problem, kind: Kind, cells: Cells, num_draws: int) -> tuple[Draws, float]:
-    """Draws of one kind of curve, and the share of its mass that obeys what the grid does not know.
+def phi_of(family: CurveFamily) -> slice:
+    """Which values of phi are used for a family."""
+    return slice(None) if family is LAW else DEPARTURE_PHI
 
-    That is: least <= R0 <= A, no level above the metric's bound so far, and the prior of a second rise. If no draw
-    obeys, the curve only falls; the draws are then kept as they are, and ``health`` warns.
+
+def sample(problem: Problem, family: CurveFamily, cells: Cells, num_draws: int) -> tuple[Draws, float]:
+    """Draws of one family, and the share of its mass that obeys the limits which the grid ignores.
+
+    These are least <= R0 <= A, no level above the metric's bound so far, and the prior of a second rise. If no draw
+    obeys them, the curve only falls; the draws are then used unchanged, and ``health`` warns.
     """
     rng = np.random.default_rng(0)
     picks = pick(cells, num_draws, rng)
-    phi_D = np.array(problem.prior.autocorrelations)[phi_of(kind)][picks.variant_D]
-    solved, coefficient, log_density_D = solve(problem, kind, list(picks.place_KD), phi_D)
+    phi_D = np.array(problem.prior.autocorrelations)[phi_of(family)][picks.variant_D]
+    solved, coefficient, log_density_D = solve(problem, family, list(picks.place_KD), phi_D)
     betas, sigma_D = draw(solved, coefficient, rng)
-    second_D = betas.pop() if kind.most_second else np.zeros(num_draws)
+    second_D = betas.pop() if family.most_second else np.zeros(num_draws)
     initial_D, plateau_D = levels(problem, betas)
-    bends = kind.bends(list(picks.place_KD), second_D)
+    bends = family.bends(list(picks.place_KD), second_D)
     level_D = plateau_D + bends.second_gain * climb(0.0, np.log(bends.second_midpoint), bends.second_efficiency)
     lawful_D = (initial_D >= problem.least - 1e-12) & (initial_D <= plateau_D) & (level_D <= problem.most + 1e-12)
     moved_D = np.exp(np.minimum(log_density_D - picks.log_density_D, 10.0))
-    weight_D = moved_D * lawful_D * kind.weight_second(second_D)
+    weight_D = moved_D * lawful_D * family.weight_second(second_D)
     lawful = float(weight_D.sum() / moved_D.sum())
     metric, width = problem.offset, problem.width
     everything = Draws(
@@ -266,7 +269,7 @@ def sample(problem: Problem, kind: Kind, cells: Cells, num_draws: int) -> tuple[
 
 
 def levels(problem: Problem, betas: list[Array]) -> tuple[Array, Array]:
-    """R0 and A of each draw from the coefficients, whichever of the two is held."""
+    """R0 and A of each draw from the coefficients; one of them may be fixed."""
     if problem.asymptote is not None:
         return betas[0], np.full_like(betas[0], problem.asymptote)
     if problem.initial is not None:
@@ -275,10 +278,10 @@ def levels(problem: Problem, betas: list[Array]) -> tuple[Array, Array]:
 
 
 def suspicion(problem: Problem, cells: Cells) -> float:
-    """Largest t value of a departure's column beside the best fitted law and its tangents, for nearly white noise.
+    """Largest t value of a departure's column in addition to the best fit of the law, for nearly white noise.
 
-    The tangents let Cmid and B give way, so that this is the test of a departure to first order, at a fiftieth of the
-    price of its evidence.
+    The tangents of the law are included, so that C_mid and B can adapt. This tests a departure to first order and takes
+    a fiftieth of the time of its evidence.
     """
     phi = problem.prior.autocorrelations[0]
     i, j = np.unravel_index(int(cells.log_density[0].argmax()), cells.log_density[0].shape)
@@ -308,4 +311,4 @@ def whitened(x_N: Array, phi: float) -> Array:
 
 TEST_MIDPOINTS = np.append(np.repeat([0.35, 0.6, 1.0, 1.7, 3.0], 3), CREEP_REACH)
 TEST_EFFICIENCIES = np.append(np.tile([1.0, 2.0, 4.0], 5), 1.0)
-"""Second rises that stand for all of them in the quick test; the last is a creep."""
+"""Second rises that the quick test tries; the last is a creep."""

@@ -1,6 +1,6 @@
-"""Files and tables to columns: JSONL, run directories, CSV, rows, data frames. Knows nothing of what columns mean.
+"""Reads files and tables into columns: JSONL, run directories, CSV, rows, data frames.
 
-A table here is ``{"column": [value, ...]}`` with None where a row has no such cell.
+A table is ``{"column": [value, ...]}``, with None where a row has no such cell.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Table = dict[str, list[Any]]
 
 
 class CurveError(ValueError):
-    """The input cannot be used; the message says what was got, what is allowed and what to do about it."""
+    """The input cannot be used; the message says what was given, what is allowed and what to do."""
 
 
 def read_table(path: str | Path) -> tuple[Table, tuple[str, ...]]:
     """The columns of a file, or of the points.jsonl of a run directory, and notes on what was repaired.
 
     Raises:
-        CurveError: no such file, an unknown kind of file, an empty or unreadable one.
+        CurveError: the file does not exist, is of an unknown type, is empty or cannot be read.
     """
     path = Path(path)
     if path.is_dir():
@@ -37,7 +37,7 @@ def read_table(path: str | Path) -> tuple[Table, tuple[str, ...]]:
     if reader is None:
         raise CurveError(f"{path}: files may end in {', '.join(READERS)}; this ends in {path.suffix or 'nothing'!r}")
     try:
-        # utf-8-sig: spreadsheets put a byte-order mark before the first column name
+        # utf-8-sig: spreadsheets write a byte-order mark before the first column name
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise CurveError(f"{path} is not text (byte {error.start} is not UTF-8); give a JSONL or CSV file") from error
@@ -49,7 +49,7 @@ def read_table(path: str | Path) -> tuple[Table, tuple[str, ...]]:
 
 
 def read_jsonl(path: Path, text: str) -> tuple[Table, tuple[str, ...]]:
-    """One JSON object a line. A last line cut short by a killed run is left out, with a note; any other is an error."""
+    """One JSON object per line. An incomplete last line is left out with a note; any other bad line is an error."""
     lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     rows: list[Mapping[str, Any]] = []
     notes: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ def read_jsonl(path: Path, text: str) -> tuple[Table, tuple[str, ...]]:
             row = json.loads(line)
         except json.JSONDecodeError as error:
             if number == lines[-1][0] and not text.endswith("\n") and rows:
-                notes = (f"line {number} of {path.name} is half-written (a killed run?) and was left out",)
+                notes = (f"line {number} of {path.name} is incomplete (was the run killed?) and was left out",)
                 break
             raise CurveError(f"{path}, line {number} is not JSON ({error.msg}): {line[:60]!r}") from error
         if not isinstance(row, dict):
@@ -68,14 +68,14 @@ def read_jsonl(path: Path, text: str) -> tuple[Table, tuple[str, ...]]:
 
 
 def read_csv(path: Path, text: str) -> tuple[Table, tuple[str, ...]]:
-    """A header line, then one row a line. A row with cells missing at the end of the file is left out, with a note."""
+    """A header line, then one row per line. An incomplete last row is left out with a note."""
     header, *rows = csv.reader(text.splitlines())
     header = [name.strip() for name in header]
     notes: tuple[str, ...] = ()
     rows = [row for row in rows if row]
     if rows and len(rows[-1]) < len(header) and not text.endswith("\n"):
         rows.pop()
-        notes = (f"the last line of {path.name} is half-written (a killed run?) and was left out",)
+        notes = (f"the last line of {path.name} is incomplete (was the run killed?) and was left out",)
     for number, row in enumerate(rows, 2):
         if len(row) != len(header):
             raise CurveError(f"{path}, row {number} has {len(row)} cells, the header has {len(header)}: {row[:6]}")
@@ -87,7 +87,7 @@ READERS: dict[str, Callable[[Path, str], tuple[Table, tuple[str, ...]]]] = {
     ".jsonl": read_jsonl,
     ".csv": read_csv,
 }
-"""What a file is, by how its name ends."""
+"""Reader by file extension."""
 
 
 def table_of_rows(rows: Iterable[Mapping[str, Any]]) -> Table:
@@ -100,11 +100,11 @@ def table_of_rows(rows: Iterable[Mapping[str, Any]]) -> Table:
 def table_of_frame(frame: Any) -> Table:
     """Columns of a data frame: anything with ``.columns`` and ``frame[name]``, or a mapping of arrays.
 
-    pandas, polars and pyarrow tables all qualify; none of them is imported here.
+    This includes pandas, polars and pyarrow tables; none of them is imported.
     """
     names = getattr(frame, "columns", None)
     if names is not None and not all(isinstance(name, str) for name in names):
-        names = getattr(frame, "column_names", None)  # pyarrow keeps the names here and the data in .columns
+        names = getattr(frame, "column_names", None)  # pyarrow has the names here and the data in .columns
     if names is None and isinstance(frame, Mapping):
         names = list(frame)
     if names is None:

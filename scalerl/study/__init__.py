@@ -1,1 +1,1 @@
-"""Many runs compared by their curves: plans, execution, allocation of the budget, results. It loads no torch itself."""
+"""Many runs compared by their curves: plans, execution, allocation of the budget, results. Does not import torch."""

@@ -1,4 +1,4 @@
-"""How a study spends its budget: the slices, and which arms get the next one. The statistics are in allocate.py."""
+"""The policies by which a study spends its budget: its slices, and which arms get the next one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scalerl.study.directory import StudyDirectory
 
 
 class Choice(NamedTuple):
-    """Which arms go on, and why, in words."""
+    """Which arms continue, and why, in words."""
 
     arms: Sequence[str]
     reason: str
@@ -21,17 +21,17 @@ class Spending(NamedTuple):
     """A way to spend the budget."""
 
     shares: tuple[float, ...]
-    """Ascending shares of an arm's budget, the last 1; before each but the first the policy is asked."""
+    """Ascending shares of an arm's budget, the last 1; the policy is called before each share but the first."""
     policy: Callable[[StudyDirectory], Choice]
 
 
 def everyone(study: StudyDirectory) -> Choice:
-    """All arms go on."""
+    """All arms continue."""
     return Choice([arm.name for arm in study.plan.arms], "")
 
 
 def by_forecast(study: StudyDirectory) -> Choice:
-    """Those that may still have the highest ceiling; none when the study is over. Kept in allocation.jsonl."""
+    """The arms that may have the highest ceiling; none when the study is over. Adds a line to allocation.jsonl."""
     from scalerl.study.allocate import allocate
 
     axis, task = study.axis(), study.task()
@@ -39,7 +39,7 @@ def by_forecast(study: StudyDirectory) -> Choice:
     for key in study.runs():
         try:
             curves.setdefault(key.arm, []).append(Curve.read(study.run(key), axis=axis, task=task))
-        except CurveError:  # a run that failed before its second evaluation says nothing; its arm's other runs may
+        except CurveError:  # a run that failed before its second evaluation; its arm may have other runs
             continue
     known = {name: runs for name, runs in curves.items() if runs}
     if len(known) < 2:
@@ -54,4 +54,4 @@ ALLOCATIONS: dict[str, Spending] = {
     "equal": Spending((1.0,), everyone),
     "forecast": Spending((0.25, 0.5, 0.75, 1.0), by_forecast),
 }
-"""equal: every arm its whole budget at once. forecast: quarters, each only to arms that may still be the best."""
+"""equal: every arm gets its whole budget at once. forecast: in quarters, each only for arms that may be the best."""

@@ -1,7 +1,7 @@
-"""A study's directory: the plan, one ordinary run directory an arm and seed, a journal. It starts nothing.
+"""A study's directory: the plan, one ordinary run directory for each arm and seed, and a journal.
 
     studies/loo/
-      study.toml                 the plan, resolved; the same command goes on with it
+      study.toml                 the plan, resolved; the same command resumes it
       journal.jsonl              one row each time a run's process ended (below)
       scalerl/seed-0/            a run directory
       scalerl/seed-0.toml, .log  what it was started with, and what it said
@@ -33,12 +33,12 @@ class StudyDirectory:
     """The files of one study."""
 
     def __init__(self, path: Path, plan: Plan) -> None:
-        """Hold an open study; `create` and `open` make it."""
+        """Hold an open study; use `create` or `open`."""
         self.path, self.plan = path, plan
 
     @classmethod
     def create(cls, path: Path, plan: Plan) -> StudyDirectory:
-        """Start a study, or go on with the same one.
+        """Start a study, or resume the same one.
 
         Raises:
             ConfigError: the directory holds another study, another plan of it, or something else.
@@ -81,21 +81,21 @@ class StudyDirectory:
         return self.path / key.arm / f"seed-{key.seed}.{ending}"
 
     def axis(self) -> str:
-        """Return the compute axis of the curves unless another is asked for: that of the machine the runs were on."""
+        """Return the default compute axis of the curves: the one that fits the machine the runs were on."""
         saved = (self.run(key) / "config.toml" for key in self.runs())
         first = next((file for file in saved if file.exists()), None)
         return default_axis(read_config(first, []) if first else self.plan.base)
 
     def task(self) -> str | None:
-        """Return the task of the curves unless another is asked for: the base's first; None for a file of prompts."""
+        """Return the default task of the curves: the base's first; None for a file of prompts."""
         base = self.plan.base
         return base.tasks[0] if generated(base.data) else None
 
     def check_view(self, axis: str | None, task: str | None) -> None:
-        """Refuse a compute axis or a task that no run of this study has; None is the study's own choice.
+        """Refuse a compute axis or a task that no run of this study has; None is the default.
 
         Raises:
-            ConfigError: with what there is.
+            ConfigError: the message lists what there is.
         """
         tasks = dict.fromkeys(
             name for arm in self.plan.arms for name in self.plan.config(arm, self.plan.seeds[0]).tasks
@@ -107,13 +107,13 @@ class StudyDirectory:
                 )
 
     def hold(self) -> None:
-        """Keep other processes from executing this study; the lock goes with the process.
+        """Keep other processes from executing this study; the lock ends with the process.
 
         Raises:
-            ConfigError: one is at it.
+            ConfigError: another process is executing it.
         """
         if take_hold(self.path) is None:
-            raise ConfigError(f"{self.path}: another process is running this study; watch it or stop it")
+            raise ConfigError(f"{self.path}: another process is running this study; wait for it or stop it")
 
     def step(self, key: RunKey) -> int:
         """Return the training step of a run's last evaluation; -1 before the first."""
@@ -140,7 +140,7 @@ class StudyDirectory:
 
 
 def check_same(old: Plan, new: Plan, path: Path) -> None:
-    """Refuse to go on with a changed plan.
+    """Refuse to resume with a changed plan.
 
     Raises:
         ConfigError: what changed.
@@ -148,16 +148,16 @@ def check_same(old: Plan, new: Plan, path: Path) -> None:
     if old == new:
         return
     raise ConfigError(
-        f"{path} holds another study: {'; '.join(changes(old, new))}. Give another -o, or go on with the one there by "
+        f"{path} holds another study: {'; '.join(changes(old, new))}. Give another -o, or resume the study there with "
         f"`scalerl study resume {path}`. Nothing was changed"
     )
 
 
 def changes(old: Plan, new: Plan) -> list[str]:
-    """Return what distinguishes two plans, in words."""
+    """Return how two plans differ, in words."""
     found = [
         f"{name} is {getattr(old, name)!r} there and {getattr(new, name)!r} here"
-        for name in ("name", "candidate", "seeds")
+        for name in ("name", "reference", "seeds")
         if getattr(old, name) != getattr(new, name)
     ]
     there, here = ({arm.name: arm for arm in plan.arms} for plan in (old, new))
@@ -168,10 +168,10 @@ def changes(old: Plan, new: Plan) -> list[str]:
     lines = [set(plan_toml(plan).partition("[base]")[2].splitlines()) for plan in (old, new)]
     found += [f"base: {line!r} is only here" for line in sorted(lines[1] - lines[0])[:3]]
     found += [f"base: {line!r} is only there" for line in sorted(lines[0] - lines[1])[:3]]
-    return found or ["the words of the plan differ"]
+    return found or ["the texts of the plans differ"]
 
 
 def rows(path: Path) -> list[dict[str, Any]]:
-    """Return the whole rows of a JSONL file; a line that is still being written is left out."""
+    """Return the complete rows of a JSONL file; a line that is still being written is left out."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

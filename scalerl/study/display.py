@@ -1,4 +1,4 @@
-"""A study in a terminal: what a plan would do, and all arms with their forecasts while it runs. It changes nothing."""
+"""Shows a study in a terminal: what a plan would do, and all arms with their forecasts while it runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MARKS = {"waiting": "·", "running": "▶", "finished": "✓", "failed": "✗", 
 
 
 def describe(plan: Plan) -> list[str]:
-    """Return a plan in words: arms, derived sizes, what comes of them."""
+    """Return a plan in words: arms, seeds, and derived sizes."""
     lines = [f"{plan.name}: {plan.about}" if plan.about else plan.name]
     seeds = ", ".join(map(str, plan.seeds))
     lines.append(f"{len(plan.arms)} arms x seeds {seeds} = {len(plan.arms) * len(plan.seeds)} runs")
@@ -28,31 +28,31 @@ def describe(plan: Plan) -> list[str]:
     for arm in plan.arms:
         config = plan.config(arm, plan.seeds[0])
         size = f"{config.steps} steps x {config.recipe.prompts_per_step} x {config.recipe.generations_per_prompt}"
-        candidate = ", the candidate" if arm.name == plan.candidate else ""
-        lines.append(f"  {arm.name:<{widest}}  {size:<18}  {arm.about or 'changes ' + _paths(arm.changes)}{candidate}")
+        reference = ", the reference" if arm.name == plan.reference else ""
+        lines.append(f"  {arm.name:<{widest}}  {size:<18}  {arm.about or 'changes ' + _paths(arm.changes)}{reference}")
     rates = rates_note(plan)
     lines += [f"  {rates}"] if rates else []
-    lines += [f"  {line}" for line in plan.config(plan.arm(plan.candidate), plan.seeds[0]).derived_sizes()]
+    lines += [f"  {line}" for line in plan.config(plan.arm(plan.reference), plan.seeds[0]).derived_sizes()]
     return lines
 
 
 def time_needed(plan: Plan, had: Mapping[RunKey, int] | None = None) -> str:
-    """Return an estimate of the time in words; steps that runs have had elsewhere take none."""
+    """Return an estimate of the time in words; steps that other studies have trained already take none."""
     had = had or {}
     runs = [key for key in plan.runs() if had.get(key, 0) < plan.run_config(key).steps]
     if not runs:
-        return "time: none; every run is taken over"
+        return "time: none; every run is reused"
     seconds = plan_seconds(plan, had)
     if seconds is None:
-        return "time: not known before a run was timed; only the lab's model is known without loading it"
+        return "time: unknown; it can be estimated for the lab's model only"
     minutes, each = seconds / 60, seconds / len(runs)
     return (
-        f"time: about {minutes:.0f} minutes one run at a time ({each:.0f} s a run), and a warm start where none is kept"
+        f"time: about {minutes:.0f} minutes one run at a time ({each:.0f} s a run), plus a warm start if none is cached"
     )
 
 
 def _paths(changes: Mapping[str, object], prefix: str = "") -> str:
-    """Name the fields that changes touch, with their values."""
+    """Name the changed fields with their values."""
     words = []
     for key, value in changes.items():
         inner = isinstance(value, Mapping)
@@ -62,7 +62,7 @@ def _paths(changes: Mapping[str, object], prefix: str = "") -> str:
 
 @dataclass
 class _Seen:
-    """What was last worked out about a run."""
+    """What was last read and fitted of a run."""
 
     points: int = 0
     step: int = -1
@@ -71,7 +71,7 @@ class _Seen:
 
 
 class StudyDisplay:
-    """All arms, live on a terminal, and one line a finished run elsewhere."""
+    """All arms as a live table on a terminal; elsewhere one line for each finished run."""
 
     def __init__(self, study: StudyDirectory, console: Console | None = None) -> None:
         self.console = console or Console()
@@ -83,10 +83,10 @@ class StudyDisplay:
         self._live: Live | None = None
 
     def start(self, workers: int) -> None:
-        """Begin to show."""
+        """Start to show."""
         for line in describe(self._study.plan):
             self.note(line)
-        self.note(f"{workers} at once; everything is kept in {self._study.path}")
+        self.note(f"{workers} at once; everything is written to {self._study.path}")
         if self.console.is_terminal:
             self._live = Live(console=self.console, refresh_per_second=2, transient=True)
             self._live.start()
@@ -102,7 +102,7 @@ class StudyDisplay:
         self.console.print(text, highlight=False, markup=False, soft_wrap=not self.console.is_terminal)
 
     def update(self, states: Mapping[RunKey, str]) -> None:
-        """Show every run's state; look at the points of those that run or have just ended."""
+        """Show every run's state; read the points of runs that are running or have just ended."""
         changed = [key for key, state in states.items() if self._told.get(key) != state]
         due = self._live is not None and time.monotonic() - self._drawn > REDRAW_S
         for key, state in states.items():
@@ -133,7 +133,7 @@ class StudyDisplay:
             seen.ceiling = (
                 f"{found.asymptote.mean:.3f} ({found.asymptote.low:.3f} to {found.asymptote.high:.3f}){known}"
             )
-        except CurveError:  # too early to be fitted: the table shows the last value alone
+        except CurveError:  # too early to be fitted: the table shows the last value only
             seen.ceiling = ""
 
     def _line(self, key: RunKey, states: Mapping[RunKey, str]) -> str:
@@ -144,7 +144,7 @@ class StudyDisplay:
         return f"{key}: {value}{ceiling}  [{done} of {len(states)}, {self._left(states)}]"
 
     def _left(self, states: Mapping[RunKey, str]) -> str:
-        """How long it has run, and at this pace will."""
+        """Time so far, and the remaining time at this speed."""
         spent = time.monotonic() - self._began
         finished = [row for row in self._study.journal() if row["code"] == 0]
         ahead = sum(state in ("waiting", "running") for state in states.values())
@@ -174,7 +174,7 @@ class StudyDisplay:
 
 
 REDRAW_S = 2.0
-"""Seconds between two looks at the points of running arms: a fit takes a hundredth of that."""
+"""Seconds between two reads of the points of running arms: a fit takes a hundredth of that."""
 
 MANY = 30
-"""Runs from which those that wait are left out of the live table."""
+"""With more runs than this, waiting runs are left out of the live table."""

@@ -1,6 +1,6 @@
-"""How long a plan will take on this machine, before anything has run. Rough: a third more or less is no surprise.
+"""Estimates how long a plan takes on this machine, within about a third, before anything has run.
 
-The lab's runs were timed once; this machine's speed relative to that one follows from some short arithmetic.
+The lab's runs were timed once on one machine. A short computation measures this machine's speed relative to that one.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from scalerl.config.base import replace
 from scalerl.study.plan import Plan, RunKey
 
 TRAINING_S, EVALUATION_S, STARTUP_S = 1.9e-3, 1.3e-3, 10.0
-"""Seconds of the reference: a trained completion and an evaluated sample of the quick lab, and the start of a run's two
-processes. Measured on two cores of an AMD EPYC, November 2026."""
+"""Seconds for a trained completion, for an evaluated sample of the quick lab, and for the start of a run.
+
+Measured on two cores of an AMD EPYC, November 2026."""
 
 PROBE_S = 0.074
-"""Seconds of ``probe`` there and then."""
+"""Seconds of ``probe`` on the same machine."""
 
 IN_TURNS = 1.77
-"""How much longer a step takes where generation and training do not overlap (docs/benchmarks.md)."""
+"""Factor on the time of a step if generation and training do not overlap (docs/benchmarks.md)."""
 
 
 def probe() -> float:
     """Return the seconds of a fixed amount of arithmetic.
 
-    Element by element and on this thread's own clock: a product of matrices is shared out to threads that wait for each
-    other, and beside another process on the same cores it took fifty times as long.
+    Elementwise operations on this thread's own clock. A matrix product runs on several threads that wait for each
+    other; with another process on the same cores it took fifty times as long.
     """
     import numpy as np
 
@@ -42,7 +43,7 @@ def probe() -> float:
 
 
 def run_seconds(config: RunConfig) -> float | None:
-    """Return the seconds of one run at the reference's speed; None for a model that only loading it would tell."""
+    """Return the seconds of one run on the machine that was measured; None if the model is not the lab's."""
     if not isinstance(config.model, TinyModel):
         return None
     recipe, checks = config.recipe, config.evaluation
@@ -54,11 +55,11 @@ def run_seconds(config: RunConfig) -> float | None:
 
 
 def plan_seconds(plan: Plan, had: Mapping[RunKey, int]) -> float | None:
-    """Return the seconds of a plan's runs here, one after the other and warm starts aside; None if one is unknown.
+    """Return the seconds of a plan's runs here, one after the other, without warm starts; None if one is unknown.
 
     Args:
         plan: the plan.
-        had: steps that runs have had already, of those that have had any.
+        had: steps that runs have been trained for already, by run.
     """
     total = 0.0
     for key in plan.runs():

@@ -1,7 +1,7 @@
-"""Executes a study: which run goes next, and what became of it. Runs are processes; it trains nothing itself.
+"""Executes a study: starts its runs as processes, in order, and records how each one ended.
 
-Consumes a plan and what the run directories already hold; produces finished runs and a journal. It waits for processes
-only; a kill at any moment costs what a kill costs the runs that were on, their steps since the last checkpoint.
+Input: a plan and what the run directories already contain. Output: finished runs and a journal. If the study is killed,
+the runs that were running lose at most their steps since the last checkpoint.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from scalerl.study.plan import RunKey
 from scalerl.study.workers import Job, Workers
 
 POLL_S = 0.2
-"""Seconds between looks at the processes."""
+"""Seconds between two polls of the processes."""
 
 STOPPED = {130, 143, -2, -15}
 """Exit codes of a run that was asked to stop."""
@@ -32,7 +32,7 @@ class Display(Protocol):
     """Shows a study."""
 
     def update(self, states: Mapping[RunKey, str]) -> None:
-        """Show what each run is doing; called at every look."""
+        """Show the state of each run; called at every poll."""
 
     def note(self, text: str) -> None:
         """Say something once."""
@@ -40,7 +40,7 @@ class Display(Protocol):
 
 @dataclass
 class Execution:
-    """What is known of the runs while a study is executed."""
+    """The state of all runs while a study is executed."""
 
     study: StudyDirectory
     workers: Workers
@@ -49,12 +49,12 @@ class Execution:
     states: dict[RunKey, str] = field(default_factory=dict)
     """waiting, running, finished, failed or stopped."""
     failures: dict[RunKey, str] = field(default_factory=dict)
-    """The last words of runs that failed, this time."""
+    """The last message of each run that failed in this execution."""
     _queue: deque[RunKey] = field(default_factory=deque)
     _jobs: dict[RunKey, _Running] = field(default_factory=dict)
 
     def advance(self, arms: Iterable[str], share: float) -> None:
-        """Bring every run of some arms to a share of its steps, except those that fail.
+        """Train every run of some arms up to a share of its steps, except those that fail.
 
         Args:
             arms: names.
@@ -64,7 +64,7 @@ class Execution:
         for key in self.study.runs():
             self.states.setdefault(key, "waiting")
             if key.arm in wanted and key not in self.failures:
-                if self._done(key, share):  # said before anything starts, so that what is left is known
+                if self._done(key, share):  # before anything starts, so that the display knows what is left
                     self.states[key] = "finished"
                 else:
                     self._queue.append(key)
@@ -83,7 +83,7 @@ class Execution:
                 time.sleep(POLL_S)
 
     def _fill(self, share: float) -> None:
-        """Start what there is room for."""
+        """Start as many runs as there are free workers."""
         for _ in range(len(self._queue)):
             if len(self._jobs) >= self.workers.count:
                 return
@@ -94,18 +94,18 @@ class Execution:
                 self._start(key, share)
 
     def _collect(self) -> None:
-        """Take in what has ended."""
+        """Handle the processes that have ended."""
         for key, running in list(self._jobs.items()):
             code = running.job.poll()
             if code is not None:
                 del self._jobs[key]
                 if isinstance(running.job, _Foreign):
-                    self._queue.appendleft(key)  # it may have had another target
+                    self._queue.appendleft(key)  # it may have trained to another target
                 else:
                     self._ended(key, running, code)
 
     def _must_wait(self, key: RunKey) -> bool:
-        """Whether a run that is on is making the warm start that this one needs as well."""
+        """Whether a running run is making the warm start that this one needs too."""
         mine = self.study.config(key)
         same = [
             other
@@ -118,13 +118,13 @@ class Execution:
         study = self.study
         config = study.config(key)
         target = target_step(config, share)
-        if self._done(key, share):  # by a process that a killed study has left behind
+        if self._done(key, share):  # by a process of a study that was killed
             self.states[key] = "finished"
             return
         self.states[key] = "running"
         began = time.monotonic()
         if study.held(key):
-            self.display.note(f"{key}: still running from before; waiting for it")
+            self.display.note(f"{key}: its process of an earlier start is still running; waiting for it")
             self._jobs[key] = _Running(_Foreign(study, key), config, target, began)
             return
         run = study.run(key)
@@ -151,14 +151,14 @@ class Execution:
         else:
             self.states[key] = "failed"
             self.failures[key] = said
-            self.display.note(f"{key} failed with exit code {code}: {said} (all of it: {study.file(key, 'log')})")
+            self.display.note(f"{key} failed with exit code {code}: {said} (full log: {study.file(key, 'log')})")
 
     def _done(self, key: RunKey, share: float) -> bool:
-        """Whether a run has had its share."""
+        """Whether a run has reached its share."""
         return self.study.step(key) >= target_step(self.study.config(key), share) or self._exhausted(key)
 
     def _exhausted(self, key: RunKey) -> bool:
-        """Whether the run ended of itself before its last step, for every prompt was retired."""
+        """Whether the run ended before its last step because every prompt was retired."""
         mine = [row for row in self.study.journal() if (row["arm"], row["seed"]) == (key.arm, key.seed)]
         return bool(mine) and mine[-1]["code"] == 0 and mine[-1]["step"] < mine[-1]["target"]
 
@@ -172,7 +172,7 @@ class _Running:
 
 
 class _Foreign:
-    """A run that a study which was killed has left behind: it is waited for, not disturbed."""
+    """A run that is still running after its study was killed: the study waits for it and does not stop it."""
 
     def __init__(self, study: StudyDirectory, key: RunKey) -> None:
         self._study, self._key = study, key
@@ -182,11 +182,11 @@ class _Foreign:
         return None if self._study.held(self._key) else 0
 
     def stop(self) -> None:
-        """Leave it alone."""
+        """Do nothing."""
 
 
 def target_step(config: RunConfig, share: float) -> int:
-    """Return the step that a share of the run ends with: one at which it is evaluated in any case."""
+    """Return the last step of a share of the run: one at which the run is evaluated anyway."""
     if share >= 1:
         return config.steps
     every = config.evaluation.every
@@ -194,11 +194,11 @@ def target_step(config: RunConfig, share: float) -> int:
 
 
 def last_words(log: Path) -> str:
-    """Return the last error in a log, or else its last line."""
+    """Return the last error in a log, or its last line if there is none."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
     lines = [line.strip() for line in text.split("\n") if line.strip()]
     errors = [line for line in lines if line.startswith("scalerl: ")]
-    return (errors or lines or ["nothing said"])[-1]
+    return (errors or lines or ["no output"])[-1]
 
 
 def execute(execution: Execution, spending: Spending) -> list[str]:
@@ -206,7 +206,7 @@ def execute(execution: Execution, spending: Spending) -> list[str]:
 
     Args:
         execution: the study and where it runs.
-        spending: the slices, and who decides which arms go on after each.
+        spending: the slices, and the policy that chooses the arms after each.
 
     Returns:
         The arms that got the last slice.

@@ -1,4 +1,4 @@
-"""The best learning rate of each loss, from a finished sweep of them. It knows no other plan, and runs nothing."""
+"""The best learning rate of each loss, from a finished study that sweeps learning rates."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from scalerl.study.directory import StudyDirectory, rows
 from scalerl.study.plan import rates_by_loss
 
 LAST_POINTS = 3
-"""Evaluations at the end of a run whose mean a sweep goes by."""
+"""Number of evaluations at the end of a run; a sweep compares their mean."""
 
 
 def best_rates(path: Path) -> dict[str, float]:
-    """Return for each loss the learning rate that ended highest in a `rates` study: the mean of its last evaluations.
+    """Return for each loss the learning rate with the highest mean of the last evaluations in a `rates` study.
 
     Raises:
         ConfigError: no such study, or a run of it is not finished.
@@ -24,7 +24,7 @@ def best_rates(path: Path) -> dict[str, float]:
 
 
 def sweep_note(study: StudyDirectory) -> str:
-    """Return in words which rate of each loss ended highest; empty for a study that sweeps none, or is not finished."""
+    """Return in words which rate of each loss ended highest; empty if the study sweeps none or is not finished."""
     if max(map(len, rates_by_loss(study.plan).values())) < 2:
         return ""
     try:
@@ -34,19 +34,19 @@ def sweep_note(study: StudyDirectory) -> str:
     found = []
     for kind, by_rate in ends.items():
         best = max(by_rate, key=by_rate.__getitem__)
-        edge = " (the sweep's end: the best may lie beyond)" if best in (min(by_rate), max(by_rate)) else ""
+        edge = " (at the edge of the sweep: the best may lie beyond)" if best in (min(by_rate), max(by_rate)) else ""
         found.append(f"{kind} {best:g}{edge}, {by_rate[best]:.3f}")
     return f"learning rates that ended highest, by the mean of the last {LAST_POINTS} evaluations: {'; '.join(found)}"
 
 
 def _ends(study: StudyDirectory) -> dict[str, dict[float, float]]:
-    """The end of each loss at each rate, the mean over seeds and the last evaluations."""
+    """Mean over seeds and the last evaluations, by loss and learning rate."""
     ends: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for key in study.runs():
         config = study.config(key)
         if study.step(key) < config.steps:
             raise ConfigError(
-                f"--rates: {study.run(key)} is not finished; go on with: scalerl study resume {study.path}"
+                f"--rates: {study.run(key)} is not finished; resume it with: scalerl study resume {study.path}"
             )
         points = [row["pass_rate"] for row in rows(study.run(key) / "points.jsonl")][-LAST_POINTS:]
         ends[config.recipe.loss.kind][config.recipe.optimizer.learning_rate].append(statistics.fmean(points))

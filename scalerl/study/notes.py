@@ -1,34 +1,31 @@
-"""What a reader of a study must know beside the verdicts, a sentence each. It judges no arm."""
+"""Notes that a reader of a study needs besides the verdicts, one sentence each."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from scalerl.report.summary import data_note
 from scalerl.scaling.health import decline
+from scalerl.study.directory import StudyDirectory
 from scalerl.study.lr_sweep import sweep_note
 from scalerl.study.plan import rates_note
-
-if TYPE_CHECKING:
-    from scalerl.study.directory import StudyDirectory
-    from scalerl.study.results import ArmResult
+from scalerl.study.results import ArmResult
 
 CHANCE = 0.05
-"""Comparisons are called at this level; a plan of twenty arms without any effect raises one false alarm on average."""
+"""Level of the comparisons; a plan of twenty arms without any effect has one false alarm on average."""
 
 SURE = 0.5
-"""From this probability on a run counts as one that departs from the law."""
+"""A run counts as one that departs from the law above this probability."""
 
 
 def notes(study: StudyDirectory, arms: Sequence[ArmResult]) -> Iterator[str]:
-    """Yield the notes of a study, the gravest first."""
+    """Yield the notes of a study, the most serious first."""
     yield from filter(None, map(_fallen, arms))
     yield from filter(None, map(_departed, arms))
     yield from filter(None, (data_note(study.plan.base), rates_note(study.plan), sweep_note(study)))
     seeds, comparisons = len(study.plan.seeds), len(arms) - 1
     yield (
-        f"{_count(seeds, 'seed')} an arm; {_count(comparisons, 'comparison')} at the {CHANCE:.0%} level: "
+        f"{_count(seeds, 'seed')} per arm; {_count(comparisons, 'comparison')} at the {CHANCE:.0%} level: "
         f"{comparisons * CHANCE:.1f} false alarms are expected where nothing differs"
     )
 
@@ -38,23 +35,23 @@ def _count(number: int, what: str) -> str:
 
 
 def _fallen(arm: ArmResult) -> str:
-    """An arm whose runs fell from their best has left the law, which no verdict says."""
+    """Note on an arm whose runs declined: the law does not describe it, and no verdict says so."""
     falls = [symptom.numbers["fall"] for run in arm.runs if run.curve and (symptom := decline(run.curve))]
     if not falls:
         return ""
     return (
         f"{arm.name}: {len(falls)} of {len(arm.runs)} runs fell from their best, by up to {max(falls):.3f}; the law "
-        f"only rises, so its figures do not describe this arm: look for the cause"
+        f"only rises, so the numbers do not describe this arm: look for the cause"
     )
 
 
 def _departed(arm: ArmResult) -> str:
-    """A ceiling that rests on a departure from the law has been too high by more than its interval."""
+    """Note on an arm whose runs depart from the law: such a ceiling has been too high by more than its interval."""
     found = [kind for fit in arm.fits for kind, p in fit.departures.items() if kind != "law" and p > SURE]
     if not found:
         return ""
     kinds = " or ".join(dict.fromkeys(found))
     return (
-        f"{arm.name}: {len(found)} of {len(arm.runs)} runs depart from the law ({kinds}); a ceiling that rests on a "
-        f"departure is less sure than its interval: train on before you believe it"
+        f"{arm.name}: {len(found)} of {len(arm.runs)} runs depart from the law ({kinds}); such a ceiling is "
+        f"less certain than its interval says: train further before you rely on it"
     )

@@ -1,4 +1,4 @@
-"""The page about a study: results in, HTML out. Words and table are made here; it compares nothing, reads no file."""
+"""The page about a study: turns its results into HTML, with verdicts, a table and figures."""
 
 from __future__ import annotations
 
@@ -8,32 +8,45 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from scalerl.report.drawing import number_html
-from scalerl.report.html import TERMS, Cell, Content, frame, interval_cell, power_cell, swatch, text_cell, warnings
+from scalerl.report.html import (
+    TERMS,
+    Cell,
+    PageContent,
+    html_page,
+    interval_cell,
+    power_cell,
+    swatch,
+    text_cell,
+    warnings,
+)
 from scalerl.report.html import table as sortable
 from scalerl.scaling import Curve, Estimate
+from scalerl.scaling.compare import MARGIN
 from scalerl.scaling.curve import UNITS
 from scalerl.study.page_figures import COLORS, FIGURES
-from scalerl.study.results import EFFECTS, MARGIN, ArmResult, StudyResult
-from scalerl.study.verdicts import NO_DIFFERENCE
+from scalerl.study.results import ArmResult, StudyResult
+from scalerl.study.verdicts import EFFECTS, NO_DIFFERENCE
 
 GROUPS = {
     "What raises or lowers the ceiling": ("raises", "lowers"),
-    "What only changes efficiency": ("quicker", "slower", "later", "cheaper", "dearer"),
+    "What only changes efficiency": ("more_efficient", "less_efficient", "later", "less_compute", "more_compute"),
     "What makes no difference that this much compute can show": ("none",),
     "Not measured yet": ("unknown",),
 }
-"""The effects that are told together, in the order of what matters."""
+"""The effects that are listed together, the most important first."""
 
 STUDY_TERMS = {
     "Difference in A": (
-        f"the arm's ceiling minus the candidate's. Within ±{MARGIN:g} of the metric's range ceilings count as the "
-        "same; only then does efficiency decide."
+        f"the arm's ceiling minus the reference's. Ceilings within ±{MARGIN:g} of the metric's range count as the "
+        "same; only then are the efficiencies compared."
     ),
-    "B at the common A": "B answers strongly to where the ceiling is held, so that all arms are held at one.",
-    "Ratio of B": "B of the arm over that of the candidate, with the ceiling of both held at one of their own.",
-    "Ratio of compute": "what the arm needs over what the candidate needs, for one level: above 1 is dearer.",
+    "B at the common A": "B with the ceiling fixed at one value for all arms, because B depends strongly on it.",
+    "Ratio of B": "B of the arm divided by B of the reference, with the ceiling fixed at one value for both.",
+    "Ratio of compute": (
+        "compute that the arm needs for a level divided by what the reference needs: above 1, the arm needs more."
+    ),
 }
-"""What a page about a study needs besides ``TERMS``."""
+"""Terms of a page about a study, besides ``TERMS``."""
 
 WIDE = frozenset({"curves", "slopes", "ceilings"})
 """Figures as wide as the page."""
@@ -47,10 +60,10 @@ def study_page(found: StudyResult) -> str:
     """
     unit = UNITS.get(found.axis, found.axis)
     asked = f"{html.escape(found.about)} " if found.about else ""
-    return frame(
-        Content(
+    return html_page(
+        PageContent(
             title=f"Study: {html.escape(found.name)}",
-            subtitle=f"{asked}Every arm against {html.escape(found.candidate)}, by held-out results and {unit}.",
+            subtitle=f"{asked}Every arm compared with {html.escape(found.reference)}; compute in {unit}.",
             verdicts=_verdicts(found),
             terms=TERMS | STUDY_TERMS,
             table_title="Arms side by side",
@@ -85,11 +98,11 @@ def _summary(found: StudyResult) -> str:
     if unknown:
         parts.append(f"{unknown} {'is' if unknown == 1 else 'are'} not measured yet")
     compared = "the one arm" if sum(counts) == 1 else f"{sum(counts)} arms"
-    return f"Of {compared} compared with {found.candidate}, {', '.join(parts[:-1])}, and {parts[-1]}."
+    return f"Of {compared} compared with {found.reference}, {', '.join(parts[:-1])}, and {parts[-1]}."
 
 
 def _group(found: StudyResult, title: str, effects: Sequence[str]) -> str:
-    """The verdicts that belong together; nothing where there is nothing to miss."""
+    """The verdicts under one heading; an empty group of unmeasured arms is left out."""
     arms = [arm for arm in found.ranked() if arm.effect in effects]
     if not arms and "unknown" in effects:
         return ""
@@ -105,10 +118,10 @@ def _group(found: StudyResult, title: str, effects: Sequence[str]) -> str:
 def _verdict(arm: ArmResult) -> str:
     name, rest = html.escape(arm.name), html.escape(arm.sentence.removeprefix(arm.name).removeprefix(NO_DIFFERENCE))
     about = f"<small>{html.escape(arm.about)}</small>" if arm.about else ""
-    problems = arm.problems if arm.fits else []  # without a fit they are the sentence
+    problems = arm.problems if arm.fits else []  # without a fit the sentence has them
     loose = sum(not fit.identified for fit in arm.fits)
     if loose:
-        problems = [f"{loose} of {len(arm.runs)} runs do not pin their ceiling down yet", *problems]
+        problems = [f"the ceiling is not identified yet in {loose} of {len(arm.runs)} runs", *problems]
     lines = "".join(f"<small>{html.escape(line)}</small>" for line in problems)
     return f"<li>{swatch(COLORS[arm.effect])}<b>{name}</b>{rest}{about}{lines}</li>"
 
@@ -131,12 +144,12 @@ def _estimate(found: Estimate | None, pattern: str) -> Cell:
 
 
 def _against(quantity: str, pattern: str) -> Callable[[ArmResult], Cell]:
-    """A column of a quantity of the comparison with the candidate."""
+    """A column of a quantity of the comparison with the reference."""
     return lambda arm: _estimate(getattr(arm.comparison, quantity, None), pattern)
 
 
 def _mean(name: str, show: Callable[[float], str]) -> Callable[[ArmResult], Cell]:
-    """A column of the runs' mean of a metric."""
+    """A column with the mean of a metric over the runs."""
 
     def cell(arm: ArmResult) -> Cell:
         value = arm.metric(name)
@@ -163,16 +176,16 @@ COLUMNS: dict[str, Callable[[ArmResult], Cell]] = {
     "Truncated": _mean("truncation_rate", "{:.1%}".format),
     "Staleness": _mean("staleness_mean", "{:.2f}".format),
     "Entropy": _mean("entropy", "{:.2f}".format),
-    "Tokens a completion": _mean("completion_tokens_mean", "{:.0f}".format),
-    "Tokens a run": _mean("tokens", number_html),
-    "Device-hours a run": _mean("device_hours", "{:.3g}".format),
+    "Tokens per completion": _mean("completion_tokens_mean", "{:.0f}".format),
+    "Tokens per run": _mean("tokens", number_html),
+    "Device-hours per run": _mean("device_hours", "{:.3g}".format),
     "Seeds done": _seeds,
 }
 """The table, column by column."""
 
 
 def _table(found: StudyResult) -> str:
-    arms = [found.arm(found.candidate), *found.ranked()]
+    arms = [found.arm(found.reference), *found.ranked()]
     return sortable(list(COLUMNS), [[cell(arm) for cell in COLUMNS.values()] for arm in arms])
 
 
@@ -180,9 +193,9 @@ def _table(found: StudyResult) -> str:
 
 
 def _raw(found: StudyResult) -> str:
-    """Every evaluation, for whoever wants to fit another law."""
+    """Every evaluation, for other fits."""
     lines = _lines(found)
-    words = f"{len(lines)} held-out evaluations, one JSON object a line"
+    words = f"{len(lines)} held-out evaluations, one JSON object per line"
     return (
         '<section aria-labelledby="points"><h2 id="points">Raw points</h2>\n'
         '<p><button type="button" class="plain" data-saves="raw" data-name="points.jsonl">Save as points.jsonl</button>'
@@ -198,7 +211,7 @@ def _lines(found: StudyResult) -> list[str]:
 
 
 def _rows(curve: Curve) -> Iterator[dict[str, float]]:
-    """Every point of a curve; a standard error that is not known is left out, for JSON has no word for it."""
+    """Every point of a curve; an unknown standard error is left out, because JSON has no NaN."""
     for i, (compute, metric) in enumerate(zip(curve.compute, curve.metric, strict=True)):
         known = curve.stderr is not None and math.isfinite(curve.stderr[i])
         stderr = {"stderr": float(curve.stderr[i])} if curve.stderr is not None and known else {}

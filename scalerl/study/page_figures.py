@@ -1,7 +1,7 @@
-"""The figures of a study's page as plotly's JSON: forests, curves, slopes, ceilings. It fits slopes and knows no HTML.
+"""The figures of a study's page as plotly JSON: forest plots, curves, slopes, ceilings.
 
-With up to thirty arms no palette is large enough: the candidate is blue, the arm that the reader chooses orange, the
-others grey; where all arms are drawn alike, the colour says the effect.
+No palette is large enough for thirty arms. The reference is blue, the arm that the reader chooses orange, and the
+others grey; where all arms are drawn the same way, the colour shows the effect.
 """
 
 from __future__ import annotations
@@ -17,37 +17,39 @@ from scalerl.report.figures import metric_name
 from scalerl.report.page_figures import STRAIGHT, slope_layout, slope_line, slope_points, without_level
 from scalerl.report.quantities import Slope, common_unit, slope_at
 from scalerl.scaling import Curve, Estimate
+from scalerl.scaling.compare import MARGIN
 from scalerl.scaling.curve import UNITS
-from scalerl.study.results import EFFECTS, MARGIN, ArmResult, StudyResult
+from scalerl.study.results import ArmResult, StudyResult
+from scalerl.study.verdicts import EFFECTS
 
 COLORS = {
-    "candidate": "@s0",
+    "reference": "@s0",
     "raises": "@s2",
     "lowers": "@s7",
-    "quicker": "@s5",
-    "slower": "@s1",
+    "more_efficient": "@s5",
+    "less_efficient": "@s1",
     "later": "@s6",
-    "cheaper": "@s5",
-    "dearer": "@s1",
+    "less_compute": "@s5",
+    "more_compute": "@s1",
     "none": "@muted",
     "unknown": "@muted",
 }
 """By effect."""
 
 CHOSEN, OTHERS = "@s1", "@muted/0.4"
-"""Colours of the arm that the reader chose, and of those neither chosen nor the candidate."""
+"""Colours of the arm that the reader chose, and of all arms but that and the reference."""
 
 AHEAD = 2.0
-"""How far the curves of the candidate and of the chosen arm are drawn, in multiples of the last compute."""
+"""How far the curves of the reference and of the chosen arm are drawn, in multiples of the last compute."""
 
 ROW = 30
 """Height of a row of a forest, pixels."""
 
-CHOICE = "Arm beside the candidate"
+CHOICE = "Arm beside the reference"
 
 
 def differences(found: StudyResult) -> Figure | None:
-    """A of every arm minus that of the candidate."""
+    """A of every arm minus that of the reference."""
     arms = _compared(found)
     if not arms:
         return None
@@ -55,22 +57,22 @@ def differences(found: StudyResult) -> Figure | None:
     margin = MARGIN * float(np.ptp(_curves(found)[0].bounds))
     low, high = _span(estimates, margin)
     data, layout = _forest(arms, estimates)
-    layout["xaxis"] = {"title": {"text": "A minus the candidate's A"}, "range": plain([low, high])}
+    layout["xaxis"] = {"title": {"text": "A minus the reference's A"}, "range": plain([low, high])}
     layout["shapes"] = [
         {"type": "rect", "yref": "paper", "x0": -margin, "x1": margin, "y0": 0, "y1": 1, "layer": "below",
          "fillcolor": "@muted/0.13", "line": {"width": 0}},
-        _reference(0),
+        _equal_line(0),
     ]  # fmt: skip
     caption = (
-        f"Difference in the ceiling to {found.candidate}, with 90 % intervals that include the scatter of seeds. An "
-        f"interval right of the line: the arm's ceiling is higher. Within the grey band, ±{margin:g}, ceilings count "
-        f"as the same. {_absent(found)}"
+        f"Ceiling of each arm minus the ceiling of {found.reference}, with 90% intervals that include the scatter "
+        f"between seeds. If an interval lies right of the line, the arm's ceiling is higher. Ceilings within the grey "
+        f"band (±{margin:g}) count as the same. {_absent(found)}"
     )
-    return Figure("Who has the higher ceiling?", caption, data, layout)
+    return Figure("Which arm has the higher ceiling?", caption, data, layout)
 
 
 def ratios(found: StudyResult) -> Figure | None:
-    """B of every arm over that of the candidate; or the compute that both need for one level."""
+    """B of every arm divided by that of the reference, or the compute that both need for one level."""
     arms = _compared(found)
     if not arms:
         return None
@@ -82,23 +84,23 @@ def ratios(found: StudyResult) -> Figure | None:
         low, high = _span(logs, 0.05)
         ticks = _ratio_ticks(low, high)
         span = plain(np.array([low, high]) / np.log(10))
-        axis = {"type": "log", "title": {"text": "ratio to the candidate"}, "range": span}
+        axis = {"type": "log", "title": {"text": "ratio to the reference"}, "range": span}
         layout["xaxis"] = {**axis, "tickvals": ticks, "ticktext": [f"{tick:g}" for tick in ticks]}
-        options[name] = {"data": data, "layout": {**layout, "shapes": [_reference(1)]}}
+        options[name] = {"data": data, "layout": {**layout, "shapes": [_equal_line(1)]}}
     caption = (
-        "How much sharper an arm climbs, at one ceiling for both, and how much compute it needs for a level that both "
-        "have nearly reached, as ratios to the candidate: right of 1 is the steeper arm, or the dearer one. Where "
-        "ceilings differ, B means little."
+        "Steepness B with one ceiling for both, and the compute needed for a level that both have nearly reached, each "
+        "divided by the value of the reference. Right of 1 the arm is steeper, or needs more compute. If the ceilings "
+        "differ, do not rely on B."
     )
-    return Figure("Who is more efficient?", caption, [], {}, {"Ratio": options})
+    return Figure("Which arm is more efficient?", caption, [], {}, {"Ratio": options})
 
 
 RATIOS = {"steepness B": "efficiency_ratio", "compute for the same level": "compute_ratio"}
-"""What is shown as a ratio to the candidate, as in ``Comparison``."""
+"""What is shown as a ratio to the reference, as in ``Comparison``."""
 
 
 def curves(found: StudyResult) -> Figure | None:
-    """Points and mean curves: all arms in grey, the candidate and one other in colour."""
+    """Points and mean curves: all arms in grey, the reference and one other in colour."""
     fitted = [arm for arm in found.arms if arm.fits]
     if not fitted:
         return None
@@ -106,10 +108,10 @@ def curves(found: StudyResult) -> Figure | None:
     first = min(float(curve.compute[curve.compute > 0][0]) for curve in _curves(found))
     grid = np.unique(np.concatenate([np.linspace(0, AHEAD * last, 81), np.geomspace(first / 2, AHEAD * last, 80)]))
     means = {arm.name: _mean(arm, grid) for arm in fitted}
-    data = [_line(arm, grid, means[arm.name], OTHERS, 1.2) for arm in fitted if arm.name != found.candidate]
-    candidate = found.arm(found.candidate)
-    if candidate.fits:
-        data += _highlighted(candidate, grid, means[candidate.name], COLORS["candidate"])
+    data = [_line(arm, grid, means[arm.name], OTHERS, 1.2) for arm in fitted if arm.name != found.reference]
+    reference = found.arm(found.reference)
+    if reference.fits:
+        data += _highlighted(reference, grid, means[reference.name], COLORS["reference"])
     options: dict[str, Json] = {
         arm.name: {"data": _highlighted(arm, grid, means[arm.name], CHOSEN)} for arm in found.ranked() if arm.fits
     }
@@ -119,15 +121,15 @@ def curves(found: StudyResult) -> Figure | None:
         "yaxis": {"title": {"text": metric_name(_curves(found)[0])}},
     }
     caption = (
-        "Dots are held-out evaluations, a shape for each seed; a line is the mean of the arm's fits, dashed where it "
-        "is a forecast. All other arms in grey: point at a line for its name."
+        "Dots are held-out evaluations, with a shape for each seed. Lines are the mean of an arm's fits, dashed where "
+        "they are a forecast. All other arms are grey: point at a line to see its name."
     )
     choices = {CHOICE: options, "Compute axis": compute_axes(0.6 * first, 1.05 * AHEAD * last)}
     return Figure("Curves", caption, data, layout, {name: each for name, each in choices.items() if each})
 
 
 def slopes(found: StudyResult) -> Figure | None:
-    """All arms as straight lines at the common ceiling, the candidate and one other with their points."""
+    """All arms as straight lines at the common ceiling, the reference and one other with their points."""
     if found.common_asymptote is None:
         return None
     ceiling = found.common_asymptote
@@ -136,16 +138,17 @@ def slopes(found: StudyResult) -> Figure | None:
     unit = common_unit(every)
     data: list[Json] = [
         {**slope_line(_together(by_arm[name]), unit, OTHERS), "showlegend": False, "name": name}
-        for name in by_arm if name != found.candidate
+        for name in by_arm if name != found.reference
     ]  # fmt: skip
-    if found.candidate in by_arm:
-        data += _straight(by_arm[found.candidate], unit, COLORS["candidate"])
+    if found.reference in by_arm:
+        data += _straight(by_arm[found.reference], unit, COLORS["reference"])
     options: dict[str, Json] = {
         arm.name: {"data": _straight(by_arm[arm.name], unit, CHOSEN)} for arm in found.ranked() if arm.name in by_arm
     }
     caption = (
-        f"Each run refitted with its ceiling held at the common A = {ceiling:.3f}, {STRAIGHT}{without_level(every)} A "
-        f"line is an arm's mean over seeds. An arm whose ceiling differs is not suited by the common one."
+        f"Each run is fitted again with its ceiling fixed at the common A = {ceiling:.3f}. {STRAIGHT}"
+        f"{without_level(every)} A line is the mean of an arm over its seeds. If an arm's own ceiling differs from the "
+        f"common one, its slope is biased."
     )
     unit_name = UNITS.get(found.axis, found.axis)
     return Figure("Steepness B at one ceiling", caption, data, slope_layout(every, unit, unit_name), {CHOICE: options})
@@ -153,7 +156,7 @@ def slopes(found: StudyResult) -> Figure | None:
 
 def ceilings(found: StudyResult) -> Figure | None:
     """A of every arm, and of each of its runs."""
-    arms = [arm for arm in (found.arm(found.candidate), *found.ranked()) if arm.asymptote is not None]
+    arms = [arm for arm in (found.arm(found.reference), *found.ranked()) if arm.asymptote is not None]
     if not arms:
         return None
     data: list[Json] = []
@@ -179,8 +182,8 @@ def ceilings(found: StudyResult) -> Figure | None:
         "height": 120 + len(arms) * (18 + 7 * seeds),
     }
     caption = (
-        "Thick lines are the arms, the scatter of seeds included; thin ones below them their runs. Lines are 90 % "
-        "intervals, which may leave the figure; an open circle is a ceiling that its run does not pin down yet."
+        "Thick lines are the arms and include the scatter between seeds; thin lines below them are their runs. Lines "
+        "are 90% intervals and may extend beyond the figure. An open circle is a ceiling that is not identified yet."
     )
     return Figure("Ceiling A, by arm and seed", caption, data, layout)
 
@@ -192,7 +195,7 @@ FIGURES: dict[str, Callable[[StudyResult], Figure | None]] = {
     "slopes": slopes,
     "ceilings": ceilings,
 }
-"""The figures in the order of the page; None where nothing is there to be drawn."""
+"""The figures in the order of the page; None if there is nothing to draw."""
 
 
 def _compared(found: StudyResult) -> list[ArmResult]:
@@ -207,11 +210,11 @@ def _curves(found: StudyResult) -> list[Curve]:
 
 def _absent(found: StudyResult) -> str:
     absent = [arm.name for arm in found.arms if arm.effect == "unknown"]
-    return f"Not measured yet, and not drawn: {', '.join(absent)}." if absent else ""
+    return f"Not drawn, because not measured yet: {', '.join(absent)}." if absent else ""
 
 
 def _forest(arms: Sequence[ArmResult], estimates: Sequence[Estimate]) -> tuple[list[Json], Json]:
-    """One row an arm, one trace an effect, so that the legend explains the colours."""
+    """One row for each arm, one trace for each effect, so that the legend explains the colours."""
     data: list[Json] = []
     for effect, words in EFFECTS.items():
         rows = [i for i, arm in enumerate(arms) if arm.effect == effect]
@@ -235,14 +238,14 @@ def _names(arms: Sequence[ArmResult]) -> Json:
     return {"tickvals": [-i for i in range(len(arms))], "ticktext": names, "showgrid": False}
 
 
-def _reference(value: float) -> Json:
-    """A line where an arm equals the candidate."""
+def _equal_line(value: float) -> Json:
+    """A line where an arm equals the reference."""
     line = {"color": "@ink", "width": 1, "dash": "dot"}
     return {"type": "line", "yref": "paper", "x0": value, "x1": value, "y0": 0, "y1": 1, "layer": "below", "line": line}
 
 
 def _span(estimates: Sequence[Estimate], least: float) -> tuple[float, float]:
-    """A range for a forest about 0: an arm that is hardly known yet must not flatten all others."""
+    """A range for a forest plot about 0: one very wide interval must not compress all others."""
     halves = [(e.high - e.low) / 2 for e in estimates]
     most = max([2 * least, *(abs(e.mean) for e in estimates)]) + 3 * float(np.median(halves))
     low, high = min(e.low for e in estimates), max(e.high for e in estimates)
@@ -251,7 +254,7 @@ def _span(estimates: Sequence[Estimate], least: float) -> tuple[float, float]:
 
 
 def _around(arms: Sequence[ArmResult]) -> tuple[float, float]:
-    """A range for ceilings that shows every arm whole, but no run that is hardly known yet."""
+    """A range for ceilings that shows every arm's interval, but cuts very wide ones of single runs."""
     known = [arm.asymptote for arm in arms if arm.asymptote is not None]
     low, high = min(e.low for e in known), max(e.high for e in known)
     return low - 0.25 * (high - low), high + 0.25 * (high - low)
@@ -280,7 +283,7 @@ def _mean(arm: ArmResult, grid_M: np.ndarray) -> np.ndarray:
 
 
 def _line(arm: ArmResult, grid_M: np.ndarray, mean_M: np.ndarray, color: str, width: float) -> Json:
-    """An arm's mean curve as far as it was trained."""
+    """An arm's mean curve up to its last compute."""
     seen_M = grid_M <= max(fit.last_compute for fit in arm.fits)
     return {
         "mode": "lines", "name": html.escape(arm.name), "showlegend": False, "x": plain(grid_M[seen_M]),
@@ -310,14 +313,14 @@ def _highlighted(arm: ArmResult, grid_M: np.ndarray, mean_M: np.ndarray, color: 
 
 
 def _together(slopes: Sequence[Slope]) -> Slope:
-    """The line of an arm: the geometric mean of its runs' B, over all their compute."""
+    """The line of an arm: its slope is the geometric mean of B over its runs."""
     spans = np.stack([slope.span for slope in slopes])
     efficiency = float(np.exp(np.mean([np.log(slope.efficiency) for slope in slopes])))
     return replace(slopes[0], efficiency=efficiency, span=np.array([spans[:, 0].min(), spans[:, 1].max()]))
 
 
 def _straight(slopes: Sequence[Slope], unit: float, color: str) -> list[Json]:
-    """An arm's line, and the points of its seeds."""
+    """An arm's line and the points of its seeds."""
     mean = _together(slopes)
     group: Json = {"legendgroup": mean.label, "name": f"{html.escape(mean.label)}: B = {mean.efficiency:.2f}"}
     points = [

@@ -1,7 +1,8 @@
-"""A plan: arms that differ from one base in a few fields, seeds, and the rule that makes them fair. It runs nothing.
+"""A plan of a study: a base configuration, arms that each change a few of its fields, and seeds.
 
-Arms of one seed are paired: the same warm start, prompts, order of prompts and held-out set. They sample equally many
-completions with equally many evaluations, so that an arm of larger batches takes fewer steps.
+Arms of the same seed are paired: they have the same warm start, prompts, order of prompts and held-out set. All arms
+sample the same number of completions with the same number of evaluations, so an arm with larger batches takes fewer
+steps.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
-from scalerl.config import PRESETS, RunConfig, merge, read_config, to_toml
+from scalerl.config import PRESETS, RunConfig, merge, plain_values, read_config, to_toml
 from scalerl.config.base import ConfigError, Part, build, nearest, replace
 from scalerl.config.recipe import Recipe
 
@@ -29,14 +30,17 @@ Changes = dict[str, Any]
 
 
 class Arm(Part):
-    """One way to train. Example: Arm(name="gspo", about="its loss", changes={"recipe": {"loss": {"kind": "gspo"}}})."""
+    """One way to train.
+
+    Example: Arm(name="gspo", about="GSPO's loss", changes={"recipe": {"loss": {"kind": "gspo"}}}).
+    """
 
     name: str
     """Letters, digits, dots, dashes and underscores, at most 40; also the name of its directory."""
     about: str = ""
     """What it changes, in a few words."""
     changes: Changes = Field(default_factory=dict)
-    """What is laid over the plan's base."""
+    """Fields that override those of the plan's base."""
 
     @field_validator("name")
     @classmethod
@@ -63,29 +67,29 @@ class Plan(Part):
     name: str
     """Free text."""
     about: str = ""
-    """The question it asks."""
-    candidate: str
-    """The arm that all others are compared with."""
+    """The question that the study answers."""
+    reference: str
+    """Name of the arm that all others are compared with."""
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = (0, 1, 2)
-    """Seeds of every arm; three or more let the scatter between seeds be estimated."""
+    """Seeds of every arm; the scatter between seeds can be estimated from three or more."""
     base: RunConfig
-    """What the arms share. `base.steps` is the budget: updates of an arm with the base's batch."""
+    """Configuration that the arms share. `base.steps` is the budget: steps of an arm with the base's batch."""
     arms: tuple[Arm, ...]
-    """At least the candidate and one other."""
+    """At least the reference and one other."""
 
     def arm(self, name: str) -> Arm:
         """Return an arm by name."""
         return next(arm for arm in self.arms if arm.name == name)
 
     def runs(self) -> list[RunKey]:
-        """Return all runs, every arm's first seed first, so that what is done early compares all arms."""
+        """Return all runs, the first seed of every arm first, so that all arms can be compared early."""
         return [RunKey(arm.name, seed) for seed in self.seeds for arm in self.arms]
 
     def config(self, arm: Arm, seed: int) -> RunConfig:
         """Return the configuration of one run.
 
         Raises:
-            ConfigError: the arm's changes are no configuration.
+            ConfigError: the arm's changes give no valid configuration.
         """
         return arm_config(self.base, arm, seed)
 
@@ -95,8 +99,8 @@ class Plan(Part):
 
 
 def arm_config(base: RunConfig, arm: Arm, seed: int) -> RunConfig:
-    """Lay an arm's changes over a base, at the same number of completions and evaluations."""
-    values = merge(merge(base.model_dump(), arm.changes), {"seed": seed})
+    """Apply an arm's changes to a base, at the same number of completions and evaluations."""
+    values = merge(merge(plain_values(base), arm.changes), {"seed": seed})
     changed = build(RunConfig, values, f"arm {arm.name}")
     ratio = base.recipe.completions_per_step / changed.recipe.completions_per_step
     config = replace(changed, recipe=replace(changed.recipe, name=arm.name))
@@ -112,8 +116,8 @@ def check(plan: Plan) -> Plan:
     """Return the plan if it can be run and compared.
 
     Raises:
-        ConfigError: no second arm, a name twice, an unknown candidate, arms that are the same run, a budget that ends
-            before the evaluations of a fit, seeds given twice.
+        ConfigError: fewer than two arms, a name given twice, an unknown reference, arms with equal configurations, too
+            few evaluations for a fit, or a seed given twice.
     """
     names = [arm.name for arm in plan.arms]
     if len(names) < 2:
@@ -121,16 +125,16 @@ def check(plan: Plan) -> Plan:
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"{plan.name}: arm {name!r} is given {names.count(name)} times; names must differ")
-    if plan.candidate not in names:
+    if plan.reference not in names:
         raise ConfigError(
-            f"candidate: got {plan.candidate!r}{nearest(plan.candidate, names)}; allowed: {', '.join(names)}"
+            f"reference: got {plan.reference!r}{nearest(plan.reference, names)}; allowed: {', '.join(names)}"
         )
     if not plan.seeds or len(set(plan.seeds)) < len(plan.seeds):
         raise ConfigError(f"seeds: got {list(plan.seeds)}; allowed: at least one, each once")
     configs = {arm.name: plan.config(arm, plan.seeds[0]) for arm in plan.arms}
     for one, other in combinations(configs, 2):
         if unnamed(configs[one]) == unnamed(configs[other]):
-            raise ConfigError(f"arms {one!r} and {other!r} are the same run: nothing in their configurations differs")
+            raise ConfigError(f"arms {one!r} and {other!r} are the same run: their configurations are equal")
     for name, config in configs.items():
         evaluations = 1 + -(-config.steps // config.evaluation.every)
         if evaluations < LEAST_EVALUATIONS:
@@ -142,16 +146,16 @@ def check(plan: Plan) -> Plan:
 
 
 LEAST_EVALUATIONS = 5
-"""Points that a fit needs, the one before training included."""
+"""Number of points that a fit needs, including the one before training."""
 
 
 def unnamed(config: RunConfig) -> RunConfig:
-    """Return a configuration without the name of its arm, which changes nothing."""
+    """Return a configuration without the name of its arm, which does not affect the run."""
     return replace(config, recipe=replace(config.recipe, name="any"))
 
 
 def select(plan: Plan, patterns: Sequence[str]) -> Plan:
-    """Return the plan with only the arms whose names match a pattern (such as `loss-*`), and the candidate.
+    """Return the plan with only the arms whose names match a pattern (such as `loss-*`), and the reference.
 
     Raises:
         ConfigError: a pattern that matches no arm.
@@ -160,19 +164,19 @@ def select(plan: Plan, patterns: Sequence[str]) -> Plan:
     for pattern in patterns:
         if not any(fnmatch(name, pattern) for name in names):
             raise ConfigError(f"--only: {pattern!r} matches no arm{nearest(pattern, names)}; arms: {', '.join(names)}")
-    kept = [a for a in plan.arms if a.name == plan.candidate or any(fnmatch(a.name, p) for p in patterns)]
+    kept = [a for a in plan.arms if a.name == plan.reference or any(fnmatch(a.name, p) for p in patterns)]
     return replace(plan, arms=tuple(kept))
 
 
 def recipe_changes(recipe: Recipe, base: Recipe) -> Changes:
-    """Return what lies over the base to make it this recipe: only the fields that differ."""
+    """Return the changes that turn the base into this recipe: only the fields that differ."""
     changes = _difference(recipe.model_dump(mode="json"), base.model_dump(mode="json"))
     changes.pop("name", None)
     return {"recipe": changes} if changes else {}
 
 
 def _difference(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    """What to lay over the second mapping to get the first; another kind is given whole."""
+    """The changes that turn the second mapping into the first; a part of another kind is given completely."""
     changes: dict[str, Any] = {}
     for key, value in ours.items():
         old = theirs[key]
@@ -185,11 +189,11 @@ def _difference(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_rates(plan: Plan, rates: Mapping[str, float]) -> Plan:
-    """Return the plan with each arm at the learning rate of its loss, where the arm itself names none.
+    """Return the plan with the learning rate of its loss for each arm that sets none itself.
 
     Args:
         plan: any.
-        rates: learning rate by kind of loss, as a sweep found them.
+        rates: learning rate by kind of loss, from a sweep.
     """
     arms = []
     for arm in plan.arms:
@@ -201,7 +205,7 @@ def with_rates(plan: Plan, rates: Mapping[str, float]) -> Plan:
 
 
 def rates_by_loss(plan: Plan) -> dict[str, set[float]]:
-    """Return at which learning rates the arms of each loss train; several make the plan a sweep of rates."""
+    """Return the learning rates of the arms by loss; a plan with several for one loss is a sweep."""
     by_loss: dict[str, set[float]] = {}
     for arm in plan.arms:
         recipe = plan.config(arm, plan.seeds[0]).recipe
@@ -210,7 +214,7 @@ def rates_by_loss(plan: Plan) -> dict[str, set[float]]:
 
 
 def rates_note(plan: Plan) -> str:
-    """Return in words at which learning rate each loss trains; empty where all arms have one, or a loss has several."""
+    """Return the learning rate of each loss in words; empty if all arms have the same, or if a loss has several."""
     by_loss = rates_by_loss(plan)
     if len(set().union(*by_loss.values())) == 1 or max(map(len, by_loss.values())) > 1:
         return ""
@@ -221,14 +225,14 @@ def rates_note(plan: Plan) -> str:
 
 
 def read_plan(file: Path) -> Plan:
-    """Read a plan of the user's own.
+    """Read a plan from a TOML file.
 
         name = "caps"
         about = "Does CISPO's cap matter?"
         base = "quick"                     # a preset, the path of a configuration, or a table [base]
-        candidate = "five"
+        reference = "five"
         seeds = [0, 1, 2]
-        [changes]                          # laid over the base for every arm
+        [changes]                          # applied to the base for every arm
         steps = 200
         [arms.five]
         [arms.eight]
@@ -236,16 +240,18 @@ def read_plan(file: Path) -> Plan:
         recipe.loss.max_ratio = 8
 
     Raises:
-        ConfigError: unreadable, unknown keys, arms that are no configuration.
+        ConfigError: an unreadable file, unknown keys, or arms that give no valid configuration.
     """
     values = _toml(file)
-    known = ("name", "about", "base", "candidate", "seeds", "changes", "arms")
+    if "candidate" in values and "reference" not in values:  # how earlier versions called it
+        values["reference"] = values.pop("candidate")
+    known = ("name", "about", "base", "reference", "seeds", "changes", "arms")
     for key in values:
         if key not in known:
             raise ConfigError(f"{file}: unknown key {key!r}{nearest(key, known)}; allowed here: {', '.join(known)}")
     arms = values.get("arms")
     if not isinstance(arms, dict) or not all(isinstance(table, dict) for table in arms.values()):
-        raise ConfigError(f"{file}: arms: got {arms!r}; a study needs tables [arms.NAME], one an arm")
+        raise ConfigError(f"{file}: arms: got {arms!r}; a study needs a table [arms.NAME] for each arm")
     base = build(RunConfig, merge(_base(values.get("base", "quick"), file), values.get("changes", {})), str(file))
     listed = [
         {
@@ -255,27 +261,27 @@ def read_plan(file: Path) -> Plan:
         }
         for name, table in arms.items()
     ]
-    fields: dict[str, Any] = {"name": file.stem, "candidate": next(iter(arms), "")}
-    fields |= {key: values[key] for key in ("name", "about", "candidate", "seeds") if key in values}
+    fields: dict[str, Any] = {"name": file.stem, "reference": next(iter(arms), "")}
+    fields |= {key: values[key] for key in ("name", "about", "reference", "seeds") if key in values}
     return check(build(Plan, {**fields, "base": base, "arms": listed}, str(file)))
 
 
 def plan_toml(plan: Plan) -> str:
-    """Return the plan as TOML that `read_plan` reads back to an equal value."""
+    """Return the plan as TOML that `read_plan` reads back as an equal value."""
     import tomli_w
 
     arms = {arm.name: ({"about": arm.about} if arm.about else {}) | arm.changes for arm in plan.arms}
-    head = {"name": plan.name, "about": plan.about, "candidate": plan.candidate, "seeds": list(plan.seeds)}
+    head = {"name": plan.name, "about": plan.about, "reference": plan.reference, "seeds": list(plan.seeds)}
     return tomli_w.dumps({**head, "arms": arms, "base": tomllib.loads(to_toml(plan.base))})
 
 
 def _base(base: Any, file: Path) -> dict[str, Any]:
     if isinstance(base, dict):
-        return merge(PRESETS["lab"].model_dump(), base)
+        return merge(plain_values(PRESETS["lab"]), base)
     if base in PRESETS:
-        return PRESETS[base].model_dump()
+        return plain_values(PRESETS[base])
     if isinstance(base, str) and (file.parent / base).exists():
-        return read_config(file.parent / base, []).model_dump()
+        return plain_values(read_config(file.parent / base, []))
     raise ConfigError(f"{file}: base: got {base!r}; allowed: {', '.join(PRESETS)}, the path of a TOML file, or a table")
 
 

@@ -1,4 +1,4 @@
-"""The plans that come with scalerl: each takes a base and returns the arms the paper compared. They run nothing.
+"""The plans that come with scalerl: each takes a base configuration and returns the arms that the paper compares.
 
 Arms are named after the paper's (arXiv 2510.13786, sections 3 to 5 and appendix A.16).
 """
@@ -32,28 +32,28 @@ RATE_STEPS = (0.5, 1.0, 2.0, 4.0)
 """Learning rates of a sweep, in multiples of the base's."""
 
 RATE_SEED = 1000
-"""Seed of the sweep, which no comparison uses."""
+"""Seed of the sweep; no other plan uses it."""
 
 BATCHES = (0.5, 2.0, 4.0)
-"""Batches of the axes plan, in multiples of the base's prompts a step."""
+"""Batches of the axes plan, in multiples of the base's prompts per step."""
 
 GROUPS = (0.25, 0.5, 2.0)
-"""Generations a prompt, in multiples of the base's, at the same completions a step."""
+"""Generations per prompt, in multiples of the base's, at the same completions per step."""
 
 LENGTHS = (0.75, 1.5)
 """Limits on the length, in multiples of the base's."""
 
 WIDTHS = (0.75, 1.5)
-"""Widths of the tiny model, in multiples of the base's, rounded to what divides into its heads."""
+"""Widths of the tiny model, in multiples of the base's, rounded to multiples of twice its heads."""
 
 
 def loo(base: RunConfig) -> Plan:
-    """The recipe, and the recipe with one component put back at a time (section 4; ICLR figure 12)."""
+    """The recipe, and the recipe with one component replaced at a time (section 4; ICLR figure 12)."""
     left_out = leave_one_out(base.recipe)
     return Plan(
         name="loo",
-        about="Which component of the recipe still matters once all the others are there?",
-        candidate="scalerl",
+        about="Which component of the recipe matters when all the others are present?",
+        reference="scalerl",
         base=base,
         arms=(Arm(name="scalerl", about="the whole recipe"), *_variants(left_out, base.recipe, LEFT_OUT)),
     )
@@ -64,12 +64,12 @@ LEFT_OUT = {
     "lp": "length penalty instead of interruption",
     "batch": "zero-variance prompts kept in the loss",
     "8op": "PPO-off-policy-8 instead of PipelineRL-8",
-    "fp32": "no FP32 head; changes nothing where the weights are FP32, and then tests the comparison itself",
+    "fp32": "no FP32 head; no effect if the weights are FP32, and then a check of the comparison",
     "savg": "sample average instead of prompt average",
     "dapo": "DAPO's loss instead of CISPO",
     "uniform-sampling": "no No-Positive-Resampling",
 }
-"""What each arm of the leave-one-out plan puts back."""
+"""What each arm of the leave-one-out plan replaces."""
 
 
 def recipes(base: RunConfig) -> Plan:
@@ -77,8 +77,8 @@ def recipes(base: RunConfig) -> Plan:
     adopted = {name: adopt(recipe, base.recipe) for name, recipe in RECIPES.items() if name != "baseline"}
     return Plan(
         name="recipes",
-        about="Which recipe has the higher ceiling, and which is merely quicker?",
-        candidate="scalerl",
+        about="Which recipe has the higher ceiling, and which is only more efficient?",
+        reference="scalerl",
         base=replace(base, recipe=adopted["scalerl"]),
         arms=tuple(_variants(adopted, adopted["scalerl"], {})),
     )
@@ -107,7 +107,7 @@ def forward(base: RunConfig) -> Plan:
     return Plan(
         name="forward",
         about="Which choice helps the baseline?",
-        candidate="baseline",
+        reference="baseline",
         base=replace(base, recipe=start),
         arms=tuple(_variants(variants, start, {"baseline": "GRPO with the asymmetric clip 0.26, on PipelineRL-8"})),
     )
@@ -118,7 +118,7 @@ GSPO_CLIPS = ((3e-4, 4e-4), (3e-3, 4e-3), (4e-3, 5e-3))
 
 
 def axes(base: RunConfig) -> Plan:
-    """The scaling axes of section 5: model size, length, batch, generations a prompt at the same completions a step."""
+    """The scaling axes of section 5: model size, length, batch, and generations per prompt at a fixed total."""
     recipe = base.recipe
     total, group = recipe.completions_per_step, recipe.generations_per_prompt
     arms = [Arm(name="scalerl", about="the base")]
@@ -128,7 +128,7 @@ def axes(base: RunConfig) -> Plan:
     for factor in GROUPS:
         samples = max(2, round(group * factor))
         sizes = {"generations_per_prompt": samples, "prompts_per_step": max(1, total // samples)}
-        arms.append(_arm(f"generations-{samples}", "the same completions a step", {"recipe": sizes}))
+        arms.append(_arm(f"generations-{samples}", "the same completions per step", {"recipe": sizes}))
     for factor in LENGTHS:
         length = scaled(recipe, factor)
         arms.append(_arm(f"length-{length.length.max_tokens}", "tokens", recipe_changes(length, recipe)))
@@ -140,19 +140,19 @@ def axes(base: RunConfig) -> Plan:
         experts = {"experts": 4, "active_experts": 2}
         arms.append(_arm("experts-4", "a mixture of 4 experts, 2 active", {"model": experts}))
     if len(base.data) == 1 and isinstance(base.data[0], ArithmeticTask):
-        both = [base.data[0].model_dump(), ProgramsTask().model_dump()]
+        both = [task.model_dump(mode="json", exclude_none=True) for task in (base.data[0], ProgramsTask())]
         arms.append(_arm("mixed", "half of the prompts are programs", {"data": both}))
     return Plan(
         name="axes",
         about="Which axis of scale raises the ceiling?",
-        candidate="scalerl",
+        reference="scalerl",
         base=base,
         arms=tuple(arms),
     )
 
 
 def scaled(recipe: Recipe, factor: float) -> Recipe:
-    """Return the recipe with every limit on the length multiplied."""
+    """Return the recipe with every limit on the length multiplied by a factor."""
     values = recipe.length.model_dump()
     for name in ("max_tokens", "cache_tokens"):
         if name in values:
@@ -163,7 +163,7 @@ def scaled(recipe: Recipe, factor: float) -> Recipe:
 
 
 def rates(base: RunConfig) -> Plan:
-    """Learning rates for each loss, on a seed of their own: what makes the other plans fair."""
+    """A sweep of learning rates for each loss, on a seed that no other plan uses."""
     losses: tuple[Loss, ...] = (Cispo(), Dapo(), Gspo(), Grpo())
     rate = base.recipe.optimizer.learning_rate
     arms = []
@@ -175,7 +175,7 @@ def rates(base: RunConfig) -> Plan:
     return Plan(
         name="rates",
         about="Which learning rate suits each loss?",
-        candidate=f"cispo-{rate:g}",
+        reference=f"cispo-{rate:g}",
         seeds=(RATE_SEED,),
         base=base,
         arms=tuple(arms),

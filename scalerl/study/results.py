@@ -1,36 +1,16 @@
-"""What a study found: fits of every run, each arm against the candidate, verdicts in words. It draws and runs nothing.
-
-Axes in names: D draws.
-"""
+"""The results of a study as records that convert to JSON: its runs, its arms, and the whole study."""
 
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-
-from scalerl.scaling import Comparison, Curve, CurveError, Estimate, Fit, compare, fit
-from scalerl.scaling.compare import (
-    MARGIN,
-    common_ceiling,
-    log_efficiency,
-    seed_scatter,
-    shuffled,
-    side_mean,
-    summarise_ratio,
-)
-from scalerl.scaling.estimate import summarise
-from scalerl.scaling.law import Array
-from scalerl.study.directory import StudyDirectory, rows
-from scalerl.study.execute import STOPPED
-from scalerl.study.notes import notes
-from scalerl.study.plan import Arm, RunKey
-from scalerl.study.verdicts import EFFECTS, effect_of, sentence_of
+from scalerl.scaling import Comparison, Curve, Estimate, Fit
+from scalerl.study.plan import RunKey
+from scalerl.study.verdicts import EFFECTS
 
 METRICS = {
     "truncation_rate": "share of rollouts truncated",
@@ -41,7 +21,7 @@ METRICS = {
     "generator_idle": "share of the generator's time",
     "trainer_idle": "share of the trainer's time",
 }
-"""Columns of metrics.jsonl that a study shows as means over the run (entropy: over its last tenth)."""
+"""Columns of metrics.jsonl whose means over the run a study shows (entropy: over the last tenth)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,9 +31,9 @@ class RunResult:
     key: RunKey
     path: Path
     step: int
-    """Of the last evaluation; -1 before the first."""
+    """Step of the last evaluation; -1 before the first."""
     steps: int
-    """The whole budget."""
+    """Its budget."""
     curve: Curve | None
     fit: Fit | None
     problem: str
@@ -61,7 +41,7 @@ class RunResult:
     metrics: dict[str, float]
     """Means of ``METRICS``, with ``device_hours``, ``flops`` and ``tokens`` of the last step."""
     failure: str = ""
-    """The last words of its process, if that failed the last time; what was measured until then counts."""
+    """The last message of its process, if it failed the last time; the points measured before that count."""
 
     @property
     def last(self) -> float | None:
@@ -71,19 +51,19 @@ class RunResult:
 
 @dataclass(frozen=True, eq=False)
 class ArmResult:
-    """One arm: all its seeds, and what distinguishes it from the candidate."""
+    """One arm: all its seeds, and its comparison with the reference."""
 
     name: str
     about: str
     runs: tuple[RunResult, ...]
     asymptote: Estimate | None
-    """A of the arm, the scatter of seeds included; None where nothing could be fitted."""
+    """A of the arm, including the scatter between seeds; None if nothing could be fitted."""
     efficiency: Estimate | None
     """B at the study's common ceiling."""
     midpoint: Estimate | None
-    """Cmid, the geometric mean over seeds."""
+    """C_mid, the geometric mean over seeds."""
     comparison: Comparison | None
-    """The arm (first) against the candidate (second); None for the candidate, and where a side has no fit."""
+    """The arm (first) against the reference (second); None for the reference, and if a side has no fit."""
     effect: str
     """Key of ``EFFECTS``."""
     sentence: str
@@ -96,12 +76,12 @@ class ArmResult:
 
     @property
     def done(self) -> int:
-        """How many runs have had their whole budget."""
+        """How many runs have reached their budget."""
         return sum(run.step >= run.steps for run in self.runs)
 
     @property
     def excluded(self) -> float | None:
-        """Differences in A from the candidate beyond this, either way, are outside the 90 % interval."""
+        """Differences in A from the reference larger than this, up or down, are outside the 90% interval."""
         if self.comparison is None:
             return None
         difference = self.comparison.asymptote_difference
@@ -109,13 +89,13 @@ class ArmResult:
 
     @property
     def problems(self) -> list[str]:
-        """What is wrong with its runs, a line each: no fit yet, a failure."""
+        """Problems of its runs, one line each: no fit yet, a failure."""
         return [f"seed {run.key.seed}: {words}" for run in self.runs for words in _problems(run)]
 
     @property
     def reason(self) -> str:
-        """Why it has no fit, each reason once; empty where nothing went wrong."""
-        return _reasons(self.runs)
+        """Why it has no fit, each reason once; empty if there was no problem."""
+        return reasons(self.runs)
 
     def metric(self, name: str) -> float | None:
         """Return a metric's mean over the runs that have it."""
@@ -130,7 +110,7 @@ class StudyResult:
     name: str
     about: str
     path: Path
-    candidate: str
+    reference: str
     axis: str
     """Compute axis that all fits share, as in ``Curve``."""
     arms: tuple[ArmResult, ...]
@@ -141,36 +121,36 @@ class StudyResult:
     """Standard deviation of A between seeds of one arm."""
     seed_source: str
     notes: tuple[str, ...]
-    """What a reader must know."""
+    """What a reader needs to know besides the verdicts."""
 
     def arm(self, name: str) -> ArmResult:
         """Return an arm by name."""
         return next(arm for arm in self.arms if arm.name == name)
 
     def ranked(self) -> list[ArmResult]:
-        """Return all arms but the candidate by effect, what matters most first, the larger difference in A first."""
+        """Return all arms but the reference, sorted by effect and then by the difference in A, the largest first."""
         order = list(EFFECTS)
 
         def place(arm: ArmResult) -> tuple[int, float]:
             against = arm.comparison
             return order.index(arm.effect), -abs(against.asymptote_difference.mean) if against else 0.0
 
-        return sorted((arm for arm in self.arms if arm.name != self.candidate), key=place)
+        return sorted((arm for arm in self.arms if arm.name != self.reference), key=place)
 
     def exclusion(self) -> str:
-        """Return how large a difference could have been missed where none showed; empty where one showed everywhere."""
+        """Return in words how large the undetected differences in A can be; empty if every arm shows one."""
         widest = [arm.excluded for arm in self.arms if arm.effect == "none" and arm.excluded is not None]
         if not widest:
             return ""
         if len(widest) == 1:
-            return f"Where nothing showed, differences in A beyond ±{widest[0]:.3f} are excluded (90 % interval)."
+            return f"One arm shows no difference: differences in A beyond ±{widest[0]:.3f} are excluded (90% interval)."
         return (
-            f"Where nothing showed, differences in A beyond ±{max(widest):.3f} are excluded for every such arm, "
-            f"beyond ±{statistics.median(widest):.3f} for half of them (90 % intervals)."
+            f"{len(widest)} arms show no difference: differences in A beyond ±{max(widest):.3f} are excluded for all "
+            f"of them, beyond ±{statistics.median(widest):.3f} for half of them (90% intervals)."
         )
 
     def headlines(self) -> list[str]:
-        """Return the verdicts in words, what matters most first."""
+        """Return the verdicts in words, the most important first."""
         excluded = self.exclusion()
         return [*(arm.sentence for arm in self.ranked()), *([excluded] if excluded else [])]
 
@@ -178,7 +158,7 @@ class StudyResult:
         """JSON values; docs/json.md has the keys."""
         return {
             "study": self.name,
-            "candidate": self.candidate,
+            "reference": self.reference,
             "axis": self.axis,
             "common_asymptote": self.common_asymptote,
             "seed_sd": self.seed_sd,
@@ -190,7 +170,7 @@ class StudyResult:
 
 
 AGAINST = ("asymptote_difference", "efficiency_ratio", "compute_ratio")
-"""What is told of an arm's comparison with the candidate."""
+"""The estimates of an arm's comparison with the reference that go into the JSON."""
 
 
 def _arm_dict(arm: ArmResult) -> dict[str, Any]:
@@ -220,143 +200,15 @@ def _arm_dict(arm: ArmResult) -> dict[str, Any]:
     }
 
 
-def study_results(study: StudyDirectory, axis: str | None = None, task: str | None = None) -> StudyResult:
-    """Fit all runs as far as they are, and compare every arm with the candidate.
-
-    Args:
-        study: finished or not.
-        axis: compute axis; None for the runs' default.
-        task: which task's curve, where runs have several; None for the base's (first) task.
-
-    Raises:
-        ConfigError: no run of the study has that axis or task.
-    """
-    study.check_view(axis, task)
-    plan, axis, task = study.plan, axis or study.axis(), task or study.task()
-    runs: dict[str, list[RunResult]] = defaultdict(list)
-    failures = _failures(study)
-    for key in study.runs():
-        runs[key.arm].append(_run(study, key, axis, task, failures.get(key, "")))
-    fits = {name: [run.fit for run in found if run.fit is not None] for name, found in runs.items()}
-    everything = [f for found in fits.values() for f in found]
-    scatter = _scatter(everything, list(fits.values())) if everything else None
-    arms = [_arm(arm, plan.candidate, runs[arm.name], fits, scatter) for arm in plan.arms]
-    return StudyResult(
-        name=plan.name,
-        about=plan.about,
-        path=study.path,
-        candidate=plan.candidate,
-        axis=axis,
-        arms=tuple(arms),
-        common_asymptote=scatter.common if scatter else None,
-        seed_sd=scatter.sd if scatter else None,
-        seed_source=scatter.source if scatter else "",
-        notes=tuple(notes(study, arms)),
-    )
-
-
-class _Scatter(NamedTuple):
-    """What all arms share: how much seeds differ, and the ceiling at which B is compared."""
-
-    draws: Array
-    sd: float
-    source: str
-    common: float
-
-
-def _scatter(everything: Sequence[Fit], by_arm: Sequence[Sequence[Fit]]) -> _Scatter:
-    width = float(np.ptp(everything[0].curve.bounds))
-    draws, source = seed_scatter([fits for fits in by_arm if fits], width, np.random.default_rng(0))
-    sd = float(np.median(draws))
-    return _Scatter(draws, sd, source, common_ceiling(everything, sd))
-
-
-def _arm(
-    arm: Arm, candidate: str, runs: Sequence[RunResult], fits: Mapping[str, Sequence[Fit]], scatter: _Scatter | None
-) -> ArmResult:
-    """Compare one arm with the candidate."""
-    mine, rng = fits[arm.name], np.random.default_rng(0)
-    against = None
-    if arm.name != candidate and mine and fits[candidate]:
-        siblings = [found for name, found in fits.items() if found and name not in (arm.name, candidate)]
-        against = compare(mine, fits[candidate], siblings=siblings)
-    effect = "candidate" if arm.name == candidate else effect_of(against)
-    estimates: dict[str, Estimate | None] = dict.fromkeys(("asymptote", "efficiency", "midpoint"))
-    if mine and scatter is not None:
-        estimates = {
-            "asymptote": summarise(side_mean([shuffled(f.draws.asymptote, rng) for f in mine], scatter.draws, rng)),
-            "efficiency": _geometric([log_efficiency(f.curve, scatter.common, scatter.sd, rng) for f in mine]),
-            "midpoint": _geometric([np.log(shuffled(f.draws.midpoint, rng)) for f in mine]),
-        }
-    return ArmResult(
-        name=arm.name,
-        about=arm.about,
-        runs=tuple(runs),
-        comparison=against,
-        effect=effect,
-        sentence=sentence_of(arm.name, candidate, effect, against, "" if mine else _reasons(runs)),
-        **estimates,
-    )
-
-
-def _reasons(runs: Sequence[RunResult]) -> str:
+def reasons(runs: Sequence[RunResult]) -> str:
+    """Return why runs have no fit, each reason once; empty if there was no problem."""
     return "; ".join(sorted({words for run in runs for words in _problems(run)}))
 
 
-def _geometric(log_SD: Sequence[Array]) -> Estimate:
-    """The geometric mean over seeds, from draws of logarithms."""
-    return summarise_ratio(np.mean(log_SD, axis=0))
-
-
-def _failures(study: StudyDirectory) -> dict[RunKey, str]:
-    """The last words of runs whose process failed the last time it ran."""
-    last = {RunKey(row["arm"], row["seed"]): row for row in study.journal()}
-    return {key: row["said"] for key, row in last.items() if row["code"] and row["code"] not in STOPPED}
-
-
 def _problems(run: RunResult) -> list[str]:
-    return list(filter(None, dict.fromkeys((run.problem, _failed(run.failure)))))
+    return list(filter(None, dict.fromkeys((run.problem, failed(run.failure)))))
 
 
-def _failed(words: str) -> str:
+def failed(words: str) -> str:
+    """Return the last message of a failed process as a reason; empty if there is none."""
     return f"failed: {words}" if words else ""
-
-
-def _run(study: StudyDirectory, key: RunKey, axis: str, task: str | None, failure: str) -> RunResult:
-    path, config = study.run(key), study.config(key)
-    curve, found, problem = None, None, ""
-    if (path / "points.jsonl").exists():
-        try:
-            curve = Curve.read(path, axis=axis, task=task)
-            found = fit(curve)
-        except CurveError as error:  # too short yet, or it learned nothing: the other runs count all the same
-            problem = str(error)
-    else:
-        problem = _failed(failure) or "not started"
-    step = study.step(key)
-    return RunResult(key, path, step, config.steps, curve, found, problem, _metrics(path), failure)
-
-
-def _metrics(path: Path) -> dict[str, float]:
-    listed = rows(path / "metrics.jsonl")
-    if not listed:
-        return {}
-    late = listed[-max(1, len(listed) // 10) :]
-    found = {}
-    for name in METRICS:
-        values = [row[name] for row in (late if name == "entropy" else listed) if row.get(name) is not None]
-        if values:
-            found[name] = statistics.fmean(values)
-    return found | {name: float(listed[-1][name]) for name in ("device_hours", "flops", "tokens")}
-
-
-__all__ = [
-    "EFFECTS",
-    "MARGIN",
-    "METRICS",
-    "ArmResult",
-    "RunResult",
-    "StudyResult",
-    "effect_of",
-    "study_results",
-]

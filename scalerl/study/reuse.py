@@ -1,7 +1,7 @@
-"""Runs that another study has made already, taken over instead of repeated. It trains nothing and judges nothing.
+"""Reuses runs of other studies instead of training them again.
 
-A run follows from its configuration, its seed within it: one that is finished elsewhere would come out the same, and
-one of fewer steps is how it begins.
+A run is determined by its configuration, which includes the seed. A finished run of another study with the same
+configuration would give the same result, and one with fewer steps is the first part of it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from scalerl.study.plan import Plan, RunKey, unnamed
 
 
 class Held(NamedTuple):
-    """A run of another study that one of this plan can be, or begin with."""
+    """A run of another study that is equal to one of this plan, or is its first part."""
 
     path: Path
     steps: int
-    """Updates it has had."""
+    """Steps it was trained for."""
 
 
 def equal_runs(plan: Plan, others: Sequence[StudyDirectory]) -> dict[RunKey, Held]:
-    """Return which runs of a plan other studies hold, whole or their first part; the longest counts.
+    """Return which runs of a plan other studies have, complete or their first part; the longest of several.
 
-    Runs are equal where their configurations are, but for the arm's name. One of fewer steps is the first part, if it
-    ended at one of this plan's evaluations. A run that is not finished, was trained on beyond its plan, or is still
-    being written, is not taken.
+    Runs are equal if their configurations are equal except for the arm's name. A run with fewer steps is the first part
+    if it ended at one of this plan's evaluations. A run is not used if it is not finished, was trained beyond its plan,
+    or is still being written.
     """
     held = [
         (_unending(config), Held(other.run(key), config.steps))
@@ -58,10 +58,10 @@ def _on_the_way(steps: int, config: RunConfig) -> bool:
 
 
 def take_over(study: StudyDirectory, others: Sequence[StudyDirectory]) -> list[str]:
-    """Copy equal runs of other studies, or their first part, to where this one has none; return a line for each.
+    """Copy equal runs of other studies, or their first part, if this study has none; return a line for each.
 
-    A kill in the midst leaves no half run: the copy gets its name last. Checkpoints are linked where the file system
-    can, for they are never written to again and may be large.
+    The copy is renamed last, so an interruption leaves no incomplete run. Checkpoints are hard-linked where the file
+    system allows it: they may be large and are never changed.
     """
     told = []
     for key, (place, steps) in equal_runs(study.plan, others).items():
@@ -72,7 +72,7 @@ def take_over(study: StudyDirectory, others: Sequence[StudyDirectory]) -> list[s
         shutil.rmtree(half, ignore_errors=True)
         shutil.copytree(place, half, copy_function=_copy, ignore=shutil.ignore_patterns(".lock"))
         whole = steps == study.config(key).steps
-        line = f"{key}: taken over from {place}{'' if whole else f', to go on from step {steps}'}"
+        line = f"{key}: taken over from {place}{'' if whole else f', to be resumed from step {steps}'}"
         study.file(key, "log").write_text(f"{line}\n", encoding="utf-8")
         half.rename(run)
         told.append(line)

@@ -1,6 +1,7 @@
-"""A study's results on a terminal or in a log: verdicts in words, then tables. It judges nothing.
+"""Prints a study's results on a terminal or in a log: verdicts in words, then tables.
 
-Plain characters only: a log file is read in anything. From ``ROOM`` columns on there is one table, below it two.
+The tables use plain characters, so that any program shows a log file correctly. With at least ``ROOM`` columns there is
+one table, otherwise two.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from scalerl.scaling.estimate import one_power
 from scalerl.study.results import ArmResult, StudyResult
 
 ROOM = 150
-"""Columns in which everything stands side by side."""
+"""Width of the terminal from which one table has room for everything."""
 
 RULE = Box("    \n    \n -- \n    \n -- \n    \n    \n    \n", ascii=True)
-"""A line of dashes below the headings, and nothing else."""
+"""A line of dashes below the headings, and no other lines."""
 
 
 def print_results(found: StudyResult, console: Console | None = None) -> None:
-    """Print a study's verdicts in words, what a reader must know, and a table with a row for each arm."""
+    """Print a study's verdicts in words, its notes, and a table with a row for each arm."""
     console = console or Console()
     _say(console, *([found.about] if found.about else []), *found.headlines())
     _say(console, *(f"note: {note}" for note in found.notes))
@@ -37,11 +38,11 @@ def print_results(found: StudyResult, console: Console | None = None) -> None:
         console.print(_table(found, {"arm": lambda arm: arm.name, **spent}))
     if found.common_asymptote is not None:
         unit = UNITS.get(found.axis, found.axis)
-        _say(console, f"B is that at the common ceiling A = {found.common_asymptote:.3f}; C_mid in {unit}.")
+        _say(console, f"B is fitted at the common ceiling A = {found.common_asymptote:.3f}; C_mid in {unit}.")
 
 
 def _say(console: Console, *lines: str) -> None:
-    for line in lines:  # in a log a verdict is one line, to be searched for
+    for line in lines:  # in a log each verdict is one line, so that it can be searched
         console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)
     console.print()
 
@@ -50,11 +51,11 @@ Columns = Mapping[str, Callable[[ArmResult], str]]
 
 
 def _table(found: StudyResult, columns: Columns) -> Table:
-    """A table, the candidate first."""
+    """A table, the reference first."""
     table = Table(box=RULE, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
     for heading in columns:
         table.add_column(Text(heading), overflow="fold", no_wrap=heading != "arm")
-    for arm in (found.arm(found.candidate), *found.ranked()):
+    for arm in (found.arm(found.reference), *found.ranked()):
         table.add_row(*(Text(cell(arm) or "-") for cell in columns.values()))
     return table
 
@@ -66,16 +67,16 @@ def _arm(arm: ArmResult) -> str:
 SHORT = {
     "raises": "higher ceiling",
     "lowers": "lower ceiling",
-    "quicker": "more efficient",
-    "slower": "less efficient",
-    "later": "steeper or cheaper",
-    "cheaper": "cheaper so far",
-    "dearer": "dearer so far",
-    "none": "nothing shown",
+    "more_efficient": "more efficient",
+    "less_efficient": "less efficient",
+    "later": "B and compute disagree",
+    "less_compute": "less compute so far",
+    "more_compute": "more compute so far",
+    "none": "no difference seen",
     "unknown": "not measured",
-    "candidate": "the candidate",
+    "reference": "the reference",
 }
-"""``EFFECTS`` for a narrow column; the sentences above the table have the reasons."""
+"""``EFFECTS`` for a narrow column; the sentences above the table give the details."""
 
 
 def _ceiling(arm: ArmResult) -> str:
@@ -102,7 +103,7 @@ def _midpoint(arm: ArmResult) -> str:
 
 
 def _stacked(found: Estimate | None, pattern: str) -> str:
-    """A number above its 90 % interval."""
+    """A number above its 90% interval."""
     if found is None:
         return ""
     return f"{found.mean:{pattern}}\n{found.low:{pattern}} to {found.high:{pattern}}"
@@ -123,11 +124,11 @@ def _done(arm: ArmResult) -> str:
 MEASURED: Columns = {"A": _ceiling, "difference in A": _difference, "B": _efficiency, "C_mid": _midpoint}
 
 SPENT: Columns = {
-    "cut off": _metric("truncation_rate", ".1%"),
+    "truncated": _metric("truncation_rate", ".1%"),
     "staleness": _metric("staleness_mean", ".2f"),
     "entropy": _metric("entropy", ".2f"),
     "tokens": _metric("tokens", ".2e"),
     "device-h": _metric("device_hours", ".3g"),
     "seeds": _done,
 }
-"""How the runs went: means over an arm's runs."""
+"""Metrics of the runs: means over an arm's runs."""

@@ -1,4 +1,4 @@
-"""What an arm does to the candidate, as a word and as a sentence, from a comparison. It compares nothing itself."""
+"""Turns the comparison of an arm with the reference into an effect (one word) and a sentence."""
 
 from __future__ import annotations
 
@@ -8,66 +8,73 @@ from scalerl.scaling.compare import LATER, LEVEL
 EFFECTS = {
     "raises": "raises the ceiling",
     "lowers": "lowers the ceiling",
-    "quicker": "same ceiling, more efficient",
-    "slower": "same ceiling, less efficient",
-    "later": "same ceiling; steeper and dearer, or flatter and cheaper",
-    "cheaper": "less compute for the same level so far; A and B not told apart",
-    "dearer": "more compute for the same level so far; A and B not told apart",
+    "more_efficient": "same ceiling, more efficient",
+    "less_efficient": "same ceiling, less efficient",
+    "later": "same ceiling; steeper but needs more compute, or flatter but needs less",
+    "less_compute": "needs less compute for the same level so far; A and B not distinguished",
+    "more_compute": "needs more compute for the same level so far; A and B not distinguished",
     "none": "no difference that this much compute can show",
     "unknown": "not measured yet",
-    "candidate": "the candidate",
+    "reference": "the reference",
 }
-"""What an arm does, from the candidate's point of view."""
+"""What an arm does, compared with the reference; sorted by importance."""
 
 
 def effect_of(against: Comparison | None) -> str:
-    """Return what an arm, the first side, does to the candidate, the second; a key of ``EFFECTS``."""
+    """Return the effect of an arm (the first side), compared with the reference (the second); a key of ``EFFECTS``."""
     if against is None:
         return "unknown"
     if against.verdict == LATER:
         return "later"
-    kinds = {"higher ceiling": ("raises", "lowers"), "same ceiling and more efficient": ("quicker", "slower")}
+    kinds = {
+        "higher ceiling": ("raises", "lowers"),
+        "same ceiling and more efficient": ("more_efficient", "less_efficient"),
+    }
     if against.verdict not in kinds:
-        # a shift along the compute axis moves neither A nor B, and yet it is what a user pays
-        sure = min(against.probability_cheaper, 1 - against.probability_cheaper) < LEVEL / 2
-        return ("cheaper" if against.probability_cheaper > 0.5 else "dearer") if sure else "none"
+        # a shift along the compute axis changes neither A nor B, but it changes what a user pays
+        probability = against.probability_less_compute
+        sure = min(probability, 1 - probability) < LEVEL / 2
+        return ("less_compute" if probability > 0.5 else "more_compute") if sure else "none"
     better, worse = kinds[against.verdict]
     return better if against.winner == "first" else worse
 
 
-def sentence_of(name: str, candidate: str, effect: str, against: Comparison | None, problems: str) -> str:
+def sentence_of(name: str, reference: str, effect: str, against: Comparison | None, problems: str) -> str:
     """Return an arm's verdict in words, with its numbers.
 
     Args:
         name: of the arm.
-        candidate: what it is compared with.
+        reference: name of the arm it is compared with.
         effect: from ``effect_of``.
         against: the comparison; None where there is none.
         problems: why the arm has no fit; empty if it has one.
     """
-    if effect == "candidate":
-        return f"{name} is the candidate."
+    if effect == "reference":
+        return f"{name} is the reference."
     if against is None:
-        reasons = problems or f"{candidate} has no fit yet"
+        reasons = problems or f"{reference} has no fit yet"
         return f"{name}: not measured yet ({reasons})."
-    difference, ratio, cost = against.asymptote_difference, against.efficiency_ratio, against.compute_ratio
+    difference, ratio = f"A differs by {_signed(against.asymptote_difference)}", against.efficiency_ratio
     if effect in ("raises", "lowers"):
-        return f"{name} {EFFECTS[effect]}: A differs by {_signed(difference)} from {candidate}."
-    compute = f"the level {against.level:.3f} takes {_times(cost)} the compute"
-    efficiency = f"its B is {_times(ratio)} that of {candidate}, and {compute}"
+        return f"{name} {EFFECTS[effect]}: {difference} from {reference}."
+    needed, level = f"{_times(against.compute_ratio)} the compute", f"for the level {against.level:.3f}"
+    efficiency = f"its B is {_times(ratio)} that of {reference}, and it needs {needed} {level}"
     if effect == "later":
-        which = "steeper and dearer" if ratio.mean > 1 else "flatter and cheaper"
+        which = "steeper but needs more compute" if ratio.mean > 1 else "flatter but needs less compute"
         return f"{name}: same ceiling, {which}: {efficiency}."
-    if effect in ("cheaper", "dearer"):
-        shift = f"{compute} of {candidate}; A differs by {_signed(difference)}, its B is {_times(ratio)} as large"
-        return f"{name} is {effect} so far: {shift}."
+    if effect in ("less_compute", "more_compute"):
+        amount = "less" if effect == "less_compute" else "more"
+        return (
+            f"{name} needs {amount} compute so far: {needed} of {reference} {level}; "
+            f"{difference}, and its B is {_times(ratio)} that of {reference}."
+        )
     if effect == "none":
-        return f"{name}{NO_DIFFERENCE}: A differs by {_signed(difference)}, {efficiency}."
+        return f"{name}{NO_DIFFERENCE}: {difference}, {efficiency}."
     return f"{name}: {EFFECTS[effect]}: {efficiency}."
 
 
 NO_DIFFERENCE = " makes no difference that this much compute can show"
-"""What a list under such a heading leaves out."""
+"""A list with this heading leaves it out of its sentences."""
 
 
 def _signed(estimate: Estimate) -> str:

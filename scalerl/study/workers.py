@@ -1,4 +1,4 @@
-"""Where processes run: on this machine, or on a Ray cluster. It knows commands and logs, nothing of studies."""
+"""Runs processes on this machine or on a Ray cluster, each with a log."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ class Job(Protocol):
         """Return the exit code; None while it runs."""
 
     def stop(self) -> None:
-        """Ask it to stop in order, with a checkpoint; it may take a while."""
+        """Ask it to write a checkpoint and stop; this may take a while."""
 
 
 class Workers(Protocol):
-    """Somewhere to run processes."""
+    """A place to run processes."""
 
     count: int
-    """How many at once."""
+    """How many can run at once."""
 
     def start(self, command: Sequence[str], log: Path) -> Job:
         """Start a process whose output is added to a log."""
 
 
 class LocalJob:
-    """A child process, in a session of its own, so that Ctrl-C reaches it only through us."""
+    """A child process in its own session, so that Ctrl-C does not reach it directly."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
         with log.open("ab") as out:
@@ -47,7 +47,7 @@ class LocalJob:
         return self._process.poll()
 
     def stop(self) -> None:
-        """Send SIGTERM, upon which a run checkpoints and ends."""
+        """Send SIGTERM: the run writes a checkpoint and ends."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
 
@@ -70,7 +70,7 @@ class RayJob:
         self._ray, self._reference = ray, reference
 
     def poll(self) -> int | None:
-        """Return the exit code; None while it runs; 1 where the task was lost with its node."""
+        """Return the exit code; None while it runs; 1 if the task was lost with its node."""
         done, _ = self._ray.wait([self._reference], timeout=0)
         if not done:
             return None
@@ -92,12 +92,12 @@ class RayWorkers:
 
         Args:
             address: as `ray.init` takes it: "auto", "local", or HOST:PORT.
-            count: tasks at once; 0 for as many as the cluster has room for.
-            cpus: cores a run holds.
-            gpus: GPUs a run holds.
+            count: tasks at once; 0 for as many as fit on the cluster.
+            cpus: cores per run.
+            gpus: GPUs per run.
 
         Raises:
-            ConfigError: Ray is not installed, the cluster does not answer, or has no room for one run.
+            ConfigError: Ray is not installed, or the cluster does not answer or is too small for one run.
         """
         try:
             import ray
@@ -127,7 +127,7 @@ class RayWorkers:
 
 
 def run_to_its_end(command: list[str], log: str, directory: str) -> int:
-    """Run a process where the task is; an interrupt of the task becomes SIGTERM for it."""
+    """Run a process on the node of the task; an interrupt of the task is passed on as SIGTERM."""
     with open(log, "ab") as out:
         process = subprocess.Popen(
             command, cwd=directory, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT

@@ -21,8 +21,7 @@ from scalerl.serialization import to_plain
 from scalerl.tasks.scoring import ScoringService
 from scalerl.train.checkpoint import FORMAT, CheckpointStore, save_state
 from scalerl.train.evaluation import by_task, eval_point, held_out_visits
-from scalerl.train.learner.base import BadGradient, StepStats, TrainBatch
-from scalerl.train.learner.single import SingleLearner
+from scalerl.train.learner.base import BadGradient, Learner, StepStats, TrainBatch
 from scalerl.train.run_dir import RunDirectory
 from scalerl.train.stopwatch import Stopwatch
 from scalerl.types import EvalPoint, GeneratorStats, Visit
@@ -83,7 +82,7 @@ class Session:
     directory: RunDirectory
     checkpoints: CheckpointStore
     pipeline: Pipeline
-    learner: SingleLearner
+    learner: Learner
     curriculum: Curriculum | Mixture
     prompts: PromptSplit
     scoring: ScoringService
@@ -285,7 +284,8 @@ class Session:
         full_row = {
             "step": self.progress.step,
             **row,
-            "occupancy": tokens / max(1, now.slot_steps - before.slot_steps),
+            # two batches may be complete at one tick: the second has no steps of its own
+            "occupancy": tokens / steps if (steps := now.slot_steps - before.slot_steps) else math.nan,
             "generator_tokens_per_s": tokens / lived,
             "generator_idle": (now.idle_s - before.idle_s) / lived,
             "trainer_tokens_per_s": row["trained_tokens"] / max(1e-9, step_s - waited),

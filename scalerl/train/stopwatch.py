@@ -21,7 +21,7 @@ class Stopwatch:
         return self._before + (time.perf_counter() - self._since if self._since is not None else 0.0)
 
     def start(self) -> None:
-        """Start, or go on."""
+        """Start, or continue."""
         assert self._since is None
         self._since = time.perf_counter()
 

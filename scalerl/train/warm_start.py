@@ -1,7 +1,7 @@
 """The lab's policy before RL: a tiny Qwen3 made from scratch, taught to write noisy reasoning traces.
 
 It ends with a gate: the model must know nearly all single steps when it decodes greedily. A warm start that got stuck
-gives two-phase RL curves that no forecast can follow. It knows nothing of RL.
+gives two-phase RL curves that no forecast can follow.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def make_model(model: TinyModel, tokenizer: Any) -> Any:
 def _train(
     policy: Policy, model: TinyModel, data: Sequence[TaskData], tokenizer: Any, report: Report
 ) -> list[dict[str, float]]:
-    """Cross-entropy on the completions; the noise is low for the first 60 % of updates, so that facts are learned."""
+    """Cross-entropy on the completions; the noise is low for the first 60% of updates, so that facts are learned."""
     settings = model.warm_start
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=WEIGHT_DECAY

@@ -46,7 +46,7 @@ def test_verl_without_the_phases_of_a_step_takes_it_whole_and_says_so(tmp_path):
     (path,) = write(tmp_path, run_jsonl=builders.jsonl({"step": s, "data": row} for s, row in enumerate(rows, 1)))
     found = read(path)
     check(found, "verl")
-    assert any("unknown whether timing_s/step includes validation" in note for note in found.notes)
+    assert any("if timing_s/step includes validation, it could not be subtracted" in note for note in found.notes)
 
 
 def test_verl_is_read_by_the_names_that_mlflow_allows(tmp_path):
@@ -101,7 +101,7 @@ def test_open_instruct_joins_evaluations_by_the_episode(tmp_path):
     found = read(path, devices=8)
     check(found, "open-instruct")
     assert read(path, metric="eval/scores", bounds=(0, 10)).rows[-1]["metric"] == 3.0
-    assert any("cannot be told apart" in note for note in found.notes)
+    assert any("cannot be separated" in note for note in found.notes)
 
 
 def test_skyrl_leaves_checkpoints_out_and_says_that_it_has_no_tokens(tmp_path):
@@ -177,7 +177,7 @@ def test_an_offline_run_of_wandb_cut_off_or_damaged_in_the_middle_gives_what_was
     data = (LOGS / "wandb-offline/run-verl.wandb").read_bytes()
     (tmp_path / "run-cut.wandb").write_bytes(damage(data, len(data) // 2))
     found = read(tmp_path)
-    assert 0 < len(found.rows) < 6 and any("half-written" in note for note in found.notes)
+    assert 0 < len(found.rows) < 6 and any("incomplete" in note for note in found.notes)
     check(found, "verl", builders.EXPECTED[: len(found.rows)])
 
 
@@ -187,7 +187,7 @@ def test_a_wandb_history_of_no_known_framework_goes_by_the_clock(tmp_path):
     (path,) = write(tmp_path, history_jsonl=builders.jsonl(rows))
     found = read(path, source="wandb", devices=8)
     check(found, "wandb")
-    assert any("cannot be told apart" in note for note in found.notes)
+    assert any("cannot be separated" in note for note in found.notes)
 
 
 def test_a_chart_exported_from_wandb_is_read_without_its_runs_name(tmp_path):

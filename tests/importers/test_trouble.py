@@ -34,21 +34,21 @@ def refusal(path, **choices):
         ("", "is empty"),
         (" \n\n", "is empty"),
         (b"\x7fELF\x02\x01\x00\x00\x00\x01", "is binary"),
-        ("hello\nworld\n", "of no known layout"),
-        ('{\n  "log_history": [\n    {"step": 1,', "breaks off or is damaged"),
-        ("{not json}\n{neither}\n", "2 of 2 lines are no JSON objects"),
+        ("hello\nworld\n", "has no known format"),
+        ('{\n  "log_history": [\n    {"step": 1,', "is incomplete or damaged JSON"),
+        ("{not json}\n{neither}\n", "2 of 2 lines are not JSON objects"),
         ('{"step": 1, "timing_s/step": 60.0}\n', "no evaluation"),
         ('{"step": 1, "timing_s/step": 60.0, "critic/score/mean": 0.3}\n', "training reward critic/score/mean"),
         ('{"foo": 1}\n{"foo": 2}\n', "its columns are foo"),
         ("[]", "no evaluation"),
-        ("a,b\n1\n2\n3\n", "have not the header's 2 cells"),
+        ("a,b\n1\n2\n3\n", "do not have 2 cells like the header"),
         ('{"x": 1, "val-core/a/acc/mean@4": NaN}\n', "no evaluation"),
-        ('{"x": 1, "val-core/a/acc/mean@4": 0.5}\n', "no compute beside"),
+        ('{"x": 1, "val-core/a/acc/mean@4": 0.5}\n', "no compute for"),
         ('{"x": 1, "val-core/a/acc/mean@4": Infinity}\n', "no evaluation"),
-        ("[" * 100_000, "no JSON objects"),
-        ('{"a": ' * 100_000, "no JSON objects"),
-        ('{"step": ' + "9" * 5000 + "}\n", "no JSON objects"),
-        ("a,b\n" + "9" * 200_000 + ",1\n", "is no CSV"),
+        ("[" * 100_000, "not JSON objects"),
+        ('{"a": ' * 100_000, "not JSON objects"),
+        ('{"step": ' + "9" * 5000 + "}\n", "not JSON objects"),
+        ("a,b\n" + "9" * 200_000 + ",1\n", "is not a CSV file"),
     ],
 )
 def test_a_log_that_cannot_be_used_is_refused_with_what_was_found(tmp_path, content, says):
@@ -92,18 +92,19 @@ def test_a_table_of_several_tasks_needs_one_to_be_named(tmp_path):
 
 def test_one_candidate_is_taken_and_said_and_the_other_figures_too(tmp_path):
     notes = read(save(tmp_path, builders.verl_jsonl())).notes
-    assert notes[0].startswith("metric: val-core/gsm8k/acc/mean@4 of task gsm8k; also there: val-core/gsm8k/acc/best@4")
+    said = "metric: val-core/gsm8k/acc/mean@4 of task gsm8k; other metrics: val-core/gsm8k/acc/best@4"
+    assert notes[0].startswith(said)
 
 
 def test_a_training_reward_can_be_named_and_is_said_to_be_one(tmp_path):
     found = read(save(tmp_path, builders.verl_jsonl()), metric="critic/score/mean")
-    assert len(found.rows) == 30 and any("no held-out score" in note for note in found.notes)
+    assert len(found.rows) == 30 and any("is not a held-out score" in note for note in found.notes)
 
 
 def test_rewards_outside_0_1_need_the_users_word(tmp_path):
     rows = [{"step": s, "val-core/a/acc/mean@4": s / 15 - 1} for s in builders.STEPS]
     path = save(tmp_path, builders.jsonl(rows))
-    assert "from -0.933333 to 1" in refusal(path) and "bounds must be" in refusal(path, bounds=(1, 0))
+    assert "with a range of -0.933333 to 1" in refusal(path) and "bounds must be" in refusal(path, bounds=(1, 0))
     percent = save(tmp_path, builders.jsonl({"step": s, "accuracy": 2.0 * s} for s in builders.STEPS), "percent.jsonl")
     assert "--bounds 0 100" in refusal(percent) and read(percent, bounds=(0, 100)).rows[-1]["metric"] == 60
     found = read(path, bounds=(-1, 1))
@@ -114,8 +115,8 @@ def test_rewards_outside_0_1_need_the_users_word(tmp_path):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda text: text[:-20], "half-written"),
-        (lambda text: text + '{"step": 31, "da', "half-written"),
+        (lambda text: text[:-20], "incomplete"),
+        (lambda text: text + '{"step": 31, "da', "incomplete"),
         (lambda text: text.replace("\n", '\n{"step": 3, "data": {"tim{"step"\n', 1), "1 unreadable lines"),
         (lambda text: text + "\0" * 512, "8 devices"),
         (lambda text: "\ufeff" + text, "8 devices"),

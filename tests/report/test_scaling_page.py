@@ -58,10 +58,10 @@ def test_the_examples_show_what_the_page_tells(said):
     assert "(no uncertainty given)" in said["scalerl fit quick-0.jsonl --method paper"]
 
 
-def test_every_verb_for_curves_has_an_example():
-    from scalerl.cli.curves import VERBS
+def test_every_command_for_curves_has_an_example():
+    from scalerl.cli.curves import SUBCOMMANDS
 
-    assert all(f"\nscalerl {verb} " in PAGE for verb in [*VERBS, "report"])
+    assert all(f"\nscalerl {command} " in PAGE for command in [*SUBCOMMANDS, "report"])
 
 
 def test_every_warning_is_explained_and_the_run_drawn_for_it_raises_it(pictures):

@@ -20,7 +20,7 @@ def test_a_finished_run_is_stopped():
     assert advice.action == "stop"
     assert advice.probability < 0.01
     assert advice.sentence.startswith(
-        "Stop: training to 1.28e+05 device-hours gains more than 0.01 with probability only 0.0"
+        "Stop: training to 1.28e+05 device-hours gains more than 0.01 only with probability 0.0"
     )
 
 
@@ -59,7 +59,7 @@ def test_questions_without_an_answer_are_refused(budget, min_gain, message):
 
 
 def test_a_fit_without_uncertainty_cannot_advise():
-    with pytest.raises(CurveError, match="a paper fit carries no uncertainty to decide with"):
+    with pytest.raises(CurveError, match="a paper fit has no uncertainty to decide with"):
         advise(fit(run(), method="paper"), "2x", 0.01)
 
 

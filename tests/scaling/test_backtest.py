@@ -14,7 +14,7 @@ def test_the_first_half_of_a_lawful_run_predicts_the_rest():
     # the held-out points have noise 0.004 of their own
     assert 0.003 < split.forecast.rmse < 0.008
     assert split.forecast.coverage >= 0.8
-    # the last value misses the .04 that are still to come
+    # the last value misses the 0.04 that are still to come
     assert split.baselines["last value"].rmse > 2 * split.forecast.rmse
 
 

@@ -57,8 +57,10 @@ def test_a_recipe_that_needs_half_the_compute_is_seen_to():
 def test_the_same_run_twice_is_not_distinguishable_and_the_advice_is_more_seeds():
     found = compare(run(), run(seed=1))
     assert (found.verdict, found.winner) == ("not distinguishable yet", None)
-    # two means of S seeds of sd .012 differ surely by .02 from S = 2 (.012 * 1.96 / .02)^2 = 2.8 on
-    assert found.advice.startswith("What would tell: at this scatter a difference of 0.020 takes about 3 seeds a side")
+    # two means of S seeds of sd 0.012 differ surely by 0.02 from S = 2 (0.012 * 1.96 / 0.02)^2 = 2.8 on
+    assert found.advice.startswith(
+        "To distinguish them: at this scatter a difference of 0.020 needs about 3 seeds per side"
+    )
 
 
 def test_runs_without_a_known_ceiling_are_to_be_trained_on():
@@ -77,7 +79,7 @@ def test_with_three_seeds_the_scatter_is_estimated():
     wide = [fit(run(seed=i, asymptote=a)) for i, a in enumerate(asymptotes)]
     draws, source = seed_scatter((tuple(wide), tuple(wide)), 1.0, RNG(0))
     assert source == "estimated from 3 and 3 seeds"
-    # four degrees of freedom at 0.06 against three at 0.012: sqrt((4 * .06^2 + 3 * .012^2) / 7) = 0.046
+    # four degrees of freedom at 0.06 against three at 0.012: sqrt((4 * 0.06^2 + 3 * 0.012^2) / 7) = 0.046
     assert np.median(draws) == pytest.approx(0.046, rel=0.25)
 
 

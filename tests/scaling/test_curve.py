@@ -58,19 +58,19 @@ def test_anything_with_columns_is_a_data_frame():
     assert Curve.from_frame(Frame()).compute.tolist() == [1.0, 2.0]
 
 
-def test_a_half_written_last_line_is_left_out_with_a_note(tmp_path):
+def test_a_incomplete_last_line_is_left_out_with_a_note(tmp_path):
     path = tmp_path / "points.jsonl"
     path.write_text(jsonl(ROWS) + '{"step": 300, "device_h')
     curve = Curve.read(path)
     assert len(curve) == 3
-    assert curve.notes == ("line 4 of points.jsonl is half-written (a killed run?) and was left out",)
+    assert curve.notes == ("line 4 of points.jsonl is incomplete (was the run killed?) and was left out",)
 
 
-def test_a_half_written_last_row_of_a_csv_is_left_out_with_a_note(tmp_path):
+def test_a_incomplete_last_row_of_a_csv_is_left_out_with_a_note(tmp_path):
     path = tmp_path / "points.csv"
     path.write_text("compute,metric\n0,0.1\n1,0.2\n2")
     assert Curve.read(path).compute.tolist() == [0.0, 1.0]
-    assert "half-written" in Curve.read(path).notes[0]
+    assert "incomplete" in Curve.read(path).notes[0]
 
 
 def test_unsorted_rows_are_sorted_and_equal_compute_is_averaged_with_notes():
@@ -85,7 +85,7 @@ def test_unsorted_rows_are_sorted_and_equal_compute_is_averaged_with_notes():
 def test_rows_without_a_number_are_left_out_with_a_note():
     curve = Curve([0, 1, 2, 3], [0.1, np.nan, 0.3, 0.4])
     assert curve.compute.tolist() == [0.0, 2.0, 3.0]
-    assert curve.notes == ("left out for want of a number (NaN or empty): 1 row",)
+    assert curve.notes == ("left out because they have no number (NaN or empty): 1 row",)
 
 
 def test_mixed_tasks_need_a_choice():

@@ -18,7 +18,7 @@ def twice():
 
 
 def test_a_plain_draw_is_the_law():
-    # at 3 Cmid nine tenths of the climb of 0.5 are done
+    # at 3 C_mid nine tenths of the climb of 0.5 are done
     assert plain().levels(np.array([0.0, 10.0, 30.0]), 1.0)[:, 0] == pytest.approx([0.1, 0.35, 0.55])
 
 

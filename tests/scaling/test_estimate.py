@@ -16,7 +16,7 @@ from scalerl.scaling.estimate import short, summarise
         (Estimate(2542.3, 35.0, 2486.0, 2600.0), "2542 ± 35 (2486 to 2600)"),
         (Estimate(3.1e14, 2e12, 3.0e14, 3.2e14), "3.1e+14 ± 2e+12 (3e+14 to 3.2e+14)"),
         (Estimate(0.00002, 0.004, -0.006, 0.006), "0.0000 ± 0.0040 (-0.0060 to 0.0060)"),
-        (Estimate(0.2, 0.0, 0.2, 0.2), "0.2 (held)"),
+        (Estimate(0.2, 0.0, 0.2, 0.2), "0.2 (fixed)"),
         (Estimate(0.375, math.nan, math.nan, math.nan), "0.375 (no uncertainty given)"),
     ],
 )
@@ -39,4 +39,4 @@ def test_summary_of_the_numbers_1_to_101():
 
 
 def test_numbers_in_sentences_have_words_where_there_is_no_number():
-    assert [short(v) for v in (12345.678, math.inf, math.nan)] == ["1.235e+04", "beyond reach", "unknown"]
+    assert [short(v) for v in (12345.678, math.inf, math.nan)] == ["1.235e+04", "never", "unknown"]

@@ -27,7 +27,7 @@ def test_a_ceiling_is_not_called_before_it_is_known():
 def test_a_collapsed_run_is_never_called_identified():
     curve = run()
     metric = curve.metric.copy()
-    metric[-6:] = np.linspace(0.5, 0.1, 6)  # smoothed over three: from .595 down to .18
+    metric[-6:] = np.linspace(0.5, 0.1, 6)  # smoothed over three: from 0.595 down to 0.18
     found = fit(Curve(curve.compute, metric))
     assert not found.identified
     assert found.reason == "the curve falls at the end, which the law cannot describe"

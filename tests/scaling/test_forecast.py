@@ -11,19 +11,19 @@ from scalerl.scaling import Curve, CurveError, fit, forecast, sigmoid
 
 @pytest.fixture(scope="module")
 def exact():
-    """A fit so sharp that every answer can be worked by hand: A .6, B 2, Cmid 10, R0 .1, measured to 30."""
+    """A fit so sharp that every answer can be worked by hand: A 0.6, B 2, C_mid 10, R0 0.1, measured to 30."""
     compute = np.linspace(0, 30, 61)
     return fit(Curve(compute, sigmoid(compute, 0.6, 2.0, 10.0, 0.1)))
 
 
 def test_four_times_the_last_point(exact):
     (there,) = forecast(exact, at=["4x"]).at
-    # at 120 = 12 Cmid: 0.1 + 0.5 / (1 + 1/144)
+    # at 120 = 12 C_mid: 0.1 + 0.5 / (1 + 1/144)
     assert (there.compute, there.mean) == (120.0, pytest.approx(0.1 + 0.5 * 144 / 145, abs=1e-4))
 
 
 def test_the_gain_still_to_come(exact):
-    # now, at 3 Cmid, R = 0.1 + 0.5 * 0.9 = 0.55
+    # now, at 3 C_mid, R = 0.1 + 0.5 * 0.9 = 0.55
     answer = forecast(exact)
     assert answer.now.mean == pytest.approx(0.55, abs=1e-4)
     assert answer.gain_to_come.mean == pytest.approx(0.05, abs=1e-4)
@@ -36,15 +36,15 @@ def test_the_compute_where_95_percent_is_done_is_a_range(exact):
 
 
 def test_the_compute_needed_for_a_target(exact):
-    # half of the climb, 0.35, is reached at Cmid
+    # half of the climb, 0.35, is reached at C_mid
     assert forecast(exact, target=0.35).target.median == pytest.approx(10.0, rel=1e-2)
 
 
-def test_a_target_above_the_ceiling_is_beyond_reach(exact):
+def test_a_target_above_the_ceiling_is_never_reached(exact):
     target = forecast(exact, target=0.7).target
     assert (target.probability, target.low) == (0.0, np.inf)
     assert target.to_dict()["low"] is None
-    assert str(target).startswith("beyond reach to beyond reach")
+    assert str(target).startswith("never to never")
 
 
 def test_baselines_stand_beside_each_estimate(exact):

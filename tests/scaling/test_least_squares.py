@@ -5,7 +5,7 @@ from scaling_runs import TRUTH, run
 from scalerl.scaling import Curve, Search, fit, sigmoid
 
 # NIST StRD Rat42 (pasture yield; Ratkowsky 1983): y = b1 / (1 + exp(b2 - b3 x)).
-# With x = ln C and R0 = 0 this is the law: A = b1, B = b3, ln Cmid = b2 / b3.
+# With x = ln C and R0 = 0 this is the law: A = b1, B = b3, ln C_mid = b2 / b3.
 YIELD = [8.930, 10.800, 18.590, 22.330, 39.350, 56.110, 61.730, 64.620, 67.080]
 TIME = [9.000, 14.000, 21.000, 28.000, 42.000, 57.000, 63.000, 70.000, 79.000]
 
@@ -27,7 +27,7 @@ def test_nist_rat42_standard_errors_to_six_digits(rat42):
     _, efficiency, midpoint, _ = rat42.centre
     assert rat42.asymptote.sd == pytest.approx(1.7340283401e00, rel=1e-6)
     assert rat42.efficiency.sd == pytest.approx(3.4465663377e-03, rel=1e-6)
-    # b2 = B ln Cmid: its error follows from the covariance of (ln Cmid, ln B)
+    # b2 = B ln C_mid: its error follows from the covariance of (ln C_mid, ln B)
     slope = efficiency * np.array([1.0, np.log(midpoint)])
     assert np.sqrt(slope @ rat42.covariance[1:3, 1:3] @ slope) == pytest.approx(8.8295217536e-02, rel=1e-6)
 
@@ -50,11 +50,11 @@ def test_an_optimum_at_the_metrics_bound_is_reported():
     found = fit(curve, method="least-squares")
     assert found.at_bound == ("asymptote",)
     assert found.asymptote.mean == pytest.approx(1.0)
-    assert "asymptote runs into the limit of what is allowed" in found.warnings
+    assert "ceiling A reaches the limit of its allowed range" in found.warnings
 
 
 def test_the_standard_error_is_the_scatter_of_repeated_fits():
     fits = [fit(run(seed=seed), method="least-squares") for seed in range(60)]
     scatter = np.std([f.asymptote.mean for f in fits])
-    # 60 repeats give the scatter to 9 %; three times that is allowed
+    # 60 repeats give the scatter to 9%; three times that is allowed
     assert np.median([f.asymptote.sd for f in fits]) == pytest.approx(scatter, rel=0.27)

@@ -4,7 +4,7 @@ from scaling_runs import run
 
 from scalerl.scaling import PUBLISHED_GRID, Curve, CurveError, PaperGrid, fit, sigmoid
 
-# Table 1 of arXiv 2510.13786: Cmid, B, A; and the range of Cmid on which its value stands
+# Table 1 of arXiv 2510.13786: C_mid, B, A; and the range of C_mid on which its value stands
 SMALL, LARGE = np.linspace(100, 4000, 100), np.linspace(4000, 16_000, 100)
 TABLE_1 = {
     "ScaleRL": (2542, 1.92, 0.610, SMALL),
@@ -32,7 +32,7 @@ def test_noise_free_curves_of_table_1_return_their_row_to_grid_resolution(name):
 
 
 def test_the_midpoints_printed_in_the_paper_miss_its_own_table_by_up_to_half_a_step():
-    # none of the table's Cmid lies on linspace(100, 40000, 100), whose step is 403
+    # none of the table's C_mid lies on linspace(100, 40000, 100), whose step is 403
     compute = np.linspace(1500, 16_000, 75)
     curve = Curve(compute, sigmoid(compute, 0.61, 1.92, 2542, 0.2))
     found = fit(curve, method="paper", r0=0.2, settings=PUBLISHED_GRID)
@@ -47,7 +47,7 @@ def test_the_procedure_gives_no_uncertainty_and_says_so():
     found = fit(run(), method="paper")
     assert np.isnan(found.asymptote.sd)
     assert not found.identified
-    assert found.reason == "the paper's procedure gives no uncertainty; fit with method='posterior' to know"
+    assert found.reason == "the paper's procedure gives no uncertainty; use method='posterior' to get one"
     assert found.to_dict()["asymptote"]["sd"] is None
 
 

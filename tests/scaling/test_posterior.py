@@ -60,8 +60,8 @@ def test_autocorrelated_noise_is_seen_and_widens_the_interval():
     phi = {name: np.median([f.autocorrelation for f in group]) for name, group in fits.items()}
     sd = {name: np.median([f.asymptote.sd for f in group]) for name, group in fits.items()}
     assert phi["white"] < 0.4 < 0.6 < phi["slow"]
-    # a plateau of n points with phi .85 is worth n (1 - .85) / (1 + .85) = n / 12 points: sqrt(12) = 3.5 times wider,
-    # less what the white fits pay for not knowing that phi is 0
+    # a plateau of n points with phi 0.85 is worth n (1 - 0.85) / (1 + 0.85) = n / 12 points: sqrt(12) = 3.5 times wider
+    # less what the white fits lose because phi is not known to be 0
     assert 1.6 < sd["slow"] / sd["white"] < 4
 
 
@@ -152,7 +152,7 @@ def test_probabilities_of_the_kinds_add_up_and_share_out_the_draws():
 
 
 def test_holding_the_ceiling_lower_makes_the_run_look_more_efficient():
-    # the published run, A .610 and B 1.92, refitted with A held at .605: B 2.01 by least squares, so phi is 0 here
+    # the published run, A 0.610 and B 1.92, refitted with A held at 0.605: B 2.01 by least squares, so phi is 0 here
     problem = standardised(run(points=76, noise=0.0), None, Prior(autocorrelations=(0.0,)))
     held = problem._replace(asymptote=(0.605 - problem.offset) / problem.width)
     draws, _ = sample(held, LAW, explore(held, LAW), 2000)

@@ -15,7 +15,7 @@ from scalerl.study.plans import PLANS
 HALF = 80
 
 
-def test_a_slow_starter_goes_on_and_a_finished_low_arm_does_not(tmp_path):
+def test_a_slow_starter_continues_and_a_finished_low_arm_does_not(tmp_path):
     truths = {
         "good": Truth(last_step=HALF),
         "low": Truth(asymptote=0.45, midpoint=1e13, efficiency=2.5, last_step=HALF),
@@ -25,7 +25,7 @@ def test_a_slow_starter_goes_on_and_a_finished_low_arm_does_not(tmp_path):
     study = write_study(tmp_path / "s", truths)
     chosen = by_forecast(study)
     assert "slow" in chosen.arms and "low" not in chosen.arms and "broken" not in chosen.arms
-    assert "low: stop" in chosen.reason and "slow: go on" in chosen.reason
+    assert "low: stop" in chosen.reason and "slow: continue" in chosen.reason
     (kept,) = [json.loads(line) for line in (study.path / "allocation.jsonl").read_text().splitlines()]
     assert [name for name, verdict in kept["verdicts"].items() if verdict["go_on"]] == list(chosen.arms)
 
@@ -53,11 +53,11 @@ def test_the_best_rate_of_each_loss_is_the_one_that_ended_highest(tmp_path):
     assert best_rates(study.path) == {"cispo": 1.2e-4, "dapo": 2.4e-4, "gspo": 4.8e-4, "grpo": 6e-5}
     assert sweep_note(study) == (
         "learning rates that ended highest, by the mean of the last 3 evaluations: cispo 0.00012, 0.800; "
-        "dapo 0.00024, 0.750; gspo 0.00048 (the sweep's end: the best may lie beyond), 0.600; "
-        "grpo 6e-05 (the sweep's end: the best may lie beyond), 0.650"
+        "dapo 0.00024, 0.750; gspo 0.00048 (at the edge of the sweep: the best may lie beyond), 0.600; "
+        "grpo 6e-05 (at the edge of the sweep: the best may lie beyond), 0.650"
     )
     (study.run(study.runs()[0]) / "points.jsonl").write_text('{"step": 232, "pass_rate": 0.5}\n')
-    with pytest.raises(ConfigError, match=r"cispo-6e-05/seed-1000 is not finished; go on with"):
+    with pytest.raises(ConfigError, match=r"cispo-6e-05/seed-1000 is not finished; resume it with"):
         best_rates(study.path)
     assert sweep_note(study) == ""
 

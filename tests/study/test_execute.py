@@ -19,7 +19,7 @@ BASE = replace(QUICK, steps=40)
 
 def plan(*names, seeds=(0, 1), **fields):
     arms = [Arm(name=name, changes={"recipe": {"loss": {"max_ratio": 2.0 + i}}}) for i, name in enumerate(names)]
-    return Plan(**{"name": "t", "candidate": names[0], "seeds": seeds, "base": BASE, "arms": arms, **fields})
+    return Plan(**{"name": "t", "reference": names[0], "seeds": seeds, "base": BASE, "arms": arms, **fields})
 
 
 class Scripted:
@@ -104,7 +104,7 @@ def test_runs_share_the_workers_once_the_warm_start_they_need_is_made(tmp_path):
     assert len(workers.started) == 6
 
 
-def test_a_failed_arm_is_reported_with_its_error_and_the_others_go_on(tmp_path):
+def test_a_failed_arm_is_reported_with_its_error_and_the_others_continue(tmp_path):
     study, workers = StudyDirectory.create(tmp_path / "s", plan("a", "b")), ScriptedWorkers(failing=("a",))
     _, execution = run(study, workers, shares=(0.5, 1.0))
     assert execution.failures == {RunKey("a", s): "scalerl: step 3: the loss is not a number" for s in (0, 1)}
@@ -113,7 +113,7 @@ def test_a_failed_arm_is_reported_with_its_error_and_the_others_go_on(tmp_path):
     assert "a/seed-0 failed with exit code 1: scalerl: step 3" in execution.display.notes[0]
 
 
-def test_going_on_starts_only_what_is_not_done_and_tries_failures_again(tmp_path):
+def test_resuming_starts_only_what_is_not_done_and_retries_failures(tmp_path):
     study = StudyDirectory.create(tmp_path / "s", plan("a", "b"))
     run(study, ScriptedWorkers(failing=("b",)))
     again = ScriptedWorkers()
@@ -176,7 +176,7 @@ def test_a_run_left_by_a_killed_study_is_waited_for_and_not_started_twice(tmp_pa
     workers = ScriptedWorkers()
     _, execution = run(study, workers, stop=stop)
     assert looks[:5] == [True] * 5 and workers.started[0] == ("a/seed-0", "train", 40)
-    assert execution.display.notes == ["a/seed-0: still running from before; waiting for it"]
+    assert execution.display.notes == ["a/seed-0: its process of an earlier start is still running; waiting for it"]
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_a_run_left_by_a_killed_study_is_waited_for_and_not_started_twice(tmp_pa
         (plan("a", "c"), "arm 'b' is only there; arm 'c' is only here"),
         (plan("a", "b", seeds=(0,)), r"seeds is \(0, 1\) there and \(0,\) here"),
         (plan("a", "b", base=replace(BASE, steps=80)), "base: 'steps = 80' is only here; base: 'steps = 40' is only"),
-        (plan("b", "a"), "candidate is 'a' there and 'b' here"),
+        (plan("b", "a"), "reference is 'a' there and 'b' here"),
     ],
 )
 def test_a_directory_with_another_plan_is_refused_and_told_apart(tmp_path, other, message):

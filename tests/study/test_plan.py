@@ -11,7 +11,7 @@ from scalerl.study.plans import PLANS
 
 def plan(*arms, base=QUICK, **fields):
     first = Arm(name="base")
-    return Plan(**{"name": "mine", "candidate": "base", "base": base, "arms": (first, *arms), **fields})
+    return Plan(**{"name": "mine", "reference": "base", "base": base, "arms": (first, *arms), **fields})
 
 
 def arm(name, **recipe):
@@ -90,7 +90,7 @@ def test_learning_rates_are_told_where_losses_have_their_own():
     assert rates_note(PLANS["rates"](QUICK)) == ""  # its arms are the rates
 
 
-def test_the_candidate_stays_whatever_is_selected():
+def test_the_reference_stays_whatever_is_selected():
     made = PLANS["forward"](QUICK)
     assert [a.name for a in select(made, ["cispo-*"]).arms] == ["baseline", "cispo-4", "cispo-5", "cispo-8"]
     with pytest.raises(ConfigError, match=r"'cispo4' matches no arm \(did you mean 'cispo-4'\?\)"):
@@ -115,7 +115,7 @@ def test_without_the_tiny_model_there_is_no_axis_of_its_width():
     [
         (plan(), "at least two arms; got base"),
         (plan(arm("base", loss="gspo")), "arm 'base' is given 2 times"),
-        (plan(arm("gspo", loss="gspo"), candidate="bse"), r"candidate: got 'bse' \(did you mean 'base'\?\)"),
+        (plan(arm("gspo", loss="gspo"), reference="bse"), r"reference: got 'bse' \(did you mean 'base'\?\)"),
         (plan(arm("same", loss="cispo")), "arms 'base' and 'same' are the same run"),
         (plan(arm("gspo", loss="gspo"), seeds=(1, 1)), r"seeds: got \[1, 1\]"),
         (plan(arm("x", loss="gsp")), r"arm x: recipe.loss.kind: got 'gsp' \(did you mean 'gspo'\?\)"),
@@ -135,8 +135,8 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(made, message):
     [
         ("name = 1 = 2", "not a readable TOML file"),
         ("nme = 'x'\n[arms.a]", r"unknown key 'nme' \(did you mean 'name'\?\)"),
-        ("name = 'x'", r"needs tables \[arms.NAME\]"),
-        ("base = 'quack'\n[arms.a]", "base: got 'quack'; allowed: lab, quick, scalerl, the path of a TOML file"),
+        ("name = 'x'", r"needs a table \[arms.NAME\] for each arm"),
+        ("base = 'quack'\n[arms.a]", "got 'quack'; allowed: lab, quick, long-tail, scalerl, the path of a TOML file"),
         ("[arms.'a b']\n[arms.c]", "name of an arm: got 'a b'; allowed: letters, digits"),
         ("[changes]\nstepz = 1\n[arms.a]\n[arms.b]", r"unknown key 'stepz' \(did you mean 'steps'\?\)"),
     ],
@@ -153,6 +153,11 @@ def test_a_plan_of_ones_own_names_arms_by_what_they_change(tmp_path):
         "recipe.loss.max_ratio = 8\n"
     )
     made = read_plan(tmp_path / "caps.toml")
-    assert (made.name, made.candidate, made.seeds) == ("caps", "five", (4,))
+    assert (made.name, made.reference, made.seeds) == ("caps", "five", (4,))
     assert made.config(made.arm("eight"), 4).recipe.loss == Cispo(max_ratio=8.0)
     assert made.config(made.arm("eight"), 4).steps == 200 and made.arm("eight").about == "wide"
+
+
+def test_a_plan_of_an_earlier_version_which_called_the_reference_candidate_is_read(tmp_path):
+    (tmp_path / "old.toml").write_text("candidate = 'b'\n[arms.a]\n[arms.b]\nrecipe.off_policy.max_lag = 4\n")
+    assert read_plan(tmp_path / "old.toml").reference == "b"

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from simulated_study import KNOWN, write_study
 
+from scalerl.study.analysis import study_results
 from scalerl.study.directory import rows
-from scalerl.study.results import study_results
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "replication.md").read_text()

@@ -25,7 +25,7 @@ def other(tmp_path):
 def plan_like(other, **names):
     """Arms with the changes of some of the other study's, under other names."""
     arms = tuple(Arm(name=new, changes=other.plan.arm(old).changes) for new, old in names.items())
-    return replace(other.plan, name="mine", candidate=arms[0].name, arms=arms, seeds=(0, 1, 2))
+    return replace(other.plan, name="mine", reference=arms[0].name, arms=arms, seeds=(0, 1, 2))
 
 
 def test_equal_whole_runs_are_found_whatever_their_arm_is_called(other):
@@ -42,7 +42,7 @@ def test_a_longer_budget_begins_with_the_shorter_run_if_that_ended_at_one_of_its
     place = other.path / "first/seed-0"
     assert STEPS % longer.base.evaluation.every == 0 and equal_runs(longer, [other])[RunKey("a", 0)] == (place, STEPS)
     mine = StudyDirectory.create(tmp_path / "mine", longer)
-    assert take_over(mine, [other])[0] == f"a/seed-0: taken over from {place}, to go on from step {STEPS}"
+    assert take_over(mine, [other])[0] == f"a/seed-0: taken over from {place}, to be resumed from step {STEPS}"
     assert mine.step(RunKey("a", 0)) == STEPS
 
 
@@ -89,7 +89,7 @@ def test_a_study_whose_runs_are_all_held_elsewhere_needs_no_training(other, tmp_
     words = ["study", str(plan), "--reuse", str(other.path), "-o", str(tmp_path / "mine")]
     assert cli.main([*words, "--dry-run"]) == 0
     said = capsys.readouterr().out
-    assert f"a/seed-0: held by {other.path}/first/seed-0" in said and "time: none" in said
+    assert f"a/seed-0: reused from {other.path}/first/seed-0" in said and "time: none" in said
     assert cli.main(words) == 0
     said = capsys.readouterr().out
     assert "a/seed-0: taken over from" in said and "b makes no difference" in said

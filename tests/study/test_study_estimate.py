@@ -24,14 +24,14 @@ def test_sides_that_take_turns_need_longer_and_twice_the_width_four_times_as_lon
 
 
 def test_a_plan_is_the_sum_of_its_runs_at_this_machines_speed(monkeypatch):
-    monkeypatch.setattr(estimate, "probe", lambda: 2 * estimate.PROBE_S)  # half as fast as the reference
+    monkeypatch.setattr(estimate, "probe", lambda: 2 * estimate.PROBE_S)  # half as fast
     arms = (Arm(name="a"), Arm(name="b", changes={"recipe": {"loss": "gspo"}}))
-    plan = Plan(name="x", candidate="a", base=QUICK, arms=arms, seeds=(0, 1, 2))
+    plan = Plan(name="x", reference="a", base=QUICK, arms=arms, seeds=(0, 1, 2))
     assert estimate.plan_seconds(plan, {}) == pytest.approx(2 * 6 * estimate.run_seconds(QUICK))
     assert time_needed(plan).startswith("time: about 34 minutes")
     assert time_needed(plan, dict.fromkeys(plan.runs()[:3], 240)).startswith("time: about 17 minutes")
     half = 10 + 120 * 256 * 1.9e-3 + 16 * 1024 * 1.3e-3  # 120 steps, an evaluation before them and 15 among them
     assert estimate.plan_seconds(plan, dict.fromkeys(plan.runs(), 120)) == pytest.approx(2 * 6 * half)
-    assert time_needed(plan, dict.fromkeys(plan.runs(), 240)) == "time: none; every run is taken over"
+    assert time_needed(plan, dict.fromkeys(plan.runs(), 240)) == "time: none; every run is reused"
     other = replace(plan, base=replace(QUICK, model=HuggingFaceModel(path="x")))
-    assert estimate.plan_seconds(other, {}) is None and "not known before" in time_needed(other)
+    assert estimate.plan_seconds(other, {}) is None and "unknown" in time_needed(other)

@@ -12,8 +12,8 @@ import pytest
 from browser import opened_page
 from simulated_study import KNOWN, STEPS, Truth, write_study
 
+from scalerl.study.analysis import study_results
 from scalerl.study.page_figures import FIGURES
-from scalerl.study.results import study_results
 
 pytest.importorskip("plotly", reason="the page needs the extra `report`")
 
@@ -50,7 +50,7 @@ def test_every_arm_is_told_of_under_its_effect(words):
     assert "<b>dapo</b> lowers the ceiling: A differs by -0.0" in group(words, "What raises or lowers the ceiling")
     assert "<b>slow</b>: same ceiling, less efficient" in group(words, "What only changes efficiency")
     none = group(words, "What makes no difference that this much compute can show")
-    assert "<b>fp32</b>: A differs by" in none and "are excluded (90 % interval)" in none
+    assert "<b>fp32</b>: A differs by" in none and "are excluded (90% interval)" in none
     unknown = group(words, "Not measured yet")
     assert "a fit needs at least 5 points; got 4" in unknown and "failed: loss is not finite at step 3" in unknown
 
@@ -83,7 +83,7 @@ def test_the_forest_holds_every_compared_arm_with_its_interval_and_the_margin(fo
             assert trace["error_x"]["array"][i] == pytest.approx(difference.high - difference.mean, rel=1e-3)
     assert sorted(drawn.values()) == ["dapo", "fp32", "slow"] and drawn[-2] == "dapo"  # the highest ceiling on top
     assert [figure.layout["shapes"][0][end] for end in ("x0", "x1")] == [-0.02, 0.02]
-    assert "not drawn: young, broken" in figure.caption
+    assert "Not drawn, because not measured yet: young, broken." in figure.caption
 
 
 def test_ratios_are_on_a_log_axis_with_1_among_its_labels(found):
@@ -108,12 +108,12 @@ def test_an_arm_that_is_hardly_known_does_not_flatten_the_forest(tmp_path):
     assert low < difference.mean < high < difference.high
 
 
-def test_the_candidate_is_always_drawn_and_any_other_fitted_arm_can_be_chosen(found):
+def test_the_reference_is_always_drawn_and_any_other_fitted_arm_can_be_chosen(found):
     for name in ("curves", "slopes"):
         figure = FIGURES[name](found)
-        assert list(figure.choices["Arm beside the candidate"]) == ["dapo", "slow", "fp32"]
+        assert list(figure.choices["Arm beside the reference"]) == ["dapo", "slow", "fp32"]
         assert [t["name"].partition(":")[0] for t in figure.data if t.get("showlegend")] == ["scalerl"]
-    chosen = FIGURES["curves"](found).choices["Arm beside the candidate"]["slow"]["data"]
+    chosen = FIGURES["curves"](found).choices["Arm beside the reference"]["slow"]["data"]
     points = [trace for trace in chosen if trace["mode"] == "markers"]
     assert len(points) == 3 and all(len(trace["x"]) == 21 for trace in points)
 
@@ -209,10 +209,10 @@ def test_the_reader_chooses_arm_axis_and_ratio(opened):
     opened.tab.locator("#choose-curves-1").select_option("linear")
     opened.tab.wait_for_function("document.getElementById('plot-curves')._fullLayout.xaxis.type === 'linear'")
     assert opened.tab.evaluate(names) == "scalerl,slow"
-    dearest = "Math.max(...document.getElementById('plot-ratios').data.flatMap((trace) => trace.x))"
-    assert opened.tab.evaluate(dearest) < 1.2
+    largest = "Math.max(...document.getElementById('plot-ratios').data.flatMap((trace) => trace.x))"
+    assert opened.tab.evaluate(largest) < 1.2
     opened.tab.get_by_label("Ratio", exact=True).select_option("compute for the same level")
-    opened.tab.wait_for_function(f"{dearest} > 1.5")
+    opened.tab.wait_for_function(f"{largest} > 1.5")
 
 
 def test_the_raw_points_can_be_saved(opened):

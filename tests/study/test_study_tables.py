@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 from simulated_study import KNOWN, Truth, write_study
 
+from scalerl.study.analysis import study_results
 from scalerl.study.plan import RunKey
-from scalerl.study.results import EFFECTS, study_results
 from scalerl.study.tables import print_results
+from scalerl.study.verdicts import EFFECTS
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -30,7 +31,7 @@ def printed(found, width=80, **options):
 def test_each_truth_gets_its_verdict(found):
     effects = {arm.name: arm.effect for arm in found.arms}
     assert effects == {
-        "scalerl": "candidate", "dapo": "lowers", "slow": "slower", "fp32": "none", "young": "unknown",
+        "scalerl": "reference", "dapo": "lowers", "slow": "less_efficient", "fp32": "none", "young": "unknown",
         "broken": "unknown",
     }  # fmt: skip
 
@@ -52,8 +53,11 @@ def test_where_nothing_showed_a_bound_says_what_could_have_been_missed(found):
 def test_a_shift_along_the_compute_axis_is_seen_though_a_and_b_are_the_same(tmp_path):
     truths = {"scalerl": Truth(), "late": Truth(midpoint=7.5e13)}  # half as much again
     (late,) = study_results(write_study(tmp_path / "s", truths)).ranked()
-    assert late.effect == "dearer" and late.comparison.compute_ratio.low < 1.5 < late.comparison.compute_ratio.high
-    assert late.sentence.startswith("late is dearer so far: the level 0.") and "the compute of scalerl" in late.sentence
+    assert (
+        late.effect == "more_compute" and late.comparison.compute_ratio.low < 1.5 < late.comparison.compute_ratio.high
+    )
+    assert late.sentence.startswith("late needs more compute so far: 1.")
+    assert "times (1." in late.sentence and "the compute of scalerl for the level 0." in late.sentence
 
 
 def test_what_matters_most_is_said_first(found):

@@ -3,7 +3,7 @@
 torch's CPU kernel computes each head of each sequence as a matrix product of its own: hundreds of tiny ones, whose
 calls cost more than their arithmetic. Here all heads of a sequence make one product, with the queries laid out block
 by block on a diagonal, over keys stored transposed. It is registered with transformers' attention interface, applies
-only to decoding on CPU, and hands everything else to the implementation the model had before. It knows no sampling.
+only to decoding on CPU, and hands everything else to the implementation the model had before.
 
 Legend: R sequences, H key-value heads, G queries a key-value head, D head size, K cached positions.
 """

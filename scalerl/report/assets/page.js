@@ -1,4 +1,4 @@
-// Draws the figures in the colours of the reader's theme, sorts the table, saves raw data. Works out nothing about runs.
+// Draws the figures in the colours of the reader's theme, sorts the table, and saves raw data.
 "use strict";
 
 const figures = JSON.parse(document.getElementById("figures").textContent);

@@ -1,4 +1,4 @@
-"""One token from logits by one uniform number. It knows no sequences and keeps no random state.
+"""One token from logits by one uniform number.
 
 Legend: B rows, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""The bookkeeping of a slot engine: which sequence sits in which slot, and its tokens so far. It knows no model.
+"""The bookkeeping of a slot engine: which sequence sits in which slot, and its tokens so far.
 
 Legend: S slots, B the slots given to a call, T token capacity of a slot.
 """

@@ -1,4 +1,4 @@
-"""The embedded task: chains of arithmetic modulo 10, left to right, with reasoning traces. It knows no model.
+"""The embedded task: chains of arithmetic modulo 10, left to right, with reasoning traces.
 
     7+4*3-8+1+2=<think>7+4=1;1*3=3;3-8=5;5+1=6;6+2=8;</think>8
 

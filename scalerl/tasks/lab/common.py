@@ -1,4 +1,4 @@
-"""What the lab's tasks share: characters, digits modulo 10, rambles, wrong references. It knows no task, no model."""
+"""What the lab's tasks share: characters, digits modulo 10, rambles, wrong references."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tasks whose prompts are generated, by name: rows, traces to learn from, steps to be tested on. It knows no model.
+"""The tasks whose prompts are generated, by name: rows, traces to learn from, steps to be tested on.
 
 A new one is a file beside this and an entry in GENERATED; its settings are a section in data.py.
 """

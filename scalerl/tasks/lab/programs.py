@@ -1,4 +1,4 @@
-"""The lab's second task: write a linear function modulo 10 as a program, from points of it. It knows no model.
+"""The lab's second task: write a linear function modulo 10 as a program, from points of it.
 
     ,0:4,1:7,6:2,3:3<think>b=4;7-4=3;3*6=8;3*3=9;</think>x*3+4
 

@@ -105,6 +105,10 @@ class Learner(Protocol):
         """
         ...
 
+    def rehearse(self, batch: TrainBatch) -> float:
+        """Return the seconds that a batch's forward and backward passes take, once warm; the weights are unchanged."""
+        ...
+
     def training_flops(self, batch: TrainBatch) -> float:
         """Return the floating-point operations of one step over a batch."""
         ...

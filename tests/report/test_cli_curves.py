@@ -1,4 +1,4 @@
-"""The verbs as a user meets them: words, documented JSON, several runs at once, mistakes in one line with code 2."""
+"""The commands as a user meets them: words, documented JSON, several runs at once, mistakes in one line with code 2."""
 
 import json
 import re
@@ -51,7 +51,7 @@ def documented():
     return keys
 
 
-def test_the_keys_of_every_verb_are_as_documented(capsys, points, sides):
+def test_the_keys_of_every_command_are_as_documented(capsys, points, sides):
     keys = documented()
     assert len(keys) == 15, list(keys)
     run = keys["Run"]
@@ -164,8 +164,8 @@ def test_a_reader_that_closes_the_pipe_is_no_error(points):
     assert done.stdout == "[\n" and done.stderr == ""
 
 
-def test_the_verbs_load_no_torch(tmp_path, points):
-    verbs = [
+def test_the_commands_load_no_torch(tmp_path, points):
+    commands = [
         ["fit", points], ["forecast", points], ["compare", points, "--versus", points], ["backtest", points],
         ["report", points, "-o", tmp_path / "page.html"],
     ]  # fmt: skip
@@ -175,7 +175,7 @@ def test_the_verbs_load_no_torch(tmp_path, points):
         "found = {'torch', 'transformers', 'pandas'} & set(sys.modules); assert not found, found"
     )
     pytest.importorskip("plotly")
-    words = json.dumps([[str(word) for word in verb] for verb in verbs])
+    words = json.dumps([[str(word) for word in command] for command in commands])
     subprocess.run([sys.executable, "-c", code, words], check=True, capture_output=True)
 
 

@@ -1,4 +1,4 @@
-"""The arms of a study as they come in: checked against each other, fitted, searched for collapses. Judges none.
+"""The arms of a study, fitted: checks that they can be compared, fits their runs, and detects collapsed runs.
 
 Axes in names: S runs (seeds) of an arm.
 """
@@ -15,11 +15,11 @@ from scalerl.scaling.health import Symptom, decline
 from scalerl.scaling.readers import CurveError
 
 COLLAPSE_SD = 5.0
-"""A fall of so many standard deviations of the noise before it is a collapse; less may be a swing of that noise."""
+"""A decline counts as a collapse from this many standard deviations of the noise before it."""
 
 
-class Entrant(NamedTuple):
-    """One arm, read."""
+class FittedArm(NamedTuple):
+    """One arm with the fits of its runs."""
 
     arm: str
     spent_S: tuple[float, ...]
@@ -27,13 +27,13 @@ class Entrant(NamedTuple):
     fits: tuple[Fit, ...]
     """Of the runs that could be fitted and have not collapsed."""
     unfitted: str
-    """Why a run could not be fitted; empty where all could."""
+    """Why a run could not be fitted; empty if all could."""
     fallen: tuple[Symptom, ...]
     """One for each run that has collapsed."""
 
     @property
     def collapsed(self) -> bool:
-        """Whether at least half of the runs have."""
+        """Whether at least half of the runs have collapsed."""
         return 2 * len(self.fallen) >= len(self.spent_S)
 
     @property
@@ -41,33 +41,28 @@ class Entrant(NamedTuple):
         """Compute of all runs."""
         return sum(self.spent_S)
 
-    def done(self, limit: float | None) -> bool:
-        """Whether nothing is left to train."""
-        # a last step may end a rounding error short of the budget
-        short_of = limit is None or min(self.spent_S) < limit * (1 - 1e-9)
-        return self.collapsed or not short_of
-
     @property
     def left_out(self) -> str:
-        """Which runs the verdict does not rest on, as the end of a sentence."""
+        """Which runs the verdict does not use, as the end of a sentence."""
         too_short = len(self.spent_S) - len(self.fits) - len(self.fallen)
         counts = {"collapsed": len(self.fallen), "too short to fit": too_short}
         parts = [f"{count} {what}" for what, count in counts.items() if count]
         return f"; runs left out: {', '.join(parts)}" if parts else ""
 
-    def problem(self, limit: float | None) -> str:
+    @property
+    def problem(self) -> str:
         """Why the arm could not be judged."""
         if self.collapsed:
             return f"{len(self.fallen)} of its {len(self.spent_S)} runs have collapsed: {self.fallen[0].message}"
-        return f"{'whole budget spent' if self.done(limit) else 'too early to judge'}: {self.unfitted}"
+        return f"too early to judge: {self.unfitted}"
 
 
 def checked_arms(arms: Mapping[str, Runs]) -> list[Curve]:
     """All curves of all arms, if the arms can be compared."""
     if len(arms) < 2:
         raise CurveError(
-            f"an allocation needs at least two arms; got {len(arms)} ({', '.join(arms) or 'none'}). Add an arm, or ask "
-            f"advise() whether to go on with a single run"
+            f"an allocation needs at least two arms; got {len(arms)} ({', '.join(arms) or 'none'}). Add an arm, or use "
+            f"advise() for a single run"
         )
     curves = []
     for name, runs in arms.items():
@@ -85,8 +80,8 @@ def checked_arms(arms: Mapping[str, Runs]) -> list[Curve]:
     return curves
 
 
-def judged(arm: str, runs: list[Curve | Fit]) -> Entrant:
-    """One arm with its runs fitted where they can be."""
+def fitted_arm(arm: str, runs: list[Curve | Fit]) -> FittedArm:
+    """One arm with its runs fitted where that is possible."""
     fits, fallen, unfitted = [], [], ""
     for run in runs:
         try:
@@ -99,19 +94,20 @@ def judged(arm: str, runs: list[Curve | Fit]) -> Entrant:
             fits.append(fitted)
         else:
             fallen.append(symptom)
-    return Entrant(arm, tuple(run.last_compute for run in runs), tuple(fits), unfitted, tuple(fallen))
+    return FittedArm(arm, tuple(run.last_compute for run in runs), tuple(fits), unfitted, tuple(fallen))
 
 
 def collapse(curve: Curve) -> Symptom | None:
-    """A decline that the noise does not explain, correlated as it is from one evaluation to the next.
+    """A decline that autocorrelated noise does not explain.
 
-    The noise is taken from a fit of the part before the fall: the fall itself would pass for noise.
+    The noise is estimated from a fit of the part before the decline; a fit of the whole would count the decline as
+    noise.
     """
     symptom = decline(curve)
     if symptom is None:
         return None
     try:
         before = fit(curve.between(most=symptom.numbers["best_at"]))
-    except CurveError:  # too short a part to fit: the fall has to speak for itself
+    except CurveError:  # that part is too short to fit, so the size of the decline alone decides
         return symptom
     return symptom if symptom.numbers["fall"] >= COLLAPSE_SD * before.noise_sd else None

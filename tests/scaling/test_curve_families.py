@@ -16,7 +16,7 @@ def place(*values):
 
 def test_the_law_has_half_of_its_climb_done_at_the_midpoint():
     first = LAW.columns(LOG_C, place(np.log(0.5), np.log(2.0))).first
-    # at half of Cmid 1 / (1 + 2^2), at twice Cmid 1 / (1 + 2^-2)
+    # at half of C_mid 1 / (1 + 2^2), at twice C_mid 1 / (1 + 2^-2)
     assert first == pytest.approx([0.0, 0.2, 0.5, 0.8])
 
 
@@ -30,7 +30,7 @@ def test_a_second_rise_that_cannot_be_seen_yet_explains_nothing():
     visible = SECOND_RISE.columns(LOG_C, place(0.0, 0.0, np.log(1.0), np.log(2.0))).second
     hidden = SECOND_RISE.columns(LOG_C, place(0.0, 0.0, np.log(4.0), np.log(4.0))).second
     assert visible == pytest.approx([0.0, 1 / 17, 0.2, 0.5])
-    # four times the run away at efficiency 4, 1 / (1 + 4^4) = 0.4 % of it would be done
+    # four times the run away at efficiency 4, 1 / (1 + 4^4) = 0.4% of it would be done
     assert hidden.tolist() == [0.0, 0.0, 0.0, 0.0]
 
 

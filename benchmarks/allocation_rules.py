@@ -1,0 +1,88 @@
+"""The rules for stopping arms that ``allocation.py`` compares: that of `scalerl.study.allocate`, and two others.
+
+The product has no budget, because its slices end with the run. Here an arm that has spent its whole budget cannot be
+trained further, and what is known of it stays as it is.
+
+Axes in names: A arms, D draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from scalerl.scaling import Fit
+from scalerl.study.allocate import LEAST, TOLERANCE, arm_draws
+from scalerl.study.best_arm import ArmDraws, leader, relative_probability_best, worth_of_all, worth_of_each
+from scalerl.study.fitted_arms import fitted_arm
+
+Array = np.ndarray
+
+
+class Rule(NamedTuple):
+    """An arm continues while its evidence is at least this limit."""
+
+    evidence: Callable[[ArmDraws, Array], Array]
+    """From the draws, and the same with finished arms held at their means, to one number an arm, shape (A,)."""
+
+    least: float
+    """Limit, chosen on 120 studies of other random numbers than those of ``allocation.py``."""
+
+
+def probability_above(draws: ArmDraws) -> Array:
+    """Probability that each arm is better than the leader, shape (A,); 1 for the leader itself.
+
+    It keeps an arm that a third one surely beats, as long as the ceiling of the leader is uncertain.
+    """
+    first = leader(draws)
+    above_A = (draws.recipe_AD > draws.recipe_AD[first]).mean(axis=1)
+    above_A[first] = 1.0
+    return above_A
+
+
+RULES = {
+    "best": Rule(lambda draws, held: relative_probability_best(draws), LEAST),
+    "above leader": Rule(lambda draws, held: probability_above(draws), 0.10),
+    "worth": Rule(lambda draws, held: worth_of_each(held), 0.001),
+}
+"""By the name in docs/allocation.md; evidence of "worth" is in the metric's unit."""
+
+
+class Decision(NamedTuple):
+    """What a rule decides after a slice."""
+
+    best: int
+    """The arm to choose if the study ended now."""
+    continues_A: Array
+    """Whether each arm gets the next slice; none does when the study is over."""
+
+
+def decide(fits: Sequence[Sequence[Fit]], open_A: Array, rule: str) -> Decision:
+    """Return which arms continue by a rule.
+
+    Args:
+        fits: of all runs of each arm.
+        open_A: whether each arm has budget left.
+        rule: key of ``RULES``.
+    """
+    fitted = [fitted_arm(str(a), list(runs)) for a, runs in enumerate(fits)]
+    judgeable = [f for f in fitted if not f.collapsed]
+    number_J = np.array([int(f.arm) for f in judgeable])
+    draws, _, _ = arm_draws(judgeable, 1.0)
+    held = hold(draws, open_A[number_J])
+    first = leader(draws)
+    in_play_J = RULES[rule].evidence(draws, held) >= RULES[rule].least
+    in_play_J[first] = True
+    continues_A = np.zeros(len(fits), dtype=bool)
+    continues_A[number_J] = in_play_J & open_A[number_J]
+    if in_play_J.sum() == 1 or worth_of_all(held) < TOLERANCE:
+        continues_A[:] = False
+    return Decision(int(number_J[first]), continues_A)
+
+
+def hold(draws: ArmDraws, open_A: Array) -> ArmDraws:
+    """The draws with the arms that cannot be trained further held at their means."""
+    mean_A1 = draws.trained_AD.mean(axis=1, keepdims=True)
+    return draws._replace(trained_AD=np.where(open_A[:, None], draws.trained_AD, mean_A1))

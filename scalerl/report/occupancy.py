@@ -1,0 +1,66 @@
+"""Slot occupancy while a run trains: its recent mean, and a warning that names the cure where slots run empty."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+from scalerl.config import RunConfig
+from scalerl.config.recipe import PipelineRL
+
+LOW = 0.7
+"""Occupancy below which slots are wasted: a decode step costs nearly the same, full or not."""
+
+WINDOW = 20
+"""Steps that are looked at together."""
+
+
+class OccupancyWatch:
+    """Watches the rows of a run; warns once."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Prepare for a run; the first staleness bound's worth of steps is its ramp-up and is left out."""
+        self._config = config
+        self._rows: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
+        self._ramp = config.recipe.off_policy.max_lag + 1
+        self._warned = False
+
+    def mean(self) -> float | None:
+        """Return the occupancy over the last steps; None while there is none."""
+        known = [row["occupancy"] for row in self._rows if math.isfinite(row["occupancy"])]
+        return math.fsum(known) / len(known) if known else None
+
+    def warning(self, row: Mapping[str, Any]) -> str | None:
+        """Take in a row of metrics; return what to say about it, at most once in a run."""
+        if row["step"] <= self._ramp:
+            return None
+        self._rows.append(row)
+        mean = self.mean()
+        if self._warned or len(self._rows) < WINDOW or mean is None or mean >= LOW:
+            return None
+        self._warned = True
+        return (
+            f"only {mean:.0%} of the {self._config.slots} slots were busy over the last {WINDOW} steps: {self._cure()}"
+        )
+
+    def _cure(self) -> str:
+        recipe, slots = self._config.recipe, self._config.slots
+        off_policy, batch = recipe.off_policy, recipe.completions_per_step
+        mean = sum(row["completion_tokens_mean"] for row in self._rows) / len(self._rows)
+        longest = max(row["completion_tokens_max"] for row in self._rows)
+        fed = (off_policy.max_lag + 1) * mean / longest * batch  # slots that the rule `wait` can keep busy
+        if not isinstance(off_policy, PipelineRL):
+            return "a round waits for its longest sequence; recipe.off_policy.kind = pipeline does not"
+        if off_policy.max_lag == 0:
+            return "on policy, every batch waits for its longest sequence; a recipe.off_policy.max_lag above 0 does not"
+        if off_policy.stale == "wait" and fed < 0.9 * slots:
+            return (
+                f"updates wait for long sequences ({longest} tokens, {mean:.0f} in the mean); set "
+                f"recipe.off_policy.stale to mask, or rollouts.slots to {max(1, int(fed))} or fewer"
+            )
+        return (
+            "generation is ahead of training and waits for it; give the trainer more (hardware.trainer_threads, "
+            f"learner.micro_batch_tokens), or set rollouts.slots below {slots}: fewer sequences make a quicker step"
+        )

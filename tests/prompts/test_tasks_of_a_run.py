@@ -1,0 +1,134 @@
+"""`data` as a list of tasks: shares, names, held-out sets, and what is refused."""
+
+import json
+
+import pytest
+
+from scalerl.config import read_config, to_toml
+from scalerl.config.base import ConfigError
+from scalerl.prompts.dataset import load_prompts
+from scalerl.prompts.mixture import make_curriculum
+from scalerl.train.warm_start import make_tokenizer
+
+TWO = """
+[recipe]
+prompts_per_step = 4
+
+[evaluation]
+prompts = 10
+
+[[data]]
+kind = "arithmetic"
+share = 3.0
+operations = [1, 1]
+prompts = 60
+
+[[data]]
+kind = "programs"
+points = 3
+prompts = 30
+held_out = 5
+"""
+
+
+def read(tmp_path, text, *words):
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    return read_config(file, list(words))
+
+
+def test_every_task_has_its_share_its_held_out_set_and_its_name(tmp_path):
+    config = read(tmp_path, TWO)
+    split = load_prompts(config, make_tokenizer())
+    count = {task: sum(p.task == task for p in split.held_out) for task in config.tasks}
+    assert count == {"arithmetic": 10, "programs": 5}
+    assert {p.id for p in split.held_out}.isdisjoint(p.id for p in split.training)
+    drawn = [visit.prompt.task for visit in make_curriculum(config, split.training).draw(40)]
+    assert drawn.count("arithmetic") == 30 and drawn.count("programs") == 10
+    assert "10 held-out prompts of arithmetic and 5 held-out prompts of programs" in config.derived_sizes()[2]
+
+
+def test_a_task_without_a_share_is_evaluated_and_never_drawn(tmp_path):
+    config = read(tmp_path, TWO, "--data.programs.share", "0")
+    split = load_prompts(config, make_tokenizer())
+    assert {visit.prompt.task for visit in make_curriculum(config, split.training).draw(50)} == {"arithmetic"}
+    assert sum(p.task == "programs" for p in split.held_out) == 5
+
+
+def test_a_list_comes_back_from_its_file_and_one_table_stays_one_table(tmp_path):
+    config = read(tmp_path, TWO)
+    assert read(tmp_path, to_toml(config)) == config and to_toml(config).count("[[data]]") == 2
+    lab = read_config(None, [])
+    assert "\n[data]\n" in to_toml(lab) and read(tmp_path, to_toml(lab)) == lab
+
+
+def test_a_field_of_one_of_several_tasks_is_set_by_its_name(tmp_path):
+    config = read(tmp_path, TWO, "--data.programs.points", "4", "--data.arithmetic.label_noise", "0")
+    assert config.data[1].points == 4 and config.data[0].label_noise == 0 and config.data[1].label_noise == 0.12
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("share = 3.0", "share = 0.0\nheld_out = 4"), None),  # programs still has a share
+        (("kind = \"programs\"\npoints = 3", "kind = \"arithmetic\""), "got two tasks with the name 'arithmetic'"),
+        (("held_out = 5", "held_out = 0"), "got 0 for the task 'programs'; allowed: at least 1"),
+        (("held_out = 5", "share = 0.0\n"), None),
+        (("points = 3", "points = 9"), "data.1.points: got 9"),
+        (("kind = \"programs\"", "kind = \"mixed\""), "data.1.kind: got 'mixed'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_meant_is_refused_with_what_to_do(tmp_path, change, message):
+    assert change[0] in TWO
+    text = TWO.replace(*change)
+    if message is None:
+        read(tmp_path, text)
+        return
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, text)
+
+
+def test_shares_that_sum_to_nothing_are_refused(tmp_path):
+    text = TWO.replace("share = 3.0", "share = 0.0").replace("held_out = 5", "share = 0.0")
+    with pytest.raises(ConfigError, match=r"data.share: got 0, 0; allowed: shares that sum to more than 0"):
+        read(tmp_path, text)
+
+
+def test_a_negative_share_is_refused_by_its_place(tmp_path):
+    with pytest.raises(ConfigError, match=r"data.share: got -1.0; input should be greater than or equal to 0"):
+        read(tmp_path, TWO.replace("share = 3.0", "share = -1.0"))
+
+
+def test_an_option_that_names_no_task_says_which_there_are(tmp_path):
+    with pytest.raises(ConfigError, match=r"this run has the tasks arithmetic, programs; got the option data.points"):
+        read(tmp_path, TWO, "--data.points", "4")
+
+
+def test_the_kind_mixed_of_earlier_versions_is_both_lab_tasks(tmp_path):
+    old = '[data]\nkind = "mixed"\nshare = 0.25\n[data.arithmetic]\noperations = [1, 3]\n'
+    config = read(tmp_path, old, "--rollouts.lag_ticks", "-1")
+    assert config.tasks == ["arithmetic", "programs"] and [task.share for task in config.data] == [0.75, 0.25]
+    assert config.data[0].operations == (1, 3) and config.rollouts.lag_ticks == "measure"
+    with pytest.raises(ConfigError, match=r"kind 'mixed' is both lab tasks; got share = 2; allowed: share"):
+        read_config(None, ["--data.kind", "mixed", "--data.share", "2"])
+
+
+def test_a_task_with_too_few_prompts_is_named(tmp_path):
+    config = read(tmp_path, TWO, "--data.programs.prompts", "1", "--recipe.prompts_per_step", "16")
+    with pytest.raises(ConfigError, match=r"programs: evaluation\.prompts: got 5 of 6 prompts, which leaves 1"):
+        load_prompts(config, make_tokenizer())
+
+
+def test_a_prompt_that_one_task_holds_out_is_trained_on_by_none(tmp_path):
+    rows = [{"prompt": f"{a}+{b}=", "answer": str((a + b) % 10)} for a in range(10) for b in range(4)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    table = f'[[data]]\nkind = "file"\npath = "{tmp_path}/rows.jsonl"\ntask = "arithmetic"\n'
+    text = (
+        '[model]\nkind = "hf"\npath = "m"\n[recipe]\nprompts_per_step = 4\n'
+        f'{table}name = "a"\nheld_out = 8\n{table}name = "b"\nheld_out = 20\n'
+    )
+    split = load_prompts(read(tmp_path, text), make_tokenizer())
+    held = {p.id for p in split.held_out}
+    # both hold out the first by hash: a's 8 are among b's 20, so b's 20 leave both pools of training prompts
+    assert len(held) == 20 and held.isdisjoint(p.id for p in split.training)
+    assert "left out 12 training prompts that another task holds out" in split.notes

@@ -1,0 +1,78 @@
+"""The engine in docs/engines.md, run as it stands there through the coordinator."""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scripted_worker import visits
+
+from scalerl.rollouts.activation import AtTick
+from scalerl.rollouts.coordinator import Coordinator, Update
+from scalerl.rollouts.schedule import PipelineSchedule
+
+PAGE = Path(__file__).parents[2] / "docs/engines.md"
+
+
+@pytest.fixture(scope="module")
+def engine_class():
+    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    assert len([line for line in code.splitlines() if line.strip()]) <= 40
+    names = {}
+    exec(compile(code, str(PAGE), "exec"), names)
+    return names["UniformEngine"]
+
+
+def train(engines, updates, size=3, k=4):
+    """Let a coordinator and an imaginary trainer run; return the batches."""
+    coordinator = Coordinator(engines, PipelineSchedule(size, AtTick(5), k), group_size=2, seed=0, evaluators=engines)
+    coordinator.begin(0, visits(0, size * (k + 1)))
+    batches = []
+    while len(batches) < updates:
+        for formed in coordinator.step():
+            batches.append(formed)
+            coordinator.receive(Update(formed.number + 1, visits=visits(size * (k + 1 + formed.number), size)))
+    return batches
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_it_trains_and_its_versions_keep_the_bound(engine_class, count):
+    asked = []
+    engines = [engine_class(4, vocabulary=8, longest=20, receive=asked.append) for _ in range(count)]
+    batches = train(engines, updates=20)
+    groups = [(formed.number, group) for formed in batches for group in formed.groups.values()]
+    assert len(groups) == 60 and max(number - group.oldest_version for number, group in groups) <= 4
+    lengths = [len(rollout) for _, group in groups for rollout in group.rollouts]
+    # a stop has probability 1/8: the mean of a geometric length cut at 20 is 8 (1 - (7/8)^20) = 7.45
+    assert abs(np.mean(lengths) - 8 * (1 - (7 / 8) ** 20)) < 1.5
+    for _, group in groups:
+        for rollout in group.rollouts:
+            np.testing.assert_allclose(rollout.logps, -math.log(8), rtol=1e-6)
+            assert rollout.truncated == (rollout.tokens[-1] != 0) and (np.diff(rollout.versions) >= 0).all()
+    assert sorted(set(asked)) == list(range(max(asked) + 1)) and len(asked) == count * (max(asked) + 1)
+
+
+def test_unfinished_groups_of_an_engine_without_exact_resume_are_sampled_again(engine_class):
+    engine = engine_class(4, vocabulary=8, longest=20, receive=lambda version: None)
+    first = Coordinator([engine], PipelineSchedule(3, AtTick(5), 4), group_size=2, seed=0)
+    first.begin(0, visits(0, 15))
+    for _ in range(3):
+        first.step()
+    state = first.state()
+    copy = Coordinator(
+        [engine_class(4, vocabulary=8, longest=20, receive=lambda version: None)],
+        PipelineSchedule(3, AtTick(5), 4), group_size=2, seed=0,
+    )  # fmt: skip
+    copy.load_state(state)
+    copy.begin(0)
+    (formed, *_) = _first_batch(copy)
+    assert len(formed.groups) == 3 and all(len(group.rollouts) == 2 for group in formed.groups.values())
+    assert state["engines"] == [None] and formed.stats.tokens >= engine.work.tokens
+
+
+def _first_batch(coordinator):
+    for _ in range(500):
+        if batches := coordinator.step():
+            return batches
+    raise AssertionError("no batch")

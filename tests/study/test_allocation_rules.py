@@ -1,0 +1,67 @@
+"""The rules that the benchmark of allocation compares; the first of them is the one of the product."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from study_arms import arm
+
+from scalerl.scaling import fit
+from scalerl.study.allocate import allocate
+from scalerl.study.best_arm import ArmDraws, worth_of_all
+
+
+@pytest.fixture
+def rules(monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import allocation_rules
+
+    return allocation_rules
+
+
+ARMS = [
+    [fit(curve) for curve in arm(asymptote=asymptote, midpoint=midpoint, first_seed=seed, last=0.25, points=13)]
+    for asymptote, midpoint, seed in ((0.45, 0.03, 0), (0.60, 0.06, 10), (0.66, 0.40, 20))
+]
+"""A quick low arm, a quick good one, and a slow starter that is lower than both now and ends above them."""
+
+
+def draws(rows):
+    draws_AD = np.array(rows, dtype=float)
+    return ArmDraws(draws_AD, draws_AD)
+
+
+def test_the_rule_named_best_decides_as_the_product_does(rules):
+    found = rules.decide(ARMS, np.full(3, True), "best")
+    product = allocate({str(a): fits for a, fits in enumerate(ARMS)})
+    assert list(found.continues_A) == [v.go_on for v in product.verdicts.values()] == [False, True, True]
+    assert str(found.best) == product.best
+
+
+def test_every_rule_finds_the_best_of_two_known_arms(rules):
+    known = [[fit(curve) for curve in arm(asymptote=a, first_seed=seed)] for a, seed in ((0.7, 0), (0.5, 10))]
+    for rule in rules.RULES:
+        found = rules.decide(known, np.full(2, True), rule)
+        assert found.best == 0 and not found.continues_A.any()
+
+
+def test_an_arm_that_has_spent_its_budget_does_not_continue(rules):
+    assert list(rules.decide(ARMS, np.array([True, False, True]), "best").continues_A) == [False, False, True]
+    assert not rules.decide(ARMS, np.full(3, False), "best").continues_A.any()
+
+
+def test_an_arm_that_cannot_be_trained_further_teaches_nothing(rules):
+    # means 0.5 and 0.475: knowing the second would gain 0.05, but it has spent its budget
+    two = draws([[0.5, 0.5, 0.5, 0.5], [0.3, 0.4, 0.5 - 1e-9, 0.7]])
+    assert worth_of_all(two) == pytest.approx(0.05)
+    assert worth_of_all(rules.hold(two, np.array([True, False]))) == pytest.approx(0.0)
+
+
+def test_above_leader_keeps_an_arm_surely_beaten_by_a_third_one_while_the_leader_is_uncertain(rules):
+    assert rules.probability_above(draws([[0.5] * 4, [0.3, 0.4, 0.5 - 1e-9, 0.7]])) == pytest.approx([1, 0.25])
+    rng = np.random.default_rng(0)
+    three = draws(
+        np.array([[0.62], [0.6], [0.5]]) + np.array([[0.1], [0.005], [0.005]]) * rng.standard_normal((3, 4000))
+    )
+    assert rules.RULES["best"].evidence(three, three)[2] == 0
+    assert rules.RULES["above leader"].evidence(three, three)[2] > 0.1

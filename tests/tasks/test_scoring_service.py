@@ -1,0 +1,174 @@
+"""Scoring beside training: it starts when a group is finished, and a slow verifier idles nobody."""
+
+import os
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from scalerl.config import Scoring
+from scalerl.tasks.base import Verifier
+from scalerl.tasks.scoring import FunctionScorer, ScoringService, ThreadScorer
+from scalerl.tasks.user_rewards import RewardError
+from scalerl.types import Group, Prompt, Rollout, Score, Visit
+
+PROMPT = Prompt("0" * 16, "q", (1,), "4", "t", {"level": 3})
+
+
+def group(*texts, prompt=PROMPT, truncated=()):
+    """A group whose rollouts decode to the given texts."""
+    rollouts = tuple(
+        Rollout(np.frombuffer(text.encode(), np.uint8).astype(np.int32), np.zeros(len(text), np.float32),
+                np.zeros(len(text), np.int32), np.ones(len(text), np.bool_), i in truncated, False)
+        for i, text in enumerate(texts)
+    )  # fmt: skip
+    return Group(Visit(prompt, 0, 0), rollouts, 0)
+
+
+def decode(tokens):
+    return [bytes(ids).decode() for ids in tokens]
+
+
+def threads(verify, workers=1):
+    return ScoringService({"t": ThreadScorer("t", Verifier(verify), Scoring(workers=workers))}, decode)
+
+
+@pytest.fixture
+def own_function(tmp_path, monkeypatch):
+    """A scorer of a function in a module of the user's own, with one worker."""
+    made = []
+
+    def make(body, **settings):
+        (tmp_path / "user_module.py").write_text(
+            f"import os, sys, time\ndef f(prompts, completions, **columns):\n{body}"
+        )
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+        made.append(ScoringService({"t": FunctionScorer("user_module:f", 0.5, Scoring(**settings))}, decode))
+        return made[-1]
+
+    yield make
+    for service in made:
+        service.close()
+
+
+def test_a_verifier_sees_the_prompt_with_its_answer_and_columns_and_the_completion():
+    seen = []
+    service = threads(lambda prompt, text: seen.append((prompt.answer, prompt.columns, text)) or text == prompt.answer)
+    scored = service.submit(group("4", "5")).result()
+    assert seen == [("4", {"level": 3}, "4"), ("4", {"level": 3}, "5")]
+    assert scored.scores == (Score(1.0, True), Score(-1.0, False)) and scored.group.visit.prompt is PROMPT
+    service.close()
+
+
+def test_a_truncated_rollout_has_failed_whatever_it_says():
+    service = threads(lambda prompt, text: True)
+    assert [s.passed for s in service.submit(group("a", "b", truncated=(1,))).result().scores] == [True, False]
+    service.close()
+
+
+def test_submit_returns_before_the_verifier_does():
+    release = threading.Event()
+    service = threads(lambda prompt, text: release.wait(30))
+    pending = service.submit(group("a"))
+    assert not pending.wait(0.05)
+    release.set()
+    assert pending.wait(30) and pending.result().scores == (Score(1.0, True),)
+    service.close()
+
+
+def test_as_many_groups_are_judged_at_a_time_as_there_are_workers():
+    together, most, lock = [0], [0], threading.Lock()
+
+    def verify(prompt, text):
+        with lock:
+            together[0] += 1
+            most[0] = max(most[0], together[0])
+        time.sleep(0.05)
+        with lock:
+            together[0] -= 1
+        return True
+
+    service = threads(verify, workers=3)
+    for pending in [service.submit(group("a", "b")) for _ in range(9)]:
+        pending.result()
+    assert most[0] == 3
+    service.close()
+
+
+def test_a_verifier_of_half_a_second_a_completion_does_not_idle_the_trainer_while_batches_are_in_flight():
+    """3 groups x 2 completions a batch are 3 s of verification; a step takes 0.15 s, and 8 batches may be ahead."""
+    from scripted_worker import ScriptedSpec, scripted_channel, visits
+
+    from scalerl.config.recipe import PipelineRL
+    from scalerl.rollouts.coordinator import Update
+    from scalerl.rollouts.pipeline import Pipeline
+
+    def verify(prompt, text):
+        time.sleep(0.5)
+        return True
+
+    service = ScoringService(
+        {"test": ThreadScorer("test", Verifier(verify), Scoring(workers=64))}, lambda tokens: ["text"] * len(tokens)
+    )
+    channel = scripted_channel()
+    pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=8), slots=54, lag_ticks=1), channel, service.submit)
+    pipeline.start(weights(0), 0, visits(0, 27))
+    waits = []
+    try:
+        for step in range(16):
+            before = pipeline.waited_s
+            batch = pipeline.take(3, now=step)
+            waits.append(pipeline.waited_s - before)
+            assert all(score.passed for scored in batch.groups for score in scored.scores)
+            time.sleep(0.15)
+            pipeline.publish(Update(step + 1, visits=visits(27 + 3 * step, 3)), weights(step + 1))
+    finally:
+        pipeline.close()
+        service.close()
+    # the first batches wait for the first scores; after that verification hides behind the batches in flight,
+    # where waiting for it would cost at least 1 s a step (a group's two completions one after the other)
+    assert np.median(waits[8:]) < 0.1, waits
+
+
+def weights(version):
+    import torch
+
+    return [("version", torch.tensor(version))]
+
+
+def test_a_function_that_exits_is_an_error_and_not_the_end(own_function):
+    service = own_function("    sys.exit(0)\n")
+    with pytest.raises(RewardError, match=r"user_module:f raised SystemExit: 0 \(.*user_module.py:3\)"):
+        service.submit(group("a")).result()
+
+
+def test_a_function_that_takes_its_process_down_is_an_error_that_says_so(own_function):
+    service = own_function("    os._exit(3)\n")
+    with pytest.raises(RewardError, match="user_module:f ended its process with exit code 3"):
+        service.submit(group("a")).result()
+
+
+def test_a_function_that_hangs_is_stopped_at_its_limit(own_function):
+    service = own_function("    time.sleep(60)\n", reward_timeout_s=0.5)
+    with pytest.raises(
+        RewardError, match=r"took longer than 0.5 s for the completions of one prompt.*reward_timeout_s"
+    ):
+        service.submit(group("a")).result()
+
+
+def test_a_function_runs_in_another_process_with_the_state_that_it_keeps_there(own_function):
+    service = own_function(
+        "    f.calls = getattr(f, 'calls', 0) + 1\n    return [f.calls + os.getpid() * 1000.0] * len(completions)\n"
+    )
+    rewards = [service.submit(group("a", "b")).result().scores[0].reward for _ in range(4)]
+    assert [int(r) % 1000 for r in rewards] == [1, 2, 3, 4]  # one worker, in the order of submission
+    assert {int(r) // 1000 for r in rewards} != {os.getpid()} and len({int(r) // 1000 for r in rewards}) == 1
+
+
+def test_a_function_keeps_its_reward_for_a_truncated_rollout_which_has_not_passed(own_function):
+    service = own_function("    return [0.7] * len(completions)\n")
+    scores = service.submit(group("a", "b", truncated=(1,))).result().scores
+    assert scores == (Score(0.7, True), Score(0.7, False))

@@ -1,0 +1,27 @@
+"""Code that exists for speed on CPUs is loaded there and nowhere else."""
+
+import subprocess
+import sys
+
+
+def test_a_model_on_another_device_loads_nothing_of_models_cpu():
+    code = """
+import sys, torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from scalerl.models.policy import Policy
+from scalerl.rollouts.engine import Sampling
+from scalerl.rollouts.interrupt import NEVER, LengthRule
+from scalerl.rollouts.local.torch_engine import torch_engine
+import scalerl.train.launch
+config = Qwen3Config(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+                     num_key_value_heads=2, head_dim=8)
+with torch.device("meta"):
+    model = Qwen3ForCausalLM(config)
+policy = Policy(model)
+hidden = torch.zeros(5, 16, device="meta")
+assert policy.rule.logits(hidden, policy.head_weight, None).shape == (5, 32)
+torch_engine(policy, slots=2, prompt_tokens=4, rule=LengthRule(None, NEVER, 8), sampling=Sampling())
+loaded = [name for name in sys.modules if name.startswith("scalerl.models.cpu.")]
+assert not loaded, loaded
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,116 @@
+"""Whole runs over other implementations of the contracts: several engines, another channel, the rules of staleness."""
+
+import os
+import random
+import signal
+import time
+
+import pytest
+import runs
+
+TWO = ["--rollouts.generators", "2", "--rollouts.slots", "32"]
+
+
+@pytest.fixture(scope="module")
+def two_engines(lab_model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "two"
+    runs.train(lab_model, path, *TWO)
+    return path
+
+
+def test_equal_commands_give_equal_bits_without_a_lag_being_given(lab_model, tmp_path):
+    words = [w for w in runs.SMALL if w not in ("--rollouts.lag_ticks", "12")]
+    for name in ("one", "two"):
+        process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(tmp_path / name), *words])
+        text, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, text
+    assert runs.outcome(tmp_path / "one") == runs.outcome(tmp_path / "two")
+    # 16 completions of 12 expected tokens (0.4 of the limit of 29) over 32 slots are 6 steps; half as much again is 9
+    assert "\nlag_ticks = 9\n" in (tmp_path / "one/config.toml").read_text()
+
+
+def test_two_engines_train_and_a_busy_machine_changes_no_bit(two_engines, lab_model, tmp_path):
+    runs.train(lab_model, tmp_path / "again", *TWO, "--hardware.trainer_threads", "1")
+    assert runs.outcome(tmp_path / "again") == runs.outcome(two_engines)
+    metrics = runs.rows(two_engines, "metrics.jsonl")
+    assert len(metrics) == 24 and max(m["staleness_max"] for m in metrics) <= 4
+    assert max(abs(metrics[0]["log_ratio_min"]), abs(metrics[0]["log_ratio_max"])) <= 1e-5
+
+
+def test_two_engines_resume_after_kills_to_the_same_bits(two_engines, lab_model, tmp_path):
+    path, rng = tmp_path / "killed", random.Random(3)
+    process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL, *TWO])
+    for row in (5, 14):
+        runs.wait_for(lambda row=row: len(runs.rows(path, "metrics.jsonl")) >= row, what=f"row {row}")
+        time.sleep(rng.random() * 0.05)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate(timeout=60)
+        process = runs.start(["resume", str(path)])
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, text
+    assert runs.outcome(path) == runs.outcome(two_engines)
+
+
+def test_an_engine_process_that_is_killed_ends_the_run_with_its_name(lab_model, tmp_path):
+    path = tmp_path / "run"
+    process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL, *TWO])
+    runs.wait_for(lambda: len(runs.rows(path, "metrics.jsonl")) >= 3, what="three steps")
+    (generator,) = runs.children(process.pid)
+    os.kill(runs.children(generator)[-1], signal.SIGKILL)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 1 and f"continue with: scalerl resume {path}" in text, text
+    assert "generator 2 of 2 (process " in text or "generator 1 of 2 (process " in text
+
+
+def test_weights_through_a_directory_give_the_bits_of_shared_memory(lab_model, tmp_path):
+    runs.train(lab_model, tmp_path / "memory")
+    runs.train(lab_model, tmp_path / "directory", "--rollouts.weights", "directory")
+    assert runs.outcome(tmp_path / "directory") == runs.outcome(tmp_path / "memory")
+    assert list((tmp_path / "directory/weights").iterdir()) == []  # nothing is left behind
+
+
+@pytest.mark.parametrize("rule", ["mask", "drop"])
+def test_the_other_rules_of_staleness_keep_the_bound_and_resume_to_the_same_bits(lab_model, tmp_path, rule):
+    words = ["--recipe.off_policy.stale", rule, "--recipe.off_policy.max_lag", "2"]
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    runs.train(lab_model, whole, *words)
+    runs.train(lab_model, stopped, *words, "--steps", "12")
+    process = runs.start(["resume", str(stopped), "--steps", "24"])
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, text
+    assert runs.outcome(stopped) == runs.outcome(whole)
+    metrics = runs.rows(whole, "metrics.jsonl")
+    if rule == "mask":  # the loop itself asserts that no trained token is older than k
+        assert max(m["staleness_max"] for m in metrics) > 2 and max(m["stale_share"] for m in metrics) > 0
+        assert metrics[-1]["dropped_groups"] == 0
+    else:
+        assert max(m["staleness_max"] for m in metrics) == 2 and metrics[-1]["dropped_groups"] > 0
+        assert max(m["stale_share"] for m in metrics) == 0
+
+
+def test_an_evaluation_inside_a_frozen_round_leaves_the_round_and_is_that_of_the_newest_weights(lab_model, tmp_path):
+    words = ["--recipe.off_policy", "ppo-off-policy", "--recipe.off_policy.batches", "4", "--steps", "8"]
+    runs.train(lab_model, tmp_path / "often", *words, "--evaluation.every", "1")
+    runs.train(lab_model, tmp_path / "seldom", *words, "--evaluation.every", "4")
+    often, seldom = (runs.outcome(tmp_path / name) for name in ("often", "seldom"))
+    assert often["model"] == seldom["model"] and often["metrics.jsonl"] == seldom["metrics.jsonl"]
+    assert [p for p in often["points.jsonl"] if p["step"] % 4 == 0] == seldom["points.jsonl"]
+    assert len({p["pass_rate"] for p in often["points.jsonl"]}) > 3  # the weights of each update, not of the round
+
+
+def test_a_run_directory_of_an_earlier_version_is_refused_with_what_to_do(two_engines, tmp_path):
+    import json
+    import shutil
+
+    path = tmp_path / "old"
+    shutil.copytree(two_engines, path)
+    for file in path.glob("checkpoints/*/trainer.json"):
+        state = json.loads(file.read_text())
+        del state["format"]
+        file.write_text(json.dumps(state))
+    before = (path / "metrics.jsonl").read_bytes()
+    process = runs.start(["resume", str(path)])
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 2 and "Traceback" not in text, text
+    assert "written by an earlier version of scalerl" in text and f"scalerl train {path}/config.toml" in text
+    assert (path / "metrics.jsonl").read_bytes() == before
