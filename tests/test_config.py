@@ -114,13 +114,16 @@ def assert_reads_back(config, tmp_path):
             "active_experts: got 3; allowed: a divisor of 4 x width = 256",
         ),
         (["--data.kind", "program"], r"data.kind: got 'program' \(did you mean 'programs'\?\)"),
-        (["--data.kind", "mixed"], r"kind 'mixed' is no more: write one \[\[data\]\] table for each task, .* share"),
+        (
+            ["--data.kind", "mixed", "--data.share", "1"],
+            r"kind 'mixed' is both lab tasks; got share = 1; allowed: share",
+        ),
         (["--data.share", "-1"], "data.*share: got -1; input should be greater than or equal to 0"),
         (["--data.share", "0"], "data.share: got 0; allowed: shares that sum to more than 0"),
         (["--data.held_out", "0"], "data.held_out: got 0 for the task 'arithmetic'; allowed: at least 1"),
         (
-            ["--rollouts.lag_ticks", "-1"],
-            "rollouts.lag_ticks: got -1; allowed: auto, measure, or a number .*; a run directory of before has -1 for",
+            ["--rollouts.lag_ticks", "-2"],
+            "rollouts.lag_ticks: got -2; allowed: auto, measure, or a number of decode steps of at least 0",
         ),
         (["--rollouts.lag_ticks", "soon"], "rollouts.lag_ticks: got 'soon'; allowed: auto, measure, or a number"),
         (

@@ -13,7 +13,8 @@ ROW = {
     "step": 9, "pass_rate": 0.31, "prompts": 16, "kept_prompts": 13, "retired_prompts": 2, "epoch": 1,
     "truncation_rate": 0.0, "interruption_rate": 0.02, "staleness_mean": 1.4, "staleness_max": 3, "entropy": 0.2,
     "capped_share": 0.001, "generator_tokens_per_s": 41234.0, "trainer_tokens_per_s": 35678.0,
-    "generator_idle": 0.01, "trainer_idle": 0.04,
+    "generator_idle": 0.01, "trainer_idle": 0.04, "occupancy": 0.83, "completion_tokens_mean": 30.0,
+    "completion_tokens_max": 69,
 }  # fmt: skip
 
 
@@ -48,6 +49,7 @@ def test_the_live_table_shows_what_a_user_watches():
     shown.point(points(6))
     shown.stop()
     text = out.getvalue()
+    assert "slots busy | idle" in text
     for words in ("9/480", "0.310", "truncated | interrupted", "1.4 updates, max 3", "41,234", "35,678", "13/16",
                   "generator 1%, trainer 4%", "forecast 2x"):  # fmt: skip
         assert words in text, words
@@ -72,11 +74,19 @@ def test_every_task_has_its_own_line_and_forecast(terminal):
     assert text.count("forecast 2x") == 1 or terminal  # four evaluations of programs are too few for one
 
 
+def test_empty_slots_are_warned_of_once_with_a_cure():
+    shown, out = display(terminal=False)
+    for step in range(1, 60):
+        shown.step({**ROW, "step": step, "occupancy": 0.4, "completion_tokens_max": 900})
+    assert out.getvalue().count("only 40% of the 256 slots were busy") == 1
+    assert "set recipe.off_policy.stale to mask, or rollouts.slots to 76 or fewer" in out.getvalue()  # 9 x 30/900 x 256
+
+
 def test_elsewhere_than_on_a_terminal_a_step_is_one_line():
     shown, out = display(terminal=False)
     shown.step(ROW)
     assert out.getvalue().splitlines() == [
-        "step 9/480  pass 0.310  truncated 0.0%  stale 1.4 (max 3)  tok/s 41234 | 35678  idle 1% | 4%"
+        "step 9/480  pass 0.310  truncated 0.0%  stale 1.4 (max 3)  tok/s 41234 | 35678  slots 83%  idle 1% | 4%"
     ]
 
 

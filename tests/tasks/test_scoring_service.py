@@ -100,7 +100,7 @@ def test_as_many_groups_are_judged_at_a_time_as_there_are_workers():
 
 def test_a_verifier_of_half_a_second_a_completion_does_not_idle_the_trainer_while_batches_are_in_flight():
     """3 groups x 2 completions a batch are 3 s of verification; a step takes 0.15 s, and 8 batches may be ahead."""
-    from scripted_worker import ScriptedSpec, scripted_channel, visits
+    from scripted_worker import NumberChannel, ScriptedSpec, visits, weights
 
     from scalerl.config.recipe import PipelineRL
     from scalerl.rollouts.coordinator import Update
@@ -113,8 +113,7 @@ def test_a_verifier_of_half_a_second_a_completion_does_not_idle_the_trainer_whil
     service = ScoringService(
         {"test": ThreadScorer("test", Verifier(verify), Scoring(workers=64))}, lambda tokens: ["text"] * len(tokens)
     )
-    channel = scripted_channel()
-    pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=8), slots=54, lag_ticks=1), channel, service.submit)
+    pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=8), slots=54, lag_ticks=1), NumberChannel(), service.submit)
     pipeline.start(weights(0), 0, visits(0, 27))
     waits = []
     try:
@@ -122,7 +121,8 @@ def test_a_verifier_of_half_a_second_a_completion_does_not_idle_the_trainer_whil
             before = pipeline.waited_s
             batch = pipeline.take(3, now=step)
             waits.append(pipeline.waited_s - before)
-            assert all(score.passed for scored in batch.groups for score in scored.scores)
+            judged = [(r, s) for g in batch.groups for r, s in zip(g.group.rollouts, g.scores, strict=True)]
+            assert len(judged) == 6 and all(score.passed != rollout.truncated for rollout, score in judged)
             time.sleep(0.15)
             pipeline.publish(Update(step + 1, visits=visits(27 + 3 * step, 3)), weights(step + 1))
     finally:
@@ -131,12 +131,6 @@ def test_a_verifier_of_half_a_second_a_completion_does_not_idle_the_trainer_whil
     # the first batches wait for the first scores; after that verification hides behind the batches in flight,
     # where waiting for it would cost at least 1 s a step (a group's two completions one after the other)
     assert np.median(waits[8:]) < 0.1, waits
-
-
-def weights(version):
-    import torch
-
-    return [("version", torch.tensor(version))]
 
 
 def test_a_function_that_exits_is_an_error_and_not_the_end(own_function):
