@@ -20,7 +20,7 @@ _MIX_2 = np.uint64(0x94D049BB133111EB)
 
 def stream_key(*parts: object) -> int:
     """Return a 64-bit key for a stream; equal parts give equal keys in every process and Python version."""
-    text = "\x1f".join(str(part) for part in parts)
+    text = "\x1f".join(map(str, parts))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 

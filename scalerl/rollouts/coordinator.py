@@ -61,6 +61,11 @@ class _Open:
     visit: Visit
     rollouts: list[Rollout | None]
     engine: int
+    missing: int = field(init=False)
+    """Rollouts that have not finished."""
+
+    def __post_init__(self) -> None:
+        self.missing = self.rollouts.count(None)
 
 
 @dataclass(slots=True)
@@ -97,6 +102,8 @@ class Coordinator:
     _open: dict[int, _Open] = field(default_factory=dict)
     _untrained: dict[int, Formed] = field(default_factory=dict)
     _dropped: list[Visit] = field(default_factory=list)
+    _last: bool = False
+    """No visits will come but those in the queue."""
     _work_before: Work = field(default_factory=Work)
 
     # ------------------------------------------------------------------------------------------------------- messages
@@ -213,7 +220,7 @@ class Coordinator:
             self._untrained.pop(update.version - 1)
             del self._updates[update.version]
             self._queue.extend(update.visits)
-            self.schedule.closed |= update.closed
+            self._last |= update.closed
             if update.lag_ticks >= 0:
                 self.schedule.activation = self.schedule.activation.measured(update.lag_ticks)
             if update.weights:
@@ -222,6 +229,10 @@ class Coordinator:
             on_activation()
 
     def _start_groups(self) -> None:
+        self._fill()
+        self.schedule.closed = self._last and not self._queue  # before, a small batch would not be the last one
+
+    def _fill(self) -> None:
         if not self._queue:
             return
         rooms = [engine.occupancy().room for engine in self.engines]
@@ -246,9 +257,10 @@ class Coordinator:
         index, sample = finished.id
         group = self._open[index]
         group.rollouts[sample] = finished.rollout
-        rollouts = tuple(r for r in group.rollouts if r is not None)
-        if len(rollouts) == self.group_size:
+        group.missing -= 1
+        if not group.missing:
             del self._open[index]
+            rollouts = tuple(r for r in group.rollouts if r is not None)
             oldest = min(int(r.versions[0]) for r in rollouts)
             self.finished[index] = Group(group.visit, rollouts, oldest)
             self.fresh.append((index, self.finished[index]))
@@ -271,12 +283,14 @@ class Coordinator:
         """Return everything needed to go on, exactly where the engines allow it; received versions come again."""
         return {
             "engines": [engine.state() if engine.exact_resume else None for engine in self.engines],
+            "work_before": to_plain(self._work_before),
             "works": [to_plain(engine.work) for engine in self.engines],
             "schedule": self.schedule.state(),
             "activation": to_plain(self.schedule.activation),
             "ticks": self.ticks,
             "sampling_version": self.sampling_version,
             "queue": [to_plain(v) for v in self._queue],
+            "last": self._last,
             "open": [
                 [i, to_plain(o.visit), [to_plain(r) for r in o.rollouts], o.engine] for i, o in self._open.items()
             ],
@@ -295,6 +309,7 @@ class Coordinator:
         self.schedule.activation = self.schedule.activation.measured(state["activation"].get("lag_ticks", -1))
         self.ticks = state["ticks"]
         self._queue = deque(from_plain(Visit, v) for v in state["queue"])
+        self._last = state["last"]
         self._open = {
             int(i): _Open(from_plain(Visit, v), [None if r is None else from_plain(Rollout, r) for r in rollouts], e)
             for i, v, rollouts, e in state["open"]
@@ -311,6 +326,7 @@ class Coordinator:
         self.fresh += self.finished.items()
         self._dropped = [from_plain(Visit, v) for v in state["dropped"]]
         self.seconds.busy, self.seconds.idle = state["seconds"]
+        self._work_before = from_plain(Work, state["work_before"])
         for number, engine_state in enumerate(state["engines"]):
             if engine_state is not None:
                 self.engines[number].load_state(engine_state)

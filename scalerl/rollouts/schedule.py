@@ -160,9 +160,11 @@ class PipelineSchedule(Schedule):
         if finished < self.per_batch and not last:
             return None
         if self.stale == "wait":
-            first = islice((index for rank in sorted(self._done) for index in self._done[rank]), self.per_batch)
-            rest = self._by_deadline.copy()
-            rest.subtract(self._deadline[index] for index in first)
+            rest, left = self._by_deadline.copy(), self.per_batch
+            for deadline in sorted(self._done):  # the groups that `_take` would return
+                taken = min(left, len(self._done[deadline]))
+                rest[deadline] -= taken
+                left -= taken
             if not self._fits(self.next_batch + 1, counts=rest):
                 return None  # the update waits for a sequence in flight that it would otherwise overshoot
         chosen = self._take(self.per_batch)

@@ -1,0 +1,144 @@
+"""What the coordinator can carry, and what the three staleness rules cost: simulations in decode steps, no model.
+
+    python benchmarks/coordinator.py [--groups 1000000] [--out coordinator.json]
+
+Rates: 64 engines of 256 slots, lognormal lengths of 100 tokens on average, groups of 16, k = 8, batches as large as all
+slots. Seconds are those of the process's own clock, so that what else the machine does counts less. The engines only
+keep a calendar of ends; their share of the time is measured apart, for the clock in each call costs something itself.
+Memory: resident size along one run. Rules: occupancy and what is trained, for slots of 1, 2 and 4 batches, the trainer
+twice as fast as full engines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from work import machine
+
+from scalerl.rollouts.activation import AtTick
+from scalerl.rollouts.coordinator import Coordinator
+from scalerl.rollouts.engine import Engine
+from scalerl.rollouts.local.scripted import scripted_engine
+from scalerl.rollouts.local.simulated import (
+    CalendarEngine,
+    RuleFigures,
+    SimulatedTrainer,
+    by_key,
+    lognormal_lengths,
+    measure_rule,
+    visit_of,
+    visits_ahead,
+)
+from scalerl.rollouts.schedule import PipelineSchedule
+
+ENGINES, SLOTS, GROUP, MAX_LAG, MEAN = 64, 256, 16, 8, 100.0
+BATCH = ENGINES * SLOTS // GROUP
+RULES = ("wait", "mask", "drop")
+MAX_RATIO = 10.0
+"""Longest completion, in mean ones."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--groups", type=int, default=1_000_000, help="of the run whose memory is measured")
+    parser.add_argument("--rate-groups", type=int, default=30_000, help="of each run whose rate is measured")
+    parser.add_argument("--out", type=Path, default=Path("coordinator.json"))
+    options = parser.parse_args()
+    lengths = by_key(lognormal_lengths(MEAN, cut=MAX_RATIO))
+    print(f"{ENGINES} engines of {SLOTS} slots, groups of {GROUP}\n\n| rule | groups/s | share of the coordinator |")
+    print("|---|---|---|")
+    rates: dict[str, Any] = {}
+    for rule in RULES:
+        plain = rate(rule, options.rate_groups, lambda: CalendarEngine(SLOTS, lengths))
+        timed = [Timed(CalendarEngine(SLOTS, lengths)) for _ in range(ENGINES)]
+        whole = rate(rule, options.rate_groups // 3, iter(timed).__next__)
+        share = 1 - sum(engine.seconds for engine in timed) / whole["seconds"]
+        rates[rule] = {**plain, "coordinator_share": share}
+        print(f"| {rule} | {plain['groups_per_s']:,.0f} | {share:.0%} |", flush=True)
+    decoded = rate("wait", 2 * BATCH, lambda: scripted_engine(SLOTS, MEAN, round(MAX_RATIO * MEAN)))
+    rates["wait, slot engines of a scripted decoder"] = decoded
+    print(f"\nwith slot engines of a scripted decoder: {decoded['groups_per_s']:,.0f} groups/s", flush=True)
+    table = rules_table()
+    sizes = memory(options.groups, lengths)
+    figures = {"machine": machine(), "rates": rates, "rules": table, "resident_MiB_after_groups": sizes}
+    options.out.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def trainer_of(rule: str, make: Callable[[], Engine]) -> SimulatedTrainer:
+    """Return a trainer over 64 engines that has trained two batches."""
+    engines = [make() for _ in range(ENGINES)]
+    coordinator = Coordinator(engines, PipelineSchedule(BATCH, AtTick(round(1.5 * MEAN)), MAX_LAG, rule), GROUP, 0)
+    trainer = SimulatedTrainer(coordinator, visit_of, update_ticks=lambda n: MEAN / 2)
+    trainer.start(visits_ahead(coordinator, rule, MAX_LAG, MAX_RATIO))
+    return trainer
+
+
+def rate(rule: str, groups: int, make: Callable[[], Engine]) -> dict[str, float]:
+    """Return the groups a second from start to end, and the seconds."""
+    trainer = trainer_of(rule, make)
+    began = time.process_time()
+    done = sum(len(formed.groups) for formed in trainer.batches(-(-groups // BATCH)))
+    seconds = time.process_time() - began
+    ticks = trainer.coordinator.ticks
+    return {"groups_per_s": done / seconds, "ticks_per_s": ticks / seconds, "seconds": seconds}
+
+
+class Timed:
+    """An engine with a clock in the calls that a step makes."""
+
+    def __init__(self, inner: CalendarEngine) -> None:
+        self._inner, self.seconds = inner, 0.0
+        for name in ("occupancy", "submit", "advance", "poll", "cancel"):
+            setattr(self, name, self._timed(getattr(inner, name)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def _timed(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
+            began = time.process_time()
+            result = method(*arguments)
+            self.seconds += time.process_time() - began
+            return result
+
+        return call
+
+
+def memory(groups: int, lengths: Any) -> dict[str, float]:
+    """Return the resident size, MiB, when a tenth, a half and all of the groups were trained."""
+    print("\n| groups | resident MiB |\n|---|---|")
+    trainer = trainer_of("wait", lambda: CalendarEngine(SLOTS, lengths))
+    sizes: dict[str, float] = {}
+    done = 0
+    for formed in trainer.batches(groups // BATCH + 1):
+        before, done = done, done + len(formed.groups)
+        for mark in (groups // 10, groups // 2, groups):
+            if before < mark <= done:
+                pages = int(Path("/proc/self/statm").read_text().split()[1])
+                sizes[str(mark)] = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+                print(f"| {mark:,} | {sizes[str(mark)]:.1f} |", flush=True)
+    return sizes
+
+
+def rules_table() -> list[dict[str, Any]]:
+    """Measure and print the three rules for slots of 1, 2 and 4 batches of 16 groups of 16."""
+    print("\n| slots / batch | rule | occupancy | trained length / population | tokens past k | dropped groups |")
+    print("|---|---|---|---|---|---|")
+    rows = []
+    for batches in (1, 2, 4):
+        for rule in RULES:
+            figures: RuleFigures = measure_rule(rule, slots=batches * 256, updates=600)
+            rows.append({"slots_per_batch": batches, "rule": rule, **figures._asdict()})
+            shares = f"{figures.stale_share:.1%} | {figures.dropped_share:.1%}"
+            print(f"| {batches} | {rule} | {figures.occupancy:.2f} | {figures.length:.3f} | {shares} |", flush=True)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""How engine processes make their engines, for tests; apart from them, so that only those with a model load torch."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from scalerl.rollouts.engine import Sampling
+from scalerl.rollouts.interrupt import NEVER, LengthRule
+from scalerl.rollouts.local.scripted import scripted_engine
+
+
+@dataclass(frozen=True)
+class Scripted:
+    """How to make scripted engines, by pickling."""
+
+    engines: int = 1
+    fail: str = ""
+
+    def __call__(self):
+        if self.fail == "raise":
+            raise ValueError("no such model: nowhere/at-all")
+        if self.fail == "exit":
+            os._exit(7)
+        return [scripted_engine(slots=4, mean_tokens=6, max_tokens=20) for _ in range(self.engines)]
+
+
+@dataclass(frozen=True)
+class Torch:
+    """How to make an engine of a tiny model that receives its weights over a channel, by pickling."""
+
+    channel: Any
+
+    def __call__(self):
+        import torch
+        from tiny_models import tiny_model
+
+        from scalerl.models.policy import Policy
+        from scalerl.rollouts.local.torch_engine import torch_engine
+
+        torch.set_num_threads(1)
+        rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=12)
+        policy = Policy(tiny_model("qwen3", seed=77))
+        sampling = Sampling(stop=(1,))
+        receive = self.channel.receive
+        engine = torch_engine(policy, slots=3, prompt_tokens=4, rule=rule, sampling=sampling, refill=1, receive=receive)
+        return [engine]

@@ -1,0 +1,384 @@
+"""Every schedule over one to three simulated engines, to the end of a curriculum, with a trainer of random speed."""
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import pytest
+
+from scalerl.rollouts.activation import AtTick, OnArrival
+from scalerl.rollouts.coordinator import Coordinator, sample_key
+from scalerl.rollouts.engine import Request, Work
+from scalerl.rollouts.local.simulated import (
+    CalendarEngine,
+    SimulatedTrainer,
+    Stuck,
+    by_key,
+    lognormal_lengths,
+    visit_of,
+    visits_ahead,
+)
+from scalerl.rollouts.schedule import PipelineSchedule, RoundSchedule
+from scalerl.train.checkpoint import load_state, save_state
+from scalerl.types import Visit
+
+PIPELINES = [("pipeline", k, rule) for k in (0, 1, 3, 8) for rule in ("wait", "mask", "drop")]
+ROUNDS = [("rounds", 1, ""), ("rounds", 4, "")]
+ACTIVATIONS = {"lag unknown": AtTick(-1), "lag 0": AtTick(0), "lag 3": AtTick(3), "lag 60": AtTick(60)}
+LENGTHS = by_key(lognormal_lengths(8.0))
+SEED = 5
+UPDATES = 25
+
+schedules = pytest.mark.parametrize("schedule", PIPELINES + ROUNDS, ids=lambda s: "-".join(map(str, s)))
+activations = pytest.mark.parametrize("activation", [*ACTIVATIONS, "on arrival"])
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of one trial: slots from about half a batch to four batches."""
+
+    engines: int
+    slots: int
+    per_batch: int
+    group_size: int
+    delays: int = 0
+
+    @classmethod
+    def draw(cls, *name):
+        rng = random.Random(repr(name))
+        per_batch, group_size, engines = rng.choice((1, 3, 5)), rng.choice((1, 2, 4)), rng.choice((1, 2, 3))
+        slots = max(1, round(rng.choice((0.5, 1, 2, 4)) * per_batch * group_size / engines))
+        return cls(engines, slots, per_batch, group_size)
+
+
+def make(schedule, activation, sizes, exact=True):
+    """Return a trainer with everything behind it; its curriculum ends with a batch of one group, if none is dropped."""
+    kind, k, rule = schedule
+    when = ACTIVATIONS.get(activation) or OnArrival()
+    if kind == "pipeline":
+        plan = PipelineSchedule(sizes.per_batch, when, k, rule)
+    else:
+        plan = RoundSchedule(sizes.per_batch, when, k)
+    engines = [CalendarEngine(sizes.slots, LENGTHS, exact) for _ in range(sizes.engines)]
+    delays = random.Random(f"{sizes} {schedule}")
+    times = [delays.choice((0, 1, 5, 30, 200)) * delays.random() for _ in range(4 * UPDATES)]
+    return SimulatedTrainer(
+        Coordinator(engines, plan, sizes.group_size, SEED),
+        visit_of,
+        update_ticks=lambda number: times[number % len(times)],
+        visits=curriculum(schedule, sizes),
+        sends_weights=lambda version: kind == "pipeline" or version % k == 0,
+    )
+
+
+def curriculum(schedule, sizes):
+    """Return the number of visits: 25 batches and one group; four times as many where most may be dropped."""
+    return (4 if schedule[2] == "drop" else 1) * UPDATES * sizes.per_batch + 1
+
+
+def start(trainer, schedule):
+    kind, k, rule = schedule
+    lag, rule = (k, rule) if kind == "pipeline" else (k - 1, "wait")
+    trainer.start(visits_ahead(trainer.coordinator, rule, lag, 10.0))
+
+
+@cache
+def played(schedule, activation, trial=0):
+    """Play a whole curriculum; return the sizes and the batches."""
+    sizes = Sizes.draw(schedule, activation, trial)
+    trainer = make(schedule, activation, sizes)
+    start(trainer, schedule)
+    return sizes, list(trainer.batches(1000))
+
+
+def bits(batches):
+    """Return all that a batch is, the seconds aside."""
+    return [
+        (
+            b.number,
+            (b.stats.tick, b.stats.tokens, b.stats.slot_steps),
+            [v.index for v in b.dropped],
+            [
+                (i, g.visit.index, g.oldest_version, [r.versions.tolist() for r in g.rollouts])
+                for i, g in b.groups.items()
+            ],
+        )
+        for b in batches
+    ]
+
+
+# ---------------------------------------------------------------------------------------------------- the staleness
+
+
+@activations
+@pytest.mark.parametrize("schedule", [s for s in PIPELINES if s[2] != "mask"], ids=lambda s: "-".join(map(str, s)))
+def test_no_trained_token_is_older_than_k_updates_under_wait_and_drop(schedule, activation):
+    for trial in (0, 1):
+        for batch in played(schedule, activation, trial)[1]:
+            for group in batch.groups.values():
+                oldest = min(int(r.versions.min()) for r in group.rollouts)
+                assert batch.number - schedule[1] <= oldest == group.oldest_version
+                assert max(int(r.versions.max()) for r in group.rollouts) <= batch.number
+
+
+def test_under_mask_groups_older_than_k_are_trained_and_none_is_dropped():
+    """Slots of four batches: a group takes about four updates on average, and k is 1."""
+    trainer = make(("pipeline", 1, "mask"), "lag 3", Sizes(engines=2, slots=24, per_batch=3, group_size=4))
+    start(trainer, ("pipeline", 1, "mask"))
+    batches = list(trainer.batches(1000))
+    ages = [b.number - g.oldest_version for b in batches for g in b.groups.values()]
+    assert max(ages) > 1 and min(ages) <= 1
+    assert len(ages) == UPDATES * 3 + 1 and not any(b.dropped for b in batches)
+    for batch in batches:
+        for group in batch.groups.values():
+            assert all(int(r.versions.max()) <= batch.number for r in group.rollouts)
+
+
+@activations
+@pytest.mark.parametrize("schedule", ROUNDS, ids=["1", "4"])
+def test_a_frozen_round_is_sampled_with_the_version_that_opened_it(schedule, activation):
+    for batch in played(schedule, activation)[1]:
+        opened = batch.number - batch.number % schedule[1]
+        seen = {int(v) for group in batch.groups.values() for r in group.rollouts for v in r.versions}
+        assert seen == {opened}
+
+
+# ------------------------------------------------------------------------------------------------------ exactly once
+
+
+@activations
+@schedules
+def test_a_curriculum_is_trained_to_its_last_visit_each_once_or_dropped_once(schedule, activation):
+    for trial in (0, 1):
+        sizes, batches = played(schedule, activation, trial)
+        trained = [group.visit.index for batch in batches for group in batch.groups.values()]
+        dropped = [visit.index for batch in batches for visit in batch.dropped]
+        assert sorted(trained + dropped) == list(range(curriculum(schedule, sizes)))
+        assert schedule[2] == "drop" or not dropped
+        assert [batch.number for batch in batches] == list(range(len(batches)))
+        if schedule[2] != "drop":  # 25 full batches, and the one visit that is left
+            assert [len(batch.groups) for batch in batches] == [sizes.per_batch] * UPDATES + [1]
+
+
+@schedules
+def test_every_group_is_complete_and_each_rollout_is_that_of_its_own_stream(schedule):
+    sizes, batches = played(schedule, "lag 3")
+    for batch in batches:
+        for group in batch.groups.values():
+            keys = [sample_key(SEED, group.visit, sample) for sample in range(sizes.group_size)]
+            assert [len(r) for r in group.rollouts] == [LENGTHS(Request((0, 0), (1,), key)) for key in keys]
+
+
+@activations
+@schedules
+def test_in_the_midst_every_visit_handed_over_is_in_one_place(schedule, activation):
+    """At every activation: in a batch, dropped, waiting in the queue, being sampled, or finished and in no batch."""
+    sizes = Sizes.draw(schedule, activation, "midst")
+    trainer = make(schedule, activation, sizes)
+    out, checked = [], []
+
+    def check(version, drawn):
+        state = trainer.coordinator.state()
+        held = [v["index"] for v in state["queue"] + state["dropped"]]
+        held += [visit["index"] for _, visit, _, _ in state["open"]]
+        held += [group["visit"]["index"] for group in state["finished"].values()]
+        assert sorted(held + out) == list(range(drawn))
+        checked.append(version)
+
+    trainer.on_activation = check
+    start(trainer, schedule)
+    for batch in trainer.batches(1000):
+        out += [group.visit.index for group in batch.groups.values()] + [v.index for v in batch.dropped]
+    assert checked == list(range(1, len(checked) + 1)) and len(checked) > 10
+
+
+def test_groups_are_handed_out_for_scoring_once_and_dropped_ones_are_named():
+    """Slots of four batches and k = 1, so that about half of the groups miss their deadline."""
+    schedule = ("pipeline", 1, "drop")
+    trainer = make(schedule, "lag 3", Sizes(engines=2, slots=24, per_batch=3, group_size=4))
+    coordinator, fresh, late = trainer.coordinator, Counter(), Counter()
+    trainer.coordinator.fresh, trainer.coordinator.late = _Kept(fresh), _Kept(late)
+    start(trainer, schedule)
+    batches = list(trainer.batches(1000))
+    in_batches = Counter(index for batch in batches for index in batch.groups)
+    dropped = sum(len(batch.dropped) for batch in batches)
+    assert dropped > 20 and sum(late.values()) == dropped and set(late.values()) == {1}
+    assert set(fresh.values()) == {1} and in_batches.keys() <= fresh.keys()
+    assert fresh.keys() <= in_batches.keys() | late.keys() and not in_batches.keys() & late.keys()
+    assert not any(engine.occupancy().busy for engine in coordinator.engines)  # what was dropped was cancelled
+
+
+class _Kept(list):
+    """A list that counts what it was given, by index, before it is emptied."""
+
+    def __init__(self, counter):
+        super().__init__()
+        self.counter = counter
+
+    def append(self, item):
+        self.counter[item[0]] += 1
+
+    def extend(self, items):
+        self.counter.update(items)
+
+
+# ------------------------------------------------------------------------------------------------------- no deadlock
+
+
+def test_a_coordinator_that_lacks_the_prompts_of_a_batch_says_that_it_is_stuck():
+    trainer = make(("pipeline", 8, "wait"), "lag 3", Sizes(engines=1, slots=4, per_batch=3, group_size=1))
+    trainer.start(first=2)
+    with pytest.raises(Stuck):
+        list(trainer.batches(1))
+    assert trainer.coordinator.stuck()
+
+
+def test_a_coordinator_that_waits_for_an_update_is_blocked_and_not_stuck():
+    """On policy: of 3 prompts no more than the batch of 2 may start, and then the trainer's turn has come."""
+    trainer = make(("pipeline", 0, "wait"), "lag 0", Sizes(engines=1, slots=4, per_batch=2, group_size=1))
+    coordinator = trainer.coordinator
+    coordinator.begin(0, [visit_of(i) for i in range(3)])
+    while not coordinator.blocked():
+        formed = coordinator.step()
+    assert [sorted(batch.groups) for batch in formed] == [[0, 1]]
+    assert not coordinator.stuck() and coordinator.ticks == max(LENGTHS(request(i)) for i in range(2))
+
+
+def request(index):
+    return Request((index, 0), (1,), sample_key(SEED, visit_of(index), 0))
+
+
+# ------------------------------------------------------------------------------------------- independence of the clock
+
+
+@pytest.mark.parametrize("engines", [2, 3])
+@schedules
+def test_what_is_trained_does_not_depend_on_when_the_updates_arrive(schedule, engines):
+    for activation in ("lag unknown", "lag 0", "lag 3", "lag 60"):
+        runs = []
+        for delays in (1, 2, 3):  # enters the seed of the trainer's times
+            sizes = Sizes(engines, slots=5, per_batch=3, group_size=2, delays=delays)
+            trainer = make(schedule, activation, sizes)
+            start(trainer, schedule)
+            runs.append((trainer.clock, bits(trainer.batches(1000))))
+        assert runs[0][1] == runs[1][1] == runs[2][1]
+
+
+def test_the_trainers_delays_do_differ():
+    """Else the test above would not have tested anything."""
+    ends = set()
+    for delays in (1, 2, 3):
+        sizes = Sizes(2, slots=5, per_batch=3, group_size=2, delays=delays)
+        trainer = make(("pipeline", 1, "wait"), "lag 3", sizes)
+        start(trainer, ("pipeline", 1, "wait"))
+        list(trainer.batches(1000))
+        ends.add(trainer.clock)
+    assert len(ends) == 3
+
+
+# ------------------------------------------------------------------------------------------------------------ resume
+
+
+def interrupted(schedule, activation, sizes, at, path, exact=True):
+    """Play until a version is active, save, and play on; return the batches before it, all, and the visits drawn."""
+    trainer = make(schedule, activation, sizes, exact)
+    before, marks = [], {}
+
+    def save(version, drawn):
+        if version == at:
+            save_state(path, "generator", trainer.coordinator.state())
+            marks["drawn"], marks["batches"] = drawn, len(before)
+
+    trainer.on_activation = save
+    start(trainer, schedule)
+    for batch in trainer.batches(1000):
+        before.append(batch)
+    return before[: marks["batches"]], before, marks["drawn"]
+
+
+def resumed(schedule, activation, sizes, drawn, path, exact=True):
+    trainer = make(schedule, activation, sizes, exact)
+    state = load_state(path, "generator")
+    trainer.coordinator.load_state(state)
+    again = trainer.resume(state["sampling_version"], drawn)
+    return again + list(trainer.batches(1000))
+
+
+@schedules
+def test_a_restored_coordinator_goes_on_to_the_same_batches(schedule, tmp_path):
+    for activation in ("lag 0", "lag 60"):
+        for at in (1, 6, 13):
+            sizes = Sizes.draw(schedule, activation, at)
+            _, batches, drawn = interrupted(schedule, activation, sizes, at, tmp_path)
+            assert bits(resumed(schedule, activation, sizes, drawn, tmp_path)) == bits(batches[at:])
+
+
+@schedules
+def test_an_engine_that_cannot_save_its_sequences_samples_them_again_and_none_is_lost(schedule, tmp_path):
+    for at in (1, 6, 13):
+        sizes = Sizes.draw(schedule, "again", at)
+        _, batches, drawn = interrupted(schedule, "lag 3", sizes, at, tmp_path, exact=False)
+        rest = resumed(schedule, "lag 3", sizes, drawn, tmp_path, exact=False)
+        done = [group.visit.index for batch in batches[:at] + rest for group in batch.groups.values()]
+        done += [visit.index for batch in batches[:at] + rest for visit in batch.dropped]
+        assert sorted(done) == list(range(curriculum(schedule, sizes)))
+        assert [batch.number for batch in rest] == list(range(at, at + len(rest)))
+        for batch in rest:
+            for group in batch.groups.values():
+                keys = [sample_key(SEED, group.visit, sample) for sample in range(sizes.group_size)]
+                assert [len(r) for r in group.rollouts] == [LENGTHS(Request((0, 0), (1,), key)) for key in keys]
+                if schedule[2] in ("wait", "drop"):
+                    assert batch.number - group.oldest_version <= schedule[1]
+
+
+def test_counters_go_on_over_two_resumes_of_an_engine_that_cannot_save_its_sequences():
+    def fresh():
+        sizes = Sizes(engines=2, slots=4, per_batch=2, group_size=1)
+        return make(("pipeline", 8, "wait"), "lag 3", sizes, exact=False).coordinator
+
+    first = fresh()
+    first.begin(0, [visit_of(i) for i in range(8)])
+    first.step()  # 8 sequences on 8 slots: 8 tokens
+    second = fresh()
+    second.load_state(first.state())
+    second.begin(0)
+    second.step()  # from their prompts again: 8 more, and those that had only one token had ended
+    third = fresh()
+    third.load_state(second.state())
+    assert first.stats().tokens == 8 and first.stats().slot_steps == 8
+    assert third.stats().tokens == second.stats().tokens > 8
+    assert third.stats().slot_steps == 16
+
+
+def test_a_dropped_visit_that_was_not_reported_survives_a_restart():
+    coordinator = make(("pipeline", 1, "drop"), "lag 3", Sizes(1, 4, 2, 1)).coordinator
+    coordinator._dropped = [Visit(visit_of(3).prompt, 0, 3)]
+    copy = make(("pipeline", 1, "drop"), "lag 3", Sizes(1, 4, 2, 1)).coordinator
+    copy.load_state(coordinator.state())
+    assert copy._dropped == [visit_of(3)]
+
+
+def test_the_engine_with_the_most_room_takes_the_next_group():
+    """Slots of 4 and 2, each with room for one request more: 5 and 3. Groups of 2 go to 0 (5), 0 and 1 at 3, 1, ..."""
+    engines = [CalendarEngine(slots, lambda request: 9) for slots in (4, 2)]
+    coordinator = Coordinator(engines, PipelineSchedule(4, AtTick(0), 8), 2, SEED)
+    coordinator.begin(0, [visit_of(i) for i in range(9)])
+    coordinator.step()
+    # room: (5, 3) -> 0; (3, 3) -> 0; (1, 3) -> 1; (1, 1) -> 0; (-1, 1) -> 1; (-1, -1): the other four visits wait
+    assert [[i, engine] for i, _, _, engine in coordinator.state()["open"]] == [[0, 0], [1, 0], [2, 1], [3, 0], [4, 1]]
+    assert [engine.occupancy().running for engine in engines] == [4, 2]
+    assert [engine.occupancy().waiting for engine in engines] == [2, 2]
+
+
+def test_work_is_the_sum_over_engines():
+    engines = [CalendarEngine(slots, lambda request: 9) for slots in (4, 2)]
+    coordinator = Coordinator(engines, PipelineSchedule(4, AtTick(0), 8), 2, SEED)
+    coordinator.begin(0, [visit_of(i) for i in range(9)])
+    for _ in range(3):
+        coordinator.step()
+    assert sum((e.work for e in engines), Work()) == Work(steps=6, tokens=18, slot_steps=18, flops=18.0)
+    stats = coordinator.stats()
+    assert (stats.tick, stats.tokens, stats.slot_steps) == (3, 18, 18)
+    assert np.isclose(stats.flops, 18.0)

@@ -1,0 +1,226 @@
+"""An engine in a process of its own is the same engine, and its death is told by name."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine_builds import Scripted, Torch
+from tiny_models import tiny_model
+
+from scalerl.models.layout import WeightLayout
+from scalerl.models.policy import Policy
+from scalerl.rng import stream_key
+from scalerl.rollouts.engine import Request
+from scalerl.rollouts.process_engine import EngineDied, EngineProcess
+from scalerl.rollouts.weights.shared_memory import SharedMemoryChannel
+
+
+@pytest.fixture
+def remote(request):
+    """Start processes; whatever is left of them is killed."""
+    processes = []
+
+    def start(build, name="generator 2 of 3"):
+        processes.append(EngineProcess(build, name))
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process._process.kill()
+        process._process.join()
+
+
+def requests(n, prompt=(5, 9)):
+    return [Request((i, 0), (*prompt, i + 2), stream_key("process", i)) for i in range(n)]
+
+
+def bits(finished):
+    return [
+        (d.id, d.rollout.tokens.tolist(), d.rollout.logps.tobytes(), d.rollout.versions.tolist(), d.rollout.truncated)
+        for d in finished
+    ]
+
+
+def step(engine):
+    engine.advance()
+    return bits(engine.poll())
+
+
+def play(engine, first_version=0):
+    """Drive an engine through all of its contract; return all that it said."""
+    said = [engine.deterministic, engine.exact_resume]
+    engine.swap(first_version)
+    engine.submit(requests(9))
+    engine.submit([])
+    said.append(engine.occupancy())
+    for tick in range(60):
+        if tick == 3:
+            engine.swap(first_version + 1)
+        if tick == 5:
+            engine.cancel({(6, 0), (8, 0)})
+        said.append((step(engine), engine.version, engine.work, engine.occupancy()))
+    return said
+
+
+def test_a_scripted_engine_says_the_same_in_a_process_as_here(remote):
+    here, there = play(Scripted()()[0]), play(remote(Scripted()).engines()[0])
+    assert there == here
+    ended = [one for entry in here[3:] for one in entry[0]]
+    assert sorted(one[0][0] for one in ended) == [0, 1, 2, 3, 4, 5, 7]  # neither 6 nor 8, which were cancelled
+    assert {version for one in ended for version in one[3]} == {0, 1}
+    assert not here[-1][3].busy
+
+
+def test_a_model_samples_the_same_bits_in_a_process_as_here_over_a_swap_through_a_channel(remote):
+    policies = [Policy(tiny_model("qwen3", seed)) for seed in (0, 1)]
+    channel = SharedMemoryChannel(WeightLayout.of(policies[0].weights()))
+    for version, policy in enumerate(policies):
+        channel.send(version, policy.weights())
+    threads = torch.get_num_threads()
+    try:
+        here = play(Torch(channel)()[0])
+    finally:
+        torch.set_num_threads(threads)
+    there = play(remote(Torch(channel)).engines()[0])
+    assert there == here
+    crossing = [one for entry in here[3:] for one in entry[0] if set(one[3]) == {0, 1}]
+    assert len(crossing) >= 2  # else no sequence lived through the swap
+
+
+def test_the_engines_of_one_process_are_kept_apart(remote):
+    first, second = remote(Scripted(engines=2)).engines()
+    first.submit(requests(4))
+    assert (first.occupancy().waiting, second.occupancy().waiting) == (4, 0)
+    second.swap(3)
+    assert (first.version, second.version) == (0, 3)
+    step(first)
+    assert (first.work.tokens, second.work.tokens) == (4, 0)
+
+
+def test_an_engine_without_work_is_not_asked_for_a_step(remote):
+    engine = remote(Scripted()).engines()[0]
+    assert step(engine) == [] and engine.work.steps == 0
+
+
+def test_the_state_of_one_process_goes_on_in_another(remote):
+    original = remote(Scripted()).engines()[0]
+    original.swap(4)
+    original.submit(requests(9))
+    early = [one for _ in range(5) for one in step(original)]
+    state = original.state()
+    copy = remote(Scripted()).engines()[0]
+    copy.load_state(state)
+    copy.swap(4)
+    assert (copy.occupancy(), copy.work) == (original.occupancy(), original.work)
+    rest = [step(original) for _ in range(40)]
+    assert [step(copy) for _ in range(40)] == rest
+    assert len(early) + sum(map(len, rest)) == 9
+
+
+def test_two_processes_step_at_the_same_time(remote):
+    """Both are asked before either is waited for; each answers its own."""
+    engines = [remote(Scripted(), name).engines()[0] for name in ("a", "b")]
+    for number, engine in enumerate(engines):
+        engine.submit(requests(4 - 2 * number))
+    for engine in engines:
+        engine.advance()
+    for engine in engines:
+        engine.poll()
+    assert [engine.work.tokens for engine in engines] == [4, 2]
+
+
+# ------------------------------------------------------------------------------------------------------------- deaths
+
+
+def test_a_killed_process_is_named(remote):
+    process = remote(Scripted())
+    engine = process.engines()[0]
+    engine.submit(requests(4))
+    os.kill(process._process.pid, signal.SIGKILL)
+    with pytest.raises(
+        EngineDied, match=rf"generator 2 of 3 \(process {process._process.pid}\) ended with exit code -9"
+    ):
+        for _ in range(100):
+            step(engine)
+
+
+def test_a_build_that_raises_is_named_with_its_reason(remote):
+    process = remote(Scripted(fail="raise"))
+    with pytest.raises(EngineDied, match=r"(?s)generator 2 of 3 .* failed:.*ValueError: no such model: nowhere/at-all"):
+        process.engines()
+
+
+def test_a_build_that_ends_the_process_is_named_with_its_exit_code(remote):
+    with pytest.raises(EngineDied, match=r"generator 2 of 3 .* ended with exit code 7"):
+        remote(Scripted(fail="exit")).engines()
+
+
+def test_an_engine_that_fails_at_work_is_named_with_its_reason(remote):
+    engine = remote(Scripted()).engines()[0]
+    with pytest.raises(EngineDied, match=r"(?s)generator 2 of 3 .* failed:.*Error"):
+        engine.load_state({"no": "state"})
+
+
+HELPER = """
+import time
+from engine_builds import Scripted
+from scalerl.rollouts.engine import Request
+from scalerl.rollouts.process_engine import EngineProcess
+
+if __name__ == "__main__":
+    process = EngineProcess(Scripted(), "orphan")
+    engine = process.engines()[0]
+    engine.submit([Request((0, 0), (5, 9), 1)])
+    engine.advance()
+    engine.poll()
+    print(process._process.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def alive(pid):
+    """Return whether a process runs: not gone, and not a zombie that nobody has waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_the_process_ends_when_its_coordinators_process_is_killed(tmp_path):
+    (tmp_path / "helper.py").write_text(HELPER)
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    parent = subprocess.Popen(
+        [sys.executable, "helper.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    child = int(parent.stdout.readline())
+    assert alive(child)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    for _ in range(100):
+        if not alive(child):
+            break
+        time.sleep(0.1)
+    assert not alive(child)
+
+
+def test_the_arrays_of_a_rollout_are_arrays_again(remote):
+    engine = remote(Scripted()).engines()[0]
+    engine.submit(requests(3))
+    done = []
+    while engine.occupancy().busy:
+        engine.advance()
+        done += engine.poll()
+    kinds = [(r.tokens.dtype, r.logps.dtype, r.versions.dtype, r.sampled.dtype) for r in (d.rollout for d in done)]
+    assert kinds == [(np.dtype("int32"), np.dtype("float32"), np.dtype("int32"), np.dtype("bool"))] * 3

@@ -1,0 +1,256 @@
+"""The contract of a weight channel, for every channel there is; by replay, that engines sample with what was sent."""
+
+import multiprocessing
+import os
+
+import numpy as np
+import pytest
+import torch
+from tiny_models import tiny_model
+from transformers import DynamicCache
+
+from scalerl.models.layout import WeightLayout
+from scalerl.models.policy import Policy
+from scalerl.rng import stream_key
+from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.interrupt import NEVER, LengthRule
+from scalerl.rollouts.local.torch_engine import torch_engine
+from scalerl.rollouts.weights import CHANNELS
+from scalerl.rollouts.weights.directory import DirectoryChannel
+
+SHAPES = {"scalar": (), "one": (1,), "odd": (3, 5, 7), "seventeen": (17,), "empty": (0, 4), "matrix": (33, 31)}
+
+channels = pytest.mark.parametrize("kind", list(CHANNELS))
+
+
+def weights(seed):
+    """Return random tensors of odd shapes in two precisions, with values that only equal bits reproduce."""
+    torch.manual_seed(seed)
+    return {
+        f"{name}.{dtype}": torch.randn(shape).to(getattr(torch, dtype))
+        for name, shape in SHAPES.items()
+        for dtype in ("float32", "bfloat16")
+    }
+
+
+def make(kind, path):
+    return CHANNELS[kind](WeightLayout.of(weights(0).items()), path)
+
+
+def equal(received, sent):
+    assert dict(received).keys() == sent.keys()
+    for name, tensor in sent.items():
+        got = received[name]
+        assert (got.dtype, got.shape) == (tensor.dtype, tensor.shape), name
+        bits = torch.int32 if tensor.dtype == torch.float32 else torch.int16
+        assert torch.equal(got.view(bits), tensor.view(bits)), name
+    return True
+
+
+# --------------------------------------------------------------------------------------------------------- contents
+
+
+@channels
+def test_what_is_received_is_what_was_sent_bit_for_bit(kind, tmp_path):
+    channel, sent = make(kind, tmp_path), weights(1)
+    sent["seventeen.float32"][:3] = torch.tensor([float("inf"), -0.0, float("nan")])
+    channel.send(7, sent.items())
+    assert equal(channel.receive(7), sent)
+
+
+@channels
+def test_a_view_that_is_not_contiguous_is_sent_by_its_values(kind, tmp_path):
+    channel, sent = make(kind, tmp_path), weights(1)
+    sent["matrix.float32"] = torch.randn(31, 33).T
+    channel.send(0, sent.items())
+    assert equal(channel.receive(0), {**sent, "matrix.float32": sent["matrix.float32"].contiguous()})
+
+
+@channels
+def test_what_was_sent_does_not_change_when_the_learner_goes_on(kind, tmp_path):
+    channel, sent = make(kind, tmp_path), weights(1)
+    channel.send(0, sent.items())
+    sent["one.float32"] += 1
+    assert equal(channel.receive(0), weights(1))
+
+
+# --------------------------------------------------------------------------------------------------------- versions
+
+
+@channels
+def test_as_many_versions_as_the_capacity_are_held_at_once_and_a_dropped_one_makes_room(kind, tmp_path):
+    channel = make(kind, tmp_path)
+    assert channel.capacity == 4
+    for version in (10, 11, 12, 13):
+        channel.send(version, weights(version).items())
+    channel.drop(11)
+    channel.send(20, weights(20).items())
+    for version in (10, 12, 13, 20):
+        assert equal(channel.receive(version), weights(version))
+
+
+@channels
+def test_each_slot_is_used_again_and_again(kind, tmp_path):
+    channel = make(kind, tmp_path)
+    for version in range(12):  # three times the capacity, never more than two held
+        channel.send(version, weights(version).items())
+        if version:
+            channel.drop(version - 1)
+        assert equal(channel.receive(version), weights(version))
+
+
+@channels
+def test_the_same_version_sent_again_replaces_the_first(kind, tmp_path):
+    channel = make(kind, tmp_path)
+    for version in (0, 1, 2, 3):  # full, so that a second place for version 2 would not be there
+        channel.send(version, weights(version).items())
+    channel.send(2, weights(99).items())
+    assert equal(channel.receive(2), weights(99)) and equal(channel.receive(1), weights(1))
+    channel.drop(2)
+    with pytest.raises((ValueError, FileNotFoundError)):
+        channel.receive(2)
+
+
+@channels
+def test_a_version_that_was_dropped_or_never_sent_is_an_error_and_no_old_weights(kind, tmp_path):
+    channel = make(kind, tmp_path)
+    channel.send(0, weights(0).items())
+    channel.drop(0)
+    for version in (0, 1):
+        with pytest.raises((ValueError, FileNotFoundError)):
+            channel.receive(version)
+
+
+# ------------------------------------------------------------------------------------------------------- a process
+
+
+def child(channel, connection):
+    """Receive each version that is named, and answer its bits."""
+    torch.set_num_threads(1)
+    while (version := connection.recv()) is not None:
+        received = channel.receive(version)
+        connection.send({name: tensor.clone().flatten().view(torch.uint8).numpy() for name, tensor in received.items()})
+
+
+@channels
+def test_a_process_that_was_handed_the_channel_receives_what_is_sent_later(kind, tmp_path):
+    channel = make(kind, tmp_path)
+    channel.send(0, weights(0).items())
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=child, args=(channel, theirs), daemon=True)
+    process.start()
+    for version in (0, 1, 5):
+        if version:
+            channel.send(version, weights(version).items())
+        ours.send(version)
+        assert ours.poll(60)
+        received = ours.recv()
+        for name, tensor in weights(version).items():
+            np.testing.assert_array_equal(received[name], tensor.flatten().view(torch.uint8).numpy())
+    ours.send(None)
+    process.join(10)
+    assert process.exitcode == 0
+
+
+# ---------------------------------------------------------------------------------------------------------- replay
+
+PROMPTS = [(5, 9, 2), (7, 3, 11, 4, 6, 8, 2), (20,), (21, 22, 23, 24, 25, 26, 27, 28), (7, 3), (30, 31)]
+
+
+@torch.no_grad()
+def replay(policies, prompt, rollout):
+    """Feed the tokens one by one: position t-1 with the weights that sampled token t, over the cache so far."""
+    cache, fed, logps = DynamicCache(config=policies[0].config), list(prompt), []
+    for token, version in zip(rollout.tokens.tolist(), rollout.versions.tolist(), strict=True):
+        model = policies[version].model
+        logits = model(input_ids=torch.tensor([fed]), past_key_values=cache, use_cache=True).logits[0, -1]
+        logps.append(logits.float().log_softmax(-1)[token])
+        fed = [token]
+    return torch.stack(logps).numpy()
+
+
+@channels
+@pytest.mark.parametrize("name", ["qwen3", "qwen3-untied"])
+def test_every_token_has_the_probability_of_the_weights_sent_for_its_version(kind, name, tmp_path):
+    policies = [Policy(tiny_model(name, seed)) for seed in (0, 1, 2)]
+    names = [name for name, _ in policies[0].weights()]
+    assert ("lm_head.weight" in names) == name.endswith("untied")
+    channel = CHANNELS[kind](WeightLayout.of(policies[0].weights()), tmp_path)
+    for version, policy in enumerate(policies):
+        channel.send(version, policy.weights())
+    rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=14)
+    own = Policy(tiny_model(name, seed=77))  # so that nothing is right before version 0 was received
+    engine = torch_engine(
+        own, slots=3, prompt_tokens=8, rule=rule, sampling=Sampling(stop=(1,)), refill=1, receive=channel.receive
+    )
+    engine.swap(0)
+    engine.submit([Request((i, 0), prompt, stream_key("channel", i)) for i, prompt in enumerate(PROMPTS)])
+    finished, swaps = [], {4: 1, 9: 2}
+    for tick in range(100):
+        if tick in swaps:
+            engine.swap(swaps[tick])
+        finished += engine.poll()
+    assert sorted(done.id[0] for done in finished) == list(range(len(PROMPTS)))
+    for done in finished:
+        expected = replay(policies, PROMPTS[done.id[0]], done.rollout)
+        np.testing.assert_allclose(done.rollout.logps, expected, atol=2e-5)
+    assert sum(len(set(done.rollout.versions.tolist())) > 1 for done in finished) >= 2  # swapped in flight
+
+
+# ------------------------------------------------------------------------------------------------------- directories
+
+
+def test_what_an_earlier_process_left_in_the_directory_is_removed(tmp_path):
+    earlier = DirectoryChannel(tmp_path)
+    earlier.send(3, weights(3).items())
+    (tmp_path / ".version_00000004.safetensors").write_bytes(b"half of a file")
+    (tmp_path / "notes.txt").write_text("somebody else's")
+    later = DirectoryChannel(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    with pytest.raises(FileNotFoundError):
+        later.receive(3)
+
+
+def test_a_channel_handed_to_a_process_does_not_remove_what_was_sent(tmp_path):
+    import pickle
+
+    channel = DirectoryChannel(tmp_path)
+    channel.send(3, weights(3).items())
+    assert equal(pickle.loads(pickle.dumps(channel)).receive(3), weights(3))
+
+
+def test_a_file_that_is_still_being_written_is_never_received(tmp_path):
+    """The writer stops for ever after the first tensor; the second attempt ends, and only then there is a version."""
+    channel = DirectoryChannel(tmp_path)
+
+    def broken():
+        yield "one.float32", torch.zeros(1)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        channel.send(5, broken())
+    with pytest.raises(FileNotFoundError):
+        channel.receive(5)
+    channel.send(5, weights(5).items())
+    assert equal(channel.receive(5), weights(5))
+
+
+def test_a_version_appears_under_its_name_only_when_it_is_whole(tmp_path, monkeypatch):
+    from scalerl.rollouts.weights import directory
+
+    channel, seen = DirectoryChannel(tmp_path), []
+
+    def save(tensors, path):
+        path.write_bytes(b"half of")
+        seen.append(sorted(os.listdir(tmp_path)))
+        with pytest.raises(FileNotFoundError):
+            channel.receive(6)
+        original(tensors, path)
+
+    original = directory.save_file
+    monkeypatch.setattr(directory, "save_file", save)
+    channel.send(6, weights(6).items())
+    assert seen == [[".version_00000006.safetensors"]]
+    assert sorted(os.listdir(tmp_path)) == ["version_00000006.safetensors"]
+    assert equal(channel.receive(6), weights(6))
