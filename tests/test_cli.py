@@ -184,6 +184,11 @@ def test_a_reward_function_that_fails_ends_the_run_with_its_place_and_a_checkpoi
     )
     steps = len(runs.rows(workplace / "run", "metrics.jsonl"))
     assert steps == 2 and (workplace / f"run/checkpoints/step_{steps:06d}").exists()
+    mended = (workplace / "my_rewards.py").read_text().replace("calls > 16", "False")
+    (workplace / "my_rewards.py").write_text(mended)
+    code, text = run("resume", "run")
+    assert code == 0, text  # the evaluation that the failure cut short is made up for
+    assert [p["step"] for p in runs.rows(workplace / "run", "points.jsonl")] == [0, 2, 4, 6, 8, 10]
 
 
 def test_a_reward_function_that_exits_ends_the_run_with_a_message_and_an_exit_code_that_says_so(workplace):

@@ -17,8 +17,7 @@ def run_to_end(run: Session) -> list[str]:
     """
     try:
         run.pipeline.wait_ready()
-        if not run.points:  # R(0): the evaluation before the first update
-            run.evaluate()
+        run.evaluate_if_missing()  # R(0), before the first update; or one that a failing reward function cut short
         run.clock.start()
         train(run)
     except Interrupted:

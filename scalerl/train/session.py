@@ -206,6 +206,13 @@ class Session:
             self._record_samples(taken)
             self.evaluate()
 
+    def evaluate_if_missing(self) -> None:
+        """Evaluate where the run stands, if that is due and no point of it was recorded: step 0, as a rule."""
+        step = self.progress.step
+        due = step % self.config.evaluation.every == 0 or self.finished
+        if due and all(point.step != step for point in self.points):
+            self.evaluate()
+
     def evaluate(self) -> None:
         """Measure each task's held-out pass rate; its seconds are left out of the training time."""
         step, visits = self.progress.step, held_out_visits(self.prompts.held_out)
