@@ -7,16 +7,15 @@ value, so that tensors need no file descriptors.
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import signal
-import threading
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
-from multiprocessing import get_context, parent_process
-from multiprocessing.connection import Connection, wait
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from typing import Any
 
+from scalerl.processes import obey_parent
 from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request, Work
 
 BuildEngines = Callable[[], Sequence[Engine]]
@@ -137,9 +136,7 @@ def serve(connection: Connection, build: BuildEngines) -> None:
     Consumes: messages. Produces: one answer to each. Waits for: a message.
     Unblocked by: a message, or the death of the coordinator, which ends this process.
     """
-    for name in ("SIGINT", "SIGTERM"):  # a terminal sends them here too, and the trainer ends its processes in order
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    obey_parent(signal.SIGINT, signal.SIGTERM)
     try:
         engines = build()
         _answer(connection, "ready", [(e.occupancy(), (e.deterministic, e.exact_resume)) for e in engines])
@@ -191,11 +188,3 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "load_state": _load_state,
 }
 """What the process does for each message, and answers."""
-
-
-def _die_with_parent() -> None:
-    """Consumes nothing; produces nothing; waits for the parent's death; unblocked by it, and ends this process."""
-    parent = parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)

@@ -6,18 +6,16 @@ evaluated, snapshot, released, failed.
 
 from __future__ import annotations
 
-import os
 import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import parent_process
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from scalerl.processes import obey_parent
 from scalerl.rollouts.coordinator import Coordinator, Formed, Update
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.types import Visit
@@ -58,9 +56,7 @@ def run_worker(connection: Connection, channel: WeightChannel, build: Build, fir
     Waits for: a message, when the coordinator is blocked.
     Unblocked by: a message, or the death of the parent, which ends this process.
     """
-    for name in ("SIGINT", "SIGTERM"):  # the parent gets them too, and ends this process in order
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
-    threading.Thread(target=_die_with_parent, daemon=True).start()
+    obey_parent(signal.SIGINT, signal.SIGTERM)
     try:
         parts = build(channel)
         parts.coordinator.begin(first.version, first.visits)
@@ -146,11 +142,3 @@ class _Loop:
         for version in sorted(self.held - self.coordinator.needed_versions() - self.evaluations.keys()):
             self.held.discard(version)
             self.connection.send(("released", version))
-
-
-def _die_with_parent() -> None:
-    """Consumes nothing; produces nothing; waits for the parent's death; unblocked by it, and ends this process."""
-    parent = parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 
 from scalerl.config.data import PromptFile
 from scalerl.config.run import RunConfig, Scoring
+from scalerl.processes import obey_parent
 from scalerl.tasks.base import INCORRECT, Verifier, binary
 from scalerl.tasks.user_rewards import RewardError, call_by_name, load_function
 from scalerl.tasks.verifiers import VERIFIERS
@@ -236,7 +236,7 @@ def _pool(workers: int) -> Any:
 
     from pebble import ProcessPool
 
-    return ProcessPool(max_workers=workers, context=get_context("spawn"), initializer=_prepare, initargs=(os.getpid(),))
+    return ProcessPool(max_workers=workers, context=get_context("spawn"), initializer=_prepare)
 
 
 def _stop(pool: Any) -> None:
@@ -244,20 +244,10 @@ def _stop(pool: Any) -> None:
     pool.join()
 
 
-def _prepare(parent: int) -> None:
-    """Prepare a worker process: quiet, deaf to Ctrl-C, and gone with its parent."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the workers too; the trainer ends them
+def _prepare() -> None:
+    """Prepare a worker process."""
+    obey_parent(signal.SIGINT)
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns, at every call, that its own limit is off
-    threading.Thread(target=_die_with, args=(parent,), daemon=True).start()
-
-
-def _die_with(parent: int) -> None:
-    """Consumes nothing; produces nothing; waits for the parent's death; unblocked by it, and ends this process."""
-    import time
-
-    while os.getppid() == parent:
-        time.sleep(1.0)
-    os._exit(1)
 
 
 __all__ = ["INCORRECT", "FunctionScorer", "ProcessScorer", "ScoringService", "ThreadScorer", "make_scoring"]

@@ -69,7 +69,7 @@ def test_processes_score_in_order_and_survive_a_verifier_that_hangs_or_crashes(m
             if completion == "crash": os._exit(3)
             return completion == prompt.answer
         scoring.VERIFIERS["trap"] = Verifier(verify, killable=True)
-        def install(parent): pass
+        def install(): pass
     """)
     )
     monkeypatch.syspath_prepend(str(tmp_path))
