@@ -17,13 +17,16 @@ class Scripted:
 
     engines: int = 1
     fail: str = ""
+    delay_s: float = 0.0
 
     def __call__(self):
         if self.fail == "raise":
             raise ValueError("no such model: nowhere/at-all")
         if self.fail == "exit":
             os._exit(7)
-        return [scripted_engine(slots=4, mean_tokens=6, max_tokens=20) for _ in range(self.engines)]
+        return [
+            scripted_engine(slots=4, mean_tokens=6, max_tokens=20, delay_s=self.delay_s) for _ in range(self.engines)
+        ]
 
 
 @dataclass(frozen=True)

@@ -168,17 +168,16 @@ def test_an_engine_that_fails_at_work_is_named_with_its_reason(remote):
 
 
 HELPER = """
-import time
+import sys, time
 from engine_builds import Scripted
 from scalerl.rollouts.engine import Request
 from scalerl.rollouts.process_engine import EngineProcess
 
 if __name__ == "__main__":
-    process = EngineProcess(Scripted(), "orphan")
+    process = EngineProcess(Scripted(delay_s=float(sys.argv[1])), "orphan")
     engine = process.engines()[0]
     engine.submit([Request((0, 0), (5, 9), 1)])
     engine.advance()
-    engine.poll()
     print(process._process.pid, flush=True)
     time.sleep(600)
 """
@@ -193,11 +192,12 @@ def alive(pid):
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
-def test_the_process_ends_when_its_coordinators_process_is_killed(tmp_path):
+@pytest.mark.parametrize("step_s", ["0", "600"], ids=["waiting", "in the middle of a long step"])
+def test_the_process_ends_when_its_coordinators_process_is_killed(tmp_path, step_s):
     (tmp_path / "helper.py").write_text(HELPER)
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     parent = subprocess.Popen(
-        [sys.executable, "helper.py"],
+        [sys.executable, "helper.py", step_s],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": path},
         stdout=subprocess.PIPE,

@@ -52,17 +52,16 @@ class CalendarEngine:
     """The Engine contract with nothing inside: a sequence is a length, and its tokens are zeros."""
 
     deterministic = True
+    exact_resume = True
 
-    def __init__(self, slots: int, length_of: LengthOf, exact_resume: bool = True) -> None:
+    def __init__(self, slots: int, length_of: LengthOf) -> None:
         """Make an engine.
 
         Args:
             slots: sequences decoded together.
             length_of: a request's length.
-            exact_resume: whether its state holds what is in flight.
         """
-        self.slots, self.exact_resume = slots, exact_resume
-        self._length_of = length_of
+        self.slots, self._length_of = slots, length_of
         self.work = Work()
         self._steps, self._tokens = 0, 0
         self._waiting: deque[Request] = deque()
