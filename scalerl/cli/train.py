@@ -133,5 +133,5 @@ def _field_help() -> str:
 
     lines = []
     for name, default, text in field_lines():
-        lines.append(f"  {name:<36} {text}" + (f" [{default}]" if default else ""))
+        lines.append(f"  {name:<36} {' '.join(text.split())}" + (f" [{default}]" if default else ""))
     return "\n".join(lines)

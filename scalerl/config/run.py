@@ -274,12 +274,15 @@ class RunConfig(Part):
             f"{self.held_out(task)} held-out prompts" + (f" of {task.curve}" if len(self.data) > 1 else "")
             for task in self.data
         )
+        lag = "measured at the first step" if self.rollouts.lag_ticks == "measure" else f"{self.lag_ticks} decode steps"
+        used = f"; weights are used {lag} after their batch is complete" if self.lag_is_used else ""
         generators = f", on {self.rollouts.generators} generators" if self.rollouts.generators > 1 else ""
         return [
             f"{recipe.name}: {self.steps} steps of {recipe.prompts_per_step} prompts x {recipe.generations_per_prompt} "
             f"generations = {total} completions of up to {longest} tokens (at most {total * longest:,} tokens a step)",
             f"{recipe.off_policy.kind}: tokens at most {recipe.off_policy.max_lag} updates old; {self.slots} "
             f"sequences decoded together{generators}, expected occupancy {self.expected_occupancy:.0%} at a mean "
-            f"length of {self.expected_tokens} tokens; {self.learner.micro_batch_tokens:,} padded tokens a micro-batch",
+            f"length of {self.expected_tokens} tokens{used}",
+            f"training: at most {self.learner.micro_batch_tokens:,} padded tokens a micro-batch",
             f"evaluation every {checks.every} steps: {sets} x {checks.samples} samples",
         ]
