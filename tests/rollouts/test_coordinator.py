@@ -22,7 +22,6 @@ from scalerl.rollouts.local.simulated import (
 )
 from scalerl.rollouts.schedule import PipelineSchedule, RoundSchedule
 from scalerl.train.checkpoint import load_state, save_state
-from scalerl.types import Visit
 
 PIPELINES = [("pipeline", k, rule) for k in (0, 1, 3, 8) for rule in ("wait", "mask", "drop")]
 ROUNDS = [("rounds", 1, ""), ("rounds", 4, "")]
@@ -345,6 +344,21 @@ def test_an_engine_that_cannot_save_its_sequences_samples_them_again_and_none_is
                     assert batch.number - group.oldest_version <= schedule[1]
 
 
+def test_after_a_restore_the_groups_that_no_update_has_seen_are_handed_out_for_scoring_again():
+    """Lengths of 1, batches of 2, 5 visits: two batches and a group that is in none; nothing was trained."""
+    coordinators = []
+    for _ in range(2):
+        engine = CalendarEngine(8, lambda request: 1)
+        coordinators.append(Coordinator([engine], PipelineSchedule(2, AtTick(60), 8), 1, SEED))
+    original, copy = coordinators
+    original.begin(0, [visit_of(i) for i in range(5)])
+    assert [sorted(batch.groups) for batch in original.step()] == [[0, 1], [2, 3]]
+    assert [index for index, _ in original.fresh] == [0, 1, 2, 3, 4]
+    copy.load_state(original.state())
+    assert [index for index, _ in copy.fresh] == [0, 1, 2, 3, 4]
+    assert [sorted(batch.groups) for batch in copy.untrained()] == [[0, 1], [2, 3]] and list(copy.finished) == [4]
+
+
 def test_counters_go_on_over_two_resumes_of_an_engine_that_cannot_save_its_sequences():
     def fresh():
         sizes = Sizes(engines=2, slots=4, per_batch=2, group_size=1)
@@ -362,14 +376,6 @@ def test_counters_go_on_over_two_resumes_of_an_engine_that_cannot_save_its_seque
     assert first.stats().tokens == 8 and first.stats().slot_steps == 8
     assert third.stats().tokens == second.stats().tokens > 8
     assert third.stats().slot_steps == 16
-
-
-def test_a_dropped_visit_that_was_not_reported_survives_a_restart():
-    coordinator = make(("pipeline", 1, "drop"), "lag 3", Sizes(1, 4, 2, 1)).coordinator
-    coordinator._dropped = [Visit(visit_of(3).prompt, 0, 3)]
-    copy = make(("pipeline", 1, "drop"), "lag 3", Sizes(1, 4, 2, 1)).coordinator
-    copy.load_state(coordinator.state())
-    assert copy._dropped == [visit_of(3)]
 
 
 def test_the_engine_with_the_most_room_takes_the_next_group():
