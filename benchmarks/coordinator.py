@@ -5,8 +5,8 @@
 Rates: 64 engines of 256 slots, lognormal lengths of 100 tokens on average, groups of 16, k = 8, batches as large as all
 slots. Seconds are those of the process's own clock, so that what else the machine does counts less. The engines only
 keep a calendar of ends; their share of the time is measured apart, for the clock in each call costs something itself.
-Memory: resident size along one run with groups of 4. Rules: occupancy and what is trained, for slots of 1, 2 and 4 batches, the trainer
-twice as fast as full engines.
+Memory: resident size along one run with groups of 4. Rules: occupancy and what is trained, for slots of 1, 2 and 4
+batches, the trainer twice as fast as full engines.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 
-import numpy as np
 import pytest
 
 from scalerl.rollouts.activation import AtTick, OnArrival
@@ -210,7 +209,7 @@ def test_groups_are_handed_out_for_scoring_once_and_dropped_ones_are_named():
     schedule = ("pipeline", 1, "drop")
     trainer = make(schedule, "lag 3", Sizes(engines=2, slots=24, per_batch=3, group_size=4))
     coordinator, fresh, late = trainer.coordinator, Counter(), Counter()
-    trainer.coordinator.fresh, trainer.coordinator.late = _Kept(fresh), _Kept(late)
+    coordinator.fresh, coordinator.late = _Kept(fresh), _Kept(late)
     start(trainer, schedule)
     batches = list(trainer.batches(1000))
     in_batches = Counter(index for batch in batches for index in batch.groups)
@@ -267,14 +266,14 @@ def request(index):
 @pytest.mark.parametrize("engines", [2, 3])
 @schedules
 def test_what_is_trained_does_not_depend_on_when_the_updates_arrive(schedule, engines):
-    for activation in ("lag unknown", "lag 0", "lag 3", "lag 60"):
+    for activation in ACTIVATIONS:
         runs = []
         for delays in (1, 2, 3):  # enters the seed of the trainer's times
             sizes = Sizes(engines, slots=5, per_batch=3, group_size=2, delays=delays)
             trainer = make(schedule, activation, sizes)
             start(trainer, schedule)
-            runs.append((trainer.clock, bits(trainer.batches(1000))))
-        assert runs[0][1] == runs[1][1] == runs[2][1]
+            runs.append(bits(trainer.batches(1000)))
+        assert runs[0] == runs[1] == runs[2]
 
 
 def test_the_trainers_delays_do_differ():
@@ -398,5 +397,4 @@ def test_work_is_the_sum_over_engines():
         coordinator.step()
     assert sum((e.work for e in engines), Work()) == Work(steps=6, tokens=18, slot_steps=18, flops=18.0)
     stats = coordinator.stats()
-    assert (stats.tick, stats.tokens, stats.slot_steps) == (3, 18, 18)
-    assert np.isclose(stats.flops, 18.0)
+    assert (stats.tick, stats.tokens, stats.slot_steps, stats.flops) == (3, 18, 18, 18.0)
