@@ -5,8 +5,8 @@
 Rates: 64 engines of 256 slots, lognormal lengths of 100 tokens on average, groups of 16, k = 8, batches as large as all
 slots. Seconds are those of the process's own clock, so that what else the machine does counts less. The engines only
 keep a calendar of ends; their share of the time is measured apart, for the clock in each call costs something itself.
-Memory: resident size along one run. Rules: occupancy and what is trained, for slots of 1, 2 and 4 batches, the trainer
-twice as fast as full engines.
+Memory: resident size along one run with groups of 4. Rules: occupancy and what is trained, for slots of 1, 2 and 4
+batches, the trainer twice as fast as full engines.
 """
 
 from __future__ import annotations
@@ -70,10 +70,11 @@ def main() -> None:
     options.out.write_text(json.dumps(figures, indent=1) + "\n")
 
 
-def trainer_of(rule: str, make: Callable[[], Engine]) -> SimulatedTrainer:
-    """Return a trainer over 64 engines that has trained two batches."""
+def trainer_of(rule: str, make: Callable[[], Engine], group_size: int = GROUP) -> SimulatedTrainer:
+    """Return a trainer over 64 engines that begins."""
+    batch = ENGINES * SLOTS // group_size
     engines = [make() for _ in range(ENGINES)]
-    coordinator = Coordinator(engines, PipelineSchedule(BATCH, AtTick(round(1.5 * MEAN)), MAX_LAG, rule), GROUP, 0)
+    coordinator = Coordinator(engines, PipelineSchedule(batch, AtTick(round(1.5 * MEAN)), MAX_LAG, rule), group_size, 0)
     trainer = SimulatedTrainer(coordinator, visit_of, update_ticks=lambda n: MEAN / 2)
     trainer.start(visits_ahead(coordinator, rule, MAX_LAG, MAX_RATIO))
     return trainer
@@ -113,16 +114,18 @@ class Timed:
 def memory(groups: int, lengths: Any) -> dict[str, float]:
     """Return the resident size, MiB, when a tenth, a half and all of the groups were trained."""
     print("\n| groups | resident MiB |\n|---|---|")
-    trainer = trainer_of("wait", lambda: CalendarEngine(SLOTS, lengths))
+    trainer = trainer_of("wait", lambda: CalendarEngine(SLOTS, lengths), group_size=4)
     sizes: dict[str, float] = {}
     done = 0
-    for formed in trainer.batches(groups // BATCH + 1):
+    for formed in trainer.batches(groups):
         before, done = done, done + len(formed.groups)
         for mark in (groups // 10, groups // 2, groups):
             if before < mark <= done:
                 pages = int(Path("/proc/self/statm").read_text().split()[1])
                 sizes[str(mark)] = pages * os.sysconf("SC_PAGE_SIZE") / 2**20
                 print(f"| {mark:,} | {sizes[str(mark)]:.1f} |", flush=True)
+        if done >= groups:
+            break
     return sizes
 
 

@@ -1,4 +1,4 @@
-"""How engine processes make their engines, for tests; apart from them, so that only those with a model load torch."""
+"""What runs in other processes in the tests of engines and channels; here, so that only what needs torch loads it."""
 
 from __future__ import annotations
 
@@ -49,3 +49,13 @@ class Torch:
         receive = self.channel.receive
         engine = torch_engine(policy, slots=3, prompt_tokens=4, rule=rule, sampling=sampling, refill=1, receive=receive)
         return [engine]
+
+
+def answer_weights(channel, connection):
+    """Receive each version that is named, and answer its bits."""
+    import torch
+
+    torch.set_num_threads(1)
+    while (version := connection.recv()) is not None:
+        received = channel.receive(version)
+        connection.send({name: tensor.clone().flatten().view(torch.uint8).numpy() for name, tensor in received.items()})

@@ -6,6 +6,7 @@ import os
 import numpy as np
 import pytest
 import torch
+from engine_builds import answer_weights
 from tiny_models import tiny_model
 from transformers import DynamicCache
 
@@ -124,21 +125,13 @@ def test_a_version_that_was_dropped_or_never_sent_is_an_error_and_no_old_weights
 # ------------------------------------------------------------------------------------------------------- a process
 
 
-def child(channel, connection):
-    """Receive each version that is named, and answer its bits."""
-    torch.set_num_threads(1)
-    while (version := connection.recv()) is not None:
-        received = channel.receive(version)
-        connection.send({name: tensor.clone().flatten().view(torch.uint8).numpy() for name, tensor in received.items()})
-
-
 @channels
 def test_a_process_that_was_handed_the_channel_receives_what_is_sent_later(kind, tmp_path):
     channel = make(kind, tmp_path)
     channel.send(0, weights(0).items())
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=child, args=(channel, theirs), daemon=True)
+    process = context.Process(target=answer_weights, args=(channel, theirs), daemon=True)
     process.start()
     for version in (0, 1, 5):
         if version:

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,8 +75,6 @@ class CalendarEngine:
         self._versions = np.zeros(1 << 10, np.int32)
         """Version of each step, from step `_first` on; rollouts hold slices of it."""
         self._first = 0
-        self._blank: dict[int, tuple[Any, Any, Any]] = {}
-        """Tokens, log-probabilities and marks of each length, shared by all rollouts of that length."""
 
     def occupancy(self) -> Occupancy:
         """Return how full the engine is."""
@@ -140,10 +139,7 @@ class CalendarEngine:
 
     def _rollout(self, started: int) -> Rollout:
         length = self._steps - started
-        if length not in self._blank:
-            zeros = np.zeros(length, np.int32), np.zeros(length, np.float32), np.ones(length, np.bool_)
-            self._blank[length] = zeros
-        tokens, logps, sampled = self._blank[length]
+        tokens, logps, sampled = _blank(length)
         versions = self._versions[started - self._first : self._steps - self._first]
         return Rollout(tokens, logps, versions, sampled, truncated=False, interrupted=False)
 
@@ -154,6 +150,12 @@ class CalendarEngine:
             kept = self._versions[oldest - self._first :]
             self._versions, self._first = np.concatenate([kept, np.zeros(len(kept) + (1 << 10), np.int32)]), oldest
         self._versions[self._steps - self._first] = self.version
+
+
+@cache
+def _blank(length: int) -> tuple[Any, Any, Any]:
+    """Return tokens, log-probabilities and marks, shared by all rollouts of a length."""
+    return np.zeros(length, np.int32), np.zeros(length, np.float32), np.ones(length, np.bool_)
 
 
 class Stuck(RuntimeError):
