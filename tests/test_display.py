@@ -79,7 +79,7 @@ def test_empty_slots_are_warned_of_once_with_a_cure():
     for step in range(1, 60):
         shown.step({**ROW, "step": step, "occupancy": 0.4, "completion_tokens_max": 900})
     assert out.getvalue().count("only 40% of the 256 slots were busy") == 1
-    assert "set recipe.off_policy.stale to mask, or rollouts.slots to 76 or fewer" in out.getvalue()  # 9 x 30/900 x 256
+    assert "set rollouts.slots to 76 or fewer, or recipe.off_policy.stale to mask" in out.getvalue()  # 9 x 30/900 x 256
 
 
 def test_elsewhere_than_on_a_terminal_a_step_is_one_line():

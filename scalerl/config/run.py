@@ -224,15 +224,15 @@ class RunConfig(Part):
     def slots(self) -> int:
         """Sequences decoded together, by all generators.
 
-        A decode step of a few sequences costs nearly what one of many does, so small batches share it, as far as the
-        expected lengths keep that many slots busy.
+        A decode step of a few sequences costs nearly what one of many does, so small batches share it, as long as the
+        longest sequence spans at most k + 1 updates: with more slots `wait` leaves them empty, and `mask` and `drop`
+        lose what is too old.
         """
         if self.rollouts.slots:
             return self.rollouts.slots
-        batch, off_policy = self.recipe.completions_per_step, self.recipe.off_policy
-        busy = FULL_SLOTS
-        if not isinstance(off_policy, PipelineRL) or off_policy.stale == "wait":
-            busy = int(batch * (off_policy.max_lag + 1) * self.expected_tokens / self.recipe.length.max_tokens)
+        recipe = self.recipe
+        batch, mean_share = recipe.completions_per_step, self.expected_tokens / recipe.length.max_tokens
+        busy = int(batch * (recipe.off_policy.max_lag + 1) * mean_share)
         return max(batch, self.rollouts.generators, min(FULL_SLOTS, busy))
 
     @property

@@ -57,8 +57,8 @@ class OccupancyWatch:
             return "on policy, every batch waits for its longest sequence; a recipe.off_policy.max_lag above 0 does not"
         if off_policy.stale == "wait" and fed < 0.9 * slots:
             return (
-                f"updates wait for long sequences ({longest} tokens, {mean:.0f} in the mean); set "
-                f"recipe.off_policy.stale to mask, or rollouts.slots to {max(1, int(fed))} or fewer"
+                f"updates wait for long sequences ({longest} tokens, {mean:.0f} in the mean); set rollouts.slots to "
+                f"{max(1, int(fed))} or fewer, or recipe.off_policy.stale to mask, which takes the loss off old tokens"
             )
         return (
             "generation is ahead of training and waits for it; give the trainer more (hardware.trainer_threads, "

@@ -35,7 +35,7 @@ def test_long_tails_under_wait_are_told_apart_and_the_number_of_slots_follows_fr
     # (8 + 1) * 30 / 600 * 256 = 115.2 slots can be kept busy
     (only,) = said(config(PipelineRL()), 0.4, mean=30, longest=600)
     assert "updates wait for long sequences (600 tokens, 30 in the mean)" in only[1]
-    assert "recipe.off_policy.stale to mask, or rollouts.slots to 115 or fewer" in only[1]
+    assert "set rollouts.slots to 115 or fewer, or recipe.off_policy.stale to mask" in only[1]
 
 
 def test_where_lengths_are_not_the_cause_training_is():
