@@ -74,7 +74,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def anchors(page):
-    """The anchors of a page's headings, as code hosts make them: lower case, punctuation left out, spaces as hyphens."""
+    """The anchors that code hosts make of a page's headings: lower case, no punctuation, hyphens for spaces."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
