@@ -133,7 +133,7 @@ class _Loop:
             path = self.snapshots.pop(version)
             self.parts.save(path, "generator", self.coordinator.state())
             sampling = self.coordinator.sampling_version
-            if sampling != version:  # a frozen round goes on with weights that the learner has left behind
+            if sampling != version:  # a frozen round still samples with older weights
                 self.parts.save(path, "round_weights", dict(self.channel.receive(sampling)))
             self.connection.send(("snapshot", version))
 

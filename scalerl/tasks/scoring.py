@@ -124,7 +124,7 @@ def make_scoring(config: RunConfig, decode: Decode) -> ScoringService:
     scorers: dict[str, Scorer] = {}
     for task in config.data:
         if isinstance(task, PromptFile) and task.reward:
-            load_function(task.reward)  # refused now, not in the midst of a run
+            load_function(task.reward)  # refused now, not during the run
             scorers[task.curve] = FunctionScorer(task.reward, task.pass_reward, config.scoring)
             continue
         verifier = VERIFIERS[task.verifier]
