@@ -80,6 +80,20 @@ class PipelineRL(Part):
     """What keeps that bound where lengths are long-tailed. wait: start fewer groups, and let an update wait for a long
     one; mask: train a group when complete, its tokens older than k without loss; drop: drop groups older than k."""
 
+    @property
+    def streams(self) -> bool:
+        """Whether new weights are used while sequences are in flight."""
+        return True
+
+    @property
+    def waits(self) -> bool:
+        """Whether an update waits for a sequence that it would otherwise overshoot."""
+        return self.stale == "wait"
+
+    def samples_with(self, version: int) -> bool:
+        """Return whether any sequence is sampled with the weights of a version."""
+        return True
+
 
 class PpoOffPolicy(Part):
     """Generate `batches` batches with one frozen policy, then take as many updates, one batch each."""
@@ -92,6 +106,20 @@ class PpoOffPolicy(Part):
     def max_lag(self) -> int:
         """Largest number of updates between the weights that sampled a token and the update that trains it."""
         return self.batches - 1
+
+    @property
+    def streams(self) -> bool:
+        """Whether new weights are used while sequences are in flight."""
+        return False
+
+    @property
+    def waits(self) -> bool:
+        """Whether an update waits for a sequence that it would otherwise overshoot."""
+        return True
+
+    def samples_with(self, version: int) -> bool:
+        """Return whether any sequence is sampled with the weights of a version: those that open a round."""
+        return version % self.batches == 0
 
 
 OffPolicy = Annotated[PipelineRL | PpoOffPolicy, Field(discriminator="kind")]

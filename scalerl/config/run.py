@@ -12,7 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from scalerl.config.base import Part
 from scalerl.config.data import AnyTask, ArithmeticTask, PromptFile, TaskData, as_list, check_tasks
-from scalerl.config.recipe import SCALERL, Count, Natural, PipelineRL, Recipe, Share
+from scalerl.config.recipe import SCALERL, Count, Natural, Recipe, Share
 
 
 class WarmStart(Part):
@@ -242,7 +242,7 @@ class RunConfig(Part):
         Where updates wait for the longest sequence, k + 1 batches are under way for as long as that one takes.
         """
         off_policy, batch = self.recipe.off_policy, self.recipe.completions_per_step
-        if isinstance(off_policy, PipelineRL) and off_policy.stale != "wait":
+        if not off_policy.waits:
             return 1.0
         mean_share = self.expected_tokens / self.recipe.length.max_tokens
         return min(1.0, (off_policy.max_lag + 1) * mean_share * batch / self.slots)
@@ -250,7 +250,7 @@ class RunConfig(Part):
     @property
     def lag_is_used(self) -> bool:
         """Whether weights become active a number of ticks after their batch."""
-        return isinstance(self.recipe.off_policy, PipelineRL) and self.rollouts.schedule == "deterministic"
+        return self.recipe.off_policy.streams and self.rollouts.schedule == "deterministic"
 
     @property
     def lag_ticks(self) -> int:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from scalerl.config import RunConfig
-from scalerl.config.recipe import PipelineRL
 
 LOW = 0.7
 """Occupancy below which slots are wasted: a decode step costs nearly the same, full or not."""
@@ -51,11 +50,11 @@ class OccupancyWatch:
         mean = sum(row["completion_tokens_mean"] for row in self._rows) / len(self._rows)
         longest = max(row["completion_tokens_max"] for row in self._rows)
         fed = (off_policy.max_lag + 1) * mean / longest * batch  # slots that the rule `wait` can keep busy
-        if not isinstance(off_policy, PipelineRL):
+        if not off_policy.streams:
             return "a round waits for its longest sequence; recipe.off_policy.kind = pipeline does not"
         if off_policy.max_lag == 0:
             return "on policy, every batch waits for its longest sequence; a recipe.off_policy.max_lag above 0 does not"
-        if off_policy.stale == "wait" and fed < 0.9 * slots:
+        if off_policy.waits and fed < 0.9 * slots:
             return (
                 f"updates wait for long sequences ({longest} tokens, {mean:.0f} in the mean); set rollouts.slots to "
                 f"{max(1, int(fed))} or fewer, or recipe.off_policy.stale to mask, which takes the loss off old tokens"

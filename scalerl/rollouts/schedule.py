@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from scalerl.config.recipe import PipelineRL, PpoOffPolicy
 from scalerl.rollouts.activation import Activation
@@ -110,6 +110,24 @@ class Schedule:
         self.closed = state["closed"]
 
 
+class StaleRule(NamedTuple):
+    """What happens to groups whose oldest token becomes too old."""
+
+    by_deadline: bool
+    """Groups start only if all can keep their deadlines, and batches take the earliest; else in the order of
+    finishing."""
+    drops: bool
+    """Groups that have missed their deadline are dropped."""
+
+
+STALE_RULES = {
+    "wait": StaleRule(by_deadline=True, drops=False),
+    "mask": StaleRule(by_deadline=False, drops=False),
+    "drop": StaleRule(by_deadline=False, drops=True),
+}
+"""By `recipe.off_policy.stale`."""
+
+
 class PipelineSchedule(Schedule):
     """PipelineRL-k: groups start without pause, under one of the three rules.
 
@@ -123,10 +141,10 @@ class PipelineSchedule(Schedule):
             per_batch: P, groups in a batch.
             activation: when new weights become active.
             max_lag: k, updates.
-            stale: wait, mask or drop.
+            stale: key of STALE_RULES.
         """
         super().__init__(per_batch, activation)
-        self.max_lag, self.stale = max_lag, stale
+        self.max_lag, self.rule = max_lag, STALE_RULES[stale]
         self._deadline: dict[int, int] = {}
         """Of every open group: started, and neither in a batch nor dropped."""
         self._by_deadline: Counter[int] = Counter()
@@ -136,7 +154,7 @@ class PipelineSchedule(Schedule):
 
     def may_start(self) -> bool:
         """Return whether one more group may start under the active weights."""
-        if self.stale == "wait":
+        if self.rule.by_deadline:
             return self._fits(self.next_batch, extra=self.active + self.max_lag)
         # only what is finished is counted: long sequences must not hold back the others
         return self.next_batch + self._finished() // self.per_batch <= self.active + self.max_lag
@@ -150,7 +168,7 @@ class PipelineSchedule(Schedule):
 
     def finish(self, index: int) -> None:
         """Count a group as finished."""
-        rank = self._deadline[index] if self.stale == "wait" else 0
+        rank = self._deadline[index] if self.rule.by_deadline else 0
         self._done.setdefault(rank, deque()).append(index)
 
     def form(self, tick: int) -> list[int] | None:
@@ -159,7 +177,7 @@ class PipelineSchedule(Schedule):
         last = self.closed and 0 < finished == len(self._deadline) <= self.per_batch
         if finished < self.per_batch and not last:
             return None
-        if self.stale == "wait":
+        if self.rule.by_deadline:
             rest, left = self._by_deadline.copy(), self.per_batch
             for deadline in sorted(self._done):  # the groups that `_take` would return
                 taken = min(left, len(self._done[deadline]))
@@ -173,7 +191,7 @@ class PipelineSchedule(Schedule):
 
     def expired(self) -> list[int]:
         """Return the groups that have missed their deadline, under `drop`, and forget them."""
-        if self.stale != "drop" or min(self._by_deadline, default=self.next_batch) >= self.next_batch:
+        if not self.rule.drops or min(self._by_deadline, default=self.next_batch) >= self.next_batch:
             return []
         late = sorted(index for index, deadline in self._deadline.items() if deadline < self.next_batch)
         self._close(late)

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from scalerl.config import RunConfig, to_toml
 from scalerl.config.base import replace
-from scalerl.config.recipe import PipelineRL
 from scalerl.prompts.curriculum import Curriculum
 from scalerl.prompts.dataset import PromptSplit
 from scalerl.prompts.mixture import Mixture
@@ -120,7 +119,7 @@ class Session:
         """
         recipe, config = self.config.recipe, self.config
         visits = recipe.prompts_per_step * (recipe.off_policy.max_lag + 1)
-        if isinstance(recipe.off_policy, PipelineRL) and recipe.off_policy.stale != "wait":
+        if not recipe.off_policy.waits:
             groups = config.slots / recipe.generations_per_prompt
             visits += math.ceil(groups * recipe.length.max_tokens / config.expected_tokens)
         return self._draw(visits)
@@ -170,8 +169,7 @@ class Session:
         recipe, step = self.config.recipe, self.progress.step
         wanted = recipe.prompts_per_step + self._dropped
         visits = self._draw(wanted) if not self.progress.closed else ()
-        off_policy, lag = recipe.off_policy, self.config.rollouts.lag_ticks
-        used = isinstance(off_policy, PipelineRL) or step % off_policy.batches == 0
+        used, lag = recipe.off_policy.samples_with(step), self.config.rollouts.lag_ticks
         update = Update(step, used, visits, self.progress.closed, lag if isinstance(lag, int) else -1)
         self.pipeline.publish(update, self.learner.weights())
 
