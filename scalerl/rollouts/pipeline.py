@@ -218,11 +218,6 @@ class Pipeline:
             self._channel.drop(version)
         self._held.clear()
 
-    @property
-    def process_id(self) -> int | None:
-        """Process id of the generator."""
-        return self._process.pid
-
     def _send(self, *message: Any) -> None:
         try:
             self._connection.send(message)

@@ -12,6 +12,7 @@ A new schedule is a class here and an entry in SCHEDULES.
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from itertools import islice
@@ -308,6 +309,17 @@ class RoundSchedule(Schedule):
         """Restore what `state` returned."""
         super().load_state(state)
         self._open = {int(index): bool(done) for index, done in state["open"]}
+
+
+def groups_beyond(slots: int, group_size: int, longest: float) -> int:
+    """Return how many groups may be open beside those of k + 1 batches where long ones do not hold back the others.
+
+    Args:
+        slots: sequences decoded together, by all engines.
+        group_size: G.
+        longest: the longest completion, in mean ones.
+    """
+    return math.ceil(slots / group_size * longest)
 
 
 def _pipeline(rule: PipelineRL, per_batch: int, activation: Activation) -> Schedule:

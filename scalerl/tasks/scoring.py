@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from scalerl.config.data import PromptFile
 from scalerl.config.run import RunConfig, Scoring
 from scalerl.processes import obey_parent
-from scalerl.tasks.base import INCORRECT, Verifier, binary
+from scalerl.tasks.base import Verifier, binary
 from scalerl.tasks.user_rewards import RewardError, call_by_name, load_function
 from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.types import Group, Prompt, Score, ScoredGroup
@@ -250,4 +250,4 @@ def _prepare() -> None:
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns, at every call, that its own limit is off
 
 
-__all__ = ["INCORRECT", "FunctionScorer", "ProcessScorer", "ScoringService", "ThreadScorer", "make_scoring"]
+__all__ = ["FunctionScorer", "ProcessScorer", "ScoringService", "ThreadScorer", "make_scoring"]

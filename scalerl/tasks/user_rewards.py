@@ -12,6 +12,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 from scalerl.config.base import ConfigError
@@ -61,7 +62,11 @@ def _import_here(name: str) -> Any:
 
 def call_by_name(name: str, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float]:
     """Import a reward function, once a process, and call it; see `call_reward`."""
-    return call_reward(load_function(name), name, prompts, completions)
+    return call_reward(_loaded(name), name, prompts, completions)
+
+
+_loaded = cache(load_function)
+"""Looking for the module's file at every call would cost, and would find another after an os.chdir."""
 
 
 def call_reward(

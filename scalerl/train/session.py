@@ -16,6 +16,7 @@ from scalerl.prompts.dataset import PromptSplit
 from scalerl.prompts.mixture import Mixture
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
+from scalerl.rollouts.schedule import groups_beyond
 from scalerl.serialization import to_plain
 from scalerl.tasks.scoring import ScoringService
 from scalerl.train.checkpoint import FORMAT, CheckpointStore, save_state
@@ -96,7 +97,8 @@ class Session:
     _before: GeneratorStats = field(default_factory=lambda: GeneratorStats(0, 0, 0.0))
     _waited_before: float = 0.0
     _scores_before: float = 0.0
-    _dropped: int = 0
+    _taken: RolloutBatch = field(default_factory=lambda: RolloutBatch(-1, (), GeneratorStats(0, 0, 0.0)))
+    """The batch under way."""
     _begun: set[int] = field(default_factory=set)
 
     @property
@@ -120,8 +122,8 @@ class Session:
         recipe, config = self.config.recipe, self.config
         visits = recipe.prompts_per_step * (recipe.off_policy.max_lag + 1)
         if not recipe.off_policy.waits:
-            groups = config.slots / recipe.generations_per_prompt
-            visits += math.ceil(groups * recipe.length.max_tokens / config.expected_tokens)
+            longest = recipe.length.max_tokens / config.expected_tokens
+            visits += groups_beyond(config.slots, recipe.generations_per_prompt, longest)
         return self._draw(visits)
 
     def _draw(self, n: int) -> tuple[Visit, ...]:
@@ -138,7 +140,7 @@ class Session:
             self.curriculum.forget(visit)
         self.progress.trained_groups += len(taken.groups)
         self.progress.dropped_groups += len(taken.dropped)
-        self._dropped = len(taken.dropped)
+        self._taken = taken
         self._before, self.progress.generator = self.progress.generator, taken.stats
 
     # -------------------------------------------------------------------------------------------------------- update
@@ -167,7 +169,7 @@ class Session:
     def publish(self) -> None:
         """Hand the new weights, and as many new prompts as were trained or dropped, to the generators."""
         recipe, step = self.config.recipe, self.progress.step
-        wanted = recipe.prompts_per_step + self._dropped
+        wanted = recipe.prompts_per_step + len(self._taken.dropped)
         visits = self._draw(wanted) if not self.progress.closed else ()
         used, lag = recipe.off_policy.samples_with(step), self.config.rollouts.lag_ticks
         update = Update(step, used, visits, self.progress.closed, lag if isinstance(lag, int) else -1)
@@ -181,7 +183,7 @@ class Session:
         """
         config, stats = self.config, self.progress.generator
         update_ticks = self.learner.rehearse(batch) / (stats.busy_s / stats.tick)
-        batch_ticks = config.recipe.completions_per_step * stats.tokens / max(1, stats.slot_steps)
+        batch_ticks = sum(len(r) for scored in self._taken.groups for r in scored.group.rollouts) / config.slots
         lag = math.ceil(1.5 * max(update_ticks, batch_ticks))
         self.config = replace(config, rollouts=replace(config.rollouts, lag_ticks=lag))
         self.directory.save_config(self.config)
@@ -200,16 +202,18 @@ class Session:
 
     def evaluate_if_due(self, taken: RolloutBatch) -> None:
         """Evaluate on the schedule and at the end, and keep a sample of the batch's rollouts beside it."""
-        if self.progress.step % self.config.evaluation.every == 0 or self.finished:
+        if self._evaluation_is_due:
             self._record_samples(taken)
             self.evaluate()
 
     def evaluate_if_missing(self) -> None:
         """Evaluate where the run stands, if that is due and no point of it was recorded: step 0, as a rule."""
-        step = self.progress.step
-        due = step % self.config.evaluation.every == 0 or self.finished
-        if due and all(point.step != step for point in self.points):
+        if self._evaluation_is_due and all(point.step != self.progress.step for point in self.points):
             self.evaluate()
+
+    @property
+    def _evaluation_is_due(self) -> bool:
+        return self.progress.step % self.config.evaluation.every == 0 or self.finished
 
     def evaluate(self) -> None:
         """Measure each task's held-out pass rate; its seconds are left out of the training time."""

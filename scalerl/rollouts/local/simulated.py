@@ -19,7 +19,7 @@ import numpy.typing as npt
 from scalerl.rollouts.activation import AtTick
 from scalerl.rollouts.coordinator import Coordinator, Formed, Update
 from scalerl.rollouts.engine import Finished, Occupancy, Request, Work
-from scalerl.rollouts.schedule import PipelineSchedule
+from scalerl.rollouts.schedule import PipelineSchedule, groups_beyond
 from scalerl.types import Prompt, Rollout, Visit
 
 Lengths = npt.NDArray[np.int64]
@@ -194,7 +194,7 @@ class SimulatedTrainer:
         self.coordinator.begin(0, self._draw(first))
 
     def resume(self, sampling_version: int, drawn: int) -> list[Formed]:
-        """Go on with a coordinator whose state was restored; return the batches that were not trained then."""
+        """Continue with a coordinator whose state was restored; return the batches that were not trained then."""
         self.drawn = drawn
         self.coordinator.begin(sampling_version)
         again = self.coordinator.untrained()
@@ -267,7 +267,7 @@ def visits_ahead(coordinator: Coordinator, rule: str, max_lag: int, longest: flo
         longest: the longest completion, in mean ones.
     """
     slots = sum(engine.occupancy().slots for engine in coordinator.engines)
-    ahead = 0 if rule == "wait" else math.ceil(slots / coordinator.group_size * longest)
+    ahead = 0 if rule == "wait" else groups_beyond(slots, coordinator.group_size, longest)
     return coordinator.schedule.per_batch * (max_lag + 1) + ahead
 
 
