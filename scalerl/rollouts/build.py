@@ -52,7 +52,7 @@ class GeneratorSpec:
     def __call__(self, channel: WeightChannel) -> WorkerParts:
         """Load the model and restore the state, in the generator's process."""
         config, recipe = self.config, self.config.recipe
-        count = config.rollouts.generators
+        count = config.placement.engines
         specs = [EngineSpec(self, channel, number) for number in range(count)]
         if count == 1:
             pairs: Sequence[Sequence[Engine]] = [specs[0]()]
@@ -60,7 +60,7 @@ class GeneratorSpec:
             processes = [EngineProcess(spec, f"generator {spec.number + 1} of {count}") for spec in specs]
             pairs = [process.engines() for process in processes]
         lag = config.rollouts.lag_ticks
-        activation = ACTIVATIONS[config.rollouts.schedule](lag if isinstance(lag, int) else -1)
+        activation = ACTIVATIONS[config.schedule](lag if isinstance(lag, int) else -1)
         schedule = SCHEDULES[recipe.off_policy.kind](recipe.off_policy, recipe.prompts_per_step, activation)
         engines, evaluators = zip(*pairs, strict=True)
         coordinator = Coordinator(engines, schedule, recipe.generations_per_prompt, config.seed, evaluators)
@@ -82,7 +82,7 @@ class EngineSpec:
     def __call__(self) -> tuple[Engine, Engine]:
         """Load the model, in the engine's process."""
         config, policy = self.generator.config, self.generator.load_policy()
-        count = config.rollouts.generators
+        count = config.placement.engines
         own = config.slots // count + (self.number < config.slots % count)
         sequences = sum(config.held_out(task) for task in config.data) * config.evaluation.samples
         positions = self.generator.longest_prompt + self.generator.rule.capacity

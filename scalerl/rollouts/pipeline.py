@@ -12,7 +12,7 @@ import multiprocessing
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,8 +22,8 @@ from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.rollouts.worker import Build, First, run_worker
 from scalerl.types import GeneratorStats, Group, ScoredGroup, Visit
 
-Weights = Iterable[tuple[str, Any]]
-"""Tensors by the model's own names."""
+SendWeights = Callable[[int, WeightChannel], None]
+"""(version, channel): sends the weights over the channel, from wherever they are; a learner's `send`."""
 
 
 class WorkerDied(RuntimeError):
@@ -92,15 +92,15 @@ class Pipeline:
         self.waited_for_scores_s = 0.0
         """Of those, seconds it has waited for scores of a batch that was complete."""
 
-    def start(self, weights: Weights, version: int = 0, visits: Sequence[Visit] = ()) -> None:
+    def start(self, send: SendWeights, version: int = 0, visits: Sequence[Visit] = ()) -> None:
         """Start the process with weights and prompts; returns at once, the process gets ready meanwhile.
 
         Args:
-            weights: to sample with.
+            send: sends the weights to sample with.
             version: of those weights.
             visits: prompts that may be started under them.
         """
-        self._send_weights(version, weights)
+        self._send_weights(version, send)
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
@@ -142,13 +142,13 @@ class Pipeline:
         return RolloutBatch(number, groups, stats, dropped)
 
     def evaluate(
-        self, version: int, weights: Weights, visits: Sequence[Visit], samples: int
+        self, version: int, send: SendWeights, visits: Sequence[Visit], samples: int
     ) -> tuple[list[ScoredGroup], float]:
         """Sample held-out prompts with the weights of a version, on all engines; they hold it until that is done.
 
         Args:
             version: the learner's own.
-            weights: sent only if they have not been published.
+            send: sends its weights; used only if they have not been published.
             visits: the prompts.
             samples: rollouts of each.
 
@@ -156,7 +156,7 @@ class Pipeline:
             One scored group a visit, in order, and the seconds that sampling and scoring took.
         """
         if version not in self._held:
-            self._send_weights(version, weights)
+            self._send_weights(version, send)
         self._send("evaluate", version, tuple(visits), samples)
         groups, seconds = self._get("evaluated", interruptible=False)
         began = time.perf_counter()
@@ -166,23 +166,23 @@ class Pipeline:
 
     # ----------------------------------------------------------------------------------------------------- weights
 
-    def publish(self, update: Update, weights: Weights) -> None:
+    def publish(self, update: Update, send: SendWeights) -> None:
         """Hand over a new version; waits while the channel holds as many versions as it can.
 
         Args:
             update: says whether the weights will be used.
-            weights: sent in that case.
+            send: sends them in that case.
         """
         if update.weights:
-            self._send_weights(update.version, weights)
+            self._send_weights(update.version, send)
         self._send("update", update)
 
-    def _send_weights(self, version: int, weights: Weights) -> None:
+    def _send_weights(self, version: int, send: SendWeights) -> None:
         while len(self._held) >= self._channel.capacity or not self._inbox["released"].empty():
             released = self._get("released", interruptible=False)
             self._held.discard(released)
             self._channel.drop(released)
-        self._channel.send(version, weights)
+        send(version, self._channel)
         self._held.add(version)
 
     # --------------------------------------------------------------------------------------------------- snapshots

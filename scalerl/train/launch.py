@@ -131,7 +131,7 @@ def _assemble(
     )
     if checkpoint is None:
         directory.rewind({})
-        session.pipeline.start(session.learner.weights(), 0, session.initial_visits())
+        session.pipeline.start(session.learner.send, 0, session.initial_visits())
     else:
         _restore(session, checkpoint)
     return session
@@ -148,9 +148,10 @@ def _restore(session: Session, checkpoint: Path) -> None:
     session.points = session.directory.points()
     sampling = load_plain(checkpoint, "generator")["sampling_version"]
     if sampling == session.progress.step:
-        session.pipeline.start(session.learner.weights(), sampling)
+        session.pipeline.start(session.learner.send, sampling)
     else:  # in the middle of a frozen round
-        session.pipeline.start(load_state(checkpoint, "round_weights").items(), sampling)
+        weights = load_state(checkpoint, "round_weights")
+        session.pipeline.start(lambda version, channel: channel.send(version, weights.items()), sampling)
 
 
 def _check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
@@ -242,7 +243,7 @@ class LoadPolicy:
 
     def __call__(self) -> Policy:
         """Load the model, with the generator's share of the CPU."""
-        torch.set_num_threads(max(1, self.config.hardware.generator_threads // self.config.rollouts.generators))
+        torch.set_num_threads(max(1, self.config.hardware.generator_threads // self.config.placement.engines))
         return _load(self.config, self.model_path)
 
 

@@ -173,7 +173,7 @@ class Session:
         visits = self._draw(wanted) if not self.progress.closed else ()
         used, lag = recipe.off_policy.samples_with(step), self.config.rollouts.lag_ticks
         update = Update(step, used, visits, self.progress.closed, lag if isinstance(lag, int) else -1)
-        self.pipeline.publish(update, self.learner.weights())
+        self.pipeline.publish(update, self.learner.send)
 
     def _measure_lag(self, batch: TrainBatch) -> None:
         """Set the lag in ticks from the first batch's timing, and write it into the run's configuration for good.
@@ -219,7 +219,7 @@ class Session:
         """Measure each task's held-out pass rate; its seconds are left out of the training time."""
         step, visits = self.progress.step, held_out_visits(self.prompts.held_out)
         samples = self.config.evaluation.samples
-        groups, eval_s = self.pipeline.evaluate(step, self.learner.weights(), visits, samples)
+        groups, eval_s = self.pipeline.evaluate(step, self.learner.send, visits, samples)
         self.clock.leave_out(eval_s)
         hours = self.device_hours  # read once: all tasks' points are at the same compute
         points = [

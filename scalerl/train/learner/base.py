@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from scalerl.rollouts.weights.base import WeightChannel
+
 
 class BadGradient(RuntimeError):
     """The loss or the gradient is not finite; the weights were left as they are."""
@@ -113,8 +115,11 @@ class Learner(Protocol):
         """Return the floating-point operations of one step over a batch."""
         ...
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights as the engines need them, whole and by the model's own names."""
+    def send(self, version: int, channel: WeightChannel) -> None:
+        """Send the weights over a channel, whole and by the model's own names; `version` is the engines' name for them.
+
+        The channel is used where the weights are, so no learner has to hand them to the loop's process.
+        """
         ...
 
     def save(self, directory: Path) -> None:

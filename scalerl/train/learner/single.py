@@ -10,7 +10,7 @@ Legend: B rollouts, T tokens of prompt and completion, n trained tokens of a mic
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from scalerl.config.recipe import AdamW, Loss, Recipe
 from scalerl.learn.losses import LOSSES
 from scalerl.models.policy import Policy
+from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.train.checkpoint import load_state, save_state
 from scalerl.train.learner.base import BadGradient, StepStats, TrainBatch
 from scalerl.train.metrics import TokenMeter
@@ -165,9 +166,9 @@ class SingleLearner:
 
     # ------------------------------------------------------------------------------------------------------- weights
 
-    def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights as the engines need them, by the model's own names."""
-        return self.policy.weights()
+    def send(self, version: int, channel: WeightChannel) -> None:
+        """Send the weights over a channel, by the model's own names."""
+        channel.send(version, self.policy.weights())
 
     def export(self, directory: Path) -> None:
         """Write the weights as a Hugging Face model."""
