@@ -20,9 +20,9 @@ from scalerl.rollouts.build import GeneratorSpec
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.local.torch_engine import check_engine
 from scalerl.rollouts.pipeline import Pipeline
-from scalerl.rollouts.weights import CHANNELS
 from scalerl.serialization import from_plain
 from scalerl.tasks.scoring import make_scoring
+from scalerl.train.backends import BACKENDS
 from scalerl.train.checkpoint import FORMAT, CheckpointStore, load_plain, load_state, save_state
 from scalerl.train.learner.single import SingleLearner
 from scalerl.train.run_dir import RunDirectory, check_empty
@@ -100,6 +100,7 @@ def _assemble(
     directory: RunDirectory | None = None,
 ) -> Session:
     torch.set_num_threads(config.hardware.trainer_threads)
+    backend = BACKENDS[config.placement.backend](config)
     model_path = _model_path(config, display)
     tokenizer = load_tokenizer(model_path, _revision(config))
     prompts = load_prompts(config, tokenizer)
@@ -113,14 +114,16 @@ def _assemble(
     for note in (*prompts.notes, *_length_notes(rule)):
         display.note(note)
     stop = _stop_tokens(policy, tokenizer)
-    spec = GeneratorSpec(config, LoadPolicy(config, model_path), prompts.longest, rule, stop, LoadState(checkpoint))
-    channel = CHANNELS[config.rollouts.weights](WeightLayout.of(policy.weights()), path)
+    spec = GeneratorSpec(
+        config, LoadPolicy(config, model_path), prompts.longest, rule, stop, LoadState(checkpoint), backend.make_engines
+    )
+    channel = backend.channel(WeightLayout.of(policy.weights()), path)
     learner = config.learner
     session = Session(
         config=config,
         directory=directory,
         checkpoints=CheckpointStore(path / "checkpoints", config.checkpoint.keep),
-        pipeline=Pipeline(spec, channel, scoring.submit, stop_requested),
+        pipeline=Pipeline(spec, channel, scoring.submit, stop_requested, backend.launch),
         learner=SingleLearner.of(policy, config.recipe, learner.micro_batch_tokens, learner.gradient_checkpointing),
         curriculum=make_curriculum(config, prompts.training),
         prompts=prompts,
