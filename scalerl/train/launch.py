@@ -158,7 +158,7 @@ def _restore(session: Session, checkpoint: Path) -> None:
 
 
 def _check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
-    """Refuse a checkpoint of an earlier version, or of another configuration; more steps are allowed."""
+    """Refuse a checkpoint of an earlier version or another configuration; steps and placement may change."""
     state = load_plain(checkpoint, "trainer")
     if state.get("format") != FORMAT:
         raise ConfigError(
@@ -167,7 +167,7 @@ def _check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
             f"start a new run from its weights, once exported: scalerl train --model {path}/model"
         )
     before = parse_config(state["config"], f"{checkpoint}/trainer.json")
-    free = {"steps": before.steps, "checkpoint": before.checkpoint}
+    free = {"steps": before.steps, "checkpoint": before.checkpoint, "placement": before.placement}
     if replace(config, **free) == before:
         return
     old, new = to_toml(before).splitlines(), to_toml(replace(config, **free)).splitlines()

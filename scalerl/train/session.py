@@ -107,9 +107,10 @@ class Session:
         return self.progress.step >= self.config.steps or self.progress.exhausted
 
     def close(self) -> None:
-        """End the generator process and the verifiers."""
+        """End the generator process and the verifiers, and let go of the run directory."""
         self.pipeline.close()
         self.scoring.close()
+        self.directory.close()
 
     # ------------------------------------------------------------------------------------------------------- prompts
 
