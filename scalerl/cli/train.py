@@ -86,6 +86,7 @@ def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:
     from scalerl.tasks.user_rewards import RewardError
     from scalerl.train.finish import run_to_end
     from scalerl.train.launch import resolve
+    from scalerl.train.learner.ranks import LearnerDied
     from scalerl.train.session import TrainingFailed
 
     config, stop = resolve(config), StopFlag()
@@ -100,7 +101,7 @@ def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:
         display.stop()
         print("\n".join(closing))
         return 128 + stop.signal if stop.signal else 0
-    except (TrainingFailed, WorkerDied, RewardError) as error:
+    except (TrainingFailed, WorkerDied, LearnerDied, RewardError) as error:
         display.stop()
         where = session.directory.path if session else None
         complain(str(error) + (f"\nNothing saved is lost; continue with: scalerl resume {where}" if where else ""))

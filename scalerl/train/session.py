@@ -107,8 +107,9 @@ class Session:
         return self.progress.step >= self.config.steps or self.progress.exhausted
 
     def close(self) -> None:
-        """End the generator process and the verifiers."""
+        """End the generator process, the learner's processes and the verifiers."""
         self.pipeline.close()
+        self.learner.close()
         self.scoring.close()
 
     # ------------------------------------------------------------------------------------------------------- prompts

@@ -147,7 +147,10 @@ class RankProcesses:
 
     def _died(self, rank: int, method: str, how: str, tracebacks: dict[int, str]) -> LearnerDied:
         """End all ranks; return the error that names the one to blame: killed ones before those that miss them."""
-        wait([process.sentinel for process in self._processes], timeout=1)
+        if how == "ended":
+            self._processes[rank].join(timeout=2)
+        else:  # another one may have been killed, and this one be the first to miss it
+            wait([process.sentinel for number, process in enumerate(self._processes) if number != rank], timeout=1)
         names = [f"{process.name} (process {process.pid})" for process in self._processes]
         killed = [
             number
@@ -163,7 +166,7 @@ class RankProcesses:
             trace = tracebacks[rank].strip()
             text = f"{names[rank]} failed during `{method}`: {trace.splitlines()[-1]}\n{trace}"
         else:
-            text = f"{names[rank]} {'ended with exit code 0' if how == 'ended' else how} during `{method}`"
+            text = f"{names[rank]} {'closed its pipe' if how == 'ended' else how} during `{method}`"
         self._death = text
         self.close()
         return LearnerDied(text)
