@@ -28,6 +28,9 @@ from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.train.learner.base import BadGradient, Learner
 from scalerl.train.learner.ranks import LearnerDied, RankSpec, build_rank, perform
 
+RAISED_S = 10.0
+"""Seconds in which all ranks raise what one has raised: the ranks that do not are waiting for that one."""
+
 BuildLearner = Callable[[], Learner]
 """Makes a rank's learner inside its process; must be picklable."""
 
@@ -115,11 +118,13 @@ class RankProcesses:
         self._processes, self._connections = [], []
 
     def _answers(self, method: str, timeout_s: float) -> list[Any]:
-        until, answers = time.monotonic() + timeout_s, dict[int, Any]()
-        raised: dict[int, Exception] = {}
+        until, answers, raised = time.monotonic() + timeout_s, dict[int, Any](), dict[int, Exception]()
         while len(answers) < len(self._connections):
             waiting = [c for rank, c in enumerate(self._connections) if rank not in answers]
             ready = wait(waiting, timeout=max(0.0, until - time.monotonic()))
+            if not ready and raised:  # what one rank has raised, and the others are waiting for it
+                self.close()
+                break
             if not ready:
                 late = next(rank for rank in range(len(self._connections)) if rank not in answers)
                 raise self._died(late, method, f"did not answer within {timeout_s:g} s", {})
@@ -127,13 +132,10 @@ class RankProcesses:
                 rank = self._connections.index(connection)  # type: ignore[arg-type]
                 kind, content = self._receive(rank)
                 if kind in ("failed", "ended"):
-                    raise self._died(rank, method, kind, {rank: content})
-                if isinstance(content, ConfigError):  # the others may be waiting for this rank
-                    self.close()
-                    raise content
+                    raise self._died(rank, method, kind, {rank: content} if kind == "failed" else {})
                 answers[rank] = content
                 if kind == "raised":
-                    raised[rank] = content
+                    raised[rank], until = content, min(until, time.monotonic() + RAISED_S)
         if raised:
             raise raised[min(raised)]
         return [answers[rank] for rank in range(len(answers))]

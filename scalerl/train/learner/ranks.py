@@ -16,6 +16,8 @@ from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.train.learner.base import Learner, StepStats, TrainBatch
 
 if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
     from scalerl.train.learner.fsdp import ShardedLearner
 
 
@@ -158,31 +160,45 @@ def build_rank(spec: RankSpec) -> ShardedLearner:
     Raises:
         ConfigError: from loading the model.
     """
+    return load_learner(spec, join(spec))
+
+
+def join(spec: RankSpec) -> DeviceMesh:
+    """Set this process up for a rank's work and join the process group; return the mesh of all ranks."""
     from datetime import timedelta
 
     import torch
     import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    device, cuda = spec.config.hardware.device, spec.config.hardware.device == "cuda"
+    torch.set_num_threads(max(1, spec.config.hardware.trainer_threads // spec.ranks))
+    if cuda:
+        torch.cuda.set_device(spec.gpu)
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        init_method=spec.init_method,
+        rank=spec.rank,
+        world_size=spec.ranks,
+        timeout=timedelta(seconds=spec.config.placement.step_timeout_s),
+        device_id=torch.device("cuda", spec.gpu) if cuda else None,
+    )
+    return init_device_mesh(device, (spec.ranks,))
+
+
+def load_learner(spec: RankSpec, mesh: DeviceMesh) -> ShardedLearner:
+    """Load this rank's share of the model and make the learner that the recipe asks for."""
+    import torch
 
     from scalerl.train.learner.fsdp import ShardedLearner
     from scalerl.train.learner.shard import load_sharded
 
-    config, device = spec.config, spec.config.hardware.device
-    torch.set_num_threads(max(1, config.hardware.trainer_threads // spec.ranks))
-    if device == "cuda":
-        torch.cuda.set_device(spec.gpu)
-    dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo",
-        init_method=spec.init_method,
-        rank=spec.rank,
-        world_size=spec.ranks,
-        timeout=timedelta(seconds=config.placement.step_timeout_s),
-        device_id=torch.device("cuda", spec.gpu) if device == "cuda" else None,
-    )
+    config, dtype = spec.config, spec.config.hardware.dtype
     policy = load_sharded(
         spec.model_path,
-        dist.device_mesh.init_device_mesh(device, (spec.ranks,)),
+        mesh,
         revision=config.model.revision if isinstance(config.model, HuggingFaceModel) else "main",
-        dtype=config.hardware.dtype,
+        dtype=dtype,
         fp32_head=config.recipe.fp32_head,
     )
     return ShardedLearner.of(
@@ -190,6 +206,6 @@ def build_rank(spec: RankSpec) -> ShardedLearner:
         config.recipe,
         config.learner.micro_batch_tokens,
         config.learner.gradient_checkpointing,
-        dtype=getattr(torch, config.hardware.dtype),
+        dtype=getattr(torch, dtype),
         accumulate=config.learner.accumulate,
     )
