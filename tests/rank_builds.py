@@ -30,7 +30,7 @@ class BenchRank:
 
     def use(self, config: RunConfig, model_path: str) -> None:
         spec = self.spec
-        spec = RankSpec(config, model_path, spec.rank, spec.ranks, spec.init_method)
+        spec = RankSpec(config, model_path, spec.rank, spec.ranks, spec.init_method, spec.gpu)
         self.learner = load_learner(spec, self.mesh)
 
     def gradients(self, batch: Any) -> list[Any]:
