@@ -71,6 +71,13 @@ class Placement(Part):
         return len(self.servers) or self.generators
 
     @property
+    def channels(self) -> tuple[str, ...]:
+        """Weight channels that reach the engines, the best first."""
+        if self.engine == "vllm":
+            return ("nccl", "directory")
+        return ("shared-memory", "directory") if self.backend == "local" else ("object-store", "directory")
+
+    @property
     def deterministic(self) -> bool:
         """Whether every engine does exactly one decode step a tick, in lockstep."""
         return self.backend == "local" and self.engine == "torch"

@@ -116,8 +116,10 @@ class Rollouts(Part):
     lag_ticks: Annotated[Literal["auto", "measure"] | int, BeforeValidator(_check_lag)] = "auto"
     """Deterministic schedule: decode steps from a batch's completion to the use of the weights it trained. auto: 1.5
     times the expected steps of a batch; measure: by the clock at the first step, so that two equal runs differ."""
-    weights: Literal["shared-memory", "directory"] = "shared-memory"
-    """How weights reach the generators: shared memory, or a directory of safetensors in the run directory."""
+    weights: Literal["auto", "shared-memory", "directory", "object-store", "nccl"] = "auto"
+    """How weights reach the generators. shared-memory: torch engines of one machine. object-store: torch engines on
+    Ray. nccl: vLLM on GPUs. directory: safetensors files in the run directory, slower, wherever both sides see it.
+    auto: the first of these that fits the placement."""
 
 
 class Scoring(Part):
@@ -220,6 +222,12 @@ class RunConfig(Part):
                 f"rollouts.slots: got {self.rollouts.slots} for {engines} generators; allowed: at least one slot for "
                 "each generator"
             )
+        allowed = ("auto", *self.placement.channels)
+        if self.rollouts.weights not in allowed:
+            raise ValueError(
+                f"rollouts.weights: got {self.rollouts.weights!r} with placement.backend {self.placement.backend!r} "
+                f"and placement.engine {self.placement.engine!r}; allowed: {', '.join(allowed)}"
+            )
         if self.rollouts.schedule == "deterministic" and not self.placement.deterministic:
             raise ValueError(
                 "rollouts.schedule: got 'deterministic' with engines on Ray or of vLLM, which do not step together; "
@@ -248,6 +256,14 @@ class RunConfig(Part):
         """When new weights become active."""
         chosen = self.rollouts.schedule
         return chosen if chosen != "auto" else "deterministic" if self.placement.deterministic else "eager"
+
+    @property
+    def weights(self) -> str:
+        """Which weight channel: key of CHANNELS."""
+        if self.rollouts.weights != "auto":
+            return self.rollouts.weights
+        channels = [name for name in self.placement.channels if name != "nccl" or self.hardware.device == "cuda"]
+        return channels[0]
 
     @property
     def slots(self) -> int:

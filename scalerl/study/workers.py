@@ -99,16 +99,9 @@ class RayWorkers:
         Raises:
             ConfigError: Ray is not installed, or the cluster does not answer or is too small for one run.
         """
-        try:
-            import ray
-        except ImportError:
-            raise ConfigError("--ray needs Ray here and on the cluster: pip install 'scalerl[ray]'") from None
-        try:
-            ray.init(address=address, log_to_driver=False, include_dashboard=False if address == "local" else None)
-        except (ConnectionError, ValueError) as error:
-            raise ConfigError(
-                f"--ray {address}: no cluster answers there ({error}); start one with `ray start`"
-            ) from None
+        from scalerl.cluster.connect import connect
+
+        ray = connect(address, "--ray")
         self._ray = ray
         have = ray.cluster_resources()
         needs = {"CPU": cpus, "GPU": gpus}

@@ -20,10 +20,10 @@ from scalerl.rollouts.build import GeneratorSpec
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.local.torch_engine import check_engine
 from scalerl.rollouts.pipeline import Pipeline
-from scalerl.rollouts.weights import CHANNELS
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.serialization import from_plain
 from scalerl.tasks.scoring import make_scoring
+from scalerl.train.backends import BACKENDS, Backend
 from scalerl.train.checkpoint import FORMAT, CheckpointStore, load_plain, load_state, save_state
 from scalerl.train.learner.base import Learner
 from scalerl.train.learner.policy_learner import batch_flops
@@ -111,6 +111,7 @@ def _assemble(
     directory: RunDirectory | None = None,
 ) -> Session:
     torch.set_num_threads(config.hardware.trainer_threads)
+    backend = BACKENDS[config.placement.backend](config)
     model_path = _model_path(config, display)
     tokenizer = load_tokenizer(model_path, _revision(config))
     prompts = load_prompts(config, tokenizer)
@@ -126,14 +127,16 @@ def _assemble(
     for note in (*prompts.notes, *_length_notes(rule)):
         display.note(note)
     stop = _stop_tokens(policy, tokenizer)
-    spec = GeneratorSpec(config, LoadPolicy(config, model_path), prompts.longest, rule, stop, LoadState(checkpoint))
-    channel = CHANNELS[config.rollouts.weights](WeightLayout.of(policy.weights()), path)
-    learner = _several(config, model_path, policy, channel) if ranks > 1 else _single(config, policy)
+    spec = GeneratorSpec(
+        config, LoadPolicy(config, model_path), prompts.longest, rule, stop, LoadState(checkpoint), backend.make_engines
+    )
+    channel = backend.channel(WeightLayout.of(policy.weights()), path)
+    learner = _several(config, model_path, policy, channel, backend) if ranks > 1 else _single(config, policy)
     session = Session(
         config=config,
         directory=directory,
         checkpoints=CheckpointStore(path / "checkpoints", config.checkpoint.keep),
-        pipeline=Pipeline(spec, channel, scoring.submit, stop_requested),
+        pipeline=Pipeline(spec, channel, scoring.submit, stop_requested, backend.launch),
         learner=learner,
         curriculum=make_curriculum(config, prompts.training),
         prompts=prompts,
@@ -157,14 +160,12 @@ def _single(config: RunConfig, policy: Policy) -> Learner:
     return SingleLearner.of(policy, config.recipe, settings.micro_batch_tokens, settings.gradient_checkpointing)
 
 
-def _several(config: RunConfig, model_path: str, policy: Policy, channel: WeightChannel) -> Learner:
-    """Return the learner of several ranks in processes of this machine; of the policy only its shape is used."""
-    from scalerl.train.learner.rank_processes import RankProcesses
-
+def _several(config: RunConfig, model_path: str, policy: Policy, channel: WeightChannel, backend: Backend) -> Learner:
+    """Return the learner of several ranks; of the policy only its shape is used."""
     placement, checkpointing = config.placement, config.learner.gradient_checkpointing
     shape = policy.shape
     return LearnerGroup(
-        RankProcesses.of(config, model_path, [channel]),
+        backend.start_ranks(config, model_path, [channel]),
         [channel],
         lambda batch: batch_flops(shape, batch, checkpointing),
         step_timeout_s=placement.step_timeout_s,
@@ -190,10 +191,7 @@ def _restore(session: Session, checkpoint: Path) -> None:
 
 
 def _check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
-    """Refuse a checkpoint of an earlier version, or of another configuration; more steps are allowed.
-
-    So is another number of trainer ranks: their checkpoints can be read by any number of them.
-    """
+    """Refuse a checkpoint of an earlier version or another configuration; steps and placement may change."""
     state = load_plain(checkpoint, "trainer")
     if state.get("format") != FORMAT:
         raise ConfigError(
@@ -202,8 +200,7 @@ def _check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
             f"start a new run from its weights, once exported: scalerl train --model {path}/model"
         )
     before = parse_config(state["config"], f"{checkpoint}/trainer.json")
-    placement = replace(config.placement, trainer_ranks=before.placement.trainer_ranks)
-    free = {"steps": before.steps, "checkpoint": before.checkpoint, "placement": placement}
+    free = {"steps": before.steps, "checkpoint": before.checkpoint, "placement": before.placement}
     if replace(config, **free) == before:
         return
     old, new = to_toml(before).splitlines(), to_toml(replace(config, **free)).splitlines()

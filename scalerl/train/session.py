@@ -307,11 +307,15 @@ class Session:
             "retired_prompts": len(self.curriculum.retired),
             "dropped_groups": self.progress.dropped_groups,
             "verifier_timeouts": self.scoring.timeouts,
+            "engine_restarts": now.restarts,
+            "resampled": now.resampled,
             "device_hours": self.device_hours,
             "flops": self.flops,
             "tokens": now.tokens,
         }
         self.directory.append("metrics.jsonl", [full_row])
+        for note in self.pipeline.notes():
+            self.display.note(note)
         self.display.step(full_row)
 
     def _record_samples(self, taken: RolloutBatch, count: int = 4) -> None:

@@ -44,7 +44,9 @@ def test_a_rank_that_is_killed_ends_the_run_with_its_name_and_a_resume_loses_no_
         runs.wait_for(lambda pid=pid: not os.path.exists(f"/proc/{pid}"), 10, "the other processes to end")
     process = runs.start(["resume", str(path)])
     text, _ = process.communicate(timeout=300)
-    assert process.returncode == 0 and "resumed at step 4" in text, text  # the last one before the eighth, which ends the run
+    assert process.returncode == 0 and "resumed at step 4" in text, (
+        text
+    )  # the last one before the eighth, which ends the run
     assert runs.outcome(path) == runs.outcome(undisturbed)
 
 
