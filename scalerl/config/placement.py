@@ -40,6 +40,10 @@ class Placement(Part):
     transfer_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Seconds that one transfer of weights may take before the run stops and names it."""
 
+    step_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
+    """Seconds that several trainer ranks may take for one update, for loading or for a checkpoint before the run stops
+    and names the rank that did not answer."""
+
     @model_validator(mode="after")
     def _check(self) -> Placement:
         if self.servers and self.engine != "vllm":

@@ -141,6 +141,10 @@ class Learner(Part):
     """Padded tokens of one forward and backward pass."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
+    accumulate: Literal["local", "sharded"] = "local"
+    """Several trainer ranks: where the gradients of micro-batches add up. local: a rank holds the whole FP32 gradient
+    (4 bytes a weight) and the ranks exchange it once an update; sharded: a rank holds its share, exchanged after every
+    micro-batch."""
 
 
 class Hardware(Part):

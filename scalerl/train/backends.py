@@ -1,18 +1,25 @@
-"""What `placement` decides: where the generator's process and the engines run, and how weights reach them."""
+"""What `placement` decides: where the generator's process, the engines and several trainer ranks run, and the channel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from scalerl.config.base import ConfigError
 from scalerl.config.run import RunConfig
 from scalerl.models.layout import WeightLayout
 from scalerl.rollouts.build import MakeEngines, local_engines
 from scalerl.rollouts.spawned import Launch, SpawnedWorker
 from scalerl.rollouts.weights import CHANNELS
 from scalerl.rollouts.weights.base import WeightChannel
+from scalerl.train.learner.rank_processes import RankProcesses
+from scalerl.train.learner.ranks import RankTransport
+
+
+StartRanks = Callable[[RunConfig, str, Sequence[WeightChannel]], RankTransport]
+"""(resolved configuration, path of the model, channels that the ranks will send over) -> ranks."""
 
 
 @dataclass(frozen=True)
@@ -25,10 +32,12 @@ class Backend:
     """Makes the engines, inside that process."""
     channel: Callable[[WeightLayout, Path], WeightChannel]
     """Makes the weight channel, given the layout of the weights and the run directory."""
+    start_ranks: StartRanks
+    """Starts several trainer ranks and waits until they are ready."""
 
 
 def _local(config: RunConfig) -> Backend:
-    return Backend(SpawnedWorker, local_engines, CHANNELS[config.weights])
+    return Backend(SpawnedWorker, local_engines, CHANNELS[config.weights], RankProcesses.of)
 
 
 def _ray(config: RunConfig) -> Backend:
@@ -47,7 +56,13 @@ def _ray(config: RunConfig) -> Backend:
     def channel(layout: WeightLayout, run: Path) -> WeightChannel:
         return ObjectStoreChannel(ray) if config.weights == "object-store" else CHANNELS[config.weights](layout, run)
 
-    return Backend(launch, actor_engines, channel)
+    def start_ranks(config: RunConfig, model_path: str, channels: Sequence[WeightChannel]) -> RankTransport:
+        raise ConfigError(
+            f"placement.trainer_ranks: got {config.placement.trainer_ranks} with placement.backend 'ray'; allowed: 1, "
+            "or placement.backend = 'local'"
+        )
+
+    return Backend(launch, actor_engines, channel, start_ranks)
 
 
 BACKENDS: dict[str, Callable[[RunConfig], Backend]] = {"local": _local, "ray": _ray}

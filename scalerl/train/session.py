@@ -107,8 +107,9 @@ class Session:
         return self.progress.step >= self.config.steps or self.progress.exhausted
 
     def close(self) -> None:
-        """End the generator process and the verifiers, and let go of the run directory."""
+        """End the processes of generator, learner and verifiers, and let go of the run directory."""
         self.pipeline.close()
+        self.learner.close()
         self.scoring.close()
         self.directory.close()
 
