@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import time
 from pathlib import Path
@@ -101,6 +102,23 @@ def test_a_coordinator_that_is_killed_takes_the_run_back_to_its_last_checkpoint(
     assert "the coordinator (Ray actor) ended" in " ".join(text.split()), text
     assert "resumed at step" in text
     assert [row["step"] for row in runs.rows(path, "metrics.jsonl")] == list(range(1, 25))
+    drawn, accounted = account(path)
+    assert drawn == accounted
+
+
+def test_a_trainer_rank_that_is_killed_takes_the_run_back_to_its_last_checkpoint(lab_model, tmp_path):
+    path = tmp_path / "run"
+    process = begin(lab_model, path, "--placement.trainer_ranks", "2", "--steps", "12")
+    runs.wait_for(lambda: list(path.glob("checkpoints/step_*")), 120, "a checkpoint")
+    kill_one(process.pid, "RankActor", random.Random(1))
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, text
+    said = " ".join(text.split())
+    assert re.search(r"trainer rank [01] of 2 \(Ray actor\) ended: .* during `\w+`", said), text
+    assert "resumed at step" in said
+    assert [row["step"] for row in runs.rows(path, "metrics.jsonl")] == list(range(1, 13))
+    first = runs.rows(path, "metrics.jsonl")[0]
+    assert max(abs(first["log_ratio_min"]), abs(first["log_ratio_max"])) <= 1e-5
     drawn, accounted = account(path)
     assert drawn == accounted
 

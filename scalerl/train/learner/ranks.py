@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from scalerl.train.learner.fsdp import ShardedLearner
 
 
+RAISED_S = 10.0
+"""Seconds in which all ranks raise what one has raised: the ranks that do not are waiting for that one."""
+
+
 class LearnerDied(RuntimeError):
     """A trainer rank ended, failed or did not answer in time; the message names it. The others were ended too."""
 
