@@ -10,14 +10,14 @@ def engine_resources(config: RunConfig) -> dict[str, float]:
     placement = config.placement
     if config.hardware.device == "cuda":
         return {"num_cpus": 1, "num_gpus": placement.gpus_per_generator or placement.tensor_parallel}
-    return {"num_cpus": config.hardware.generator_threads / placement.engines, "num_gpus": 0}
+    return {"num_cpus": max(1, config.hardware.generator_threads) / placement.engines, "num_gpus": 0}
 
 
 def rank_resources(config: RunConfig) -> dict[str, float]:
     """Return num_cpus and num_gpus of one trainer rank."""
     if config.hardware.device == "cuda":
         return {"num_cpus": 1, "num_gpus": 1}
-    return {"num_cpus": config.hardware.trainer_threads / config.placement.trainer_ranks, "num_gpus": 0}
+    return {"num_cpus": max(1, config.hardware.trainer_threads) / config.placement.trainer_ranks, "num_gpus": 0}
 
 
 def run_resources(config: RunConfig) -> dict[str, float]:
