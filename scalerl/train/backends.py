@@ -1,4 +1,4 @@
-"""What `placement` decides: where the generator's process, the engines and several trainer ranks run, and the channel."""
+"""What `placement` decides: where the generator's process, engines and trainer ranks run, and the weight channel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from scalerl.rollouts.weights import CHANNELS
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.train.learner.rank_processes import RankProcesses
 from scalerl.train.learner.ranks import RankTransport
-
 
 StartRanks = Callable[[RunConfig, str, Sequence[WeightChannel]], RankTransport]
 """(resolved configuration, path of the model, channels that the ranks will send over) -> ranks."""
