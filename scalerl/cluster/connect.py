@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ def connect(address: str, asked_by: str) -> Any:
         raise ConfigError(f"{asked_by} needs Ray here and on the cluster: pip install 'scalerl[ray]'") from None
     if ray.is_initialized():
         return ray
+    _check_port(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address, asked_by)
     try:
         own = {"include_dashboard": False} if address == "local" else {}
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
@@ -40,6 +42,20 @@ def connect(address: str, asked_by: str) -> Any:
             "the run start one on this machine with `local`"
         ) from None
     return ray
+
+
+def _check_port(address: str, asked_by: str) -> None:
+    """Refuse HOST:PORT where nothing listens: Ray itself would try for many minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"{asked_by} {address}: no cluster answers there ({error}); give the address that `ray start --head` "
+            "prints, or `local` for a cluster on this machine"
+        ) from None
 
 
 def check_resources(ray: Any, needs: Mapping[str, float], what: str) -> None:
@@ -61,6 +77,6 @@ def check_resources(ray: Any, needs: Mapping[str, float], what: str) -> None:
 
 
 def last_line(error: BaseException) -> str:
-    """Return the reason of a Ray error: the last line of the remote traceback that says something."""
+    """Return the reason of a Ray error: the last line of the remote traceback that says something, without advice."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    return lines[-1] if lines else type(error).__name__
+    return lines[-1].split(" Worker exit type")[0] if lines else type(error).__name__

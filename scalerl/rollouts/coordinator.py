@@ -374,18 +374,19 @@ class Coordinator:
         self._dropped = [from_plain(Visit, v) for v in state["dropped"]]
         self.seconds.busy, self.seconds.idle = state["seconds"]
         self._work_before = from_plain(Work, state["work_before"])
-        for number, engine_state in enumerate(state["engines"]):
-            if engine_state is not None:
-                self.engines[number].load_state(engine_state)
-                continue
-            self._work_before += from_plain(Work, state["works"][number])
-        for number, engine in enumerate(self.engines):
-            if engine.exact_resume:
-                continue
-            for index, group in self._open.items():  # this engine cannot hold them: sampled again from their prompts
-                group.engine %= len(self.engines)  # there may be fewer than before
-                if group.engine == number:
-                    self._submit(index, [s for s, rollout in enumerate(group.rollouts) if rollout is None])
+        states = state["engines"]
+        exact = len(states) == len(self.engines) and all(
+            held is not None and engine.exact_resume for held, engine in zip(states, self.engines, strict=True)
+        )
+        if exact:
+            for engine, held in zip(self.engines, states, strict=True):
+                engine.load_state(held)
+            return
+        # other engines, or ones that cannot hold sequences in flight: those are sampled again from their prompts
+        self._work_before = sum((from_plain(Work, work) for work in state["works"]), self._work_before)
+        for index, group in self._open.items():
+            group.engine %= len(self.engines)
+            self._submit(index, [s for s, rollout in enumerate(group.rollouts) if rollout is None])
 
 
 def sample_key(seed: int, visit: Visit, sample: int) -> int:

@@ -219,6 +219,7 @@ class Pipeline:
         for version in self._held:
             self._channel.drop(version)
         self._held.clear()
+        self._worker = None
 
     def _send(self, *message: Any) -> None:
         assert self._worker is not None, "the pipeline was not started"

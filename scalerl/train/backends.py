@@ -1,4 +1,4 @@
-"""What `placement` decides: where the generator's process, engines and trainer ranks run, and the weight channel."""
+"""What `placement` decides: where the generator's process, engines and trainer ranks run, and how weights travel."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from scalerl.config.base import ConfigError
 from scalerl.config.run import RunConfig
 from scalerl.models.layout import WeightLayout
 from scalerl.rollouts.build import MakeEngines, local_engines
@@ -43,6 +42,7 @@ def _ray(config: RunConfig) -> Backend:
     from scalerl.cluster.connect import check_resources, connect
     from scalerl.cluster.engines import actor_engines
     from scalerl.cluster.object_store import ObjectStoreChannel
+    from scalerl.cluster.ranks import RayRanks
     from scalerl.cluster.resources import run_resources
     from scalerl.cluster.worker import RayWorker
 
@@ -56,10 +56,7 @@ def _ray(config: RunConfig) -> Backend:
         return ObjectStoreChannel(ray) if config.weights == "object-store" else CHANNELS[config.weights](layout, run)
 
     def start_ranks(config: RunConfig, model_path: str, channels: Sequence[WeightChannel]) -> RankTransport:
-        raise ConfigError(
-            f"placement.trainer_ranks: got {config.placement.trainer_ranks} with placement.backend 'ray'; allowed: 1, "
-            "or placement.backend = 'local'"
-        )
+        return RayRanks(ray, config, model_path, channels)
 
     return Backend(launch, actor_engines, channel, start_ranks)
 

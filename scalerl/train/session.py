@@ -107,10 +107,11 @@ class Session:
         return self.progress.step >= self.config.steps or self.progress.exhausted
 
     def close(self) -> None:
-        """End the generator process, the learner's processes and the verifiers."""
+        """End the processes of generator, learner and verifiers, and let go of the run directory."""
         self.pipeline.close()
         self.learner.close()
         self.scoring.close()
+        self.directory.close()
 
     # ------------------------------------------------------------------------------------------------------- prompts
 

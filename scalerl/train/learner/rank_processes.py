@@ -26,10 +26,7 @@ from scalerl.config.run import RunConfig
 from scalerl.processes import obey_parent
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.train.learner.base import BadGradient, Learner
-from scalerl.train.learner.ranks import LearnerDied, RankSpec, build_rank, perform
-
-RAISED_S = 10.0
-"""Seconds in which all ranks raise what one has raised: the ranks that do not are waiting for that one."""
+from scalerl.train.learner.ranks import RAISED_S, LearnerDied, RankSpec, build_rank, perform
 
 BuildLearner = Callable[[], Learner]
 """Makes a rank's learner inside its process; must be picklable."""

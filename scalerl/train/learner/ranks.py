@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from scalerl.train.learner.fsdp import ShardedLearner
 
 
+RAISED_S = 10.0
+"""Seconds in which all ranks raise what one has raised: the ranks that do not are waiting for that one."""
+
+
 class LearnerDied(RuntimeError):
     """A trainer rank ended, failed or did not answer in time; the message names it. The others were ended too."""
 
@@ -88,8 +92,9 @@ class LearnerGroup:
 
     def send(self, version: int, channel: WeightChannel) -> None:
         """Let rank 0 send the weights over its own end of a channel that the ranks were started with."""
-        number = next(number for number, own in enumerate(self._channels) if own is channel)
-        self._ranks.call("send", version, number, timeout_s=self._transfer_timeout_s)
+        numbers = [number for number, own in enumerate(self._channels) if own is channel]
+        assert numbers, f"the ranks hold no end of {channel}: it must be there when they are started"
+        self._ranks.call("send", version, numbers[0], timeout_s=self._transfer_timeout_s)
 
     def save(self, directory: Path) -> None:
         """Let every rank write its share of a checkpoint."""
