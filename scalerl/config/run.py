@@ -322,12 +322,13 @@ class RunConfig(Part):
         lag = "measured at the first step" if self.rollouts.lag_ticks == "measure" else f"{self.lag_ticks} decode steps"
         used = f"; weights are used {lag} after their batch is complete" if self.lag_is_used else ""
         generators = f", on {self.placement.engines} generators" if self.placement.engines > 1 else ""
+        ranks = f", on {self.placement.trainer_ranks} ranks" if self.placement.trainer_ranks > 1 else ""
         return [
             f"{recipe.name}: {self.steps} steps of {recipe.prompts_per_step} prompts x {recipe.generations_per_prompt} "
             f"generations = {total} completions of up to {longest} tokens (at most {total * longest:,} tokens a step)",
             f"{recipe.off_policy.kind}: tokens at most {recipe.off_policy.max_lag} updates old; {self.slots} "
             f"sequences decoded together{generators}, expected occupancy {self.expected_occupancy:.0%} at a mean "
             f"length of {self.expected_tokens} tokens{used}",
-            f"training: at most {self.learner.micro_batch_tokens:,} padded tokens a micro-batch",
+            f"training: at most {self.learner.micro_batch_tokens:,} padded tokens a micro-batch{ranks}",
             f"evaluation every {checks.every} steps: {sets} x {checks.samples} samples",
         ]

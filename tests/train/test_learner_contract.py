@@ -185,7 +185,7 @@ def test_recomputed_activations_and_sharded_sums_change_no_gradient(benches, opt
         torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_bf16_ranks_compute_with_the_bf16_weights_that_the_engines_get(benches):
+def test_bf16_ranks_compute_with_the_bf16_weights_that_the_engines_get(benches, tmp_path):
     config = replace(CONFIG, hardware=replace(CONFIG.hardware, dtype="bfloat16"))
     group, single = benches.group(2, "qwen3", config), benches.single("qwen3", config)
     ours, theirs = group.step(batch()), single.step(batch())
@@ -193,6 +193,9 @@ def test_bf16_ranks_compute_with_the_bf16_weights_that_the_engines_get(benches):
     assert abs(ours.loss - theirs.loss) < 0.1 * abs(in_fp32.loss - theirs.loss)
     assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=0.01)
     sent = benches.weights(group)
+    group.export(tmp_path / "ours")
+    single.export(tmp_path / "plain")
+    assert (tmp_path / "ours/config.json").read_text() == (tmp_path / "plain/config.json").read_text()
     assert {tensor.dtype for tensor in sent.values()} == {torch.bfloat16} and sent.keys() == benches.weights(
         single
     ).keys()

@@ -92,8 +92,9 @@ class LearnerGroup:
 
     def send(self, version: int, channel: WeightChannel) -> None:
         """Let rank 0 send the weights over its own end of a channel that the ranks were started with."""
-        number = next(number for number, own in enumerate(self._channels) if own is channel)
-        self._ranks.call("send", version, number, timeout_s=self._transfer_timeout_s)
+        numbers = [number for number, own in enumerate(self._channels) if own is channel]
+        assert numbers, f"the ranks hold no end of {channel}: it must be there when they are started"
+        self._ranks.call("send", version, numbers[0], timeout_s=self._transfer_timeout_s)
 
     def save(self, directory: Path) -> None:
         """Let every rank write its share of a checkpoint."""

@@ -77,6 +77,9 @@ def load_sharded(
 ) -> Policy:
     """Load a causal LM over all ranks of a mesh; every rank calls it.
 
+    Consumes: the model's files, on rank 0. Produces: a sharded policy on every rank.
+    Waits for: rank 0, at every weight. Unblocked by: it; the death of a rank is an error.
+
     Args:
         path: a directory or a name on the hub; only rank 0 reads the weights.
         mesh: one-dimensional; its device type says where the shares go.

@@ -26,6 +26,9 @@ NAME = "learner"
 def save_shards(directory: Path, tensors: Mapping[str, Tensor]) -> None:
     """Write the shares of all ranks; every rank calls it with its own.
 
+    Consumes: the shares. Produces: one file a rank and one that describes them, on disk.
+    Waits for: the other ranks. Unblocked by: them; the death of one is an error.
+
     Args:
         directory: of the checkpoint, on a file system that all ranks see.
         tensors: sharded ones, and plain ones that are equal on all ranks, by name.
@@ -57,5 +60,8 @@ def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_shards(directory: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Read what ranks have saved into tensors' own memory; every rank calls it with its own shares."""
+    """Read what ranks have saved into tensors' own memory; every rank calls it with its own shares.
+
+    Consumes: the files. Produces: the values. Waits for: the other ranks. Unblocked by: them.
+    """
     load(dict(tensors), storage_reader=FileSystemReader(directory / NAME))
