@@ -234,14 +234,14 @@ class Connection:
     async def _generate(self, lane: Lane, sequence: TokenSequence) -> None:
         failures = 0
         try:
-            while not sequence.over:
+            while not sequence.over():
                 await self._gate.wait()
                 sequence.write_phrase(self.version)
                 try:
-                    if not sequence.over:
+                    if not sequence.over():
                         await self._request(lane, sequence)
                 except (BrokenStream, httpx.TransportError) as error:
-                    if sequence.over:
+                    if sequence.over():
                         break  # it broke after the last token
                     failures += 1
                     self.retried += 1
@@ -282,7 +282,7 @@ class Connection:
                         sequence.settle(chunk.spans)
                         _check_end(sequence, chunk.reason, allowance)
                         complete = True
-                    elif sequence.over:
+                    elif sequence.over():
                         return  # over its budget; leaving closes the stream, which makes the server drop the request
         except httpx.TransportError:
             if not complete:
@@ -359,7 +359,7 @@ def _check_end(sequence: TokenSequence, reason: str, allowance: int) -> None:
     got = len(sequence) - sequence.restarts[-1]
     if reason == "stop" and not sequence.ended:
         raise BadAnswer(f"it stopped after token {sequence.tokens[-1]}, which is none of the stop tokens")
-    if reason == "length" and not sequence.over and got < allowance:
+    if reason == "length" and not sequence.over() and got < allowance:
         raise BadAnswer(
             f"it ended a sequence of {len(sequence.prefix)} tokens {allowance - got} before its limit; start it with a "
             "larger --max-model-len"

@@ -45,9 +45,8 @@ class TokenSequence:
     def __len__(self) -> int:
         return len(self.tokens)
 
-    @property
     def over(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return self.ended is not None
 
     @property

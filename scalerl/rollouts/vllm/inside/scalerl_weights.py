@@ -62,8 +62,24 @@ class DirectoryEngine(WeightTransferEngine):  # type: ignore[misc]
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
-        """Load a version's file."""
+        """Load a version's file.
+
+        Raises:
+            RuntimeError: the file has nothing for a layer, which would silently stay old.
+        """
+        from vllm.model_executor.layers.attention import is_deferred_attention_layer
+        from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
+
         self.model.load_weights(_tensors(update_info.path, self.device))
+        missing = [
+            name
+            for name, layer in self.model.named_modules()
+            if layer._parameters and not is_deferred_attention_layer(layer) and not self._is_tied(layer)
+            # None: the layer is complete and back at work
+            if get_layerwise_info(layer).load_numel_total is not None and get_layerwise_info(layer).load_numel == 0
+        ]
+        if missing:
+            raise RuntimeError(f"{update_info.path} has no weights for {', '.join(missing[:5])}")
 
     def finish_weight_update(self) -> None:
         """Put the layers back to work."""
@@ -86,8 +102,13 @@ class DirectoryEngine(WeightTransferEngine):  # type: ignore[misc]
         from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
         for module in self.model.modules():
-            if getattr(module, "cpu_linear", None) is not None and type(module).__name__ == "ParallelLMHead":
+            if self._is_tied(module):
                 dispatch_cpu_unquantized_gemm(module, remove_weight=False)
+
+    def _is_tied(self, layer: torch.nn.Module) -> bool:
+        """Return whether a layer is an LM head that shares the embedding's weights."""
+        tied = getattr(self.model_config.hf_text_config, "tie_word_embeddings", False)
+        return bool(tied) and type(layer).__name__ == "ParallelLMHead"
 
 
 def _tensors(path: str, device: torch.device) -> Iterator[tuple[str, torch.Tensor]]:
