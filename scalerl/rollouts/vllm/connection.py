@@ -232,26 +232,37 @@ class Connection:
             task.cancel()  # closes the stream, which makes the server drop the request
 
     async def _generate(self, lane: Lane, sequence: TokenSequence) -> None:
-        failures = 0
         try:
-            while not sequence.over():
-                await self._gate.wait()
-                sequence.write_phrase(self.version)
-                try:
-                    if not sequence.over():
-                        await self._request(lane, sequence)
-                except (BrokenStream, httpx.TransportError) as error:
-                    if sequence.over():
-                        break  # it broke after the last token
-                    failures += 1
-                    self.retried += 1
-                    if failures > self._limits.retries or self._obituary():
-                        raise EngineDied(f"a request broke {failures} times, at last by: {_tell(error)}") from None
-                    await asyncio.sleep(self._limits.backoff(failures))
-            lane.done.put(sequence)
-        finally:
-            lane.running.pop(sequence, None)
+            await self._attempts(lane, sequence)
+        except asyncio.CancelledError:
+            del lane.running[sequence]
             self._fill(lane)
+            raise
+        del lane.running[sequence]
+        lane.done.put(sequence)
+        self._fill(lane)
+
+    async def _attempts(self, lane: Lane, sequence: TokenSequence) -> None:
+        """Send requests until the sequence is over; one that broke is continued where it broke.
+
+        Raises:
+            EngineDied: it broke too often, or the server is gone.
+        """
+        failures = 0
+        while not sequence.over():
+            await self._gate.wait()
+            sequence.write_phrase(self.version)
+            try:
+                if not sequence.over():
+                    await self._request(lane, sequence)
+            except (BrokenStream, httpx.TransportError) as error:
+                if sequence.over():
+                    return  # it broke after the last token
+                failures += 1
+                self.retried += 1
+                if failures > self._limits.retries or self._obituary():
+                    raise EngineDied(f"a request broke {failures} times, at last by: {_tell(error)}") from None
+                await asyncio.sleep(self._limits.backoff(failures))
 
     async def _request(self, lane: Lane, sequence: TokenSequence) -> None:
         """Let the server continue a sequence until its request ends, or the sequence does."""

@@ -115,6 +115,7 @@ class Server:
             while not _healthy(client):
                 death = self.obituary()
                 if death is not None:
+                    self.close()
                     raise ConfigError(f"vllm: the server did not start: {death}")
                 if time.monotonic() > end:
                     tail = self.tail()
