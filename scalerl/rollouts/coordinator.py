@@ -105,6 +105,8 @@ class Coordinator:
     _last: bool = False
     """No visits will come but those in the queue."""
     _work_before: Work = field(default_factory=Work)
+    _asked: int = 0
+    """Version that the engines were asked to use last."""
 
     # ------------------------------------------------------------------------------------------------------- messages
 
@@ -119,8 +121,11 @@ class Coordinator:
 
     @property
     def sampling_version(self) -> int:
-        """Version of the weights in use: the smallest of any engine's."""
-        return min(engine.version for engine in self.engines)
+        """Version that sequences started now are sampled with: the one that the engines were asked for last.
+
+        An engine that is not deterministic may still sample running sequences with an older one; its tokens say so.
+        """
+        return self._asked
 
     def needed_versions(self) -> set[int]:
         """Return the versions whose weights are in use or wait for their activation."""
@@ -208,6 +213,7 @@ class Coordinator:
         return not may_start and not self._busy()
 
     def _swap(self, version: int) -> None:
+        self._asked = version
         for engine in self.engines:
             engine.swap(version)
 

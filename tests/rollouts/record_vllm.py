@@ -1,6 +1,7 @@
-"""Records what a real vLLM server answers, for test_vllm_recorded.py: record_vllm.py http://127.0.0.1:8000 WEIGHTS.safetensors
+"""Records what a real vLLM server answers, for test_vllm_recorded.py.
 
-The server must have been started as docs/vllm.md says, with a model of 48 tokens; the file holds weights for it.
+Usage: record_vllm.py http://127.0.0.1:8000 WEIGHTS.safetensors. The server must have been started just now, as
+docs/vllm.md says, with a model of 48 tokens; the file holds weights for it.
 """
 
 from __future__ import annotations

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from vllm_setup import PLAIN, agree, drain, prompts_of, requests, wait_for
 
 from scalerl.config.base import ConfigError
-from scalerl.rollouts.coordinator import generate
-from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.activation import OnArrival
+from scalerl.rollouts.coordinator import Coordinator, Update, generate
+from scalerl.rollouts.engine import Finished, Occupancy, Request, Sampling, Work
 from scalerl.rollouts.interrupt import NEVER, LengthRule, forced_tokens
 from scalerl.rollouts.local.slots import SlotTable
+from scalerl.rollouts.schedule import PipelineSchedule
 from scalerl.rollouts.vllm.sequence import TokenSequence
 from scalerl.types import Prompt, Visit
 
@@ -187,7 +189,7 @@ def test_a_swap_returns_at_once_and_running_sequences_go_on_under_both_versions(
 
 def test_what_is_submitted_after_a_swap_is_sampled_by_it_and_shares_no_cached_prefix_with_before(make, server):
     server.delay_s, server.load_s = 0.005, 0.2
-    engine, _ = make(sampling=Sampling())
+    engine, _ = make(rule=LengthRule(None, NEVER, 150), sampling=Sampling())
     engine.swap(1)
     engine.submit(requests(8))
     wait_for(lambda: server.running == 8)
@@ -227,3 +229,73 @@ def test_asking_for_the_version_asked_for_last_does_nothing(make, server):
         engine.swap(1)
     wait_for(lambda: engine.version == 1)
     assert server.calls.count("/update_weights") == 1
+
+
+# -------------------------------------------------------------------------------------------------------- coordinator
+
+
+def visits_from(first, count):
+    return tuple(Visit(Prompt(f"p{i}", "", (5, 2 + i % 7), "", "t"), 0, i) for i in range(first, first + count))
+
+
+@pytest.mark.parametrize("rule", ["wait", "mask", "drop"])
+def test_a_coordinator_forms_batches_evaluates_and_keeps_the_bound_on_staleness(make, server, files, rule):
+    """Two groups of three a batch, three updates of lag at most, every version evaluated once it is active."""
+    server.delay_s, server.load_s = 0.001, 0.02
+    training, evaluating = make(slots=(12, 6))
+    schedule = PipelineSchedule(2, OnArrival(), 3, rule)
+    coordinator = Coordinator([training], schedule, group_size=3, seed=0, evaluators=[evaluating])
+    coordinator.begin(0, visits_from(0, 8))
+    trained, evaluated, end = [], [], time.monotonic() + 30
+
+    def evaluate():
+        version = coordinator.schedule.active
+        groups = coordinator.evaluate(version, visits_from(900, 2), samples=2)
+        assert {v for group in groups for r in group.rollouts for v in r.versions.tolist()} == {version}
+        assert coordinator.sampling_version == version and version in coordinator.needed_versions()
+        evaluated.append(version)
+
+    while len(evaluated) < 5:
+        assert time.monotonic() < end
+        for formed in coordinator.step(evaluate):
+            trained.append(formed)
+            version = formed.number + 1
+            files.send(version)
+            coordinator.receive(Update(version, visits=visits_from(4 * version + 4, 4)))
+    assert evaluated[:5] == [1, 2, 3, 4, 5]  # several may become active in one step
+    assert [formed.number for formed in trained][:5] == [0, 1, 2, 3, 4]
+    for formed in trained:
+        for group in formed.groups.values():
+            assert len(group.rollouts) == 3
+            ids = {(0, s): group.visit.prompt.tokens for s in range(3)}
+            agree([Finished((0, s), rollout) for s, rollout in enumerate(group.rollouts)], ids)
+            assert rule == "mask" or formed.number - group.oldest_version <= 3
+    assert evaluating.work.tokens > 0 and coordinator.stats().tokens == training.work.tokens
+
+
+def test_an_engine_that_swaps_later_does_not_make_an_evaluation_swap_back():
+    class Late:
+        """Uses what it is asked for only when told."""
+
+        deterministic, exact_resume, version, work = False, False, 3, Work()
+
+        def __init__(self):
+            self.asked = []
+
+        def swap(self, version):
+            self.asked.append(version)
+
+        def occupancy(self):
+            return Occupancy(1, 0, 0, 1)
+
+        def submit(self, requests):
+            assert not list(requests)
+
+    engine = Late()
+    coordinator = Coordinator([engine], PipelineSchedule(2, OnArrival(), 3, "wait"), 1, 0, evaluators=[engine])
+    coordinator.begin(3)
+    coordinator._swap(4)
+    assert coordinator.sampling_version == 4 and coordinator.needed_versions() == {4}
+    assert coordinator.evaluate(4, [], samples=1) == [] and engine.asked == [3, 4]
+    coordinator.evaluate(5, [], samples=1)  # within a frozen round
+    assert engine.asked == [3, 4, 5, 4]

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import httpx
@@ -192,15 +193,15 @@ class Connection:
         self._loop.run_until_complete(self._client.aclose())
         self._loop.close()
 
-    def _start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = self._loop.create_task(self._guarded(work))
+    def _start(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> asyncio.Task[None]:
+        task = self._loop.create_task(self._guarded(work, *arguments))
         self._tasks.add(task)  # the loop itself holds tasks weakly
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _guarded(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         try:
-            await work
+            await work(*arguments)
         except Exception as error:  # a worker may die here: the caller's thread is told, and raises
             self._die(error)
 
@@ -224,25 +225,23 @@ class Connection:
     def _fill(self, lane: Lane) -> None:
         while lane.waiting and len(lane.running) < lane.slots and self._death is None:
             sequence = lane.waiting.popleft()
-            lane.running[sequence] = self._start(self._generate(lane, sequence))
+            task = lane.running[sequence] = self._start(self._generate, lane, sequence)
+            task.add_done_callback(partial(self._ended, lane, sequence))
 
     def _cancel(self, lane: Lane, ids: set[tuple[int, int]]) -> None:
         lane.waiting = deque(s for s in lane.waiting if s.request.id not in ids)
         for task in [task for sequence, task in lane.running.items() if sequence.request.id in ids]:
             task.cancel()  # closes the stream, which makes the server drop the request
 
-    async def _generate(self, lane: Lane, sequence: TokenSequence) -> None:
-        try:
-            await self._attempts(lane, sequence)
-        except asyncio.CancelledError:
-            del lane.running[sequence]
-            self._fill(lane)
-            raise
+    def _ended(self, lane: Lane, sequence: TokenSequence, task: asyncio.Task[None]) -> None:
+        if self._death is not None:
+            return
         del lane.running[sequence]
-        lane.done.put(sequence)
+        if not task.cancelled():
+            lane.done.put(sequence)
         self._fill(lane)
 
-    async def _attempts(self, lane: Lane, sequence: TokenSequence) -> None:
+    async def _generate(self, lane: Lane, sequence: TokenSequence) -> None:
         """Send requests until the sequence is over; one that broke is continued where it broke.
 
         Raises:
@@ -309,7 +308,7 @@ class Connection:
         self._asked_for.append(version)
         if self._gate.is_set():
             self._gate.clear()
-            self._start(self._swap())
+            self._start(self._swap)
 
     async def _swap(self) -> None:
         while self._asked_for:

@@ -28,6 +28,7 @@ UPDATE = "/update_weights"
 FINISH_UPDATE = "/finish_weight_update"
 WEIGHT_INFO = "/weight_info"
 IS_PAUSED = "/is_paused"
+INIT_TRANSFER = "/init_weight_transfer_engine"
 WORLD_SIZE = "/get_world_size"
 
 UNLABELLED = "default"
