@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from scalerl.cluster.connect import STARTED_S, last_line
@@ -11,41 +12,41 @@ from scalerl.config.base import ConfigError
 from scalerl.rollouts.build import EngineSpec
 from scalerl.rollouts.engine import Engine
 from scalerl.rollouts.free_running import FreeRunner, Report
-from scalerl.rollouts.process_engine import BuildEngines, EngineDied
-from scalerl.rollouts.supervised import Limits, Supervisor
+from scalerl.rollouts.process_engine import EngineDied
+from scalerl.rollouts.supervised import Life, Limits, Supervisor, supervise
 
 REPORT_S = 1.0
 """Seconds after which an actor answers in any case: its sign of life."""
 
 
 class EngineActor:
-    """Engines over one model that run on their own, in a process of Ray's."""
+    """Engines over one model that run on their own, in a process of Ray's or in a server beside it."""
 
-    def __init__(self, build: BuildEngines, name: str) -> None:
-        self._build, self._name = build, name
+    def __init__(self, begin: Callable[[], Life]) -> None:
+        self._begin = begin
 
     def start(self) -> None:
         """Load the model and start."""
-        self._runner = FreeRunner(self._build(), self._name)
+        self._life = self._begin()
 
     def post(self, number: int, method: str, *arguments: Any) -> None:
         """Queue a call of an engine's method."""
-        self._runner.post(number, method, *arguments)
+        self._life.post(number, method, *arguments)
 
-    def report(self, wait_s: float) -> Report:
+    def report(self, wait_s: float) -> Report | None:
         """Return what was done since the last report; wait so long where there is nothing."""
-        return self._runner.report(wait_s)
+        return self._life.report(wait_s)
 
 
 class RayLife:
     """One life of an EngineActor (rollouts/supervised.py)."""
 
-    def __init__(self, ray: Any, build: BuildEngines, name: str, resources: Mapping[str, float]) -> None:
+    def __init__(self, ray: Any, begin: Callable[[], Life], name: str, resources: Mapping[str, float]) -> None:
         """Start an actor and wait until its model is loaded.
 
         Args:
             ray: the module, connected.
-            build: makes the engines inside the actor.
+            begin: begins the life inside the actor.
             name: for messages.
             resources: num_cpus and num_gpus.
 
@@ -56,7 +57,7 @@ class RayLife:
         self._ray, self.name = ray, name
         # threads of their own, for calls of one kind must keep their order and a report may wait
         actor_class = ray.remote(concurrency_groups={"control": 1, "report": 1})(EngineActor)
-        self._actor = actor_class.options(**resources, max_restarts=0).remote(build, name)
+        self._actor = actor_class.options(**resources, max_restarts=0).remote(begin)
         self._get(self._actor.start.options(concurrency_group="control").remote(), STARTED_S)
         self._answer = self._ask()
 
@@ -98,17 +99,32 @@ class RayLife:
 
 
 def actor_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[Sequence[Engine]]:
-    """Make each engine in an actor that is replaced when it dies; called where Ray is connected."""
+    """Make each engine in an actor that is replaced when it dies; called where Ray is connected.
+
+    An actor of vLLM starts its server on its own node, where it listens on the loopback interface.
+    """
     import ray
 
-    def supervise(spec: EngineSpec) -> Supervisor:
+    def supervisor(spec: EngineSpec) -> Supervisor:
         config, resources = spec.generator.config, engine_resources(spec.generator.config)
         limits = Limits(transfer_s=config.placement.transfer_timeout_s)
+        begin = partial(BEGIN[config.placement.engine], spec)
         return Supervisor(
-            lambda: RayLife(ray, spec, spec.name, resources), spec.name, (spec.slots, spec.slots), limits, note
+            lambda: RayLife(ray, begin, spec.name, resources), spec.name, (spec.slots, spec.slots), limits, note
         )
 
-    supervisors = [supervise(spec) for spec in specs]
-    for supervisor in supervisors:  # they start at the same time
-        supervisor.wait_ready()
-    return [supervisor.engines for supervisor in supervisors]
+    return supervise([supervisor(spec) for spec in specs])
+
+
+def _torch_life(spec: EngineSpec) -> Life:
+    return FreeRunner(spec(), spec.name)
+
+
+def _vllm_life(spec: EngineSpec) -> Life:
+    from scalerl.rollouts.vllm.launch import server_life
+
+    return server_life(spec)
+
+
+BEGIN: dict[str, Callable[[EngineSpec], Life]] = {"torch": _torch_life, "vllm": _vllm_life}
+"""What begins a life inside an actor, by `placement.engine`."""

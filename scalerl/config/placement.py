@@ -34,6 +34,10 @@ class Placement(Part):
     servers: tuple[str, ...] = ()
     """Addresses of vLLM servers that already run, http://HOST:PORT; empty: servers are started and stopped with the
     run. With addresses, `generators` is their number."""
+    vllm_python: str = ""
+    """Python of an environment with vLLM, for servers that the run starts; empty: the one that runs scalerl."""
+    vllm_arguments: tuple[str, ...] = ()
+    """More arguments of the servers that the run starts, such as ["--gpu-memory-utilization", "0.9"]."""
     restarts: Natural = 3
     """ray: how often a run goes back to its last checkpoint after a trainer rank has died; the count starts again with
     each checkpoint. Engines that die are replaced without that."""
@@ -74,7 +78,8 @@ class Placement(Part):
     def channels(self) -> tuple[str, ...]:
         """Weight channels that reach the engines, the best first."""
         if self.engine == "vllm":
-            return ("nccl", "directory")
+            # a transfer over NCCL begins in the trainer, which must know the servers when it starts
+            return ("nccl", "directory") if self.servers else ("directory",)
         return ("shared-memory", "directory") if self.backend == "local" else ("object-store", "directory")
 
     @property

@@ -83,6 +83,9 @@ class Evaluation(Part):
     """Held-out prompts of each task, chosen by a hash of their content and never trained on."""
     samples: Count = 16
     """k: samples of each prompt."""
+    replayed: Natural = 8
+    """Samples of each evaluation whose log-probabilities the trainer computes again; 0: none. A run stops where they
+    differ by more than rounding: the generator's weights are then not what was sent."""
 
 
 FULL_SLOTS = 256
@@ -118,7 +121,8 @@ class Rollouts(Part):
     times the expected steps of a batch; measure: by the clock at the first step, so that two equal runs differ."""
     weights: Literal["auto", "shared-memory", "directory", "object-store", "nccl"] = "auto"
     """How weights reach the generators. shared-memory: torch engines of one machine. object-store: torch engines on
-    Ray. nccl: vLLM on GPUs. directory: safetensors files in the run directory, slower, wherever both sides see it.
+    Ray. nccl: vLLM servers given by address, on GPUs. directory: safetensors files in the run directory, slower,
+    wherever both sides see it.
     auto: the first of these that fits the placement."""
 
 

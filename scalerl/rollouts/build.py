@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from scalerl.config.run import RunConfig
+from scalerl.models.flops import ModelShape
 from scalerl.models.policy import Policy
 from scalerl.rollouts.activation import ACTIVATIONS
 from scalerl.rollouts.coordinator import Coordinator
@@ -35,6 +36,23 @@ class StateFiles(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What an engine that loads the model itself must know of it.
+
+    Example: ModelFacts(path="Qwen/Qwen3-8B", revision="main", vocabulary=151936, shape=ModelShape(...))
+    """
+
+    path: str
+    """A directory, or a name on the hub."""
+    revision: str
+    """Branch, tag or commit, for a name on the hub."""
+    vocabulary: int
+    """Rows of the LM head."""
+    shape: ModelShape
+    """What the FLOPs depend on."""
+
+
 @dataclass(frozen=True)
 class GeneratorSpec:
     """How to make the coordinator and its engines; handed over by pickling."""
@@ -48,6 +66,9 @@ class GeneratorSpec:
     stop: tuple[int, ...]
     """Token ids that end a sequence."""
     files: StateFiles
+    model: ModelFacts
+    run: Path
+    """The run directory, for logs."""
     make_engines: MakeEngines
     """Where the engines live; a function of a module, for pickling."""
 

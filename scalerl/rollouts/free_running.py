@@ -9,11 +9,11 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scalerl.rollouts.engine import Engine, Finished, Work
+from scalerl.rollouts.engine import POLL_S, Engine, Finished, Work
 from scalerl.rollouts.process_engine import EngineDied
 
 GATHER_S = 0.01
@@ -126,3 +126,37 @@ class FreeRunner:
             return None
         numbers = reversed(range(len(self._engines)))
         return next((number for number in numbers if self._engines[number].occupancy().busy), None)
+
+
+class PolledEngines:
+    """Engines that run on their own already, such as those of a server, behind the calls of a FreeRunner."""
+
+    def __init__(self, engines: Sequence[Engine], end: Callable[[], None]) -> None:
+        """Take over engines.
+
+        Args:
+            engines: not deterministic; over one model.
+            end: ends what they run on.
+        """
+        self._engines, self.kill = engines, end
+        self._lock = threading.Lock()
+
+    def post(self, number: int, method: str, *arguments: Any) -> None:
+        """Call an engine's submit, cancel or swap."""
+        with self._lock:
+            getattr(self._engines[number], method)(*arguments)
+
+    def report(self, wait_s: float) -> Report:
+        """Return what was done since the last report; wait so long for a sequence to end.
+
+        Raises:
+            EngineDied: an engine failed.
+        """
+        until = time.monotonic() + wait_s
+        while True:
+            with self._lock:
+                finished = tuple(tuple(engine.poll()) for engine in self._engines)
+                works, version = tuple(engine.work for engine in self._engines), self._engines[0].version
+            if any(finished) or time.monotonic() >= until:
+                return Report(finished, works, version)
+            time.sleep(min(POLL_S, wait_s))

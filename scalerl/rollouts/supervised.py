@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from threading import Thread
 from typing import Any, Protocol
 
-from scalerl.rollouts.engine import Finished, Occupancy, Request, Work
+from scalerl.config.base import ConfigError
+from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request, Work
 from scalerl.rollouts.free_running import Report
 from scalerl.rollouts.process_engine import EngineDied
 
@@ -154,8 +155,8 @@ class Supervisor:
             return False
         try:
             self._life = self._future.result()
-        except EngineDied as error:
-            self._bury(error)
+        except (EngineDied, ConfigError) as error:  # it was right once, so it is the machine that changed
+            self._bury(EngineDied(str(error)))
             return False
         self._asked_at = self._heard_at = self._moved_at = time.monotonic()
         if self._wanted >= 0:
@@ -202,6 +203,17 @@ class Supervisor:
             f"{error}\nIt is started again; its {again} unfinished sequences are sampled again from their prompts"
         )
         self._future = self._begin()
+
+
+def supervise(supervisors: Sequence[Supervisor]) -> Sequence[Sequence[Engine]]:
+    """Wait until all are ready, which they become at the same time; return the engines of each.
+
+    Raises:
+        EngineDied, ConfigError: from the first that cannot begin.
+    """
+    for supervisor in supervisors:
+        supervisor.wait_ready()
+    return [supervisor.engines for supervisor in supervisors]
 
 
 class SupervisedEngine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,20 @@ class Backend:
 
 
 def _local(config: RunConfig) -> Backend:
-    return Backend(SpawnedWorker, local_engines, CHANNELS[config.weights], RankProcesses.of)
+    if config.placement.engine == "vllm":
+        from scalerl.rollouts.vllm.launch import server_engines
+
+        return Backend(SpawnedWorker, server_engines, partial(_channel, config), RankProcesses.of)
+    return Backend(SpawnedWorker, local_engines, partial(_channel, config), RankProcesses.of)
+
+
+def _channel(config: RunConfig, layout: WeightLayout, run: Path) -> WeightChannel:
+    if config.weights == "nccl":
+        from scalerl.rollouts.weights.nccl import NcclChannel
+
+        placement = config.placement
+        return NcclChannel(layout, placement.servers, timeout_s=placement.transfer_timeout_s)
+    return CHANNELS[config.weights](layout, run)
 
 
 def _ray(config: RunConfig) -> Backend:
@@ -53,7 +67,7 @@ def _ray(config: RunConfig) -> Backend:
         return RayWorker(ray, *parts)
 
     def channel(layout: WeightLayout, run: Path) -> WeightChannel:
-        return ObjectStoreChannel(ray) if config.weights == "object-store" else CHANNELS[config.weights](layout, run)
+        return ObjectStoreChannel(ray) if config.weights == "object-store" else _channel(config, layout, run)
 
     def start_ranks(config: RunConfig, model_path: str, channels: Sequence[WeightChannel]) -> RankTransport:
         return RayRanks(ray, config, model_path, channels)

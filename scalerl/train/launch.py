@@ -16,7 +16,7 @@ from scalerl.models.layout import WeightLayout
 from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer
 from scalerl.prompts.dataset import load_prompts
 from scalerl.prompts.mixture import make_curriculum
-from scalerl.rollouts.build import GeneratorSpec
+from scalerl.rollouts.build import GeneratorSpec, ModelFacts
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.local.torch_engine import check_engine
 from scalerl.rollouts.pipeline import Pipeline
@@ -122,13 +122,22 @@ def _assemble(
     check_vocabulary(tokenizer, policy, model_path)
     rule = length_rule(config.recipe.length, lambda text: tokenizer.encode(text, add_special_tokens=False))
     _check_length(policy, rule, prompts.longest)
-    check_engine(policy)
+    if config.placement.engine == "torch":
+        check_engine(policy)
     directory = directory or RunDirectory.create(path, config)
     for note in (*prompts.notes, *_length_notes(rule)):
         display.note(note)
     stop = _stop_tokens(policy, tokenizer)
     spec = GeneratorSpec(
-        config, LoadPolicy(config, model_path), prompts.longest, rule, stop, LoadState(checkpoint), backend.make_engines
+        config=config,
+        load_policy=LoadPolicy(config, model_path),
+        longest_prompt=prompts.longest,
+        rule=rule,
+        stop=stop,
+        files=LoadState(checkpoint),
+        model=ModelFacts(model_path, _revision(config), policy.vocab_size, policy.shape),
+        run=path,
+        make_engines=backend.make_engines,
     )
     channel = backend.channel(WeightLayout.of(policy.weights()), path)
     learner = _several(config, model_path, policy, channel, backend) if ranks > 1 else _single(config, policy)

@@ -6,14 +6,19 @@ Legend: B rollouts, T tokens of the longest prompt plus completion.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from scalerl.rollouts.replay import Difference
 from scalerl.rollouts.weights.base import WeightChannel
+from scalerl.types import Rollout
+
+PromptedRollout = tuple[tuple[int, ...], Rollout]
+"""(tokens of the prompt, rollout)."""
 
 
 class BadGradient(RuntimeError):
@@ -120,6 +125,18 @@ class Learner(Protocol):
         """Send the weights over a channel, whole and by the model's own names; `version` is the engines' name for them.
 
         The channel is used where the weights are, so no learner has to hand them to the loop's process.
+        """
+        ...
+
+    def check(self, version: int, rollouts: Sequence[PromptedRollout]) -> Difference | None:
+        """Compute the log-probabilities of rollouts of its own version again, and compare.
+
+        Args:
+            version: of the learner's weights.
+            rollouts: with their prompts; those of other versions are left out.
+
+        Returns:
+            The difference; None if no rollout is of this version.
         """
         ...
 

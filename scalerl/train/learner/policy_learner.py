@@ -7,8 +7,9 @@ micro-batch.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import torch
@@ -19,7 +20,8 @@ from scalerl.config.recipe import AdamW, Loss, Recipe
 from scalerl.learn.losses import LOSSES
 from scalerl.models.flops import ModelShape
 from scalerl.models.policy import Policy
-from scalerl.train.learner.base import BadGradient, StepStats, TrainBatch
+from scalerl.rollouts.replay import Difference, check_current
+from scalerl.train.learner.base import BadGradient, PromptedRollout, StepStats, TrainBatch
 from scalerl.train.metrics import TokenMeter
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -107,6 +109,10 @@ class PolicyLearner:
     def training_flops(self, batch: TrainBatch) -> float:
         """Return the floating-point operations of one step over a batch; padding is not counted."""
         return batch_flops(self.policy.shape, batch, self._checkpointing)
+
+    def check(self, version: int, rollouts: Sequence[PromptedRollout]) -> Difference | None:
+        """Compute the log-probabilities of rollouts of its own version again; every rank must be given the same."""
+        return check_current(self.policy, version, rollouts, temperature=self._temperature, bound=math.inf)
 
     def close(self) -> None:
         """Do nothing: no process belongs to this learner."""

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from scalerl.config.run import HuggingFaceModel, RunConfig
 from scalerl.rollouts.weights.base import WeightChannel
-from scalerl.train.learner.base import Learner, StepStats, TrainBatch
+from scalerl.train.learner.base import Learner, PromptedRollout, StepStats, TrainBatch
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from scalerl.rollouts.replay import Difference
     from scalerl.train.learner.fsdp import ShardedLearner
 
 
@@ -95,6 +96,11 @@ class LearnerGroup:
         numbers = [number for number, own in enumerate(self._channels) if own is channel]
         assert numbers, f"the ranks hold no end of {channel}: it must be there when they are started"
         self._ranks.call("send", version, numbers[0], timeout_s=self._transfer_timeout_s)
+
+    def check(self, version: int, rollouts: Sequence[PromptedRollout]) -> Difference | None:
+        """Compute the log-probabilities of rollouts of its own version again, on all ranks."""
+        difference: Difference | None = self._call("check", version, list(rollouts))
+        return difference
 
     def save(self, directory: Path) -> None:
         """Let every rank write its share of a checkpoint."""
