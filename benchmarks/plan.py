@@ -128,7 +128,9 @@ def speed() -> dict[str, float]:
 
 def show(rows: list[dict[str, Any]]) -> None:
     """Print one table of all figures."""
-    print("| setting | | tokens/s | occupancy | generators idle | trainer idle | staleness |\n|---|---|---|---|---|---|---|")
+    print(
+        "| setting | | tokens/s | occupancy | generators idle | trainer idle | staleness |\n|---|---|---|---|---|---|---|"
+    )
     for row in rows:
         for which in ("run", "own", "others"):
             f = row[which]

@@ -43,7 +43,9 @@ def plan_parser() -> argparse.ArgumentParser:
     parser.add_argument("--gpu", default="H100", metavar="NAME", help="for the roofline; default H100")
     parser.add_argument("--training-share", type=float, default=0.35, metavar="X", help="of the peak; default 0.35")
     parser.add_argument("--decode-share", type=float, default=0.6, metavar="X", help="of the peaks; default 0.6")
-    parser.add_argument("--updates", type=int, default=20, metavar="N", help="that are measured; default 20")
+    parser.add_argument(
+        "--updates", type=int, metavar="N", help="that are measured; default 20, down to 8 for large batches"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, as docs/json.md describes it")
     return parser
 
@@ -117,7 +119,7 @@ def _given(config: RunConfig, options: argparse.Namespace) -> tuple[RunConfig, G
         trainer_rate=options.trainer_tokens_per_s or 0.0,
         trainer_rate_ranks=config.placement.trainer_ranks,
         transfer_s=-1.0 if options.transfer_s is None else options.transfer_s,
-        updates=options.updates,
+        updates=options.updates or 0,
     )
     _check_known(config, given)
     return config, given
@@ -199,6 +201,6 @@ def _in_words(lengths: Any, outcomes: list[Any], notes: list[str], every: int, g
         f"{every} updates ({best.eval_s:,.0f} s each) {best.evaluated_updates_per_h:,.1f}",
         f"occupancy: {f.occupancy:.0%} of {best.slots} slots; idle: generators {f.generator_idle:.0%}, trainer "
         f"{f.trainer_idle:.0%} ({waits} wait{'' if waits == 'generators' else 's'} more)",
-        f"staleness: {f.staleness_mean:.1f} updates in the mean, {f.staleness_max} at most; tokens too old for the loss "
-        f"{f.stale_share:.1%}, groups dropped {f.dropped_share:.1%}",
+        f"staleness: {f.staleness_mean:.1f} updates in the mean, {f.staleness_max} at most; tokens too old for the "
+        f"loss {f.stale_share:.1%}, groups dropped {f.dropped_share:.1%}",
     ]

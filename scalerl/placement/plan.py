@@ -35,7 +35,12 @@ SIGMA = 0.8
 UPDATES = 20
 """Updates that are measured, after the ramp-up."""
 
-CANDIDATES = 7
+COMPLETIONS = 1 << 18
+"""Completions from which on fewer updates are measured, at least LEAST_UPDATES: large batches vary less."""
+
+LEAST_UPDATES = 8
+
+CANDIDATES = 5
 """Splits of the GPUs that are simulated, those nearest to the balance."""
 
 
@@ -57,7 +62,12 @@ class Given:
     trainer_rate_ranks: int = 1
     transfer_s: float = -1.0
     """Seconds of one transfer of weights; negative: not given."""
-    updates: int = UPDATES
+    updates: int = 0
+    """Updates that are measured; 0: chosen."""
+
+    def measured_updates(self, batch: int) -> int:
+        """Return the updates that are measured with so many completions a batch."""
+        return self.updates or max(LEAST_UPDATES, min(UPDATES, COMPLETIONS // batch))
 
 
 def lengths_of(config: RunConfig, measured: Measured | None, mean: float = 0.0, sigma: float = 0.0) -> Lengths:
@@ -150,7 +160,7 @@ class Outcome:
 def simulate(config: RunConfig, given: Given, lengths: Lengths) -> Outcome:
     """Simulate one configuration."""
     speeds, _ = speeds_of(config, given)
-    figures = Simulation(config, speeds, lengths).run(given.updates)
+    figures = Simulation(config, speeds, lengths).run(given.measured_updates(config.recipe.completions_per_step))
     eval_s = evaluation_seconds(config, speeds, lengths)
     every = config.evaluation.every
     update_s = 3600.0 / figures.updates_per_h
@@ -270,19 +280,21 @@ def balance_line(config: RunConfig, found: Found) -> str:
     given = Given(found, Assumptions(GPUS["H100"]))
     ratio = balance(config, given, lognormal(config.expected_tokens, SIGMA, config.recipe.length, 1 << 12))
     slower = "generation" if ratio > 1 else "training"
+    times = max(ratio, 1 / ratio)
     return (
-        f"balance, by a roofline of H100 GPUs: with full slots a batch takes {slower} {max(ratio, 1 / ratio):.1f} times "
-        "as long as the other side; `scalerl plan` simulates it and takes measured speeds"
+        f"balance, by a roofline of H100 GPUs: with full slots a batch takes {slower} {times:.1f} times as long as the "
+        "other side; `scalerl plan` simulates the run and takes measured speeds"
     )
 
 
 def outcome_table(outcomes: Sequence[Outcome]) -> list[str]:
     """Return the outcomes as lines of a table."""
-    head = "  trainers generators   slots   updates/h   tokens/s  occupancy  idle: gen, train  staleness   old tokens"
+    head = "  trainers generators   slots   updates/h   tokens/s  occupancy  idle: gen, train  staleness   too old"
     rows = []
     for one in outcomes:
         f = one.figures
-        work = f"{one.trainer_ranks:10d} {one.generators:10d} {one.slots:7d} {f.updates_per_h:11.1f} {f.tokens_per_s:10,.0f}"
+        size = f"{one.trainer_ranks:10d} {one.generators:10d} {one.slots:7d}"
         idle = f"{f.occupancy:10.0%} {f.generator_idle:10.0%}, {f.trainer_idle:5.0%}"
-        rows.append(f"{work} {idle} {f.staleness_mean:5.1f} of {f.staleness_max:2d} {f.stale_share:11.1%}")
+        age = f"{f.staleness_mean:9.1f} of {f.staleness_max:2d} {f.stale_share:9.1%}"
+        rows.append(f"{size} {f.updates_per_h:11.1f} {f.tokens_per_s:10,.0f} {idle} {age}")
     return [head, *rows]

@@ -129,11 +129,12 @@ class Simulation:
         config, recipe = self.config, self.config.recipe
         count, slots = config.placement.engines, config.slots
         lockstep = config.placement.deterministic
+        length_of = by_key(self.lengths)
         for number in range(count):
             self._engines.append(
                 TimedEngine(
                     slots // count + (number < slots % count),
-                    by_key(self.lengths),
+                    length_of,
                     self.speeds.step_seconds,
                     self.shared,
                     lockstep=lockstep,

@@ -109,12 +109,16 @@ def decode_roofline(shape: DecoderShape, assumed: Assumptions, tensor_parallel: 
     the GPUs of the engine and the efficiency.
     """
     cache, share = cache_bytes_per_token(shape), assumed.decode_share * tensor_parallel
-    bandwidth, peak, flops = share * assumed.gpu.bytes_per_s, share * assumed.gpu.flops, shape.flops
+    bandwidth, peak = share * assumed.gpu.bytes_per_s, share * assumed.gpu.flops
+    a_token, a_context = 2.0 * shape.matmul_params, 4.0 * shape.heads * shape.head_dim * shape.layers
+    read: dict[float, float] = {}  # asked for a million times, for few numbers of sequences
 
     def seconds(running: float, context: float) -> float:
-        moved = (weight_bytes_read(shape, running) + cache * context) / bandwidth
-        attention = 4.0 * flops.attention_width * context * shape.layers
-        return assumed.step_overhead_s + max(moved, (2.0 * flops.matmul_params * running + attention) / peak)
+        weights = read.get(running)
+        if weights is None:
+            weights = read[running] = weight_bytes_read(shape, running)
+        moved = (weights + cache * context) / bandwidth
+        return assumed.step_overhead_s + max(moved, (a_token * running + a_context * context) / peak)
 
     return seconds
 

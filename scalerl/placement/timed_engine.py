@@ -35,9 +35,18 @@ class Shared:
     """To which the next `poll` of an engine that runs freely goes."""
     spans: dict[tuple[int, int], Span] = field(default_factory=dict)
     """Of every sequence that finished, by request; whoever trains or drops it takes them out."""
+    _blank: dict[int, tuple[Any, Any, Any, Any]] = field(default_factory=dict)
+    """By version, arrays that all rollouts are slices of."""
 
-
-_TOKEN, _LOGP, _SAMPLED = np.zeros((), np.int32), np.zeros((), np.float32), np.ones((), np.bool_)
+    def blank(self, version: int, length: int) -> tuple[Any, Any, Any, Any]:
+        """Return tokens, log-probabilities, marks and versions of a rollout that has only a length."""
+        arrays = self._blank.get(version)
+        if arrays is None or len(arrays[0]) < length:
+            size = 1 << (length - 1).bit_length()
+            arrays = (np.zeros(size, np.int32), np.zeros(size, np.float32), np.ones(size, np.bool_),
+                      np.full(size, version, np.int32))  # fmt: skip
+            self._blank[version] = arrays
+        return arrays[0][:length], arrays[1][:length], arrays[2][:length], arrays[3][:length]
 
 
 class TimedEngine:
@@ -117,7 +126,9 @@ class TimedEngine:
             running = len(self._running)
             self.step_s = self._seconds_per_step() if running else 0.0
             self._decode(1.0 if running else 0.0)
-            return self._ended()
+            ended = self._ended()
+            self._note_work()
+            return ended
         finished: list[Finished] = []
         while self._now < self._shared.until:
             self._refill()
@@ -131,6 +142,7 @@ class TimedEngine:
             self._now = self._shared.until if steps == left else self._now + steps * step
             self._decode(steps)
             finished += self._ended()
+        self._note_work()
         return finished
 
     def swap(self, version: int) -> None:
@@ -169,6 +181,8 @@ class TimedEngine:
         self._position += steps
         self._tokens += steps * len(self._running)
         self._slot_steps += steps * self.slots
+
+    def _note_work(self) -> None:
         self.work = Work(round(self._position), round(self._tokens), round(self._slot_steps), 0.0)
 
     def _ended(self) -> list[Finished]:
@@ -188,10 +202,7 @@ class TimedEngine:
         bounds = [max(start, position) for position, _ in self._swaps] + [end]
         counts = [(version, bounds[i + 1] - bounds[i]) for i, (_, version) in enumerate(self._swaps)]
         self._shared.spans[one] = span = tuple((version, count) for version, count in counts if count > 0)
-        length = (round(end - start),)
-        first = np.asarray(span[0][0], np.int32)
-        versions, tokens = np.broadcast_to(first, length), np.broadcast_to(_TOKEN, length)  # views of one entry
-        logps, sampled = np.broadcast_to(_LOGP, length), np.broadcast_to(_SAMPLED, length)
+        tokens, logps, sampled, versions = self._shared.blank(span[0][0], round(end - start))
         return Rollout(tokens, logps, versions, sampled, truncated=False, interrupted=False)
 
     def _forget_swaps(self) -> None:
