@@ -32,7 +32,6 @@ SETTINGS = {
     "k = 1": ["--recipe.off_policy.max_lag", "1"],
     "128 slots": ["--rollouts.slots", "128"],
     "mask": ["--recipe.off_policy.stale", "mask"],
-    "k = 0": ["--recipe.off_policy.max_lag", "0"],
 }
 QUIET = ["--evaluation.every", "100000", "--evaluation.prompts", "64", "--checkpoint.every", "100000"]
 FIGURES = ("tokens_per_s", "occupancy", "generator_idle", "trainer_idle", "staleness_mean")

@@ -40,7 +40,7 @@ COMPLETIONS = 1 << 18
 
 LEAST_UPDATES = 8
 
-CANDIDATES = 5
+CANDIDATES = 3
 """Splits of the GPUs that are simulated, those nearest to the balance."""
 
 

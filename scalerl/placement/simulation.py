@@ -147,27 +147,43 @@ class Simulation:
         self._coordinator = Coordinator(self._engines, schedule, recipe.generations_per_prompt, config.seed)
         self._coordinator.begin(0, self._draw(self._first_visits()))
 
-    def run(self, updates: int, warm_up: int = 0) -> Figures:
+    def run(self, updates: int) -> Figures:
         """Simulate.
 
         Args:
-            updates: that are measured.
-            warm_up: updates before; 0: as many as a longest completion spans, and the staleness bound.
+            updates: that are measured, once the run is in its steady state.
 
         Raises:
             Stuck: neither side can go on, which is a fault of the schedule.
         """
-        warm_up = warm_up or self._ramp()
-        sums, before = _Sums(), self._counters()
-        seen = 0
-        while seen < warm_up + updates:
+        ahead: list[int] = []
+        while not self._steady(ahead):
             for formed in self._advance():
                 self._train(formed)
+                self._note(formed, _Sums())
+                ahead.append(len(self._under_way))
+        sums, before, seen = _Sums(), self._counters(), 0
+        while seen < updates:
+            for formed in self._advance():
+                self._train(formed)
+                self._note(formed, sums)
                 seen += 1
-                if seen == warm_up:
-                    before = self._counters()
-                self._note(formed, sums if warm_up < seen <= warm_up + updates else _Sums())
-        return self._figures(before, self._counters(), sums, updates)
+        return self._figures(before, self._counters(), sums, seen)
+
+    def _steady(self, ahead: list[int]) -> bool:
+        """Return whether the start is forgotten.
+
+        The longest completion and the staleness bound have passed, and generation has not got further ahead of training
+        for k + 1 batches; where training is little slower than generation, that takes many updates.
+
+        Args:
+            ahead: batches that were not trained, as each batch was complete.
+        """
+        recipe, ramp = self.config.recipe, self._ramp()
+        window = recipe.off_policy.max_lag + 1
+        if len(ahead) < ramp:
+            return False
+        return max(ahead[-window:]) <= max(ahead[:-window], default=0) or len(ahead) >= 8 * ramp
 
     # ------------------------------------------------------------------------------------------------------- one event
 

@@ -169,11 +169,11 @@ def test_what_is_too_old_is_masked_or_dropped_or_waited_for(stale):
 
 
 def test_hundreds_of_engines_take_seconds():
-    config = small(generators=256, slots=256 * 64, engine="vllm")
-    config = replace(config, recipe=replace(config.recipe, prompts_per_step=1024, generations_per_prompt=16))
+    config = small(generators=128, slots=128 * 64, k=2)
+    config = replace(config, recipe=replace(config.recipe, prompts_per_step=256, generations_per_prompt=16))
     began = time.process_time()
     figures = Simulation(config, Speeds(steps_from_rates([(64, 2500.0)]), lambda lengths: 0.01), TENS).run(8)
-    assert figures.tokens_per_s == pytest.approx(256 * 2500, rel=0.1)
+    assert figures.tokens_per_s == pytest.approx(128 * 2500, rel=0.1)
     assert time.process_time() - began < 60
 
 
