@@ -58,7 +58,7 @@ def make_runs(place: Path, steps: int) -> dict[str, Path]:
     paths = {}
     for name, words in SETTINGS.items():
         paths[name] = place / name.replace(" ", "").replace("=", "")
-        if not (paths[name] / "summary.json").exists():
+        if not (paths[name] / "metrics.jsonl").exists():
             train(paths[name], [*QUIET, "--steps", str(steps), *words])
     return paths
 
@@ -127,9 +127,8 @@ def speed() -> dict[str, float]:
 
 def show(rows: list[dict[str, Any]]) -> None:
     """Print one table of all figures."""
-    print(
-        "| setting | | tokens/s | occupancy | generators idle | trainer idle | staleness |\n|---|---|---|---|---|---|---|"
-    )
+    print("| setting | | tokens/s | occupancy | generators idle | trainer idle | staleness |")
+    print("|---|---|---|---|---|---|---|")
     for row in rows:
         for which in ("run", "own", "others"):
             f = row[which]

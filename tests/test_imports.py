@@ -24,6 +24,7 @@ LAYERS = {  # package -> packages it may import, itself aside
     "tasks": {"types", "config", "rng", "processes"},
     "prompts": {"types", "config", "rng", "tasks"},
     "rollouts": {"types", "config", "rng", "serialization", "processes", "models"},
+    "placement": {"types", "config", "models.flops", "rollouts"},
     "report": {"types", "config", "scaling"},
     "study": {"scaling", "config", "types", "report", "files"},
 }
@@ -99,6 +100,7 @@ def test_no_module_imports_itself_through_others():
         "scalerl.cli",
         "scalerl.config.recipe",
         "scalerl.config",
+        "scalerl.placement.plan",
         "scalerl.types",
     ],
 )

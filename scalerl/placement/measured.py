@@ -31,8 +31,8 @@ SIGMAS = tuple(round(0.1 * i, 1) for i in range(1, 21))
 class Measured:
     """What runs showed.
 
-    Example: Measured(base_s=0.004, slope_s=3e-5, trainer_seconds_per_token=(5.8e-5, ...), trained_share=0.93,
-                      tokens_mean=28.8, tokens_max=68.1, batch=256, swap_s=0.0014, ranks=1)
+    Example: Measured(base_s=0.004, slope_s=3e-5, trainer_seconds_per_token=(5.8e-5, ...), step_ratios=(1.02,
+                      ...), trained_share=0.93, tokens_mean=28.8, tokens_max=68.1, batch=256, swap_s=0.0014, ranks=1)
     """
 
     base_s: float
@@ -41,6 +41,8 @@ class Measured:
     """Seconds that each running sequence of an engine adds; 0 where they did not vary enough to tell."""
     trainer_seconds_per_token: tuple[float, ...]
     """Of each step, by trained tokens."""
+    step_ratios: tuple[float, ...]
+    """Seconds of each step's decode steps, over those that base and slope give; as many as trainer seconds."""
     trained_share: float
     """Trained tokens over a batch's completion tokens."""
     tokens_mean: float
@@ -55,14 +57,26 @@ class Measured:
 
     @property
     def step_seconds(self) -> StepSeconds:
-        """Seconds of a decode step of one engine."""
+        """Seconds of a decode step of one engine, in the mean."""
         return steps_from_line(self.base_s, self.slope_s)
 
-    def update_seconds(self, ranks: int | None = None, seed: int = 0) -> UpdateSeconds:
-        """Return the seconds of an update, drawn from the measured ones; they fall with the ranks in proportion."""
-        rng, rates = np.random.default_rng(seed), np.asarray(self.trainer_seconds_per_token)
-        share = self.trained_share * self.ranks / (ranks or self.ranks)
-        return lambda lengths: float(lengths.sum()) * share * float(rng.choice(rates))
+    def replay(self, ranks: int) -> tuple[StepSeconds, UpdateSeconds]:
+        """Return the seconds of decode steps and updates as they were measured, step by step and from the start again.
+
+        Both sides follow the same step, so that a slow phase of the machine is slow for both. An update's seconds fall
+        with the ranks in proportion.
+        """
+        line, share = self.step_seconds, self.trained_share * self.ranks / ranks
+        trainer, ratios, done = self.trainer_seconds_per_token, self.step_ratios, [0]
+
+        def step_seconds(running: float, context: float) -> float:
+            return line(running, context) * ratios[done[0] % len(ratios)]
+
+        def update_seconds(lengths: Lengths) -> float:  # called once a batch, when it is complete
+            done[0] += 1
+            return float(lengths.sum()) * share * trainer[(done[0] - 1) % len(trainer)]
+
+        return step_seconds, update_seconds
 
     @property
     def trainer_tokens_per_s(self) -> float:
@@ -102,20 +116,21 @@ def read_run(path: Path) -> RunRows:
     )
 
 
-def generator_steps(run: RunRows) -> list[tuple[float, float, float]]:
-    """Return (running sequences of an engine, seconds of a decode step, decode steps) of each row that has them.
+def generator_steps(run: RunRows) -> list[tuple[float, float, float] | None]:
+    """Return (running sequences of an engine, seconds of a decode step, decode steps) of each row; None without them.
 
     `generator_tokens_per_s` is over the generator's busy and idle time, `occupancy` over its decode steps: busy seconds
     are tokens / rate x (1 - idle), decode steps tokens / (occupancy x slots). What the generator did besides, handling
     messages, is neither busy nor idle in the metrics; here it is spread over the decode steps.
     """
-    found = []
+    found: list[tuple[float, float, float] | None] = []
     slots, engines = run.config.slots, run.config.placement.engines
     besides = handling(run)
     for row in run.rows:
         tokens, occupancy, rate = row["tokens"] - row["before"], row["occupancy"], row["generator_tokens_per_s"]
         if not occupancy or not rate or tokens <= 0:
-            continue  # two batches were complete at one step
+            found.append(None)  # two batches were complete at one step
+            continue
         steps = tokens / (occupancy * slots)
         busy = tokens / rate * (1 - row["generator_idle"]) * besides
         found.append((occupancy * slots / engines, busy / steps, steps))
@@ -162,18 +177,28 @@ def measure(paths: Sequence[Path]) -> Measured:
         ConfigError: a path is no run, or its generators reported no decode steps.
     """
     runs = [read_run(path) for path in paths]
-    steps = [point for run in runs for point in generator_steps(run)]
+    points = [point for run in runs for point in generator_steps(run)]
+    steps = [point for point in points if point is not None]
     if not steps:
         raise ConfigError(f"{', '.join(map(str, paths))}: no step has an occupancy, so decode steps cannot be told")
     base, slope = line_through(steps)
     rows = [row for run in runs for row in run.rows]
-    trained = [row for row in rows if row["trained_tokens"]]
+    # a step without trained tokens took no time that a token could be charged with
+    trainer, ratios = zip(
+        *[
+            (1.0 / row["trainer_tokens_per_s"], 1.0 if point is None else point[1] / (base + slope * point[0]))
+            for row, point in zip(rows, points, strict=True)
+            if row["trained_tokens"]
+        ],
+        strict=True,
+    )
     recipe = runs[0].config.recipe
     completions = [row["prompts"] * recipe.generations_per_prompt * row["completion_tokens_mean"] for row in rows]
     return Measured(
         base_s=base,
         slope_s=slope,
-        trainer_seconds_per_token=tuple(1.0 / row["trainer_tokens_per_s"] for row in trained),
+        trainer_seconds_per_token=trainer,
+        step_ratios=ratios,
         trained_share=sum(row["trained_tokens"] for row in rows) / math.fsum(completions),
         tokens_mean=math.fsum(row["completion_tokens_mean"] for row in rows) / len(rows),
         tokens_max=math.fsum(row["completion_tokens_max"] for row in rows) / len(rows),

@@ -98,6 +98,8 @@ def speeds_of(config: RunConfig, given: Given) -> tuple[Speeds, list[str]]:
         origin = "within the measured updates" if on_cpu else "assumed: bytes over the network's or the disk's speed"
     # vLLM holds its sequences still while it receives weights; the torch engine copies what has arrived
     swap = given.measured.swap_s if given.measured is not None else transfer
+    if given.measured is not None and not given.generator_rates and not given.trainer_rate:
+        steps, updates = given.measured.replay(config.placement.trainer_ranks)
     speeds = Speeds(steps, updates, transfer, swap, prompt_tokens(config)[0])
     notes = [f"generator: {from_generator}", f"trainer: {from_trainer}", f"weights: {transfer:.3g} s, {origin}"]
     return speeds, notes
@@ -120,7 +122,7 @@ def _training(config: RunConfig, given: Given) -> tuple[UpdateSeconds, str]:
         return updates_from_rate(rate), f"tokens/s as given, {rate:,.0f} of {ranks} ranks"
     if given.measured is not None:
         rate = given.measured.trainer_tokens_per_s * ranks / given.measured.ranks
-        return given.measured.update_seconds(ranks), f"measured, {rate:,.0f} trained tokens/s"
+        return given.measured.replay(ranks)[1], f"measured, {rate:,.0f} trained tokens/s"
     training = Training(
         ranks,
         config.learner.micro_batch_tokens,

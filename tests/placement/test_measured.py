@@ -47,9 +47,20 @@ def test_the_seconds_of_a_step_are_read_back(tmp_path):
     assert found.step_seconds(200, 0) == pytest.approx(0.03)
     # 4000 of 16 x 16 x 31.25 = 8000 tokens are trained, at 500 a second
     assert found.trained_share == pytest.approx(0.5) and found.trainer_tokens_per_s == pytest.approx(500)
-    assert found.update_seconds()(np.asarray([8000])) == pytest.approx(8.0)
-    assert found.update_seconds(ranks=4)(np.asarray([8000])) == pytest.approx(2.0)
+    assert found.replay(1)[1](np.asarray([8000])) == pytest.approx(8.0)
+    assert found.replay(4)[1](np.asarray([8000])) == pytest.approx(2.0)
     assert found.swap_s == 0.002 and found.tokens_mean == 31.25 and found.tokens_max == 60
+
+
+def test_a_replay_goes_through_the_steps_in_their_order_on_both_sides(tmp_path):
+    rows = rows_of([(100, 0.02)] * 6 + [(100, 0.04)] * 4)
+    for one in rows[6:]:
+        one["trainer_tokens_per_s"] = 250.0
+    found = measure([write_run(tmp_path / "run", rows)])  # of the last eight steps four were half as fast
+    steps, updates = found.replay(1)
+    seen = [(steps(100, 0), updates(np.asarray([1000]))) for _ in range(9)]
+    assert [round(s, 6) for s, _ in seen] == [0.02] * 4 + [0.04] * 4 + [0.02]
+    assert [round(u, 6) for _, u in seen] == [1.0] * 4 + [2.0] * 4 + [1.0]
 
 
 def test_what_the_generator_does_besides_is_spread_over_its_steps(tmp_path):
@@ -69,7 +80,8 @@ def test_sequences_that_hardly_vary_show_no_slope():
 def test_rows_without_an_occupancy_are_passed_over_and_a_run_of_none_is_refused(tmp_path):
     rows = rows_of([(100, 0.02)] * 10)
     rows[7]["occupancy"] = None
-    assert len(generator_steps(read_run(write_run(tmp_path / "one", rows)))) == 7  # of the eight after the warm-up
+    found = generator_steps(read_run(write_run(tmp_path / "one", rows)))
+    assert len(found) == 8 and found.count(None) == 1  # the eight after the warm-up
     none = [{**one, "occupancy": None} for one in rows]
     with pytest.raises(ConfigError, match="no step has an occupancy"):
         measure([write_run(tmp_path / "two", none)])

@@ -131,7 +131,9 @@ def test_where_training_is_slower_its_rate_is_the_runs_and_staleness_reaches_the
 def test_on_policy_the_two_sides_take_turns():
     figures = Simulation(small(k=0), speeds(1.0), TENS).run(40)
     assert figures.updates_per_h == pytest.approx(1800, rel=0.05)  # one second each
-    assert figures.trainer_idle == pytest.approx(0.5, abs=0.03) and figures.generator_idle == pytest.approx(0.5, abs=0.03)
+    assert figures.trainer_idle == pytest.approx(0.5, abs=0.03) and figures.generator_idle == pytest.approx(
+        0.5, abs=0.03
+    )
     assert figures.staleness_max == 0
 
 
