@@ -40,8 +40,8 @@ COMPLETIONS = 1 << 18
 
 LEAST_UPDATES = 8
 
-CANDIDATES = 3
-"""Splits of the GPUs that are simulated, those nearest to the balance."""
+STRIDES = 12
+"""Parts into which the possible splits are divided: the search goes in steps of one part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +239,7 @@ def splits(gpus: int, of_a_generator: int, node: int) -> list[tuple[int, int]]:
 
 
 def best_split(config: RunConfig, given: Given, lengths: Lengths, gpus: int) -> list[Outcome]:
-    """Simulate the splits nearest to the balance; return them, the most useful tokens a second first.
+    """Climb from the split nearest to the balance; return what was simulated, the most useful tokens a second first.
 
     Raises:
         ConfigError: no split of these GPUs holds the model; the last reason is said.
@@ -258,9 +258,22 @@ def best_split(config: RunConfig, given: Given, lengths: Lengths, gpus: int) -> 
         raise ConfigError(
             f"--gpus: got {gpus}, of which no split into trainers and generators holds the model. {reason}"
         )
-    nearest = sorted(fitting, key=lambda one: abs(math.log(balance(one, given, lengths))))[:CANDIDATES]
-    outcomes = [simulate(candidate, given, lengths) for candidate in nearest]
-    return sorted(outcomes, key=lambda outcome: -outcome.figures.useful_tokens_per_s)
+    start = min(range(len(fitting)), key=lambda i: abs(math.log(balance(fitting[i], given, lengths))))
+    found: dict[int, Outcome] = {}
+
+    def useful(index: int) -> float:
+        if not 0 <= index < len(fitting):
+            return -1.0
+        if index not in found:
+            found[index] = simulate(fitting[index], given, lengths)
+        return found[index].figures.useful_tokens_per_s
+
+    stride = max(1, len(fitting) // STRIDES)
+    best = start
+    for way in (-stride, stride):
+        while useful(best + way) > useful(best):
+            best += way
+    return sorted(found.values(), key=lambda outcome: -outcome.figures.useful_tokens_per_s)
 
 
 def balance(config: RunConfig, given: Given, lengths: Lengths) -> float:

@@ -59,8 +59,9 @@ class Figures:
     tokens_per_s: float
     """Tokens sampled a second by all engines."""
     trained_tokens_per_s: float
-    """Tokens of trained batches a second."""
+    """Tokens a second of the batches that were complete; over few updates it varies, for batches come in bursts."""
     updates_per_h: float
+    """By the tokens sampled, which vary less: 3600 x tokens_per_s x (1 - dropped_share) / tokens of a batch."""
     occupancy: float
     """Share of the slots that decode, over the engines' decode steps."""
     generator_idle: float
@@ -77,8 +78,8 @@ class Figures:
 
     @property
     def useful_tokens_per_s(self) -> float:
-        """Tokens a second that are trained and not too old."""
-        return self.trained_tokens_per_s * (1.0 - self.stale_share)
+        """Tokens a second that are neither dropped nor too old."""
+        return self.tokens_per_s * (1.0 - self.dropped_share) * (1.0 - self.stale_share)
 
 
 @dataclass(slots=True)
@@ -303,17 +304,19 @@ class Simulation:
     def _figures(self, before: _Counters, after: _Counters, sums: _Sums, updates: int) -> Figures:
         seconds = max(1e-9, after.now - before.now)
         steps = after.slot_steps - before.slot_steps
+        sampled = (after.tokens - before.tokens) / seconds
+        dropped = sums.dropped / max(1, sums.groups + sums.dropped)
         return Figures(
             updates=updates,
             seconds=seconds,
-            tokens_per_s=(after.tokens - before.tokens) / seconds,
+            tokens_per_s=sampled,
             trained_tokens_per_s=sums.tokens / seconds,
-            updates_per_h=3600.0 * updates / seconds,
+            updates_per_h=3600.0 * sampled * (1.0 - dropped) * updates / sums.tokens if sums.tokens else 0.0,
             occupancy=(after.tokens - before.tokens) / steps if steps else 0.0,
             generator_idle=(after.empty_s - before.empty_s) / seconds,
             trainer_idle=max(0.0, 1.0 - (after.trainer_s - before.trainer_s) / seconds),
             staleness_mean=sums.aged / sums.tokens if sums.tokens else 0.0,
             staleness_max=sums.oldest,
             stale_share=sums.stale / sums.tokens if sums.tokens else 0.0,
-            dropped_share=sums.dropped / max(1, sums.groups + sums.dropped),
+            dropped_share=dropped,
         )
