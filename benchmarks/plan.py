@@ -99,13 +99,13 @@ def planned(path: Path, sources: list[Path]) -> dict[str, float]:
 
 
 def speed() -> dict[str, float]:
-    """Return the seconds of the process that plans of 64 and 512 engines with 64 slots each take."""
+    """Return the seconds of the process that plans of 64 and 512 engines of 64 slots take."""
     from scalerl.config import PRESETS, HuggingFaceModel
     from scalerl.config.data import PromptFile
     from scalerl.placement.shape import shape_of
 
     out = {}
-    for engines in (64, 512):
+    for engines, prompts in ((64, 256), (512, 320), (512, 2048)):
         paper = PRESETS["scalerl"]
         place = replace(paper.placement, backend="ray", engine="vllm", generators=engines, trainer_ranks=engines // 4)
         config = replace(
@@ -114,14 +114,15 @@ def speed() -> dict[str, float]:
             data=(PromptFile(path="prompts.jsonl"),),
             hardware=replace(paper.hardware, device="cuda"),
             placement=place,
-            recipe=replace(paper.recipe, prompts_per_step=engines * 64 // 16),
+            recipe=replace(paper.recipe, prompts_per_step=prompts),
             rollouts=replace(paper.rollouts, slots=engines * 64),
         )
         given = Given(shape_of(config), Assumptions(GPUS["H100"]))
         began = time.process_time()
         simulate(config, given, lengths_of(config, None))
-        out[f"{engines} engines of 64 slots"] = time.process_time() - began
-        print(f"a plan of {engines} engines of 64 slots: {time.process_time() - began:.1f} s", flush=True)
+        seconds, batch = time.process_time() - began, config.recipe.completions_per_step
+        out[f"{engines} engines of 64 slots, batches of {batch}"] = seconds
+        print(f"a plan of {engines} engines of 64 slots, batches of {batch}: {seconds:.1f} s", flush=True)
     return out
 
 
