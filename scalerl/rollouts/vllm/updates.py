@@ -100,7 +100,7 @@ class DirectoryUpdates:
 
 
 class PushedUpdates:
-    """The learner's process sends the weights itself (weights/nccl.py); here they are only waited for."""
+    """The learner's process sends the weights itself (nccl.py); here they are only waited for."""
 
     backend = "nccl"
 
