@@ -188,7 +188,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.fake.suffers("refuse"):
             return self.answer(500, {"error": {"message": "EngineCore encountered an issue."}})
         if self.fake.suffers("hang"):
-            time.sleep(2.0)
+            time.sleep(20.0)
             return None
         if not body.get("stream"):
             choice = next(c for c in self.choices(body) if c["finish_reason"])

@@ -18,8 +18,8 @@ from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.replay import check_current, largest_difference
 from scalerl.rollouts.vllm.checks import Needs
-from scalerl.rollouts.vllm.connection import Limits
 from scalerl.rollouts.vllm.engine import vllm_engines
+from scalerl.rollouts.vllm.lane import Limits
 from scalerl.rollouts.vllm.server import Server, ServerSpec
 from scalerl.rollouts.vllm.updates import DirectoryUpdates
 from scalerl.rollouts.weights.directory import DirectoryChannel
