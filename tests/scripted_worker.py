@@ -96,9 +96,9 @@ class NumberChannel:
         return list(self._slots[: self.capacity]).index(version)
 
 
-def weights(version: int) -> list[tuple[str, int]]:
-    """Return the 'weights' of a version."""
-    return [("version", version)]
+def weights(version: int, channel: WeightChannel) -> None:
+    """Send the 'weights' of a version."""
+    channel.send(version, [("version", version)])
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,19 @@ def test_a_model_and_data_of_your_own_start_from_the_papers_sizes():
     assert config.recipe == PRESETS["scalerl"].recipe and config.evaluation.prompts == 1000
 
 
+def test_an_old_file_that_counts_generators_among_the_rollouts_is_read_as_a_placement(tmp_path):
+    (tmp_path / "old.toml").write_text("[rollouts]\ngenerators = 2\nslots = 32\n")
+    config = read_config(tmp_path / "old.toml", [])
+    assert (config.placement.generators, config.rollouts.slots) == (2, 32)
+
+
+def test_weights_become_active_on_arrival_where_engines_do_not_step_together():
+    assert read_config(None, []).schedule == "deterministic"
+    assert read_config(None, ["--placement.backend", "ray"]).schedule == "eager"
+    servers = ["--placement.engine", "vllm", "--placement.servers", "['http://a:1', 'http://b:1', 'http://c:1']"]
+    assert (read_config(None, servers).schedule, read_config(None, servers).placement.engines) == ("eager", 3)
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -66,7 +79,7 @@ def test_a_model_and_data_of_your_own_start_from_the_papers_sizes():
         ["--recipe.retire_pass_rate", "none"],
         ["--model", "m", "--data", "d"],
         ["--model.experts", "4", "--recipe.off_policy.stale", "mask", "--rollouts.lag_ticks", "measure"],
-        ["--rollouts.generators", "2", "--rollouts.lag_ticks", "0", "--rollouts.weights", "directory"],
+        ["--placement.generators", "2", "--rollouts.lag_ticks", "0", "--rollouts.weights", "directory"],
     ],
 )
 def test_a_saved_configuration_reads_back_equal(words, tmp_path):
@@ -127,8 +140,24 @@ def assert_reads_back(config, tmp_path):
         ),
         (["--rollouts.lag_ticks", "soon"], "rollouts.lag_ticks: got 'soon'; allowed: auto, measure, or a number"),
         (
-            ["--rollouts.generators", "4", "--rollouts.slots", "3"],
+            ["--placement.generators", "4", "--rollouts.slots", "3"],
             "rollouts.slots: got 3 for 4 generators; allowed: at least one slot for each generator",
+        ),
+        (
+            ["--placement.backend", "ray", "--rollouts.schedule", "deterministic"],
+            "rollouts.schedule: got 'deterministic' with engines on Ray or of vLLM.*allowed: auto, eager",
+        ),
+        (
+            ["--placement.servers", "['http://a:1']"],
+            "placement.*servers: got 1 addresses with engine 'torch'; allowed: engine = 'vllm'",
+        ),
+        (
+            ["--placement.engine", "vllm", "--placement.servers", "['a:1']"],
+            "placement.*servers: got 'a:1'; allowed: addresses such as http://10.0.0.5:8000",
+        ),
+        (
+            ["--placement.tensor_parallel", "2"],
+            "placement.*tensor_parallel: got 2 with engine 'torch', which uses one GPU; allowed: 1, or engine = 'vllm'",
         ),
         (["stray"], "got 'stray'; allowed: one TOML file, then options"),
         (

@@ -24,8 +24,9 @@ LAYERS = {  # package -> packages it may import, itself aside
     "tasks": {"types", "config", "rng", "processes"},
     "prompts": {"types", "config", "rng", "tasks"},
     "rollouts": {"types", "config", "rng", "serialization", "processes", "models"},
+    "cluster": {"config", "rollouts", "train.learner"},
     "report": {"types", "config", "scaling"},
-    "study": {"scaling", "config", "types", "report", "files"},
+    "study": {"scaling", "config", "types", "report", "files", "cluster.connect"},
 }
 
 

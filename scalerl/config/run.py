@@ -12,6 +12,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from scalerl.config.base import Part
 from scalerl.config.data import AnyTask, ArithmeticTask, PromptFile, TaskData, as_list, check_tasks
+from scalerl.config.placement import Placement
 from scalerl.config.recipe import SCALERL, Count, Natural, Recipe, Share
 
 
@@ -82,6 +83,9 @@ class Evaluation(Part):
     """Held-out prompts of each task, chosen by a hash of their content and never trained on."""
     samples: Count = 16
     """k: samples of each prompt."""
+    replayed: Natural = 8
+    """Samples of each evaluation whose log-probabilities the trainer computes again; 0: none. A run stops where they
+    differ by more than rounding: the generator's weights are then not what was sent."""
 
 
 FULL_SLOTS = 256
@@ -102,8 +106,6 @@ def _check_lag(value: Any) -> Any:
 class Rollouts(Part):
     """How the generators run."""
 
-    generators: Count = 1
-    """Engines: one runs in the generator's process, several each in a process of its own."""
     slots: Natural = 0
     """Sequences decoded together, by all generators; 0: as many as a batch has rollouts, or, for small batches, up to
     256 if the expected lengths keep them busy."""
@@ -111,13 +113,17 @@ class Rollouts(Part):
     """Expected mean length of a completion, tokens; 0: 0.4 of the limit. Default slots and lag follow from it."""
     refill: Natural = 0
     """Free slots that are waited for before new sequences are prefilled; 0: a sixteenth of the slots, 1: at once."""
-    schedule: Literal["deterministic", "eager"] = "deterministic"
-    """deterministic: new weights become active at a tick fixed by the data; eager: as soon as they arrive."""
+    schedule: Literal["auto", "deterministic", "eager"] = "auto"
+    """deterministic: new weights become active at a tick fixed by the data; eager: as soon as they arrive. auto:
+    deterministic with torch engines on one machine, eager with Ray or vLLM, where engines do not step together."""
     lag_ticks: Annotated[Literal["auto", "measure"] | int, BeforeValidator(_check_lag)] = "auto"
     """Deterministic schedule: decode steps from a batch's completion to the use of the weights it trained. auto: 1.5
     times the expected steps of a batch; measure: by the clock at the first step, so that two equal runs differ."""
-    weights: Literal["shared-memory", "directory"] = "shared-memory"
-    """How weights reach the generators: shared memory, or a directory of safetensors in the run directory."""
+    weights: Literal["auto", "shared-memory", "directory", "object-store", "nccl"] = "auto"
+    """How weights reach the generators. shared-memory: torch engines of one machine. object-store: torch engines on
+    Ray. nccl: vLLM servers given by address, on GPUs. directory: safetensors files in the run directory, slower,
+    wherever both sides see it.
+    auto: the first of these that fits the placement."""
 
 
 class Scoring(Part):
@@ -139,6 +145,10 @@ class Learner(Part):
     """Padded tokens of one forward and backward pass."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
+    accumulate: Literal["local", "sharded"] = "local"
+    """Several trainer ranks: where the gradients of micro-batches add up. local: a rank holds the whole FP32 gradient
+    (4 bytes a weight) and the ranks exchange it once an update; sharded: a rank holds its share, exchanged after every
+    micro-batch."""
 
 
 class Hardware(Part):
@@ -186,8 +196,21 @@ class RunConfig(Part):
     """The trainer."""
     hardware: Hardware = Hardware()
     """The machine."""
+    placement: Placement = Placement()
+    """Which processes, and where."""
     checkpoint: Checkpointing = Checkpointing()
     """Checkpoints."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _moved(cls, values: Any) -> Any:
+        """Read `rollouts.generators`, as earlier versions wrote it, as `placement.generators`."""
+        rollouts = values.get("rollouts") if isinstance(values, dict) else None
+        if not isinstance(rollouts, dict) or "generators" not in rollouts:
+            return values
+        rest = {name: value for name, value in rollouts.items() if name != "generators"}
+        placement = {**dict(values.get("placement", {})), "generators": rollouts["generators"]}
+        return {**values, "rollouts": rest, "placement": placement}
 
     @model_validator(mode="after")
     def _check(self) -> RunConfig:
@@ -197,10 +220,22 @@ class RunConfig(Part):
             raise ValueError(
                 "data.kind: got 'file' with model.kind 'tiny', which has the lab's vocabulary; give --model"
             )
-        if self.rollouts.slots and self.rollouts.slots < self.rollouts.generators:
+        engines = self.placement.engines
+        if self.rollouts.slots and self.rollouts.slots < engines:
             raise ValueError(
-                f"rollouts.slots: got {self.rollouts.slots} for {self.rollouts.generators} generators; allowed: at "
-                "least one slot for each generator"
+                f"rollouts.slots: got {self.rollouts.slots} for {engines} generators; allowed: at least one slot for "
+                "each generator"
+            )
+        allowed = ("auto", *self.placement.channels)
+        if self.rollouts.weights not in allowed:
+            raise ValueError(
+                f"rollouts.weights: got {self.rollouts.weights!r} with placement.backend {self.placement.backend!r} "
+                f"and placement.engine {self.placement.engine!r}; allowed: {', '.join(allowed)}"
+            )
+        if self.rollouts.schedule == "deterministic" and not self.placement.deterministic:
+            raise ValueError(
+                "rollouts.schedule: got 'deterministic' with engines on Ray or of vLLM, which do not step together; "
+                "allowed: auto, eager"
             )
         return self
 
@@ -221,6 +256,20 @@ class RunConfig(Part):
         return self.rollouts.expected_tokens or max(1, round(EXPECTED_LENGTH * self.recipe.length.max_tokens))
 
     @property
+    def schedule(self) -> Literal["deterministic", "eager"]:
+        """When new weights become active."""
+        chosen = self.rollouts.schedule
+        return chosen if chosen != "auto" else "deterministic" if self.placement.deterministic else "eager"
+
+    @property
+    def weights(self) -> str:
+        """Which weight channel: key of CHANNELS."""
+        if self.rollouts.weights != "auto":
+            return self.rollouts.weights
+        channels = [name for name in self.placement.channels if name != "nccl" or self.hardware.device == "cuda"]
+        return channels[0]
+
+    @property
     def slots(self) -> int:
         """Sequences decoded together, by all generators.
 
@@ -233,7 +282,7 @@ class RunConfig(Part):
         recipe = self.recipe
         batch, mean_share = recipe.completions_per_step, self.expected_tokens / recipe.length.max_tokens
         busy = int(batch * (recipe.off_policy.max_lag + 1) * mean_share)
-        return max(batch, self.rollouts.generators, min(FULL_SLOTS, busy))
+        return max(batch, self.placement.engines, min(FULL_SLOTS, busy))
 
     @property
     def expected_occupancy(self) -> float:
@@ -250,7 +299,7 @@ class RunConfig(Part):
     @property
     def lag_is_used(self) -> bool:
         """Whether weights become active a number of ticks after their batch."""
-        return self.recipe.off_policy.streams and self.rollouts.schedule == "deterministic"
+        return self.recipe.off_policy.streams and self.schedule == "deterministic"
 
     @property
     def lag_ticks(self) -> int:
@@ -276,13 +325,14 @@ class RunConfig(Part):
         )
         lag = "measured at the first step" if self.rollouts.lag_ticks == "measure" else f"{self.lag_ticks} decode steps"
         used = f"; weights are used {lag} after their batch is complete" if self.lag_is_used else ""
-        generators = f", on {self.rollouts.generators} generators" if self.rollouts.generators > 1 else ""
+        generators = f", on {self.placement.engines} generators" if self.placement.engines > 1 else ""
+        ranks = f", on {self.placement.trainer_ranks} ranks" if self.placement.trainer_ranks > 1 else ""
         return [
             f"{recipe.name}: {self.steps} steps of {recipe.prompts_per_step} prompts x {recipe.generations_per_prompt} "
             f"generations = {total} completions of up to {longest} tokens (at most {total * longest:,} tokens a step)",
             f"{recipe.off_policy.kind}: tokens at most {recipe.off_policy.max_lag} updates old; {self.slots} "
             f"sequences decoded together{generators}, expected occupancy {self.expected_occupancy:.0%} at a mean "
             f"length of {self.expected_tokens} tokens{used}",
-            f"training: at most {self.learner.micro_batch_tokens:,} padded tokens a micro-batch",
+            f"training: at most {self.learner.micro_batch_tokens:,} padded tokens a micro-batch{ranks}",
             f"evaluation every {checks.every} steps: {sets} x {checks.samples} samples",
         ]

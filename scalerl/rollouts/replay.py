@@ -145,14 +145,27 @@ def check_current(
     for start in range(0, len(usable), _ROWS):
         parts += _differences(policy, usable[start : start + _ROWS], temperature)
     difference = _difference(len(usable), parts)
-    limit = bound if bound is not None else BOUNDS.get(policy.head_weight.dtype, BOUND_OF_ROUNDED_WEIGHTS)
-    if not difference.mean <= limit:
+    check_difference(difference, version, bound_of(policy.head_weight.dtype) if bound is None else bound)
+    return difference
+
+
+def bound_of(dtype: torch.dtype) -> float:
+    """Return the mean |difference| in nats that rounding explains, for weights of a type."""
+    return BOUNDS.get(dtype, BOUND_OF_ROUNDED_WEIGHTS)
+
+
+def check_difference(difference: Difference, version: int, bound: float) -> None:
+    """Refuse a difference that rounding does not explain.
+
+    Raises:
+        ReplayMismatch: the mean is beyond the bound (nats), or not a number.
+    """
+    if not difference.mean <= bound:
         raise ReplayMismatch(
             f"the generator's weights are not what was sent: {difference.tokens} tokens that it says it sampled with "
             f"version {version} have log-probabilities {difference.mean:.2g} off those of that version on average "
-            f"(largest {difference.largest:.2g}, allowed on average {limit:g}). Nothing that it samples can be trusted"
+            f"(largest {difference.largest:.2g}, allowed on average {bound:g}). Nothing that it samples can be trusted"
         )
-    return difference
 
 
 @torch.no_grad()

@@ -21,18 +21,16 @@ def train(spec, updates, delay=lambda: 0.0, lag_ticks=-1, shared=False):
     """Run a trainer that does nothing but wait; return what it was given."""
     k, size = spec.off_policy.max_lag, spec.per_batch
     began = time.monotonic()  # a generator that waits for ever is a failure, not a hang
-    channel, send = (shared_memory(), tensors) if shared else (NumberChannel(), weights)
+    channel, send = (shared_memory(), send_tensors) if shared else (NumberChannel(), weights)
     pipeline = Pipeline(spec, channel, Scored, stop_requested=lambda: time.monotonic() - began > 60)
-    pipeline.start(send(0), 0, visits(0, size * (k + 1)))
+    pipeline.start(send, 0, visits(0, size * (k + 1)))
     batches = []
     try:
         for step in range(updates):
             batches.append(pipeline.take(size, now=step))
             time.sleep(delay())
             next_visits = visits(size * (k + 1 + step), size)
-            pipeline.publish(
-                Update(step + 1, used(spec.off_policy, step + 1), next_visits, lag_ticks=lag_ticks), send(step + 1)
-            )
+            pipeline.publish(Update(step + 1, used(spec.off_policy, step + 1), next_visits, lag_ticks=lag_ticks), send)
     finally:
         pipeline.close()
     return batches
@@ -49,6 +47,10 @@ def shared_memory():
 
 def tensors(version):
     return [("before", torch.ones(3)), ("version", torch.tensor([version]))]
+
+
+def send_tensors(version, channel):
+    channel.send(version, tensors(version))
 
 
 def groups_of(batches):
@@ -103,7 +105,7 @@ def test_every_prompt_comes_back_once_and_in_whole_groups():
 
 def test_a_wait_that_could_never_end_is_an_error():
     pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=8)), NumberChannel(), Scored)
-    pipeline.start(weights(0), 0, visits(0, 2))  # prompts for two groups; the first update needs three
+    pipeline.start(weights, 0, visits(0, 2))  # prompts for two groups; the first update needs three
     with pytest.raises(WorkerDied, match=r"the schedule is stuck, .*per_batch=3.*started=2"):
         pipeline.take(3, now=0)
     pipeline.close()
@@ -145,7 +147,7 @@ def test_a_killed_generator_raises_in_take_within_seconds():
 
 def test_waiting_ends_when_a_stop_is_asked_for():
     pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=0)), NumberChannel(), Scored, stop_requested=lambda: True)
-    pipeline.start(weights(0), 0, ())  # no prompts: nothing will ever come
+    pipeline.start(weights, 0, ())  # no prompts: nothing will ever come
     try:
         with pytest.raises(Interrupted):
             pipeline.take(3, now=0)
@@ -157,12 +159,12 @@ def test_waiting_ends_when_a_stop_is_asked_for():
 def test_every_snapshot_is_taken_even_where_several_versions_become_active_before_one_tick(policy, tmp_path):
     """Many slots finish batches close together, and the trainer hands over a version before the last one is due."""
     pipeline = Pipeline(ScriptedSpec(policy, slots=54, lag_ticks=30, delay_s=0.002), NumberChannel(), Scored)
-    pipeline.start(weights(0), 0, visits(0, 27))
+    pipeline.start(weights, 0, visits(0, 27))
     saved = []
     try:
         for step in range(16):
             pipeline.take(3, now=step)
-            pipeline.publish(Update(step + 1, used(policy, step + 1), visits(27 + 3 * step, 3)), weights(step + 1))
+            pipeline.publish(Update(step + 1, used(policy, step + 1), visits(27 + 3 * step, 3)), weights)
             pipeline.snapshot(step + 1, tmp_path / str(step + 1))
             saved += pipeline.snapshots_done()
         saved += pipeline.snapshots_done(wait_for=set(range(1, 13)) - set(saved))
@@ -175,13 +177,13 @@ def test_an_evaluation_in_between_leaves_the_rollouts_as_they_were():
     def with_evaluation(evaluate):
         spec = ScriptedSpec(PipelineRL(max_lag=2))
         pipeline = Pipeline(spec, NumberChannel(), Scored)
-        pipeline.start(weights(0), 0, visits(0, 9))
+        pipeline.start(weights, 0, visits(0, 9))
         batches = []
         for step in range(6):
             batches.append(pipeline.take(3, now=step))
-            pipeline.publish(Update(step + 1, True, visits(9 + 3 * step, 3)), weights(step + 1))
+            pipeline.publish(Update(step + 1, True, visits(9 + 3 * step, 3)), weights)
             if evaluate:
-                scored, seconds = pipeline.evaluate(step + 1, weights(step + 1), visits(1000, 4), samples=2)
+                scored, seconds = pipeline.evaluate(step + 1, weights, visits(1000, 4), samples=2)
                 tokens = {int(t) for g in scored for r in g.group.rollouts for t in r.tokens if t != STOP}
                 assert tokens <= {step + 1} and [g.group.visit.index for g in scored] == [1000, 1001, 1002, 1003]
                 assert all(len(g.group.rollouts) == len(g.scores) == 2 for g in scored) and seconds > 0

@@ -13,8 +13,9 @@ from vllm_setup import PLAIN, QUICK, agree, drain, prompts_of, requests, wait_fo
 
 from scalerl.config.base import ConfigError
 from scalerl.rollouts.activation import OnArrival
-from scalerl.rollouts.coordinator import Coordinator, Update, generate
-from scalerl.rollouts.engine import Finished, Occupancy, Request, Sampling, Work
+from scalerl.rollouts.coordinator import Coordinator, Update
+from scalerl.rollouts.engine import Finished, Request, Sampling
+from scalerl.rollouts.generate import generate
 from scalerl.rollouts.interrupt import NEVER, LengthRule, forced_tokens
 from scalerl.rollouts.local.slots import SlotTable
 from scalerl.rollouts.schedule import PipelineSchedule
@@ -299,31 +300,3 @@ def test_a_coordinator_forms_batches_evaluates_and_keeps_the_bound_on_staleness(
             agree([Finished((0, s), rollout) for s, rollout in enumerate(group.rollouts)], ids)
             assert rule == "mask" or formed.number - group.oldest_version <= 3
     assert evaluating.work.tokens > 0 and coordinator.stats().tokens == training.work.tokens
-
-
-def test_an_engine_that_swaps_later_does_not_make_an_evaluation_swap_back():
-    class Late:
-        """Uses what it is asked for only when told."""
-
-        deterministic, exact_resume, version, work = False, False, 3, Work()
-
-        def __init__(self):
-            self.asked = []
-
-        def swap(self, version):
-            self.asked.append(version)
-
-        def occupancy(self):
-            return Occupancy(1, 0, 0, 1)
-
-        def submit(self, requests):
-            assert not list(requests)
-
-    engine = Late()
-    coordinator = Coordinator([engine], PipelineSchedule(2, OnArrival(), 3, "wait"), 1, 0, evaluators=[engine])
-    coordinator.begin(3)
-    coordinator._swap(4)
-    assert coordinator.sampling_version == 4 and coordinator.needed_versions() == {4}
-    assert coordinator.evaluate(4, [], samples=1) == [] and engine.asked == [3, 4]
-    coordinator.evaluate(5, [], samples=1)  # within a frozen round
-    assert engine.asked == [3, 4, 5, 4]

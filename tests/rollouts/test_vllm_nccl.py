@@ -96,7 +96,7 @@ def test_an_engine_waits_for_pushed_weights(make, server):
     engine._connection._updates = UPDATES["nccl"](None)
     engine.swap(3)
     engine.submit(requests(2))
-    assert engine.poll(0.2) == [] and engine.version == 0  # held back until the server has what was asked for
+    assert engine.poll(0.2) == [] and engine.version == -1  # held back until the server has what was asked for
     server.weights, server.label = 3, "3"
     wait_for(lambda: engine.version == 3)
     assert {v for done in drain(engine) for v in done.rollout.versions.tolist()} == {3}

@@ -114,7 +114,7 @@ def test_a_verifier_of_half_a_second_a_completion_does_not_idle_the_trainer_whil
         {"test": ThreadScorer("test", Verifier(verify), Scoring(workers=64))}, lambda tokens: ["text"] * len(tokens)
     )
     pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=8), slots=54, lag_ticks=1), NumberChannel(), service.submit)
-    pipeline.start(weights(0), 0, visits(0, 27))
+    pipeline.start(weights, 0, visits(0, 27))
     waits = []
     try:
         for step in range(16):
@@ -124,7 +124,7 @@ def test_a_verifier_of_half_a_second_a_completion_does_not_idle_the_trainer_whil
             judged = [(r, s) for g in batch.groups for r, s in zip(g.group.rollouts, g.scores, strict=True)]
             assert len(judged) == 6 and all(score.passed != rollout.truncated for rollout, score in judged)
             time.sleep(0.15)
-            pipeline.publish(Update(step + 1, visits=visits(27 + 3 * step, 3)), weights(step + 1))
+            pipeline.publish(Update(step + 1, visits=visits(27 + 3 * step, 3)), weights)
     finally:
         pipeline.close()
         service.close()

@@ -8,7 +8,7 @@ import time
 import pytest
 import runs
 
-TWO = ["--rollouts.generators", "2", "--rollouts.slots", "32"]
+TWO = ["--placement.generators", "2", "--rollouts.slots", "32"]
 
 
 @pytest.fixture(scope="module")

@@ -97,9 +97,9 @@ def test_a_long_gradient_is_scaled_down_to_the_limit():
 
 def test_norms_and_biases_do_not_decay():
     learner = make(AdamW(learning_rate=0.1, warmup_steps=0, weight_decay=0.5))
-    before = {name: p.clone() for name, p in learner.weights()}
+    before = {name: p.clone() for name, p in learner.policy.weights()}
     learner.step(replace(batch(), advantages_B=torch.zeros(6)))  # a gradient of zero everywhere: only the decay acts
-    for name, p in learner.weights():
+    for name, p in learner.policy.weights():
         factor = 0.95 if p.ndim >= 2 else 1.0
         torch.testing.assert_close(p, before[name] * factor)
     assert {p.ndim for p in before.values()} == {1, 2}

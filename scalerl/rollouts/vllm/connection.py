@@ -50,8 +50,8 @@ class Connection:
         """
         self.address, self._sampling, self._updates = address, sampling, updates
         self._lanes, self._limits, self._obituary = lanes, limits or Limits(), obituary
-        self.version, self.swap_s, self.retried = 0, 0.0, 0
-        """Version in use; seconds of the last swap; requests that were tried again. Any thread may read them."""
+        self.version, self.swap_s, self.retried = -1, 0.0, 0
+        """Version in use, -1 before the first swap; seconds of the last swap; requests that were tried again. Any thread may read them."""
         self.asked: int | None = None
         """Version that was asked for last; the caller's thread only."""
         self._death: EngineDied | None = None
@@ -186,7 +186,7 @@ class Connection:
         failures = 0
         while not sequence.over():
             await self._gate.wait()
-            sequence.write_phrase(self.version)
+            sequence.write_phrase(max(0, self.version))
             try:
                 if not sequence.over():
                     await self._request(lane, sequence)
@@ -201,7 +201,7 @@ class Connection:
 
     async def _request(self, lane: Lane, sequence: TokenSequence) -> None:
         """Let the server continue a sequence until its request ends, or the sequence does."""
-        allowance, version, complete = sequence.allowance, self.version, False
+        allowance, version, complete = sequence.allowance, max(0, self.version), False
         sequence.begin()
         body = generate_body(
             sequence.prefix, allowance, self._sampling, f"scalerl-{lane.name}-{next(self._numbers)}",

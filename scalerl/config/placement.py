@@ -1,0 +1,88 @@
+"""Where the processes of a run live: trainer ranks and generators on one machine, or on a cluster that Ray places.
+
+Without the section a run is one trainer process and one generator process on this machine, and Ray is not needed.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from scalerl.config.base import Part
+from scalerl.config.recipe import Count, Natural
+
+
+class Placement(Part):
+    """Which processes a run has, and what places them."""
+
+    backend: Literal["local", "ray"] = "local"
+    """local: processes of this machine. ray: actors on a Ray cluster; those that die are started again."""
+    ray_address: str = "auto"
+    """Ray cluster: `auto` (the one this machine belongs to), `local` (a new one on this machine) or HOST:PORT."""
+    trainer_ranks: Count = 1
+    """Processes that train together, each with a share of the weights (FSDP2) and a GPU where `hardware.device` is
+    cuda. 1: the trainer is one process and nothing is sharded."""
+    generators: Count = 1
+    """Engines. On one machine one runs in the generator's process; several each have a process of their own."""
+    engine: Literal["torch", "vllm"] = "torch"
+    """What samples: the project's own engine, or vLLM behind its HTTP server."""
+    gpus_per_generator: Natural = 0
+    """GPUs of each generator; 0: as many as `tensor_parallel` where `hardware.device` is cuda, else none."""
+    tensor_parallel: Count = 1
+    """GPUs over which vLLM splits one model; a divisor of its attention heads and of its key-value heads."""
+    servers: tuple[str, ...] = ()
+    """Addresses of vLLM servers that already run, http://HOST:PORT; empty: servers are started and stopped with the
+    run. With addresses, `generators` is their number."""
+    vllm_python: str = ""
+    """Python of an environment with vLLM, for servers that the run starts; empty: the one that runs scalerl."""
+    vllm_arguments: tuple[str, ...] = ()
+    """More arguments of the servers that the run starts, such as ["--gpu-memory-utilization", "0.9"]."""
+    restarts: Natural = 3
+    """ray: how often a run goes back to its last checkpoint after a trainer rank has died; the count starts again with
+    each checkpoint. Engines that die are replaced without that."""
+    transfer_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    """Seconds that one transfer of weights may take before the run stops and names it."""
+
+    step_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
+    """Seconds that several trainer ranks may take for one update, for loading or for a checkpoint before the run stops
+    and names the rank that did not answer."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Placement:
+        if self.servers and self.engine != "vllm":
+            raise ValueError(
+                f"servers: got {len(self.servers)} addresses with engine 'torch'; allowed: engine = 'vllm'"
+            )
+        if self.servers and self.generators not in (1, len(self.servers)):
+            raise ValueError(
+                f"generators: got {self.generators} with {len(self.servers)} servers; allowed: leave it out, or "
+                f"{len(self.servers)}"
+            )
+        if self.engine == "torch" and self.tensor_parallel > 1:
+            raise ValueError(
+                f"tensor_parallel: got {self.tensor_parallel} with engine 'torch', which uses one GPU; allowed: 1, or "
+                "engine = 'vllm'"
+            )
+        for address in self.servers:
+            if not address.startswith(("http://", "https://")):
+                raise ValueError(f"servers: got {address!r}; allowed: addresses such as http://10.0.0.5:8000")
+        return self
+
+    @property
+    def engines(self) -> int:
+        """Number of engines."""
+        return len(self.servers) or self.generators
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """Weight channels that reach the engines, the best first."""
+        if self.engine == "vllm":
+            # a transfer over NCCL begins in the trainer, which must know the servers when it starts
+            return ("nccl", "directory") if self.servers else ("directory",)
+        return ("shared-memory", "directory") if self.backend == "local" else ("object-store", "directory")
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether every engine does exactly one decode step a tick, in lockstep."""
+        return self.backend == "local" and self.engine == "torch"
