@@ -45,7 +45,7 @@ def _local(config: RunConfig) -> Backend:
 
 def _channel(config: RunConfig, layout: WeightLayout, run: Path) -> WeightChannel:
     if config.weights == "nccl":
-        from scalerl.rollouts.weights.nccl import NcclChannel
+        from scalerl.rollouts.vllm.nccl import NcclChannel
 
         placement = config.placement
         return NcclChannel(layout, placement.servers, timeout_s=placement.transfer_timeout_s)

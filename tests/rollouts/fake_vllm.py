@@ -52,6 +52,8 @@ class FakeVllm:
         self.requests: list[dict] = []
         self.running, self.most_running, self.deserted = 0, 0, 0
         self.calls: list[str] = []
+        self.bodies: list[dict] = []
+        self.world_size = 1
         self.recorded = recorded
         self.lock, self.unpaused = threading.RLock(), threading.Event()
         self.unpaused.set()
@@ -117,6 +119,7 @@ class Handler(BaseHTTPRequestHandler):
             answers |= {
                 "/weight_info": {"weight_version": self.fake.label},
                 "/is_paused": {"is_paused": not self.fake.unpaused.is_set()},
+                "/get_world_size": {"world_size": self.fake.world_size},
                 "/server_info": {"vllm_config": self.fake.settings},
             }
         path = urlsplit(self.path).path
@@ -147,11 +150,18 @@ class Handler(BaseHTTPRequestHandler):
         self.fake.unpaused.set()
         self.answer(200, {"status": "resumed"})
 
+    def on_init_weight_transfer_engine(self, body: dict) -> None:
+        self.fake.bodies.append(body)
+        self.answer(200, {"message": "Weight transfer initialized"})
+
     def on_start_weight_update(self, body: dict | None) -> None:
         assert not self.fake.unpaused.is_set(), "weights are only given to a server that is paused"
         self.answer(200, {"message": "Weight update started"})
 
     def on_update_weights(self, body: dict) -> None:
+        if "path" not in body["update_info"]:  # it comes over NCCL
+            self.fake.bodies.append(body)
+            return self.answer(200, {"message": "Weights updated"})
         path = Path(body["update_info"]["path"])
         if self.fake.suffers("no_load") or not path.exists():
             return self.answer(500, {"error": {"message": f"No such file or directory: {path}"}})
@@ -178,7 +188,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.fake.suffers("refuse"):
             return self.answer(500, {"error": {"message": "EngineCore encountered an issue."}})
         if self.fake.suffers("hang"):
-            time.sleep(2.0)
+            time.sleep(20.0)
             return None
         if not body.get("stream"):
             choice = next(c for c in self.choices(body) if c["finish_reason"])

@@ -68,7 +68,7 @@ def test_a_request_that_breaks_again_and_again_ends_the_engine_with_address_and_
     server.faults[fault] = 1 << 30
     engine.submit(requests(3))
     with pytest.raises(
-        EngineDied, match=rf"{server.address}: a request broke 4 times.* 3 sequences in flight are lost"
+        EngineDied, match=rf"{server.address}: a request broke 6 times.* 3 sequences in flight are lost"
     ):
         drain(engine)
     with pytest.raises(EngineDied):  # and stays dead

@@ -12,14 +12,14 @@ from vllm_setup import drain, prompts_of, wait_for
 
 from scalerl.models.policy import Policy
 from scalerl.rng import stream_key
-from scalerl.rollouts.coordinator import generate
 from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.generate import generate
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.replay import check_current, largest_difference
 from scalerl.rollouts.vllm.checks import Needs
-from scalerl.rollouts.vllm.connection import Limits
 from scalerl.rollouts.vllm.engine import vllm_engines
+from scalerl.rollouts.vllm.lane import Limits
 from scalerl.rollouts.vllm.server import Server, ServerSpec
 from scalerl.rollouts.vllm.updates import DirectoryUpdates
 from scalerl.rollouts.weights.directory import DirectoryChannel
@@ -98,8 +98,8 @@ def pairs_of(finished, sent):
 
 def test_log_probabilities_survive_swaps_in_flight(make, started):
     _, name, versions, _ = started
-    engine, _ = make()
-    sent = requests(48)
+    engine, _ = make(sampling=Sampling())  # no stop token: all have 200, so that swaps meet them on a slow machine too
+    sent = requests(28)
     engine.submit(sent)
     wait_for(lambda: engine.work.tokens > 400, 60)
     began, before = time.monotonic(), engine.work.tokens
@@ -115,10 +115,10 @@ def test_log_probabilities_survive_swaps_in_flight(make, started):
     finished = drain(engine, 120)
     rate = (engine.work.tokens - before) / (time.monotonic() - began)
     pairs = pairs_of(finished, sent)
-    assert len(pairs) == 48 and engine._connection.retried == 0
+    assert len(pairs) == 28 and engine._connection.retried == 0
     crossing = [pair for pair in pairs if len(set(pair[1].versions.tolist())) > 1]
     within = [pair for pair in pairs if len(set(pair[1].versions.tolist())) == 1]
-    assert len(crossing) >= 6 and {2} in [set(rollout.versions.tolist()) for _, rollout in within]
+    assert len(crossing) >= 8 and {2} in [set(rollout.versions.tolist()) for _, rollout in within]
     across, inside = largest_difference(versions, crossing), largest_difference(versions, within)
     print(f"{name}: {rate:.0f} tokens/s at 8 slots, swaps {swaps[0]:.3f} and {swaps[1]:.3f} s")
     print(f"  {len(crossing)} rollouts across a swap: {across}\n  {len(within)} within one version: {inside}")
@@ -165,14 +165,14 @@ def test_an_interrupted_sequence_goes_on_after_the_phrase(make, started):
 
 def test_requests_that_the_server_aborts_are_continued_to_the_same_log_probabilities(make, started):
     server, _, versions, _ = started
-    engine, _ = make(limits=Limits(backoff_s=0.001, stream_interval=8))
+    engine, _ = make(sampling=Sampling(), limits=Limits(backoff_s=0.001, stream_interval=8))
     sent = requests(16, "broken")
     engine.submit(sent)
-    for tokens in (100, 200, 300):
+    for tokens in (200, 600, 1000):
         wait_for(lambda tokens=tokens: engine.work.tokens > tokens, 60)
         httpx.post(f"{server.address}/abort_requests", json={}, trust_env=False).raise_for_status()
     pairs = pairs_of(drain(engine, 120), sent)
-    assert 8 <= engine._connection.retried <= 24
+    assert 3 <= engine._connection.retried <= 24 and all(len(rollout) == 200 for _, rollout in pairs)
     assert check_current(versions[0], 0, pairs).largest < 5e-5
 
 

@@ -12,8 +12,8 @@ from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.vllm.checks import Needs
-from scalerl.rollouts.vllm.connection import Limits
 from scalerl.rollouts.vllm.engine import vllm_engines
+from scalerl.rollouts.vllm.lane import Limits
 from scalerl.rollouts.vllm.updates import DirectoryUpdates
 
 EXCHANGES = json.loads(Path(__file__).with_name("vllm_recorded.json").read_text())

@@ -9,11 +9,11 @@ from scalerl.rng import stream_key
 from scalerl.rollouts.engine import Request
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.vllm.checks import Needs
-from scalerl.rollouts.vllm.connection import Limits
+from scalerl.rollouts.vllm.lane import Limits
 
 PLAIN = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=40)
 NEEDS = Needs(vocabulary=VOCABULARY, positions=200, sequences=12, backend="scalerl_directory")
-QUICK = Limits(stall_s=0.5, retries=3, backoff_s=0.01, stream_interval=3)
+QUICK = Limits(stall_s=3.0, retries=5, backoff_s=0.01, stream_interval=3)
 
 
 class Files:

@@ -8,87 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 
 import httpx
 
-from scalerl.models.flops import ModelShape
-from scalerl.rollouts.engine import Sampling, Work
+from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.vllm.protocol import GENERATE, BadAnswer, BrokenStream, generate_body, parse_chunk
+from scalerl.rollouts.vllm.lane import Lane, Limits
+from scalerl.rollouts.vllm.protocol import GENERATE, BadAnswer, BrokenStream, Chunk, generate_body, parse_chunk
 from scalerl.rollouts.vllm.sequence import TokenSequence
 from scalerl.rollouts.vllm.updates import Updates
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """How patient a connection is.
-
-    Example: Limits(stall_s=120.0, retries=5)
-    """
-
-    connect_s: float = 10.0
-    """Seconds to connect."""
-    stall_s: float = 120.0
-    """Seconds without a token, or without an answer to a question, after which a request counts as broken."""
-    update_s: float = 1800.0
-    """Seconds that the server may take to pause, or to load weights."""
-    retries: int = 5
-    """Times that a sequence or a question is tried again before the engine counts as dead."""
-    backoff_s: float = 0.25
-    """Seconds before the first of them; each later one waits twice as long, at most 10 s."""
-    prefill_s: float = 30.0
-    """Seconds that a swap waits for the first tokens of requests already sent, so that no prompt is computed half
-    with old and half with new weights."""
-    stream_interval: int = 16
-    """Tokens a chunk. More cost less of the client's time; a broken request loses up to one chunk."""
-
-    def backoff(self, attempt: int) -> float:
-        """Return the seconds to wait before attempt 1, 2, ... at something again."""
-        return min(10.0, self.backoff_s * 2.0 ** (attempt - 1))
-
-
-class Lane:
-    """The share of one engine in a connection."""
-
-    def __init__(self, name: str, slots: int, shape: ModelShape | None = None) -> None:
-        """Make a share.
-
-        Args:
-            name: for the server's log.
-            slots: sequences decoded together.
-            shape: what the FLOPs depend on; None: they are not counted.
-        """
-        self.name, self.slots, self._shape = name, slots, shape
-        self.done: queue.SimpleQueue[TokenSequence | None] = queue.SimpleQueue()
-        """Sequences that ended, for the caller's thread; None wakes it when the connection has died."""
-        self.work = Work()
-        """Replaced as a whole, so that the caller's thread may read it."""
-        self.waiting: deque[TokenSequence] = deque()
-        self.running: dict[TokenSequence, asyncio.Task[None]] = {}
-        self._steps = 0.0
-
-    def count(self, sequence: TokenSequence, before: int) -> None:
-        """Count a sequence's tokens from index `before` on.
-
-        Each is its share of a decode step of all sequences that run. Prompts are counted once for each sequence: what
-        the server saves by its prefix cache, or computes again after a swap, is not known here.
-        """
-        tokens, prompt = len(sequence) - before, len(sequence.request.prompt)
-        self._steps += tokens / max(1, len(self.running))
-        flops = 0.0
-        if self._shape is not None:
-            first = 0 if before == 0 else prompt + before
-            flops = self._shape.forward_flops(first, prompt + len(sequence) - first)
-        steps, work = int(self._steps), self.work
-        self.work = Work(steps, work.tokens + tokens, int(self._steps * self.slots), work.flops + flops)
 
 
 class Connection:
@@ -115,13 +50,14 @@ class Connection:
         """
         self.address, self._sampling, self._updates = address, sampling, updates
         self._lanes, self._limits, self._obituary = lanes, limits or Limits(), obituary
-        self.version, self.swap_s, self.retried = 0, 0.0, 0
-        """Version in use; seconds of the last swap; requests that were tried again. Any thread may read them."""
+        self.version, self.swap_s, self.retried = -1, 0.0, 0
+        """Version in use, -1 before the first swap; seconds of the last swap; requests that were tried again. Any thread may read them."""
         self.asked: int | None = None
         """Version that was asked for last; the caller's thread only."""
         self._death: EngineDied | None = None
         self._epoch = 0
-        self._asked_for: list[int] = []
+        self._asked_for: list[tuple[int, Any]] = []
+        self._timeouts: set[asyncio.Timeout] = set()
         self._prefilling: set[TokenSequence] = set()
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -129,7 +65,7 @@ class Connection:
         self._client = httpx.AsyncClient(
             base_url=address,
             trust_env=False,  # a proxy would be asked for loopback addresses too
-            timeout=httpx.Timeout(self._limits.stall_s, connect=self._limits.connect_s, pool=None),
+            timeout=httpx.Timeout(None, connect=self._limits.connect_s),  # silence is timed by `_request`
             # vLLM closes an idle connection after 5 s; one that is about to be closed must not be used
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0),
         )
@@ -161,9 +97,8 @@ class Connection:
         self.check()
         if version == self.asked:
             return
-        self._updates.hold(version)
         self.asked = version
-        self._soon(self._ask, version)
+        self._soon(self._ask, version, self._updates.hold(version))
 
     def close(self) -> None:
         """End the thread; requests under way are dropped, and the server with them."""
@@ -190,6 +125,7 @@ class Connection:
         for task in tasks:
             task.cancel()
         self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.run_until_complete(self._client.aclose())
         self._loop.close()
 
@@ -250,22 +186,22 @@ class Connection:
         failures = 0
         while not sequence.over():
             await self._gate.wait()
-            sequence.write_phrase(self.version)
+            sequence.write_phrase(max(0, self.version))
             try:
                 if not sequence.over():
                     await self._request(lane, sequence)
-            except (BrokenStream, httpx.TransportError) as error:
+            except BrokenStream as error:
                 if sequence.over():
                     return  # it broke after the last token
                 failures += 1
                 self.retried += 1
                 if failures > self._limits.retries or self._obituary():
-                    raise EngineDied(f"a request broke {failures} times, at last by: {_tell(error)}") from None
+                    raise EngineDied(f"a request broke {failures} times, at last by: {error}") from None
                 await asyncio.sleep(self._limits.backoff(failures))
 
     async def _request(self, lane: Lane, sequence: TokenSequence) -> None:
         """Let the server continue a sequence until its request ends, or the sequence does."""
-        allowance, version, complete = sequence.allowance, self.version, False
+        allowance, version, complete = sequence.allowance, max(0, self.version), False
         sequence.begin()
         body = generate_body(
             sequence.prefix, allowance, self._sampling, f"scalerl-{lane.name}-{next(self._numbers)}",
@@ -274,55 +210,68 @@ class Connection:
         )  # fmt: skip
         self._prefilling.add(sequence)
         try:
-            async with self._client.stream("POST", GENERATE, json=body) as response:
-                if response.status_code != 200:
-                    _refuse(response.status_code, await response.aread())
-                async for event in _events(response):
-                    chunk = parse_chunk(event)
-                    if chunk is None or complete:
-                        continue
-                    self._prefilling.discard(sequence)
-                    before = len(sequence)
-                    # until the last chunk names the weights, the oldest that can be are the ones it was sent under
-                    sequence.extend(chunk.tokens, chunk.logps, version)
-                    lane.count(sequence, before)
-                    if chunk.reason is not None:
-                        if chunk.spans is None:
-                            raise BadAnswer("its last chunk does not name the weights (weight_versions)")
-                        sequence.settle(chunk.spans)
-                        _check_end(sequence, chunk.reason, allowance)
-                        complete = True
-                    elif sequence.over():
-                        return  # over its budget; leaving closes the stream, which makes the server drop the request
-        except httpx.TransportError:
+            async with asyncio.timeout(self._limits.stall_s) as timeout:
+                self._timeouts.add(timeout)
+                async with aclosing(self._chunks(body)) as chunks:
+                    async for chunk in chunks:
+                        if complete:
+                            continue
+                        if self._gate.is_set():
+                            timeout.reschedule(self._loop.time() + self._limits.stall_s)
+                        self._prefilling.discard(sequence)
+                        before = len(sequence)
+                        # until the last chunk names the weights: the oldest it can be are those it was sent under
+                        sequence.extend(chunk.tokens, chunk.logps, version)
+                        lane.count(sequence, before)
+                        if chunk.reason is not None:
+                            _settle(sequence, chunk, allowance)
+                            complete = True
+                        elif sequence.over():
+                            return  # over its budget; closing the stream makes the server drop the request
+        except (httpx.TransportError, TimeoutError) as error:
             if not complete:
-                raise
+                silence = f"silence for {self._limits.stall_s:g} s"
+                raise BrokenStream(silence if isinstance(error, TimeoutError) else _tell(error)) from None
         finally:
+            self._timeouts.discard(timeout)
             self._prefilling.discard(sequence)
         if not complete:
             raise BrokenStream("the stream ended in the middle")
 
+    async def _chunks(self, body: Any) -> AsyncGenerator[Chunk, None]:
+        async with self._client.stream("POST", GENERATE, json=body) as response:
+            if response.status_code != 200:
+                _refuse(response.status_code, await response.aread())
+            async for event in _events(response):
+                chunk = parse_chunk(event)
+                if chunk is not None:
+                    yield chunk
+
     # ------------------------------------------------------------------------------------------------------ weights
 
-    def _ask(self, version: int) -> None:
-        self._asked_for.append(version)
+    def _ask(self, version: int, held: Any) -> None:
+        self._asked_for.append((version, held))
         if self._gate.is_set():
             self._gate.clear()
             self._start(self._swap)
 
     async def _swap(self) -> None:
+        for timeout in self._timeouts:  # a server that is paused is silent
+            timeout.reschedule(None)
         while self._asked_for:
-            for skipped in self._asked_for[:-1]:
-                self._updates.release(skipped)
-            version = self._asked_for[-1]
+            *skipped, (version, held) = self._asked_for
             self._asked_for.clear()
+            for _, overtaken in skipped:
+                self._updates.release(overtaken)
             began = time.monotonic()
             while self._prefilling and time.monotonic() < began + self._limits.prefill_s:
                 await asyncio.sleep(0.002)
-            await self._updates.apply(self._call, version)
-            self._updates.release(version)
+            await self._updates.apply(self._call, version, held)
+            self._updates.release(held)
             self._epoch += 1
             self.version, self.swap_s = version, time.monotonic() - began
+        for timeout in self._timeouts:
+            timeout.reschedule(self._loop.time() + self._limits.stall_s)
         self._gate.set()
 
     async def _call(self, method: str, path: str, body: Any = None, *, again: bool = True) -> Any:
@@ -364,9 +313,12 @@ def _refuse(status: int, answer: bytes) -> None:
     raise BadAnswer(f"it refuses a request with {text}")
 
 
-def _check_end(sequence: TokenSequence, reason: str, allowance: int) -> None:
-    """Refuse an end that the sequence's own limits do not explain."""
-    got = len(sequence) - sequence.restarts[-1]
+def _settle(sequence: TokenSequence, chunk: Chunk, allowance: int) -> None:
+    """Take the versions from a last chunk; refuse an end that the sequence's own limits do not explain."""
+    if chunk.spans is None:
+        raise BadAnswer("its last chunk does not name the weights (weight_versions)")
+    sequence.settle(chunk.spans)
+    reason, got = chunk.reason, len(sequence) - sequence.restarts[-1]
     if reason == "stop" and not sequence.ended:
         raise BadAnswer(f"it stopped after token {sequence.tokens[-1]}, which is none of the stop tokens")
     if reason == "length" and not sequence.over() and got < allowance:

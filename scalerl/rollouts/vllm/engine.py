@@ -11,7 +11,8 @@ from scalerl.models.flops import ModelShape
 from scalerl.rollouts.engine import Finished, Occupancy, Request, Sampling, Work
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.vllm.checks import Needs, check_server
-from scalerl.rollouts.vllm.connection import Connection, Lane, Limits
+from scalerl.rollouts.vllm.connection import Connection
+from scalerl.rollouts.vllm.lane import Lane, Limits
 from scalerl.rollouts.vllm.sequence import TokenSequence
 from scalerl.rollouts.vllm.server import Server
 from scalerl.rollouts.vllm.updates import Updates

@@ -8,6 +8,7 @@ sequences with their keys and values, so that they go on over the old cache.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import shutil
 import time
@@ -39,15 +40,15 @@ class Updates(Protocol):
     backend: str
     """What the server was started with, in `--weight-transfer-config`."""
 
-    def hold(self, version: int) -> None:
-        """Keep a version from being dropped; called when it is asked for, by the engine's own thread."""
+    def hold(self, version: int) -> Any:
+        """Keep a version from being dropped; called when it is asked for, by the caller's thread."""
         ...
 
-    def release(self, version: int) -> None:
-        """Let go of a version that the server has loaded or will not load."""
+    def release(self, held: Any) -> None:
+        """Let go of what `hold` returned: the server has loaded it, or will not."""
         ...
 
-    async def apply(self, call: Call, version: int) -> None:
+    async def apply(self, call: Call, version: int, held: Any) -> None:
         """Return when the server uses a version.
 
         Raises:
@@ -62,45 +63,42 @@ class DirectoryUpdates:
     backend = "scalerl_directory"
 
     def __init__(self, channel: DirectoryChannel) -> None:
-        self._channel = channel
+        self._channel, self._numbers = channel, itertools.count()
 
-    def hold(self, version: int) -> None:
+    def hold(self, version: int) -> Path:
         """Give the version's file a second name: the learner drops the first one as soon as a newer one is asked for.
 
         Raises:
             EngineDied: the file is not there.
         """
-        source, target = self._channel.file(version), self._held(version)
+        source = self._channel.file(version)
         if not source.exists():
             raise EngineDied(f"weights of version {version} were asked for, and {source} is not there")
-        target.unlink(missing_ok=True)
+        target = source.with_name(f".serving_{next(self._numbers)}_{source.name}")
         try:
             os.link(source, target)
         except OSError:  # a file system without hard links
             shutil.copyfile(source, target)
+        return target
 
-    def release(self, version: int) -> None:
+    def release(self, held: Path) -> None:
         """Remove the second name."""
-        self._held(version).unlink(missing_ok=True)
+        held.unlink(missing_ok=True)
 
-    async def apply(self, call: Call, version: int) -> None:
+    async def apply(self, call: Call, version: int, held: Path) -> None:
         """Pause the server, let it read the file, check what it says it has, and let it go on."""
         await call("POST", PAUSE)
         await call("POST", START_UPDATE, again=False)
-        path = str(self._held(version).resolve())
-        await call("POST", UPDATE, {"update_info": {"path": path}}, again=False)
+        await call("POST", UPDATE, {"update_info": {"path": str(held.resolve())}}, again=False)
         await call("POST", FINISH_UPDATE, {"weight_version": str(version)}, again=False)
         got = version_of((await call("GET", WEIGHT_INFO))["weight_version"])
         if got != version:
             raise EngineDied(f"it was given weights of version {version} and says that it uses version {got}")
         await call("POST", RESUME)
 
-    def _held(self, version: int) -> Path:
-        return self._channel.path / f".serving_version_{version:08d}.safetensors"
-
 
 class PushedUpdates:
-    """The learner's process sends the weights itself (weights/nccl.py); here they are only waited for."""
+    """The learner's process sends the weights itself (nccl.py); here they are only waited for."""
 
     backend = "nccl"
 
@@ -117,10 +115,10 @@ class PushedUpdates:
     def hold(self, version: int) -> None:
         """Do nothing: the weights are in the server already, or on their way."""
 
-    def release(self, version: int) -> None:
+    def release(self, held: None) -> None:
         """Do nothing."""
 
-    async def apply(self, call: Call, version: int) -> None:
+    async def apply(self, call: Call, version: int, held: None) -> None:
         """Ask the server until it has the version."""
         end = time.monotonic() + self._timeout_s
         while (got := version_of((await call("GET", WEIGHT_INFO))["weight_version"])) < version:

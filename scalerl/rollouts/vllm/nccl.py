@@ -1,9 +1,9 @@
 """Weights over NCCL, straight from the learner's GPU into those of vLLM servers, by vLLM's own classes.
 
-The learner's process is the one that sends: it drives each server's update over HTTP, broadcasts the tensors, and
-names the version. An engine then only waits until its server says that it has it
-(`scalerl/rollouts/vllm/updates.py`). vLLM must be installed in the learner's environment too. Written from the source
-of vLLM 0.32 (`vllm/distributed/weight_transfer/`); it has been run without a GPU only, that is up to the broadcast.
+The learner's process is the one that sends: it drives each server's update over HTTP, broadcasts the tensors, and names
+the version. An engine then only waits until its server says that it has it (updates.py). vLLM must be installed in the
+learner's environment too. Written from the source of vLLM 0.32 (`vllm/distributed/weight_transfer/`); without two GPUs
+it has been run up to the broadcast only.
 """
 
 from __future__ import annotations
@@ -73,6 +73,12 @@ class NcclChannel:
     def drop(self, version: int) -> None:
         """Do nothing: a server holds one version."""
 
+    def close(self) -> None:
+        """Leave the transfer group."""
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
+
 
 class _Sender:
     """What lives in the learner's process: vLLM's trainer engine, its source of weights, its client."""
@@ -100,6 +106,10 @@ class _Sender:
         self._client.version = version
         self._source.weights = weights
         self._engine.send_weights()
+
+    def close(self) -> None:
+        self._engine.shutdown()
+        self._client.close()
 
 
 class ServersClient:
@@ -147,6 +157,12 @@ class ServersClient:
         self._all(FINISH_UPDATE, [{"weight_version": label}] * len(self._clients))
         self._all(RESUME)
 
+    def close(self) -> None:
+        """End the connections."""
+        self._threads.shutdown()
+        for client in self._clients:
+            client.close()
+
     def _all(self, path: str, bodies: Sequence[Any] = ()) -> None:
         """Ask all servers at the same time: they wait for one another inside NCCL."""
 
@@ -166,7 +182,7 @@ class ServersClient:
 
 
 def weight_source(layout: WeightLayout) -> Any:
-    """Return vLLM's `WeightSource` over whatever its attribute `weights` holds: (name, tensor) in the layout's order."""
+    """Return vLLM's `WeightSource` over its attribute `weights`: (name, tensor) in the layout's order."""
     import torch
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 
