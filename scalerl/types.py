@@ -141,6 +141,10 @@ class GeneratorStats:
     """Seconds spent waiting for weights or prompts."""
     swap_s: float = 0.0
     """Seconds the last weight swap took."""
+    restarts: int = 0
+    """Engines that died and were started again."""
+    resampled: int = 0
+    """Sequences that were sampled again because of that."""
 
 
 @dataclass(frozen=True, slots=True)

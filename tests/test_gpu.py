@@ -1,16 +1,26 @@
-"""What only a GPU can show: the engine's replay in bf16 with an FP32 head, and a whole run. Skipped without one."""
+"""What only a GPU can show: the engine's replay in bf16 with an FP32 head, ranks over NCCL, and a whole run."""
 
 import numpy as np
 import pytest
 import runs
 import torch
+from rank_builds import Bench
 from tiny_models import tiny_model
 
-from scalerl.models.policy import Policy
+from scalerl.config import HuggingFaceModel, RunConfig
+from scalerl.config.base import replace
+from scalerl.config.recipe import SCALERL, AdamW, Reinforce
+from scalerl.config.run import Hardware, Learner
+from scalerl.models.policy import Policy, load_policy
 from scalerl.rng import stream_key
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.torch_engine import torch_engine
+from scalerl.rollouts.weights.directory import DirectoryChannel
+from scalerl.train.learner.base import TrainBatch
+from scalerl.train.learner.rank_processes import RankProcesses
+from scalerl.train.learner.ranks import LearnerGroup, RankSpec
+from scalerl.train.learner.single import SingleLearner
 
 pytestmark = [
     pytest.mark.gpu,
@@ -61,3 +71,60 @@ def test_the_fp32_head_brings_bf16_log_probabilities_nearer_on_gpu():
         for fp32 in (True, False)
     }
     assert error[True] < 1e-3 < error[False]
+
+
+def random_batch(rows, width=24):
+    """Random rollouts of several lengths; the weights sum to one, the advantages have both signs."""
+    draw = torch.Generator().manual_seed(rows)
+    lengths = width - torch.arange(rows) % 5
+    trained = (torch.arange(width) >= 3) & (torch.arange(width) < lengths[:, None])
+    return TrainBatch(
+        tokens_BT=torch.randint(2, 48, (rows, width), generator=draw),
+        length_B=lengths,
+        behavior_BT=torch.zeros(rows, width),
+        advantages_B=torch.randn(rows, generator=draw),
+        trained_BT=trained,
+        weights_BT=trained / trained.sum(),
+    )
+
+
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU here")
+
+
+@pytest.mark.parametrize("model", ["qwen3", "qwen3-moe-untied"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=two_gpus)])
+def test_ranks_over_nccl_take_the_updates_of_one_process(ranks, dtype, model, tmp_path):
+    optimizer = AdamW(learning_rate=1e-3, warmup_steps=0, eps=1e-8)
+    config = RunConfig(
+        recipe=replace(SCALERL, loss=Reinforce(), optimizer=optimizer),
+        model=HuggingFaceModel(path=str(tmp_path / "model")),
+        hardware=Hardware(device="cuda", dtype=dtype, trainer_threads=1, generator_threads=1),
+        learner=Learner(micro_batch_tokens=50),
+    )
+    tiny_model(model, initializer_range=0.1).save_pretrained(tmp_path / "model")
+    policy = load_policy(config.model.path, device="cuda", dtype=dtype)
+    single = SingleLearner.of(policy, config.recipe, 50, False)
+    channel = DirectoryChannel(tmp_path / "weights")
+    specs = [RankSpec(config, config.model.path, r, ranks, f"file://{tmp_path}/meet", gpu=r) for r in range(ranks)]
+    processes = RankProcesses([Bench(spec) for spec in specs], [channel], timeout_s=300)
+    try:
+        processes.call("use", config, config.model.path, timeout_s=300)
+        group = LearnerGroup(processes, [channel], single.training_flops, step_timeout_s=120, transfer_timeout_s=120)
+        for rows in (7, 1, 8):
+            ours, theirs = group.step(random_batch(rows)), single.step(random_batch(rows))
+            close = {"abs": 1e-4, "rel": 1e-3} if dtype == "float32" else {"abs": 0.02, "rel": 0.05}
+            assert ours.loss == pytest.approx(theirs.loss, **close)
+            assert ours.grad_norm == pytest.approx(theirs.grad_norm, **close)
+        group.save(tmp_path / "checkpoint")
+        group.load(tmp_path / "checkpoint", updates=3)
+        group.send(3, channel)
+        sent = channel.receive(3)
+        for name, weight in single.policy.weights():
+            assert sent[name].dtype == weight.dtype
+            limit = 1e-4 if dtype == "float32" else 0.01  # three updates of 1e-3, whose signs bf16 may turn
+            torch.testing.assert_close(sent[name], weight.cpu(), atol=limit, rtol=0)
+        group.export(tmp_path / "export")
+        assert load_policy(str(tmp_path / "export")).vocab_size == 48
+    finally:
+        processes.close()

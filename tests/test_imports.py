@@ -24,9 +24,10 @@ LAYERS = {  # package -> packages it may import, itself aside
     "tasks": {"types", "config", "rng", "processes"},
     "prompts": {"types", "config", "rng", "tasks"},
     "rollouts": {"types", "config", "rng", "serialization", "processes", "models"},
+    "cluster": {"config", "rollouts", "train.learner"},
     "placement": {"types", "config", "models.flops", "rollouts"},
     "report": {"types", "config", "scaling"},
-    "study": {"scaling", "config", "types", "report", "files"},
+    "study": {"scaling", "config", "types", "report", "files", "cluster.connect"},
 }
 
 

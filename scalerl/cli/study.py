@@ -44,7 +44,8 @@ def study_main(words: Sequence[str], stop: Callable[[], Callable[[], bool]]) -> 
         options = _resume_parser().parse_args(words[1:])
         from scalerl.study.directory import StudyDirectory
 
-        return _execute(StudyDirectory.open(options.directory), _workers(options), options.allocate, stop)
+        study = StudyDirectory.open(options.directory)
+        return _execute(study, _workers(options, study.plan), options.allocate, stop)
     options, fields = _plan_parser().parse_known_args(words)
     plan = _plan(options, fields)
     from scalerl.files import next_directory
@@ -54,7 +55,7 @@ def study_main(words: Sequence[str], stop: Callable[[], Callable[[], bool]]) -> 
     if options.dry_run:
         _describe(plan, others)
         return 0
-    workers = _workers(options)
+    workers = _workers(options, plan)
     study = StudyDirectory.create(options.output or next_directory(Path("studies"), plan.name), plan)
     return _execute(study, workers, options.allocate, stop, others)
 
@@ -204,14 +205,23 @@ def _execute(
     return 1 if execution.failures else 0
 
 
-def _workers(options: argparse.Namespace) -> Workers:
+def _workers(options: argparse.Namespace, plan: Plan) -> Workers:
     from scalerl.study.workers import LocalWorkers, RayWorkers
 
     if options.jobs < 0:
         raise ConfigError(f"--jobs: got {options.jobs}; allowed: 1 or more")
     if options.ray:
-        return RayWorkers(options.ray, options.jobs, options.ray_cpus, options.ray_gpus)
+        return RayWorkers(options.ray, options.jobs, options.ray_cpus, options.ray_gpus, _own_actors(plan))
     return LocalWorkers(options.jobs or room_here())
+
+
+def _own_actors(plan: Plan) -> dict[str, float]:
+    """Return the cores and GPUs that a run's own actors take, beside the task that starts it: the most of any arm."""
+    from scalerl.cluster.resources import run_resources
+
+    configs = [plan.config(arm, seed=0) for arm in plan.arms]
+    needs = [run_resources(config) for config in configs if config.placement.backend == "ray"]
+    return {name: max((need[name] for need in needs), default=0.0) for name in ("CPU", "GPU")}
 
 
 def room_here() -> int:

@@ -81,6 +81,10 @@ class Placement(Part):
     servers: tuple[str, ...] = ()
     """Addresses of vLLM servers that already run, http://HOST:PORT; empty: servers are started and stopped with the
     run. With addresses, `generators` is their number."""
+    vllm_python: str = ""
+    """Python of an environment with vLLM, for servers that the run starts; empty: the one that runs scalerl."""
+    vllm_arguments: tuple[str, ...] = ()
+    """More arguments of the servers that the run starts, such as ["--gpu-memory-utilization", "0.9"]."""
     restarts: Natural = 3
     """ray: how often a run goes back to its last checkpoint after a trainer rank has died; the count starts again with
     each checkpoint. Engines that die are replaced without that."""
@@ -93,6 +97,10 @@ class Placement(Part):
     take them from a table of well-known models."""
     transfer_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Seconds that one transfer of weights may take before the run stops and names it."""
+
+    step_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
+    """Seconds that several trainer ranks may take for one update, for loading or for a checkpoint before the run stops
+    and names the rank that did not answer."""
 
     @model_validator(mode="after")
     def _check(self) -> Placement:
@@ -119,6 +127,14 @@ class Placement(Part):
     def engines(self) -> int:
         """Number of engines."""
         return len(self.servers) or self.generators
+
+    @property
+    def channels(self) -> tuple[str, ...]:
+        """Weight channels that reach the engines, the best first."""
+        if self.engine == "vllm":
+            # a transfer over NCCL begins in the trainer, which must know the servers when it starts
+            return ("nccl", "directory") if self.servers else ("directory",)
+        return ("shared-memory", "directory") if self.backend == "local" else ("object-store", "directory")
 
     @property
     def gpus_of_a_generator(self) -> int:

@@ -83,6 +83,9 @@ class Evaluation(Part):
     """Held-out prompts of each task, chosen by a hash of their content and never trained on."""
     samples: Count = 16
     """k: samples of each prompt."""
+    replayed: Natural = 8
+    """Samples of each evaluation whose log-probabilities the trainer computes again; 0: none. A run stops where they
+    differ by more than rounding: the generator's weights are then not what was sent."""
 
 
 FULL_SLOTS = 256
@@ -116,8 +119,11 @@ class Rollouts(Part):
     lag_ticks: Annotated[Literal["auto", "measure"] | int, BeforeValidator(_check_lag)] = "auto"
     """Deterministic schedule: decode steps from a batch's completion to the use of the weights it trained. auto: 1.5
     times the expected steps of a batch; measure: by the clock at the first step, so that two equal runs differ."""
-    weights: Literal["shared-memory", "directory"] = "shared-memory"
-    """How weights reach the generators: shared memory, or a directory of safetensors in the run directory."""
+    weights: Literal["auto", "shared-memory", "directory", "object-store", "nccl"] = "auto"
+    """How weights reach the generators. shared-memory: torch engines of one machine. object-store: torch engines on
+    Ray. nccl: vLLM servers given by address, on GPUs. directory: safetensors files in the run directory, slower,
+    wherever both sides see it.
+    auto: the first of these that fits the placement."""
 
 
 class Scoring(Part):
@@ -139,6 +145,10 @@ class Learner(Part):
     """Padded tokens of one forward and backward pass."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
+    accumulate: Literal["local", "sharded"] = "local"
+    """Several trainer ranks: where the gradients of micro-batches add up. local: a rank holds the whole FP32 gradient
+    (4 bytes a weight) and the ranks exchange it once an update; sharded: a rank holds its share, exchanged after every
+    micro-batch."""
 
 
 class Hardware(Part):
@@ -216,6 +226,12 @@ class RunConfig(Part):
                 f"rollouts.slots: got {self.rollouts.slots} for {engines} generators; allowed: at least one slot for "
                 "each generator"
             )
+        allowed = ("auto", *self.placement.channels)
+        if self.rollouts.weights not in allowed:
+            raise ValueError(
+                f"rollouts.weights: got {self.rollouts.weights!r} with placement.backend {self.placement.backend!r} "
+                f"and placement.engine {self.placement.engine!r}; allowed: {', '.join(allowed)}"
+            )
         if self.rollouts.schedule == "deterministic" and not self.placement.deterministic:
             raise ValueError(
                 "rollouts.schedule: got 'deterministic' with engines on Ray or of vLLM, which do not step together; "
@@ -244,6 +260,14 @@ class RunConfig(Part):
         """When new weights become active."""
         chosen = self.rollouts.schedule
         return chosen if chosen != "auto" else "deterministic" if self.placement.deterministic else "eager"
+
+    @property
+    def weights(self) -> str:
+        """Which weight channel: key of CHANNELS."""
+        if self.rollouts.weights != "auto":
+            return self.rollouts.weights
+        channels = [name for name in self.placement.channels if name != "nccl" or self.hardware.device == "cuda"]
+        return channels[0]
 
     @property
     def slots(self) -> int:
@@ -302,12 +326,13 @@ class RunConfig(Part):
         lag = "measured at the first step" if self.rollouts.lag_ticks == "measure" else f"{self.lag_ticks} decode steps"
         used = f"; weights are used {lag} after their batch is complete" if self.lag_is_used else ""
         generators = f", on {self.placement.engines} generators" if self.placement.engines > 1 else ""
+        ranks = f", on {self.placement.trainer_ranks} ranks" if self.placement.trainer_ranks > 1 else ""
         return [
             f"{recipe.name}: {self.steps} steps of {recipe.prompts_per_step} prompts x {recipe.generations_per_prompt} "
             f"generations = {total} completions of up to {longest} tokens (at most {total * longest:,} tokens a step)",
             f"{recipe.off_policy.kind}: tokens at most {recipe.off_policy.max_lag} updates old; {self.slots} "
             f"sequences decoded together{generators}, expected occupancy {self.expected_occupancy:.0%} at a mean "
             f"length of {self.expected_tokens} tokens{used}",
-            f"training: at most {self.learner.micro_batch_tokens:,} padded tokens a micro-batch",
+            f"training: at most {self.learner.micro_batch_tokens:,} padded tokens a micro-batch{ranks}",
             f"evaluation every {checks.every} steps: {sets} x {checks.samples} samples",
         ]

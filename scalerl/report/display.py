@@ -53,7 +53,7 @@ class RunDisplay:
 
     def start(self) -> None:
         """Begin to redraw, on a terminal."""
-        if self.console.is_terminal:
+        if self.console.is_terminal and self._live is None:
             self._live = Live(self._render(), console=self.console, refresh_per_second=4, transient=True)
             self._live.start()
 

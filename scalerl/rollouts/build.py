@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from scalerl.config.run import RunConfig
+from scalerl.models.flops import ModelShape
 from scalerl.models.policy import Policy
 from scalerl.rollouts.activation import ACTIVATIONS
 from scalerl.rollouts.coordinator import Coordinator
@@ -35,6 +36,23 @@ class StateFiles(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What an engine that loads the model itself must know of it.
+
+    Example: ModelFacts(path="Qwen/Qwen3-8B", revision="main", vocabulary=151936, shape=ModelShape(...))
+    """
+
+    path: str
+    """A directory, or a name on the hub."""
+    revision: str
+    """Branch, tag or commit, for a name on the hub."""
+    vocabulary: int
+    """Rows of the LM head."""
+    shape: ModelShape
+    """What the FLOPs depend on."""
+
+
 @dataclass(frozen=True)
 class GeneratorSpec:
     """How to make the coordinator and its engines; handed over by pickling."""
@@ -48,17 +66,18 @@ class GeneratorSpec:
     stop: tuple[int, ...]
     """Token ids that end a sequence."""
     files: StateFiles
+    model: ModelFacts
+    run: Path
+    """The run directory, for logs."""
+    make_engines: MakeEngines
+    """Where the engines live; a function of a module, for pickling."""
 
     def __call__(self, channel: WeightChannel) -> WorkerParts:
         """Load the model and restore the state, in the generator's process."""
         config, recipe = self.config, self.config.recipe
-        count = config.placement.engines
-        specs = [EngineSpec(self, channel, number) for number in range(count)]
-        if count == 1:
-            pairs: Sequence[Sequence[Engine]] = [specs[0]()]
-        else:
-            processes = [EngineProcess(spec, f"generator {spec.number + 1} of {count}") for spec in specs]
-            pairs = [process.engines() for process in processes]
+        notes: list[str] = []
+        specs = [EngineSpec(self, channel, number) for number in range(config.placement.engines)]
+        pairs = self.make_engines(specs, notes.append)
         lag = config.rollouts.lag_ticks
         activation = ACTIVATIONS[config.schedule](lag if isinstance(lag, int) else -1)
         schedule = SCHEDULES[recipe.off_policy.kind](recipe.off_policy, recipe.prompts_per_step, activation)
@@ -67,7 +86,7 @@ class GeneratorSpec:
         state = self.files.load()
         if state is not None:
             coordinator.load_state(state)
-        return WorkerParts(coordinator, self.files.save)
+        return WorkerParts(coordinator, self.files.save, notes)
 
 
 @dataclass(frozen=True)
@@ -79,11 +98,22 @@ class EngineSpec:
     number: int
     """Which of the generators."""
 
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"generator {self.number + 1} of {self.generator.config.placement.engines}"
+
+    @property
+    def slots(self) -> int:
+        """The engine's share of the slots."""
+        config = self.generator.config
+        count = config.placement.engines
+        return config.slots // count + (self.number < config.slots % count)
+
     def __call__(self) -> tuple[Engine, Engine]:
         """Load the model, in the engine's process."""
         config, policy = self.generator.config, self.generator.load_policy()
-        count = config.placement.engines
-        own = config.slots // count + (self.number < config.slots % count)
+        count, own = config.placement.engines, self.slots
         sequences = sum(config.held_out(task) for task in config.data) * config.evaluation.samples
         positions = self.generator.longest_prompt + self.generator.rule.capacity
         fit = EVALUATION_CACHE // (policy.cache_bytes * positions)
@@ -100,3 +130,15 @@ class EngineSpec:
             refill=self.generator.config.rollouts.refill,
             receive=self.channel.receive,
         )
+
+
+MakeEngines = Callable[[Sequence[EngineSpec], Callable[[str], None]], Sequence[Sequence[Engine]]]
+"""Makes, for each spec, an engine for training and one for evaluation; is given what to call with a note."""
+
+
+def local_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[Sequence[Engine]]:
+    """Make one engine in this process, or several each in a process of its own, which step together."""
+    if len(specs) == 1:
+        return [specs[0]()]
+    processes = [EngineProcess(spec, spec.name) for spec in specs]
+    return [process.engines() for process in processes]

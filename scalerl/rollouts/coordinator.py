@@ -1,7 +1,8 @@
 """One schedule over one or many engines: starts groups, forms batches, swaps weights, evaluates.
 
-With engines that are deterministic, everything it does is a function of the prompts and weights it was given, in the
-order of their versions; when they arrive does not matter (but to OnArrival).
+Deterministic engines do a decode step together. Everything the coordinator does is then a function of the prompts and
+weights it was given, in the order of their versions; when they arrive does not matter (but to OnArrival). Engines that
+run on their own are asked what has finished, and a version is active when all of them use it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from scalerl.rng import stream_key
-from scalerl.rollouts.engine import Engine, Finished, Request, Work
+from scalerl.rollouts.engine import POLL_S, Engine, Finished, Request, Work
+from scalerl.rollouts.generate import generate
 from scalerl.rollouts.schedule import Schedule
 from scalerl.serialization import from_plain, to_plain
 from scalerl.types import GeneratorStats, Group, Rollout, Visit
@@ -90,7 +92,8 @@ class Coordinator:
     """Engines that share their weights with those above, by position, and sample held-out prompts."""
     seconds: Seconds = field(default_factory=Seconds)
     ticks: int = 0
-    """Decode steps done since the run began: one of every engine that has work."""
+    """Decode steps done since the run began: one of every engine that has work. Polls that found something, where
+    engines run on their own."""
     finished: dict[int, Group] = field(default_factory=dict)
     """Groups that finished and are in no batch yet."""
     fresh: list[tuple[int, Group]] = field(default_factory=list)
@@ -104,6 +107,11 @@ class Coordinator:
     _dropped: list[Visit] = field(default_factory=list)
     _last: bool = False
     """No visits will come but those in the queue."""
+    _asked: int = -1
+    """Version that the engines were last asked to use."""
+    _asked_at: float = 0.0
+    _quiet: bool = False
+    """The last poll of engines that run on their own found nothing."""
     _work_before: Work = field(default_factory=Work)
 
     # ------------------------------------------------------------------------------------------------------- messages
@@ -116,6 +124,11 @@ class Coordinator:
     def receive(self, update: Update) -> None:
         """Take note of a version; it becomes active when the schedule says so."""
         self._updates[update.version] = update
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether all engines do their decode steps together."""
+        return all(engine.deterministic for engine in self.engines)
 
     @property
     def sampling_version(self) -> int:
@@ -155,14 +168,21 @@ class Coordinator:
         if self.blocked() and not self._idle():
             return []  # two versions are due before this tick, and only the first has come: wait for the second
         self._start_groups()
-        if self._busy():
+        busy = self._busy()
+        if not self.lockstep:
+            self._poll()
+        elif busy:
             for engine in self.engines:
                 engine.advance()
             for engine in self.engines:
                 for finished in engine.poll():
                     self._collect(finished)
             self.ticks += 1
-        self.seconds.busy += time.perf_counter() - began
+        elapsed = time.perf_counter() - began
+        if busy or self.lockstep:
+            self.seconds.busy += elapsed
+        else:
+            self.seconds.idle += elapsed
         batches: list[Formed] = []
         while (chosen := self.schedule.form(self.ticks)) is not None:
             number = self.schedule.next_batch - 1
@@ -197,25 +217,52 @@ class Coordinator:
         """Return the counters so far."""
         work, seconds = sum((engine.work for engine in self.engines), self._work_before), self.seconds
         return GeneratorStats(
-            self.ticks, work.tokens, work.flops, work.slot_steps, seconds.busy, seconds.idle, seconds.swap
+            self.ticks,
+            work.tokens,
+            work.flops,
+            work.slot_steps,
+            seconds.busy,
+            seconds.idle,
+            seconds.swap,
+            work.restarts,
+            work.resampled,
         )
 
     def _busy(self) -> bool:
         return any(engine.occupancy().busy for engine in self.engines)
 
+    def _poll(self) -> None:
+        """Collect what engines that run on their own have finished; wait a little where there was nothing before."""
+        wait_s = POLL_S / len(self.engines) if self._quiet else 0.0
+        found = [finished for engine in self.engines for finished in engine.poll(wait_s)]
+        for finished in found:
+            self._collect(finished)
+        self._quiet = not found
+        self.ticks += bool(found)
+
     def _idle(self) -> bool:
         may_start = bool(self._queue) and self.schedule.may_start()
         return not may_start and not self._busy()
 
+    def _ask(self, version: int) -> bool:
+        """Ask all engines to use a version, once; return whether all of them do."""
+        if self._asked != version:
+            self._asked, self._asked_at = version, time.perf_counter()
+            for engine in self.engines:
+                engine.swap(version)
+        return all(engine.version == version for engine in self.engines)
+
     def _swap(self, version: int) -> None:
-        for engine in self.engines:
-            engine.swap(version)
+        """Wait until all engines use a version; what they finish meanwhile is kept."""
+        while not self._ask(version):
+            self._poll()
 
     def _activate(self, on_activation: Callable[[], None]) -> None:
         while (update := self._updates.get(self.schedule.active + 1)) is not None:
             if not self.schedule.on_arrival(update.version) and not self.schedule.due(self.ticks, self._idle()):
                 return
-            began = time.perf_counter()
+            if update.weights and not self.lockstep and not self._ask(update.version):
+                return  # engines that run on their own swap in their own time, and are polled meanwhile
             self.schedule.activate(update.version)
             self._untrained.pop(update.version - 1)
             del self._updates[update.version]
@@ -225,7 +272,7 @@ class Coordinator:
                 self.schedule.activation = self.schedule.activation.measured(update.lag_ticks)
             if update.weights:
                 self._swap(update.version)
-                self.seconds.swap = time.perf_counter() - began
+                self.seconds.swap = time.perf_counter() - self._asked_at
             on_activation()
 
     def _start_groups(self) -> None:
@@ -327,48 +374,21 @@ class Coordinator:
         self._dropped = [from_plain(Visit, v) for v in state["dropped"]]
         self.seconds.busy, self.seconds.idle = state["seconds"]
         self._work_before = from_plain(Work, state["work_before"])
-        for number, engine_state in enumerate(state["engines"]):
-            if engine_state is not None:
-                self.engines[number].load_state(engine_state)
-                continue
-            self._work_before += from_plain(Work, state["works"][number])
-            for index, group in self._open.items():  # this engine cannot hold them: sampled again from their prompts
-                if group.engine == number:
-                    self._submit(index, [s for s, rollout in enumerate(group.rollouts) if rollout is None])
+        states = state["engines"]
+        exact = len(states) == len(self.engines) and all(
+            held is not None and engine.exact_resume for held, engine in zip(states, self.engines, strict=True)
+        )
+        if exact:
+            for engine, held in zip(self.engines, states, strict=True):
+                engine.load_state(held)
+            return
+        # other engines, or ones that cannot hold sequences in flight: those are sampled again from their prompts
+        self._work_before = sum((from_plain(Work, work) for work in state["works"]), self._work_before)
+        for index, group in self._open.items():
+            group.engine %= len(self.engines)
+            self._submit(index, [s for s, rollout in enumerate(group.rollouts) if rollout is None])
 
 
 def sample_key(seed: int, visit: Visit, sample: int) -> int:
     """Return the key of a training sample's random stream."""
     return stream_key(seed, "train", visit.prompt.id, visit.number, sample)
-
-
-def generate(engines: Sequence[Engine], visits: Sequence[Visit], samples: int, seed: int, purpose: str) -> list[Group]:
-    """Run idle engines over a fixed list of prompts until all are done, with their weights as they are.
-
-    Args:
-        engines: the prompts are dealt to them in turn.
-        visits: the prompts.
-        samples: rollouts of each.
-        seed: of the streams.
-        purpose: keeps the streams apart from those of training.
-
-    Returns:
-        One group a visit, in order.
-    """
-    for number, engine in enumerate(engines):
-        engine.submit(
-            [
-                Request((i, s), visit.prompt.tokens, stream_key(seed, purpose, visit.prompt.id, visit.number, s))
-                for i, visit in enumerate(visits)
-                if i % len(engines) == number
-                for s in range(samples)
-            ]
-        )
-    rollouts: dict[tuple[int, int], Rollout] = {}
-    while any(engine.occupancy().busy for engine in engines):
-        for engine in engines:
-            engine.advance()
-        for engine in engines:
-            rollouts |= {done.id: done.rollout for done in engine.poll()}
-    groups = [tuple(rollouts[i, s] for s in range(samples)) for i in range(len(visits))]
-    return [Group(visit, g, engines[0].version) for visit, g in zip(visits, groups, strict=True)]

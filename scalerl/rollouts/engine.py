@@ -14,6 +14,9 @@ from typing import Any, Protocol
 
 from scalerl.types import Rollout
 
+POLL_S = 0.005
+"""Seconds for which engines that run on their own are waited for, all together, where none had finished anything."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -77,6 +80,10 @@ class Work:
     slot_steps: int = 0
     """Slots x decode steps."""
     flops: float = 0.0
+    restarts: int = 0
+    """Times that it died and was started again."""
+    resampled: int = 0
+    """Sequences that were sampled again because of that."""
 
     def __add__(self, other: Work) -> Work:
         """Return the sum of two engines' work."""
@@ -85,6 +92,8 @@ class Work:
             self.tokens + other.tokens,
             self.slot_steps + other.slot_steps,
             self.flops + other.flops,
+            self.restarts + other.restarts,
+            self.resampled + other.resampled,
         )
 
 
@@ -107,11 +116,15 @@ class Engine(Protocol):
     """Continuous batching with per-token log-probabilities and versions."""
 
     deterministic: bool
-    """Whether `poll` does exactly one decode step, and equal requests and weights give equal tokens."""
+    """Whether `poll` does exactly one decode step, and equal requests and weights give equal tokens. Engines that are
+    not run on their own: `poll` returns what has finished since."""
     exact_resume: bool
     """Whether `state` holds the sequences in flight with their cache. If not, they are submitted again on resume."""
-    work: Work
-    """What it did so far."""
+
+    @property
+    def work(self) -> Work:
+        """What it did so far."""
+        ...
 
     @property
     def version(self) -> int:
@@ -143,7 +156,11 @@ class Engine(Protocol):
         ...
 
     def swap(self, version: int) -> None:
-        """Use new weights, received over the engine's weight channel; running sequences keep their cache."""
+        """Use new weights, received over the engine's weight channel; running sequences keep their cache.
+
+        A deterministic engine uses them when this returns. Another may still be at it: `version` says what it uses, and
+        it samples nothing before the first swap.
+        """
         ...
 
     def state(self) -> dict[str, Any]:

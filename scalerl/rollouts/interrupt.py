@@ -23,6 +23,9 @@ Bools = npt.NDArray[np.bool_]
 NEVER = 1 << 40
 """A count that no rollout reaches."""
 
+INTERRUPT_DRAW = np.asarray([NEVER])
+"""Position in a sample's random stream that picks its interruption point; tokens use positions from 0."""
+
 
 @dataclass(frozen=True, slots=True)
 class LengthRule:

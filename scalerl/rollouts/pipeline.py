@@ -6,9 +6,7 @@ through a channel. coordinator.py and schedule.py decide what a run computes; he
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import multiprocessing
 import queue
 import threading
 import time
@@ -17,9 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from scalerl.config.base import ConfigError
 from scalerl.rollouts.coordinator import Update
+from scalerl.rollouts.spawned import Launch, SpawnedWorker, WorkerHandle
 from scalerl.rollouts.weights.base import WeightChannel
-from scalerl.rollouts.worker import Build, First, run_worker
+from scalerl.rollouts.worker import Build, First
 from scalerl.types import GeneratorStats, Group, ScoredGroup, Visit
 
 SendWeights = Callable[[int, WeightChannel], None]
@@ -70,7 +70,12 @@ class Pipeline:
     """The trainer's side of the generator process."""
 
     def __init__(
-        self, build: Build, channel: WeightChannel, score: Score, stop_requested: Callable[[], bool] = lambda: False
+        self,
+        build: Build,
+        channel: WeightChannel,
+        score: Score,
+        stop_requested: Callable[[], bool] = lambda: False,
+        launch: Launch = SpawnedWorker,
     ) -> None:
         """Prepare; nothing runs before `start`.
 
@@ -79,14 +84,17 @@ class Pipeline:
             channel: carries weights.
             score: starts to score a group.
             stop_requested: asked while waiting; when it returns True, `take` raises Interrupted.
+            launch: starts the process.
         """
+        self._launch = launch
+        self._worker: WorkerHandle | None = None
         self._build, self._channel, self._score, self._stop_requested = build, channel, score, stop_requested
         self._held: set[int] = set()
         self._pending: dict[int, PendingScores] = {}
         self._inbox: dict[str, queue.SimpleQueue[Any]] = {
-            name: queue.SimpleQueue() for name in ("ready", "batch", "evaluated", "snapshot", "released")
+            name: queue.SimpleQueue() for name in ("ready", "batch", "evaluated", "snapshot", "released", "note")
         }
-        self._death: str | None = None
+        self._death: RuntimeError | ConfigError | None = None
         self.waited_s = 0.0
         """Seconds `take` has waited so far, for batches and their scores."""
         self.waited_for_scores_s = 0.0
@@ -101,16 +109,7 @@ class Pipeline:
             visits: prompts that may be started under them.
         """
         self._send_weights(version, send)
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(
-            target=run_worker,
-            args=(theirs, self._channel, self._build, First(version, tuple(visits))),
-            name="generator",
-        )
-        self._process.start()
-        atexit.register(self._process.kill)  # before multiprocessing's own handler, which would wait for ever
-        theirs.close()  # else the end of the process would not end the pipe
+        self._worker = self._launch(self._channel, self._build, First(version, tuple(visits)))
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -202,28 +201,32 @@ class Pipeline:
 
     # ----------------------------------------------------------------------------------------------------- process
 
+    def notes(self) -> list[str]:
+        """Return what a person should hear of, since the last call: engines that died, for example."""
+        source, out = self._inbox["note"], list[str]()
+        while not source.empty():
+            out.append(source.get())
+        return out
+
     def close(self) -> None:
         """End the process."""
-        if not hasattr(self, "_process"):
+        if self._worker is None:
             return
         with contextlib.suppress(OSError):  # it is gone already
-            self._connection.send(("stop",))
-        self._process.join(timeout=2)
-        if self._process.is_alive():  # in the middle of a long tick
-            self._process.kill()
-            self._process.join()
-        atexit.unregister(self._process.kill)
+            self._worker.connection.send(("stop",))
+        self._worker.end(wait_s=2)
         self._reader.join(timeout=5)
         for version in self._held:
             self._channel.drop(version)
         self._held.clear()
+        self._worker = None
 
     def _send(self, *message: Any) -> None:
+        assert self._worker is not None, "the pipeline was not started"
         try:
-            self._connection.send(message)
+            self._worker.connection.send(message)
         except OSError:
-            self._process.join(timeout=1)
-            raise WorkerDied(self._death or self._obituary()) from None
+            raise self._death or WorkerDied(self._worker.obituary()) from None
 
     def _result(self, pending: PendingScores, interruptible: bool = True) -> ScoredGroup:
         while not pending.wait(0.2):
@@ -238,7 +241,7 @@ class Pipeline:
                 return source.get(timeout=0.2)
             except queue.Empty:
                 if self._death is not None and source.empty():
-                    raise WorkerDied(self._death) from None
+                    raise self._death from None
                 if interruptible and self._stop_requested():
                     raise Interrupted from None
 
@@ -248,15 +251,18 @@ class Pipeline:
         Consumes: messages of the generator process. Produces: queue entries and pending scores.
         Waits for: the pipe. Unblocked by: a message, or the end of the process, which is remembered as the reason.
         """
+        worker = self._worker
+        assert worker is not None
         while True:
             try:
-                name, content = self._connection.recv()
+                name, content = worker.connection.recv()
             except (EOFError, OSError):
-                self._process.join(timeout=2)
-                self._death = self._death or self._obituary()
+                self._death = self._death or WorkerDied(worker.obituary())
                 return
             if name == "failed":
-                self._death = f"the generator process ({self._process.pid}) failed:\n{content}"
+                self._death = WorkerDied(f"{worker.name} failed:\n{content}")
+            elif name == "refused":
+                self._death = ConfigError(content)
             elif name == "group":
                 index, group = content
                 self._pending[index] = self._score(group)
@@ -265,8 +271,3 @@ class Pipeline:
                     self._pending.pop(index, None)
             else:
                 self._inbox[name].put(content)
-
-    def _obituary(self) -> str:
-        code = self._process.exitcode
-        how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
-        return f"the generator process ({self._process.pid}) {how}"

@@ -1,21 +1,20 @@
 """The generator's process: it drains messages, lets the coordinator step, and sends what it completes.
 
 Messages in (a tuple, its name first): update, evaluate, snapshot, stop. Messages out: ready, group, dropped, batch,
-evaluated, snapshot, released, failed.
+evaluated, snapshot, released, note, refused, failed.
 """
 
 from __future__ import annotations
 
-import signal
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from scalerl.processes import obey_parent
+from scalerl.config.base import ConfigError
 from scalerl.rollouts.coordinator import Coordinator, Formed, Update
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.types import Visit
@@ -30,6 +29,8 @@ class WorkerParts:
 
     coordinator: Coordinator
     save: SaveState
+    notes: list[str] = field(default_factory=list)
+    """What a person should hear of, such as an engine that was started again; the process empties it."""
 
 
 Build = Callable[[WeightChannel], WorkerParts]
@@ -48,7 +49,7 @@ class First:
     visits: tuple[Visit, ...] = ()
 
 
-def run_worker(connection: Connection, channel: WeightChannel, build: Build, first: First) -> None:
+def serve(connection: Connection, channel: WeightChannel, build: Build, first: First) -> None:
     """Run until told to stop.
 
     Consumes: messages of the pipeline, and weights of the channel.
@@ -56,7 +57,6 @@ def run_worker(connection: Connection, channel: WeightChannel, build: Build, fir
     Waits for: a message, when the coordinator is blocked.
     Unblocked by: a message, or the death of the parent, which ends this process.
     """
-    obey_parent(signal.SIGINT, signal.SIGTERM)
     try:
         parts = build(channel)
         parts.coordinator.begin(first.version, first.visits)
@@ -64,6 +64,8 @@ def run_worker(connection: Connection, channel: WeightChannel, build: Build, fir
         _Loop(connection, channel, parts, first.version).run()
     except (BrokenPipeError, EOFError, ConnectionResetError):
         return  # the parent is gone
+    except ConfigError as error:  # something that a person can correct: no traceback
+        connection.send(("refused", str(error)))
     except Exception:  # the one place where a worker may die: the parent is told, and raises
         connection.send(("failed", traceback.format_exc()))
 
@@ -103,6 +105,9 @@ class _Loop:
         self.coordinator.fresh.clear()
         for batch in batches:
             self.connection.send(("batch", (batch.number, list(batch.groups), batch.stats, batch.dropped)))
+        for note in self.parts.notes:
+            self.connection.send(("note", note))
+        self.parts.notes.clear()
         if self.coordinator.late:
             self.connection.send(("dropped", tuple(self.coordinator.late)))
             self.coordinator.late.clear()

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -87,7 +87,9 @@ class RayJob:
 class RayWorkers:
     """Tasks on a Ray cluster whose nodes share the file system of the study and have scalerl installed."""
 
-    def __init__(self, address: str, count: int, cpus: float, gpus: float) -> None:
+    def __init__(
+        self, address: str, count: int, cpus: float, gpus: float, own: Mapping[str, float] | None = None
+    ) -> None:
         """Connect.
 
         Args:
@@ -95,27 +97,23 @@ class RayWorkers:
             count: tasks at once; 0 for as many as fit on the cluster.
             cpus: cores per run.
             gpus: GPUs per run.
+            own: cores (CPU) and GPUs that a run takes for actors of its own. Only as many runs are started as leave
+                room for them: runs that hold the whole cluster would wait for their actors for ever.
 
         Raises:
             ConfigError: Ray is not installed, or the cluster does not answer or is too small for one run.
         """
-        try:
-            import ray
-        except ImportError:
-            raise ConfigError("--ray needs Ray here and on the cluster: pip install 'scalerl[ray]'") from None
-        try:
-            ray.init(address=address, log_to_driver=False, include_dashboard=False if address == "local" else None)
-        except (ConnectionError, ValueError) as error:
-            raise ConfigError(
-                f"--ray {address}: no cluster answers there ({error}); start one with `ray start`"
-            ) from None
+        from scalerl.cluster.connect import connect
+
+        ray = connect(address, "--ray")
         self._ray = ray
         have = ray.cluster_resources()
-        needs = {"CPU": cpus, "GPU": gpus}
+        own = own or {}
+        needs = {"CPU": cpus + own.get("CPU", 0.0), "GPU": gpus + own.get("GPU", 0.0)}
         room = min((have.get(name, 0.0) // need for name, need in needs.items() if need), default=1.0)
         if room < 1:
             raise ConfigError(
-                f"--ray {address}: a run needs {cpus:g} cores and {gpus:g} GPUs; "
+                f"--ray {address}: a run needs {needs['CPU']:g} cores and {needs['GPU']:g} GPUs; "
                 f"the cluster has {have.get('CPU', 0):g} cores and {have.get('GPU', 0):g} GPUs"
             )
         self.count = int(min(room, count or room))

@@ -13,7 +13,7 @@ def run_to_end(run: Session) -> list[str]:
     """Train until something ends the run, save what it did, and return the closing lines for the user.
 
     Raises:
-        TrainingFailed, WorkerDied, RewardError: after everything that can be saved is saved.
+        TrainingFailed, WorkerDied, LearnerDied, RewardError: after everything that can be saved is saved.
     """
     try:
         run.pipeline.wait_ready()

@@ -16,14 +16,18 @@ from scalerl.models.layout import WeightLayout
 from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer
 from scalerl.prompts.dataset import load_prompts
 from scalerl.prompts.mixture import make_curriculum
-from scalerl.rollouts.build import GeneratorSpec
+from scalerl.rollouts.build import GeneratorSpec, ModelFacts
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.local.torch_engine import check_engine
 from scalerl.rollouts.pipeline import Pipeline
-from scalerl.rollouts.weights import CHANNELS
+from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.serialization import from_plain
 from scalerl.tasks.scoring import make_scoring
+from scalerl.train.backends import BACKENDS, Backend
 from scalerl.train.checkpoint import FORMAT, CheckpointStore, load_plain, load_state, save_state
+from scalerl.train.learner.base import Learner
+from scalerl.train.learner.policy_learner import batch_flops
+from scalerl.train.learner.ranks import LearnerGroup
 from scalerl.train.learner.single import SingleLearner
 from scalerl.train.run_dir import RunDirectory, check_empty
 from scalerl.train.session import Display, Progress, Session
@@ -46,6 +50,13 @@ def resolve(config: RunConfig) -> RunConfig:
         generator_threads=hardware.generator_threads or half,
         trainer_threads=hardware.trainer_threads or half,
     )
+    ranks = config.placement.trainer_ranks
+    if ranks > 1 and device == "cuda" and config.placement.backend == "local" and torch.cuda.device_count() < ranks:
+        raise ConfigError(
+            f"placement.trainer_ranks: got {ranks}, and torch sees {torch.cuda.device_count()} GPUs on this machine; "
+            "allowed: a GPU for each rank, placement.backend = 'ray' for the GPUs of a cluster, or hardware.device = "
+            "'cpu'"
+        )
     rollouts = replace(config.rollouts, slots=config.slots)
     if rollouts.lag_ticks == "auto" or not config.lag_is_used:
         rollouts = replace(rollouts, lag_ticks=replace(config, rollouts=rollouts).lag_ticks)
@@ -100,34 +111,49 @@ def _assemble(
     directory: RunDirectory | None = None,
 ) -> Session:
     torch.set_num_threads(config.hardware.trainer_threads)
+    backend = BACKENDS[config.placement.backend](config)
     model_path = _model_path(config, display)
     tokenizer = load_tokenizer(model_path, _revision(config))
     prompts = load_prompts(config, tokenizer)
     scoring = make_scoring(config, lambda tokens: list(tokenizer.batch_decode(tokens, skip_special_tokens=True)))
-    policy = _load(config, model_path)
+    ranks = config.placement.trainer_ranks
+    # with several ranks this process only looks at the model: they load their own shares of it
+    policy = _load(config, model_path, "cpu" if ranks > 1 else config.hardware.device)
     check_vocabulary(tokenizer, policy, model_path)
     rule = length_rule(config.recipe.length, lambda text: tokenizer.encode(text, add_special_tokens=False))
     _check_length(policy, rule, prompts.longest)
-    check_engine(policy)
+    if config.placement.engine == "torch":
+        check_engine(policy)
     directory = directory or RunDirectory.create(path, config)
     for note in (*prompts.notes, *_length_notes(rule)):
         display.note(note)
     stop = _stop_tokens(policy, tokenizer)
-    spec = GeneratorSpec(config, LoadPolicy(config, model_path), prompts.longest, rule, stop, LoadState(checkpoint))
-    channel = CHANNELS[config.rollouts.weights](WeightLayout.of(policy.weights()), path)
-    learner = config.learner
+    spec = GeneratorSpec(
+        config=config,
+        load_policy=LoadPolicy(config, model_path),
+        longest_prompt=prompts.longest,
+        rule=rule,
+        stop=stop,
+        files=LoadState(checkpoint),
+        model=ModelFacts(model_path, _revision(config), policy.vocab_size, policy.shape),
+        run=path,
+        make_engines=backend.make_engines,
+    )
+    channel = backend.channel(WeightLayout.of(policy.weights()), path)
+    learner = _several(config, model_path, policy, channel, backend) if ranks > 1 else _single(config, policy)
     session = Session(
         config=config,
         directory=directory,
         checkpoints=CheckpointStore(path / "checkpoints", config.checkpoint.keep),
-        pipeline=Pipeline(spec, channel, scoring.submit, stop_requested),
-        learner=SingleLearner.of(policy, config.recipe, learner.micro_batch_tokens, learner.gradient_checkpointing),
+        pipeline=Pipeline(spec, channel, scoring.submit, stop_requested, backend.launch),
+        learner=learner,
         curriculum=make_curriculum(config, prompts.training),
         prompts=prompts,
         scoring=scoring,
         tokenizer=tokenizer,
         display=display,
         stop_requested=stop_requested,
+        devices=ranks if config.hardware.device == "cuda" else 1,
     )
     if checkpoint is None:
         directory.rewind({})
@@ -135,6 +161,25 @@ def _assemble(
     else:
         _restore(session, checkpoint)
     return session
+
+
+def _single(config: RunConfig, policy: Policy) -> Learner:
+    """Return the learner of one process, which takes the policy over."""
+    settings = config.learner
+    return SingleLearner.of(policy, config.recipe, settings.micro_batch_tokens, settings.gradient_checkpointing)
+
+
+def _several(config: RunConfig, model_path: str, policy: Policy, channel: WeightChannel, backend: Backend) -> Learner:
+    """Return the learner of several ranks; of the policy only its shape is used."""
+    placement, checkpointing = config.placement, config.learner.gradient_checkpointing
+    shape = policy.shape
+    return LearnerGroup(
+        backend.start_ranks(config, model_path, [channel]),
+        [channel],
+        lambda batch: batch_flops(shape, batch, checkpointing),
+        step_timeout_s=placement.step_timeout_s,
+        transfer_timeout_s=placement.transfer_timeout_s,
+    )
 
 
 def _restore(session: Session, checkpoint: Path) -> None:
@@ -155,7 +200,7 @@ def _restore(session: Session, checkpoint: Path) -> None:
 
 
 def _check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
-    """Refuse a checkpoint of an earlier version, or of another configuration; more steps are allowed."""
+    """Refuse a checkpoint of an earlier version or another configuration; steps and placement may change."""
     state = load_plain(checkpoint, "trainer")
     if state.get("format") != FORMAT:
         raise ConfigError(
@@ -164,7 +209,7 @@ def _check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
             f"start a new run from its weights, once exported: scalerl train --model {path}/model"
         )
     before = parse_config(state["config"], f"{checkpoint}/trainer.json")
-    free = {"steps": before.steps, "checkpoint": before.checkpoint}
+    free = {"steps": before.steps, "checkpoint": before.checkpoint, "placement": before.placement}
     if replace(config, **free) == before:
         return
     old, new = to_toml(before).splitlines(), to_toml(replace(config, **free)).splitlines()
@@ -197,13 +242,12 @@ def _revision(config: RunConfig) -> str:
     return config.model.revision if isinstance(config.model, HuggingFaceModel) else "main"
 
 
-def _load(config: RunConfig, model_path: str) -> Policy:
-    hardware = config.hardware
+def _load(config: RunConfig, model_path: str, device: str) -> Policy:
     return load_policy(
         model_path,
         revision=_revision(config),
-        device=hardware.device,
-        dtype=hardware.dtype,
+        device=device,
+        dtype=config.hardware.dtype,
         fp32_head=config.recipe.fp32_head,
     )
 
@@ -244,7 +288,7 @@ class LoadPolicy:
     def __call__(self) -> Policy:
         """Load the model, with the generator's share of the CPU."""
         torch.set_num_threads(max(1, self.config.hardware.generator_threads // self.config.placement.engines))
-        return _load(self.config, self.model_path)
+        return _load(self.config, self.model_path, self.config.hardware.device)
 
 
 @dataclass(frozen=True)

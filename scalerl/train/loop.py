@@ -25,7 +25,7 @@ def train(run: Session) -> None:
 
     Raises:
         TrainingFailed: the loss or gradient was not finite.
-        WorkerDied, Interrupted, RewardError: from the parts; the last checkpoint is untouched.
+        WorkerDied, LearnerDied, Interrupted, RewardError: from the parts; the last checkpoint is untouched.
     """
     recipe = run.config.recipe
     while not run.finished and not run.stop_requested():

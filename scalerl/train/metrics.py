@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,16 @@ class TokenMeter:
         self._sums["entropy"] += float(entropy_N.sum())
         low, high = self._extremes
         self._extremes = [min(low, float(log_ratio_N.min())), max(high, float(log_ratio_N.max()))]
+
+    @classmethod
+    def merged(cls, meters: Sequence[TokenMeter]) -> TokenMeter:
+        """Return the meter that would have taken in all that these have: the ranks' shares of one step."""
+        return cls(
+            tokens=sum(meter.tokens for meter in meters),
+            loss=sum(meter.loss for meter in meters),
+            _sums={name: sum(meter._sums[name] for meter in meters) for name in meters[0]._sums},
+            _extremes=[min(meter._extremes[0] for meter in meters), max(meter._extremes[1] for meter in meters)],
+        )
 
     def means(self) -> dict[str, Any]:
         """Return means and extremes, by their names in StepStats."""

@@ -31,7 +31,8 @@ class RunDirectory:
             ConfigError: another process holds it.
         """
         self.path = path
-        if take_hold(path) is None:
+        self._lock = take_hold(path)
+        if self._lock is None:
             raise ConfigError(f"{path}: another process is training in this run directory; wait for it or stop it")
 
     @classmethod
@@ -57,6 +58,12 @@ class RunDirectory:
         config = saved_config(path)
         (path / "rollouts").mkdir(exist_ok=True)
         return cls(path), config
+
+    def close(self) -> None:
+        """Give up the hold."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def save_config(self, config: RunConfig) -> None:
         """Write config.toml at once."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from scalerl.config import RunConfig, to_toml
@@ -16,6 +18,7 @@ from scalerl.prompts.dataset import PromptSplit
 from scalerl.prompts.mixture import Mixture
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.pipeline import Pipeline, RolloutBatch
+from scalerl.rollouts.replay import ReplayMismatch, bound_of, check_difference
 from scalerl.rollouts.schedule import groups_beyond
 from scalerl.serialization import to_plain
 from scalerl.tasks.scoring import ScoringService
@@ -24,7 +27,7 @@ from scalerl.train.evaluation import by_task, eval_point, held_out_visits
 from scalerl.train.learner.base import BadGradient, Learner, StepStats, TrainBatch
 from scalerl.train.run_dir import RunDirectory
 from scalerl.train.stopwatch import Stopwatch
-from scalerl.types import EvalPoint, GeneratorStats, Visit
+from scalerl.types import EvalPoint, GeneratorStats, ScoredGroup, Visit
 
 
 class TrainingFailed(RuntimeError):
@@ -97,6 +100,8 @@ class Session:
     _before: GeneratorStats = field(default_factory=lambda: GeneratorStats(0, 0, 0.0))
     _waited_before: float = 0.0
     _scores_before: float = 0.0
+    _replayed: float = math.nan
+    """Largest difference of log-probabilities at the last evaluation."""
     _taken: RolloutBatch = field(default_factory=lambda: RolloutBatch(-1, (), GeneratorStats(0, 0, 0.0)))
     """The batch under way."""
     _begun: set[int] = field(default_factory=set)
@@ -107,9 +112,11 @@ class Session:
         return self.progress.step >= self.config.steps or self.progress.exhausted
 
     def close(self) -> None:
-        """End the generator process and the verifiers."""
+        """End the processes of generator, learner and verifiers, and let go of the run directory."""
         self.pipeline.close()
+        self.learner.close()
         self.scoring.close()
+        self.directory.close()
 
     # ------------------------------------------------------------------------------------------------------- prompts
 
@@ -220,7 +227,7 @@ class Session:
         step, visits = self.progress.step, held_out_visits(self.prompts.held_out)
         samples = self.config.evaluation.samples
         groups, eval_s = self.pipeline.evaluate(step, self.learner.send, visits, samples)
-        self.clock.leave_out(eval_s)
+        self.clock.leave_out(eval_s + self._replay(step, groups))
         hours = self.device_hours  # read once: all tasks' points are at the same compute
         points = [
             eval_point(
@@ -236,6 +243,26 @@ class Session:
         self.points += points
         self.directory.add_points(points)
         self.display.point(self.points)
+
+    def _replay(self, step: int, groups: Sequence[ScoredGroup]) -> float:
+        """Check that a few samples have the probability of the learner's weights; return the seconds it took.
+
+        Raises:
+            TrainingFailed: they have not.
+        """
+        wanted, began = self.config.evaluation.replayed, time.perf_counter()
+        if not wanted:
+            return 0.0
+        spread = groups[:: max(1, len(groups) // wanted)][:wanted]
+        rollouts = [(scored.group.visit.prompt.tokens, scored.group.rollouts[0]) for scored in spread]
+        difference = self.learner.check(step, rollouts)
+        if difference is not None:
+            self._replayed = difference.largest
+            try:
+                check_difference(difference, step, bound_of(getattr(torch, self.config.hardware.dtype)))
+            except ReplayMismatch as error:
+                raise TrainingFailed(f"step {step}: {error}") from None
+        return time.perf_counter() - began
 
     @property
     def device_hours(self) -> float:
@@ -306,11 +333,16 @@ class Session:
             "retired_prompts": len(self.curriculum.retired),
             "dropped_groups": self.progress.dropped_groups,
             "verifier_timeouts": self.scoring.timeouts,
+            "replay_difference": self._replayed,
+            "engine_restarts": now.restarts,
+            "resampled": now.resampled,
             "device_hours": self.device_hours,
             "flops": self.flops,
             "tokens": now.tokens,
         }
         self.directory.append("metrics.jsonl", [full_row])
+        for note in self.pipeline.notes():
+            self.display.note(note)
         self.display.step(full_row)
 
     def _record_samples(self, taken: RolloutBatch, count: int = 4) -> None:

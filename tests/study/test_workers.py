@@ -75,3 +75,6 @@ def test_tasks_of_a_cluster_leave_exit_code_and_words_and_can_be_stopped(ray, tm
     assert code_of(job) in (143, 1)
     with pytest.raises(ConfigError, match="a run needs 64 cores and 0 GPUs; the cluster has 2 cores"):
         RayWorkers("auto", 0, 64.0, 0.0)
+    assert RayWorkers("auto", 0, 0.5, 0.0, {"CPU": 1.0, "GPU": 0.0}).count == 1  # two runs would leave no core
+    with pytest.raises(ConfigError, match="a run needs 3 cores and 1 GPUs; the cluster has 2 cores"):
+        RayWorkers("auto", 0, 1.0, 0.0, {"CPU": 2.0, "GPU": 1.0})

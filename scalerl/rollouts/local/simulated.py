@@ -63,7 +63,6 @@ class CalendarEngine:
             length_of: a request's length.
         """
         self.slots, self._length_of = slots, length_of
-        self.work = Work()
         self._steps, self._tokens = 0, 0
         self._waiting: deque[Request] = deque()
         self._running: dict[tuple[int, int], tuple[Request, int]] = {}
@@ -73,8 +72,13 @@ class CalendarEngine:
         self.version = 0
         """Version of the weights in use."""
         self._versions = np.zeros(1 << 10, np.int32)
-        """Version of each step, from step `_first` on; rollouts hold slices of it."""
-        self._first = 0
+        """Version of each step, from step `_first` to `_noted`; rollouts hold slices of it."""
+        self._first, self._noted = 0, 0
+
+    @property
+    def work(self) -> Work:
+        """What it did so far."""
+        return Work(self._steps, self._tokens, self.slots * self._steps, float(self._tokens))
 
     def occupancy(self) -> Occupancy:
         """Return how full the engine is."""
@@ -96,27 +100,30 @@ class CalendarEngine:
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
         """Give every running sequence one token; return those that ended."""
-        for _ in range(min(len(self._waiting), self.slots - len(self._running))):
+        while self._waiting and len(self._running) < self.slots:
             request = self._waiting.popleft()
             self._running[request.id] = (request, self._steps)
             self._ends.setdefault(self._steps + self._length_of(request) - 1, []).append(request.id)
         if not self._running:
             return []
-        self._note_version()
         self._tokens += len(self._running)
         ended = self._ends.pop(self._steps, ())
         self._steps += 1
-        self.work = Work(self._steps, self._tokens, self.slots * self._steps, float(self._tokens))
+        if not ended:
+            return []
+        self._note_versions()
         return [Finished(one, self._rollout(self._running.pop(one)[1])) for one in ended if one in self._running]
 
     def swap(self, version: int) -> None:
         """Use new weights from the next step on."""
+        self._note_versions()
         self.version = version
 
     def state(self) -> dict[str, Any]:
         """Return everything needed to go on exactly but the weights."""
         running = [[list(r.id), list(r.prompt), r.key, started] for r, started in self._running.values()]
         waiting = [[list(r.id), list(r.prompt), r.key] for r in self._waiting]
+        self._note_versions()
         seen = self._versions[: self._steps - self._first]
         return {
             "counts": [self._steps, self._tokens, self._first],
@@ -128,7 +135,7 @@ class CalendarEngine:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         self._steps, self._tokens, self._first = state["counts"]
-        self.work = Work(self._steps, self._tokens, self.slots * self._steps, float(self._tokens))
+        self._noted = self._steps
         self._versions = np.concatenate([state["seen"], np.zeros(1 << 10, np.int32)])
         self._waiting = deque(Request(tuple(w[0]), tuple(w[1]), w[2]) for w in state["waiting"])
         self._running, self._ends = {}, {}
@@ -143,13 +150,15 @@ class CalendarEngine:
         versions = self._versions[started - self._first : self._steps - self._first]
         return Rollout(tokens, logps, versions, sampled, truncated=False, interrupted=False)
 
-    def _note_version(self) -> None:
-        """Write down the version of the step under way; what a full array holds of the past goes with its rollouts."""
-        if self._steps - self._first == len(self._versions):
-            oldest = next(iter(self._running.values()))[1]
-            kept = self._versions[oldest - self._first :]
-            self._versions, self._first = np.concatenate([kept, np.zeros(len(kept) + (1 << 10), np.int32)]), oldest
-        self._versions[self._steps - self._first] = self.version
+    def _note_versions(self) -> None:
+        """Write down the version of the steps since the last call; what a full array holds of the past is left."""
+        if self._steps - self._first > len(self._versions):
+            oldest = min((started for _, started in self._running.values()), default=self._noted)
+            kept = self._versions[min(oldest, self._noted) - self._first : self._noted - self._first]
+            room = np.zeros(self._steps - self._noted + (1 << 10), np.int32)
+            self._versions, self._first = np.concatenate([kept, room]), self._noted - len(kept)
+        self._versions[self._noted - self._first : self._steps - self._first] = self.version
+        self._noted = self._steps
 
 
 @cache

@@ -12,11 +12,17 @@ import numpy as np
 
 from scalerl.rng import uniforms
 from scalerl.rollouts.engine import Finished, Request
-from scalerl.rollouts.interrupt import NEVER, Ints, LengthRule, closed_at, forced_tokens, interrupt_point, out_of_budget
+from scalerl.rollouts.interrupt import (
+    INTERRUPT_DRAW,
+    NEVER,
+    Ints,
+    LengthRule,
+    closed_at,
+    forced_tokens,
+    interrupt_point,
+    out_of_budget,
+)
 from scalerl.types import Rollout
-
-_INTERRUPT_DRAW = np.asarray([(1 << 40)])
-"""Position in a sample's stream that picks its interruption point; tokens use positions from 0."""
 
 
 class SlotTable:
@@ -48,7 +54,7 @@ class SlotTable:
         assert self.requests[slot] is None, slot
         self.requests[slot] = request
         key = np.asarray([request.key], dtype=np.uint64)
-        uniform = float(uniforms(key, _INTERRUPT_DRAW)[0])
+        uniform = float(uniforms(key, INTERRUPT_DRAW)[0])
         values = {
             "tokens": -1, "sampled": False, "busy": True, "count": 0, "prompt_length": len(request.prompt),
             "closed_at": NEVER, "interrupt_at": interrupt_point(self.rule, uniform), "key": key[0],

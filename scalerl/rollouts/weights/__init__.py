@@ -28,4 +28,4 @@ CHANNELS: dict[str, Callable[[WeightLayout, Path], WeightChannel]] = {
     "shared-memory": _shared_memory,
     "directory": _directory,
 }
-"""By `rollouts.weights`; each is given the layout of the model's weights and the run directory."""
+"""By `rollouts.weights`, on one machine; each is given the layout of the model's weights and the run directory."""

@@ -28,16 +28,17 @@ class DirectoryChannel:
         """Write a version."""
         temporary = self.path / f".version_{version:08d}.safetensors"
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights}, temporary)
-        temporary.replace(self._file(version))
+        temporary.replace(self.file(version))
 
     def receive(self, version: int) -> Mapping[str, Any]:
         """Read a version."""
-        weights: Mapping[str, Any] = load_file(self._file(version))
+        weights: Mapping[str, Any] = load_file(self.file(version))
         return weights
 
     def drop(self, version: int) -> None:
         """Remove a version."""
-        self._file(version).unlink()
+        self.file(version).unlink()
 
-    def _file(self, version: int) -> Path:
+    def file(self, version: int) -> Path:
+        """Return where a version lies, or would."""
         return self.path / f"version_{version:08d}.safetensors"

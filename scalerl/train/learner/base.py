@@ -1,19 +1,24 @@
 """The contract between the loop and whatever trains the policy: one batch in, one update out.
 
-Another learner (several ranks, another optimiser) is a class with these methods; the tests in tests/train/ apply to it.
+Another learner is a class with these methods; tests/train/test_learner_contract.py applies to every one there is.
 Legend: B rollouts, T tokens of the longest prompt plus completion.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
 
+from scalerl.rollouts.replay import Difference
 from scalerl.rollouts.weights.base import WeightChannel
+from scalerl.types import Rollout
+
+PromptedRollout = tuple[tuple[int, ...], Rollout]
+"""(tokens of the prompt, rollout)."""
 
 
 class BadGradient(RuntimeError):
@@ -50,13 +55,14 @@ class TrainBatch:
         """Rollouts with at least one trained token."""
         return self.trained_BT.any(dim=1)
 
-    def micro_batches(self, budget: int) -> Iterator[tuple[Tensor, int]]:
+    def micro_batches(self, budget: int, among: Tensor | None = None) -> Iterator[tuple[Tensor, int]]:
         """Yield (rows, width) of micro-batches of at most `budget` padded tokens, rows of similar length together.
 
         Args:
             budget: rows x width of one micro-batch; a single longer rollout still makes one of its own.
+            among: rows to take, one rank's share; None for all that have trained tokens.
         """
-        order = self.trained_B.nonzero()[:, 0]
+        order = self.trained_B.nonzero()[:, 0] if among is None else among
         order = order[self.length_B[order].argsort(stable=True, descending=True)]
         start = 0
         while start < len(order):
@@ -122,6 +128,18 @@ class Learner(Protocol):
         """
         ...
 
+    def check(self, version: int, rollouts: Sequence[PromptedRollout]) -> Difference | None:
+        """Compute the log-probabilities of rollouts of its own version again, and compare.
+
+        Args:
+            version: of the learner's weights.
+            rollouts: with their prompts; those of other versions are left out.
+
+        Returns:
+            The difference; None if no rollout is of this version.
+        """
+        ...
+
     def save(self, directory: Path) -> None:
         """Write the learner's part of a checkpoint."""
         ...
@@ -132,4 +150,8 @@ class Learner(Protocol):
 
     def export(self, directory: Path) -> None:
         """Write the weights as a Hugging Face model."""
+        ...
+
+    def close(self) -> None:
+        """End the learner's processes, if it has any; nothing is saved."""
         ...

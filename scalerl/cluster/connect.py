@@ -1,0 +1,82 @@
+"""Connects to a Ray cluster, and checks that it has what is asked for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from scalerl.config.base import ConfigError
+
+STARTED_S = 600.0
+"""Seconds within which an actor must be placed and have loaded its model."""
+
+
+def connect(address: str, asked_by: str) -> Any:
+    """Connect this process to a cluster; return the module `ray`.
+
+    Args:
+        address: as `ray.init` takes it: "auto", "local" (a new cluster on this machine) or HOST:PORT.
+        asked_by: the option or field that asks for it, for messages.
+
+    Raises:
+        ConfigError: Ray is not installed, or no cluster answers.
+    """
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # actors without GPUs still see none; no warning
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError(f"{asked_by} needs Ray here and on the cluster: pip install 'scalerl[ray]'") from None
+    if ray.is_initialized():
+        return ray
+    _check_port(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address, asked_by)
+    try:
+        own = {"include_dashboard": False} if address == "local" else {}
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ConfigError(
+            f"{asked_by} {address}: no cluster answers there ({reason}); start one with `ray start --head`, or let "
+            "the run start one on this machine with `local`"
+        ) from None
+    return ray
+
+
+def _check_port(address: str, asked_by: str) -> None:
+    """Refuse HOST:PORT where nothing listens: Ray itself would try for many minutes."""
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"{asked_by} {address}: no cluster answers there ({error}); give the address that `ray start --head` "
+            "prints, or `local` for a cluster on this machine"
+        ) from None
+
+
+def check_resources(ray: Any, needs: Mapping[str, float], what: str) -> None:
+    """Check that a cluster has so many cores and GPUs.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    have = ray.cluster_resources()
+    short = [name for name, need in needs.items() if need > have.get(name, 0.0) + 1e-6]
+    if short:
+        asked, got = (
+            " and ".join(f"{source.get(name, 0.0):g} {name}s" for name in ("CPU", "GPU")) for source in (needs, have)
+        )
+        raise ConfigError(
+            f"placement: {what} need {asked}; the cluster has {got}. Ask for fewer trainer_ranks or generators, or add "
+            "nodes"
+        )
+
+
+def last_line(error: BaseException) -> str:
+    """Return the reason of a Ray error: the last line of the remote traceback that says something, without advice."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    return lines[-1].split(" Worker exit type")[0] if lines else type(error).__name__

@@ -1,0 +1,130 @@
+"""A generation engine as a Ray actor, and its life as the coordinator sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from scalerl.cluster.connect import STARTED_S, last_line
+from scalerl.cluster.resources import engine_resources
+from scalerl.config.base import ConfigError
+from scalerl.rollouts.build import EngineSpec
+from scalerl.rollouts.engine import Engine
+from scalerl.rollouts.free_running import FreeRunner, Report
+from scalerl.rollouts.process_engine import EngineDied
+from scalerl.rollouts.supervised import Life, Limits, Supervisor, supervise
+
+REPORT_S = 1.0
+"""Seconds after which an actor answers in any case: its sign of life."""
+
+
+class EngineActor:
+    """Engines over one model that run on their own, in a process of Ray's or in a server beside it."""
+
+    def __init__(self, begin: Callable[[], Life]) -> None:
+        self._begin = begin
+
+    def start(self) -> None:
+        """Load the model and start."""
+        self._life = self._begin()
+
+    def post(self, number: int, method: str, *arguments: Any) -> None:
+        """Queue a call of an engine's method."""
+        self._life.post(number, method, *arguments)
+
+    def report(self, wait_s: float) -> Report | None:
+        """Return what was done since the last report; wait so long where there is nothing."""
+        return self._life.report(wait_s)
+
+
+class RayLife:
+    """One life of an EngineActor (rollouts/supervised.py)."""
+
+    def __init__(self, ray: Any, begin: Callable[[], Life], name: str, resources: Mapping[str, float]) -> None:
+        """Start an actor and wait until its model is loaded.
+
+        Args:
+            ray: the module, connected.
+            begin: begins the life inside the actor.
+            name: for messages.
+            resources: num_cpus and num_gpus.
+
+        Raises:
+            EngineDied: it could not be placed, or ended.
+            ConfigError: something a person can correct, such as a model that is not there.
+        """
+        self._ray, self.name = ray, name
+        # threads of their own, for calls of one kind must keep their order and a report may wait
+        actor_class = ray.remote(concurrency_groups={"control": 1, "report": 1})(EngineActor)
+        self._actor = actor_class.options(**resources, max_restarts=0).remote(begin)
+        self._get(self._actor.start.options(concurrency_group="control").remote(), STARTED_S)
+        self._answer = self._ask()
+
+    def post(self, number: int, method: str, *arguments: Any) -> None:
+        """Ask for submit, cancel or swap, in order; returns at once."""
+        self._actor.post.options(concurrency_group="control").remote(number, method, *arguments)
+
+    def report(self, wait_s: float) -> Report | None:
+        """Return what was done since the last report; None if no answer came in time.
+
+        Raises:
+            EngineDied: the actor or its node ended, or the engine failed.
+        """
+        done, _ = self._ray.wait([self._answer], timeout=wait_s)
+        if not done:
+            return None
+        report: Report = self._get(self._answer, STARTED_S)
+        self._answer = self._ask()
+        return report
+
+    def kill(self) -> None:
+        """End the actor's process."""
+        self._ray.kill(self._actor)
+
+    def _ask(self) -> Any:
+        return self._actor.report.options(concurrency_group="report").remote(REPORT_S)
+
+    def _get(self, reference: Any, timeout_s: float) -> Any:
+        try:
+            return self._ray.get(reference, timeout=timeout_s)
+        except self._ray.exceptions.GetTimeoutError:
+            raise EngineDied(f"{self.name} was not started within {timeout_s:g} s: is the cluster full?") from None
+        except self._ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, ConfigError):
+                raise ConfigError(str(error.cause)) from None
+            raise EngineDied(f"{self.name} failed: {last_line(error)}") from None
+        except self._ray.exceptions.RayError as error:
+            raise EngineDied(f"{self.name} ended: {last_line(error)}") from None
+
+
+def actor_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[Sequence[Engine]]:
+    """Make each engine in an actor that is replaced when it dies; called where Ray is connected.
+
+    An actor of vLLM starts its server on its own node, where it listens on the loopback interface.
+    """
+    import ray
+
+    def supervisor(spec: EngineSpec) -> Supervisor:
+        config, resources = spec.generator.config, engine_resources(spec.generator.config)
+        limits = Limits(transfer_s=config.placement.transfer_timeout_s)
+        begin = partial(BEGIN[config.placement.engine], spec)
+        return Supervisor(
+            lambda: RayLife(ray, begin, spec.name, resources), spec.name, (spec.slots, spec.slots), limits, note
+        )
+
+    return supervise([supervisor(spec) for spec in specs])
+
+
+def _torch_life(spec: EngineSpec) -> Life:
+    return FreeRunner(spec(), spec.name)
+
+
+def _vllm_life(spec: EngineSpec) -> Life:
+    from scalerl.rollouts.vllm.launch import server_life
+
+    return server_life(spec)
+
+
+BEGIN: dict[str, Callable[[EngineSpec], Life]] = {"torch": _torch_life, "vllm": _vllm_life}
+"""What begins a life inside an actor, by `placement.engine`."""

@@ -1,0 +1,86 @@
+"""Weights through Ray's object store: one copy in, and one copy a node that reads it, without a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+CHUNK = 1 << 30
+"""Bytes of one object."""
+
+
+class Shelf:
+    """An actor that remembers which objects hold which version."""
+
+    def __init__(self) -> None:
+        self._objects: dict[int, list[Any]] = {}
+
+    def put(self, version: int, objects: list[Any]) -> None:
+        """Remember a version's objects, in place of those of before."""
+        self._objects[version] = objects
+
+    def get(self, version: int) -> list[Any]:
+        """Return a version's objects."""
+        return self._objects[version]
+
+    def drop(self, version: int) -> None:
+        """Forget a version: Ray then frees its memory."""
+        self._objects.pop(version, None)
+
+
+class ObjectStoreChannel:
+    """The weight channel of torch engines on a cluster; handed over as an argument of an actor's method."""
+
+    def __init__(self, ray: Any, capacity: int = 4) -> None:
+        """Start the shelf.
+
+        Args:
+            ray: the module, connected.
+            capacity: versions held at a time.
+        """
+        self.capacity = capacity
+        self._shelf = ray.remote(num_cpus=0)(Shelf).remote()
+
+    def send(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
+        """Put the weights into the store, in objects of about a GiB."""
+        import ray
+
+        objects: list[Any] = []
+        chunk: dict[str, tuple[Any, str]] = {}
+        size = 0
+        for name, tensor in weights:
+            flat = tensor.detach().cpu().contiguous()
+            chunk[name] = (flat.view(torch.uint8).numpy() if flat.ndim else flat.numpy(), str(flat.dtype)[6:])
+            size += flat.numel() * flat.element_size()
+            if size >= CHUNK:
+                objects.append(ray.put(chunk))
+                chunk, size = {}, 0
+        if chunk:
+            objects.append(ray.put(chunk))
+        ray.get(self._shelf.put.remote(version, objects))
+
+    def receive(self, version: int) -> Mapping[str, Any]:
+        """Return a version as views of the store's memory, to be copied at once."""
+        import ray
+
+        weights: dict[str, torch.Tensor] = {}
+        for chunk in ray.get(ray.get(self._shelf.get.remote(version))):
+            for name, (array, dtype) in chunk.items():
+                tensor = _tensor(array)
+                weights[name] = tensor.view(getattr(torch, dtype)) if tensor.ndim else tensor
+        return weights
+
+    def drop(self, version: int) -> None:
+        """Forget a version."""
+        self._shelf.drop.remote(version)
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    """Return a tensor over an array that is read-only, without torch's warning: it is only read."""
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(array)

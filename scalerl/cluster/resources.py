@@ -1,0 +1,32 @@
+"""What each kind of process asks of Ray: cores and GPUs."""
+
+from __future__ import annotations
+
+from scalerl.config.run import RunConfig
+
+
+def engine_resources(config: RunConfig) -> dict[str, float]:
+    """Return num_cpus and num_gpus of one generator."""
+    placement = config.placement
+    if config.hardware.device == "cuda":
+        return {"num_cpus": 1, "num_gpus": placement.gpus_per_generator or placement.tensor_parallel}
+    return {"num_cpus": max(1, config.hardware.generator_threads) / placement.engines, "num_gpus": 0}
+
+
+def rank_resources(config: RunConfig) -> dict[str, float]:
+    """Return num_cpus and num_gpus of one trainer rank."""
+    if config.hardware.device == "cuda":
+        return {"num_cpus": 1, "num_gpus": 1}
+    return {"num_cpus": max(1, config.hardware.trainer_threads) / config.placement.trainer_ranks, "num_gpus": 0}
+
+
+def run_resources(config: RunConfig) -> dict[str, float]:
+    """Return the cores (CPU) and GPUs of all of a run's actors; one trainer process needs none of Ray's."""
+    placement = config.placement
+    engines = 0 if placement.servers else placement.engines
+    ranks = placement.trainer_ranks if placement.trainer_ranks > 1 else 0
+    engine, rank = engine_resources(config), rank_resources(config)
+    return {
+        "CPU": engines * engine["num_cpus"] + ranks * rank["num_cpus"],
+        "GPU": engines * engine["num_gpus"] + ranks * rank["num_gpus"],
+    }

@@ -1,0 +1,296 @@
+"""Engines that run on their own, and are made again when they die: nothing they were asked for is lost or comes twice.
+
+A supervisor keeps the requests that have not finished. A new life of the engine gets the weights last asked for and
+samples them again; meanwhile the other engines go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from threading import Thread
+from typing import Any, Protocol
+
+from scalerl.config.base import ConfigError
+from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request, Work
+from scalerl.rollouts.free_running import Report
+from scalerl.rollouts.process_engine import EngineDied
+
+
+class Life(Protocol):
+    """One life of an engine for training and others over the same model, wherever it runs."""
+
+    def post(self, number: int, method: str, *arguments: Any) -> None:
+        """Ask for submit, cancel or swap, in order; returns at once."""
+        ...
+
+    def report(self, wait_s: float) -> Report | None:
+        """Return what was done since the last report; None if no answer came in time.
+
+        Raises:
+            EngineDied: it ended or failed.
+        """
+        ...
+
+    def kill(self) -> None:
+        """End it, however it is."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When an engine counts as dead.
+
+    Example: Limits(silence_s=120.0, transfer_s=600.0, deaths=3)
+    """
+
+    silence_s: float = 120.0
+    """Seconds without an answer, or without a token while there is something to sample."""
+    transfer_s: float = 600.0
+    """Seconds that a swap may take."""
+    deaths: int = 3
+    """Deaths in a row, without a finished sequence between them, after which the run stops."""
+
+
+class Supervisor:
+    """The engine for training and the one for evaluation over one model, through all their lives.
+
+    Example:
+        supervisor = Supervisor(make, "generator 1 of 2", slots=(64, 64))
+        supervisor.wait_ready()
+        engine, evaluator = supervisor.engines
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], Life],
+        name: str,
+        slots: Sequence[int],
+        limits: Limits | None = None,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Begin the first life.
+
+        Args:
+            make: begins a life; called in a thread, for it may take minutes. Raises EngineDied where it cannot.
+            name: for messages.
+            slots: sequences that each engine decodes together.
+            limits: when it counts as dead.
+            note: told of every death.
+        """
+        self.name, self._make, self._limits, self._note = name, make, limits or Limits(), note
+        self.engines = tuple(SupervisedEngine(self, number, count) for number, count in enumerate(slots))
+        self.version = -1
+        self.deaths = 0
+        """Lives that ended before they were told to."""
+        self._life: Life | None = None
+        self._wanted, self._caught_up, self._in_a_row = -1, False, 0
+        self._asked_at = self._heard_at = self._moved_at = time.monotonic()
+        self._future = self._begin()
+
+    def wait_ready(self) -> None:
+        """Wait until the first life has begun; what it raises is the caller's, for nothing is lost yet."""
+        self._future.result()
+
+    # ------------------------------------------------------------------------------------------------- for the engines
+
+    @property
+    def version_in_use(self) -> int:
+        """Version that new tokens are sampled with; a dead engine holds nobody back."""
+        return self.version if self._caught_up else self._wanted
+
+    def post(self, number: int, method: str, *arguments: Any) -> None:
+        """Pass a call on, where there is somebody to take it; the requests are submitted again otherwise."""
+        if self._life is not None and self._caught_up:
+            self._life.post(number, method, *arguments)
+
+    def swap(self, version: int) -> None:
+        """Ask for other weights."""
+        self._wanted, self._asked_at = version, time.monotonic()
+        if self._life is not None:
+            self._life.post(0, "swap", version)
+
+    def pump(self, wait_s: float) -> None:
+        """Hear what the engines did; begin a new life where the last one ended.
+
+        Raises:
+            EngineDied: it died too often.
+        """
+        if self._life is None and not self._born(wait_s):
+            return
+        assert self._life is not None
+        try:
+            report = self._life.report(wait_s)
+            if report is not None:
+                self._hear(report)
+            self._check_time()
+        except EngineDied as error:
+            self._bury(error)
+
+    def close(self) -> None:
+        """End the life under way."""
+        if self._life is not None:
+            self._life.kill()
+
+    # ------------------------------------------------------------------------------------------------ lives and deaths
+
+    def _begin(self) -> Future[Life]:
+        """Begin a life in a thread. A daemon: a life that never begins must not keep the process."""
+        future: Future[Life] = Future()
+
+        def make() -> None:
+            try:
+                future.set_result(self._make())
+            except BaseException as error:
+                future.set_exception(error)
+
+        Thread(target=make, name=f"begin {self.name}", daemon=True).start()
+        return future
+
+    def _born(self, wait_s: float) -> bool:
+        if not self._future.done():
+            time.sleep(wait_s)
+            return False
+        try:
+            self._life = self._future.result()
+        except (EngineDied, ConfigError) as error:  # it was right once, so it is the machine that changed
+            self._bury(EngineDied(str(error)))
+            return False
+        self._asked_at = self._heard_at = self._moved_at = time.monotonic()
+        if self._wanted >= 0:
+            self._life.post(0, "swap", self._wanted)
+        return True
+
+    def _hear(self, report: Report) -> None:
+        now = self._heard_at = time.monotonic()
+        idle = not any(engine.requests for engine in self.engines)
+        if idle or not self._caught_up or any(e.hears(w) for e, w in zip(self.engines, report.works, strict=True)):
+            self._moved_at = now
+        for engine, finished in zip(self.engines, report.finished, strict=True):
+            self._in_a_row = 0 if finished else self._in_a_row
+            engine.take(finished)
+        self.version = report.version
+        if not self._caught_up and report.version == self._wanted >= 0:
+            self._caught_up = True
+            for engine in self.engines:
+                if engine.requests:
+                    self.post(engine.number, "submit", list(engine.requests.values()))
+
+    def _check_time(self) -> None:
+        now, limits = time.monotonic(), self._limits
+        if self.version != self._wanted and self._wanted >= 0 and now - self._asked_at > limits.transfer_s:
+            raise EngineDied(
+                f"{self.name}: the transfer of version {self._wanted} of the weights took more than "
+                f"{limits.transfer_s:g} s (placement.transfer_timeout_s); it still uses version {self.version}"
+            )
+        swapping = self.version != self._wanted
+        if now - self._heard_at > (limits.transfer_s if swapping else limits.silence_s):
+            raise EngineDied(f"{self.name} has not answered for {now - self._heard_at:.0f} s")
+        if not swapping and now - self._moved_at > limits.silence_s:
+            raise EngineDied(f"{self.name} has sampled no token for {now - self._moved_at:.0f} s, with sequences to do")
+
+    def _bury(self, error: EngineDied) -> None:
+        self.close()
+        self._life, self._caught_up = None, False
+        self.deaths += 1
+        self._in_a_row += 1
+        again = sum(engine.bury() for engine in self.engines)
+        if self._in_a_row >= self._limits.deaths:
+            raise EngineDied(f"{self.name} died {self._in_a_row} times without finishing a sequence; the last: {error}")
+        self._note(
+            f"{error}\nIt is started again; its {again} unfinished sequences are sampled again from their prompts"
+        )
+        self._future = self._begin()
+
+
+def supervise(supervisors: Sequence[Supervisor]) -> Sequence[Sequence[Engine]]:
+    """Wait until all are ready, which they become at the same time; return the engines of each.
+
+    Raises:
+        EngineDied, ConfigError: from the first that cannot begin.
+    """
+    for supervisor in supervisors:
+        supervisor.wait_ready()
+    return [supervisor.engines for supervisor in supervisors]
+
+
+class SupervisedEngine:
+    """One engine of a supervisor, by the engine contract."""
+
+    deterministic = False
+    exact_resume = False
+
+    def __init__(self, supervisor: Supervisor, number: int, slots: int) -> None:
+        self._supervisor, self.number, self._slots = supervisor, number, slots
+        self.requests: dict[tuple[int, int], Request] = {}
+        """What was submitted and has not finished."""
+        self._inbox: list[Finished] = []
+        self._before, self._now = Work(), Work()
+
+    @property
+    def work(self) -> Work:
+        """What all lives did."""
+        return self._before + self._now
+
+    @property
+    def version(self) -> int:
+        """Version of the weights in use."""
+        return self._supervisor.version_in_use
+
+    def occupancy(self) -> Occupancy:
+        """Return how full the engine is; an eighth more than its slots is submitted, for answers take a while."""
+        count = len(self.requests)
+        running = min(count, self._slots)
+        return Occupancy(self._slots, running, count - running, self._slots + max(1, self._slots // 8) - count)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue sequences."""
+        self.requests |= {request.id: request for request in requests}
+        self._supervisor.post(self.number, "submit", list(requests))
+
+    def cancel(self, ids: Collection[tuple[int, int]]) -> None:
+        """Drop sequences that have not finished."""
+        gone = {one for one in ids if self.requests.pop(one, None)}
+        self._inbox = [finished for finished in self._inbox if finished.id not in ids]
+        if gone:
+            self._supervisor.post(self.number, "cancel", gone)
+
+    def advance(self) -> None:
+        """Do nothing: the engine runs on its own."""
+
+    def poll(self, timeout_s: float = 0.0) -> list[Finished]:
+        """Return the sequences that ended; what a former life had begun is not among them twice."""
+        self._supervisor.pump(0.0 if self._inbox else timeout_s)
+        out, self._inbox = self._inbox, []
+        return out
+
+    def swap(self, version: int) -> None:
+        """Ask for new weights; `version` says when they are in use."""
+        self._supervisor.swap(version)
+
+    def state(self) -> dict[str, Any]:
+        """Refuse: the sequences in flight are elsewhere."""
+        raise NotImplementedError("exact_resume is false: unfinished sequences are submitted again")
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Refuse: `state` returns nothing."""
+        raise NotImplementedError("exact_resume is false: unfinished sequences are submitted again")
+
+    # ------------------------------------------------------------------------------------------------ the supervisor's
+
+    def hears(self, work: Work) -> bool:
+        """Take note of the work of this life; return whether it did anything since the last report."""
+        moved, self._now = work.tokens != self._now.tokens, work
+        return moved
+
+    def take(self, finished: Collection[Finished]) -> None:
+        """Keep what ended for the next poll, if it is still wanted."""
+        self._inbox += [one for one in finished if self.requests.pop(one.id, None)]
+
+    def bury(self) -> int:
+        """Count the dead life's work; return how many sequences have to be sampled again."""
+        self._before += self._now + Work(restarts=self.number == 0, resampled=len(self.requests))
+        self._now = Work()
+        return len(self.requests)

@@ -1,0 +1,170 @@
+"""What a vLLM server must be before a run relies on it; every failure is one line with what to do."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from scalerl.config.base import ConfigError
+from scalerl.rollouts.vllm.protocol import GENERATE, IS_PAUSED, MODELS, RESUME, SERVER_INFO, VERSION, WEIGHT_INFO
+
+OLDEST, NEWEST = (0, 32), (0, 34)
+"""Versions of vLLM this was written for: from the first, and before the second."""
+
+_PROBE_S = 120.0
+"""Seconds for an answer: the first request to a server compiles and may take a while."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What an engine needs of its server.
+
+    Example: Needs(vocabulary=151936, positions=18432, sequences=512, backend="nccl", fp32_head=True)
+    """
+
+    vocabulary: int
+    """Rows of the policy's LM head."""
+    positions: int
+    """Tokens of the longest prompt and completion, the phrase included."""
+    sequences: int
+    """Decoded together, by all engines over the server."""
+    backend: str | None
+    """Name in --weight-transfer-config; None for a server whose weights stay."""
+    fp32_head: bool = False
+    """Whether logits must be an FP32 product although the weights are not FP32."""
+
+
+def check_server(address: str, needs: Needs) -> list[str]:
+    """Check a server that is up; go on with one that an earlier run left paused.
+
+    Returns:
+        Notes for the user: what is allowed and not advisable.
+
+    Raises:
+        ConfigError: the server cannot be used as it is.
+    """
+    with httpx.Client(base_url=address, timeout=_PROBE_S, trust_env=False) as client:
+        try:
+            _check_version(address, client)
+            _check_development_mode(address, client)
+            notes = _check_settings(address, client, needs)
+            _check_length(address, client, needs)
+            if client.get(IS_PAUSED).json()["is_paused"]:
+                client.post(RESUME)
+            _check_logprobs(address, client)
+            _check_vocabulary(address, client, needs)
+        except httpx.TransportError as error:
+            raise ConfigError(
+                f"vllm: no answer from {address} ({error or type(error).__name__}); start a server there, or give the "
+                "address of one that runs"
+            ) from None
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(f"vllm: {address} does not answer as vLLM does ({error!r})") from None
+    return [*notes, *_warn_of_network(address, needs)]
+
+
+def _check_version(address: str, client: httpx.Client) -> None:
+    got = client.get(VERSION).json()["version"]
+    numbers = tuple(int(part) for part in re.findall(r"\d+", got)[:2])
+    if not OLDEST <= numbers < NEWEST:
+        allowed = f">={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, NEWEST))}"
+        raise ConfigError(f"vllm: {address} runs version {got}; allowed: {allowed}; install another vLLM there")
+
+
+def _check_development_mode(address: str, client: httpx.Client) -> None:
+    if client.get(WEIGHT_INFO).status_code == 404:
+        raise ConfigError(
+            f"vllm: {address} has no routes for weights ({WEIGHT_INFO} is not there); start it with "
+            "VLLM_SERVER_DEV_MODE=1 in its environment"
+        )
+
+
+def _check_settings(address: str, client: httpx.Client, needs: Needs) -> list[str]:
+    settings = client.get(SERVER_INFO).json()["vllm_config"]
+    backend = (settings["weight_transfer_config"] or {}).get("backend")
+    if needs.backend is not None and backend != needs.backend:
+        raise ConfigError(
+            f"vllm: {address} takes weights by {backend!r}; needed: {needs.backend!r}; start it with "
+            f'--weight-transfer-config \'{{"backend": "{needs.backend}"}}\''
+        )
+    model = settings["model_config"]
+    fp32 = "float32" in str(model["dtype"]) or (model["hf_overrides"] or {}).get("head_dtype") == "float32"
+    if needs.fp32_head and not fp32:
+        raise ConfigError(
+            f"vllm: {address} computes its logits in {model['dtype']}, recipe.fp32_head asks for FP32; start it with "
+            '--hf-overrides \'{"head_dtype": "float32"}\''
+        )
+    together = settings["scheduler_config"]["max_num_seqs"]
+    if together < needs.sequences:
+        return [
+            f"the vLLM server at {address} decodes {together} sequences together, {needs.sequences} are sent; the rest "
+            f"waits there. Start it with --max-num-seqs {needs.sequences}, or lower rollouts.slots"
+        ]
+    return []
+
+
+def _check_length(address: str, client: httpx.Client, needs: Needs) -> None:
+    length = client.get(MODELS).json()["data"][0]["max_model_len"]
+    if length < needs.positions:
+        raise ConfigError(
+            f"vllm: {address} has --max-model-len {length}; needed: {needs.positions} for the longest prompt and "
+            "completion; start it with that, or lower recipe.length's limits"
+        )
+
+
+def _probe(client: httpx.Client, tokens: list[int], **sampling: Any) -> httpx.Response:
+    parameters = {"max_tokens": 4, "logprobs": 0, "ignore_eos": True, "detokenize": False, **sampling}
+    return client.post(GENERATE, json={"token_ids": tokens, "sampling_params": parameters})
+
+
+def _check_logprobs(address: str, client: httpx.Client) -> None:
+    """Sample with top_k = 1: after the sampler's own processing every token has probability 1, before it none has."""
+    answer = _probe(client, [0, 1, 0], temperature=1.0, top_k=1)
+    if answer.status_code in (403, 404):
+        raise ConfigError(f"vllm: {address} has no {GENERATE}; start it with --enable-scale-out")
+    if answer.status_code != 200:
+        raise ConfigError(f"vllm: {address} refuses a request with {answer.status_code}: {answer.text[:300]}")
+    choice = answer.json()["choices"][0]
+    logps = [entry["logprob"] for entry in choice["logprobs"]["content"]]
+    if not logps or max(map(abs, logps)) > 1e-4:
+        raise ConfigError(
+            f"vllm: {address} gives log-probabilities {logps} where sampling left one token, which must have 0; start "
+            "it with --logprobs-mode processed_logprobs"
+        )
+    if choice.get("weight_versions") is None:
+        raise ConfigError(f"vllm: {address} does not say which weights sampled a token (weight_versions)")
+
+
+def _check_vocabulary(address: str, client: httpx.Client, needs: Needs) -> None:
+    """Allow the last token of the vocabulary and the one after it: only the first exists."""
+    last, beyond = (
+        _probe(client, [0], temperature=1.0, allowed_token_ids=[token]).status_code == 200
+        for token in (needs.vocabulary - 1, needs.vocabulary)
+    )
+    if not last or beyond:
+        size = "more" if beyond else "fewer"
+        raise ConfigError(
+            f"vllm: {address} serves a model with {size} tokens than the policy's {needs.vocabulary}; start it with "
+            "the policy's own model"
+        )
+
+
+def _warn_of_network(address: str, needs: Needs) -> list[str]:
+    host = urlsplit(address).hostname or ""
+    try:
+        local = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    if local or needs.backend is None:
+        return []
+    return [
+        f"the vLLM server at {address} takes weights, and file names to read, from everybody who can reach it: keep "
+        "that network private (docs/vllm.md)"
+    ]

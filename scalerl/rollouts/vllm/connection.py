@@ -1,0 +1,339 @@
+"""The client of one vLLM server: a thread that keeps its requests under way, tries again what broke, and swaps weights.
+
+Engines over the same server share a connection, each with slots of its own. What the caller's thread may touch is
+marked; everything else belongs to the connection's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+import httpx
+
+from scalerl.rollouts.engine import Sampling
+from scalerl.rollouts.process_engine import EngineDied
+from scalerl.rollouts.vllm.lane import Lane, Limits
+from scalerl.rollouts.vllm.protocol import GENERATE, BadAnswer, BrokenStream, Chunk, generate_body, parse_chunk
+from scalerl.rollouts.vllm.sequence import TokenSequence
+from scalerl.rollouts.vllm.updates import Updates
+
+
+class Connection:
+    """One server, from the caller's side."""
+
+    def __init__(
+        self,
+        address: str,
+        sampling: Sampling,
+        updates: Updates,
+        lanes: Sequence[Lane],
+        limits: Limits | None = None,
+        obituary: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        """Start the thread.
+
+        Args:
+            address: http://host:port.
+            sampling: temperature, nucleus, stop tokens.
+            updates: how the server gets weights.
+            lanes: of the engines that share the connection.
+            limits: patience.
+            obituary: says how the server's process ended, if it is known to have; None while it lives.
+        """
+        self.address, self._sampling, self._updates = address, sampling, updates
+        self._lanes, self._limits, self._obituary = lanes, limits or Limits(), obituary
+        self.version, self.swap_s, self.retried = -1, 0.0, 0
+        """Version in use, -1 before the first swap; seconds of the last swap; requests that were tried again. Any thread may read them."""
+        self.asked: int | None = None
+        """Version that was asked for last; the caller's thread only."""
+        self._death: EngineDied | None = None
+        self._epoch = 0
+        self._asked_for: list[tuple[int, Any]] = []
+        self._timeouts: set[asyncio.Timeout] = set()
+        self._prefilling: set[TokenSequence] = set()
+        self._numbers = itertools.count()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._client = httpx.AsyncClient(
+            base_url=address,
+            trust_env=False,  # a proxy would be asked for loopback addresses too
+            timeout=httpx.Timeout(None, connect=self._limits.connect_s),  # silence is timed by `_request`
+            # vLLM closes an idle connection after 5 s; one that is about to be closed must not be used
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0),
+        )
+        self._thread = threading.Thread(target=self._run_loop, name=f"vllm {address}", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------------------------------------- the caller's thread
+
+    def check(self) -> None:
+        """Do nothing while all is well.
+
+        Raises:
+            EngineDied: the server is lost, with what happened to it.
+        """
+        if self._death is not None:
+            raise self._death
+
+    def submit(self, lane: Lane, sequences: Sequence[TokenSequence]) -> None:
+        """Queue sequences; they are sampled by the version that was asked for last, or newer."""
+        self.check()
+        self._soon(self._enqueue, lane, list(sequences))
+
+    def cancel(self, lane: Lane, ids: Collection[tuple[int, int]]) -> None:
+        """Drop sequences; one that has just finished may still come out."""
+        self._soon(self._cancel, lane, set(ids))
+
+    def swap(self, version: int) -> None:
+        """Ask for weights and return; `version` becomes the new one when the server uses it."""
+        self.check()
+        if version == self.asked:
+            return
+        self.asked = version
+        self._soon(self._ask, version, self._updates.hold(version))
+
+    def close(self) -> None:
+        """End the thread; requests under way are dropped, and the server with them."""
+        if self._thread.is_alive():
+            self._soon(self._loop.stop)
+            self._thread.join(timeout=10)
+
+    def _soon(self, function: Callable[..., None], *arguments: Any) -> None:
+        self._loop.call_soon_threadsafe(function, *arguments)
+
+    # -------------------------------------------------------------------------------------- the connection's thread
+
+    def _run_loop(self) -> None:
+        """Run until closed.
+
+        Consumes: sequences, cancellations and versions. Produces: finished sequences, and `_death`.
+        Waits for: the server. Unblocked by: an answer, a time limit, or `close`.
+        """
+        asyncio.set_event_loop(self._loop)
+        self._gate = asyncio.Event()
+        self._gate.set()
+        self._loop.run_forever()
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.run_until_complete(self._client.aclose())
+        self._loop.close()
+
+    def _start(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> asyncio.Task[None]:
+        task = self._loop.create_task(self._guarded(work, *arguments))
+        self._tasks.add(task)  # the loop itself holds tasks weakly
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _guarded(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
+        try:
+            await work(*arguments)
+        except Exception as error:  # a worker may die here: the caller's thread is told, and raises
+            self._die(error)
+
+    def _die(self, error: Exception) -> None:
+        if self._death is not None:
+            return
+        what = self._obituary() or (str(error) if isinstance(error, (EngineDied, BadAnswer)) else repr(error))
+        lost = sum(len(lane.running) + len(lane.waiting) for lane in self._lanes)
+        self._death = EngineDied(f"the vLLM server at {self.address}: {what}. {lost} sequences in flight are lost")
+        for task in self._tasks:
+            task.cancel()
+        for lane in self._lanes:
+            lane.done.put(None)
+
+    # ------------------------------------------------------------------------------------------------- generation
+
+    def _enqueue(self, lane: Lane, sequences: list[TokenSequence]) -> None:
+        lane.waiting.extend(sequences)
+        self._fill(lane)
+
+    def _fill(self, lane: Lane) -> None:
+        while lane.waiting and len(lane.running) < lane.slots and self._death is None:
+            sequence = lane.waiting.popleft()
+            task = lane.running[sequence] = self._start(self._generate, lane, sequence)
+            task.add_done_callback(partial(self._ended, lane, sequence))
+
+    def _cancel(self, lane: Lane, ids: set[tuple[int, int]]) -> None:
+        lane.waiting = deque(s for s in lane.waiting if s.request.id not in ids)
+        for task in [task for sequence, task in lane.running.items() if sequence.request.id in ids]:
+            task.cancel()  # closes the stream, which makes the server drop the request
+
+    def _ended(self, lane: Lane, sequence: TokenSequence, task: asyncio.Task[None]) -> None:
+        if self._death is not None:
+            return
+        del lane.running[sequence]
+        if not task.cancelled():
+            lane.done.put(sequence)
+        self._fill(lane)
+
+    async def _generate(self, lane: Lane, sequence: TokenSequence) -> None:
+        """Send requests until the sequence is over; one that broke is continued where it broke.
+
+        Raises:
+            EngineDied: it broke too often, or the server is gone.
+        """
+        failures = 0
+        while not sequence.over():
+            await self._gate.wait()
+            sequence.write_phrase(max(0, self.version))
+            try:
+                if not sequence.over():
+                    await self._request(lane, sequence)
+            except BrokenStream as error:
+                if sequence.over():
+                    return  # it broke after the last token
+                failures += 1
+                self.retried += 1
+                if failures > self._limits.retries or self._obituary():
+                    raise EngineDied(f"a request broke {failures} times, at last by: {error}") from None
+                await asyncio.sleep(self._limits.backoff(failures))
+
+    async def _request(self, lane: Lane, sequence: TokenSequence) -> None:
+        """Let the server continue a sequence until its request ends, or the sequence does."""
+        allowance, version, complete = sequence.allowance, max(0, self.version), False
+        sequence.begin()
+        body = generate_body(
+            sequence.prefix, allowance, self._sampling, f"scalerl-{lane.name}-{next(self._numbers)}",
+            # a version may come back within a frozen round; what was cached before does not
+            salt=f"{self._epoch}.{version}", stream_interval=self._limits.stream_interval,
+        )  # fmt: skip
+        self._prefilling.add(sequence)
+        try:
+            async with asyncio.timeout(self._limits.stall_s) as timeout:
+                self._timeouts.add(timeout)
+                async with aclosing(self._chunks(body)) as chunks:
+                    async for chunk in chunks:
+                        if complete:
+                            continue
+                        if self._gate.is_set():
+                            timeout.reschedule(self._loop.time() + self._limits.stall_s)
+                        self._prefilling.discard(sequence)
+                        before = len(sequence)
+                        # until the last chunk names the weights: the oldest it can be are those it was sent under
+                        sequence.extend(chunk.tokens, chunk.logps, version)
+                        lane.count(sequence, before)
+                        if chunk.reason is not None:
+                            _settle(sequence, chunk, allowance)
+                            complete = True
+                        elif sequence.over():
+                            return  # over its budget; closing the stream makes the server drop the request
+        except (httpx.TransportError, TimeoutError) as error:
+            if not complete:
+                silence = f"silence for {self._limits.stall_s:g} s"
+                raise BrokenStream(silence if isinstance(error, TimeoutError) else _tell(error)) from None
+        finally:
+            self._timeouts.discard(timeout)
+            self._prefilling.discard(sequence)
+        if not complete:
+            raise BrokenStream("the stream ended in the middle")
+
+    async def _chunks(self, body: Any) -> AsyncGenerator[Chunk, None]:
+        async with self._client.stream("POST", GENERATE, json=body) as response:
+            if response.status_code != 200:
+                _refuse(response.status_code, await response.aread())
+            async for event in _events(response):
+                chunk = parse_chunk(event)
+                if chunk is not None:
+                    yield chunk
+
+    # ------------------------------------------------------------------------------------------------------ weights
+
+    def _ask(self, version: int, held: Any) -> None:
+        self._asked_for.append((version, held))
+        if self._gate.is_set():
+            self._gate.clear()
+            self._start(self._swap)
+
+    async def _swap(self) -> None:
+        for timeout in self._timeouts:  # a server that is paused is silent
+            timeout.reschedule(None)
+        while self._asked_for:
+            *skipped, (version, held) = self._asked_for
+            self._asked_for.clear()
+            for _, overtaken in skipped:
+                self._updates.release(overtaken)
+            began = time.monotonic()
+            while self._prefilling and time.monotonic() < began + self._limits.prefill_s:
+                await asyncio.sleep(0.002)
+            await self._updates.apply(self._call, version, held)
+            self._updates.release(held)
+            self._epoch += 1
+            self.version, self.swap_s = version, time.monotonic() - began
+        for timeout in self._timeouts:
+            timeout.reschedule(self._loop.time() + self._limits.stall_s)
+        self._gate.set()
+
+    async def _call(self, method: str, path: str, body: Any = None, *, again: bool = True) -> Any:
+        """Ask the server something.
+
+        Args:
+            method: GET or POST.
+            path: of the question.
+            body: sent as JSON.
+            again: whether asking twice does no harm.
+
+        Raises:
+            EngineDied: no answer, or an error that asking again did not cure.
+        """
+        timeout = httpx.Timeout(self._limits.update_s, connect=self._limits.connect_s)
+        for attempt in itertools.count(1):
+            try:
+                response = await self._client.request(method, path, json=body, timeout=timeout)
+                if response.status_code == 200:
+                    return response.json()
+                problem = f"{response.status_code}: {response.text[:500]}"
+                again = again and response.status_code >= 500
+            except httpx.TransportError as error:
+                problem = _tell(error)
+            if not again or attempt > self._limits.retries:
+                break
+            await asyncio.sleep(self._limits.backoff(attempt))
+        raise EngineDied(f"{method} {path} failed {attempt} times, at last by: {problem}")
+
+
+def _tell(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _refuse(status: int, answer: bytes) -> None:
+    text = f"{status}: {answer[:500].decode(errors='replace')}"
+    if status >= 500 or status == 429:
+        raise BrokenStream(text)
+    raise BadAnswer(f"it refuses a request with {text}")
+
+
+def _settle(sequence: TokenSequence, chunk: Chunk, allowance: int) -> None:
+    """Take the versions from a last chunk; refuse an end that the sequence's own limits do not explain."""
+    if chunk.spans is None:
+        raise BadAnswer("its last chunk does not name the weights (weight_versions)")
+    sequence.settle(chunk.spans)
+    reason, got = chunk.reason, len(sequence) - sequence.restarts[-1]
+    if reason == "stop" and not sequence.ended:
+        raise BadAnswer(f"it stopped after token {sequence.tokens[-1]}, which is none of the stop tokens")
+    if reason == "length" and not sequence.over() and got < allowance:
+        raise BadAnswer(
+            f"it ended a sequence of {len(sequence.prefix)} tokens {allowance - got} before its limit; start it with a "
+            "larger --max-model-len"
+        )
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield the data of a stream's events, to its end."""
+    rest = b""
+    async for piece in response.aiter_bytes():
+        *events, rest = (rest + piece).split(b"\n\n")
+        for event in events:
+            data = event.removeprefix(b"data: ")
+            if data and data != b"[DONE]":
+                yield data

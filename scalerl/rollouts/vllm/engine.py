@@ -1,0 +1,146 @@
+"""The engine contract over a vLLM server, for training and for held-out prompts."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from scalerl.config.base import ConfigError
+from scalerl.models.flops import ModelShape
+from scalerl.rollouts.engine import Finished, Occupancy, Request, Sampling, Work
+from scalerl.rollouts.interrupt import LengthRule
+from scalerl.rollouts.vllm.checks import Needs, check_server
+from scalerl.rollouts.vllm.connection import Connection
+from scalerl.rollouts.vllm.lane import Lane, Limits
+from scalerl.rollouts.vllm.sequence import TokenSequence
+from scalerl.rollouts.vllm.server import Server
+from scalerl.rollouts.vllm.updates import Updates
+
+_SHORTEST_WAIT_S = 0.005
+"""A poll waits at least so long for a sequence: a caller that does nothing but poll would keep a core busy."""
+
+
+class VllmEngine:
+    """One engine over a connection; several may share it, and with it the weights."""
+
+    deterministic = False
+    exact_resume = False
+
+    def __init__(self, connection: Connection, lane: Lane, rule: LengthRule, stop: Collection[int]) -> None:
+        """Make an engine; `vllm_engines` is what to call.
+
+        Args:
+            connection: to the server.
+            lane: this engine's share of it.
+            rule: length limits.
+            stop: token ids that end a sequence.
+        """
+        self._connection, self._lane, self._rule, self._stop = connection, lane, rule, frozenset(stop)
+        self._open: dict[tuple[int, int], TokenSequence] = {}
+
+    @property
+    def version(self) -> int:
+        """Version of the weights in use; behind the one asked for until the server has it."""
+        return self._connection.version
+
+    @property
+    def work(self) -> Work:
+        """What was received so far; steps are counted as if all running sequences stepped together."""
+        return self._lane.work
+
+    def occupancy(self) -> Occupancy:
+        """Return how full the engine is; there is room for what fits into free slots, and a sixteenth ahead."""
+        self._connection.check()
+        slots, under_way = self._lane.slots, len(self._open) - self._lane.done.qsize()
+        running = min(slots, max(0, under_way))
+        waiting = len(self._open) - running
+        return Occupancy(slots, running, waiting, slots + max(1, slots // 16) - under_way)
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Queue sequences; they start as slots come free, and after a swap that was asked for is done."""
+        sequences = [TokenSequence(request, self._rule, self._stop) for request in requests]
+        self._open |= {sequence.request.id: sequence for sequence in sequences}
+        self._connection.submit(self._lane, sequences)
+
+    def cancel(self, ids: Collection[tuple[int, int]]) -> None:
+        """Drop sequences that were submitted and have not finished."""
+        for id in ids:
+            self._open.pop(id, None)
+        self._connection.cancel(self._lane, ids)
+
+    def advance(self) -> None:
+        """Do nothing: the server works all the time."""
+
+    def poll(self, timeout_s: float = 0.0) -> list[Finished]:
+        """Return the sequences that ended since the last call; wait up to `timeout_s` for one.
+
+        Raises:
+            EngineDied: the server is lost.
+        """
+        finished: list[Finished] = []
+        wait = max(timeout_s, _SHORTEST_WAIT_S) if self._open else 0.0
+        while True:
+            self._connection.check()
+            try:
+                done = self._lane.done.get(timeout=wait) if wait and not finished else self._lane.done.get_nowait()
+            except queue.Empty:
+                return finished
+            if done is not None and self._open.get(done.request.id) is done:  # else it was cancelled
+                del self._open[done.request.id]
+                finished.append(done.finish())
+
+    def swap(self, version: int) -> None:
+        """Ask for new weights and return; running sequences keep their cache and go on until the server has them."""
+        self._connection.swap(version)
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: the cache is the server's, and sequences in flight are submitted again on resume."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore nothing."""
+
+    def close(self) -> None:
+        """End the connection, for all engines that share it; the server goes on."""
+        self._connection.close()
+
+
+def vllm_engines(
+    server: Server | str,
+    *,
+    slots: tuple[int, int],
+    rule: LengthRule,
+    sampling: Sampling,
+    needs: Needs,
+    updates: Updates,
+    limits: Limits | None = None,
+    shape: ModelShape | None = None,
+) -> tuple[VllmEngine, VllmEngine]:
+    """Check a server and make an engine for training and one for held-out prompts over it; they share its weights.
+
+    Args:
+        server: one that was started here, or the address of a running one (http://host:port).
+        slots: sequences that each decodes together; the server's --max-num-seqs should be their sum.
+        rule: length limits of completions.
+        sampling: temperature and stop tokens.
+        needs: what the server must be.
+        updates: how it gets weights; see UPDATES.
+        limits: patience.
+        shape: what the FLOPs depend on; None: they are not counted.
+
+    Raises:
+        ConfigError: the server is not what is needed.
+    """
+    if sampling.top_p < 1:
+        raise ConfigError(
+            f"recipe.top_p: got {sampling.top_p}; allowed with vLLM: 1. Its log-probabilities are those after the "
+            "nucleus, the trainer computes those before it, and the ratio of the two would be wrong on every token"
+        )
+    address = (server if isinstance(server, str) else server.address).rstrip("/")
+    check_server(address, needs)
+    lanes = [Lane(name, count, shape) for name, count in zip(("train", "evaluate"), slots, strict=True)]
+    obituary = server.obituary if isinstance(server, Server) else lambda: None
+    connection = Connection(address, sampling, updates, lanes, limits, obituary)
+    training, evaluating = (VllmEngine(connection, lane, rule, sampling.stop) for lane in lanes)
+    return training, evaluating

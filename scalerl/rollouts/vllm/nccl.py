@@ -1,0 +1,204 @@
+"""Weights over NCCL, straight from the learner's GPU into those of vLLM servers, by vLLM's own classes.
+
+The learner's process is the one that sends: it drives each server's update over HTTP, broadcasts the tensors, and names
+the version. An engine then only waits until its server says that it has it (updates.py). vLLM must be installed in the
+learner's environment too. Written from the source of vLLM 0.32 (`vllm/distributed/weight_transfer/`); without two GPUs
+it has been run up to the broadcast only.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from scalerl.config.base import ConfigError
+from scalerl.models.layout import WeightLayout
+from scalerl.rollouts.vllm.protocol import (
+    FINISH_UPDATE,
+    INIT_TRANSFER,
+    PAUSE,
+    RESUME,
+    START_UPDATE,
+    UPDATE,
+    WORLD_SIZE,
+)
+
+
+class NcclChannel:
+    """Sends every version to all servers at once; there is nothing to receive."""
+
+    capacity = 2
+    """The version in use and one that was sent: a third would be loaded over one that no engine has used yet."""
+
+    def __init__(
+        self, layout: WeightLayout, servers: Sequence[str], master_address: str = "127.0.0.1", timeout_s: float = 600.0
+    ) -> None:
+        """Prepare; the servers are met at the first `send`.
+
+        Args:
+            layout: names, types and shapes of the model's weights.
+            servers: addresses, http://host:port.
+            master_address: under which the servers' workers reach this process.
+            timeout_s: seconds for one question to a server, a whole transfer included.
+        """
+        self._layout, self._servers = layout, tuple(servers)
+        self._master_address, self._timeout_s = master_address, timeout_s
+        self._sender: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the communicator behind: engines' processes need none."""
+        return {**self.__dict__, "_sender": None}
+
+    def send(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
+        """Load a version into every server; returns when all use it.
+
+        Raises:
+            ConfigError: vLLM is not installed here.
+            RuntimeError: a server failed; it is left paused, and the transfer group is lost.
+        """
+        if self._sender is None:
+            self._sender = _Sender(self._layout, self._servers, self._master_address, self._timeout_s)
+        self._sender.send(version, weights)
+
+    def receive(self, version: int) -> Mapping[str, Any]:
+        """Refuse: weights go into the servers' memory and nowhere else.
+
+        Raises:
+            RuntimeError: always.
+        """
+        raise RuntimeError("weights sent over NCCL cannot be received again; use rollouts.weights = 'directory'")
+
+    def drop(self, version: int) -> None:
+        """Do nothing: a server holds one version."""
+
+    def close(self) -> None:
+        """Leave the transfer group."""
+        if self._sender is not None:
+            self._sender.close()
+            self._sender = None
+
+
+class _Sender:
+    """What lives in the learner's process: vLLM's trainer engine, its source of weights, its client."""
+
+    def __init__(self, layout: WeightLayout, servers: Sequence[str], master_address: str, timeout_s: float) -> None:
+        try:
+            from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+            from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+        except ImportError as error:
+            raise ConfigError(
+                f"rollouts.weights: got 'nccl', which needs vLLM in the trainer's environment too ({error}); install "
+                "it there, or use 'directory'"
+            ) from None
+        self._client = ServersClient(servers, timeout_s)
+        self._source = weight_source(layout)
+        info = NCCLTrainerInitInfo(
+            rank=0,
+            master_address=master_address,
+            master_port=_free_port(),
+            world_size=1 + sum(self._client.world_sizes),
+        )
+        self._engine = WeightTransferTrainerFactory.trainer_init(info, client=self._client, source=self._source)
+
+    def send(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
+        self._client.version = version
+        self._source.weights = weights
+        self._engine.send_weights()
+
+    def close(self) -> None:
+        self._engine.shutdown()
+        self._client.close()
+
+
+class ServersClient:
+    """vLLM's `VLLMWeightSyncClient` protocol over several servers, which are updated together.
+
+    vLLM's own HTTP client knows one server and names no version. While weights are loaded a server is paused, with the
+    keys and values of its running sequences.
+    """
+
+    def __init__(self, servers: Sequence[str], timeout_s: float) -> None:
+        """Ask each server for the number of its workers.
+
+        Args:
+            servers: addresses.
+            timeout_s: seconds for one question.
+        """
+        import httpx
+
+        self.version = 0
+        """Named by the next update."""
+        self._clients = [httpx.Client(base_url=s, timeout=timeout_s, trust_env=False) for s in servers]
+        self._threads = ThreadPoolExecutor(len(self._clients))
+        self.world_sizes = [client.get(WORLD_SIZE).raise_for_status().json()["world_size"] for client in self._clients]
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Let all workers meet; each server's ranks follow those of the servers before it."""
+        first, bodies = int(init_info["rank_offset"]), []
+        for size in self.world_sizes:
+            bodies.append({"init_info": {**init_info, "rank_offset": first}})
+            first += size
+        self._all(INIT_TRANSFER, bodies)
+
+    def start_weight_update(self) -> None:
+        """Pause the servers and prepare them."""
+        self._all(PAUSE)
+        self._all(START_UPDATE)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Let the servers receive; returns when they have."""
+        self._all(UPDATE, [{"update_info": update_info}] * len(self._clients))
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Name the version and let the servers go on."""
+        label = str(self.version) if weight_version is None else weight_version
+        self._all(FINISH_UPDATE, [{"weight_version": label}] * len(self._clients))
+        self._all(RESUME)
+
+    def close(self) -> None:
+        """End the connections."""
+        self._threads.shutdown()
+        for client in self._clients:
+            client.close()
+
+    def _all(self, path: str, bodies: Sequence[Any] = ()) -> None:
+        """Ask all servers at the same time: they wait for one another inside NCCL."""
+
+        def ask(client: Any, body: Any) -> None:
+            response = client.post(path, json=body)
+            if response.status_code != 200:
+                raise RuntimeError(
+                    f"the vLLM server at {client.base_url}: POST {path} failed with {response.status_code}: "
+                    f"{response.text[:500]}"
+                )
+
+        for done in [
+            self._threads.submit(ask, client, body)
+            for client, body in zip(self._clients, bodies or [None] * len(self._clients), strict=True)
+        ]:
+            done.result()
+
+
+def weight_source(layout: WeightLayout) -> Any:
+    """Return vLLM's `WeightSource` over its attribute `weights`: (name, tensor) in the layout's order."""
+    import torch
+    from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
+
+    class Source(WeightSource):  # type: ignore[misc]
+        weights: Iterable[tuple[str, Any]] = ()
+
+        def metadata(self) -> list[Any]:
+            return [ParamMeta(place.name, getattr(torch, place.dtype), place.shape) for place in layout.places]
+
+        def __iter__(self) -> Iterator[tuple[str, Any]]:
+            return iter(self.weights)
+
+    return Source()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return int(probe.getsockname()[1])

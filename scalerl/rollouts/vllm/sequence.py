@@ -1,0 +1,141 @@
+"""One sequence's tokens, and what to ask the server next. It does no input or output.
+
+Length control is that of interrupt.py, token by token; here a sequence consists of several requests. The first may
+have as many tokens as the sequence may think; where it is used up without the end tag, the phrase is written and a
+second request continues after it. A broken request is continued likewise, with the tokens received so far as prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from scalerl.rng import uniforms
+from scalerl.rollouts.engine import Finished, Request
+from scalerl.rollouts.interrupt import INTERRUPT_DRAW, NEVER, LengthRule, interrupt_point
+from scalerl.rollouts.vllm.protocol import BadAnswer, Span
+from scalerl.types import Rollout
+
+
+class TokenSequence:
+    """A sequence under way."""
+
+    def __init__(self, request: Request, rule: LengthRule, stop: Iterable[int]) -> None:
+        """Begin at the prompt.
+
+        Args:
+            request: what to generate.
+            rule: the limits.
+            stop: tokens that end a sequence.
+        """
+        self.request, self.rule, self._stop = request, rule, frozenset(stop)
+        uniform = float(uniforms(np.asarray([request.key], np.uint64), INTERRUPT_DRAW)[0])
+        self.interrupt_at = interrupt_point(rule, uniform)
+        self.closed_at = NEVER
+        self.tokens: list[int] = []
+        self.logps: list[float] = []
+        self.versions: list[int] = []
+        self.sampled: list[bool] = []
+        self.ended: bool | None = None
+        """None: it goes on; True: a stop token ended it; False: its budget is used up."""
+        self.restarts: list[int] = []
+        """Counts of tokens at which a request began: there the server computes keys and values again."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def over(self) -> bool:
+        """Return whether it has ended."""
+        return self.ended is not None
+
+    @property
+    def prefix(self) -> list[int]:
+        """Prompt and tokens so far: what the next request continues."""
+        return [*self.request.prompt, *self.tokens]
+
+    @property
+    def allowance(self) -> int:
+        """Tokens that the next request may sample: up to the interruption, or else to the end of the budget."""
+        count = len(self.tokens)
+        if self.rule.thinking is None:
+            return self.rule.max_tokens - count
+        end = self.interrupt_at if self.closed_at == NEVER else self.closed_at + self.rule.answer_tokens
+        return end - count
+
+    def begin(self) -> None:
+        """Note that a request begins."""
+        self.restarts.append(len(self.tokens))
+
+    def extend(self, tokens: Sequence[int], logps: Sequence[float], version: int) -> None:
+        """Append sampled tokens, up to the end of the sequence; what comes after that is left out.
+
+        Args:
+            tokens: as they were sampled.
+            logps: their log-probabilities.
+            version: of the weights, until `settle` says better.
+        """
+        for token, logp in zip(tokens, logps, strict=True):
+            if self.ended is not None:
+                return
+            self._append(token, logp, version, sampled=True)
+
+    def settle(self, spans: Sequence[Span]) -> None:
+        """Take the versions of the latest request's tokens from the server.
+
+        Raises:
+            BadAnswer: the spans do not cover the tokens.
+        """
+        first = self.restarts[-1]
+        covered = 0
+        for span in spans:
+            if span.start != covered:
+                break
+            covered = span.end
+            end = min(first + span.end, len(self.tokens))
+            count = max(0, end - first - span.start)
+            self.versions[first + span.start : end] = [span.version] * count
+        if first + covered < len(self.tokens):
+            raise BadAnswer(f"it named the weights of {covered} tokens, and had sent {len(self.tokens) - first}")
+
+    def write_phrase(self, version: int) -> None:
+        """Write the phrase if the thinking is over and did not end by itself; its tokens are context."""
+        for token in self.rule.phrase:
+            if self.ended is None and self.closed_at == NEVER and self._due():
+                self._append(token, 0.0, version, sampled=False)
+
+    def finish(self) -> Finished:
+        """Return the rollout of a sequence that ended."""
+        assert self.ended is not None
+        rollout = Rollout(
+            tokens=np.asarray(self.tokens, np.int32),
+            logps=np.asarray(self.logps, np.float32),
+            versions=np.asarray(self.versions, np.int32),
+            sampled=np.asarray(self.sampled, np.bool_),
+            truncated=not self.ended,
+            interrupted=not all(self.sampled),
+        )
+        return Finished(self.request.id, rollout)
+
+    def _due(self) -> bool:
+        return 0 <= len(self.tokens) - self.interrupt_at < len(self.rule.phrase)
+
+    def _append(self, token: int, logp: float, version: int, sampled: bool) -> None:
+        self.tokens.append(token)
+        self.logps.append(logp)
+        self.versions.append(version)
+        self.sampled.append(sampled)
+        count, rule = len(self.tokens), self.rule
+        if rule.thinking is None:
+            over = count >= rule.max_tokens
+        else:
+            tag = len(rule.end_tag)
+            if self.closed_at == NEVER and (
+                tuple(self.tokens[-tag:]) == rule.end_tag or count == self.interrupt_at + len(rule.phrase)
+            ):
+                self.closed_at = count
+            over = count >= self.closed_at + rule.answer_tokens
+        if sampled and token in self._stop:
+            self.ended = True
+        elif over:
+            self.ended = False

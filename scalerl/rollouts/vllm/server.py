@@ -1,0 +1,153 @@
+"""A vLLM server of our own: its command line, and a process that ends with us."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from scalerl.config.base import ConfigError
+from scalerl.rollouts.vllm.protocol import HEALTH
+
+INSIDE = Path(__file__).parent / "inside"
+"""Directory of what is loaded inside the server."""
+
+_TAIL_LINES = 25
+"""Lines of a dead server's log that are shown."""
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """How to start a server.
+
+    Example: ServerSpec(model="Qwen/Qwen3-8B", max_model_len=18432, max_num_seqs=256, log=Path("runs/a/vllm.log"))
+    """
+
+    model: str
+    """Directory or name on the hub: the policy's own."""
+    max_model_len: int
+    """Tokens of the longest prompt and completion, the phrase included."""
+    max_num_seqs: int
+    """Sequences decoded together, by all engines over it."""
+    log: Path
+    """Where its output goes."""
+    python: str = "python"
+    """Python of an environment with vLLM."""
+    backend: str | None = "scalerl_directory"
+    """How it takes weights: scalerl_directory or nccl; None: it keeps those it starts with."""
+    dtype: str = "auto"
+    """Of the weights: auto, float32, bfloat16."""
+    fp32_head: bool = False
+    """Compute logits as an FP32 product of weights that are not FP32."""
+    tensor_parallel: int = 1
+    """GPUs that share the model."""
+    host: str = "127.0.0.1"
+    """Interface it listens on. Whoever reaches it may change its weights: keep it on loopback or a private network."""
+    port: int = 0
+    """0: a free one."""
+    start_s: float = 1200.0
+    """Seconds it may take to be ready; a large model is loaded and compiled first."""
+    extra: tuple[str, ...] = ()
+    """More arguments of vLLM."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """More environment variables."""
+
+
+def command(spec: ServerSpec, port: int) -> list[str]:
+    """Return the command line of a server."""
+    line = [
+        spec.python, "-m", "vllm.entrypoints.openai.api_server", "--model", spec.model,
+        "--host", spec.host, "--port", str(port), "--enable-scale-out", "--skip-tokenizer-init",
+        "--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--dtype", spec.dtype,
+        "--max-model-len", str(spec.max_model_len), "--max-num-seqs", str(spec.max_num_seqs),
+        "--tensor-parallel-size", str(spec.tensor_parallel),
+    ]  # fmt: skip
+    if spec.backend is not None:
+        line += ["--weight-transfer-config", json.dumps({"backend": spec.backend})]
+    if spec.backend == "scalerl_directory":
+        line += ["--worker-extension-cls", "scalerl_weights.WorkerExtension"]
+    if spec.fp32_head and spec.dtype != "float32":
+        line += ["--hf-overrides", json.dumps({"head_dtype": "float32"})]
+    return [*line, *spec.extra]
+
+
+def environment(spec: ServerSpec, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a server: ours, the routes of the weights, and the path of what it loads of us."""
+    path = os.pathsep.join(part for part in (str(INSIDE), spec.environment.get("PYTHONPATH", "")) if part)
+    without = {name: value for name, value in inherited.items() if name != "PYTHONPATH"}  # its packages are not ours
+    ours = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    return {**without, **ours, **spec.environment, "PYTHONPATH": path}
+
+
+class Server:
+    """A server that was started here and ends with this process, however that ends."""
+
+    def __init__(self, spec: ServerSpec) -> None:
+        """Start it; `wait_ready` must follow.
+
+        Raises:
+            ConfigError: there is no such Python.
+        """
+        self.spec = spec
+        port = spec.port or _free_port(spec.host)
+        self.address = f"http://{spec.host}:{port}"
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        spec.log.write_bytes(b"")
+        line = [sys.executable, str(Path(__file__).with_name("guard.py")), str(spec.log), *command(spec, port)]
+        self._process = subprocess.Popen(line, stdin=subprocess.PIPE, env=environment(spec, os.environ))
+
+    def wait_ready(self) -> None:
+        """Wait until it answers.
+
+        Raises:
+            ConfigError: it ended, or took longer than `start_s`; with the end of its log.
+        """
+        end = time.monotonic() + self.spec.start_s
+        with httpx.Client(base_url=self.address, timeout=5.0, trust_env=False) as client:
+            while not _healthy(client):
+                death = self.obituary()
+                if death is not None:
+                    self.close()
+                    raise ConfigError(f"vllm: the server did not start: {death}")
+                if time.monotonic() > end:
+                    tail = self.tail()
+                    self.close()
+                    raise ConfigError(f"vllm: the server was not ready after {self.spec.start_s:.0f} s; {tail}")
+                time.sleep(0.2)
+
+    def obituary(self) -> str | None:
+        """Return how it ended, with the end of its log; None while it lives."""
+        code = self._process.poll()
+        return None if code is None else f"its process ended with exit code {code}; {self.tail()}"
+
+    def tail(self) -> str:
+        """Return the end of its log."""
+        lines = self.spec.log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+        return "\n  ".join([f"the end of {self.spec.log}:", *lines])
+
+    def close(self) -> None:
+        """End it and wait for that."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # which tells the guard to end it
+        self._process.wait()
+
+
+def _healthy(client: httpx.Client) -> bool:
+    try:
+        return client.get(HEALTH).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,83 @@
+"""What `placement` decides: where the generator's process, engines and trainer ranks run, and how weights travel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from scalerl.config.run import RunConfig
+from scalerl.models.layout import WeightLayout
+from scalerl.rollouts.build import MakeEngines, local_engines
+from scalerl.rollouts.spawned import Launch, SpawnedWorker
+from scalerl.rollouts.weights import CHANNELS
+from scalerl.rollouts.weights.base import WeightChannel
+from scalerl.train.learner.rank_processes import RankProcesses
+from scalerl.train.learner.ranks import RankTransport
+
+StartRanks = Callable[[RunConfig, str, Sequence[WeightChannel]], RankTransport]
+"""(resolved configuration, path of the model, channels that the ranks will send over) -> ranks."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """How a run's processes are made."""
+
+    launch: Launch
+    """Starts the generator's process."""
+    make_engines: MakeEngines
+    """Makes the engines, inside that process."""
+    channel: Callable[[WeightLayout, Path], WeightChannel]
+    """Makes the weight channel, given the layout of the weights and the run directory."""
+    start_ranks: StartRanks
+    """Starts several trainer ranks and waits until they are ready."""
+
+
+def _local(config: RunConfig) -> Backend:
+    if config.placement.engine == "vllm":
+        from scalerl.rollouts.vllm.launch import server_engines
+
+        return Backend(SpawnedWorker, server_engines, partial(_channel, config), RankProcesses.of)
+    return Backend(SpawnedWorker, local_engines, partial(_channel, config), RankProcesses.of)
+
+
+def _channel(config: RunConfig, layout: WeightLayout, run: Path) -> WeightChannel:
+    if config.weights == "nccl":
+        from scalerl.rollouts.vllm.nccl import NcclChannel
+
+        placement = config.placement
+        return NcclChannel(layout, placement.servers, timeout_s=placement.transfer_timeout_s)
+    return CHANNELS[config.weights](layout, run)
+
+
+def _ray(config: RunConfig) -> Backend:
+    from scalerl.cluster.connect import check_resources, connect
+    from scalerl.cluster.engines import actor_engines
+    from scalerl.cluster.object_store import ObjectStoreChannel
+    from scalerl.cluster.ranks import RayRanks
+    from scalerl.cluster.resources import run_resources
+    from scalerl.cluster.worker import RayWorker
+
+    ray = connect(config.placement.ray_address, "placement.ray_address")
+    check_resources(ray, run_resources(config), "trainer ranks and generators together")
+
+    def launch(*parts: Any) -> RayWorker:
+        return RayWorker(ray, *parts)
+
+    def channel(layout: WeightLayout, run: Path) -> WeightChannel:
+        return ObjectStoreChannel(ray) if config.weights == "object-store" else _channel(config, layout, run)
+
+    def start_ranks(config: RunConfig, model_path: str, channels: Sequence[WeightChannel]) -> RankTransport:
+        return RayRanks(ray, config, model_path, channels)
+
+    return Backend(launch, actor_engines, channel, start_ranks)
+
+
+BACKENDS: dict[str, Callable[[RunConfig], Backend]] = {"local": _local, "ray": _ray}
+"""By `placement.backend`; each is given the resolved configuration.
+
+Raises:
+    ConfigError: the cluster does not answer or is too small.
+"""

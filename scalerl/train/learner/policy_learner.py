@@ -1,0 +1,215 @@
+"""What learners over a Hugging Face model share: the loss of a micro-batch, AdamW over FP32 masters, moments by name.
+
+single.py trains in one process, fsdp.py in several; they differ in which micro-batches a process runs and in where a
+tensor lies. Legend: B rollouts, T tokens of prompt and completion, n trained tokens of a micro-batch; lower case: a
+micro-batch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from scalerl.config.base import ConfigError
+from scalerl.config.recipe import AdamW, Loss, Recipe
+from scalerl.learn.losses import LOSSES
+from scalerl.models.flops import ModelShape
+from scalerl.models.policy import Policy
+from scalerl.rollouts.replay import Difference, check_current
+from scalerl.train.learner.base import BadGradient, PromptedRollout, StepStats, TrainBatch
+from scalerl.train.metrics import TokenMeter
+
+MOMENTS = ("exp_avg", "exp_avg_sq", "step")
+"""What AdamW keeps of a parameter: both moments and the number of updates."""
+
+
+class PolicyLearner:
+    """A policy in training; a subclass says how the gradients of a batch add up, and reads and writes weights."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        optimizer: AdamW,
+        loss: Loss,
+        *,
+        temperature: float = 1.0,
+        micro_batch_tokens: int = 16_384,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        """Take over a policy, whose weights are trained in place.
+
+        Args:
+            policy: the model.
+            optimizer: the optimiser's settings.
+            loss: the surrogate and its parameters.
+            temperature: of the sampling, which the log-probabilities must share.
+            micro_batch_tokens: padded tokens of one forward and backward pass.
+            gradient_checkpointing: recompute activations in the backward pass.
+        """
+        self.policy, self.updates = policy, 0
+        self._settings, self._loss, self._temperature = optimizer, loss, temperature
+        self._budget, self._checkpointing = micro_batch_tokens, gradient_checkpointing
+        if gradient_checkpointing:
+            # renamed in transformers 5.20
+            name = "activation" if hasattr(policy.model, "activation_checkpointing_enable") else "gradient"
+            getattr(policy.model, f"{name}_checkpointing_enable")()
+            policy.model.train()  # transformers checkpoints in training mode only; dropout is off in any case
+        self._names = [name for name, _ in policy.weights()]
+        self._parameters = list(policy.model.parameters())
+        self._masters = [_master(p) for p in self._parameters]
+        decayed = [p for p in self._masters if p.ndim >= 2]
+        plain = [p for p in self._masters if p.ndim < 2]
+        groups = [{"params": decayed, "weight_decay": optimizer.weight_decay}, {"params": plain, "weight_decay": 0.0}]
+        self._optimizer = torch.optim.AdamW(
+            [g for g in groups if g["params"]], lr=0.0, betas=optimizer.betas, eps=optimizer.eps, fused=True
+        )
+
+    @classmethod
+    def of(
+        cls, policy: Policy, recipe: Recipe, micro_batch_tokens: int, gradient_checkpointing: bool, **options: Any
+    ) -> Self:
+        """Make the learner that a recipe asks for; `options` are those of the subclass."""
+        return cls(
+            policy,
+            recipe.optimizer,
+            recipe.loss,
+            temperature=recipe.temperature,
+            micro_batch_tokens=micro_batch_tokens,
+            gradient_checkpointing=gradient_checkpointing,
+            **options,
+        )
+
+    # -------------------------------------------------------------------------------------------------------- update
+
+    def step(self, batch: TrainBatch) -> StepStats:
+        """Take one update: micro-batches, gradients added up in FP32, clipping, AdamW.
+
+        Raises:
+            BadGradient: the loss or the gradient is not finite; the weights are unchanged.
+        """
+        meter = self._add_gradients(batch)
+        norm, rate = self._update() if meter.tokens else (0.0, 0.0)
+        self._discard_gradient()
+        self.updates += 1
+        return StepStats(**meter.means(), grad_norm=norm, learning_rate=rate)
+
+    def rehearse(self, batch: TrainBatch) -> float:
+        """Return the seconds that a batch's forward and backward passes take, once warm; the weights are unchanged."""
+        for _ in range(2):  # the first pass warms up memory and caches
+            began = time.perf_counter()
+            self._add_gradients(batch)
+            self._discard_gradient()
+        return time.perf_counter() - began
+
+    def training_flops(self, batch: TrainBatch) -> float:
+        """Return the floating-point operations of one step over a batch; padding is not counted."""
+        return batch_flops(self.policy.shape, batch, self._checkpointing)
+
+    def check(self, version: int, rollouts: Sequence[PromptedRollout]) -> Difference | None:
+        """Compute the log-probabilities of rollouts of its own version again; every rank must be given the same."""
+        return check_current(self.policy, version, rollouts, temperature=self._temperature, bound=math.inf)
+
+    def close(self) -> None:
+        """Do nothing: no process belongs to this learner."""
+
+    def _add_gradients(self, batch: TrainBatch) -> TokenMeter:
+        """Leave the batch's gradient in the masters; return what was measured over the whole batch."""
+        raise NotImplementedError
+
+    def _micro_batch_loss(self, batch: TrainBatch, rows: Tensor, width: int, meter: TokenMeter) -> Tensor:
+        """Return a micro-batch's share of the loss, with its graph; the meter takes in the rest."""
+        device = self.policy.device
+        mask_bt, tokens_bt, behavior_bt, weights_bt = (
+            part_BT[rows, :width].to(device)
+            for part_BT in (batch.trained_BT, batch.tokens_BT, batch.behavior_BT, batch.weights_BT)
+        )
+        logp_n, entropy_n = self.policy(tokens_bt, mask_bt, self._temperature)
+        logp_bt = torch.zeros_like(behavior_bt).masked_scatter(mask_bt, logp_n)
+        advantages_b = batch.advantages_B[rows].to(device)
+        loss_bt, capped_bt = LOSSES[self._loss.kind](self._loss, logp_bt, behavior_bt, advantages_b, mask_bt)
+        loss = (loss_bt * weights_bt).sum()
+        meter.add(loss, (logp_n.detach() - behavior_bt[mask_bt]), capped_bt[mask_bt], entropy_n)
+        return loss
+
+    def _update(self) -> tuple[float, float]:
+        """Clip the gradient and update the weights; return the norm before clipping and the learning rate."""
+        norm = self._clip()
+        if not norm < float("inf"):
+            self._discard_gradient()
+            raise BadGradient(f"the gradient's norm is {norm}")
+        rate = self._settings.learning_rate * min(1.0, (self.updates + 1) / max(1, self._settings.warmup_steps))
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+        self._write_back()
+        return norm, rate
+
+    def _clip(self) -> float:
+        """Scale the gradient down to the limit; return its L2 norm before."""
+        return float(nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm))
+
+    def _discard_gradient(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    @torch.no_grad()
+    def _write_back(self) -> None:
+        for parameter, master in zip(self._parameters, self._masters, strict=True):
+            if master is not parameter:
+                parameter.copy_(master)
+        self.policy.weights_changed()
+
+    # ---------------------------------------------------------------------------------------------------- checkpoint
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return master weights and optimiser moments by name."""
+        out: dict[str, Tensor] = {}
+        for name, master in zip(self._names, self._masters, strict=True):
+            out[f"master.{name}"] = master.detach()
+            moments: Mapping[str, Any] = self._optimizer.state.get(master, {})
+            out |= {f"{kind}.{name}": moments[kind] for kind in MOMENTS if kind in moments}
+        return out
+
+    def check_model(self, found: Mapping[str, tuple[int, ...]], where: object) -> None:
+        """Refuse the weights of another model.
+
+        Args:
+            found: shapes by the keys of `tensors`.
+            where: for the message.
+
+        Raises:
+            ConfigError: a weight is missing, superfluous or has another shape.
+        """
+        names = {key.removeprefix("master."): shape for key, shape in found.items() if key.startswith("master.")}
+        own = {name: tuple(master.shape) for name, master in zip(self._names, self._masters, strict=True)}
+        differing = sorted(name for name in names.keys() | own.keys() if names.get(name) != own.get(name))
+        if differing:
+            name = differing[0]
+            there, here = names.get(name, "no such weight"), own.get(name, "no such weight")
+            raise ConfigError(
+                f"{where}: holds the weights of another model: {len(differing)} of them differ, the first is {name} "
+                f"({there} in the checkpoint, {here} in the model); resume with the model that the run began with"
+            )
+
+
+def batch_flops(shape: ModelShape, batch: TrainBatch, checkpointing: bool) -> float:
+    """Return the floating-point operations of one step over a batch; padding is not counted.
+
+    Args:
+        shape: of the model.
+        batch: whose rollouts with trained tokens count.
+        checkpointing: whether activations are computed again in the backward pass.
+    """
+    return sum(shape.training_flops(n, checkpointing) for n in batch.length_B[batch.trained_B].tolist())
+
+
+def _master(parameter: nn.Parameter) -> nn.Parameter:
+    if parameter.dtype == torch.float32:
+        return parameter
+    return nn.Parameter(parameter.detach().float().clone())

@@ -1,0 +1,158 @@
+"""A policy over the ranks of a process group: read once, sharded block by block with FSDP2, compared with the whole.
+
+Every rank builds the model without memory for its weights (torch's meta device) and fills one decoder block at a time
+from rank 0 before it keeps its own share. Memory: rank 0 holds the whole model in host memory, in the type of the
+forward pass, while the weights are handed out; every rank holds its FP32 share and one whole block on its device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from scalerl.config.base import ConfigError
+from scalerl.models.policy import Policy, load_policy
+
+
+def decoder_blocks(model: Any) -> list[nn.Module]:
+    """Return the decoder blocks of a transformers model, in order.
+
+    Raises:
+        ConfigError: none were found.
+    """
+    layers = getattr(model.base_model, "layers", None)
+    if isinstance(layers, nn.ModuleList):
+        return list(layers)
+    names = set(model._no_split_modules or ())
+    blocks = [module for module in model.modules() if type(module).__name__ in names]
+    if not blocks:
+        raise ConfigError(
+            f"placement.trainer_ranks: {type(model).__name__} does not say what its decoder blocks are, so that it "
+            "cannot be sharded; allowed: placement.trainer_ranks = 1, or a model of transformers with base_model.layers"
+        )
+    return blocks
+
+
+def shard(
+    policy: Policy, mesh: DeviceMesh, dtype: torch.dtype, fill: Callable[[nn.Module], None] = lambda module: None
+) -> None:
+    """Shard a policy in place: a group of parameters a decoder block, and one for embedding, final norm and head.
+
+    Gradients are summed over the ranks, in FP32 and not divided: the token weights of a batch sum to one over all of
+    them. With bf16 the blocks compute in bf16 copies of their FP32 shares and nothing is cast on the way in: the
+    residual stream is bf16 in the generator too (single.py says why). The head is in the root's group and inside
+    `Policy.forward`, where its weight is whole; outside of it every parameter is a share.
+
+    Args:
+        policy: with FP32 weights, the same on every rank.
+        mesh: one-dimensional.
+        dtype: of the forward pass.
+        fill: called with each block, and with the model at the end, before it is sharded.
+    """
+    precision = MixedPrecisionPolicy(
+        param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    for block in decoder_blocks(policy.model):
+        fill(block)
+        fully_shard(block, mesh=mesh, mp_policy=precision)
+    fill(policy.model)
+    fully_shard(policy, mesh=mesh, mp_policy=precision)
+    for module in policy.modules():
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum, and none is wanted
+    root = cast(FSDPModule, policy)
+    if hasattr(root, "set_reduce_scatter_unused_params"):  # experts that no token of one rank has chosen
+        root.set_reduce_scatter_unused_params(True)
+
+
+def load_sharded(
+    path: str, mesh: DeviceMesh, *, revision: str = "main", dtype: str = "float32", fp32_head: bool = True
+) -> Policy:
+    """Load a causal LM over all ranks of a mesh; every rank calls it.
+
+    Consumes: the model's files, on rank 0. Produces: a sharded policy on every rank.
+    Waits for: rank 0, at every weight. Unblocked by: it; the death of a rank is an error.
+
+    Args:
+        path: a directory or a name on the hub; only rank 0 reads the weights.
+        mesh: one-dimensional; its device type says where the shares go.
+        revision: branch, tag or commit.
+        dtype: of the forward pass; the shares are FP32.
+        fp32_head: multiply by the head in FP32.
+
+    Raises:
+        ConfigError: from `load_policy`; or the sharded model's log-probabilities are not those of the whole one.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    source = None
+    if mesh.get_rank() == 0:
+        source = load_policy(path, revision=revision, dtype=dtype, fp32_head=fp32_head)
+    config = AutoConfig.from_pretrained(path, revision=revision)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    policy = Policy(model, fp32_head=fp32_head)
+    if mesh.device_type == "cpu":
+        from scalerl.models.cpu.onednn import accelerate
+
+        accelerate(model)
+    if source is not None:
+        model.generation_config = source.model.generation_config
+    device = torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")
+    shard(policy, mesh, getattr(torch, dtype), _Fill(model, None if source is None else source.model, device))
+    _check_sharded(policy, source, device, 1e-3 if dtype == "float32" else 0.05)
+    return policy
+
+
+class _Fill:
+    """Gives the parts of a model on the meta device memory, and rank 0's weights and buffers."""
+
+    def __init__(self, model: nn.Module, source: Any, device: torch.device) -> None:
+        self._prefixes = {module: f"{name}." if name else "" for name, module in model.named_modules()}
+        self._source, self._device = source, device
+        self._made: dict[nn.Parameter, nn.Parameter] = {}  # tied parameters stay tied
+
+    def __call__(self, part: nn.Module) -> None:
+        for module in part.modules():
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                if parameter.is_meta:
+                    full_name = self._prefixes[module] + name
+                    if parameter not in self._made:
+                        self._made[parameter] = nn.Parameter(self._received(parameter, full_name, "get_parameter"))
+                    setattr(module, name, self._made[parameter])
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                if buffer.is_meta:
+                    setattr(module, name, self._received(buffer, self._prefixes[module] + name, "get_buffer"))
+
+    def _received(self, like: Tensor, name: str, getter: str) -> Tensor:
+        tensor = torch.empty_like(like, device=self._device, requires_grad=False)
+        if self._source is not None:
+            tensor.copy_(getattr(self._source, getter)(name).detach())
+        dist.broadcast(tensor, src=0)
+        return tensor
+
+
+@torch.no_grad()
+def _check_sharded(policy: Policy, source: Policy | None, device: torch.device, tolerance: float) -> None:
+    """Compare the log-probabilities of a few tokens with the whole model's: nothing was lost on the way here."""
+    tokens_BT = torch.arange(8)[None] % policy.vocab_size
+    trained_BT = torch.arange(8)[None] >= 1
+    expected_N = torch.empty(7) if source is None else source(tokens_BT, trained_BT)[0].float()
+    expected_N = expected_N.to(device)
+    dist.broadcast(expected_N, src=0)
+    found_N, _ = policy(tokens_BT.to(device), trained_BT.to(device))
+    cast(FSDPModule, policy).reshard()  # no backward pass will
+    error = (found_N - expected_N).abs().max()
+    dist.all_reduce(error, op=dist.ReduceOp.MAX)
+    if not float(error) <= tolerance * max(1.0, float(expected_N.abs().max())):
+        raise ConfigError(
+            f"model.path: the log-probabilities of {type(policy.model).__name__} change by {float(error):.2g} when its "
+            "weights are sharded over ranks; allowed: placement.trainer_ranks = 1"
+        )

@@ -1,0 +1,159 @@
+"""Whole runs on a Ray cluster of this machine: engines and coordinators are killed, and nothing is lost."""
+
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import runs
+
+from scalerl.train.checkpoint import CheckpointStore, load_plain
+
+pytest.importorskip("ray", reason="needs Ray")
+
+RAY = ["--placement.backend", "ray", "--placement.ray_address", "local", "--placement.generators", "2"]
+WORDS = [word for word in runs.SMALL if word not in ("--rollouts.lag_ticks", "12")]
+
+
+def begin(lab_model, path, *words):
+    return runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *WORDS, *RAY, *words])
+
+
+def descendants(pid):
+    """Return (process id, command) of all processes below one."""
+    found = []
+    try:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            for child in (task / "children").read_text().split():
+                command = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ").strip()
+                found += [(int(child), command), *descendants(child)]
+    except (FileNotFoundError, ProcessLookupError):  # it ended while we looked
+        pass
+    return found
+
+
+def actors(pid, name):
+    return [child for child, command in descendants(pid) if command.startswith(f"ray::{name}")]
+
+
+def kill_one(pid, name, rng):
+    """Kill one actor of a kind, once it is there."""
+    runs.wait_for(lambda: actors(pid, name), what=f"an actor {name}")
+    os.kill(rng.choice(actors(pid, name)), signal.SIGKILL)
+
+
+def account(path):
+    """Return how many visits were drawn, and how many of them are trained, dropped or still to come."""
+    latest = CheckpointStore(path / "checkpoints", 2).latest()
+    trainer, generator = load_plain(latest, "trainer"), load_plain(latest, "generator")
+    progress = trainer["progress"]
+    waiting = [visit["index"] for visit in generator["queue"] + [entry[1] for entry in generator["open"]]]
+    groups = [*generator["finished"].values()]
+    for _, formed, _, dropped in generator["untrained"]:
+        groups += formed.values()
+        waiting += [visit["index"] for visit in dropped]
+    waiting += [group["visit"]["index"] for group in groups] + [visit["index"] for visit in generator["dropped"]]
+    assert len(set(waiting)) == len(waiting)  # none twice
+    return progress["drawn_groups"], progress["trained_groups"] + progress["dropped_groups"] + len(waiting)
+
+
+@pytest.fixture(scope="module")
+def killed(lab_model, tmp_path_factory):
+    """Return a run whose engines were killed again and again, what it printed, and the number of kills."""
+    path, rng, kills = tmp_path_factory.mktemp("ray") / "killed", random.Random(7), 0
+    process = begin(lab_model, path)
+    for row in (3, 7, 11, 15):
+        runs.wait_for(lambda row=row: len(runs.rows(path, "metrics.jsonl")) >= row, 120, f"row {row}")
+        time.sleep(rng.random() * 0.1)
+        kill_one(process.pid, "EngineActor", rng)
+        kills += 1
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, text
+    return path, text, kills
+
+
+def test_engines_that_are_killed_are_replaced_and_every_prompt_is_trained_once(killed):
+    path, text, kills = killed
+    metrics = runs.rows(path, "metrics.jsonl")
+    assert [row["step"] for row in metrics] == list(range(1, 25))
+    assert metrics[-1]["engine_restarts"] in (kills - 1, kills)  # the last may have been killed as the run ended
+    assert metrics[-1]["resampled"] > 0 and "unfinished sequences are sampled again" in " ".join(text.split())
+    drawn, accounted = account(path)
+    assert drawn == accounted > 24 * 4
+    assert max(row["staleness_max"] for row in metrics) <= 4
+
+
+def test_tokens_sampled_on_a_cluster_have_the_probability_of_the_weights_sent(killed):
+    first = runs.rows(killed[0], "metrics.jsonl")[0]  # the first batch is on policy
+    assert first["staleness_max"] == 0
+    assert max(abs(first["log_ratio_min"]), abs(first["log_ratio_max"])) <= 1e-5
+
+
+def test_a_coordinator_that_is_killed_takes_the_run_back_to_its_last_checkpoint(lab_model, tmp_path):
+    path = tmp_path / "run"
+    process = begin(lab_model, path)
+    runs.wait_for(lambda: list(path.glob("checkpoints/step_*")), 120, "a checkpoint")
+    kill_one(process.pid, "CoordinatorActor", random.Random(1))
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, text
+    assert "the coordinator (Ray actor) ended" in " ".join(text.split()), text
+    assert "resumed at step" in text
+    assert [row["step"] for row in runs.rows(path, "metrics.jsonl")] == list(range(1, 25))
+    drawn, accounted = account(path)
+    assert drawn == accounted
+
+
+def test_a_trainer_rank_that_is_killed_takes_the_run_back_to_its_last_checkpoint(lab_model, tmp_path):
+    path = tmp_path / "run"
+    process = begin(lab_model, path, "--placement.trainer_ranks", "2", "--steps", "12")
+    runs.wait_for(lambda: list(path.glob("checkpoints/step_*")), 120, "a checkpoint")
+    kill_one(process.pid, "RankActor", random.Random(1))
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, text
+    said = " ".join(text.split())
+    assert re.search(r"trainer rank [01] of 2 \(Ray actor\) ended: .* during `\w+`", said), text
+    assert "resumed at step" in said
+    assert [row["step"] for row in runs.rows(path, "metrics.jsonl")] == list(range(1, 13))
+    first = runs.rows(path, "metrics.jsonl")[0]
+    assert max(abs(first["log_ratio_min"]), abs(first["log_ratio_max"])) <= 1e-5
+    drawn, accounted = account(path)
+    assert drawn == accounted
+
+
+def test_a_run_of_one_machine_goes_on_on_a_cluster_and_back(lab_model, tmp_path):
+    path = tmp_path / "run"
+    runs.train(lab_model, path, "--steps", "6")
+    for steps, backend in ((12, "ray"), (18, "local")):
+        text = (path / "config.toml").read_text()
+        before = 'backend = "local"' if backend == "ray" else 'backend = "ray"'
+        assert before in text
+        text = text.replace(before, f'backend = "{backend}"').replace('ray_address = "auto"', 'ray_address = "local"')
+        (path / "config.toml").write_text(text.replace('schedule = "deterministic"', 'schedule = "auto"'))
+        process = runs.start(["resume", str(path), "--steps", str(steps)])
+        text, _ = process.communicate(timeout=300)
+        assert process.returncode == 0, text
+    assert [row["step"] for row in runs.rows(path, "metrics.jsonl")] == list(range(1, 19))
+    drawn, accounted = account(path)
+    assert drawn == accounted
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--placement.ray_address", "127.0.0.1:1"], "placement.ray_address 127.0.0.1:1: no cluster answers there"),
+        (
+            ["--placement.ray_address", "local", "--hardware.generator_threads", "4096"],
+            "trainer ranks and generators together need 4096 CPUs and 0 GPUs; the cluster has",
+        ),
+    ],
+    ids=["address", "cores"],
+)
+def test_a_cluster_that_does_not_answer_or_is_too_small_is_an_error_at_start(words, message, lab_model, tmp_path):
+    words = ["--placement.backend", "ray", *words]
+    process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(tmp_path / "run"), *WORDS, *words])
+    text, _ = process.communicate(timeout=120)
+    assert process.returncode == 2 and message in " ".join(text.split()) and "Traceback" not in text
+    assert not (tmp_path / "run").exists()

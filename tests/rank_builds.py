@@ -1,0 +1,74 @@
+"""Ranks for the tests of learners: a model can be changed without new processes, and gradients can be looked at."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scalerl.config import RunConfig
+from scalerl.train.learner.ranks import RankSpec, join, load_learner
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Builds a `BenchRank`; handed over by pickling."""
+
+    spec: RankSpec
+
+    def __call__(self) -> BenchRank:
+        return BenchRank(self.spec)
+
+
+class BenchRank:
+    """A rank whose learner is chosen by `use`; every other method is the learner's."""
+
+    def __init__(self, spec: RankSpec) -> None:
+        self.spec, self.mesh = spec, join(spec)
+
+    def use(self, config: RunConfig, model_path: str) -> None:
+        spec = self.spec
+        spec = RankSpec(config, model_path, spec.rank, spec.ranks, spec.init_method, spec.gpu)
+        self.learner = load_learner(spec, self.mesh)
+
+    def gradients(self, batch: Any) -> list[Any]:
+        """Return the whole gradient of a batch's loss as the optimiser sees it, and forget it again."""
+        self.learner._add_gradients(batch)
+        found = [master.grad.full_tensor().clone() for master in self.learner._masters]
+        self.learner._discard_gradient()
+        return found
+
+    def micro_batches(self, batch: Any) -> list[int]:
+        """Return how many rollouts each micro-batch of this rank has; 0 for an empty one."""
+        return [0 if part is None else len(part[0]) for part in self.learner._plan(batch)]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.learner, name)
+
+
+@dataclass(frozen=True)
+class Misbehaving:
+    """Builds a rank that goes wrong in a chosen way when it is asked for a step; needs no process group."""
+
+    how: str
+    rank: int
+
+    def __call__(self) -> Misbehaving:
+        if self.how == "refuse" and self.rank == 1:
+            from scalerl.config.base import ConfigError
+
+            raise ConfigError("model.path: got nothing")
+        return self
+
+    def step(self, where: Path) -> Any:
+        (where / str(self.rank)).touch()
+        if self.rank == 0 and self.how != "raise":
+            time.sleep(60)  # in a collective, waiting for the other
+        if self.how == "hang":
+            time.sleep(60)
+        if self.how == "exit":
+            os._exit(7)
+        if self.how == "raise":
+            raise ZeroDivisionError("on purpose")

@@ -1,0 +1,291 @@
+"""A server that speaks vLLM's HTTP interface and misbehaves on demand. It needs the standard library only.
+
+Its model is a table: the distribution of the next token depends on the token before it and on the version of the
+weights, `logps(version, token)`. The version is read off the name of the file that it is told to load. As a program it
+takes vLLM's command line: `fake_vllm.py -m ... --port 8000`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import urlsplit
+
+VOCABULARY = 12
+STOP = 1
+
+
+def logps(version: int, token: int, temperature: float = 1.0) -> list[float]:
+    """Return the log-probability of each next token; 0.05 a token is the stop token's probability, about."""
+    draw = random.Random(f"{version}.{token}")
+    logits = [draw.uniform(-2.0, 2.0) / temperature for _ in range(VOCABULARY)]
+    logits[STOP] = -0.5
+    total = math.log(sum(map(math.exp, logits)))
+    return [logit - total for logit in logits]
+
+
+class FakeVllm:
+    """The server; its attributes are its settings, its faults and what it saw."""
+
+    def __init__(self, port: int = 0, recorded: list[dict] | None = None) -> None:
+        self.settings = {
+            "model_config": {"dtype": "torch.float32", "hf_overrides": {}},
+            "scheduler_config": {"max_num_seqs": 64},
+            "weight_transfer_config": {"backend": "scalerl_directory"},
+        }
+        self.version_name, self.max_model_len, self.vocabulary = "0.32.0", 4096, VOCABULARY
+        self.development, self.scale_out, self.processed = True, True, True
+        self.delay_s, self.load_s = 0.0005, 0.0
+        self.faults: Counter[str] = Counter()
+        """Fault -> how many of the next requests suffer it: refuse, hang, drop, half, error, nonsense, short, no_pause,
+        no_load, wrong_label, stale."""
+        self.label, self.weights = "default", 0
+        self.requests: list[dict] = []
+        self.running, self.most_running, self.deserted = 0, 0, 0
+        self.calls: list[str] = []
+        self.bodies: list[dict] = []
+        self.world_size = 1
+        self.recorded = recorded
+        self.lock, self.unpaused = threading.RLock(), threading.Event()
+        self.unpaused.set()
+        self.http = Http(("127.0.0.1", port), type("Bound", (Handler,), {"fake": self}))
+        self.address = f"http://127.0.0.1:{self.http.server_address[1]}"
+
+    def __enter__(self) -> FakeVllm:
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.unpaused.set()
+        self.http.shutdown()
+        self.http.server_close()
+
+    def suffers(self, fault: str) -> bool:
+        """Use up one of a fault, if any is left."""
+        with self.lock:
+            self.faults[fault] -= 1
+            return self.faults[fault] >= 0
+
+    def sample(self, draw: random.Random, last: int, parameters: dict) -> tuple[int, float]:
+        """Return the next token and its log-probability; `stale` samples with version 0 whatever was loaded."""
+        version = 0 if self.faults["stale"] > 0 else self.weights
+        table = logps(version, last, parameters.get("temperature", 1.0))
+        if parameters.get("top_k") == 1:
+            token = table.index(max(table))
+            return token, 0.0 if self.processed else table[token]
+        token = draw.choices(range(VOCABULARY), [math.exp(logp) for logp in table])[0]
+        return token, table[token]
+
+
+class Http(ThreadingHTTPServer):
+    """The sockets; connections that a client or a fault closed are no news."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Show what is a mistake of the fake itself."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection; `fake` is the server it belongs to."""
+
+    protocol_version = "HTTP/1.1"
+    fake: FakeVllm
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self.fake.calls.append(self.path)
+        if self.fake.recorded is not None:
+            return self.replay("GET", None)
+        answers = {
+            "/health": {},
+            "/version": {"version": self.fake.version_name},
+            "/v1/models": {"data": [{"id": "fake", "max_model_len": self.fake.max_model_len}]},
+        }
+        if self.fake.development:
+            answers |= {
+                "/weight_info": {"weight_version": self.fake.label},
+                "/is_paused": {"is_paused": not self.fake.unpaused.is_set()},
+                "/get_world_size": {"world_size": self.fake.world_size},
+                "/server_info": {"vllm_config": self.fake.settings},
+            }
+        path = urlsplit(self.path).path
+        self.answer(200 if path in answers else 404, answers.get(path, {"detail": "Not Found"}))
+
+    def do_POST(self) -> None:
+        length = int(self.headers.get("content-length") or 0)
+        body = json.loads(self.rfile.read(length) or b"null")
+        self.fake.calls.append(self.path)
+        if self.fake.recorded is not None:
+            return self.replay("POST", body)
+        name = urlsplit(self.path).path.rsplit("/", 1)[-1]
+        try:
+            getattr(self, f"on_{name}")(body)
+        except (BrokenPipeError, ConnectionResetError):
+            self.fake.deserted += 1
+
+    # ------------------------------------------------------------------------------------------------- weights
+
+    def on_pause(self, body: dict | None) -> None:
+        assert "mode=keep" in self.path and "clear_cache=false" in self.path, self.path
+        if self.fake.suffers("no_pause"):
+            return self.answer(500, {"error": "Failed to pause generation"})
+        self.fake.unpaused.clear()
+        self.answer(200, {"status": "paused"})
+
+    def on_resume(self, body: dict | None) -> None:
+        self.fake.unpaused.set()
+        self.answer(200, {"status": "resumed"})
+
+    def on_init_weight_transfer_engine(self, body: dict) -> None:
+        self.fake.bodies.append(body)
+        self.answer(200, {"message": "Weight transfer initialized"})
+
+    def on_start_weight_update(self, body: dict | None) -> None:
+        assert not self.fake.unpaused.is_set(), "weights are only given to a server that is paused"
+        self.answer(200, {"message": "Weight update started"})
+
+    def on_update_weights(self, body: dict) -> None:
+        if "path" not in body["update_info"]:  # it comes over NCCL
+            self.fake.bodies.append(body)
+            return self.answer(200, {"message": "Weights updated"})
+        path = Path(body["update_info"]["path"])
+        if self.fake.suffers("no_load") or not path.exists():
+            return self.answer(500, {"error": {"message": f"No such file or directory: {path}"}})
+        time.sleep(self.fake.load_s)
+        self.fake.weights = int(re.search(r"version_(\d+)", path.name)[1])
+        self.answer(200, {"message": "Weights updated"})
+
+    def on_finish_weight_update(self, body: dict) -> None:
+        if not self.fake.suffers("wrong_label"):
+            self.fake.label = body["weight_version"]
+        self.answer(200, {"message": "Weight update finished"})
+
+    # ---------------------------------------------------------------------------------------------- generation
+
+    def on_generate(self, body: dict) -> None:
+        if not self.fake.scale_out:
+            return self.answer(403, {"error": {"message": "Scale-out endpoints are disabled."}})
+        allowed = body["sampling_params"].get("allowed_token_ids", [0])
+        if max(allowed) >= self.fake.vocabulary:
+            return self.answer(400, {"error": {"message": "allowed_token_ids contains out-of-vocab token id!"}})
+        if body.get("stream"):
+            with self.fake.lock:
+                self.fake.requests.append(body)
+        if self.fake.suffers("refuse"):
+            return self.answer(500, {"error": {"message": "EngineCore encountered an issue."}})
+        if self.fake.suffers("hang"):
+            time.sleep(20.0)
+            return None
+        if not body.get("stream"):
+            choice = next(c for c in self.choices(body) if c["finish_reason"])
+            return self.answer(200, {"choices": [choice]})
+        with self.fake.lock:
+            self.fake.running += 1
+            self.fake.most_running = max(self.fake.most_running, self.fake.running)
+        try:
+            return self.stream(body)
+        finally:
+            with self.fake.lock:
+                self.fake.running -= 1
+
+    def choices(self, body: dict):
+        """Yield the choice of each chunk; without streaming there is one of the whole."""
+        parameters, last = body["sampling_params"], body["token_ids"][-1]
+        draw = random.Random(f"{body.get('request_id')}")
+        interval = parameters.get("stream_interval", 1) if body.get("stream") else 1 << 40
+        entries: list[dict] = []
+        spans: list[dict] = []
+        limit = parameters["max_tokens"]
+        if self.fake.suffers("short"):
+            limit -= 1
+        for count in range(1, limit + 1):
+            time.sleep(self.fake.delay_s)
+            self.fake.unpaused.wait()
+            with self.fake.lock:
+                last, logp = self.fake.sample(draw, last, parameters)
+                if not spans or spans[-1]["version"] != self.fake.label:
+                    spans.append({"version": self.fake.label, "start": count - 1, "end": count})
+                spans[-1]["end"] = count
+            entries.append({"token_id": last, "logprob": logp})
+            stopped = last in parameters.get("stop_token_ids", ())
+            final = stopped or count == limit
+            if count == 1 or len(entries) >= interval or final:
+                yield {
+                    "index": 0,
+                    "finish_reason": ("stop" if stopped else "length") if final else None,
+                    "token_ids": [entry["token_id"] for entry in entries],
+                    "logprobs": {"content": entries},
+                    "weight_versions": spans if final else None,
+                }
+                entries = []
+            if final:
+                return
+
+    def stream(self, body: dict) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream; charset=utf-8")
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        for sent, choice in enumerate(self.choices(body)):
+            event = b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+            if sent >= 2 and not choice["finish_reason"]:
+                if self.fake.suffers("drop"):
+                    self.close_connection = True
+                    return self.connection.shutdown(socket.SHUT_RDWR)
+                if self.fake.suffers("half"):
+                    self.piece(event[: len(event) // 2])
+                    return self.piece(b"")
+                if self.fake.suffers("error"):
+                    self.piece(b'data: {"error": {"message": "out of memory", "code": 500}}\n\n')
+                    return self.piece(b"data: [DONE]\n\n", b"")
+                if self.fake.suffers("nonsense"):
+                    event = b'data: {"choices": [{"token_ids": [3]}]}\n\n'
+            self.piece(event)
+        self.piece(b"data: [DONE]\n\n", b"")
+
+    def piece(self, *parts: bytes) -> None:
+        for part in parts:
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(part), part))
+        self.wfile.flush()
+
+    def answer(self, status: int, content: dict) -> None:
+        data = json.dumps(content).encode()
+        self.plain(status, data, "application/json")
+
+    def plain(self, status: int, data: bytes, kind: str) -> None:
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def replay(self, method: str, body: dict | None) -> None:
+        """Give the next recorded answer to this method and path; the last one again and again."""
+        matching = [e for e in self.fake.recorded if (e["method"], e["path"]) == (method, self.path)]
+        exchange = matching[0]
+        if len(matching) > 1:
+            self.fake.recorded.remove(exchange)
+        self.fake.requests.append({"path": self.path, "body": body, "recorded": exchange["body"]})
+        self.plain(exchange["status"], exchange["answer"].encode(), exchange["type"])
+
+
+if __name__ == "__main__":
+    with FakeVllm(int(sys.argv[sys.argv.index("--port") + 1])) as server:
+        print("fake vLLM at", server.address, flush=True)
+        if "--die" in sys.argv:
+            sys.exit("RuntimeError: out of luck")
+        threading.Event().wait()

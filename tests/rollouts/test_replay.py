@@ -1,0 +1,176 @@
+"""Replay: what agrees is accepted, and weights that are not what was sent are found."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from fake_vllm import VOCABULARY, logps
+from tiny_models import tiny_model
+from vllm_setup import drain, prompts_of, wait_for
+
+from scalerl.models.policy import Policy
+from scalerl.rng import stream_key
+from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.interrupt import NEVER, LengthRule
+from scalerl.rollouts.local.torch_engine import torch_engine
+from scalerl.rollouts.replay import ReplayMismatch, check_current, largest_difference, replay
+from scalerl.types import Rollout
+
+PROMPTS = [(5, 9, 2), (7, 3, 11, 4, 6, 8, 2), (20,), (7, 3)]
+
+
+def policies(name, seeds=(0, 1, 2)):
+    return {version: Policy(tiny_model(name, seed)) for version, seed in enumerate(seeds)}
+
+
+def sample(of_version, swap_at=(), rule=None, **sampling):
+    """Return (prompt, rollout) pairs of the torch engine, swapped to the next version before the given ticks."""
+    own = Policy(tiny_model("qwen3"))
+    rule = rule or LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=14)
+    receive = {version: dict(policy.weights()) for version, policy in of_version.items()}
+    settings = Sampling(**sampling)
+    engine = torch_engine(
+        own, slots=4, prompt_tokens=8, rule=rule, sampling=settings, refill=1, receive=receive.__getitem__
+    )
+    engine.submit([Request((i, 0), prompt, stream_key("replay", i)) for i, prompt in enumerate(PROMPTS)])
+    finished, tick = [], 0
+    while engine.occupancy().busy:
+        if tick in swap_at:
+            engine.swap(engine.version + 1)
+        finished += engine.poll()
+        tick += 1
+    return [(PROMPTS[done.id[0]], done.rollout) for done in finished]
+
+
+def test_rollouts_that_crossed_two_swaps_replay_to_rounding():
+    versions = policies("qwen3")
+    pairs = sample(versions, swap_at=(4, 9))
+    assert all(set(rollout.versions.tolist()) == {0, 1, 2} for _, rollout in pairs)
+    difference = largest_difference(versions, pairs)
+    assert (difference.rollouts, difference.tokens) == (4, 4 * 14)
+    assert difference.largest < 2e-5 and difference.mean <= difference.largest
+
+
+@pytest.mark.parametrize("wrong", ["a version late", "a stale head"])
+def test_a_swap_that_did_not_do_what_it_says_is_found(wrong):
+    true = policies("qwen3-untied")
+    said = policies("qwen3-untied")
+    if wrong == "a stale head":  # what the engine has: the new body and the old head
+        true[1].model.lm_head.weight.data.copy_(true[0].model.lm_head.weight)
+        true[2].model.lm_head.weight.data.copy_(true[0].model.lm_head.weight)
+    own = Policy(tiny_model("qwen3-untied"))
+    receive = {version: dict(policy.weights()) for version, policy in true.items()}
+    rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=14)
+    engine = torch_engine(
+        own, slots=4, prompt_tokens=8, rule=rule, sampling=Sampling(), refill=1, receive=receive.__getitem__
+    )
+    engine.submit([Request((i, 0), prompt, stream_key("stale", i)) for i, prompt in enumerate(PROMPTS)])
+    finished = []
+    while engine.occupancy().busy:
+        if engine.work.steps == 6:
+            engine.swap(1)
+        finished += engine.poll()
+    pairs = [(PROMPTS[done.id[0]], done.rollout) for done in finished]
+    if wrong == "a version late":
+        pairs = [
+            (prompt, dataclasses.replace(rollout, versions=np.roll(rollout.versions, 1))) for prompt, rollout in pairs
+        ]
+    assert largest_difference(said, pairs).largest > 0.05
+
+
+def test_a_restart_computes_the_cache_again_under_the_weights_of_the_next_token():
+    versions = policies("qwen3", seeds=(0, 1))
+    ((prompt, rollout),) = sample(versions, swap_at=(4,))[:1]
+    kept, again = (replay(versions, prompt, rollout, restarts=restarts) for restarts in ((), (4,)))
+    np.testing.assert_allclose(kept[:4], again[:4], atol=1e-6)
+    tokens = torch.tensor([[*prompt, *rollout.tokens.tolist()]])
+    with torch.no_grad():
+        whole = versions[1].logits(versions[1].hidden(tokens)[0]).log_softmax(-1)
+    expected = whole[len(prompt) - 1 : -1].gather(1, tokens[0, len(prompt) :, None])[4:, 0]
+    np.testing.assert_allclose(again[4:], expected, atol=2e-5)
+    assert (kept[4:] - expected).abs().max() > 1e-3  # so that the two can be told apart
+
+
+# ----------------------------------------------------------------------------------------------------- during a run
+
+
+def test_rollouts_of_the_trainers_version_are_compared_and_others_left_out():
+    versions = policies("qwen3")
+    old, crossing, new = sample(versions), sample(versions, swap_at=(0, 5)), sample(versions, swap_at=(0,))
+    difference = check_current(versions[1], 1, [*old, *crossing, *new])
+    assert difference is not None and (difference.rollouts, difference.tokens) == (4, 56)
+    assert difference.largest < 2e-5
+    assert check_current(versions[1], 1, [*old, *crossing]) is None
+    assert check_current(versions[1], 1, [*new, *new], most=5).rollouts == 5
+
+
+def test_the_sampling_temperature_is_that_of_the_comparison():
+    versions = policies("qwen3")
+    pairs = sample(versions, temperature=0.7)
+    assert check_current(versions[0], 0, pairs, temperature=0.7).largest < 2e-5
+    with pytest.raises(ReplayMismatch):
+        check_current(versions[0], 0, pairs, temperature=1.0)
+
+
+def test_injected_tokens_are_not_compared():
+    rule = LengthRule(thinking=(3, 5), answer_tokens=4, max_tokens=9, phrase=(30, 31), end_tag=(31,))
+    versions = policies("qwen3")
+    pairs = sample(versions, rule=rule)
+    injected = sum(int((~rollout.sampled).sum()) for _, rollout in pairs)
+    difference = check_current(versions[0], 0, pairs)
+    assert injected >= 2 and difference.tokens == sum(len(rollout) for _, rollout in pairs) - injected
+    assert difference.largest < 2e-5
+
+
+def test_a_rollout_that_is_off_stops_the_run_with_the_figures():
+    """Two tokens, one of them 0.5 nats off: 0.25 on average."""
+    policy = Policy(tiny_model("qwen3"))
+    tokens = torch.tensor([[5, 9, 2]])
+    with torch.no_grad():
+        logp, _ = policy(tokens, torch.tensor([[False, True, True]]))
+    right = Rollout(
+        np.asarray([9, 2], np.int32), logp.numpy(), np.asarray([3, 3], np.int32), np.ones(2, np.bool_), False, False
+    )
+    assert check_current(policy, 3, [((5,), right)]).largest < 1e-6
+    wrong = dataclasses.replace(right, logps=right.logps + np.asarray([0.5, 0.0], np.float32))
+    with pytest.raises(
+        ReplayMismatch, match=r"weights are not what was sent: 2 tokens .* version 3 .* 0.25 off .* 0.5"
+    ):
+        check_current(policy, 3, [((5,), wrong)])
+    assert check_current(policy, 3, [((5,), wrong)], bound=0.3).mean == pytest.approx(0.25, abs=1e-5)
+    nan = dataclasses.replace(right, logps=right.logps * np.float32("nan"))
+    with pytest.raises(ReplayMismatch):
+        check_current(policy, 3, [((5,), nan)])
+
+
+class TablePolicy:
+    """The fake server's model as a policy."""
+
+    device = torch.device("cpu")
+    head_weight = torch.zeros(VOCABULARY, 1)
+
+    def __init__(self, version):
+        self.table = torch.tensor([logps(version, token) for token in range(VOCABULARY)])
+
+    def __call__(self, tokens_BT, trained_BT, temperature):
+        logp_BT = (self.table[tokens_BT[:, :-1]] / temperature).log_softmax(-1)
+        target_BT = logp_BT.gather(2, tokens_BT[:, 1:, None])[:, :, 0]
+        return target_BT[trained_BT[:, 1:]], None
+
+
+def test_a_vllm_server_that_keeps_an_old_head_is_found(make, server):
+    engine, _ = make()
+    for stale in (0, 1 << 30):
+        server.faults["stale"] = stale
+        engine.swap(engine.version + 1)
+        wait_for(lambda: engine.version == server.weights)
+        sent = [Request((i, stale), (5, 2), i) for i in range(6)]
+        engine.submit(sent)
+        pairs = [(prompts_of(sent)[done.id], done.rollout) for done in drain(engine)]
+        assert {version for _, rollout in pairs for version in rollout.versions.tolist()} == {engine.version}
+        if not stale:
+            assert check_current(TablePolicy(engine.version), engine.version, pairs).largest < 1e-5
+        else:
+            with pytest.raises(ReplayMismatch, match="not what was sent"):
+                check_current(TablePolicy(engine.version), engine.version, pairs)

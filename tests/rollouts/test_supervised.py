@@ -1,0 +1,280 @@
+"""Engines that run on their own and die at random: every sequence comes back exactly once, with its versions."""
+
+import random
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from scalerl.config.recipe import PipelineRL
+from scalerl.rollouts.activation import OnArrival
+from scalerl.rollouts.coordinator import Coordinator, Update
+from scalerl.rollouts.engine import Request
+from scalerl.rollouts.free_running import FreeRunner
+from scalerl.rollouts.interrupt import NEVER, LengthRule
+from scalerl.rollouts.local.scripted import STOP, ScriptedDecoder
+from scalerl.rollouts.local.simulated import visit_of
+from scalerl.rollouts.local.slot_engine import SlotEngine
+from scalerl.rollouts.process_engine import EngineDied
+from scalerl.rollouts.schedule import SCHEDULES
+from scalerl.rollouts.supervised import Limits, Supervisor
+
+SLOTS = 8
+
+
+def pair(swap_s=0.0, decode_s=0.0):
+    """Return an engine and an evaluator whose tokens are the version that sampled them."""
+
+    def receive(version):
+        time.sleep(swap_s)
+        return {"version": version}
+
+    decoder = ScriptedDecoder(mean_tokens=6.0, delay_s=decode_s)
+    rule = LengthRule(None, NEVER, 25)
+    return [SlotEngine(decoder, SLOTS, rule, (STOP,), refill=1, receive=receive) for _ in range(2)]
+
+
+class Mortal:
+    """A life that dies when told to, or is silent, or fails in its engine."""
+
+    def __init__(self, **delays):
+        self.engines = pair(**delays)
+        self.runner = FreeRunner(self.engines, "generator 1 of 1")
+        self.dead, self.silent, self.killed = False, False, False
+        self.post = self.runner.post
+
+    def report(self, wait_s):
+        if self.dead:
+            raise EngineDied("generator 1 of 1 ended: killed")
+        return None if self.silent else self.runner.report(wait_s)
+
+    def kill(self):
+        self.killed = True
+        self.runner.kill()
+
+
+class World:
+    """A supervisor whose lives are kept."""
+
+    def __init__(self, limits=None, **delays):
+        self.lives, self.notes = [], []
+
+        def make():
+            self.lives.append(Mortal(**delays))
+            return self.lives[-1]
+
+        self.supervisor = Supervisor(make, "generator 1 of 1", (SLOTS, SLOTS), limits, self.notes.append)
+        self.supervisor.wait_ready()
+        self.engine, self.evaluator = self.supervisor.engines
+
+
+def requests(n, first=0):
+    return [Request((i, 0), (1, 2), 1000 + i) for i in range(first, first + n)]
+
+
+def wait_for(condition, engine, seconds=20.0):
+    """Poll an engine until a condition holds; return what it finished meanwhile."""
+    until, found = time.monotonic() + seconds, []
+    while not condition(found):
+        assert time.monotonic() < until, "nothing came"
+        found += engine.poll(0.01)
+    return found
+
+
+def test_an_engine_samples_nothing_before_its_first_weights_and_then_everything():
+    world = World()
+    world.engine.submit(requests(20))
+    assert world.engine.poll(0.2) == []
+    world.engine.swap(4)
+    found = wait_for(lambda found: len(found) == 20, world.engine)
+    assert sorted(f.id for f in found) == [(i, 0) for i in range(20)]
+    assert {int(v) for f in found for v in f.rollout.versions} == {4}
+    assert world.engine.occupancy().busy is False and world.engine.version == 4
+
+
+def test_a_swap_does_not_stop_sampling_and_every_token_has_the_version_that_sampled_it():
+    world = World(decode_s=0.002)
+    world.engine.swap(0)
+    world.engine.submit(requests(300))
+    found = []
+    for version in range(1, 6):
+        world.engine.swap(version)
+        found += wait_for(lambda _, v=version: world.engine.version == v, world.engine)
+        found += world.engine.poll(0.05)
+    found += wait_for(lambda more: len(found) + len(more) == 300, world.engine)
+    assert len({f.id for f in found}) == len(found) == 300
+    mixed = 0
+    for f in found:
+        sampled = f.rollout.tokens[f.rollout.tokens != STOP]
+        np.testing.assert_array_equal(sampled, f.rollout.versions[: len(sampled)])
+        mixed += len(set(f.rollout.versions.tolist())) > 1
+    assert mixed > 5  # weights did change in flight
+
+
+def test_what_a_dead_engine_had_begun_is_sampled_again_with_the_weights_last_asked_for():
+    world = World(decode_s=0.001)
+    world.engine.swap(3)
+    world.engine.submit(requests(40))
+    found = wait_for(lambda found: len(found) >= 5, world.engine)
+    left = 40 - len(found)
+    world.lives[0].dead = True
+    assert world.engine.poll() == [] and world.lives[0].killed
+    world.engine.swap(7)
+    assert world.engine.version == 7  # it holds nobody back while it is dead
+    again = wait_for(lambda more: len(more) == left, world.engine)
+    assert sorted(f.id for f in found + again) == [(i, 0) for i in range(40)]
+    assert {int(v) for f in again for v in f.rollout.versions} == {7}
+    assert (world.engine.work.restarts, world.engine.work.resampled) == (1, left)
+    assert len(world.lives) == 2 and "40" not in world.notes[0] and f"its {left} unfinished" in world.notes[0]
+
+
+def test_what_was_cancelled_never_comes_back():
+    world = World(decode_s=0.002)
+    world.engine.swap(0)
+    world.engine.submit(requests(30))
+    world.engine.cancel({(i, 0) for i in range(0, 30, 2)})
+    found = wait_for(lambda found: len(found) == 15, world.engine)
+    assert sorted(f.id[0] for f in found) == list(range(1, 30, 2))
+    assert world.engine.poll(0.2) == [] and not world.engine.occupancy().busy
+
+
+def test_evaluation_holds_the_training_sequences_still():
+    world = World(decode_s=0.001)
+    world.engine.swap(0)
+    world.engine.submit(requests(100))
+    wait_for(lambda found: len(found) > 5, world.engine)
+    world.evaluator.submit(requests(300))
+    found = wait_for(lambda found: len(found) > 5, world.evaluator)
+    training = world.lives[0].engines[0]
+    before = training.work.tokens
+    found += wait_for(lambda more: len(found) + len(more) > 150, world.evaluator)
+    assert training.work.tokens == before and training.occupancy().busy
+    found += wait_for(lambda more: len(found) + len(more) == 300, world.evaluator)
+    assert {f.id for f in found} == {(i, 0) for i in range(300)}
+    assert len(wait_for(lambda more: len(more) > 50, world.engine)) > 50  # and training goes on
+
+
+@pytest.mark.parametrize(
+    ("limits", "delays", "reason"),
+    [
+        (Limits(silence_s=0.2), {}, "has not answered for"),
+        (Limits(silence_s=0.2), {"decode_s": 1.0}, "has sampled no token for"),
+        (Limits(transfer_s=0.2), {"swap_s": 1.0}, "the transfer of version 2 of the weights took more than 0.2 s"),
+    ],
+    ids=["silent", "stuck", "transfer"],
+)
+def test_an_engine_that_hangs_counts_as_dead_and_the_note_says_why(limits, delays, reason):
+    world = World(limits, **{**delays, "swap_s": 0.0})
+    world.engine.swap(1)
+    if "decode_s" not in delays:
+        world.engine.submit(requests(1, first=9))
+        wait_for(lambda found: found, world.engine)
+    if "swap_s" in delays:
+        for engine in world.lives[0].engines:
+            engine._receive = lambda version: time.sleep(delays["swap_s"])
+    world.engine.submit(requests(4))
+    world.engine.swap(2 if "swap_s" in delays else 1)
+    world.lives[0].silent = reason.startswith("has not")
+    wait_for(lambda _: world.notes, world.engine)
+    assert reason in world.notes[0] and world.lives[0].killed
+
+
+def test_a_bug_in_the_engine_stops_the_run_after_three_deaths_in_a_row_with_its_reason():
+    world = World()
+    made = world.supervisor._make
+
+    def fail(*arguments):
+        raise ValueError("no such slot: 99")
+
+    def broken():
+        life = made()
+        life.engines[0].poll = fail
+        return life
+
+    world.supervisor._make = broken
+    world.lives[0].engines[0].poll = fail
+    world.engine.swap(0)
+    world.engine.submit(requests(4))
+    with pytest.raises(EngineDied, match=r"died 3 times without finishing a sequence(.|\n)*no such slot: 99"):
+        wait_for(lambda found: False, world.engine)
+    assert len(world.notes) == 2
+
+
+def test_a_first_life_that_cannot_begin_is_told_at_once():
+    def make():
+        raise EngineDied("generator 1 of 1 ended: no GPU is free")
+
+    supervisor = Supervisor(make, "generator 1 of 1", (1, 1))
+    with pytest.raises(EngineDied, match="no GPU is free"):
+        supervisor.wait_ready()
+
+
+@pytest.mark.parametrize("kills", [0, 6])
+@pytest.mark.parametrize("stale", ["wait", "mask", "drop"])
+def test_a_pipeline_over_engines_that_die_at_random_trains_every_prompt_once_and_none_too_old(kills, stale):
+    rng = random.Random(f"{kills} {stale}")
+    worlds = [World(decode_s=0.0005) for _ in range(3)]
+    schedule = SCHEDULES["pipeline"](PipelineRL(max_lag=2, stale=stale), 3, OnArrival())
+    coordinator = Coordinator([w.engine for w in worlds], schedule, 2, seed=0, evaluators=[w.evaluator for w in worlds])
+    updates, drawn, trained, dropped = 30, 12, Counter(), Counter()
+    coordinator.begin(0, tuple(map(visit_of, range(drawn))))
+    deaths = sorted(rng.sample(range(2, updates - 2), kills))
+    versions = Counter()
+    ready, until = [], time.monotonic() + 60
+    while (done := coordinator.schedule.next_batch) < updates or ready:
+        assert time.monotonic() < until, coordinator.schedule
+        if deaths and done >= deaths[0]:
+            deaths.pop(0)
+            rng.choice(worlds).lives[-1].dead = True
+        for formed in coordinator.step():
+            trained.update(g.visit.index for g in formed.groups.values())
+            dropped.update(v.index for v in formed.dropped)
+            for group in formed.groups.values():
+                for rollout in group.rollouts:
+                    sampled = rollout.tokens[rollout.tokens != STOP]
+                    np.testing.assert_array_equal(sampled, rollout.versions[: len(sampled)])
+                    versions.update((formed.number - rollout.versions).tolist())
+            wanted = 3 + len(formed.dropped)
+            new = tuple(map(visit_of, range(drawn, drawn + wanted)))
+            drawn += wanted
+            ready.append((time.monotonic() + rng.uniform(0, 0.01), Update(formed.number + 1, True, new)))
+        coordinator.fresh.clear()
+        coordinator.late.clear()
+        while ready and ready[0][0] <= time.monotonic():
+            coordinator.receive(ready.pop(0)[1])
+    assert len(trained) == sum(trained.values()) == 3 * coordinator.schedule.next_batch  # none twice
+    assert not trained.keys() & dropped.keys() and len(dropped) == sum(dropped.values())
+    underway = {o.visit.index for o in coordinator._open.values()} | {v.index for v in coordinator._queue}
+    underway |= {g.visit.index for g in coordinator.finished.values()} | {v.index for v in coordinator._dropped}
+    underway |= {v.index for u in coordinator._updates.values() for v in u.visits}
+    assert trained.keys() | dropped.keys() | underway == set(range(drawn))  # none lost
+    assert min(versions) >= 0
+    if stale != "mask":
+        assert max(versions) <= 2
+    stats = coordinator.stats()
+    assert (stats.restarts > 0) == (kills > 0) and (stats.resampled > 0) == (kills > 0)
+
+
+def test_a_state_is_resumed_on_fewer_engines_and_unfinished_groups_are_sampled_again():
+    worlds = [World(decode_s=0.002) for _ in range(3)]
+
+    def coordinator(worlds):
+        schedule = SCHEDULES["pipeline"](PipelineRL(max_lag=1), 3, OnArrival())
+        return Coordinator([w.engine for w in worlds], schedule, 2, seed=0)
+
+    first = coordinator(worlds)
+    first.begin(0, tuple(map(visit_of, range(6))))
+    first.step()
+    state = first.state()
+    unfinished = {index for index, *_ in state["open"]}
+    assert unfinished
+    second = coordinator([World()])
+    second.load_state(state)
+    second.begin(state["sampling_version"])
+    until = time.monotonic() + 20
+    formed = []
+    while not formed:
+        assert time.monotonic() < until
+        formed = second.step()
+    assert {g.visit.index for g in formed[0].groups.values()} <= set(range(6)) and len(formed[0].groups) == 3

@@ -1,0 +1,302 @@
+"""The vLLM engine against a fake server: tokens, limits, swaps; nothing is lost, mislabelled or made up."""
+
+import dataclasses
+import time
+from itertools import islice
+
+import numpy as np
+import pytest
+from fake_vllm import STOP
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm_setup import PLAIN, QUICK, agree, drain, prompts_of, requests, wait_for
+
+from scalerl.config.base import ConfigError
+from scalerl.rollouts.activation import OnArrival
+from scalerl.rollouts.coordinator import Coordinator, Update
+from scalerl.rollouts.engine import Finished, Request, Sampling
+from scalerl.rollouts.generate import generate
+from scalerl.rollouts.interrupt import NEVER, LengthRule, forced_tokens
+from scalerl.rollouts.local.slots import SlotTable
+from scalerl.rollouts.schedule import PipelineSchedule
+from scalerl.rollouts.vllm.sequence import TokenSequence
+from scalerl.types import Prompt, Visit
+
+# --------------------------------------------------------------------------------------------------------- generation
+
+
+def test_every_token_has_the_log_probability_of_its_version_and_sequences_end_where_they_should(make, server):
+    engine, _ = make()
+    sent = requests(30)
+    engine.submit(sent)
+    finished = drain(engine)
+    assert [done.id for done in finished] == [request.id for request in sent]
+    agree(finished, prompts_of(sent))
+    for done in finished:
+        tokens = done.rollout.tokens.tolist()
+        assert STOP not in tokens[:-1] and done.rollout.truncated == (tokens[-1] != STOP)
+        assert tokens[-1] == STOP or len(tokens) == PLAIN.max_tokens
+        assert done.rollout.sampled.all() and not done.rollout.interrupted
+    assert {done.rollout.truncated for done in finished} == {True, False}
+    assert engine.work.tokens == sum(len(done.rollout) for done in finished)
+    assert 1 < server.most_running <= 8  # the slots
+
+
+def test_temperature_and_stop_tokens_reach_the_server_and_no_seed_does(make, server):
+    """A seed kills vLLM's CPU worker when a request is computed again."""
+    engine, _ = make(sampling=Sampling(temperature=0.5, stop=(STOP, 3)))
+    sent = requests(6)
+    engine.submit(sent)
+    finished = drain(engine)
+    agree(finished, prompts_of(sent), temperature=0.5)
+    assert all(set(done.rollout.tokens.tolist()[:-1]).isdisjoint({STOP, 3}) for done in finished)
+    for body in server.requests:
+        assert body["sampling_params"]["ignore_eos"] and "seed" not in body["sampling_params"]
+
+
+def test_a_nucleus_is_refused_because_its_log_probabilities_are_not_the_trainers(make):
+    with pytest.raises(ConfigError, match=r"recipe.top_p: got 0.9; allowed with vLLM: 1"):
+        make(sampling=Sampling(top_p=0.9))
+
+
+def test_room_keeps_the_slots_filled_and_one_ahead(make, server):
+    server.delay_s = 0.02
+    engine, _ = make(slots=(4, 4))
+    assert engine.occupancy().room == 5
+    engine.submit(requests(5))
+    occupancy = engine.occupancy()
+    assert (occupancy.running, occupancy.waiting, occupancy.room) == (4, 1, 0)
+    most = 0
+    while engine.occupancy().busy:
+        engine.poll(0.05)
+        most = max(most, server.running)
+    assert most == 4
+
+
+def test_a_cancelled_sequence_is_never_returned_and_the_server_is_told(make, server):
+    server.delay_s = 0.01
+    engine, _ = make(rule=LengthRule(None, NEVER, 400), sampling=Sampling())
+    engine.submit(requests(10))
+    wait_for(lambda: server.running == 8)
+    engine.cancel([(0, 0), (3, 0), (9, 0)])  # the last one still waits
+    server.delay_s = 0.0005
+    assert [done.id[0] for done in drain(engine)] == [1, 2, 4, 5, 6, 7, 8]
+    wait_for(lambda: server.deserted == 2)
+
+
+def test_training_and_evaluation_share_a_server_and_keep_their_sequences_apart(make, server):
+    """Their ids collide; an evaluation does not wait for training sequences."""
+    server.delay_s = 0.01
+    training, evaluating = make(rule=LengthRule(None, NEVER, 300), sampling=Sampling())
+    training.submit(requests(8))
+    wait_for(lambda: server.running == 8)
+    evaluating._rule = PLAIN
+    visit = Visit(Prompt("a", "", (5, 9), "", "t"), 0, 0)
+    groups = generate([evaluating], [visit], samples=3, seed=0, purpose="evaluate")
+    assert [len(rollout) for rollout in groups[0].rollouts] == [40, 40, 40]
+    assert training.occupancy().running == 8  # and they still run
+    server.delay_s = 0.0
+    assert len(drain(training)) == 8
+
+
+# ---------------------------------------------------------------------------------------------------------- interrupt
+
+THINKING = LengthRule(thinking=(4, 9), answer_tokens=5, max_tokens=14, phrase=(7, 8, 9), end_tag=(9,))
+
+
+@given(
+    tokens=st.lists(st.integers(1, 10), min_size=40, max_size=40),
+    key=st.integers(0, 2**64 - 1),
+    phrase=st.sampled_from([(7, 8, 9), (9,), (8, 9), (9, 7, 9), (7, 8)]),
+    tag=st.sampled_from([(9,), (8, 9), (7, 8)]),
+    interrupted=st.booleans(),
+)
+def test_length_control_is_that_of_the_torch_engine_token_by_token(tokens, key, phrase, tag, interrupted):
+    """The same sampled tokens, through the slot table and through requests of as many tokens as are allowed."""
+    rule = LengthRule((4, 9), 5, 14, phrase, tag) if interrupted else LengthRule(None, NEVER, 12)
+    request = Request((0, 0), (5, 2), key)
+    table = SlotTable(1, rule, (STOP,))
+    table.start(0, request)
+    feed, done = iter(tokens), []
+    while not done:
+        state = [table[name] for name in ("count", "closed_at", "interrupt_at")]
+        free = forced_tokens(rule, *state)[0] < 0
+        token = next(feed) if free else 0  # where it writes the phrase, what was sampled is thrown away
+        done = table.record(np.asarray([0]), np.asarray([token]), np.asarray([-float(token)]), 3)
+    sequence, feed = TokenSequence(request, rule, (STOP,)), iter(tokens)
+    while not sequence.over():
+        sequence.write_phrase(3)
+        if sequence.over():
+            break
+        sequence.begin()
+        assert sequence.allowance > 0
+        sampled = list(islice(feed, sequence.allowance))
+        sequence.extend(sampled, [-float(token) for token in sampled], 3)
+    expected, got = done[0].rollout, sequence.finish().rollout
+    for name in ("tokens", "logps", "versions", "sampled"):
+        np.testing.assert_array_equal(getattr(got, name), getattr(expected, name))
+    assert (got.truncated, got.interrupted) == (expected.truncated, expected.interrupted)
+
+
+def test_an_interrupted_sequence_has_the_phrase_as_context_and_its_answer_budget(make, server):
+    engine, _ = make(rule=THINKING, sampling=Sampling(stop=()))
+    sent = requests(40)
+    engine.submit(sent)
+    finished = drain(engine)
+    agree(finished, prompts_of(sent))
+    interrupted = [done.rollout for done in finished if done.rollout.interrupted]
+    for rollout in interrupted:
+        (at,) = set(np.flatnonzero(~rollout.sampled)[:1].tolist())
+        assert 4 <= at <= 9 and rollout.tokens[at : at + 3].tolist() == [7, 8, 9]
+        assert not rollout.sampled[at : at + 3].any() and rollout.sampled.sum() == len(rollout) - 3
+        assert (rollout.logps[at : at + 3] == 0).all() and len(rollout) == at + 3 + 5 and rollout.truncated
+    for rollout in (done.rollout for done in finished if not done.rollout.interrupted):
+        closed = rollout.tokens.tolist().index(9) + 1
+        assert closed <= 9 and len(rollout) == closed + 5  # thinking that ended by itself, then the same budget
+    assert 5 < len(interrupted) < 35
+    continued = [body for body in server.requests if 7 in body["token_ids"][2:] and body["token_ids"][-1] == 9]
+    assert len(continued) >= len(interrupted)
+
+
+# -------------------------------------------------------------------------------------------------------------- swaps
+
+
+def test_a_swap_returns_at_once_and_running_sequences_go_on_under_both_versions(make, server, files):
+    server.delay_s, server.load_s = 0.003, 1.0
+    engine, _ = make(rule=LengthRule(None, NEVER, 120), sampling=Sampling())
+    engine.swap(2)
+    sent = requests(8)
+    engine.submit(sent)
+    wait_for(lambda: engine.work.tokens > 100)
+    assert engine.version == 2
+    began = time.monotonic()
+    engine.swap(5)
+    assert time.monotonic() - began < 0.5 and engine.version == 2  # until the server has it
+    finished = drain(engine)
+    assert engine.version == 5
+    agree(finished, prompts_of(sent))
+    for done in finished:
+        versions = done.rollout.versions.tolist()
+        assert versions == sorted(versions) and set(versions) == {2, 5}
+    assert [name for name in server.calls if "weight" in name or "pause" in name or name == "/resume"][-6:] == [
+        "/pause?mode=keep&clear_cache=false",
+        "/start_weight_update",
+        "/update_weights",
+        "/finish_weight_update",
+        "/weight_info",
+        "/resume",
+    ]
+    assert list(files.path.glob(".serving*")) == []
+
+
+def test_what_is_submitted_after_a_swap_is_sampled_by_it_and_shares_no_cached_prefix_with_before(make, server):
+    server.delay_s, server.load_s = 0.005, 0.2
+    engine, _ = make(rule=LengthRule(None, NEVER, 150), sampling=Sampling())
+    engine.swap(1)
+    engine.submit(requests(8))
+    wait_for(lambda: server.running == 8)
+    engine.swap(2)
+    engine.submit(requests(8, first=8))
+    finished = drain(engine)
+    assert all(set(done.rollout.versions.tolist()) == {2} for done in finished if done.id[0] >= 8)
+    salts = [body["cache_salt"] for body in server.requests]
+    assert len(set(salts[:8])) == 1 and len(set(salts[8:])) == 1 and salts[0] != salts[8]
+
+
+def test_a_version_that_comes_back_does_not_share_the_prefixes_cached_under_it_before(make, server):
+    engine, _ = make()
+    for first, version in enumerate((1, 2, 1)):
+        engine.swap(version)
+        engine.submit(requests(1, first=first))
+        drain(engine)
+    assert len({body["cache_salt"] for body in server.requests}) == 3
+
+
+def test_versions_that_were_overtaken_are_skipped_and_let_go(make, server, files):
+    server.load_s = 0.2
+    engine, _ = make()
+    engine.swap(0)
+    wait_for(lambda: "/start_weight_update" in server.calls)
+    for version in (1, 2, 3):
+        engine.swap(version)
+        files.file(version - 1).unlink()  # the learner drops a version as soon as a newer one is asked for
+    wait_for(lambda: engine.version == 3)
+    assert server.calls.count("/update_weights") == 2 and server.weights == 3
+    assert list(files.path.glob(".serving*")) == []
+
+
+def test_a_version_asked_for_again_while_it_is_loaded_is_still_there(make, server, files):
+    server.load_s = 0.2
+    engine, _ = make()
+    for version in (1, 2, 1, 2, 1):
+        engine.swap(version)
+        time.sleep(0.03)
+    wait_for(lambda: engine.version == 1 and engine._connection._gate.is_set())
+    assert server.calls.count("/update_weights") == 2 and list(files.path.glob(".serving*")) == []
+
+
+def test_a_long_load_does_not_make_running_sequences_look_broken(make, server):
+    """3 s of silence, where 1.5 s without tokens counts as broken; and afterwards it does again."""
+    server.delay_s, server.load_s = 0.01, 3.0
+    patience = dataclasses.replace(QUICK, stall_s=1.5)
+    engine, _ = make(rule=LengthRule(None, NEVER, 60), sampling=Sampling(), limits=patience)
+    engine.swap(0)
+    engine.submit(requests(4))
+    wait_for(lambda: engine.work.tokens > 20)
+    engine.swap(1)
+    wait_for(lambda: engine.version == 1)
+    assert engine._connection.retried == 0 and engine._connection.swap_s > 3.0
+    server.unpaused.clear()
+    wait_for(lambda: engine._connection.retried > 0)
+    server.unpaused.set()
+    assert all(len(done.rollout) == 60 for done in drain(engine))
+
+
+def test_asking_for_the_version_asked_for_last_does_nothing(make, server):
+    engine, _ = make()
+    for _ in range(3):
+        engine.swap(1)
+    wait_for(lambda: engine.version == 1)
+    assert server.calls.count("/update_weights") == 1
+
+
+# -------------------------------------------------------------------------------------------------------- coordinator
+
+
+def visits_from(first, count):
+    return tuple(Visit(Prompt(f"p{i}", "", (5, 2 + i % 7), "", "t"), 0, i) for i in range(first, first + count))
+
+
+@pytest.mark.parametrize("rule", ["wait", "mask", "drop"])
+def test_a_coordinator_forms_batches_evaluates_and_keeps_the_bound_on_staleness(make, server, files, rule):
+    """Two groups of three a batch, three updates of lag at most, every version evaluated once it is active."""
+    server.delay_s, server.load_s = 0.001, 0.02
+    training, evaluating = make(slots=(12, 6))
+    schedule = PipelineSchedule(2, OnArrival(), 3, rule)
+    coordinator = Coordinator([training], schedule, group_size=3, seed=0, evaluators=[evaluating])
+    coordinator.begin(0, visits_from(0, 8))
+    trained, evaluated, end = [], [], time.monotonic() + 30
+
+    def evaluate():
+        version = coordinator.schedule.active
+        groups = coordinator.evaluate(version, visits_from(900, 2), samples=2)
+        assert {v for group in groups for r in group.rollouts for v in r.versions.tolist()} == {version}
+        assert coordinator.sampling_version == version and version in coordinator.needed_versions()
+        evaluated.append(version)
+
+    while len(evaluated) < 5:
+        assert time.monotonic() < end
+        for formed in coordinator.step(evaluate):
+            trained.append(formed)
+            version = formed.number + 1
+            files.send(version)
+            coordinator.receive(Update(version, visits=visits_from(4 * version + 4, 4)))
+    assert evaluated[:5] == [1, 2, 3, 4, 5]  # several may become active in one step
+    assert [formed.number for formed in trained][:5] == [0, 1, 2, 3, 4]
+    for formed in trained:
+        for group in formed.groups.values():
+            assert len(group.rollouts) == 3
+            ids = {(0, s): group.visit.prompt.tokens for s in range(3)}
+            agree([Finished((0, s), rollout) for s, rollout in enumerate(group.rollouts)], ids)
+            assert rule == "mask" or formed.number - group.oldest_version <= 3
+    assert evaluating.work.tokens > 0 and coordinator.stats().tokens == training.work.tokens

@@ -1,0 +1,165 @@
+"""The vLLM engine against a server that misbehaves: what can be cured is cured, and what cannot is told."""
+
+import math
+from collections import Counter
+
+import pytest
+from fake_vllm import logps
+from vllm_setup import PLAIN, agree, drain, prompts_of, requests, wait_for
+
+from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.interrupt import NEVER, LengthRule
+from scalerl.rollouts.process_engine import EngineDied
+from scalerl.rollouts.vllm.protocol import BadAnswer, Span, parse_chunk
+from scalerl.rollouts.vllm.sequence import TokenSequence
+
+# ------------------------------------------------------------------------------------------------------------- faults
+
+
+@pytest.mark.parametrize("fault", ["refuse", "hang", "drop", "half", "error"])
+def test_a_broken_request_is_sent_again_with_the_tokens_it_had(make, server, fault):
+    server.delay_s = 0.002
+    engine, _ = make(rule=LengthRule(None, NEVER, 60), sampling=Sampling(), slots=(4, 4))
+    engine.swap(1)
+    sent = requests(12)
+    wait_for(lambda: engine.version == 1)
+    server.faults[fault] = 4
+    engine.submit(sent)
+    finished = drain(engine)
+    assert [done.id for done in finished] == [request.id for request in sent]
+    assert all(len(done.rollout) == 60 for done in finished)
+    agree(finished, prompts_of(sent))
+    assert engine._connection.retried == 4
+    lengths = Counter(len(body["token_ids"]) for body in server.requests)
+    resumed = sum(count for length, count in lengths.items() if length > 2)
+    assert resumed == (0 if fault in ("refuse", "hang") else 4)  # the others had got some tokens
+    assert sum(lengths.values()) == 16
+
+
+def test_tokens_of_a_broken_request_never_count_as_newer_than_they_are(make, server):
+    """The last chunk names the weights; without it they count as those it was sent under."""
+    server.delay_s = 0.005
+    engine, _ = make(rule=LengthRule(None, NEVER, 90), sampling=Sampling(), slots=(4, 4))
+    engine.swap(1)
+    sent = requests(4)
+    engine.submit(sent)
+    wait_for(lambda: engine.work.tokens > 60)
+    engine.swap(2)
+    wait_for(lambda: engine.version == 2)
+    wait_for(lambda: engine.work.tokens > 120)
+    server.faults["drop"] = 4
+    finished = drain(engine)
+    assert engine._connection.retried == 4
+    restarts = {len(body["token_ids"]) - 2 for body in server.requests} - {0}
+    assert len(restarts) >= 1
+    for done in finished:
+        versions, rollout = done.rollout.versions.tolist(), done.rollout
+        assert versions == sorted(versions) and set(versions) == {1, 2}
+        before = sent[done.id[0]].prompt[-1]
+        for token, logp, version in zip(rollout.tokens.tolist(), rollout.logps, versions, strict=True):
+            true = [v for v in (1, 2) if math.isclose(logp, logps(v, before)[token], abs_tol=1e-6)]
+            assert version <= max(true)
+            before = token
+
+
+@pytest.mark.parametrize("fault", ["refuse", "drop"])
+def test_a_request_that_breaks_again_and_again_ends_the_engine_with_address_and_loss(make, server, fault):
+    engine, _ = make(rule=LengthRule(None, NEVER, 60), sampling=Sampling())
+    server.faults[fault] = 1 << 30
+    engine.submit(requests(3))
+    with pytest.raises(
+        EngineDied, match=rf"{server.address}: a request broke 6 times.* 3 sequences in flight are lost"
+    ):
+        drain(engine)
+    with pytest.raises(EngineDied):  # and stays dead
+        engine.submit(requests(1))
+
+
+def test_a_server_that_is_gone_ends_the_engine(make, server):
+    server.delay_s = 0.01
+    engine, _ = make()
+    engine.submit(requests(3))
+    wait_for(lambda: server.running == 3)
+    server.http.shutdown()
+    server.http.server_close()
+    server.faults["drop"] = 3
+    with pytest.raises(EngineDied, match=f"the vLLM server at {server.address}: a request broke"):
+        drain(engine)
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("nonsense", "which is no answer of /inference/v1/generate"),
+        ("short", "1 before its limit; start it with a larger --max-model-len"),
+    ],
+)
+def test_an_answer_that_vllm_does_not_give_is_not_tried_again(make, server, fault, message):
+    engine, _ = make(rule=LengthRule(None, NEVER, 30), sampling=Sampling())
+    server.faults[fault] = 1
+    engine.submit(requests(1))
+    with pytest.raises(EngineDied, match=message):
+        drain(engine)
+    assert engine._connection.retried == 0
+
+
+def test_a_pause_that_fails_is_tried_again_and_a_load_that_fails_is_not(make, server):
+    engine, _ = make()
+    server.faults["no_pause"] = 2
+    engine.swap(1)
+    wait_for(lambda: engine.version == 1)
+    assert sum(name.startswith("/pause") for name in server.calls) == 3
+    server.faults["no_load"] = 1
+    engine.swap(2)
+    with pytest.raises(EngineDied, match=r"POST /update_weights failed 1 times.*500: .*No such file"):
+        while True:
+            engine.poll(0.05)
+
+
+def test_a_server_that_says_it_has_other_weights_than_it_was_given_ends_the_engine(make, server):
+    engine, _ = make()
+    server.label, server.faults["wrong_label"] = "4", 1
+    engine.swap(3)
+    with pytest.raises(EngineDied, match="given weights of version 3 and says that it uses version 4"):
+        while True:
+            engine.poll(0.05)
+
+
+def test_weights_that_are_not_there_are_told_at_once(make, files):
+    engine, _ = make()
+    with pytest.raises(EngineDied, match=r"weights of version 9 were asked for, and .* is not there"):
+        engine.swap(9)
+
+
+# ------------------------------------------------------------------------------------------------------------ answers
+
+
+def test_spans_give_each_token_its_version_and_must_cover_all():
+    sequence = TokenSequence(Request((0, 0), (5,), 1), PLAIN, ())
+    sequence.begin()
+    sequence.extend([2, 3], [-1.0, -1.0], 4)
+    sequence.begin()
+    sequence.extend([4, 5, 6], [-1.0, -1.0, -1.0], 5)
+    sequence.settle([Span(5, 0, 1), Span(6, 1, 9)])  # the server sampled more than the sequence may have
+    assert sequence.versions == [4, 4, 5, 6, 6]
+    with pytest.raises(BadAnswer, match="named the weights of 2 tokens, and had sent 3"):
+        sequence.settle([Span(5, 0, 1), Span(6, 1, 2)])
+    with pytest.raises(BadAnswer, match="named the weights of 1 tokens"):
+        sequence.settle([Span(5, 0, 1), Span(6, 2, 3)])
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b'{"choices": [{"token_ids": [3], "finish_reason": null, "weight_versions": null, "logprobs": {"content": '
+         b'[{"token_id": 3, "logprob": -9999.0}]}}]}', "reports for NaN"),
+        (b'{"choices": [{"token_ids": [3, 4], "finish_reason": null, "weight_versions": null, "logprobs": {"content": '
+         b'[{"token_id": 3, "logprob": -1.0}]}}]}', "2 tokens with log-probabilities of 1 others"),
+        (b'{"choices": [{"token_ids": [], "finish_reason": "stop", "logprobs": null, "weight_versions": '
+         b'[{"version": "nightly", "start": 0, "end": 1}]}]}', "calls its weights 'nightly'"),
+        (b"<html>502 Bad Gateway</html>", "which is no answer"),
+    ],
+)  # fmt: skip
+def test_an_answer_that_cannot_be_right_is_refused(data, message):
+    with pytest.raises(BadAnswer, match=message):
+        parse_chunk(data)

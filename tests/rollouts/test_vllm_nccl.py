@@ -1,0 +1,186 @@
+"""Weights over NCCL: the control plane against fake servers, vLLM's classes and GPUs where there are any."""
+
+import os
+import pickle
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from fake_vllm import FakeVllm
+from vllm_setup import drain, requests, wait_for
+
+from scalerl.config.base import ConfigError
+from scalerl.models.layout import WeightLayout
+from scalerl.rollouts.process_engine import EngineDied
+from scalerl.rollouts.vllm.nccl import NcclChannel, ServersClient
+from scalerl.rollouts.vllm.updates import UPDATES, PushedUpdates
+
+PYTHON = os.environ.get("SCALERL_VLLM_PYTHON", "")
+needs_vllm = pytest.mark.skipif(not PYTHON, reason="SCALERL_VLLM_PYTHON names no Python with vLLM (make vllm-cpu)")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def pair():
+    """Two fake servers, of two workers and of one."""
+    with FakeVllm() as first, FakeVllm() as second:
+        first.world_size = 2
+        yield first, second
+
+
+@pytest.fixture
+def client(pair):
+    made = ServersClient([server.address for server in pair], timeout_s=5)
+    yield made
+    made.close()
+
+
+def test_ranks_of_several_servers_follow_one_another(pair, client):
+    """The trainer is rank 0, the first server's two workers are 1 and 2, the second one's is 3."""
+    assert client.world_sizes == [2, 1]
+    client.init_weight_transfer_engine({"rank_offset": 1, "world_size": 4, "master_port": 5})
+    assert [server.bodies[0]["init_info"]["rank_offset"] for server in pair] == [1, 3]
+    assert all(server.bodies[0]["init_info"]["world_size"] == 4 for server in pair)
+
+
+def test_an_update_pauses_all_servers_names_the_version_and_lets_them_go_on(pair, client):
+    client.version = 12
+    client.start_weight_update()
+    assert not any(server.unpaused.is_set() for server in pair)
+    client.update_weights({"names": ["a"]})
+    client.finish_weight_update()
+    for server in pair:
+        assert server.unpaused.is_set() and server.label == "12"
+        assert server.calls == [
+            "/get_world_size",
+            "/pause?mode=keep&clear_cache=false",
+            "/start_weight_update",
+            "/update_weights",
+            "/finish_weight_update",
+            "/resume",
+        ]
+
+
+def test_a_server_that_refuses_an_update_is_named(pair, client):
+    pair[1].faults["no_pause"] = 1
+    with pytest.raises(RuntimeError, match=f"{pair[1].address}.*POST /pause.* failed with 500: .*Failed to pause"):
+        client.start_weight_update()
+
+
+def layout():
+    return WeightLayout.of([("a", torch.zeros(2, 3)), ("b", torch.zeros(4, dtype=torch.bfloat16))])
+
+
+def test_the_channel_goes_to_other_processes_without_its_communicator_and_gives_nothing_back():
+    channel = NcclChannel(layout(), ["http://127.0.0.1:1"])
+    channel._sender = threading.Lock()  # like a communicator it cannot be pickled
+    copy = pickle.loads(pickle.dumps(channel))
+    assert copy._sender is None and copy.capacity == 2
+    copy.drop(0)
+    with pytest.raises(RuntimeError, match=r"use rollouts.weights = 'directory'"):
+        copy.receive(0)
+
+
+@pytest.mark.skipif("vllm" in sys.modules, reason="vLLM is installed here")
+def test_without_vllm_in_the_trainers_environment_the_channel_says_so(pair):
+    channel = NcclChannel(layout(), [server.address for server in pair])
+    with pytest.raises(ConfigError, match=r"got 'nccl', which needs vLLM in the trainer's environment too"):
+        channel.send(0, [])
+
+
+def test_an_engine_waits_for_pushed_weights(make, server):
+    engine, _ = make()
+    engine._connection._updates = UPDATES["nccl"](None)
+    engine.swap(3)
+    engine.submit(requests(2))
+    assert engine.poll(0.2) == [] and engine.version == -1  # held back until the server has what was asked for
+    server.weights, server.label = 3, "3"
+    wait_for(lambda: engine.version == 3)
+    assert {v for done in drain(engine) for v in done.rollout.versions.tolist()} == {3}
+    assert not any("pause" in name for name in server.calls if "is_paused" not in name)
+
+
+def test_pushed_weights_that_never_come_end_the_engine(make):
+    engine, _ = make()
+    engine._connection._updates = PushedUpdates(timeout_s=0.1)
+    engine.swap(3)
+    with pytest.raises(EngineDied, match="version 3 were asked for 0 s ago and it still uses version 0"):
+        while True:
+            engine.poll(0.05)
+
+
+IN_VLLM = """
+import torch
+from vllm.distributed.weight_transfer.base import VLLMWeightSyncClient
+from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLTrainerWeightTransferEngine
+from scalerl.models.layout import WeightLayout
+from scalerl.rollouts.vllm.nccl import ServersClient, weight_source
+
+tensors = [("a", torch.zeros(2, 3)), ("b", torch.zeros(4, dtype=torch.bfloat16))]
+source = weight_source(WeightLayout.of(tensors))
+for _ in range(2):
+    source.weights = iter(tensors)
+    checked = NCCLTrainerWeightTransferEngine._checked_iter(source, source.metadata())
+    assert [name for name, _ in checked] == ["a", "b"]
+client = object.__new__(ServersClient)
+assert isinstance(client, VLLMWeightSyncClient)
+info = NCCLTrainerInitInfo(rank=1, master_address="127.0.0.1", master_port=1, world_size=2)
+engine = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
+assert isinstance(engine, NCCLTrainerWeightTransferEngine)
+print("agreed")
+"""
+
+
+@pytest.mark.vllm
+@needs_vllm
+def test_source_and_client_are_what_vllms_trainer_takes():
+    """A rank that does not send needs no GPU: everything but the broadcast."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([PYTHON, "-c", IN_VLLM], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip().endswith("agreed"), done.stderr[-2000:]
+
+
+@pytest.mark.gpu
+@pytest.mark.vllm
+@needs_vllm
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU for the trainer and one for the server")
+def test_weights_sent_over_nccl_are_those_that_the_server_samples_with(tmp_path):
+    """Has not been run: run it in an environment with vLLM and two GPUs before you rely on the channel."""
+    from tiny_models import tiny_model
+
+    from scalerl.models.policy import Policy
+    from scalerl.rollouts.engine import Sampling
+    from scalerl.rollouts.interrupt import NEVER, LengthRule
+    from scalerl.rollouts.replay import check_current
+    from scalerl.rollouts.vllm.checks import Needs
+    from scalerl.rollouts.vllm.engine import vllm_engines
+    from scalerl.rollouts.vllm.server import Server, ServerSpec
+
+    sizes = {"hidden_size": 128, "head_dim": 64, "num_attention_heads": 2, "num_key_value_heads": 2}
+    policies = [Policy(tiny_model("qwen3", seed, **sizes).to("cuda:0")) for seed in (0, 1)]
+    policies[0].model.save_pretrained(tmp_path / "model")
+    server = Server(
+        ServerSpec(
+            model=str(tmp_path / "model"), max_model_len=128, max_num_seqs=8, log=tmp_path / "log", python=PYTHON,
+            backend="nccl", dtype="float32", environment={"CUDA_VISIBLE_DEVICES": "1"},
+        )
+    )  # fmt: skip
+    server.wait_ready()
+    channel = NcclChannel(WeightLayout.of(policies[0].weights()), [server.address])
+    engine, _ = vllm_engines(
+        server, slots=(4, 4), rule=LengthRule(None, NEVER, 60), sampling=Sampling(),
+        needs=Needs(vocabulary=48, positions=128, sequences=8, backend="nccl"), updates=UPDATES["nccl"](channel),
+    )  # fmt: skip
+    for version, policy in enumerate(policies):
+        channel.send(version, policy.weights())
+        engine.swap(version)
+        engine.submit(requests(8))
+        pairs = [((5, 2 + done.id[0] % 7), done.rollout) for done in drain(engine, 60)]
+        assert check_current(policy, version, pairs).largest < 1e-3
+    engine.close()
+    channel.close()
+    server.close()

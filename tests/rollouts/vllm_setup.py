@@ -1,0 +1,70 @@
+"""An engine over the fake vLLM server, and what its tests have in common."""
+
+import time
+
+import pytest
+from fake_vllm import VOCABULARY, logps
+
+from scalerl.rng import stream_key
+from scalerl.rollouts.engine import Request
+from scalerl.rollouts.interrupt import NEVER, LengthRule
+from scalerl.rollouts.vllm.checks import Needs
+from scalerl.rollouts.vllm.lane import Limits
+
+PLAIN = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=40)
+NEEDS = Needs(vocabulary=VOCABULARY, positions=200, sequences=12, backend="scalerl_directory")
+QUICK = Limits(stall_s=3.0, retries=5, backoff_s=0.01, stream_interval=3)
+
+
+class Files:
+    """A weight channel without weights: the fake server reads a version off the name of its file."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def file(self, version):
+        return self.path / f"version_{version:08d}.safetensors"
+
+    def send(self, version):
+        self.file(version).write_bytes(b"weights")
+
+
+def requests(count, first=0):
+    return [Request((i, 0), (5, 2 + i % 7), stream_key("vllm", i)) for i in range(first, first + count)]
+
+
+def drain(engine, seconds=20.0):
+    """Poll until nothing is under way."""
+    finished, end = [], time.monotonic() + seconds
+    while engine.occupancy().busy:
+        assert time.monotonic() < end, engine.occupancy()
+        finished += engine.poll(0.1)
+    return sorted(finished, key=lambda done: done.id)
+
+
+def wait_for(condition, seconds=10.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def agree(finished, prompts, temperature=1.0):
+    """Assert that every sampled token has the fake's own log-probability under the version it is labelled with."""
+    compared = 0
+    for done in finished:
+        before = prompts[done.id][-1]
+        rollout = done.rollout
+        for token, logp, version, sampled in zip(
+            rollout.tokens.tolist(), rollout.logps, rollout.versions.tolist(), rollout.sampled, strict=True
+        ):
+            if sampled:
+                assert logp == pytest.approx(logps(version, before, temperature)[token], abs=1e-6)
+                compared += 1
+            before = token
+    assert compared > 0
+    return compared
+
+
+def prompts_of(sent):
+    return {request.id: request.prompt for request in sent}

@@ -1,0 +1,359 @@
+"""The contract of a learner, for one process and for one, two and three ranks: the same updates, whoever takes them."""
+
+import math
+import os
+import signal
+import threading
+import time
+from dataclasses import replace as change
+from pathlib import Path
+
+import pytest
+import torch
+from rank_builds import Bench, Misbehaving
+from tiny_models import tiny_model
+
+from scalerl.config import HuggingFaceModel, RunConfig
+from scalerl.config.base import ConfigError, replace
+from scalerl.config.recipe import SCALERL, AdamW, Reinforce
+from scalerl.config.run import Hardware, Learner
+from scalerl.models.layout import WeightLayout
+from scalerl.models.policy import load_policy
+from scalerl.rollouts.weights.directory import DirectoryChannel
+from scalerl.rollouts.weights.shared_memory import SharedMemoryChannel
+from scalerl.train.learner.base import BadGradient, TrainBatch
+from scalerl.train.learner.rank_processes import RankProcesses
+from scalerl.train.learner.ranks import LearnerDied, LearnerGroup, RankSpec
+from scalerl.train.learner.single import SingleLearner
+from scalerl.train.learner.split import balanced_split
+
+MODELS = ("qwen3", "qwen3-untied", "qwen3-moe", "qwen3-moe-untied")
+GROUPS = [(1, "qwen3"), *((2, model) for model in MODELS), (3, "qwen3-untied"), (3, "qwen3-moe")]
+CONFIG = RunConfig(
+    recipe=replace(SCALERL, loss=Reinforce(), optimizer=AdamW(learning_rate=1e-3, warmup_steps=4, eps=1e-8)),
+    model=HuggingFaceModel(path="given to the ranks"),
+    hardware=Hardware(device="cpu", dtype="float32", trainer_threads=1, generator_threads=1),
+    learner=Learner(micro_batch_tokens=24),
+)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory):
+    """Directories of the models."""
+    parent = tmp_path_factory.mktemp("models")
+    for name in MODELS:
+        tiny_model(name).save_pretrained(parent / name)
+    return {name: str(parent / name) for name in MODELS}
+
+
+class Benches:
+    """Ranks by their number, started when first asked for and again when they were killed."""
+
+    def __init__(self, paths, parent):
+        self.paths, self.parent, self.started = paths, parent, {}
+        layout = WeightLayout.of(tiny_model("qwen3").named_parameters())
+        self.directory, self.memory = DirectoryChannel(parent / "weights"), SharedMemoryChannel(layout)
+
+    def ranks(self, number):
+        if number not in self.started or not self.started[number]._processes:
+            meet = f"file://{self.parent}/meet-{number}-{time.monotonic_ns()}"
+            builds = [Bench(RankSpec(CONFIG, "", rank, number, meet)) for rank in range(number)]
+            self.started[number] = RankProcesses(builds, [self.directory, self.memory], timeout_s=120)
+        return self.started[number]
+
+    def group(self, number, model="qwen3", config=CONFIG):
+        ranks = self.ranks(number)
+        ranks.call("use", config, self.paths[model], timeout_s=120)
+        return LearnerGroup(
+            ranks, [self.directory, self.memory], lambda batch: 1.0, step_timeout_s=60, transfer_timeout_s=60
+        )
+
+    def single(self, model="qwen3", config=CONFIG):
+        policy = load_policy(self.paths[model], dtype=config.hardware.dtype)
+        return SingleLearner.of(policy, config.recipe, config.learner.micro_batch_tokens, False)
+
+    def weights(self, learner):
+        """Return a copy of what a learner sends."""
+        learner.send(0, self.directory)
+        received = dict(self.directory.receive(0))
+        self.directory.drop(0)
+        return received
+
+    def gradients(self, learner, given):
+        if isinstance(learner, LearnerGroup):
+            return learner._ranks.call("gradients", given, timeout_s=60)[0]
+        learner._add_gradients(given)
+        found = [master.grad.clone() for master in learner._masters]
+        learner._discard_gradient()
+        return found
+
+    def close(self):
+        for ranks in self.started.values():
+            ranks.close()
+
+
+@pytest.fixture(scope="module")
+def benches(paths, tmp_path_factory):
+    made = Benches(paths, tmp_path_factory.mktemp("benches"))
+    yield made
+    made.close()
+
+
+def batch(rows=7, width=12, seed=0):
+    """Random rollouts of lengths 12, 11, ..., 8, 12, ...; uneven weights that sum to one, advantages of both signs."""
+    draw = torch.Generator().manual_seed(seed)
+    lengths = width - torch.arange(rows) % 5
+    trained = torch.rand(rows, width, generator=draw) < 0.6
+    trained[:, 1] = True  # every row has something to train
+    trained &= (torch.arange(width) >= 1) & (torch.arange(width) < lengths[:, None])
+    weights = torch.rand(rows, width, generator=draw) * trained
+    return TrainBatch(
+        tokens_BT=torch.randint(2, 48, (rows, width), generator=draw),
+        length_B=lengths,
+        behavior_BT=torch.zeros(rows, width),
+        advantages_B=torch.randn(rows, generator=draw),
+        trained_BT=trained,
+        weights_BT=weights / weights.sum(),
+    )
+
+
+def untrained(given):
+    return change(given, trained_BT=torch.zeros_like(given.trained_BT), weights_BT=torch.zeros_like(given.weights_BT))
+
+
+def close(found, expected, atol):
+    assert found.keys() == expected.keys() and len(found) > 10
+    for name, tensor in found.items():
+        torch.testing.assert_close(tensor, expected[name], atol=atol, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def equal(found, expected):
+    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+# ------------------------------------------------------------------------------------------------------------ split
+
+
+def test_rollouts_are_split_longest_first_to_the_rank_with_the_fewest_tokens():
+    # 9 -> rank 0 (9, 0); 8 -> rank 1 (9, 8); 6 -> rank 1 (9, 14); 5 -> rank 0 (14, 14); 2 -> rank 0 (16, 14)
+    lengths = torch.tensor([5, 9, 2, 7, 8, 6])
+    shares = balanced_split(lengths, torch.tensor([0, 1, 2, 4, 5]), 2)  # row 3 has nothing to train
+    assert [share.tolist() for share in shares] == [[1, 0, 2], [4, 5]]
+
+
+def test_ranks_without_rollouts_have_an_empty_share():
+    shares = balanced_split(torch.tensor([4, 4]), torch.tensor([0, 1]), 3)
+    assert [share.tolist() for share in shares] == [[0], [1], []]
+
+
+def test_every_rank_runs_equally_many_micro_batches(benches):
+    """7 rollouts on 3 ranks are 3, 2 and 2 of them; 24 tokens hold two rollouts of 12 tokens."""
+    benches.group(3)
+    plans = benches.ranks(3).call("micro_batches", batch(), timeout_s=60)
+    assert sorted(plans, reverse=True) == [[2, 1], [2, 0], [2, 0]]
+    assert benches.ranks(3).call("micro_batches", batch(rows=1), timeout_s=60) == [[1], [0], [0]]
+
+
+# --------------------------------------------------------------------------------------------------------- the update
+
+
+@pytest.mark.parametrize(("ranks", "model"), GROUPS)
+def test_gradient_and_twenty_updates_are_those_of_one_process(benches, ranks, model):
+    group, single = benches.group(ranks, model), benches.single(model)
+    for rows in (7, 1):  # uneven shares, and fewer rollouts than ranks
+        pairs = zip(benches.gradients(group, batch(rows)), benches.gradients(single, batch(rows)), strict=True)
+        for number, (found, expected) in enumerate(pairs):
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5, msg=lambda m, n=number: f"{n}: {m}")
+    before = benches.weights(single)
+    for number in range(20):
+        given = batch(rows=(7, 6, 1, 4)[number % 4], seed=number)
+        given = untrained(given) if number == 5 else given
+        ours, theirs = group.step(given), single.step(given)
+        for name, value in theirs.to_dict().items():
+            assert ours.to_dict()[name] == pytest.approx(value, rel=1e-3, abs=1e-4), (number, name)
+    assert group.updates == single.updates == 20
+    after = benches.weights(single)
+    close(benches.weights(group), after, atol=1e-4)
+    assert max(float((after[name] - before[name]).abs().max()) for name in after) > 5e-3  # they did move
+
+
+@pytest.mark.parametrize("option", [{"gradient_checkpointing": True}, {"accumulate": "sharded"}])
+def test_recomputed_activations_and_sharded_sums_change_no_gradient(benches, option):
+    config = replace(CONFIG, learner=replace(CONFIG.learner, **option))
+    found = benches.gradients(benches.group(2, "qwen3", config), batch())
+    for ours, expected in zip(found, benches.gradients(benches.single(), batch()), strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_bf16_ranks_compute_with_the_bf16_weights_that_the_engines_get(benches, tmp_path):
+    config = replace(CONFIG, hardware=replace(CONFIG.hardware, dtype="bfloat16"))
+    group, single = benches.group(2, "qwen3", config), benches.single("qwen3", config)
+    ours, theirs = group.step(batch()), single.step(batch())
+    in_fp32 = benches.single().step(batch())
+    assert abs(ours.loss - theirs.loss) < 0.1 * abs(in_fp32.loss - theirs.loss)
+    assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=0.01)
+    sent = benches.weights(group)
+    group.export(tmp_path / "ours")
+    single.export(tmp_path / "plain")
+    assert (tmp_path / "ours/config.json").read_text() == (tmp_path / "plain/config.json").read_text()
+    assert {tensor.dtype for tensor in sent.values()} == {torch.bfloat16} and sent.keys() == benches.weights(
+        single
+    ).keys()
+
+
+def test_a_batch_without_trained_tokens_counts_as_an_update_and_changes_nothing(benches):
+    group = benches.group(2)
+    before = benches.weights(group)
+    stats = group.step(untrained(batch()))
+    assert group.updates == 1 and (stats.trained_tokens, stats.grad_norm, stats.learning_rate) == (0, 0.0, 0.0)
+    assert equal(benches.weights(group), before)
+
+
+def test_a_rehearsal_takes_time_and_changes_nothing(benches):
+    group = benches.group(2)
+    before = benches.weights(group)
+    assert group.rehearse(batch()) > 0 and group.updates == 0 and equal(benches.weights(group), before)
+
+
+@pytest.mark.parametrize("poison", ["loss", "gradient"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_what_is_not_finite_in_one_ranks_rollouts_raises_on_all_and_leaves_the_weights(benches, ranks, poison):
+    group, single, given = benches.group(ranks), benches.single(), batch()
+    before = benches.weights(group)
+    if poison == "loss":
+        bad = change(given, advantages_B=torch.where(torch.arange(7) == 6, math.nan, given.advantages_B))
+    else:  # a finite loss, whose gradient's squares overflow
+        bad = change(given, weights_BT=torch.where(torch.arange(7)[:, None] == 6, 1e25, 1.0) * given.weights_BT)
+    with pytest.raises(BadGradient, match="the loss is nan" if poison == "loss" else "the gradient's norm is inf"):
+        group.step(bad)
+    assert group.updates == 0 and equal(benches.weights(group), before)
+    ours, theirs = group.step(given), single.step(given)  # and nothing of it is left
+    assert ours.loss == pytest.approx(theirs.loss, abs=1e-5)
+    assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-4)
+    close(benches.weights(group), benches.weights(single), atol=1e-5)
+
+
+# ---------------------------------------------------------------------------------------------------------- weights
+
+
+def test_weights_through_shared_memory_are_the_learners(benches):
+    group, single = benches.group(2), benches.single()
+    group.step(batch())
+    single.step(batch())
+    group.send(3, benches.memory)
+    received = {name: tensor.clone() for name, tensor in benches.memory.receive(3).items()}
+    benches.memory.drop(3)
+    assert equal(received, benches.weights(group))
+    close(received, benches.weights(single), atol=1e-6)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_export_is_an_ordinary_model_with_the_learners_weights(benches, model, tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    group, single = benches.group(2, model), benches.single(model)
+    group.step(batch())
+    group.export(tmp_path / "ours")
+    single.export(tmp_path / "plain")
+    assert sorted(os.listdir(tmp_path / "ours")) == sorted(os.listdir(tmp_path / "plain"))
+    assert (tmp_path / "ours/config.json").read_text() == (tmp_path / "plain/config.json").read_text()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    exported = {name: parameter.detach() for name, parameter in loaded.named_parameters()}
+    assert equal(exported, benches.weights(group))
+    assert not equal(exported, benches.weights(single))  # which took no step
+
+
+# ------------------------------------------------------------------------------------------------------- checkpoints
+
+
+@pytest.mark.parametrize("model", ["qwen3", "qwen3-moe-untied"])
+def test_what_two_ranks_save_goes_on_on_three_and_on_one(benches, model, tmp_path):
+    two = benches.group(2, model)
+    two.save(tmp_path / "first")
+    for number in range(3):
+        two.step(batch(seed=number))
+    two.save(tmp_path / "later")
+    expected = two.step(batch(seed=3))
+    weights = benches.weights(two)
+    for ranks in (3, 1):
+        other = benches.group(ranks, model)
+        other.step(batch(seed=9))  # moments and weights of its own, which must go
+        other.load(tmp_path / "later", updates=3)
+        assert other.step(batch(seed=3)).to_dict() == pytest.approx(expected.to_dict(), rel=1e-4, abs=1e-5)
+        assert other.updates == 4
+        close(benches.weights(other), weights, atol=1e-6)
+    other.load(tmp_path / "first", updates=0)  # from before any update: no moments
+    fresh = benches.single(model)
+    for number in range(2):
+        other.step(batch(seed=number))
+        fresh.step(batch(seed=number))
+    close(benches.weights(other), benches.weights(fresh), atol=1e-5)
+
+
+def test_equal_ranks_go_on_to_the_same_bits(benches, tmp_path):
+    two = benches.group(2)
+    two.step(batch(seed=1))
+    two.save(tmp_path)
+    two.step(batch(seed=2))
+    expected = benches.weights(two)
+    again = benches.group(2)
+    again.load(tmp_path, updates=1)
+    again.step(batch(seed=2))
+    assert equal(benches.weights(again), expected)
+
+
+def test_a_checkpoint_of_another_model_or_of_one_process_is_refused_with_what_to_do(benches, tmp_path):
+    two, single = benches.group(2), benches.single()
+    two.save(tmp_path / "two")
+    single.save(tmp_path / "one")
+    with pytest.raises(ConfigError, match=r"several trainer ranks.*placement.trainer_ranks = 2 or more"):
+        single.load(tmp_path / "two", 1)
+    with pytest.raises(ConfigError, match=r"what one process wrote; allowed: placement.trainer_ranks = 1 to resume"):
+        two.load(tmp_path / "one", 1)
+    with pytest.raises(ConfigError, match=r"another model: 1 of them differ, the first is lm_head.weight \(no such"):
+        benches.group(2, "qwen3-untied").load(tmp_path / "two", 1)
+    with pytest.raises(ConfigError, match="another model: 1 of them differ"):
+        benches.single("qwen3-untied").load(tmp_path / "one", 1)
+    assert benches.group(2).step(batch()).trained_tokens > 0  # the ranks have lived through it
+
+
+# ------------------------------------------------------------------------------------------------------------ deaths
+
+
+def test_a_rank_killed_in_a_collective_is_named_and_no_process_is_left(benches):
+    group = benches.group(2)
+    ranks = benches.ranks(2)
+    first, second = (process.pid for process in ranks._processes)
+    os.kill(second, signal.SIGSTOP)  # so that the first waits for it in a collective
+    threading.Timer(0.5, os.kill, (second, signal.SIGKILL)).start()
+    began = time.monotonic()
+    with pytest.raises(
+        LearnerDied, match=rf"trainer rank 1 of 2 \(process {second}\) was killed by signal 9 during `st"
+    ):
+        group.step(batch())
+    assert time.monotonic() - began < 10
+    assert not any(Path(f"/proc/{pid}").exists() for pid in (first, second))
+    with pytest.raises(LearnerDied, match="trainer rank 1 of 2"):
+        group.step(batch())
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("exit", r"trainer rank 1 of 2 \(process \d+\) ended with exit code 7 during `step`"),
+        ("raise", r"trainer rank [01] of 2 \(process \d+\) failed during `step`: ZeroDivisionError: on purpose\n"),
+        ("hang", r"trainer rank 0 of 2 \(process \d+\) did not answer within 2 s during `step`"),
+    ],
+)
+def test_a_rank_that_ends_fails_or_hangs_is_named(how, message, tmp_path):
+    ranks = RankProcesses([Misbehaving(how, rank) for rank in range(2)])
+    pids = [process.pid for process in ranks._processes]
+    with pytest.raises(LearnerDied, match=message):
+        ranks.call("step", tmp_path, timeout_s=2 if how == "hang" else 60)
+    assert sorted(os.listdir(tmp_path)) == ["0", "1"]  # both had begun
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_what_a_user_can_cause_passes_through_as_itself_though_the_other_rank_waits():
+    with pytest.raises(ConfigError, match="got nothing"):
+        RankProcesses([Misbehaving("refuse", rank) for rank in range(2)])

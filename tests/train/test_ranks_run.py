@@ -1,0 +1,61 @@
+"""Whole runs with several trainer ranks: they train, a death is told by name, and resuming loses no bit."""
+
+import os
+import shutil
+import signal
+
+import pytest
+import runs
+
+TWO = ["--placement.trainer_ranks", "2", "--steps", "8"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(lab_model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "ranks"
+    runs.train(lab_model, path, *TWO)
+    return path
+
+
+def test_two_ranks_take_the_first_update_of_one_process(undisturbed, lab_model, tmp_path):
+    runs.train(lab_model, tmp_path / "one", "--steps", "2")
+    one, two = (runs.rows(path, "metrics.jsonl") for path in (tmp_path / "one", undisturbed))
+    assert len(one) == 2 and len(two) == 8
+    for name in ("loss", "grad_norm", "entropy", "trained_tokens", "pass_rate", "learning_rate"):
+        assert two[0][name] == pytest.approx(one[0][name], rel=1e-4, abs=1e-6), name
+    assert two[0]["grad_norm"] > 0 and two[0]["flops"] == one[0]["flops"]
+    assert max(abs(two[0]["log_ratio_min"]), abs(two[0]["log_ratio_max"])) <= 1e-5
+    assert (undisturbed / "checkpoints/step_000008/learner/.metadata").exists()
+    assert (undisturbed / "model/model.safetensors").exists()
+
+
+def test_a_rank_that_is_killed_ends_the_run_with_its_name_and_a_resume_loses_no_bit(undisturbed, lab_model, tmp_path):
+    path = tmp_path / "killed"
+    process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL, *TWO])
+    runs.wait_for(lambda: len(runs.rows(path, "metrics.jsonl")) >= 5, what="five steps")
+    children = runs.children(process.pid)
+    assert len(children) == 3  # two ranks, which are started first, and the generator
+    os.kill(children[1], signal.SIGKILL)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 1 and "Traceback" not in text, text
+    assert f"trainer rank 1 of 2 (process {children[1]}) was killed by signal 9" in text
+    assert f"continue with: scalerl resume {path}" in text
+    for pid in children:
+        runs.wait_for(lambda pid=pid: not os.path.exists(f"/proc/{pid}"), 10, "the other processes to end")
+    process = runs.start(["resume", str(path)])
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0 and "resumed at step 4" in text, (
+        text
+    )  # the last one before the eighth, which ends the run
+    assert runs.outcome(path) == runs.outcome(undisturbed)
+
+
+def test_one_process_refuses_the_checkpoint_of_ranks_and_says_what_to_do(undisturbed, tmp_path):
+    path = tmp_path / "changed"
+    shutil.copytree(undisturbed, path)
+    config = path / "config.toml"
+    config.write_text(config.read_text().replace("trainer_ranks = 2", "trainer_ranks = 1"))
+    process = runs.start(["resume", str(path), "--steps", "10"])
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 2 and "Traceback" not in text, text
+    assert "was written by several trainer ranks" in text and "placement.trainer_ranks = 2 or more" in text
