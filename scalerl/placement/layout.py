@@ -100,7 +100,7 @@ def widest(config: RunConfig) -> int:
 
 def whole_gradient(config: RunConfig) -> bool:
     """Return whether every trainer rank adds up the whole gradient and shares it once an update."""
-    return config.placement.trainer_ranks > 1 and getattr(config.learner, "accumulate", "sharded") == "local"
+    return config.placement.trainer_ranks > 1 and config.learner.accumulate == "local"
 
 
 def check(config: RunConfig, layout: Layout) -> None:
@@ -174,6 +174,7 @@ def _trainer_too_large(config: RunConfig, layout: Layout) -> str:
     found = next(enough, None)
     cure = f"Set placement.trainer_ranks to {found} or more" if found else "Use larger GPUs or a smaller model"
     also = "" if learner.gradient_checkpointing else ", or learner.gradient_checkpointing = true"
+    also += ", or learner.accumulate = sharded" if whole else ""
     return (
         f"placement.trainer_ranks: got {ranks}, where each trainer GPU holds {_gb(layout.trainer.total)}; allowed: "
         f"{USABLE:.0%} of placement.gpu_gb = {config.placement.gpu_gb:g} GB. {cure}{also}, or "

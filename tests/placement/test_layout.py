@@ -21,7 +21,7 @@ from scalerl.placement.speed import GPUS, Assumptions
 PAPER = RunConfig(
     model=HuggingFaceModel(path="meta-llama/Llama-3.1-8B"),
     data=(PromptFile(path="p.jsonl", task="math"),),
-    learner=Learner(micro_batch_tokens=32_768, gradient_checkpointing=True),
+    learner=Learner(micro_batch_tokens=32_768, gradient_checkpointing=True, accumulate="sharded"),
     hardware=Hardware(device="cuda"),
     placement=Placement(backend="ray", engine="vllm", trainer_ranks=16, generators=64, gpus=80),
 )
@@ -83,7 +83,7 @@ def test_weights_that_leave_no_room_ask_for_tensor_parallelism():
         PAPER,
         model=HuggingFaceModel(path="meta-llama/Llama-4-Scout-17B-16E"),
         placement=replace(PAPER.placement, trainer_ranks=128, generators=64, gpus=0),
-        learner=Learner(micro_batch_tokens=16_384, gradient_checkpointing=True),
+        learner=Learner(micro_batch_tokens=16_384, gradient_checkpointing=True, accumulate="sharded"),
     )
     assert "leave no room for a sequence" in refused(scout) and "Raise tensor_parallel" in refused(scout)
 
@@ -190,3 +190,12 @@ def test_dry_run_prints_the_placement_and_plan_refuses_what_it_refuses(capsys, t
 def test_every_mistake_is_one_message(capsys, words, message):
     code, _, error = call(capsys, "plan", *words)
     assert code == 2 and message in error and error.startswith("scalerl: ") and "Traceback" not in error
+
+
+def test_whole_gradients_on_every_rank_are_counted_and_the_cure_is_named():
+    local = replace(PAPER, learner=replace(PAPER.learner, accumulate="local"))
+    # 4 bytes of 8.03e9 parameters on each GPU more
+    more = lay_out(local).trainer.total - lay_out(PAPER).trainer.total
+    assert more == pytest.approx(4 * 8.03e9, rel=1e-3)
+    small = replace(local, placement=replace(local.placement, gpu_gb=60))
+    assert "learner.accumulate = sharded" in refused(small)
