@@ -51,7 +51,8 @@ class Connection:
         self.address, self._sampling, self._updates = address, sampling, updates
         self._lanes, self._limits, self._obituary = lanes, limits or Limits(), obituary
         self.version, self.swap_s, self.retried = -1, 0.0, 0
-        """Version in use, -1 before the first swap; seconds of the last swap; requests that were tried again. Any thread may read them."""
+        """Version in use, -1 before the first swap; seconds of the last swap; requests that were tried again. Any thread
+        may read them."""
         self.asked: int | None = None
         """Version that was asked for last; the caller's thread only."""
         self._death: EngineDied | None = None
