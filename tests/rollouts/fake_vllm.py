@@ -93,7 +93,7 @@ class Http(ThreadingHTTPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Show what is a mistake of the fake itself."""
-        if not isinstance(sys.exc_info()[1], OSError):
+        if not isinstance(sys.exc_info()[1], OSError | ValueError):  # ValueError: a closed file
             super().handle_error(request, client_address)
 
 

@@ -220,7 +220,7 @@ def test_versions_that_were_overtaken_are_skipped_and_let_go(make, server, files
     for version in (1, 2, 3):
         engine.swap(version)
         files.file(version - 1).unlink()  # the learner drops a version as soon as a newer one is asked for
-    wait_for(lambda: engine.version == 3)
+    wait_for(lambda: engine.version == 3 and engine._connection._gate.is_set())
     assert server.calls.count("/update_weights") == 2 and server.weights == 3
     assert list(files.path.glob(".serving*")) == []
 

@@ -33,11 +33,12 @@ pytestmark = [
 
 SIZES = {  # vLLM's attention on CPU needs heads of at least 32
     "hidden_size": 64, "head_dim": 32, "num_attention_heads": 2, "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 1024,
 }  # fmt: skip
 STOP = 1
 LONG = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=200)
-NEEDS = Needs(vocabulary=48, positions=300, sequences=12, backend="scalerl_directory")
+LONGER = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=800)
+NEEDS = Needs(vocabulary=48, positions=900, sequences=12, backend="scalerl_directory")
 CPU = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
 
 
@@ -56,7 +57,7 @@ def started(request, tmp_path_factory):
         channel.send(version, of_version.weights())
     server = Server(
         ServerSpec(
-            model=str(path / "model"), max_model_len=300, max_num_seqs=12, log=path / "vllm.log", python=PYTHON,
+            model=str(path / "model"), max_model_len=900, max_num_seqs=12, log=path / "vllm.log", python=PYTHON,
             dtype="float32", extra=("--enforce-eager",), environment=CPU,
         )
     )  # fmt: skip
@@ -98,8 +99,8 @@ def pairs_of(finished, sent):
 
 def test_log_probabilities_survive_swaps_in_flight(make, started):
     _, name, versions, _ = started
-    engine, _ = make(sampling=Sampling())  # no stop token: all have 200, so that swaps meet them on a slow machine too
-    sent = requests(28)
+    engine, _ = make(LONGER, Sampling())  # no stop token: long ones, so that swaps meet them on a busy machine too
+    sent = requests(10)
     engine.submit(sent)
     wait_for(lambda: engine.work.tokens > 400, 60)
     began, before = time.monotonic(), engine.work.tokens
@@ -110,17 +111,17 @@ def test_log_probabilities_survive_swaps_in_flight(make, started):
         assert time.monotonic() - asked < 0.05  # asking does not wait
         wait_for(lambda version=version: engine.version == version, 60)
         swaps.append(engine._connection.swap_s)
-        target = engine.work.tokens + 500
+        target = engine.work.tokens + 1500
         wait_for(lambda target=target: engine.work.tokens > target, 60)
     finished = drain(engine, 120)
     rate = (engine.work.tokens - before) / (time.monotonic() - began)
     pairs = pairs_of(finished, sent)
-    assert len(pairs) == 28 and engine._connection.retried == 0
+    assert len(pairs) == 10 and engine._connection.retried == 0
     crossing = [pair for pair in pairs if len(set(pair[1].versions.tolist())) > 1]
     within = [pair for pair in pairs if len(set(pair[1].versions.tolist())) == 1]
-    assert len(crossing) >= 8 and {2} in [set(rollout.versions.tolist()) for _, rollout in within]
-    across, inside = largest_difference(versions, crossing), largest_difference(versions, within)
     print(f"{name}: {rate:.0f} tokens/s at 8 slots, swaps {swaps[0]:.3f} and {swaps[1]:.3f} s")
+    assert len(crossing) == 8 and {2} in [set(rollout.versions.tolist()) for _, rollout in within]
+    across, inside = largest_difference(versions, crossing), largest_difference(versions, within)
     print(f"  {len(crossing)} rollouts across a swap: {across}\n  {len(within)} within one version: {inside}")
     assert across.largest < 5e-5 and inside.largest < 5e-5
     assert check_current(versions[2], 2, pairs).largest < 5e-5
@@ -165,14 +166,14 @@ def test_an_interrupted_sequence_goes_on_after_the_phrase(make, started):
 
 def test_requests_that_the_server_aborts_are_continued_to_the_same_log_probabilities(make, started):
     server, _, versions, _ = started
-    engine, _ = make(sampling=Sampling(), limits=Limits(backoff_s=0.001, stream_interval=8))
-    sent = requests(16, "broken")
+    engine, _ = make(LONGER, Sampling(), Limits(backoff_s=0.001, stream_interval=8))
+    sent = requests(8, "broken")
     engine.submit(sent)
-    for tokens in (200, 600, 1000):
+    for tokens in (400, 1600, 2800):
         wait_for(lambda tokens=tokens: engine.work.tokens > tokens, 60)
         httpx.post(f"{server.address}/abort_requests", json={}, trust_env=False).raise_for_status()
     pairs = pairs_of(drain(engine, 120), sent)
-    assert 3 <= engine._connection.retried <= 24 and all(len(rollout) == 200 for _, rollout in pairs)
+    assert 3 <= engine._connection.retried <= 24 and all(len(rollout) == 800 for _, rollout in pairs)
     assert check_current(versions[0], 0, pairs).largest < 5e-5
 
 

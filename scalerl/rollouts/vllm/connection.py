@@ -51,7 +51,8 @@ class Connection:
         self.address, self._sampling, self._updates = address, sampling, updates
         self._lanes, self._limits, self._obituary = lanes, limits or Limits(), obituary
         self.version, self.swap_s, self.retried = -1, 0.0, 0
-        """Version in use, -1 before the first swap; seconds of the last swap; requests that were tried again. Any thread may read them."""
+        """Version in use, -1 before the first swap; seconds of the last swap; requests that were tried again.
+        Any thread may read them."""
         self.asked: int | None = None
         """Version that was asked for last; the caller's thread only."""
         self._death: EngineDied | None = None
@@ -267,9 +268,9 @@ class Connection:
             while self._prefilling and time.monotonic() < began + self._limits.prefill_s:
                 await asyncio.sleep(0.002)
             await self._updates.apply(self._call, version, held)
-            self._updates.release(held)
             self._epoch += 1
             self.version, self.swap_s = version, time.monotonic() - began
+            await asyncio.to_thread(self._updates.release, held)  # a busy disk must not hold up the streams
         for timeout in self._timeouts:
             timeout.reschedule(self._loop.time() + self._limits.stall_s)
         self._gate.set()
