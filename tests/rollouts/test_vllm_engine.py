@@ -305,7 +305,7 @@ def test_a_coordinator_forms_batches_evaluates_and_keeps_the_bound_on_staleness(
 
 
 def test_a_stop_token_beyond_the_budget_of_the_answer_is_left_out_and_is_no_fault_of_the_server():
-    # thinking ends by itself at token 2 (the tag 7); two answer tokens are allowed, and one piece brings four and a stop
+    # thinking ends by itself at token 2 (the tag 7); two answer tokens are allowed, and four and a stop token come
     rule = LengthRule(thinking=(10, 11), answer_tokens=2, max_tokens=13, phrase=(7,), end_tag=(7,))
     sequence = TokenSequence(Request((0, 0), (1, 2), key=3), rule, (9,))
     allowance = sequence.allowance
