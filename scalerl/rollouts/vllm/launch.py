@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from scalerl.rollouts.build import EngineSpec
 from scalerl.rollouts.engine import Engine, Sampling
@@ -13,16 +13,26 @@ from scalerl.rollouts.free_running import PolledEngines
 from scalerl.rollouts.supervised import Limits, Supervisor, supervise
 from scalerl.rollouts.vllm.checks import Needs, check_server
 from scalerl.rollouts.vllm.engine import vllm_engines
-from scalerl.rollouts.vllm.server import Server, ServerSpec
+from scalerl.rollouts.vllm.server import Server, ServerSpec, wait_for_server
 from scalerl.rollouts.vllm.updates import UPDATES
+
+START_S = 1200.0
+"""Seconds within which a server given by address must be back after it was lost."""
 
 
 def server_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[Sequence[Engine]]:
     """Make the engines of a run on one machine: each over a server of its own, or over one given by address."""
 
     def supervisor(spec: EngineSpec) -> Supervisor:
-        limits = Limits(transfer_s=spec.generator.config.placement.transfer_timeout_s)
-        return Supervisor(partial(server_life, spec, note), spec.name, (spec.slots, spec.slots), limits, note)
+        placement, lives = spec.generator.config.placement, itertools.count()
+
+        def begin() -> PolledEngines:
+            if next(lives) and placement.servers:  # whoever runs it starts it again
+                wait_for_server(placement.servers[spec.number], START_S)
+            return server_life(spec, note)
+
+        limits = Limits(transfer_s=placement.transfer_timeout_s)
+        return Supervisor(begin, spec.name, (spec.slots, spec.slots), limits, note)
 
     return supervise([supervisor(spec) for spec in specs])
 

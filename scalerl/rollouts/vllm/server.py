@@ -140,6 +140,20 @@ class Server:
         self._process.wait()
 
 
+def wait_for_server(address: str, limit_s: float) -> None:
+    """Wait until a server that others run answers.
+
+    Raises:
+        ConfigError: it does not, within `limit_s` seconds.
+    """
+    end = time.monotonic() + limit_s
+    with httpx.Client(base_url=address, timeout=5.0, trust_env=False) as client:
+        while not _healthy(client):
+            if time.monotonic() > end:
+                raise ConfigError(f"vllm: no answer from {address} for {limit_s:g} s; start a server there again")
+            time.sleep(0.5)
+
+
 def _healthy(client: httpx.Client) -> bool:
     try:
         return client.get(HEALTH).status_code == 200

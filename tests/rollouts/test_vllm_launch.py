@@ -1,0 +1,76 @@
+"""From a configuration to engines over servers given by address; a server that is lost comes back."""
+
+import time
+
+import pytest
+import torch
+from fake_vllm import STOP, VOCABULARY, FakeVllm
+from vllm_setup import PLAIN, agree, prompts_of, requests
+
+from scalerl.config import read_config
+from scalerl.config.base import ConfigError, replace
+from scalerl.models.flops import ModelShape
+from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts
+from scalerl.rollouts.vllm.launch import server_engines
+from scalerl.rollouts.weights.directory import DirectoryChannel
+
+
+def spec_of(address, tmp_path):
+    words = ["--placement.engine", "vllm", "--placement.servers", f"['{address}']", "--rollouts.slots", "8"]
+    config = read_config(None, words)
+    config = replace(config, hardware=replace(config.hardware, device="cpu", dtype="float32"))
+    channel = DirectoryChannel(tmp_path / "weights")
+    for version in (0, 1, 2):
+        channel.send(version, [("weight", torch.zeros(1))])
+    generator = GeneratorSpec(
+        config=config,
+        load_policy=None,
+        longest_prompt=2,
+        rule=PLAIN,
+        stop=(STOP,),
+        files=None,
+        model=ModelFacts("model", "main", VOCABULARY, ModelShape(matmul_params=10.0, attention_width=4, windows=(0,))),
+        run=tmp_path,
+        make_engines=server_engines,
+    )
+    return EngineSpec(generator, channel, 0)
+
+
+def collect(engine, count, seconds=60.0):
+    found, until = [], time.monotonic() + seconds
+    while len(found) < count:
+        assert time.monotonic() < until, (len(found), engine.occupancy())
+        found += engine.poll(0.02)
+    return found
+
+
+def test_a_server_that_is_lost_and_comes_back_gets_the_weights_and_every_sequence_comes_once(tmp_path):
+    notes, sent = [], requests(60)
+    with FakeVllm() as server:
+        ((engine, evaluator),) = server_engines([spec_of(server.address, tmp_path)], notes.append)
+        engine.swap(1)
+        engine.submit(sent)
+        before = collect(engine, 10)
+        port = int(server.address.rpartition(":")[2])
+        server.faults["refuse"] = server.faults["drop"] = 1 << 30  # connections that are kept alive would go on
+    assert not engine.deterministic and notes == []
+    while not notes:
+        before += engine.poll(0.02)
+    assert "sampled again from their prompts" in notes[0]
+    with FakeVllm(port) as server:
+        engine.swap(2)
+        after = collect(engine, 60 - len(before))
+        assert sorted(done.id for done in before + after) == [(i, 0) for i in range(60)]
+        agree(before + after, prompts_of(sent))
+        assert {int(v) for done in after for v in done.rollout.versions} == {2} and server.label == "2"
+        assert (engine.work.restarts, engine.work.resampled) == (1, len(after))
+        assert engine.work.flops > 0
+        evaluator.submit(requests(3))
+        assert len(collect(evaluator, 3)) == 3
+
+
+def test_a_server_that_cannot_be_used_is_one_line_at_the_start(tmp_path):
+    with FakeVllm() as server:
+        server.version_name = "0.11.0"
+        with pytest.raises(ConfigError, match=r"runs version 0.11.0; allowed: >=0.32,<0.34; install another vLLM"):
+            server_engines([spec_of(server.address, tmp_path)], print)
