@@ -25,6 +25,7 @@ LAYERS = {  # package -> packages it may import, itself aside
     "prompts": {"types", "config", "rng", "tasks"},
     "rollouts": {"types", "config", "rng", "serialization", "processes", "models"},
     "cluster": {"config", "rollouts", "train.learner"},
+    "placement": {"types", "config", "models.flops", "rollouts"},
     "report": {"types", "config", "scaling"},
     "study": {"scaling", "config", "types", "report", "files", "cluster.connect"},
 }
@@ -100,6 +101,7 @@ def test_no_module_imports_itself_through_others():
         "scalerl.cli",
         "scalerl.config.recipe",
         "scalerl.config",
+        "scalerl.placement.plan",
         "scalerl.types",
     ],
 )

@@ -13,6 +13,7 @@ from pathlib import Path
 from scalerl.cli.curves import add_curve_parsers
 from scalerl.cli.exits import StopFlag, guarded
 from scalerl.cli.import_ import add_import_parser
+from scalerl.cli.plan import plan
 from scalerl.cli.report import add_report_parser
 from scalerl.cli.sft import sft
 from scalerl.cli.train import resume, train
@@ -26,6 +27,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return guarded(lambda: train(words[1:]))
     if words[:1] == ["study"]:  # likewise
         return guarded(lambda: _study(words[1:]))
+    if words[:1] == ["plan"]:
+        return guarded(lambda: plan(words[1:]))
     arguments = parser.parse_args(words)
     if not hasattr(arguments, "run"):
         parser.print_help()
@@ -41,6 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
     verbs.add_parser(
         "train", help="train; without arguments the embedded lab (see `scalerl train --help`)", add_help=False
+    )
+    verbs.add_parser(
+        "plan", help="simulate a run before it starts: throughput, idle shares, the best split of GPUs", add_help=False
     )
     verbs.add_parser(
         "study", help="plan, run and compare many runs: loo, recipes, forward, axes, rates", add_help=False

@@ -45,9 +45,7 @@ def train(words: list[str]) -> int:
     file = Path(words.pop(0)) if words and not words[0].startswith("--") else None
     config = read_config(file, words)
     if dry_run:
-        from scalerl.config import to_toml
-
-        print(to_toml(config) + "\n" + "\n".join(f"# {line}" for line in config.derived_sizes()))
+        print(_dry_run(config))
         return 0
     from scalerl.files import next_directory
 
@@ -59,6 +57,22 @@ def train(words: list[str]) -> int:
         return start(config, path, display, stop)
 
     return _run(config, begin)
+
+
+def _dry_run(config: RunConfig) -> str:
+    """Return the configuration as TOML, with its sizes, its placement and the balance as comments.
+
+    Raises:
+        ConfigError: a placement that cannot be divided or does not fit.
+    """
+    from scalerl.config import to_toml
+    from scalerl.placement.layout import check, lay_out, lines
+    from scalerl.placement.plan import balance_line
+
+    layout = lay_out(config)
+    check(config, layout)
+    said = [*config.derived_sizes(), *lines(config, layout), balance_line(config, layout.found)]
+    return to_toml(config) + "\n" + "\n".join(f"# {line}" for line in said)
 
 
 def resume(arguments: argparse.Namespace) -> int:

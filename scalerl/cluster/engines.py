@@ -101,9 +101,15 @@ class RayLife:
 def actor_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[Sequence[Engine]]:
     """Make each engine in an actor that is replaced when it dies; called where Ray is connected.
 
-    An actor of vLLM starts its server on its own node, where it listens on the loopback interface.
+    An actor of vLLM starts its server on its own node, where it listens on the loopback interface. Servers given by
+    address need no actor.
     """
     import ray
+
+    if specs[0].generator.config.placement.servers:
+        from scalerl.rollouts.vllm.launch import server_engines
+
+        return server_engines(specs, note)
 
     def supervisor(spec: EngineSpec) -> Supervisor:
         config, resources = spec.generator.config, engine_resources(spec.generator.config)

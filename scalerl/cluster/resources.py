@@ -9,7 +9,7 @@ def engine_resources(config: RunConfig) -> dict[str, float]:
     """Return num_cpus and num_gpus of one generator."""
     placement = config.placement
     if config.hardware.device == "cuda":
-        return {"num_cpus": 1, "num_gpus": placement.gpus_per_generator or placement.tensor_parallel}
+        return {"num_cpus": 1, "num_gpus": placement.gpus_of_a_generator}
     return {"num_cpus": max(1, config.hardware.generator_threads) / placement.engines, "num_gpus": 0}
 
 

@@ -13,6 +13,53 @@ from scalerl.config.base import Part
 from scalerl.config.recipe import Count, Natural
 
 
+class ModelNumbers(Part):
+    """Sizes of a decoder, by the names of its config.json: what memory and speed are reckoned from."""
+
+    hidden_size: Count
+    """Width of the residual stream."""
+    num_hidden_layers: Count
+    """Decoder layers."""
+    num_attention_heads: Count
+    """Query heads of a layer."""
+    num_key_value_heads: Count
+    """Key-value heads of a layer; a divisor of the attention heads."""
+    head_dim: Natural = 0
+    """Entries of one head; 0: hidden_size / num_attention_heads."""
+    intermediate_size: Natural = 0
+    """Width of a dense MLP; in a mixture of the dense layers' and 0 where all layers are mixtures."""
+    vocab_size: Count
+    """Entries of the vocabulary."""
+    tie_word_embeddings: bool = False
+    """Whether the head is the embedding."""
+    num_experts: Natural = 0
+    """Experts of a layer's MLP; 0: a dense model."""
+    num_experts_per_tok: Natural = 0
+    """Experts that a token uses."""
+    moe_intermediate_size: Natural = 0
+    """Width of one expert."""
+    shared_expert_intermediate_size: Natural = 0
+    """Width of the expert that every token uses besides; 0: none."""
+    moe_every: Count = 1
+    """Every how many layers the MLP is a mixture; 1: in all of them."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ModelNumbers:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_key_value_heads: got {self.num_key_value_heads}; allowed: a divisor of num_attention_heads = "
+                f"{self.num_attention_heads}"
+            )
+        if self.num_experts and not (1 <= self.num_experts_per_tok <= self.num_experts and self.moe_intermediate_size):
+            raise ValueError(
+                f"num_experts: got {self.num_experts} with num_experts_per_tok {self.num_experts_per_tok} and "
+                f"moe_intermediate_size {self.moe_intermediate_size}; allowed: 1 to num_experts, and a positive width"
+            )
+        if not self.num_experts and not self.intermediate_size:
+            raise ValueError("intermediate_size: got 0 for a dense model; allowed: the width of its MLP, at least 1")
+        return self
+
+
 class Placement(Part):
     """Which processes a run has, and what places them."""
 
@@ -41,6 +88,13 @@ class Placement(Part):
     restarts: Natural = 3
     """ray: how often a run goes back to its last checkpoint after a trainer rank has died; the count starts again with
     each checkpoint. Engines that die are replaced without that."""
+    gpus: Natural = 0
+    """GPUs that the run may take in all, those of servers given by address not counted; 0: not checked."""
+    gpu_gb: Annotated[float, Field(gt=0)] = 80.0
+    """Memory of each GPU, GB (10^9 bytes), that `--dry-run` and `scalerl plan` reckon with."""
+    model_numbers: ModelNumbers | None = None
+    """Sizes of the model, for `--dry-run` and `scalerl plan` where its config.json cannot be read; none: read it, or
+    take them from a table of well-known models."""
     transfer_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Seconds that one transfer of weights may take before the run stops and names it."""
 
@@ -81,6 +135,16 @@ class Placement(Part):
             # a transfer over NCCL begins in the trainer, which must know the servers when it starts
             return ("nccl", "directory") if self.servers else ("directory",)
         return ("shared-memory", "directory") if self.backend == "local" else ("object-store", "directory")
+
+    @property
+    def gpus_of_a_generator(self) -> int:
+        """GPUs of one engine, where a run uses GPUs at all."""
+        return self.gpus_per_generator or self.tensor_parallel
+
+    @property
+    def one_gpu(self) -> bool:
+        """Whether trainer and engines share one GPU: processes of one machine that nothing tells apart."""
+        return self.backend == "local" and self.engine == "torch" and not self.gpus_per_generator
 
     @property
     def deterministic(self) -> bool:

@@ -153,7 +153,7 @@ def _assemble(
         tokenizer=tokenizer,
         display=display,
         stop_requested=stop_requested,
-        devices=ranks if config.hardware.device == "cuda" else 1,
+        devices=_devices(config),
     )
     if checkpoint is None:
         directory.rewind({})
@@ -161,6 +161,14 @@ def _assemble(
     else:
         _restore(session, checkpoint)
     return session
+
+
+def _devices(config: RunConfig) -> int:
+    """Return the devices that a run holds: its GPUs, or 1 on CPU."""
+    placement = config.placement
+    if config.hardware.device != "cuda" or placement.one_gpu:
+        return placement.trainer_ranks if config.hardware.device == "cuda" else 1
+    return placement.trainer_ranks + placement.engines * placement.gpus_of_a_generator
 
 
 def _single(config: RunConfig, policy: Policy) -> Learner:

@@ -53,7 +53,7 @@ def documented():
 
 def test_the_keys_of_every_command_are_as_documented(capsys, points, sides):
     keys = documented()
-    assert len(keys) == 15, list(keys)
+    assert len(keys) == 17, list(keys)
     run = keys["Run"]
     fitted = answer(capsys, "fit", points)
     assert set(fitted) == run | keys["fit"] and set(fitted["advice"]) == keys["Advice"]

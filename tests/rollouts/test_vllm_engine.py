@@ -19,6 +19,8 @@ from scalerl.rollouts.generate import generate
 from scalerl.rollouts.interrupt import NEVER, LengthRule, forced_tokens
 from scalerl.rollouts.local.slots import SlotTable
 from scalerl.rollouts.schedule import PipelineSchedule
+from scalerl.rollouts.vllm.connection import _settle
+from scalerl.rollouts.vllm.protocol import BadAnswer, Chunk, Span
 from scalerl.rollouts.vllm.sequence import TokenSequence
 from scalerl.types import Prompt, Visit
 
@@ -300,3 +302,21 @@ def test_a_coordinator_forms_batches_evaluates_and_keeps_the_bound_on_staleness(
             agree([Finished((0, s), rollout) for s, rollout in enumerate(group.rollouts)], ids)
             assert rule == "mask" or formed.number - group.oldest_version <= 3
     assert evaluating.work.tokens > 0 and coordinator.stats().tokens == training.work.tokens
+
+
+def test_a_stop_token_beyond_the_budget_of_the_answer_is_left_out_and_is_no_fault_of_the_server():
+    # thinking ends by itself at token 2 (the tag 7); two answer tokens are allowed, and four and a stop token come
+    rule = LengthRule(thinking=(10, 11), answer_tokens=2, max_tokens=13, phrase=(7,), end_tag=(7,))
+    sequence = TokenSequence(Request((0, 0), (1, 2), key=3), rule, (9,))
+    allowance = sequence.allowance
+    sequence.begin()
+    sequence.extend((4, 7, 5, 6, 5, 9), (-0.5,) * 6, version=3)
+    _settle(sequence, Chunk((5, 9), (-0.5, -0.5), "stop", (Span(3, 0, 6),)), allowance)
+    rollout = sequence.finish().rollout
+    assert rollout.tokens.tolist() == [4, 7, 5, 6] and rollout.truncated and not rollout.interrupted
+    assert rollout.versions.tolist() == [3, 3, 3, 3]
+    open_ended = TokenSequence(Request((0, 0), (1, 2), key=3), rule, (9,))
+    open_ended.begin()
+    open_ended.extend((4, 5), (-0.5, -0.5), version=3)
+    with pytest.raises(BadAnswer, match="it stopped after token 5, which is none of the stop tokens"):
+        _settle(open_ended, Chunk((5,), (-0.5,), "stop", (Span(3, 0, 2),)), allowance)

@@ -320,7 +320,7 @@ def _settle(sequence: TokenSequence, chunk: Chunk, allowance: int) -> None:
         raise BadAnswer("its last chunk does not name the weights (weight_versions)")
     sequence.settle(chunk.spans)
     reason, got = chunk.reason, len(sequence) - sequence.restarts[-1]
-    if reason == "stop" and not sequence.ended:
+    if reason == "stop" and sequence.ended is None:  # else its budget ended before, and the rest was left out
         raise BadAnswer(f"it stopped after token {sequence.tokens[-1]}, which is none of the stop tokens")
     if reason == "length" and not sequence.over() and got < allowance:
         raise BadAnswer(

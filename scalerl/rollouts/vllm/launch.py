@@ -11,7 +11,7 @@ from scalerl.rollouts.build import EngineSpec
 from scalerl.rollouts.engine import Engine, Sampling
 from scalerl.rollouts.free_running import PolledEngines
 from scalerl.rollouts.supervised import Limits, Supervisor, supervise
-from scalerl.rollouts.vllm.checks import Needs
+from scalerl.rollouts.vllm.checks import Needs, check_server
 from scalerl.rollouts.vllm.engine import vllm_engines
 from scalerl.rollouts.vllm.server import Server, ServerSpec
 from scalerl.rollouts.vllm.updates import UPDATES
@@ -22,13 +22,17 @@ def server_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> 
 
     def supervisor(spec: EngineSpec) -> Supervisor:
         limits = Limits(transfer_s=spec.generator.config.placement.transfer_timeout_s)
-        return Supervisor(partial(server_life, spec), spec.name, (spec.slots, spec.slots), limits, note)
+        return Supervisor(partial(server_life, spec, note), spec.name, (spec.slots, spec.slots), limits, note)
 
     return supervise([supervisor(spec) for spec in specs])
 
 
-def server_life(spec: EngineSpec) -> PolledEngines:
+def server_life(spec: EngineSpec, note: Callable[[str], None] = lambda text: None) -> PolledEngines:
     """Start a server, or find the one given by address, and connect to it.
+
+    Args:
+        spec: which of the run's engines.
+        note: told what is allowed of a server and not advisable.
 
     Raises:
         ConfigError: the server does not start, or is not what the run needs.
@@ -38,9 +42,12 @@ def server_life(spec: EngineSpec) -> PolledEngines:
     updates = UPDATES[config.weights](spec.channel)
     positions = generator.longest_prompt + generator.rule.capacity
     fp32_head = recipe.fp32_head and config.hardware.dtype != "float32"
+    needs = Needs(model.vocabulary, positions, 2 * spec.slots, updates.backend, fp32_head)
     server: Server | str
     if placement.servers:
         server = placement.servers[spec.number]
+        for line in check_server(server, needs):
+            note(line)
     else:
         server = Server(
             ServerSpec(
@@ -65,7 +72,7 @@ def server_life(spec: EngineSpec) -> PolledEngines:
             slots=(spec.slots, spec.slots),
             rule=generator.rule,
             sampling=Sampling(recipe.temperature, recipe.top_p, generator.stop),
-            needs=Needs(model.vocabulary, positions, 2 * spec.slots, updates.backend, fp32_head),
+            needs=needs,
             updates=updates,
             shape=model.shape,
         )

@@ -1,0 +1,145 @@
+"""How near `scalerl plan` comes to real runs of the lab: throughput, occupancy, idle shares, staleness.
+
+    python benchmarks/plan.py [--rounds 1] [--steps 160] [--runs DIR] [--out plan.json]
+
+Each setting is trained on this machine and planned twice. "Own" reads speeds and lengths from that very run: what is
+tested is the simulation of schedule, engines and trainer. "Others" reads them from the other runs of the round, so that
+a plan is made for a setting that was not measured; there the machine's drift between runs counts too. A share of time
+is over the run's wall-clock time without evaluations; the first fifth of the steps is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from work import machine, train
+
+from scalerl.config.base import replace
+from scalerl.placement.layout import lay_out
+from scalerl.placement.measured import Measured, generator_seconds, measure, read_run
+from scalerl.placement.plan import Given, lengths_of, simulate
+from scalerl.placement.speed import GPUS, Assumptions
+
+SETTINGS = {
+    "default": [],
+    "k = 1": ["--recipe.off_policy.max_lag", "1"],
+    "128 slots": ["--rollouts.slots", "128"],
+    "mask": ["--recipe.off_policy.stale", "mask"],
+}
+QUIET = ["--evaluation.every", "100000", "--evaluation.prompts", "64", "--checkpoint.every", "100000"]
+FIGURES = ("tokens_per_s", "occupancy", "generator_idle", "trainer_idle", "staleness_mean")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=160)
+    parser.add_argument("--runs", type=Path, help="where the runs are kept; those that are there are not made again")
+    parser.add_argument("--out", type=Path, default=Path("plan.json"))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        rows = []
+        for number in range(options.rounds):
+            place = (options.runs or Path(scratch)) / str(number)
+            rows += compare(make_runs(place, options.steps))
+    show(rows)
+    options.out.write_text(json.dumps({"machine": machine(), "rows": rows, "speed": speed()}, indent=1) + "\n")
+
+
+def make_runs(place: Path, steps: int) -> dict[str, Path]:
+    """Train every setting once."""
+    paths = {}
+    for name, words in SETTINGS.items():
+        paths[name] = place / name.replace(" ", "").replace("=", "")
+        if not (paths[name] / "metrics.jsonl").exists():
+            train(paths[name], [*QUIET, "--steps", str(steps), *words])
+    return paths
+
+
+def compare(paths: dict[str, Path]) -> list[dict[str, Any]]:
+    """Plan every setting from its own run and from the others."""
+    rows = []
+    for name, path in paths.items():
+        others = [other for key, other in paths.items() if key != name]
+        real = seen(path)
+        rows.append({"setting": name, "run": real, "own": planned(path, [path]), "others": planned(path, others)})
+    return rows
+
+
+def seen(path: Path) -> dict[str, float]:
+    """Return the figures of a run, over the wall-clock time of its later steps."""
+    run = read_run(path)
+    busy, idle = generator_seconds(run)
+    wall = math.fsum(row["step_s"] for row in run.rows)
+    tokens = sum(row["tokens"] - row["before"] for row in run.rows)
+    slot_steps = sum((row["tokens"] - row["before"]) / row["occupancy"] for row in run.rows if row["occupancy"])
+    return {
+        "tokens_per_s": tokens / wall,
+        "occupancy": tokens / slot_steps,
+        "generator_idle": idle / max(wall, busy + idle),
+        "trainer_idle": math.fsum(row["trainer_idle"] * row["step_s"] for row in run.rows) / wall,
+        "staleness_mean": statistics.fmean(row["staleness_mean"] for row in run.rows),
+    }
+
+
+def planned(path: Path, sources: list[Path]) -> dict[str, float]:
+    """Return the figures that a plan expects of a run, with speeds and lengths of `sources`."""
+    config = read_run(path).config
+    measured: Measured = measure(sources)
+    given = Given(lay_out(config).found, Assumptions(GPUS["H100"]), measured, updates=120)
+    figures = simulate(config, given, lengths_of(config, measured)).figures
+    return {name: float(getattr(figures, name)) for name in FIGURES}
+
+
+def speed() -> dict[str, float]:
+    """Return the seconds of the process that plans of 64 and 512 engines of 64 slots take."""
+    from scalerl.config import PRESETS, HuggingFaceModel
+    from scalerl.config.data import PromptFile
+    from scalerl.placement.shape import shape_of
+
+    out = {}
+    for engines, prompts in ((64, 256), (512, 320), (512, 2048)):
+        paper = PRESETS["scalerl"]
+        place = replace(paper.placement, backend="ray", engine="vllm", generators=engines, trainer_ranks=engines // 4)
+        config = replace(
+            paper,
+            model=HuggingFaceModel(path="Qwen/Qwen3-8B"),
+            data=(PromptFile(path="prompts.jsonl"),),
+            hardware=replace(paper.hardware, device="cuda"),
+            placement=place,
+            recipe=replace(paper.recipe, prompts_per_step=prompts),
+            rollouts=replace(paper.rollouts, slots=engines * 64),
+        )
+        given = Given(shape_of(config), Assumptions(GPUS["H100"]))
+        began = time.process_time()
+        simulate(config, given, lengths_of(config, None))
+        seconds, batch = time.process_time() - began, config.recipe.completions_per_step
+        out[f"{engines} engines of 64 slots, batches of {batch}"] = seconds
+        print(f"a plan of {engines} engines of 64 slots, batches of {batch}: {seconds:.1f} s", flush=True)
+    return out
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    """Print one table of all figures."""
+    print("| setting | | tokens/s | occupancy | generators idle | trainer idle | staleness |")
+    print("|---|---|---|---|---|---|---|")
+    for row in rows:
+        for which in ("run", "own", "others"):
+            f = row[which]
+            ratio = "" if which == "run" else f" ({f['tokens_per_s'] / row['run']['tokens_per_s'] - 1:+.0%})"
+            print(
+                f"| {row['setting']} | {which} | {f['tokens_per_s']:,.0f}{ratio} | {f['occupancy']:.2f} "
+                f"| {f['generator_idle']:.0%} | {f['trainer_idle']:.0%} | {f['staleness_mean']:.1f} |"
+            )
+    print()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""`scalerl plan`: simulates a configuration before it runs: throughput, idle shares, staleness, the split of GPUs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scalerl.config.run import RunConfig
+    from scalerl.placement.plan import Given
+
+DESCRIPTION = """simulate a run before it starts, with the schedule that the run will use: throughput, slot occupancy,
+idle shares, staleness, and with --gpus the best split into trainers and generators. Speeds that are neither given nor
+measured are assumed, from a roofline; the output says which. Every field of the configuration is an option, as for
+`scalerl train`."""
+
+
+def plan_parser() -> argparse.ArgumentParser:
+    """Return the parser of `scalerl plan`; what it does not know are fields of the configuration."""
+    usage = "scalerl plan [CONFIG.toml] [options] [--any.field VALUE ...]"
+    parser = argparse.ArgumentParser(prog="scalerl plan", usage=usage, description=DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--gpus", type=int, metavar="N", help="find the best split of N GPUs")
+    parser.add_argument(
+        "--generator-tokens-per-s", nargs="+", metavar="[RUNNING:]X",
+        help="tokens/s of one engine, with full slots or with so many running sequences; several points make a curve",
+    )  # fmt: skip
+    parser.add_argument(
+        "--trainer-tokens-per-s",
+        type=float,
+        metavar="X",
+        help="trained tokens/s of all placement.trainer_ranks together",
+    )
+    parser.add_argument(
+        "--from", dest="runs", nargs="+", type=Path, metavar="RUN", default=[],
+        help="read speeds and lengths from run directories",
+    )  # fmt: skip
+    parser.add_argument("--transfer-s", type=float, metavar="X", help="seconds of one transfer of weights")
+    parser.add_argument("--mean-tokens", type=float, metavar="X", help="mean length; default rollouts.expected_tokens")
+    parser.add_argument("--sigma", type=float, metavar="X", help="sigma of the lognormal lengths; default 0.8")
+    parser.add_argument("--lengths", type=Path, metavar="FILE", help="measured lengths, JSONL")
+    parser.add_argument("--gpu", default="H100", metavar="NAME", help="for the roofline; default H100")
+    parser.add_argument("--training-share", type=float, default=0.35, metavar="X", help="of the peak; default 0.35")
+    parser.add_argument("--decode-share", type=float, default=0.6, metavar="X", help="of the peaks; default 0.6")
+    parser.add_argument(
+        "--updates", type=int, metavar="N", help="that are measured; default 20, down to 8 for large batches"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, as docs/json.md describes it")
+    return parser
+
+
+def plan(words: list[str]) -> int:
+    """Run `scalerl plan`; return the exit code.
+
+    Raises:
+        ConfigError: an option or the configuration cannot be.
+    """
+    file = Path(words[0]) if words and not words[0].startswith("-") else None
+    options, fields = plan_parser().parse_known_args(words[1:] if file else words)
+    if file is None and options.runs:
+        file = options.runs[0] / "config.toml"
+    from scalerl.config import read_config
+    from scalerl.placement.layout import check, lay_out, lines
+    from scalerl.placement.lengths import read_lengths
+    from scalerl.placement.plan import best_split, lengths_of, simulate, speeds_of
+
+    config = read_config(file, fields)
+    config, given = _given(config, options)
+    layout = lay_out(config, given.found)
+    lengths = (
+        read_lengths(options.lengths)
+        if options.lengths
+        else lengths_of(config, given.measured, options.mean_tokens or 0.0, options.sigma or 0.0)
+    )
+    if options.gpus:
+        outcomes = best_split(config, given, lengths, options.gpus)
+    else:
+        check(config, layout)
+        outcomes = [simulate(config, given, lengths)]
+    _, notes = speeds_of(config, given)
+    assumed = any("roofline" in note or "assumed" in note for note in notes)
+    notes = [*notes, *([f"assumed: {given.assumed.line}"] if assumed else [])]
+    if options.json:
+        print(json.dumps(_as_json(config, given, lengths, outcomes, notes), indent=1, allow_nan=False))
+        return 0
+    about = [_model(given)] if options.gpus else lines(config, layout)
+    print("\n".join([*about, *_in_words(lengths, outcomes, notes, config.evaluation.every, options.gpus)]))
+    return 0
+
+
+def _given(config: RunConfig, options: argparse.Namespace) -> tuple[RunConfig, Given]:
+    """Check the options; return the configuration and what is known besides it."""
+    from scalerl.config.base import ConfigError, nearest
+    from scalerl.placement.measured import measure
+    from scalerl.placement.plan import Given
+    from scalerl.placement.shape import shape_of
+    from scalerl.placement.speed import GPUS, Assumptions
+
+    if options.gpu not in GPUS:
+        raise ConfigError(f"--gpu: got {options.gpu!r}{nearest(options.gpu, GPUS)}; allowed: {', '.join(GPUS)}")
+    for name in ("training_share", "decode_share"):
+        if not 0 < getattr(options, name) <= 1:
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: got {getattr(options, name):g}; allowed: above 0, at most 1"
+            )
+    for name in ("gpus", "trainer_tokens_per_s", "mean_tokens", "sigma", "updates"):
+        value = getattr(options, name)
+        if value is not None and not value > 0:
+            raise ConfigError(f"--{name.replace('_', '-')}: got {value:g}; allowed: a number above 0")
+    if options.transfer_s is not None and not options.transfer_s >= 0:
+        raise ConfigError(f"--transfer-s: got {options.transfer_s:g}; allowed: a number of seconds of at least 0")
+    measured = measure(options.runs) if options.runs else None
+    given = Given(
+        found=shape_of(config),
+        assumed=Assumptions(GPUS[options.gpu], options.training_share, options.decode_share),
+        measured=measured,
+        generator_rates=_rates(options.generator_tokens_per_s or [], config.slots / config.placement.engines),
+        trainer_rate=options.trainer_tokens_per_s or 0.0,
+        trainer_rate_ranks=config.placement.trainer_ranks,
+        transfer_s=-1.0 if options.transfer_s is None else options.transfer_s,
+        updates=options.updates or 0,
+    )
+    _check_known(config, given)
+    return config, given
+
+
+def _check_known(config: RunConfig, given: Given) -> None:
+    """Refuse to guess the speed of a CPU."""
+    from scalerl.config.base import ConfigError
+    from scalerl.config.run import TinyModel
+
+    known = given.measured is not None or (given.generator_rates and given.trainer_rate)
+    if known or not (config.hardware.device == "cpu" or isinstance(config.model, TinyModel)):
+        return
+    raise ConfigError(
+        "plan: the lab and CPUs have no data sheet to take speeds from; allowed: --from RUN (a run directory), or both "
+        "--generator-tokens-per-s and --trainer-tokens-per-s"
+    )
+
+
+def _rates(words: list[str], full: float) -> tuple[tuple[float, float], ...]:
+    """Read `X` (with full slots) or `RUNNING:X`."""
+    from scalerl.config.base import ConfigError
+
+    found = []
+    for word in words:
+        running, colon, rate = word.rpartition(":")
+        try:
+            point = (float(running) if colon else full, float(rate))
+        except ValueError:
+            point = (0.0, 0.0)
+        if not (point[0] > 0 and point[1] > 0):
+            raise ConfigError(
+                f"--generator-tokens-per-s: got {word!r}; allowed: tokens/s, or RUNNING:TOKENS_PER_S, such as 64:2500"
+            )
+        found.append(point)
+    if len({running for running, _ in found}) < len(found):
+        raise ConfigError("--generator-tokens-per-s: got two rates for one number of running sequences; give each once")
+    return tuple(found)
+
+
+def _as_json(config: RunConfig, given: Given, lengths: Any, outcomes: list[Any], notes: list[str]) -> dict[str, Any]:
+    import numpy as np
+
+    longest = {"mean": float(lengths.mean()), "p90": float(np.quantile(lengths, 0.9)), "max": int(lengths.max())}
+    return {
+        "model": {
+            "params": given.found.shape.params,
+            "active_params": given.found.shape.matmul_params,
+            "source": given.found.source,
+        },
+        "batch": config.recipe.completions_per_step,
+        "lengths": longest,
+        "speeds": notes,
+        "best": outcomes[0].to_dict(),
+        "outcomes": [outcome.to_dict() for outcome in outcomes],
+    }
+
+
+def _model(given: Given) -> str:
+    from scalerl.placement.layout import size_line
+
+    return size_line(given.found)
+
+
+def _in_words(lengths: Any, outcomes: list[Any], notes: list[str], every: int, gpus: int | None) -> list[str]:
+    from scalerl.placement.plan import outcome_table
+
+    best = outcomes[0]
+    f = best.figures
+    out = [f"lengths: mean {lengths.mean():,.0f} tokens, longest {lengths.max():,}", *notes]
+    if gpus:
+        out += [f"splits of {gpus} GPUs, the most useful tokens a second first:", *outcome_table(outcomes)]
+    split = f"best: {best.trainer_ranks} trainer ranks, {best.generators} generators, rollouts.slots = {best.slots}"
+    out += [split] if gpus else []
+    waits = "generators" if f.generator_idle > f.trainer_idle else "the trainer"
+    return [
+        *out,
+        f"throughput: {f.tokens_per_s:,.0f} tokens/s, {f.updates_per_h:,.1f} updates/h; with an evaluation every "
+        f"{every} updates ({best.eval_s:,.0f} s each) {best.evaluated_updates_per_h:,.1f}",
+        f"occupancy: {f.occupancy:.0%} of {best.slots} slots; idle: generators {f.generator_idle:.0%}, trainer "
+        f"{f.trainer_idle:.0%} ({waits} wait{'' if waits == 'generators' else 's'} more)",
+        f"staleness: {f.staleness_mean:.1f} updates in the mean, {f.staleness_max} at most; tokens too old for the "
+        f"loss {f.stale_share:.1%}, groups dropped {f.dropped_share:.1%}",
+    ]

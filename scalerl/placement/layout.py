@@ -1,0 +1,269 @@
+"""Which processes, GPUs and bytes a configuration comes to, and what of it cannot be. For `--dry-run` and plans."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scalerl.config.base import ConfigError
+from scalerl.config.data import PromptFile
+from scalerl.config.run import RunConfig, TinyModel
+from scalerl.placement.memory import (
+    GB,
+    USABLE,
+    GeneratorMemory,
+    TrainerMemory,
+    generator_memory,
+    slots_that_fit,
+    trainer_memory,
+)
+from scalerl.placement.shape import DecoderShape, Found, shape_of
+
+LAB_PROMPT = 64
+"""Most tokens of a generated task's prompt, rounded up."""
+
+MEAN_PROMPT = 256
+"""Mean tokens of a prompt of a file, where nothing else is known; at most the limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A run's processes and what each GPU holds.
+
+    Example (8B on 80 GPUs): Layout(found=Found(...), trainer_gpus=16, generator_gpus=64, slots_of_an_engine=12,
+                                    trainer=TrainerMemory(...), expected=GeneratorMemory(...), at_limit=...)
+    """
+
+    found: Found
+    trainer_gpus: int
+    generator_gpus: int
+    """Of all engines; 0 where they are servers given by address."""
+    slots_of_an_engine: int
+    trainer: TrainerMemory
+    expected: GeneratorMemory
+    """With the cache of its slots at the mean length."""
+    at_limit: GeneratorMemory
+    """With the cache of its slots at the length limit."""
+    one_gpu: bool
+    """Trainer and engines share one GPU."""
+
+    @property
+    def gpus(self) -> int:
+        """GPUs that the run takes."""
+        return 1 if self.one_gpu else self.trainer_gpus + self.generator_gpus
+
+
+def prompt_tokens(config: RunConfig) -> tuple[float, int]:
+    """Return the mean and the longest prompt, tokens."""
+    files = [task.max_prompt_tokens for task in config.data if isinstance(task, PromptFile)]
+    return (min(MEAN_PROMPT, max(files)), max(files)) if files else (LAB_PROMPT / 4, LAB_PROMPT)
+
+
+def lay_out(config: RunConfig, found: Found | None = None) -> Layout:
+    """Count GPUs and bytes, as if every process had GPUs.
+
+    Args:
+        config: the run's.
+        found: the model's shape; None: look for it.
+
+    Raises:
+        ConfigError: nobody knows the model's sizes.
+    """
+    found = found or shape_of(config)
+    shape, place, learner = found.shape, config.placement, config.learner
+    slots = -(-config.slots // place.engines)
+    mean_prompt, longest_prompt = prompt_tokens(config)
+    caches = 2 if place.engine == "torch" else 1  # the torch engine keeps a second cache for evaluation
+    limit = longest_prompt + config.recipe.length.max_tokens
+    head = place.engine == "torch" and config.recipe.fp32_head
+
+    def memory(tokens: float) -> GeneratorMemory:
+        return generator_memory(shape, caches * slots * tokens, place.tensor_parallel, head)
+
+    return Layout(
+        found=found,
+        trainer_gpus=place.trainer_ranks,
+        generator_gpus=0 if place.servers else place.engines * place.gpus_of_a_generator,
+        slots_of_an_engine=slots,
+        trainer=trainer_memory(
+            shape, place.trainer_ranks, widest(config), learner.gradient_checkpointing, whole_gradient(config)
+        ),
+        expected=memory(mean_prompt + config.expected_tokens),
+        at_limit=memory(limit),
+        one_gpu=place.one_gpu,
+    )
+
+
+def widest(config: RunConfig) -> int:
+    """Return the padded tokens of the largest micro-batch: a single longer rollout makes one of its own."""
+    return max(config.learner.micro_batch_tokens, prompt_tokens(config)[1] + config.recipe.length.max_tokens)
+
+
+def whole_gradient(config: RunConfig) -> bool:
+    """Return whether every trainer rank adds up the whole gradient and shares it once an update."""
+    return config.placement.trainer_ranks > 1 and config.learner.accumulate == "local"
+
+
+def check(config: RunConfig, layout: Layout) -> None:
+    """Refuse what cannot be divided, and, where `hardware.device` is cuda, what does not fit.
+
+    Raises:
+        ConfigError: with what was got, what is allowed and what to do.
+    """
+    _check_divides(config, layout.found.shape)
+    if config.hardware.device != "cuda":
+        return
+    _check_gpus(config, layout)
+    room = USABLE * config.placement.gpu_gb * GB
+    if layout.one_gpu:
+        _check_one_gpu(config, layout, room)
+        return
+    if layout.trainer.total > room:
+        raise ConfigError(_trainer_too_large(config, layout))
+    held = layout.at_limit if config.placement.engine == "torch" else layout.expected
+    if held.total > room:
+        raise ConfigError(_generator_too_large(config, layout))
+
+
+def _check_divides(config: RunConfig, shape: DecoderShape) -> None:
+    parts = config.placement.tensor_parallel
+    if shape.heads % parts or shape.kv_heads % parts:
+        allowed = [n for n in range(1, shape.kv_heads + 1) if not shape.heads % n and not shape.kv_heads % n]
+        raise ConfigError(
+            f"placement.tensor_parallel: got {parts} for a model of {shape.heads} attention heads and {shape.kv_heads} "
+            f"key-value heads; allowed: a divisor of both, {', '.join(map(str, allowed))}"
+        )
+    given = config.placement.gpus_per_generator
+    if given and given != parts and config.placement.engine == "vllm":
+        raise ConfigError(
+            f"placement.gpus_per_generator: got {given} with tensor_parallel {parts}; allowed: 0 or {parts}. vLLM uses "
+            "as many GPUs as it splits the model over"
+        )
+
+
+def _check_gpus(config: RunConfig, layout: Layout) -> None:
+    allowed = config.placement.gpus
+    if allowed and layout.gpus > allowed:
+        raise ConfigError(
+            f"placement: got {layout.trainer_gpus} trainer ranks and {config.placement.engines} generators of "
+            f"{config.placement.gpus_of_a_generator} GPUs, {layout.gpus} GPUs in all; allowed: placement.gpus = "
+            f"{allowed}. Lower trainer_ranks, generators or tensor_parallel, or raise gpus"
+        )
+
+
+def _check_one_gpu(config: RunConfig, layout: Layout, room: float) -> None:
+    total = layout.trainer.total + layout.at_limit.total
+    if total > room:
+        raise ConfigError(
+            f"placement: trainer ({_gb(layout.trainer.total)}) and generator ({_gb(layout.at_limit.total)}, "
+            f"{layout.slots_of_an_engine} slots at the length limit) share one GPU and need {_gb(total)}; allowed: "
+            f"{USABLE:.0%} of placement.gpu_gb = {config.placement.gpu_gb:g} GB. Lower rollouts.slots, recipe.length "
+            "or learner.micro_batch_tokens, set learner.gradient_checkpointing, or use more GPUs (docs/cluster.md)"
+        )
+
+
+def _trainer_too_large(config: RunConfig, layout: Layout) -> str:
+    shape, learner = layout.found.shape, config.learner
+    room, tokens = USABLE * config.placement.gpu_gb * GB, widest(config)
+    ranks = config.placement.trainer_ranks
+    whole = whole_gradient(config)
+    enough = (
+        n
+        for n in range(ranks + 1, 4097)
+        if trainer_memory(shape, n, tokens, learner.gradient_checkpointing, whole).total <= room
+    )
+    found = next(enough, None)
+    cure = f"Set placement.trainer_ranks to {found} or more" if found else "Use larger GPUs or a smaller model"
+    also = "" if learner.gradient_checkpointing else ", or learner.gradient_checkpointing = true"
+    also += ", or learner.accumulate = sharded" if whole else ""
+    return (
+        f"placement.trainer_ranks: got {ranks}, where each trainer GPU holds {_gb(layout.trainer.total)}; allowed: "
+        f"{USABLE:.0%} of placement.gpu_gb = {config.placement.gpu_gb:g} GB. {cure}{also}, or "
+        "lower learner.micro_batch_tokens"
+    )
+
+
+def _generator_too_large(config: RunConfig, layout: Layout) -> str:
+    place, shape = config.placement, layout.found.shape
+    exact = place.engine == "torch"
+    mean_prompt, longest_prompt = prompt_tokens(config)
+    tokens = 2 * (longest_prompt + config.recipe.length.max_tokens) if exact else mean_prompt + config.expected_tokens
+    most = slots_that_fit(shape, tokens, place.gpu_gb * GB - layout.expected.head / USABLE, place.tensor_parallel)
+    held = layout.at_limit if exact else layout.expected
+    length = "the length limit, twice: evaluation has a cache of its own" if exact else "the mean length"
+    if most < 1:
+        return (
+            f"placement.tensor_parallel: got {place.tensor_parallel}, where the weights of each generator GPU take "
+            f"{_gb(held.weights + held.head)} and leave no room for a sequence; allowed: {USABLE:.0%} of "
+            f"placement.gpu_gb = {place.gpu_gb:g} GB. Raise tensor_parallel (with engine = 'vllm'), or use larger GPUs"
+        )
+    return (
+        f"rollouts.slots: got {config.slots} on {place.engines} generators, {layout.slots_of_an_engine} each, which "
+        f"hold {_gb(held.total)} a GPU with sequences of {length}; allowed: {USABLE:.0%} of placement.gpu_gb = "
+        f"{place.gpu_gb:g} GB. Set rollouts.slots to {most * place.engines} or fewer ({most} each), or raise "
+        "generators or tensor_parallel"
+    )
+
+
+def lines(config: RunConfig, layout: Layout) -> list[str]:
+    """Return the layout in words, one sentence a line."""
+    place = config.placement
+    device = config.hardware.device
+    out = [size_line(layout.found)]
+    if device == "cpu" or (device == "auto" and isinstance(config.model, TinyModel)):
+        out.append(f"placement: {_ranks(place.trainer_ranks)} and {_engines(config)}, in the memory of this machine")
+        return out
+    where = "one GPU for both" if layout.one_gpu else f"{layout.gpus} GPUs"
+    served = f"; {place.engines} servers given by address, with GPUs of their own" if place.servers else ""
+    condition = " where the machine has them (hardware.device = auto)" if device == "auto" else ""
+    out.append(f"placement: {_ranks(place.trainer_ranks)} and {_engines(config)}: {where}{condition}{served}")
+    out.append(f"estimates, GB a GPU ({USABLE:.0%} of {place.gpu_gb:g} GB are planned with):")
+    t, g = layout.trainer, layout.at_limit
+    how = ", recomputed" if config.learner.gradient_checkpointing else ""
+    out.append(
+        f"  trainer {_gb(t.total)}: weights {_n(t.weights)}, masters {_n(t.masters)}, gradients {_n(t.gradients)}, "
+        f"optimiser {_n(t.optimizer)}, gathered layers {_n(t.gathered)}, activations {_n(t.activations)} "
+        f"({widest(config):,} tokens{how}), logits {_n(t.logits)}"
+    )
+    twice = ", with the cache of evaluation" if place.engine == "torch" else ""
+    out.append(
+        f"  generator {_gb(g.total)} at the length limit: weights {_n(g.weights + g.head)}, cache of "
+        f"{layout.slots_of_an_engine} slots {_n(g.cache)}{twice}; {_gb(layout.expected.total)} at the mean length"
+    )
+    if place.engine == "vllm" and g.total > USABLE * place.gpu_gb * GB:
+        out.append(
+            "  not all slots fit at the length limit; vLLM then sets sequences aside and computes their cache again"
+        )
+    return out
+
+
+def size_line(found: Found) -> str:
+    """Return the model's size and where it comes from, in words."""
+    shape = found.shape
+    mixture = f", {_count(shape.matmul_params)} of them used by a token" if shape.experts else ""
+    return f"model: {_count(shape.params)} parameters{mixture}; sizes from {found.source}"
+
+
+def _count(value: int) -> str:
+    for size, name in ((1e9, " billion"), (1e6, " million")):
+        if value >= size:
+            return f"{value / size:.3g}{name}"
+    return f"{value:,}"
+
+
+def _ranks(count: int) -> str:
+    return "one trainer process" if count == 1 else f"{count} trainer ranks (FSDP2)"
+
+
+def _engines(config: RunConfig) -> str:
+    place = config.placement
+    name = "vLLM" if place.engine == "vllm" else "torch"
+    split = f" of {place.tensor_parallel} GPUs" if place.tensor_parallel > 1 else ""
+    return f"one {name} generator{split}" if place.engines == 1 else f"{place.engines} {name} generators{split}"
+
+
+def _gb(value: float) -> str:
+    return f"{value / GB:.1f} GB"
+
+
+def _n(value: float) -> str:
+    return f"{value / GB:.1f}"

@@ -1,0 +1,89 @@
+"""Lengths of completions for a simulation: lognormal and cut as the recipe cuts them, or measured ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from scalerl.config.base import ConfigError
+from scalerl.config.recipe import Interruption, LengthControl
+
+Lengths = npt.NDArray[np.int64]
+
+POPULATION = 1 << 16
+"""Lengths that a simulation draws from."""
+
+
+def cut(raw: npt.NDArray[np.float64], control: LengthControl, seed: int = 0) -> Lengths:
+    """Return lengths as the recipe's length control leaves them.
+
+    Without interruption a longer completion ends at the limit. With it, one that reaches its own thinking limit,
+    uniform over [low, high], goes on for an answer of 1 to `answer_tokens` tokens, uniform.
+    """
+    rng = np.random.default_rng(seed)
+    if isinstance(control, Interruption):
+        low, high = control.thinking_tokens
+        limit = rng.integers(low, high + 1, len(raw))
+        answer = rng.integers(1, control.answer_tokens + 1, len(raw))
+        raw = np.where(raw > limit, limit + answer, raw)
+    lengths: Lengths = np.clip(np.rint(raw), 1, control.max_tokens).astype(np.int64)
+    return lengths
+
+
+def lognormal(mean: float, sigma: float, control: LengthControl, count: int = POPULATION) -> Lengths:
+    """Return lognormal lengths, cut, whose mean after the cut is `mean`.
+
+    Args:
+        mean: tokens, as a run would measure it.
+        sigma: of the logarithm, before the cut.
+        control: the recipe's.
+        count: how many.
+
+    Raises:
+        ConfigError: no lognormal has that mean after the cut.
+    """
+    shape = np.exp(sigma * np.random.default_rng(1).standard_normal(count))
+    low, high = -10.0, 25.0  # of the logarithm of the scale; the mean grows with it
+    if not float(cut(shape * np.exp(low), control).mean()) <= mean <= float(cut(shape * np.exp(high), control).mean()):
+        most = float(cut(shape * np.exp(high), control).mean())
+        raise ConfigError(
+            f"mean length: got {mean:g} tokens; allowed: 1 to {most:,.0f} with this recipe.length. Give --mean-tokens, "
+            "or change rollouts.expected_tokens"
+        )
+    for _ in range(40):
+        middle = (low + high) / 2
+        low, high = (middle, high) if cut(shape * np.exp(middle), control).mean() < mean else (low, middle)
+    return cut(shape * np.exp(high), control)
+
+
+KEYS = ("completion_tokens", "tokens", "length")
+"""Names under which a JSONL row may hold a length."""
+
+
+def read_lengths(file: Path) -> Lengths:
+    """Read measured lengths: a JSONL file of numbers, or of objects with `completion_tokens`, `tokens` or `length`.
+
+    Raises:
+        ConfigError: no such file, or a line that holds no length of at least 1.
+    """
+    found: list[int] = []
+    try:
+        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+            if not line.strip():
+                continue
+            row = json.loads(line)
+            value = next((row[key] for key in KEYS if key in row), None) if isinstance(row, dict) else row
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 1:
+                raise ConfigError(
+                    f"{file}, line {number}: got {line[:60]!r}; allowed: a number of tokens, or an object with one of "
+                    f"{', '.join(KEYS)}"
+                )
+            found.append(round(value))
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"{file}: not a readable file of lengths, one JSON value a line ({error})") from None
+    if not found:
+        raise ConfigError(f"{file}: it holds no lengths; give a JSONL file with one a line")
+    return np.asarray(found, np.int64)

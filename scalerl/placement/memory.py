@@ -1,0 +1,155 @@
+"""Bytes on each GPU, from the sizes of a decoder: one equation a function. A run needs some room beside them.
+
+Legend: params entries of all matrices, ranks trainer processes that share them (FSDP2), T padded tokens of one
+micro-batch, D width of the model, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from scalerl.placement.shape import DecoderShape
+
+USABLE = 0.9
+"""Share of a GPU's memory that is planned with: vLLM's own default, and room for the allocator and the CUDA context."""
+
+BF16, FP32 = 2, 4
+"""Bytes of an entry."""
+
+LOGITS = 1 << 24
+"""Entries of one block of logits (models/head.py), at least 256 columns wide."""
+
+GB = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerMemory:
+    """What a trainer's GPU holds, in bytes.
+
+    Example (Qwen3-0.6B alone): TrainerMemory(weights=1.2e9, masters=2.4e9, gradients=3.6e9, optimizer=4.8e9,
+                                              gathered=0.0, activations=2.1e9, logits=0.4e9)
+    """
+
+    weights: float
+    """The copy that the forward pass uses, where it is not gathered."""
+    masters: float
+    gradients: float
+    optimizer: float
+    gathered: float
+    activations: float
+    logits: float
+
+    @property
+    def total(self) -> float:
+        """Their sum."""
+        state = self.weights + self.masters + self.gradients + self.optimizer
+        return state + self.gathered + self.activations + self.logits
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratorMemory:
+    """What one GPU of a generator holds, in bytes.
+
+    Example (Qwen3-8B, 12 slots of 16k): GeneratorMemory(weights=16.4e9, head=0.0, cache=28.9e9)
+    """
+
+    weights: float
+    head: float
+    """FP32 copy of the head that the torch engine keeps."""
+    cache: float
+    """Keys and values."""
+
+    @property
+    def total(self) -> float:
+        """Their sum."""
+        return self.weights + self.head + self.cache
+
+
+def layer_activation_bytes(shape: DecoderShape, tokens: int) -> float:
+    """Return the bytes that one layer's backward pass needs, for T tokens in BF16 with fused attention.
+
+    2 T (6 D + 2 q + 2 kv + 4 m): the inputs of norms, attention, output and residual (6 D), queries and attention's
+    result (q each), keys and values (kv each), and gate, up, activation and product of the MLP (m each).
+    """
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    mixture = shape.active_experts * shape.expert_mlp + shape.shared_mlp if shape.experts else 0
+    return BF16 * tokens * (6.0 * shape.width + 2 * queries + 2 * keys + 4 * max(shape.mlp, mixture))
+
+
+def activation_bytes(shape: DecoderShape, tokens: int, checkpointing: bool) -> float:
+    """Return the bytes of activations of T tokens: all layers' own, or each layer's input and one layer's own."""
+    own = layer_activation_bytes(shape, tokens)
+    return shape.layers * BF16 * tokens * shape.width + own if checkpointing else shape.layers * own
+
+
+def logits_bytes(shape: DecoderShape, tokens: int) -> float:
+    """Return the bytes of the head's chunked product: three FP32 blocks of logits, two FP32 hidden states a token.
+
+    The gradient of the whole head in BF16 comes on top.
+    """
+    block = max(LOGITS, 256 * tokens)
+    return FP32 * (3.0 * block + 2 * tokens * shape.width) + BF16 * shape.head_params
+
+
+def gathered_bytes(shape: DecoderShape, ranks: int) -> float:
+    """Return the bytes that FSDP2 holds whole at a time; 0 for one rank.
+
+    Two layers, embedding and head in BF16, and one layer's gradient in FP32.
+    """
+    ends = shape.head_params * (1 if shape.tied else 2)
+    return BF16 * (2.0 * shape.layer_params + ends) + FP32 * shape.layer_params if ranks > 1 else 0.0
+
+
+def trainer_memory(
+    shape: DecoderShape, ranks: int, tokens: int, checkpointing: bool, whole_gradient: bool = False
+) -> TrainerMemory:
+    """Return what each trainer's GPU holds: FP32 masters, gradient and two moments, each rank its share.
+
+    One rank holds weights and a micro-batch's gradient in BF16 besides; of several each gathers them layer by layer.
+
+    Args:
+        shape: the model.
+        ranks: processes that share masters, gradients and optimiser equally.
+        tokens: padded tokens of one micro-batch.
+        checkpointing: activations are recomputed in the backward pass.
+        whole_gradient: every rank adds up the whole gradient in FP32 and shares it once an update.
+    """
+    own, alone = shape.params / ranks, ranks == 1
+    return TrainerMemory(
+        weights=BF16 * own if alone else 0.0,
+        masters=FP32 * own,
+        gradients=(BF16 + FP32) * own if alone else FP32 * (own + (shape.params if whole_gradient else 0.0)),
+        optimizer=2 * FP32 * own,
+        gathered=gathered_bytes(shape, ranks),
+        activations=activation_bytes(shape, tokens, checkpointing),
+        logits=logits_bytes(shape, tokens),
+    )
+
+
+def cache_bytes_per_token(shape: DecoderShape, tensor_parallel: int = 1) -> float:
+    """Return the bytes of keys and values of one token on one GPU, BF16: 4 x layers x kv heads x head size / GPUs."""
+    return 2.0 * BF16 * shape.layers * shape.kv_heads * shape.head_dim / tensor_parallel
+
+
+def generator_memory(
+    shape: DecoderShape, cached_tokens: float, tensor_parallel: int = 1, fp32_head_copy: bool = False
+) -> GeneratorMemory:
+    """Return what one GPU of a generator holds.
+
+    Args:
+        shape: the model.
+        cached_tokens: tokens of all its sequences together.
+        tensor_parallel: GPUs that share weights and cache.
+        fp32_head_copy: the engine keeps the head in FP32 besides.
+    """
+    return GeneratorMemory(
+        weights=BF16 * shape.params / tensor_parallel,
+        head=float(FP32 * shape.head_params) if fp32_head_copy else 0.0,
+        cache=cached_tokens * cache_bytes_per_token(shape, tensor_parallel),
+    )
+
+
+def slots_that_fit(shape: DecoderShape, tokens: float, gpu_bytes: float, tensor_parallel: int = 1) -> int:
+    """Return how many sequences of so many tokens fit on a generator beside the weights."""
+    room = USABLE * gpu_bytes - BF16 * shape.params / tensor_parallel
+    return max(0, int(room / (tokens * cache_bytes_per_token(shape, tensor_parallel))))

@@ -1,0 +1,69 @@
+"""docs/cluster.md and docs/scale.md: every configuration passes a dry run, the examples parse, the commands exist."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scalerl import cli
+from scalerl.cli.plan import plan_parser
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/cluster.md").read_text()
+BLOCKS = re.findall(r"```toml\n(.*?)```", PAGE, re.S)
+
+
+def test_the_page_goes_from_one_gpu_to_many():
+    gpus = [int(n) for n in re.findall(r"^gpus = (\d+)", PAGE, re.M)]
+    assert gpus == [1, 8, 80, 128] and len(BLOCKS) == 5
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_a_configuration_of_the_page_passes_a_dry_run(block, tmp_path, capsys):
+    file = tmp_path / "run.toml"
+    file.write_text(block)
+    assert cli.main(["train", str(file), "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    gpus = re.search(r"^gpus = (\d+)", block, re.M)
+    where = "one GPU for both" if gpus and gpus[1] == "1" else f"{gpus[1]} GPUs" if gpus else "one trainer process"
+    assert where in next(line for line in out.splitlines() if line.startswith("# placement: "))
+
+
+def test_the_papers_block_is_the_papers_sizes(tmp_path, capsys):
+    (tmp_path / "run.toml").write_text(BLOCKS[3])
+    cli.main(["train", str(tmp_path / "run.toml"), "--dry-run"])
+    out = capsys.readouterr().out
+    assert "48 prompts x 16 generations = 768" in out and "at most 8 updates old" in out
+    assert "16 trainer ranks (FSDP2) and 64 vLLM generators" in out
+
+
+def test_the_kuberay_example_is_a_job_with_as_many_gpus_as_the_papers():
+    yaml = pytest.importorskip("yaml")
+    job = yaml.safe_load((ROOT / "examples/kuberay.yaml").read_text())
+    (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    (container,) = group["template"]["spec"]["containers"]
+    assert job["kind"] == "RayJob" and "scalerl train" in job["spec"]["entrypoint"]
+    assert group["replicas"] * int(container["resources"]["limits"]["nvidia.com/gpu"]) == 80
+
+
+def test_the_slurm_example_is_a_shell_script():
+    if shutil.which("bash") is None:
+        pytest.skip("no bash")
+    subprocess.run(["bash", "-n", str(ROOT / "examples/slurm.sh")], check=True)
+    assert "scalerl resume" in (ROOT / "examples/slurm.sh").read_text()
+
+
+@pytest.mark.parametrize("page", ["cluster.md", "scale.md"])
+def test_every_plan_command_of_a_page_has_options_that_exist(page):
+    text = (ROOT / "docs" / page).read_text()
+    commands = re.findall(r"^scalerl plan (\S+) ?(.*)$", text, re.M)
+    assert commands
+    for file, words in commands:
+        _, fields = plan_parser().parse_known_args(words.split())
+        assert file.endswith(".toml")
+        if fields:
+            from scalerl.config import read_config
+
+            read_config(None, [*fields, "--data", "p.jsonl", "--model", "Qwen/Qwen3-8B"])

@@ -1,0 +1,152 @@
+"""Sizes and bytes of models: against published counts, against transformers' own models, and by hand."""
+
+import json
+
+import pytest
+import torch
+from tiny_models import tiny_model
+
+from scalerl.config.base import ConfigError, replace
+from scalerl.config.placement import ModelNumbers
+from scalerl.config.presets import LAB
+from scalerl.config.run import HuggingFaceModel
+from scalerl.models.policy import model_shape
+from scalerl.placement.memory import (
+    activation_bytes,
+    cache_bytes_per_token,
+    generator_memory,
+    logits_bytes,
+    slots_that_fit,
+    trainer_memory,
+)
+from scalerl.placement.shape import KNOWN, DecoderShape, from_config_json, from_numbers, shape_of
+
+SMALL = DecoderShape(width=8, layers=2, heads=2, kv_heads=1, head_dim=4, mlp=16, vocabulary=10, tied=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("Qwen/Qwen3-0.6B", 596_049_920),
+        ("Qwen/Qwen3-8B", 8_190_735_360),
+        ("meta-llama/Llama-3.1-8B", 8_030_261_248),
+        ("Qwen/Qwen3-30B-A3B", 30_532_122_624),
+        ("meta-llama/Llama-4-Scout-17B-16E", 107_770_000_000),  # 109B with the image encoder
+    ],
+)
+def test_the_parameters_of_well_known_models_are_the_published_ones(name, published):
+    assert KNOWN[name].params == pytest.approx(published, rel=1e-3)
+
+
+def test_the_parameters_used_by_a_token_are_those_in_the_names_of_mixtures():
+    """3B of Qwen3-30B-A3B and 17B of Scout, embedding included."""
+    for name, active in (("Qwen/Qwen3-30B-A3B", 3.3e9), ("meta-llama/Llama-4-Scout-17B-16E", 17.17e9)):
+        shape = KNOWN[name]
+        assert shape.matmul_params + shape.head_params == pytest.approx(active, rel=0.02)
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3-untied", "qwen3-moe", "qwen3-moe-untied", "gemma3-mixed"])
+def test_a_config_json_gives_the_counts_of_the_model_itself(family, tmp_path):
+    model = tiny_model(family)
+    model.config.save_pretrained(tmp_path)
+    shape = from_config_json(json.loads((tmp_path / "config.json").read_text()))
+    matrices = sum(p.numel() for p in model.parameters() if p.ndim >= 2)
+    assert shape.params == matrices
+    assert shape.matmul_params == pytest.approx(model_shape(model).matmul_params, rel=0.01)
+
+
+def test_scouts_config_is_read_as_its_row_of_the_table():
+    from transformers import Llama4Config
+
+    assert from_config_json(Llama4Config().to_dict()) == KNOWN["meta-llama/Llama-4-Scout-17B-16E"]
+
+
+def test_layers_and_heads_by_hand():
+    # attention 2 x 8 x 4 x (2 + 1) = 192, MLP 3 x 8 x 16 = 384, embedding 10 x 8 = 80
+    assert SMALL.attention_params == 192 and SMALL.layer_params == 576
+    assert SMALL.params == 2 * 576 + 80 == SMALL.matmul_params
+    untied = DecoderShape(8, 2, 2, 1, 4, 16, 10)
+    assert untied.params == SMALL.params + 80 and untied.matmul_params == SMALL.params
+
+
+def test_the_cache_of_llama_8b_is_128_kib_a_token():
+    assert cache_bytes_per_token(KNOWN["meta-llama/Llama-3.1-8B"]) == 128 * 1024
+    assert cache_bytes_per_token(KNOWN["meta-llama/Llama-3.1-8B"], tensor_parallel=4) == 32 * 1024
+
+
+def test_a_trainer_alone_holds_20_bytes_a_parameter_and_each_of_four_ranks_4():
+    alone = trainer_memory(SMALL, 1, tokens=1, checkpointing=True)
+    assert alone.weights + alone.masters + alone.gradients + alone.optimizer == 20 * SMALL.params
+    four = trainer_memory(SMALL, 4, tokens=1, checkpointing=True)
+    assert four.weights + four.masters + four.gradients + four.optimizer == 16 * SMALL.params / 4
+    whole = trainer_memory(SMALL, 4, tokens=1, checkpointing=True, whole_gradient=True)
+    assert whole.gradients - four.gradients == 4 * SMALL.params
+    # two layers and the tied head in BF16, one layer's gradient in FP32
+    assert alone.gathered == 0 and four.gathered == 2 * (2 * 576 + 80) + 4 * 576
+
+
+def test_a_trainer_alone_holds_what_torch_holds():
+    """Masters, gradients and moments of AdamW over FP32 masters of BF16 weights, counted in a real optimiser."""
+    model = torch.nn.Linear(16, 32, bias=False, dtype=torch.bfloat16)
+    master = torch.nn.Parameter(model.weight.detach().float())
+    optimizer = torch.optim.AdamW([master])
+    master.grad, model.weight.grad = torch.zeros_like(master), torch.zeros_like(model.weight)
+    optimizer.step()
+    moments = [t for t in optimizer.state[master].values() if t.ndim]
+    held = [model.weight, model.weight.grad, master, master.grad, *moments]
+    assert sum(t.numel() * t.element_size() for t in held) == 20 * 16 * 32
+
+
+def test_activations_by_hand():
+    # 2 bytes x 5 tokens x (6 x 8 + 2 x 8 + 2 x 4 + 4 x 16) = 1360 a layer; its input is 2 x 5 x 8 = 80
+    assert activation_bytes(SMALL, 5, checkpointing=False) == 2 * 1360
+    assert activation_bytes(SMALL, 5, checkpointing=True) == 1360 + 2 * 80
+
+
+def test_logits_are_three_blocks_of_64_mib_until_a_block_of_256_columns_is_larger():
+    fixed = 2 * SMALL.head_params
+    assert logits_bytes(SMALL, 100) == 3 * 2**26 + 4 * 2 * 100 * 8 + fixed
+    assert logits_bytes(SMALL, 2**17) == 4 * 3 * 256 * 2**17 + 4 * 2 * 2**17 * 8 + fixed
+
+
+def test_slots_fill_what_the_weights_leave():
+    llama = KNOWN["meta-llama/Llama-3.1-8B"]
+    # 0.9 x 80e9 - 16.06e9 = 55.94e9; 16,384 tokens x 131,072 = 2.147e9: 26 sequences
+    assert slots_that_fit(llama, 16_384, 80e9) == 26
+    held = generator_memory(llama, 26 * 16_384)
+    assert held.total < 0.9 * 80e9 < held.total + 16_384 * 131_072
+    assert slots_that_fit(llama, 16_384, 17e9) == 0
+
+
+def test_numbers_of_the_configuration_go_before_everything_and_an_unknown_model_is_refused(tmp_path):
+    numbers = ModelNumbers(
+        hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=16,
+        vocab_size=10, tie_word_embeddings=True,
+    )  # fmt: skip
+    assert from_numbers(numbers) == SMALL
+    config = replace(LAB, model=HuggingFaceModel(path="nobody/nothing"), data=_file())
+    with pytest.raises(ConfigError, match=r"model\.path: got 'nobody/nothing'.*placement\.model_numbers"):
+        shape_of(config)
+    given = replace(config, placement=replace(config.placement, model_numbers=numbers))
+    assert shape_of(given).shape == SMALL and "model_numbers" in shape_of(given).source
+    (tmp_path / "config.json").write_text('{"hidden_size": 8}')
+    broken = replace(config, model=HuggingFaceModel(path=str(tmp_path)))
+    with pytest.raises(ConfigError, match=r"config\.json: not the configuration of a decoder.*num_attention_heads"):
+        shape_of(broken)
+
+
+def test_numbers_that_no_model_has_are_refused():
+    sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 3, "vocab_size": 10}
+    for wrong, message in (
+        ({"num_key_value_heads": 2, "intermediate_size": 4}, "num_key_value_heads: got 2"),
+        ({"num_key_value_heads": 3}, "intermediate_size: got 0"),
+        ({"num_key_value_heads": 3, "num_experts": 4}, "num_experts: got 4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ModelNumbers(**sizes, **wrong)
+
+
+def _file():
+    from scalerl.config.data import PromptFile
+
+    return (PromptFile(path="prompts.jsonl", task="math"),)
