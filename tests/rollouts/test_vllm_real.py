@@ -165,7 +165,7 @@ def test_an_interrupted_sequence_goes_on_after_the_phrase(make, started):
 
 
 def test_requests_that_the_server_aborts_are_continued_to_the_same_log_probabilities(make, started):
-    """On a busy machine the server's HTTP side may answer when all is over: up to five rounds, until one was in time."""
+    """On a busy machine the HTTP side may answer when all is over: up to five rounds, until one was in time."""
     server, _, versions, _ = started
     engine, _ = make(LONGER, Sampling(), Limits(backoff_s=0.001, stream_interval=8))
     pairs = []
