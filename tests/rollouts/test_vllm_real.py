@@ -17,6 +17,7 @@ from scalerl.rollouts.generate import generate
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.replay import check_current, largest_difference
+from scalerl.rollouts.vllm import connection
 from scalerl.rollouts.vllm.checks import Needs
 from scalerl.rollouts.vllm.engine import vllm_engines
 from scalerl.rollouts.vllm.lane import Limits
@@ -164,16 +165,25 @@ def test_an_interrupted_sequence_goes_on_after_the_phrase(make, started):
     assert check_current(versions[0], 0, pairs).largest < 5e-5
 
 
-def test_requests_that_the_server_aborts_are_continued_to_the_same_log_probabilities(make, started):
-    server, _, versions, _ = started
-    engine, _ = make(LONGER, Sampling(), Limits(backoff_s=0.001, stream_interval=8))
-    sent = requests(8, "broken")
+def test_broken_requests_are_continued_to_the_same_log_probabilities(make, started, monkeypatch):
+    """Six streams are cut after their fifth chunk."""
+    _, _, versions, _ = started
+    events, cuts = connection._events, iter(range(6))
+
+    async def cut(response):
+        count = 0
+        async for event in events(response):
+            yield event
+            count += 1
+            if count == 5 and next(cuts, None) is not None:
+                raise httpx.ReadError("cut")
+
+    monkeypatch.setattr(connection, "_events", cut)
+    engine, _ = make(sampling=Sampling(), limits=Limits(backoff_s=0.001, stream_interval=8))
+    sent = requests(16, "broken")
     engine.submit(sent)
-    for tokens in (400, 1600, 2800):
-        wait_for(lambda tokens=tokens: engine.work.tokens > tokens, 60)
-        httpx.post(f"{server.address}/abort_requests", json={}, trust_env=False).raise_for_status()
     pairs = pairs_of(drain(engine, 120), sent)
-    assert 3 <= engine._connection.retried <= 24 and all(len(rollout) == 800 for _, rollout in pairs)
+    assert engine._connection.retried == 6 and all(len(rollout) == 200 for _, rollout in pairs)
     assert check_current(versions[0], 0, pairs).largest < 5e-5
 
 
