@@ -81,6 +81,11 @@ class Policy(nn.Module):
         return int(2 * config.num_hidden_layers * heads * size * self.head_weight.element_size())
 
     @property
+    def experts(self) -> int:
+        """Experts of a mixture's layers; 0 for a dense model."""
+        return _experts(self.config)
+
+    @property
     def vocab_size(self) -> int:
         """Rows of the LM head."""
         return len(self.head_weight)
@@ -216,7 +221,7 @@ def model_shape(model: Any) -> ModelShape:
     expert), the share that a token activates.
     """
     config = model.config
-    experts = next((int(getattr(config, n)) for n in _EXPERT_COUNTS if getattr(config, n, None)), 1)
+    experts = _experts(config) or 1
     active = int(getattr(config, "num_experts_per_tok", None) or getattr(config, "moe_topk", None) or experts)
     embedding = model.get_input_embeddings().weight
     head = model.get_output_embeddings().weight
@@ -234,6 +239,10 @@ def model_shape(model: Any) -> ModelShape:
         kinds = ["sliding_attention"] * config.num_hidden_layers
     windows = tuple(int(window) if kind == "sliding_attention" and window else 0 for kind in kinds)
     return ModelShape(matmul_params=matmul, attention_width=heads * head_dim, windows=windows)
+
+
+def _experts(config: Any) -> int:
+    return next((int(getattr(config, name)) for name in _EXPERT_COUNTS if getattr(config, name, None)), 0)
 
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")

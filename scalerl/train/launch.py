@@ -124,6 +124,11 @@ def _assemble(
     _check_length(policy, rule, prompts.longest)
     if config.placement.engine == "torch":
         check_engine(policy)
+    elif policy.experts:
+        raise ConfigError(
+            f"placement.engine: got 'vllm' for a mixture of {policy.experts} experts, whose weights transformers and "
+            "vLLM keep under different names; allowed: 'torch', or a dense model (docs/vllm.md)"
+        )
     directory = directory or RunDirectory.create(path, config)
     for note in (*prompts.notes, *_length_notes(rule)):
         display.note(note)
