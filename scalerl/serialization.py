@@ -20,9 +20,9 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[T], values: Any) -> T:
-    """Build a record from what `to_plain` returned."""
+    """Build a record from what `to_plain` returned; fields that an earlier version did not have take their defaults."""
     hints = _hints(cls)  # type: ignore[arg-type]
-    return cls(**{name: _revive(hint, values[name]) for name, hint in hints.items()})
+    return cls(**{name: _revive(hint, values[name]) for name, hint in hints.items() if name in values})
 
 
 def _revive(hint: Any, value: Any) -> Any:

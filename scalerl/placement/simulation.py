@@ -202,15 +202,15 @@ class Simulation:
         formed = coordinator.step()
         coordinator.fresh.clear()
         self._forget(coordinator.late)
+        if not coordinator.lockstep:
+            shared.now = shared.until
+            return formed
         if coordinator.ticks == ticks:
             if not formed and coordinator.schedule.active == active:
                 raise Stuck(f"a step that did nothing: {coordinator.schedule} after {ticks} ticks")
             return formed
-        if self.config.placement.deterministic:
-            swapped = self.speeds.swap_s * (coordinator.schedule.active - active)
-            shared.now += max(engine.step_s for engine in self._engines) + swapped
-        else:
-            shared.now = shared.until
+        swapped = self.speeds.swap_s * (coordinator.schedule.active - active)
+        shared.now += max(engine.step_s for engine in self._engines) + swapped
         return formed
 
     def _wait(self) -> None:

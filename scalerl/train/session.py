@@ -68,6 +68,8 @@ class Progress:
     """The curriculum has no more prompts to draw."""
     skipped_steps: int = 0
     """Steps in which no prompt had anything to teach."""
+    replay_difference: float = math.nan
+    """Largest difference of log-probabilities at the last evaluation, nats."""
     generator: GeneratorStats = field(default_factory=lambda: GeneratorStats(0, 0, 0.0))
     """The generators' counters when they completed the last batch trained."""
 
@@ -100,8 +102,6 @@ class Session:
     _before: GeneratorStats = field(default_factory=lambda: GeneratorStats(0, 0, 0.0))
     _waited_before: float = 0.0
     _scores_before: float = 0.0
-    _replayed: float = math.nan
-    """Largest difference of log-probabilities at the last evaluation."""
     _taken: RolloutBatch = field(default_factory=lambda: RolloutBatch(-1, (), GeneratorStats(0, 0, 0.0)))
     """The batch under way."""
     _begun: set[int] = field(default_factory=set)
@@ -257,7 +257,7 @@ class Session:
         rollouts = [(scored.group.visit.prompt.tokens, scored.group.rollouts[0]) for scored in spread]
         difference = self.learner.check(step, rollouts)
         if difference is not None:
-            self._replayed = difference.largest
+            self.progress.replay_difference = difference.largest
             try:
                 check_difference(difference, step, bound_of(getattr(torch, self.config.hardware.dtype)))
             except ReplayMismatch as error:
@@ -333,7 +333,7 @@ class Session:
             "retired_prompts": len(self.curriculum.retired),
             "dropped_groups": self.progress.dropped_groups,
             "verifier_timeouts": self.scoring.timeouts,
-            "replay_difference": self._replayed,
+            "replay_difference": self.progress.replay_difference,
             "engine_restarts": now.restarts,
             "resampled": now.resampled,
             "device_hours": self.device_hours,

@@ -93,6 +93,9 @@ def test_an_evaluation_inside_a_frozen_round_leaves_the_round_and_is_that_of_the
     runs.train(lab_model, tmp_path / "often", *words, "--evaluation.every", "1")
     runs.train(lab_model, tmp_path / "seldom", *words, "--evaluation.every", "4")
     often, seldom = (runs.outcome(tmp_path / name) for name in ("often", "seldom"))
+    for outcome in (often, seldom):
+        for row in outcome["metrics.jsonl"]:
+            assert row.pop("replay_difference") < 1e-4  # of the last evaluation, which is not the same one
     assert often["model"] == seldom["model"] and often["metrics.jsonl"] == seldom["metrics.jsonl"]
     assert [p for p in often["points.jsonl"] if p["step"] % 4 == 0] == seldom["points.jsonl"]
     assert len({p["pass_rate"] for p in often["points.jsonl"]}) > 3  # the weights of each update, not of the round

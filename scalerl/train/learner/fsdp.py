@@ -10,7 +10,7 @@ There is no tensor or expert parallelism: one rank computes a whole block for it
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -22,8 +22,9 @@ from torch.distributed.tensor import DTensor
 
 from scalerl.config.recipe import AdamW, Loss
 from scalerl.models.policy import Policy
+from scalerl.rollouts.replay import Difference
 from scalerl.rollouts.weights.base import WeightChannel
-from scalerl.train.learner.base import BadGradient, TrainBatch
+from scalerl.train.learner.base import BadGradient, PromptedRollout, TrainBatch
 from scalerl.train.learner.policy_learner import MOMENTS, PolicyLearner
 from scalerl.train.learner.sharded_checkpoint import read_shards, save_shards, stored_shapes
 from scalerl.train.learner.split import balanced_split
@@ -100,6 +101,12 @@ class ShardedLearner(PolicyLearner):
         """Scale the gradient down to the limit; return its L2 norm over all ranks before."""
         norm = nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm)
         return float(cast(DTensor, norm).full_tensor())
+
+    def check(self, version: int, rollouts: Sequence[PromptedRollout]) -> Difference | None:
+        """Compute the log-probabilities of rollouts of its own version again; every rank must be given the same."""
+        difference = super().check(version, rollouts)
+        cast(FSDPModule, self.policy).reshard()  # the root stays whole after a forward pass without a backward pass
+        return difference
 
     # ------------------------------------------------------------------------------------------------------- weights
 
