@@ -90,6 +90,8 @@ class Coordinator:
     seed: int
     evaluators: Sequence[Engine] = ()
     """Engines that share their weights with those above, by position, and sample held-out prompts."""
+    lockstep: bool = field(init=False)
+    """Whether all engines do their decode steps together."""
     seconds: Seconds = field(default_factory=Seconds)
     ticks: int = 0
     """Decode steps done since the run began: one of every engine that has work. Polls that found something, where
@@ -114,6 +116,9 @@ class Coordinator:
     """The last poll of engines that run on their own found nothing."""
     _work_before: Work = field(default_factory=Work)
 
+    def __post_init__(self) -> None:
+        self.lockstep = all(engine.deterministic for engine in self.engines)
+
     # ------------------------------------------------------------------------------------------------------- messages
 
     def begin(self, version: int, visits: Sequence[Visit] = ()) -> None:
@@ -124,11 +129,6 @@ class Coordinator:
     def receive(self, update: Update) -> None:
         """Take note of a version; it becomes active when the schedule says so."""
         self._updates[update.version] = update
-
-    @property
-    def lockstep(self) -> bool:
-        """Whether all engines do their decode steps together."""
-        return all(engine.deterministic for engine in self.engines)
 
     @property
     def sampling_version(self) -> int:
