@@ -90,10 +90,11 @@ def train_and_kill(
 
 
 def compare(first: list[Path], second: list[Path]) -> dict[str, Any]:
-    """Return what `scalerl compare --json` says over FLOPs."""
+    """Return what `scalerl compare --json` says over FLOPs, or why it says nothing."""
     paths = [*map(str, first), "--versus", *map(str, second)]
     command = [sys.executable, "-m", "scalerl.cli", "compare", "--compute", "flops", "--json", *paths]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    done = subprocess.run(command, capture_output=True, text=True)
+    return json.loads(done.stdout) if done.returncode == 0 else {"sentence": done.stderr.strip()}
 
 
 def descendants(pid: int) -> list[tuple[int, str]]:
