@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from scalerl.types import Rollout
 
-POLL_S = 0.005
+POLL_S = 0.02
 """Seconds for which engines that run on their own are waited for, all together, where none had finished anything."""
 
 

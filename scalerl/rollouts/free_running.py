@@ -16,7 +16,7 @@ from typing import Any
 from scalerl.rollouts.engine import POLL_S, Engine, Finished, Work
 from scalerl.rollouts.process_engine import EngineDied
 
-GATHER_S = 0.01
+GATHER_S = 0.03
 """Seconds that a report waits for more once a sequence has ended: sequences end at almost every decode step."""
 
 
