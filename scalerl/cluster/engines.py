@@ -9,11 +9,11 @@ from typing import Any
 from scalerl.cluster.connect import STARTED_S, last_line
 from scalerl.cluster.resources import engine_resources
 from scalerl.config.base import ConfigError
-from scalerl.rollouts.build import EngineSpec
+from scalerl.rollouts.build import EngineSpec, supervised_engines
 from scalerl.rollouts.engine import Engine
 from scalerl.rollouts.free_running import FreeRunner, Report
 from scalerl.rollouts.process_engine import EngineDied
-from scalerl.rollouts.supervised import Life, Limits, Supervisor, supervise
+from scalerl.rollouts.supervised import Life
 
 REPORT_S = 1.0
 """Seconds after which an actor answers in any case: its sign of life."""
@@ -111,15 +111,11 @@ def actor_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> S
 
         return server_engines(specs, note)
 
-    def supervisor(spec: EngineSpec) -> Supervisor:
-        config, resources = spec.generator.config, engine_resources(spec.generator.config)
-        limits = Limits(transfer_s=config.placement.transfer_timeout_s)
-        begin = partial(BEGIN[config.placement.engine], spec)
-        return Supervisor(
-            lambda: RayLife(ray, begin, spec.name, resources), spec.name, (spec.slots, spec.slots), limits, note
-        )
+    def begin(spec: EngineSpec) -> Life:
+        config = spec.generator.config
+        return RayLife(ray, partial(BEGIN[config.placement.engine], spec), spec.name, engine_resources(config))
 
-    return supervise([supervisor(spec) for spec in specs])
+    return supervised_engines(specs, begin, note)
 
 
 def _torch_life(spec: EngineSpec) -> Life:

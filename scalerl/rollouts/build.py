@@ -17,6 +17,7 @@ from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.process_engine import EngineProcess
 from scalerl.rollouts.schedule import SCHEDULES
+from scalerl.rollouts.supervised import Life, Limits, Supervisor, supervise
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.rollouts.worker import WorkerParts
 
@@ -142,3 +143,21 @@ def local_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> S
         return [specs[0]()]
     processes = [EngineProcess(spec, spec.name) for spec in specs]
     return [process.engines() for process in processes]
+
+
+def supervised_engines(
+    specs: Sequence[EngineSpec], begin: Callable[[EngineSpec], Life], note: Callable[[str], None]
+) -> Sequence[Sequence[Engine]]:
+    """Make engines that run on their own and are replaced when they die; they start at the same time.
+
+    Args:
+        specs: one an engine.
+        begin: begins a life of one; called again after each death.
+        note: told of every death.
+    """
+
+    def supervisor(spec: EngineSpec) -> Supervisor:
+        limits = Limits(transfer_s=spec.generator.config.placement.transfer_timeout_s)
+        return Supervisor(lambda: begin(spec), spec.name, (spec.slots, spec.slots), limits, note)
+
+    return supervise([supervisor(spec) for spec in specs])

@@ -122,13 +122,7 @@ def _assemble(
     check_vocabulary(tokenizer, policy, model_path)
     rule = length_rule(config.recipe.length, lambda text: tokenizer.encode(text, add_special_tokens=False))
     _check_length(policy, rule, prompts.longest)
-    if config.placement.engine == "torch":
-        check_engine(policy)
-    elif policy.experts:
-        raise ConfigError(
-            f"placement.engine: got 'vllm' for a mixture of {policy.experts} experts, whose weights transformers and "
-            "vLLM keep under different names; allowed: 'torch', or a dense model (docs/vllm.md)"
-        )
+    _check_sampled(config, policy)
     directory = directory or RunDirectory.create(path, config)
     for note in (*prompts.notes, *_length_notes(rule)):
         display.note(note)
@@ -171,9 +165,21 @@ def _assemble(
 def _devices(config: RunConfig) -> int:
     """Return the devices that a run holds: its GPUs, or 1 on CPU."""
     placement = config.placement
-    if config.hardware.device != "cuda" or placement.one_gpu:
-        return placement.trainer_ranks if config.hardware.device == "cuda" else 1
-    return placement.trainer_ranks + placement.engines * placement.gpus_of_a_generator
+    if config.hardware.device != "cuda":
+        return 1
+    generators = 0 if placement.one_gpu else placement.engines * placement.gpus_of_a_generator
+    return placement.trainer_ranks + generators
+
+
+def _check_sampled(config: RunConfig, policy: Policy) -> None:
+    """Refuse a model that the engine would sample wrongly, or could not be given the weights of."""
+    if config.placement.engine == "torch":
+        check_engine(policy)
+    elif policy.experts:
+        raise ConfigError(
+            f"placement.engine: got 'vllm' for a mixture of {policy.experts} experts, whose weights transformers and "
+            "vLLM keep under different names; allowed: 'torch', or a dense model (docs/vllm.md)"
+        )
 
 
 def _single(config: RunConfig, policy: Policy) -> Learner:

@@ -40,7 +40,7 @@ class Needs:
 
 
 def check_server(address: str, needs: Needs) -> list[str]:
-    """Check a server that is up; go on with one that an earlier run left paused.
+    """Check a server that is up; resume one that an earlier run left paused.
 
     Returns:
         Notes for the user: what is allowed and not advisable.

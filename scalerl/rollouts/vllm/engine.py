@@ -38,6 +38,8 @@ class VllmEngine:
         """
         self._connection, self._lane, self._rule, self._stop = connection, lane, rule, frozenset(stop)
         self._open: dict[tuple[int, int], TokenSequence] = {}
+        self.notes: list[str] = []
+        """What is allowed of the server and not advisable."""
 
     @property
     def version(self) -> int:
@@ -138,9 +140,10 @@ def vllm_engines(
             "nucleus, the trainer computes those before it, and the ratio of the two would be wrong on every token"
         )
     address = (server if isinstance(server, str) else server.address).rstrip("/")
-    check_server(address, needs)
+    notes = check_server(address, needs)
     lanes = [Lane(name, count, shape) for name, count in zip(("train", "evaluate"), slots, strict=True)]
     obituary = server.obituary if isinstance(server, Server) else lambda: None
     connection = Connection(address, sampling, updates, lanes, limits, obituary)
     training, evaluating = (VllmEngine(connection, lane, rule, sampling.stop) for lane in lanes)
+    training.notes = notes
     return training, evaluating

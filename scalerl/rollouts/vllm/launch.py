@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 
-from scalerl.rollouts.build import EngineSpec
+from scalerl.rollouts.build import EngineSpec, supervised_engines
 from scalerl.rollouts.engine import Engine, Sampling
 from scalerl.rollouts.free_running import PolledEngines
-from scalerl.rollouts.supervised import Limits, Supervisor, supervise
-from scalerl.rollouts.vllm.checks import Needs, check_server
+from scalerl.rollouts.vllm.checks import Needs
 from scalerl.rollouts.vllm.engine import vllm_engines
 from scalerl.rollouts.vllm.server import Server, ServerSpec, wait_for_server
 from scalerl.rollouts.vllm.updates import UPDATES
@@ -22,19 +21,16 @@ START_S = 1200.0
 
 def server_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[Sequence[Engine]]:
     """Make the engines of a run on one machine: each over a server of its own, or over one given by address."""
+    lives: Counter[int] = Counter()
 
-    def supervisor(spec: EngineSpec) -> Supervisor:
-        placement, lives = spec.generator.config.placement, itertools.count()
+    def begin(spec: EngineSpec) -> PolledEngines:
+        servers, number = spec.generator.config.placement.servers, spec.number
+        lives[number] += 1
+        if servers and lives[number] > 1:  # whoever runs it starts it again
+            wait_for_server(servers[number], START_S)
+        return server_life(spec, note)
 
-        def begin() -> PolledEngines:
-            if next(lives) and placement.servers:  # whoever runs it starts it again
-                wait_for_server(placement.servers[spec.number], START_S)
-            return server_life(spec, note)
-
-        limits = Limits(transfer_s=placement.transfer_timeout_s)
-        return Supervisor(begin, spec.name, (spec.slots, spec.slots), limits, note)
-
-    return supervise([supervisor(spec) for spec in specs])
+    return supervised_engines(specs, begin, note)
 
 
 def server_life(spec: EngineSpec, note: Callable[[str], None] = lambda text: None) -> PolledEngines:
@@ -53,11 +49,10 @@ def server_life(spec: EngineSpec, note: Callable[[str], None] = lambda text: Non
     positions = generator.longest_prompt + generator.rule.capacity
     fp32_head = recipe.fp32_head and config.hardware.dtype != "float32"
     needs = Needs(model.vocabulary, positions, 2 * spec.slots, updates.backend, fp32_head)
+    revision = () if os.path.isdir(model.path) else ("--revision", model.revision)
     server: Server | str
     if placement.servers:
         server = placement.servers[spec.number]
-        for line in check_server(server, needs):
-            note(line)
     else:
         server = Server(
             ServerSpec(
@@ -70,9 +65,7 @@ def server_life(spec: EngineSpec, note: Callable[[str], None] = lambda text: Non
                 dtype=config.hardware.dtype,
                 fp32_head=fp32_head,
                 tensor_parallel=placement.tensor_parallel,
-                extra=("--revision", model.revision, *placement.vllm_arguments)
-                if not os.path.isdir(model.path)
-                else placement.vllm_arguments,
+                extra=(*revision, *placement.vllm_arguments),
             )
         )
         server.wait_ready()
@@ -89,6 +82,8 @@ def server_life(spec: EngineSpec, note: Callable[[str], None] = lambda text: Non
     except BaseException:
         _end(server)
         raise
+    for line in engines[0].notes:
+        note(line)
 
     def end() -> None:
         engines[0].close()
