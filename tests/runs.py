@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from forked import Forked
 
 RECIPE = [
     "--recipe.prompts_per_step", "4", "--recipe.generations_per_prompt", "4", "--recipe.off_policy.max_lag", "4",
@@ -27,19 +28,19 @@ def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "scalerl.cli", *words]
 
 
-def start(words: list[str], **options: Any) -> subprocess.Popen[str]:
-    environment = {**os.environ, "COLUMNS": "200", **options}
-    return subprocess.Popen(
-        command(*words),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env=environment,
-        start_new_session=True,
-    )
+def start(words: list[str], **options: str) -> Forked:
+    """Start a command line in a process of its own; `options` are environment variables."""
+    return Forked(words, {**os.environ, "COLUMNS": "200", **options})
 
 
-def train(model: Path, path: Path, *words: str, **options: Any) -> str:
+def call(*words: str, timeout: float = 300.0) -> tuple[int, str]:
+    """Run a command line to its end; return its exit code and what it printed."""
+    process = start(list(words))
+    text, _ = process.communicate(timeout=timeout)
+    return process.wait(), text
+
+
+def train(model: Path, path: Path, *words: str, **options: str) -> str:
     """Run `scalerl train` to its end; return what it printed."""
     process = start(["train", "--model", str(model), "--run-dir", str(path), *SMALL, *words], **options)
     text, _ = process.communicate(timeout=300)
@@ -71,7 +72,8 @@ def children(pid: int) -> list[int]:
     """Process ids of the generators started by a process."""
     try:
         listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        return [int(c) for c in listed if "spawn_main" in Path(f"/proc/{c}/cmdline").read_text()]
+        names = {c: Path(f"/proc/{c}/cmdline").read_text() + Path(f"/proc/{c}/comm").read_text() for c in listed}
+        return [int(c) for c, name in names.items() if "spawn_main" in name]
     except (FileNotFoundError, ProcessLookupError):  # it ended while we looked
         return []
 

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -31,8 +30,7 @@ def study(lab_model, tmp_path_factory):
     first.communicate()
     kill_those_with(str(run))
     assert len(runs.rows(run, "points.jsonl")) < 5  # it was not done
-    second = subprocess.run(runs.command(*words), capture_output=True, text=True, timeout=300)
-    return place, second
+    return place, runs.call(*words)
 
 
 def kill_those_with(word):
@@ -50,36 +48,27 @@ def kill_those_with(word):
 def test_a_killed_study_goes_on_where_it_was_and_ends_with_the_bits_of_an_ordinary_run(study, lab_model, tmp_path):
     place, _ = study
     config = str(place / "out/five/seed-0.toml")
-    done = subprocess.run(
-        runs.command("train", config, "--run-dir", str(tmp_path / "alone")), capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
+    code, said = runs.call("train", config, "--run-dir", str(tmp_path / "alone"))
+    assert code == 0, said
     assert runs.outcome(place / "out/five/seed-0") == runs.outcome(tmp_path / "alone")
 
 
 def test_a_larger_budget_goes_on_with_the_runs_of_a_smaller_one_to_the_same_bits(study, tmp_path):
     place, _ = study
     words = ["study", str(place / "mine.toml"), "--only", "gspo", "--budget", "32", "--reuse", str(place / "out")]
-    done = subprocess.run(
-        runs.command(*words, "-o", str(tmp_path / "longer")), capture_output=True, text=True, timeout=300
-    )
-    assert done.returncode == 0 and "gspo/seed-0: taken over from" in done.stdout, done.stderr
+    code, said = runs.call(*words, "-o", str(tmp_path / "longer"))
+    assert code == 0 and "gspo/seed-0: taken over from" in said, said
     longer = tmp_path / "longer/gspo/seed-0"
     assert "resumed at step 24" in longer.with_suffix(".log").read_text()
-    done = subprocess.run(
-        runs.command("train", str(longer / "config.toml"), "--run-dir", str(tmp_path / "alone")),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
+    code, said = runs.call("train", str(longer / "config.toml"), "--run-dir", str(tmp_path / "alone"))
+    assert code == 0, said
     assert runs.outcome(longer) == runs.outcome(tmp_path / "alone")
 
 
 def test_a_failed_arm_is_named_with_its_error_and_the_exit_code_says_so(study):
-    place, second = study
-    assert second.returncode == 1
-    assert "broken/seed-0 failed with exit code 1: scalerl: step " in second.stdout
+    place, (code, said) = study
+    assert code == 1
+    assert "broken/seed-0 failed with exit code 1: scalerl: step " in said
     journal = [json.loads(line) for line in (place / "out/journal.jsonl").read_text().splitlines()]
     assert [(row["arm"], row["code"]) for row in journal] == [("five", 0), ("gspo", 0), ("broken", 1)]
 
@@ -96,11 +85,9 @@ def test_the_results_are_kept_and_shown_again(study, capsys):
 def test_nothing_runs_twice(study):
     place, _ = study
     before = (place / "out/journal.jsonl").read_text().splitlines()
-    again = subprocess.run(
-        runs.command("study", "resume", str(place / "out")), capture_output=True, text=True, timeout=300
-    )
+    code, _ = runs.call("study", "resume", str(place / "out"))
     after = (place / "out/journal.jsonl").read_text().splitlines()
-    assert again.returncode == 1 and [json.loads(row)["arm"] for row in after[len(before) :]] == ["broken"]
+    assert code == 1 and [json.loads(row)["arm"] for row in after[len(before) :]] == ["broken"]
 
 
 @pytest.mark.parametrize(
