@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -17,6 +18,8 @@ from hypothesis import strategies as st
 from scalerl.config import RunConfig, read_config
 from scalerl.config.base import ConfigError
 from scalerl.config.sandbox import Sandbox
+from scalerl.tasks.code.judge import Judge
+from scalerl.tasks.code.tests import InputOutput
 from scalerl.tasks.sandbox import cgroups, commands, detect
 from scalerl.tasks.sandbox.box import Box
 from scalerl.tasks.sandbox.guest.plain import NotPlain, dumps, loads
@@ -157,6 +160,32 @@ def test_gvisor_gets_a_read_only_tree_without_network_or_capabilities(tmp_path, 
     assert set(map(tuple, found["process"]["capabilities"].values())) == {()}
     assert found["process"]["args"][-1] == f"{commands.INSIDE}/main.py" and found["process"]["env"] == []
     assert "--network=none" in command.words[2]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("runsc") is None, reason="gVisor (runsc) is not installed")
+def test_a_program_in_gvisor_reaches_neither_files_nor_network_nor_environment_of_its_user(tmp_path, monkeypatch):
+    monkeypatch.setenv("SCALERL_TEST_SECRET", "the-users-own-secret")
+    secret, written = tmp_path / "secret.txt", tmp_path / "written.txt"
+    secret.write_text("the-users-own-secret")
+    judge = Judge(Sandbox(mode="gvisor", test_s=30.0, program_s=60.0))
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            program = (
+                "import os, socket\ndone = []\n"
+                f"for act in (lambda: open({str(secret)!r}).read(), lambda: open({str(written)!r}, 'w').write('x'),\n"
+                f"            lambda: socket.create_connection({server.getsockname()!r}, 2)):\n"
+                "    try: act(); done.append('reached')\n    except OSError: done.append('held')\n"
+                "print(*done, 'SCALERL_TEST_SECRET' in os.environ)\n"
+            )
+            held = InputOutput(("",), ("held held held False",))
+            assert judge.verdict(program, held).passed, judge.verdict(program, held).reason
+        assert not written.exists()
+        doubled = InputOutput(("3",), ("6",))
+        assert judge.verdict("print(2 * int(input()))", doubled).passed
+        assert not judge.verdict("print(3 * int(input()))", doubled).passed
+    finally:
+        judge.close()
 
 
 def test_bubblewrap_is_given_every_namespace_and_nothing_to_write():

@@ -103,7 +103,8 @@ def _oci(words: list[str], mounts: list[tuple[str, str]]) -> dict[str, Any]:
             {"destination": inside, "type": "bind", "source": source, "options": ["rbind", "ro"]}
             for source, inside in mounts
         ],
-        "linux": {"namespaces": [{"type": name} for name in ("pid", "network", "ipc", "uts", "mount", "user")]},
+        # no user namespace: --rootless makes one, and a second one without a map of ids is refused by the kernel
+        "linux": {"namespaces": [{"type": name} for name in ("pid", "network", "ipc", "uts", "mount")]},
     }  # fmt: skip
 
 
