@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from scalerl.config.base import ConfigError
 from scalerl.config.data import TextTask
-from scalerl.config.run import RunConfig, TinyModel
+from scalerl.config.model import TinyModel
+from scalerl.config.run import RunConfig
 from scalerl.placement.memory import (
     GB,
     USABLE,

@@ -7,9 +7,9 @@ import torch
 from tiny_models import tiny_model
 
 from scalerl.config.base import ConfigError, replace
+from scalerl.config.model import HuggingFaceModel
 from scalerl.config.placement import ModelNumbers
 from scalerl.config.presets import LAB
-from scalerl.config.run import HuggingFaceModel
 from scalerl.models.policy import model_shape
 from scalerl.placement.memory import (
     activation_bytes,
