@@ -22,7 +22,7 @@ class ModelShape:
     windows: tuple[int, ...]
     """Sliding window of each layer in tokens; 0: full attention."""
     frozen_params: float = 0.0
-    """Of `matmul_params`, entries that are not trained (beside adapters): the backward pass needs no gradient of them."""
+    """Of `matmul_params`, entries without a gradient of their own: those of the model under adapters."""
 
     def forward_flops(self, first: int, count: int) -> float:
         """Return the FLOPs of the forward pass over `count` tokens of one sequence, the first at position `first`.

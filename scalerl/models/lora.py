@@ -124,10 +124,8 @@ def target_names(policy: Policy, lora: Lora) -> list[str]:
     for target in lora.targets:
         if not any(f".{name}".endswith(f".{target}") for name in linear):
             others = [name for name, _ in policy.model.named_modules() if f".{name}".endswith(f".{target}")]
-            what = (
-                f", which is no linear module of the decoder layers ({others[0]})" if others else nearest(target, ends)
-            )
-            raise ConfigError(f"model.lora.targets: got {target!r}{what}; {allowed}")
+            found = f", which is no linear module of the decoder layers ({others[0]})" if others else ""
+            raise ConfigError(f"model.lora.targets: got {target!r}{found or nearest(target, ends)}; {allowed}")
     return list(lora.targets)
 
 

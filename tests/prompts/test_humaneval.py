@@ -68,7 +68,8 @@ def run_with_suite(tmp_path) -> RunConfig:
         "".join(json.dumps({"prompt": f"{a}+1", "answer": str(a + 1)}) + "\n" for a in range(9))
     )
     (tmp_path / "run.toml").write_text(
-        f'suites = ["humaneval"]\n[model]\nkind = "hf"\npath = "m"\n[data]\nkind = "file"\npath = "{tmp_path}/sums.jsonl"\n'
+        'suites = ["humaneval"]\n[model]\nkind = "hf"\npath = "m"\n'
+        f'[data]\nkind = "file"\npath = "{tmp_path}/sums.jsonl"\n'
     )
     words = ["--evaluation.prompts", "4", "--recipe.prompts_per_step", "2", "--scoring.workers", "1"]
     return read_config(tmp_path / "run.toml", words)

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from scalerl.config.recipe import AdamW, Loss
+from scalerl.models.checkpoint_names import plain_model
 from scalerl.models.policy import Policy
 from scalerl.rollouts.replay import Difference
 from scalerl.rollouts.weights.base import WeightChannel
