@@ -22,7 +22,7 @@ from scalerl.config.data import (
     is_suite,
     suite_tables,
 )
-from scalerl.config.model import HuggingFaceModel, TinyModel
+from scalerl.config.model import HuggingFaceModel, Lora, TinyModel
 from scalerl.config.named import NAMED
 from scalerl.config.placement import Placement
 from scalerl.config.recipe import SCALERL, Count, Natural, Recipe
@@ -216,7 +216,7 @@ class RunConfig(Part):
                 "which experts it used; allowed: off, or placement.engine = 'torch'"
             )
         ranks = self.placement.trainer_ranks
-        if isinstance(self.model, HuggingFaceModel) and self.model.lora and ranks > 1:
+        if self.lora and ranks > 1:
             raise ValueError(
                 f"model.lora: got adapters with placement.trainer_ranks = {ranks}, and several ranks train all weights "
                 "only; allowed: one trainer rank, or no [model.lora]"
@@ -227,6 +227,11 @@ class RunConfig(Part):
                 "allowed: auto, eager"
             )
         return self
+
+    @property
+    def lora(self) -> Lora | None:
+        """Adapters that are trained in place of the model's own weights; None: all weights are trained."""
+        return self.model.lora if isinstance(self.model, HuggingFaceModel) else None
 
     @property
     def tasks(self) -> list[str]:

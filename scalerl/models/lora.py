@@ -53,8 +53,6 @@ class LoraPolicy(Policy):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             peft.inject_adapter_in_model(settings, self.model, ADAPTER)
-        for _, parameter in self.trained():
-            parameter.data = parameter.data.float()  # a bf16 adapter would lose its small updates
         if self.device.type == "cpu":
             from scalerl.models.cpu.onednn import accelerate
 
@@ -74,9 +72,7 @@ class LoraPolicy(Policy):
         """
         for name, parameter in self.model.named_parameters():
             if name in self._layers:
-                delta_OI = self._layers[name].get_delta_weight(ADAPTER).detach()
-                merged_OI = (parameter.detach().float() + delta_OI).to(parameter.dtype)
-                yield name.replace(".base_layer.", "."), merged_OI
+                yield name.replace(".base_layer.", "."), _merged(self._layers[name], parameter.detach())
             elif not parameter.requires_grad:
                 yield name.replace(".base_layer.", "."), parameter.detach()  # the bias of an adapted module
 
@@ -98,6 +94,12 @@ class LoraPolicy(Policy):
         tensors = {f"base_model.model.{name}": tensor.cpu().contiguous() for name, tensor in found.items()}
         save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
         dataclasses.replace(self.adapter_config, inference_mode=True).save_pretrained(str(directory))
+
+
+def _merged(layer: Any, weight_OI: Tensor) -> Tensor:
+    """Return W + alpha / rank x B A in the type of W; peft's own product would be rounded before the sum as well."""
+    a_RI, b_OR = (matrices[ADAPTER].weight.detach().float() for matrices in (layer.lora_A, layer.lora_B))
+    return (weight_OI.float() + layer.scaling[ADAPTER] * (b_OR @ a_RI)).to(weight_OI.dtype)
 
 
 def target_names(policy: Policy, lora: Lora) -> list[str]:

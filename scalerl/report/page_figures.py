@@ -102,7 +102,7 @@ def _suite_trace(analysis: Analysis, number: int, suite: Curve, color: str) -> J
     alone = len(analysis.runs) == 1
     name = html.escape(suite.label if alone else f"{suite.label}, {analysis.runs[number].name}")
     trace: Json = {
-        "mode": "lines+markers", "name": name, "x": plain(suite.compute), "y": plain(suite.metric),
+        "mode": "lines+markers", "name": name, "showlegend": True, "x": plain(suite.compute), "y": plain(suite.metric),
         "line": {"color": color, "width": 1.5, "dash": DASHES[number % len(DASHES)]},
         "marker": {"color": color, "size": 6},
         "hovertemplate": f"{analysis.axis} %{{x:.4g}}<br>%{{y:.3f}}<extra>{name}</extra>",

@@ -39,6 +39,7 @@ from scalerl.training.learner.base import Learner
 from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.learner.ranks import LearnerGroup
 from scalerl.training.learner.single import SingleLearner
+from scalerl.training.pinned import pinned
 from scalerl.training.run_dir import RunDirectory, check_empty
 from scalerl.training.session import Display, Progress, Session
 from scalerl.training.stopwatch import Stopwatch
@@ -88,7 +89,7 @@ def start(config: RunConfig, path: Path, display: Display, stop_requested: Calla
     Raises:
         ConfigError: see the parts; the run directory is only made when all checks have passed.
     """
-    config = resolve(config)
+    config = pinned(resolve(config), display.note)
     check_empty(path)  # before the warm start, which takes minutes
     return _assemble(config, path, display, stop_requested, checkpoint=None)
 
@@ -219,8 +220,7 @@ def _check_sampled(config: RunConfig, policy: Policy) -> None:
 
 def _with_adapters(config: RunConfig, policy: Policy) -> Policy:
     """Return the policy that is trained: the one given, or one that takes it over and adds adapters."""
-    lora = config.model.lora if isinstance(config.model, HuggingFaceModel) else None
-    return LoraPolicy(policy, lora, config.seed) if lora else policy
+    return LoraPolicy(policy, config.lora, config.seed) if config.lora else policy
 
 
 def _single(config: RunConfig, policy: Policy) -> Learner:

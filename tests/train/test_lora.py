@@ -131,7 +131,8 @@ def test_an_engine_with_the_merged_weights_samples_with_the_learners_log_probabi
 
 def test_weights_in_bf16_are_rounded_once_and_stay_within_the_bound_of_the_replay(tmp_path):
     learner = trained(dtype=torch.bfloat16)
-    assert {p.dtype for _, p in learner.policy.trained()} == {torch.float32}
+    assert {p.dtype for _, p in learner.policy.trained()} == {torch.bfloat16}
+    assert {master.dtype for master in learner._masters} == {torch.float32}
     weights, layer = merged(learner), learner.policy.model.model.layers[0].mlp.up_proj
     exact = layer.base_layer.weight.double() + 2.0 * (
         layer.lora_B.default.weight.double() @ layer.lora_A.default.weight.double()
