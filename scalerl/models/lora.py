@@ -98,8 +98,9 @@ class LoraPolicy(Policy):
 
 def _merged(layer: Any, weight_OI: Tensor) -> Tensor:
     """Return W + alpha / rank x B A in the type of W; peft's own product would be rounded before the sum as well."""
-    a_RI, b_OR = (matrices[ADAPTER].weight.detach().float() for matrices in (layer.lora_A, layer.lora_B))
-    return (weight_OI.float() + layer.scaling[ADAPTER] * (b_OR @ a_RI)).to(weight_OI.dtype)
+    a_RI: Tensor = layer.lora_A[ADAPTER].weight.detach().float()
+    b_OR: Tensor = layer.lora_B[ADAPTER].weight.detach().float()
+    return (weight_OI.float() + float(layer.scaling[ADAPTER]) * (b_OR @ a_RI)).to(weight_OI.dtype)
 
 
 def target_names(policy: Policy, lora: Lora) -> list[str]:
