@@ -19,10 +19,15 @@ from scalerl.models.lora import LoraPolicy, target_names
 from scalerl.models.policy import Policy, load_policy, model_shape
 from scalerl.rng import stream_key
 from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.generate import generate
+from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.replay import check_current
 from scalerl.rollouts.weights.directory import DirectoryChannel
+from scalerl.training.batch import collate
+from scalerl.training.learner.base import TrainBatch
 from scalerl.training.learner.single import SingleLearner
+from scalerl.types import Prompt, Score, ScoredGroup, Visit
 
 peft = pytest.importorskip("peft")
 
@@ -192,6 +197,33 @@ def test_a_checkpoint_of_all_weights_or_of_another_rank_is_refused(tmp_path):
     for name in ("whole", "rank"):
         with pytest.raises(ConfigError, match=r"holds the weights of another model: .*resume with the model"):
             make().load(tmp_path / name, updates=0)
+
+
+def test_training_by_adapters_raises_the_reward_of_samples_of_the_merged_model(tmp_path):
+    """The reward is the share of the sampled tokens below 24, of a vocabulary of 48; each update is on policy."""
+    learner, channel = make(settings=AdamW(learning_rate=1e-2, warmup_steps=0, eps=1e-8)), DirectoryChannel(tmp_path)
+    policy = Policy(tiny_model("qwen3", seed=9))
+    rule, rewards = LengthRule(thinking=None, answer_tokens=12, max_tokens=12), []
+    visits = [Visit(Prompt(f"{i}", "", prompt, "", "low"), 0, 0) for i, prompt in enumerate(PROMPTS[:4])]
+    for update in range(15):
+        learner.send(update, channel)
+        policy.load_weights(update, channel.receive(update))
+        engine = torch_engine(policy, slots=32, prompt_tokens=9, rule=rule, sampling=Sampling(stop=(1,)))
+        groups = generate([engine], visits, 8, seed=update, purpose="train")
+        shares = [[float((r.tokens < 24).mean()) for r in group.rollouts] for group in groups]
+        scores = [tuple(Score(share, False) for share in own) for own in shares]
+        found = collate([ScoredGroup(group, own) for group, own in zip(groups, scores, strict=True)])
+        centred_PG = found.rewards_PG - found.rewards_PG.mean(dim=1, keepdim=True)
+        trained_BT = found.sampled_BT
+        stats = learner.step(
+            TrainBatch(
+                found.tokens_BT, found.length_B, found.behavior_BT, centred_PG.view(-1), trained_BT,
+                trained_BT / trained_BT.sum(),
+            )
+        )  # fmt: skip
+        assert max(abs(stats.log_ratio_min), abs(stats.log_ratio_max)) < 1e-4
+        rewards.append(float(found.rewards_PG.mean()))
+    assert rewards[0] < 0.6 and sum(rewards[-3:]) / 3 > rewards[0] + 0.2, rewards
 
 
 # ------------------------------------------------------------------------------------------------------------- FLOPs
