@@ -128,7 +128,7 @@ def _given(config: RunConfig, options: argparse.Namespace) -> tuple[RunConfig, G
 def _check_known(config: RunConfig, given: Given) -> None:
     """Refuse to guess the speed of a CPU."""
     from scalerl.config.base import ConfigError
-    from scalerl.config.run import TinyModel
+    from scalerl.config.model import TinyModel
 
     known = given.measured is not None or (given.generator_rates and given.trainer_rate)
     if known or not (config.hardware.device == "cpu" or isinstance(config.model, TinyModel)):

@@ -44,7 +44,7 @@ def _of_lab(given: dict[str, str]) -> int:
     """Make the lab's warm start unless it is there."""
     from scalerl.config import LAB, TinyModel
     from scalerl.config.base import ConfigError, build, replace
-    from scalerl.config.run import WarmStart
+    from scalerl.config.model import WarmStart
 
     unfit = sorted(given.keys() - {"steps", "seed", "out"})
     if unfit:

@@ -1,18 +1,16 @@
 """What to run, as frozen values: the recipe, the data, the machine. It loads no torch."""
 
+from scalerl.config.model import HuggingFaceModel, Lora, TinyModel, WarmStart
 from scalerl.config.overrides import field_lines, merge, parse_config, plain_values, read_config, to_toml
 from scalerl.config.presets import LAB, PRESETS, QUICK
 from scalerl.config.run import (
     Checkpointing,
     Evaluation,
     Hardware,
-    HuggingFaceModel,
     Learner,
     Rollouts,
     RunConfig,
     Scoring,
-    TinyModel,
-    WarmStart,
 )
 
 __all__ = [
@@ -24,6 +22,7 @@ __all__ = [
     "Hardware",
     "HuggingFaceModel",
     "Learner",
+    "Lora",
     "Rollouts",
     "RunConfig",
     "Scoring",

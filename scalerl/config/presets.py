@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from scalerl.config.base import replace
 from scalerl.config.data import ArithmeticTask
+from scalerl.config.model import TinyModel, WarmStart
 from scalerl.config.recipe import SCALERL, AdamW, Interruption
-from scalerl.config.run import Checkpointing, Evaluation, Learner, Rollouts, RunConfig, TinyModel, WarmStart
+from scalerl.config.run import Checkpointing, Evaluation, Learner, Rollouts, RunConfig
 
 LAB = RunConfig(
     steps=480,

@@ -22,68 +22,11 @@ from scalerl.config.data import (
     is_suite,
     suite_tables,
 )
+from scalerl.config.model import HuggingFaceModel, Lora, TinyModel
 from scalerl.config.named import NAMED
 from scalerl.config.placement import Placement
-from scalerl.config.recipe import SCALERL, Count, Natural, Recipe, Share
+from scalerl.config.recipe import SCALERL, Count, Natural, Recipe
 from scalerl.config.sandbox import Sandbox
-
-
-class WarmStart(Part):
-    """Supervised training of the tiny model on noisy reasoning traces, before RL."""
-
-    steps: Count = 1000
-    """Updates."""
-    batch: Count = 64
-    """Traces an update."""
-    learning_rate: Annotated[float, Field(gt=0)] = 3e-3
-    """Peak rate: linear warm-up over 50 updates, then linear decay to a tenth."""
-    step_noise: Share = 0.45
-    """Probability that a step of a trace has its result replaced by a uniform digit (0.15 of it in the first 60%)."""
-    ramble: Share = 0.08
-    """Probability, after each step, of a ramble of `~`."""
-    endless: Share = 0.1
-    """Share of the rambles that never end (they teach the model to overrun, so that length control has work)."""
-    seed: Natural = 0
-    """Seed of weights and traces; runs with different seeds of their own may share one warm start."""
-
-
-class TinyModel(Part):
-    """A tiny Qwen3 made from scratch and warm-started on traces of the run's tasks; cached after the first time."""
-
-    kind: Literal["tiny"] = "tiny"
-    width: Count = 64
-    """Hidden size; a multiple of 2 x heads."""
-    layers: Count = 2
-    """Decoder layers."""
-    heads: Count = 2
-    """Attention heads."""
-    experts: Natural = 0
-    """Experts in every layer's MLP (a Qwen3-MoE); 0: a dense MLP."""
-    active_experts: Count = 2
-    """Experts a token uses, at most `experts`; they share the dense MLP's width, so that a token costs the same."""
-    warm_start: WarmStart = WarmStart()
-    """How it learns to write traces before RL."""
-
-    @model_validator(mode="after")
-    def _check(self) -> TinyModel:
-        if self.experts and self.active_experts > self.experts:
-            raise ValueError(f"active_experts: got {self.active_experts}; allowed: 1 to experts = {self.experts}")
-        if self.experts and 4 * self.width % self.active_experts:
-            raise ValueError(
-                f"active_experts: got {self.active_experts}; allowed: a divisor of 4 x width = {4 * self.width}, the "
-                "width of the MLP that they share"
-            )
-        return self
-
-
-class HuggingFaceModel(Part):
-    """Any causal language model that transformers can load, with its tokenizer."""
-
-    kind: Literal["hf"] = "hf"
-    path: str
-    """A directory with config, tokenizer and weights, a name on the hub, or a GGUF file."""
-    revision: str = "main"
-    """Branch, tag or commit, for a name on the hub."""
 
 
 class Evaluation(Part):
@@ -272,12 +215,23 @@ class RunConfig(Part):
                 f"recipe.routing_replay: got 'on' with placement.engine {self.placement.engine!r}, which does not say "
                 "which experts it used; allowed: off, or placement.engine = 'torch'"
             )
+        ranks = self.placement.trainer_ranks
+        if self.lora and ranks > 1:
+            raise ValueError(
+                f"model.lora: got adapters with placement.trainer_ranks = {ranks}, and several ranks train all weights "
+                "only; allowed: one trainer rank, or no [model.lora]"
+            )
         if self.rollouts.schedule == "deterministic" and not self.placement.deterministic:
             raise ValueError(
                 "rollouts.schedule: got 'deterministic' with engines on Ray or of vLLM, which do not step together; "
                 "allowed: auto, eager"
             )
         return self
+
+    @property
+    def lora(self) -> Lora | None:
+        """Adapters that are trained in place of the model's own weights; None: all weights are trained."""
+        return self.model.lora if isinstance(self.model, HuggingFaceModel) else None
 
     @property
     def tasks(self) -> list[str]:

@@ -21,6 +21,8 @@ class ModelShape:
     """Heads x head dimension."""
     windows: tuple[int, ...]
     """Sliding window of each layer in tokens; 0: full attention."""
+    frozen_params: float = 0.0
+    """Of `matmul_params`, entries without a gradient of their own: those of the model under adapters."""
 
     def forward_flops(self, first: int, count: int) -> float:
         """Return the FLOPs of the forward pass over `count` tokens of one sequence, the first at position `first`.
@@ -40,8 +42,14 @@ class ModelShape:
         return 2.0 * self.matmul_params * tokens + 4.0 * self.attention_width * attended * widths
 
     def training_flops(self, count: int, checkpointing: bool = False) -> float:
-        """Return the FLOPs of forward and backward over one sequence of `count` tokens (backward: twice forward)."""
-        return self.forward_flops(0, count) * (4.0 if checkpointing else 3.0)
+        """Return the FLOPs of forward and backward over one sequence of `count` tokens.
+
+        Backward is twice forward: every product has a gradient by each of its factors. A frozen matrix has only the one
+        by its input, so 2 a token and entry are left out: 4 x frozen instead of 6 x. Those inputs of the first layer
+        that need no gradient either are counted.
+        """
+        whole = self.forward_flops(0, count) * (4.0 if checkpointing else 3.0)
+        return whole - 2.0 * self.frozen_params * count
 
 
 def _context_sum(first: int, count: int, window: int) -> float:

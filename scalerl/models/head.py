@@ -134,8 +134,9 @@ class _TokenLogprobs(torch.autograd.Function):
         product_dtype = torch.float32 if rule.fp32 else hidden_ND.dtype
         operand_ND = hidden_ND.to(product_dtype)
         grad_hidden_ND = torch.zeros_like(hidden_ND, dtype=torch.float32)
-        grad_weight_VD = torch.empty_like(weight_VD)
-        grad_bias_V = None if bias_V is None else torch.empty_like(bias_V)
+        # a frozen head has no gradient: with adapters, which saves a third of the product and a copy of the head
+        grad_weight_VD = torch.empty_like(weight_VD) if ctx.needs_input_grad[1] else None
+        grad_bias_V = torch.empty_like(bias_V) if bias_V is not None and ctx.needs_input_grad[2] else None
         for start in range(0, len(weight_VD), chunk):
             logits_NV = _block(rule, operand_ND, weight_VD, bias_V, start, chunk)
             end = start + logits_NV.shape[1]
@@ -146,7 +147,8 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_NV = rule.backward(grad_NV.div_(temperature), logits_NV).to(product_dtype)
             block_VD = weight_VD[start:end].to(product_dtype)
             grad_hidden_ND += _linear(grad_NV, block_VD.t())
-            grad_weight_VD[start:end] = _linear(grad_NV.t(), operand_ND.t()).to(weight_VD.dtype)
+            if grad_weight_VD is not None:
+                grad_weight_VD[start:end] = _linear(grad_NV.t(), operand_ND.t()).to(weight_VD.dtype)
             if grad_bias_V is not None:
                 grad_bias_V[start:end] = grad_NV.sum(dim=0).to(grad_bias_V.dtype)
         return grad_hidden_ND.to(hidden_ND.dtype), grad_weight_VD, grad_bias_V, None, None, None, None

@@ -150,6 +150,14 @@ class Policy(nn.Module):
         """Yield the weights by the model's own names, tied ones once, in a fixed order."""
         return ((name, parameter.detach()) for name, parameter in self.model.named_parameters())
 
+    def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the parameters that updates change, by name, in a fixed order: all, or those of the adapters."""
+        return ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
+
+    def export(self, directory: Path) -> None:
+        """Write the weights as a Hugging Face model."""
+        self.model.save_pretrained(directory)
+
     @torch.no_grad()
     def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """Copy weights by name into the model.

@@ -6,12 +6,14 @@ from dataclasses import dataclass
 
 from scalerl.config.base import ConfigError
 from scalerl.config.data import TextTask
-from scalerl.config.run import RunConfig, TinyModel
+from scalerl.config.model import TinyModel
+from scalerl.config.run import RunConfig
 from scalerl.placement.memory import (
     GB,
     USABLE,
     GeneratorMemory,
     TrainerMemory,
+    adapter_params,
     generator_memory,
     slots_that_fit,
     trainer_memory,
@@ -85,7 +87,12 @@ def lay_out(config: RunConfig, found: Found | None = None) -> Layout:
         generator_gpus=0 if place.servers else place.engines * place.gpus_of_a_generator,
         slots_of_an_engine=slots,
         trainer=trainer_memory(
-            shape, place.trainer_ranks, widest(config), learner.gradient_checkpointing, whole_gradient(config)
+            shape,
+            place.trainer_ranks,
+            widest(config),
+            learner.gradient_checkpointing,
+            whole_gradient(config),
+            adapter_params(shape, config.lora) if config.lora else 0,
         ),
         expected=memory(mean_prompt + config.expected_tokens),
         at_limit=memory(limit),
@@ -171,7 +178,7 @@ def _trainer_too_large(config: RunConfig, layout: Layout) -> str:
         for n in range(ranks + 1, 4097)
         if trainer_memory(shape, n, tokens, learner.gradient_checkpointing, whole).total <= room
     )
-    found = next(enough, None)
+    found = None if config.lora else next(enough, None)  # adapters are trained by one rank
     cure = f"Set placement.trainer_ranks to {found} or more" if found else "Use larger GPUs or a smaller model"
     also = "" if learner.gradient_checkpointing else ", or learner.gradient_checkpointing = true"
     also += ", or learner.accumulate = sharded" if whole else ""

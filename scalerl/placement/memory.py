@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from scalerl.config.model import Lora
 from scalerl.placement.shape import DecoderShape
 
 USABLE = 0.9
@@ -100,8 +101,27 @@ def gathered_bytes(shape: DecoderShape, ranks: int) -> float:
     return BF16 * (2.0 * shape.layer_params + ends) + FP32 * shape.layer_params if ranks > 1 else 0.0
 
 
+def adapter_params(shape: DecoderShape, lora: Lora) -> int:
+    """Return the entries of adapters, R (I + O) for each matrix of every layer.
+
+    Args:
+        shape: the model.
+        lora: rank and targets; a target of another family's name counts as all seven usual matrices.
+    """
+    queries, keys, width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.width
+    ends = dict.fromkeys(("q_proj", "o_proj"), width + queries) | dict.fromkeys(("k_proj", "v_proj"), width + keys)
+    ends |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), width + shape.mlp)
+    names = list(ends) if lora.targets == "all-linear" else [name.rpartition(".")[2] for name in lora.targets]
+    return lora.rank * shape.layers * sum(ends.get(name, sum(ends.values())) for name in names)
+
+
 def trainer_memory(
-    shape: DecoderShape, ranks: int, tokens: int, checkpointing: bool, whole_gradient: bool = False
+    shape: DecoderShape,
+    ranks: int,
+    tokens: int,
+    checkpointing: bool,
+    whole_gradient: bool = False,
+    adapters: int = 0,
 ) -> TrainerMemory:
     """Return what each trainer's GPU holds: FP32 masters, gradient and two moments, each rank its share.
 
@@ -113,8 +133,19 @@ def trainer_memory(
         tokens: padded tokens of one micro-batch.
         checkpointing: activations are recomputed in the backward pass.
         whole_gradient: every rank adds up the whole gradient in FP32 and shares it once an update.
+        adapters: entries that are trained in place of the model's own (`model.lora`), by one rank; 0: none.
     """
     own, alone = shape.params / ranks, ranks == 1
+    if adapters:
+        return TrainerMemory(
+            weights=BF16 * (shape.params + adapters),
+            masters=FP32 * adapters,
+            gradients=(BF16 + FP32) * adapters,
+            optimizer=2 * FP32 * adapters,
+            gathered=0.0,
+            activations=activation_bytes(shape, tokens, checkpointing),
+            logits=logits_bytes(shape, tokens) - BF16 * shape.head_params,
+        )
     return TrainerMemory(
         weights=BF16 * own if alone else 0.0,
         masters=FP32 * own,

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from scalerl.config.base import ConfigError, replace
-from scalerl.config.run import RunConfig, TinyModel
+from scalerl.config.model import TinyModel
+from scalerl.config.run import RunConfig
 from scalerl.placement.layout import check, lay_out, prompt_tokens, whole_gradient
 from scalerl.placement.lengths import lognormal
 from scalerl.placement.measured import Measured, lengths_like

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scalerl.config.base import ConfigError
+from scalerl.config.model import HuggingFaceModel, TinyModel
 from scalerl.config.placement import ModelNumbers
-from scalerl.config.run import HuggingFaceModel, RunConfig, TinyModel
+from scalerl.config.run import RunConfig
 from scalerl.models.flops import ModelShape
 from scalerl.models.gguf import is_gguf, sizes
 

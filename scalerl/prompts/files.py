@@ -41,12 +41,21 @@ def read_objects(data: PromptFile) -> Iterator[Found]:
         raise ConfigError(
             f"data.path: got the directory {path}; allowed: a JSONL, JSON or Parquet file, or a data set on the hub"
         )
-    form = next((form for ending, form in FORMS.items() if path.name.endswith(ending)), None)
-    if form is not None or path.exists():
-        return _on_disk(path, form or _jsonl, data.max_line_mb)
+    if not on_hub(data):
+        return _on_disk(path, _form(path) or _jsonl, data.max_line_mb)
     if data.set and NAMED[data.set].files and data.path == NAMED[data.set].path:
         return _hub_files(data, NAMED[data.set].files)
     return _hub(data)
+
+
+def on_hub(data: PromptFile) -> bool:
+    """Return whether a path names a data set on the hub: no such file, and no ending of a file."""
+    path = Path(data.path)
+    return _form(path) is None and not path.exists()
+
+
+def _form(path: Path) -> Callable[[Path, int], Iterator[Found]] | None:
+    return next((form for ending, form in FORMS.items() if path.name.endswith(ending)), None)
 
 
 def _on_disk(path: Path, read: Callable[[Path, int], Iterator[Found]], limit_mb: int) -> Iterator[Found]:

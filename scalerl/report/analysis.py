@@ -60,6 +60,9 @@ class RunAnalysis:
     notes: tuple[str, ...]
     """A note about the data, and every warning of the fit."""
 
+    suites: tuple[Curve, ...] = ()
+    """Points of its evaluation suites, by their labels."""
+
     def to_dict(self) -> dict[str, Any]:
         """The run's numbers as JSON values."""
         splits = self.backtest.to_dict() if self.backtest else {"splits": None}
@@ -156,4 +159,5 @@ def _run(source: Source, side: int, ahead: Outlook, ceiling: float, exclude_belo
         backtest=scores,
         untested=untested,
         notes=(*((source.note,) if source.note else ()), *ahead.fit.warnings),
+        suites=source.suites,
     )

@@ -23,7 +23,7 @@ from scalerl.report.html import table as sortable
 from scalerl.report.page_figures import FIGURES, style_of
 from scalerl.scaling import Estimate
 
-WIDE = frozenset({"curves", "backtests"})
+WIDE = frozenset({"curves", "suites", "backtests"})
 """Figures as wide as the page."""
 
 IDENTIFIED = "whether the ceiling is known. If not, A is a range and not a result."

@@ -11,7 +11,7 @@ from scalerl.report.analysis import Analysis, RunAnalysis
 from scalerl.report.drawing import LOG, Figure, Json, compute_axes, cut, number_html, plain, rounded, whiskers
 from scalerl.report.figures import SERIES, metric_name
 from scalerl.report.quantities import MASSES, Slope, common_unit
-from scalerl.scaling import Estimate
+from scalerl.scaling import Curve, Estimate
 
 AHEAD = 4.0
 """How far forecasts are drawn, in multiples of the last point's compute."""
@@ -73,6 +73,43 @@ def _curve_traces(analysis: Analysis, number: int, run: RunAnalysis) -> list[Jso
          "error_y": {**whiskers(ceiling), "color": color, "width": 5},
          "hovertemplate": f"ceiling A: %{{y:.3f}}<extra>{name}</extra>"},
     ]  # fmt: skip
+
+
+def suites(analysis: Analysis) -> Figure | None:
+    """Points of the evaluation suites with their standard errors, without a fit; None if no run has any."""
+    names = list(dict.fromkeys(suite.label for run in analysis.runs for suite in run.suites))
+    if not names:
+        return None
+    data = [
+        _suite_trace(analysis, number, suite, f"@s{names.index(suite.label) % len(SERIES)}")
+        for number, run in enumerate(analysis.runs)
+        for suite in run.suites
+    ]
+    layout = {
+        "xaxis": {"title": {"text": f"training compute ({analysis.axis})"}},
+        "yaxis": {"title": {"text": "mean pass rate"}},
+    }
+    several = " Each suite has a colour, and each run a dash." if len(analysis.runs) > 1 else ""
+    caption = (
+        "Results on suites that are only evaluated. Bars are one standard error over the prompts of the suite. Suites "
+        f"have no fit and no forecast.{several}"
+    )
+    return Figure("Evaluation suites", caption, data, layout)
+
+
+def _suite_trace(analysis: Analysis, number: int, suite: Curve, color: str) -> Json:
+    """The points of one suite of one run."""
+    alone = len(analysis.runs) == 1
+    name = html.escape(suite.label if alone else f"{suite.label}, {analysis.runs[number].name}")
+    trace: Json = {
+        "mode": "lines+markers", "name": name, "showlegend": True, "x": plain(suite.compute), "y": plain(suite.metric),
+        "line": {"color": color, "width": 1.5, "dash": DASHES[number % len(DASHES)]},
+        "marker": {"color": color, "size": 6},
+        "hovertemplate": f"{analysis.axis} %{{x:.4g}}<br>%{{y:.3f}}<extra>{name}</extra>",
+    }  # fmt: skip
+    if suite.stderr is not None:
+        trace["error_y"] = {"array": plain(suite.stderr), "width": 0, "thickness": 1, "color": f"{color}/0.5"}
+    return trace
 
 
 def slopes(analysis: Analysis) -> Figure:
@@ -250,6 +287,7 @@ def _backtest_traces(analysis: Analysis, run: RunAnalysis) -> list[Json]:
 
 FIGURES: dict[str, Callable[[Analysis], Figure | None]] = {
     "curves": curves,
+    "suites": suites,
     "ceilings": ceilings,
     "steepness": steepness,
     "slopes": slopes,

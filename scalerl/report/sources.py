@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from scalerl.config import RunConfig, read_config
@@ -34,6 +34,9 @@ class Source:
 
     note: str
     """A note about the data; empty if there is none."""
+
+    suites: tuple[Curve, ...] = ()
+    """Evaluation suites of the run, each labelled with its name; they have points and no forecast."""
 
 
 def read_sources(
@@ -70,7 +73,14 @@ def _read(path: Path, name: str, axis: str | None, task: str | None, bounds: Seq
     if task is None and config is not None and len(config.main_tasks) == 1 < len(config.tasks):
         task = config.main_tasks[0]  # the others are evaluation suites
     curve = Curve.read(path, axis=axis, task=task, bounds=(bounds[0], bounds[1]))
-    return Source(path, name, curve, config, data_note(config) if config else "")
+    suites = _suites(path, config, curve.axis) if config else ()
+    return Source(path, name, curve, config, data_note(config) if config else "", suites)
+
+
+def _suites(path: Path, config: RunConfig, axis: str) -> tuple[Curve, ...]:
+    """Return the curves of a run's evaluation suites, on the axis of its held-out curve."""
+    names = [task for task in config.tasks if task not in config.main_tasks]
+    return tuple(replace(Curve.read(path, axis=axis, task=name), label=name) for name in names)
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

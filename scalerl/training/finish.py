@@ -37,7 +37,8 @@ def run_to_end(run: Session) -> list[str]:
 
 
 def export_model(run: Session) -> None:
-    """Write the last weights as a Hugging Face directory with tokenizer."""
+    """Write the last weights as a Hugging Face directory with tokenizer, and adapters beside it."""
     path = run.directory.path / "model"
     run.learner.export(path)
+    run.learner.export_adapter(path.with_name("adapter"))
     run.tokenizer.save_pretrained(path)

@@ -19,6 +19,7 @@ from scalerl.learn.custom import check_functions
 from scalerl.models.checkpoint_names import checkpoint_weights
 from scalerl.models.gguf import converted, gguf_directory, is_gguf
 from scalerl.models.layout import WeightLayout
+from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer
 from scalerl.models.routing import can_record
 from scalerl.prompts.dataset import PromptSplit, load_prompts
@@ -38,6 +39,7 @@ from scalerl.training.learner.base import Learner
 from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.learner.ranks import LearnerGroup
 from scalerl.training.learner.single import SingleLearner
+from scalerl.training.pinned import pinned
 from scalerl.training.run_dir import RunDirectory, check_empty
 from scalerl.training.session import Display, Progress, Session
 from scalerl.training.stopwatch import Stopwatch
@@ -87,7 +89,7 @@ def start(config: RunConfig, path: Path, display: Display, stop_requested: Calla
     Raises:
         ConfigError: see the parts; the run directory is only made when all checks have passed.
     """
-    config = resolve(config)
+    config = pinned(resolve(config), display.note)
     check_empty(path)  # before the warm start, which takes minutes
     return _assemble(config, path, display, stop_requested, checkpoint=None)
 
@@ -142,6 +144,8 @@ def _assemble(
     rule = length_rule(config.recipe.length, lambda text: tokenizer.encode(text, add_special_tokens=False))
     check_length(policy, rule, prompts.longest)
     _check_sampled(config, policy)
+    plain_shape = policy.shape  # the engines' model, which has no adapters
+    policy = _with_adapters(config, policy)
     notes = _notes(config, prompts, rule, resumed=checkpoint is not None)
     directory = directory or RunDirectory.create(path, config)
     for note in notes:
@@ -153,7 +157,7 @@ def _assemble(
         rule=rule,
         stop=stop_tokens(policy, tokenizer),
         files=LoadState(checkpoint),
-        model=ModelFacts(model_path, _revision(config), policy.vocab_size, policy.shape),
+        model=ModelFacts(model_path, _revision(config), policy.vocab_size, plain_shape),
         run=path,
         make_engines=backend.make_engines,
     )
@@ -212,6 +216,11 @@ def _check_sampled(config: RunConfig, policy: Policy) -> None:
             f"recipe.routing_replay: got 'on' for {type(policy.model).__name__}, {kind}; allowed: off, or a mixture "
             "such as Mixtral, Qwen3-MoE, OLMoE or GPT-OSS (docs/models.md)"
         )
+
+
+def _with_adapters(config: RunConfig, policy: Policy) -> Policy:
+    """Return the policy that is trained: the one given, or one that takes it over and adds adapters."""
+    return LoraPolicy(policy, config.lora, config.seed) if config.lora else policy
 
 
 def _single(config: RunConfig, policy: Policy) -> Learner:

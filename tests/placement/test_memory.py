@@ -7,12 +7,14 @@ import torch
 from tiny_models import tiny_model
 
 from scalerl.config.base import ConfigError, replace
+from scalerl.config.model import HuggingFaceModel, Lora
 from scalerl.config.placement import ModelNumbers
 from scalerl.config.presets import LAB
-from scalerl.config.run import HuggingFaceModel
-from scalerl.models.policy import model_shape
+from scalerl.models.lora import LoraPolicy
+from scalerl.models.policy import Policy, model_shape
 from scalerl.placement.memory import (
     activation_bytes,
+    adapter_params,
     cache_bytes_per_token,
     generator_memory,
     logits_bytes,
@@ -150,3 +152,20 @@ def _file():
     from scalerl.config.data import PromptFile
 
     return (PromptFile(path="prompts.jsonl", task="math"),)
+
+
+def test_bytes_of_a_trainer_with_adapters_by_hand():
+    # width 8, 2 heads of 4: q and o 8 + 8; one key-value head of 4: k and v 8 + 4; MLP of 16: three of 8 + 16
+    assert adapter_params(SMALL, Lora(rank=3)) == 3 * 2 * (2 * 16 + 2 * 12 + 3 * 24)
+    assert adapter_params(SMALL, Lora(rank=3, targets=("v_proj", "layers.1.mlp.up_proj"))) == 3 * 2 * (12 + 24)
+    whole, found = trainer_memory(SMALL, 1, 50, False), trainer_memory(SMALL, 1, 50, False, adapters=100)
+    assert found.weights == 2 * (SMALL.params + 100) and found.activations == whole.activations
+    assert (found.masters, found.gradients, found.optimizer) == (400, 600, 800)
+    assert whole.logits - found.logits == 2 * 8 * 10  # no gradient of the head
+
+
+def test_the_entries_of_adapters_are_those_of_the_model_itself():
+    shape = DecoderShape(width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=48, vocabulary=48, tied=True)
+    pytest.importorskip("peft")
+    policy = LoraPolicy(Policy(tiny_model("qwen3")), Lora(rank=5), seed=0)
+    assert adapter_params(shape, Lora(rank=5)) == sum(p.numel() for _, p in policy.trained())

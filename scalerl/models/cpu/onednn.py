@@ -76,7 +76,7 @@ class _Linear(torch.autograd.Function):
         x_NI = x.reshape(-1, weight_OI.shape[1])
         grad_x = _product(grad_NO, weight_OI.t(), None).view(x.shape) if ctx.needs_input_grad[0] else None
         grad_w = _weight_gradient(grad_NO, x_NI) if ctx.needs_input_grad[1] else None
-        return grad_x, grad_w, grad_NO.sum(0) if ctx.has_bias else None
+        return grad_x, grad_w, grad_NO.sum(0) if ctx.has_bias and ctx.needs_input_grad[2] else None
 
 
 def _weight_gradient(grad_NO: Tensor, x_NI: Tensor) -> Tensor:

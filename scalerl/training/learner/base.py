@@ -167,6 +167,10 @@ class Learner(Protocol):
         """Write the weights as a Hugging Face model."""
         ...
 
+    def export_adapter(self, directory: Path) -> None:
+        """Write the adapters in peft's form; without adapters (`model.lora`) do nothing."""
+        ...
+
     def close(self) -> None:
         """End the learner's processes, if it has any; nothing is saved."""
         ...

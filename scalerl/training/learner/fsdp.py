@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from scalerl.config.recipe import AdamW, Loss
+from scalerl.models.checkpoint_names import plain_model
 from scalerl.models.policy import Policy
 from scalerl.rollouts.replay import Difference
 from scalerl.rollouts.weights.base import WeightChannel
@@ -127,7 +128,7 @@ class ShardedLearner(PolicyLearner):
         """Write the weights as a Hugging Face model, by rank 0, whose host memory must hold the whole model."""
         if dist.get_rank() == 0:
             weights = {name: weight.cpu().contiguous() for name, weight in self._whole_weights()}
-            _plain_model(self.policy.model, weights).save_pretrained(directory)
+            plain_model(self.policy.model, weights).save_pretrained(directory)
         else:
             for _ in self._whole_weights():
                 pass
@@ -171,16 +172,3 @@ def _of_all_ranks(meter: TokenMeter) -> list[TokenMeter]:
     meters: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(meters, meter)
     return meters
-
-
-def _plain_model(model: Any, weights: dict[str, Tensor]) -> Any:
-    """Return an unsharded model of the same architecture over given weights, without a second copy of them."""
-    with torch.device("meta"):
-        plain = type(model)(model.config)
-    persistent = {name: buffer.cpu() for name, buffer in model.named_buffers()}
-    plain.load_state_dict({**weights, **persistent}, strict=False, assign=True)
-    plain.tie_weights()
-    missing = [name for name, parameter in plain.named_parameters() if parameter.is_meta]
-    assert not missing, missing
-    plain.generation_config = model.generation_config
-    return plain

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal, Self, cast
 
 import torch
@@ -20,6 +21,7 @@ from scalerl.config.recipe import AdamW, Loss, Recipe
 from scalerl.learn.losses import LOSSES
 from scalerl.models.checkpoint_names import checkpoint_weights
 from scalerl.models.flops import ModelShape
+from scalerl.models.lora import LoraPolicy
 from scalerl.models.packing import can_pack, install, observed_windows
 from scalerl.models.policy import Policy
 from scalerl.models.routing import routing_of
@@ -57,7 +59,7 @@ class PolicyLearner:
         """Take over a policy, whose weights are trained in place.
 
         Args:
-            policy: the model.
+            policy: the model; with adapters, they alone are trained.
             optimizer: the optimiser's settings.
             loss: the surrogate and its parameters.
             temperature: of the sampling, which the log-probabilities must share.
@@ -78,8 +80,8 @@ class PolicyLearner:
             getattr(policy.model, f"{name}_checkpointing_enable")()
             policy.model.train()  # transformers checkpoints in training mode only; dropout is off in any case
         self._packing, self._checkpoint_names = packing if use_packing(policy, packing) else "padded", checkpoint_names
-        self._names = [name for name, _ in policy.weights()]
-        self._parameters = list(policy.model.parameters())
+        self._names = [name for name, _ in policy.trained()]
+        self._parameters = [parameter for _, parameter in policy.trained()]
         self._masters = [_master(p) for p in self._parameters]
         decayed = [p for p in self._masters if p.ndim >= 2]
         plain = [p for p in self._masters if p.ndim < 2]
@@ -134,6 +136,11 @@ class PolicyLearner:
         if self.policy.experts:
             routing_of(self.policy).use(None)
         return check_current(self.policy, version, rollouts, temperature=self._temperature, bound=math.inf)
+
+    def export_adapter(self, directory: Path) -> None:
+        """Write the adapters in peft's form; without adapters do nothing."""
+        if isinstance(self.policy, LoraPolicy):
+            self.policy.save_adapter(directory)
 
     def close(self) -> None:
         """Do nothing: no process belongs to this learner."""

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from scalerl.config.run import HuggingFaceModel, RunConfig
+from scalerl.config.model import HuggingFaceModel
+from scalerl.config.run import RunConfig
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.training.learner.base import Learner, PromptedRollout, StepStats, TrainBatch
 
@@ -118,6 +119,9 @@ class LearnerGroup:
     def export(self, directory: Path) -> None:
         """Let rank 0 write the weights as a Hugging Face model."""
         self._call("export", directory)
+
+    def export_adapter(self, directory: Path) -> None:
+        """Do nothing: several ranks train all weights."""
 
     def close(self) -> None:
         """End the ranks."""

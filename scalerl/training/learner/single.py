@@ -57,7 +57,7 @@ class SingleLearner(PolicyLearner):
 
     def export(self, directory: Path) -> None:
         """Write the weights as a Hugging Face model."""
-        self.policy.model.save_pretrained(directory)
+        self.policy.export(directory)
 
     def save(self, directory: Path) -> None:
         """Write master weights and optimiser moments."""

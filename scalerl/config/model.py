@@ -1,0 +1,95 @@
+"""Which policy a run trains: the lab's tiny model or one of transformers, whole or by adapters. It loads no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from scalerl.config.base import Part
+from scalerl.config.recipe import Count, Natural, Positive, Share
+
+
+class WarmStart(Part):
+    """Supervised training of the tiny model on noisy reasoning traces, before RL."""
+
+    steps: Count = 1000
+    """Updates."""
+    batch: Count = 64
+    """Traces an update."""
+    learning_rate: Annotated[float, Field(gt=0)] = 3e-3
+    """Peak rate: linear warm-up over 50 updates, then linear decay to a tenth."""
+    step_noise: Share = 0.45
+    """Probability that a step of a trace has its result replaced by a uniform digit (0.15 of it in the first 60%)."""
+    ramble: Share = 0.08
+    """Probability, after each step, of a ramble of `~`."""
+    endless: Share = 0.1
+    """Share of the rambles that never end (they teach the model to overrun, so that length control has work)."""
+    seed: Natural = 0
+    """Seed of weights and traces; runs with different seeds of their own may share one warm start."""
+
+
+class TinyModel(Part):
+    """A tiny Qwen3 made from scratch and warm-started on traces of the run's tasks; cached after the first time."""
+
+    kind: Literal["tiny"] = "tiny"
+    width: Count = 64
+    """Hidden size; a multiple of 2 x heads."""
+    layers: Count = 2
+    """Decoder layers."""
+    heads: Count = 2
+    """Attention heads."""
+    experts: Natural = 0
+    """Experts in every layer's MLP (a Qwen3-MoE); 0: a dense MLP."""
+    active_experts: Count = 2
+    """Experts a token uses, at most `experts`; they share the dense MLP's width, so that a token costs the same."""
+    warm_start: WarmStart = WarmStart()
+    """How it learns to write traces before RL."""
+
+    @model_validator(mode="after")
+    def _check(self) -> TinyModel:
+        if self.experts and self.active_experts > self.experts:
+            raise ValueError(f"active_experts: got {self.active_experts}; allowed: 1 to experts = {self.experts}")
+        if self.experts and 4 * self.width % self.active_experts:
+            raise ValueError(
+                f"active_experts: got {self.active_experts}; allowed: a divisor of 4 x width = {4 * self.width}, the "
+                "width of the MLP that they share"
+            )
+        return self
+
+
+class Lora(Part):
+    """Low-rank adapters by peft: a matrix becomes W + alpha / rank x B A; W is frozen, A and B are trained.
+
+    Source: Hu et al. 2021, arXiv 2106.09685. There is no dropout: the trainer's log-probabilities must be those of the
+    engine, which samples without it.
+    """
+
+    rank: Count = 16
+    """Rows of A and columns of B; larger adapters learn more and hold more memory."""
+    alpha: Positive = 32.0
+    """The product B A is scaled by alpha / rank."""
+    targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
+    """Linear modules with an adapter, by the ends of their names, such as ["q_proj", "v_proj"]. all-linear: all of the
+    decoder layers. The head and the embedding cannot have one."""
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _named(cls, targets: Any) -> Any:
+        if targets == "all-linear" or (
+            isinstance(targets, list | tuple) and targets and all(isinstance(name, str) and name for name in targets)
+        ):
+            return targets
+        raise ValueError(f"got {targets!r}; allowed: 'all-linear', or a list of names such as ['q_proj', 'v_proj']")
+
+
+class HuggingFaceModel(Part):
+    """Any causal language model that transformers can load, with its tokenizer."""
+
+    kind: Literal["hf"] = "hf"
+    path: str
+    """A directory with config, tokenizer and weights, a name on the hub, or a GGUF file."""
+    revision: str = "main"
+    """Branch, tag or commit, for a name on the hub."""
+    lora: Lora | None = None
+    """Adapters that are trained in place of the model's own weights; none: all weights are trained."""

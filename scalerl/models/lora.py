@@ -1,0 +1,155 @@
+"""Low-rank adapters on a policy: peft's layers are trained, and merged plain weights are what engines and exports get.
+
+The weights of the model itself never change. Every merge goes into a copy, so that no rounding adds up over updates as
+it would where adapters are merged and taken out again in place.
+
+Legend: R rank, I inputs and O outputs of a linear module.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from scalerl.config.base import ConfigError, nearest
+from scalerl.config.model import Lora
+from scalerl.models.checkpoint_names import plain_model
+from scalerl.models.policy import Policy
+
+ADAPTER = "default"
+"""peft's name of an adapter where there is one."""
+
+
+class LoraPolicy(Policy):
+    """A policy in training whose model has adapters; everything but them is frozen."""
+
+    def __init__(self, policy: Policy, lora: Lora, seed: int) -> None:
+        """Put adapters into a policy's model, in place; its weights stay as they are, and B = 0 changes no output.
+
+        Args:
+            policy: taken over; it must not be used afterwards.
+            lora: rank, scale and targets.
+            seed: of the matrices A.
+
+        Raises:
+            ConfigError: peft is missing, or a target is no linear module of the decoder layers.
+        """
+        peft = _peft()
+        settings = peft.LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            lora_dropout=0.0,
+            target_modules=target_names(policy, lora),
+            task_type="CAUSAL_LM",
+            base_model_name_or_path=policy.model.name_or_path or None,
+        )
+        super().__init__(policy.model, fp32_head=policy.rule.fp32)
+        self.adapter_config = settings
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            peft.inject_adapter_in_model(settings, self.model, ADAPTER)
+        if self.device.type == "cpu":
+            from scalerl.models.cpu.onednn import accelerate
+
+            accelerate(self.model)
+        self._layers: dict[str, Any] = {
+            f"{name}.base_layer.weight": module
+            for name, module in self.model.named_modules()
+            if isinstance(module, peft.tuners.lora.LoraLayer)
+        }
+        frozen, own = self.shape.matmul_params, sum(parameter.numel() for _, parameter in self.trained())
+        self.shape = dataclasses.replace(self.shape, matmul_params=frozen + own, frozen_params=frozen)
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield merged weights by the names of the model without adapters, tied ones once, in a fixed order.
+
+        Every merged tensor is new and made when it is asked for: W + alpha / rank x B A, rounded once to the type of W.
+        """
+        for name, parameter in self.model.named_parameters():
+            if name in self._layers:
+                yield name.replace(".base_layer.", "."), _merged(self._layers[name], parameter.detach())
+            elif not parameter.requires_grad:
+                yield name.replace(".base_layer.", "."), parameter.detach()  # the bias of an adapted module
+
+    def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:
+        """Refuse: adapters send merged weights, which cannot be taken apart again."""
+        raise TypeError("a policy with adapters cannot load merged weights")
+
+    def export(self, directory: Path) -> None:
+        """Write the merged weights as a Hugging Face model."""
+        plain_model(self.model, {name: weight.cpu() for name, weight in self.weights()}).save_pretrained(directory)
+
+    def save_adapter(self, directory: Path) -> None:
+        """Write the adapters in peft's form, which `PeftModel.from_pretrained(model, directory)` reads."""
+        from safetensors.torch import save_file
+
+        directory.mkdir(parents=True, exist_ok=True)
+        found = _peft().get_peft_model_state_dict(self.model, adapter_name=ADAPTER)
+        # peft reads the names that its own wrapper around the model gives
+        tensors = {f"base_model.model.{name}": tensor.cpu().contiguous() for name, tensor in found.items()}
+        save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+        dataclasses.replace(self.adapter_config, inference_mode=True).save_pretrained(str(directory))
+
+
+def _merged(layer: Any, weight_OI: Tensor) -> Tensor:
+    """Return W + alpha / rank x B A in the type of W; peft's own product would be rounded before the sum as well."""
+    a_RI: Tensor = layer.lora_A[ADAPTER].weight.detach().float()
+    b_OR: Tensor = layer.lora_B[ADAPTER].weight.detach().float()
+    return (weight_OI.float() + float(layer.scaling[ADAPTER]) * (b_OR @ a_RI)).to(weight_OI.dtype)
+
+
+def target_names(policy: Policy, lora: Lora) -> list[str]:
+    """Return the ends of the names of the modules that get an adapter.
+
+    Args:
+        policy: whose model has no adapters yet.
+        lora: says which modules.
+
+    Raises:
+        ConfigError: a name ends no linear module of the decoder layers, or all of a mixture's are asked for, whose
+            experts are not linear modules.
+    """
+    ends = _linear_ends(policy.model)
+    allowed = f"allowed: 'all-linear', or a list of {', '.join(ends)}"
+    if lora.targets == "all-linear":
+        if policy.experts:
+            raise ConfigError(
+                f"model.lora.targets: got 'all-linear' for the mixture {type(policy.model).__name__}, whose experts "
+                f"are not linear modules and cannot have adapters; allowed: a list of {', '.join(ends)}"
+            )
+        return ends
+    linear = [name for name, _ in _linear_modules(policy.model)]
+    for target in lora.targets:
+        if not any(f".{name}".endswith(f".{target}") for name in linear):
+            others = [name for name, _ in policy.model.named_modules() if f".{name}".endswith(f".{target}")]
+            found = f", which is no linear module of the decoder layers ({others[0]})" if others else ""
+            raise ConfigError(f"model.lora.targets: got {target!r}{found or nearest(target, ends)}; {allowed}")
+    return list(lora.targets)
+
+
+def _linear_modules(model: Any) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the linear modules by name, without the head: its weight is used outside its module."""
+    head = model.get_output_embeddings()
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and module is not head:
+            yield name, module
+
+
+def _linear_ends(model: Any) -> list[str]:
+    """Return the last parts of the names of the linear modules, each once, in their order."""
+    return list(dict.fromkeys(name.rpartition(".")[2] for name, _ in _linear_modules(model)))
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError:
+        raise ConfigError(
+            "model.lora: adapters need a package that is not installed: pip install 'scalerl[lora]'"
+        ) from None
+    return peft

@@ -1,0 +1,54 @@
+"""Commits in place of branches and tags of the hub, so that a run's saved configuration repeats it exactly."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from scalerl.config import HuggingFaceModel, RunConfig
+from scalerl.config.base import replace
+from scalerl.config.data import AnyTask, PromptFile
+from scalerl.models.gguf import is_gguf
+from scalerl.prompts.files import on_hub
+
+TIMEOUT_S = 10.0
+"""Seconds that the hub may take to name a commit."""
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def pinned(config: RunConfig, note: Callable[[str], None]) -> RunConfig:
+    """Return the configuration with the commit of every hub model and hub data set as its `revision`.
+
+    Where the hub does not answer, the revision stays as it is: the model may be in the cache of this machine.
+
+    Args:
+        config: of a run that starts.
+        note: told which revision could not be resolved, and why.
+    """
+    model = config.model
+    if isinstance(model, HuggingFaceModel) and not Path(model.path).exists() and not is_gguf(model.path):
+        model = replace(model, revision=_commit(model.path, model.revision, "model", note))
+    return replace(config, model=model, data=tuple(_task(task, note) for task in config.data))
+
+
+def _task(task: AnyTask, note: Callable[[str], None]) -> AnyTask:
+    if not isinstance(task, PromptFile) or not on_hub(task):
+        return task
+    return replace(task, revision=_commit(task.path, task.revision, "dataset", note))
+
+
+def _commit(repository: str, revision: str, kind: str, note: Callable[[str], None]) -> str:
+    """Return the commit that a branch or tag names now, or the revision itself where the hub does not say."""
+    if _COMMIT.fullmatch(revision):
+        return revision
+    from huggingface_hub import HfApi
+
+    try:
+        found = HfApi().repo_info(repository, revision=revision, repo_type=kind, timeout=TIMEOUT_S).sha
+    except Exception as error:  # of whichever HTTP library the installed huggingface_hub uses
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        note(f"{repository}: the commit of revision {revision!r} is not known and not recorded ({reason})")
+        return revision
+    return found or revision

@@ -1,0 +1,137 @@
+"""The suite `humaneval` end to end: a table as the hub has it, rows, tests, and programs judged in the sandbox."""
+
+import json
+
+import numpy as np
+import pytest
+
+from scalerl.config import RunConfig, read_config
+from scalerl.config.base import ConfigError
+from scalerl.prompts.dataset import load_prompts
+from scalerl.prompts.layouts import read_rows
+from scalerl.tasks.sandbox.detect import offer
+from scalerl.tasks.scoring import make_scoring
+from scalerl.types import Group, Prompt, Rollout, Visit
+
+datasets = pytest.importorskip("datasets")
+pytest.importorskip("pyarrow")
+
+ROWS = [
+    {
+        "task_id": "Own/0",
+        "prompt": 'def largest_gap(xs: list) -> int:\n    """Largest difference of neighbours.\n    >>> '
+        'largest_gap([1, 4, 2])\n    3\n    """\n',
+        "canonical_solution": "    return max(abs(a - b) for a, b in zip(xs, xs[1:]))\n",
+        "test": "METADATA = {}\n\ndef check(candidate):\n    assert candidate([1, 4, 2]) == 3\n"
+        "    assert candidate([5, 1]) == 4\n",
+        "entry_point": "largest_gap",
+    },
+    {
+        "task_id": "Own/1",
+        "prompt": 'def shout(word: str) -> str:\n    """The word in capitals."""\n',
+        "canonical_solution": "    return word.upper()\n",
+        "test": "def check(candidate):\n    assert candidate('ab') == 'AB'\n",
+        "entry_point": "shout",
+    },
+]
+"""Two rows of our own in the five columns of openai/openai_humaneval."""
+
+HIDDEN = "max(b - a for a, b in zip(xs, xs[1:]))"
+"""Right for the example that the prompt shows, wrong where neighbours fall."""
+
+
+class Tokenizer:
+    chat_template = None
+
+    def __call__(self, text):
+        return {"input_ids": list(text.encode())}
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A hub whose one set is a local copy in the layout that `datasets` reads; returns what was asked for."""
+    table = tmp_path / "hub/openai/openai_humaneval/openai_humaneval"
+    table.mkdir(parents=True)
+    datasets.Dataset.from_list(ROWS).to_parquet(table / "test-00000-of-00001.parquet")
+    asked, load_dataset = [], datasets.load_dataset
+
+    def local(name, *subset, revision, download_config, **settings):
+        asked.append((name, subset, settings["split"], revision))
+        return load_dataset(str(tmp_path / "hub" / name), cache_dir=str(tmp_path / "cache"), **settings)
+
+    monkeypatch.setattr(datasets, "load_dataset", local)
+    return asked
+
+
+def run_with_suite(tmp_path) -> RunConfig:
+    (tmp_path / "sums.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"{a}+1", "answer": str(a + 1)}) + "\n" for a in range(9))
+    )
+    (tmp_path / "run.toml").write_text(
+        'suites = ["humaneval"]\n[model]\nkind = "hf"\npath = "m"\n'
+        f'[data]\nkind = "file"\npath = "{tmp_path}/sums.jsonl"\n'
+    )
+    words = ["--evaluation.prompts", "4", "--recipe.prompts_per_step", "2", "--scoring.workers", "1"]
+    return read_config(tmp_path / "run.toml", words)
+
+
+def group(prompt: Prompt, *texts: str) -> Group:
+    """Return a group whose rollouts decode to the texts, a token a byte."""
+    rollouts = tuple(
+        Rollout(np.frombuffer(text.encode(), np.uint8).astype(np.int32), np.zeros(len(text), np.float32),
+                np.zeros(len(text), np.int32), np.ones(len(text), np.bool_), False, False)
+        for text in texts
+    )  # fmt: skip
+    return Group(Visit(prompt, 0, 0), rollouts, 0)
+
+
+def test_a_suite_by_its_name_is_read_from_the_hub_and_all_of_it_is_held_out(tmp_path, hub):
+    config = run_with_suite(tmp_path)
+    assert config.tasks == ["math", "humaneval"] and config.held_out(config.data[1]) == 164
+    split = load_prompts(config, Tokenizer())
+    assert hub == [("openai/openai_humaneval", (), "test", "main")]
+    found = sorted((p for p in split.held_out if p.task == "humaneval"), key=lambda prompt: prompt.where)
+    assert [prompt.text for prompt in found] == [row["prompt"] for row in ROWS]
+    assert [prompt.where for prompt in found] == [f"openai/openai_humaneval[test] row {n}" for n in (1, 2)]
+    assert not any(prompt.task == "humaneval" for prompt in split.training) and len(split.training) == 5
+    for prompt, row in zip(found, ROWS, strict=True):
+        assert prompt.columns["tests"] == {"test": row["test"], "entry_point": row["entry_point"]}
+
+
+def test_right_and_wrong_programs_are_told_apart_in_the_sandbox(tmp_path, hub):
+    config = run_with_suite(tmp_path)
+    try:
+        offer(config.scoring.sandbox)
+    except ConfigError as error:
+        pytest.skip(f"no sandbox here: {error}")
+    split = load_prompts(config, Tokenizer())
+    gap, shout = sorted((p for p in split.held_out if p.task == "humaneval"), key=lambda prompt: prompt.where)
+    scoring = make_scoring(config, lambda tokens: [bytes(ids).decode() for ids in tokens])
+    try:
+        whole = f"```python\n{ROWS[0]['prompt']}{ROWS[0]['canonical_solution']}```"
+        texts = (whole, f"```python\ndef largest_gap(xs):\n    return {HIDDEN}\n```", "I do not know.")
+        scores = scoring.submit(group(gap, *texts)).result().scores
+        assert [(score.passed, score.reward) for score in scores] == [(True, 1.0), (False, -1.0), (False, -1.0)]
+        assert scores[0].reason == "passed: the checks, with 2 calls" and "AssertionError" in scores[1].reason
+        # what a base model writes: it goes on where the prompt ends, at the body of the function
+        bodies = [ROWS[1]["canonical_solution"], "    return word.lower()\n"]
+        assert [score.passed for score in scoring.submit(group(shout, *bodies)).result().scores] == [True, False]
+    finally:
+        scoring.close()
+
+
+def test_humaneval_as_the_path_of_a_table_is_the_same_set(hub):
+    config = read_config(None, ["--model", "m", "--data", "humaneval"])
+    (task,) = config.data
+    assert (task.set, task.path, task.split, task.verifier, task.curve) == (
+        "humaneval", "openai/openai_humaneval", "test", "code", "humaneval",
+    )  # fmt: skip
+    assert [row.columns["entry_point"] for row in read_rows(task)] == ["largest_gap", "shout"]
+
+
+def test_a_row_without_its_check_is_named(tmp_path, hub):
+    table = tmp_path / "hub/openai/openai_humaneval/openai_humaneval/test-00000-of-00001.parquet"
+    datasets.Dataset.from_list([ROWS[0], {**ROWS[1], "test": ""}]).to_parquet(table)
+    config = read_config(None, ["--model", "m", "--data", "humaneval"])
+    with pytest.raises(ConfigError, match=r"openai_humaneval\[test\] row 2: the column 'test' is empty or missing"):
+        list(read_rows(config.data[0]))

@@ -1,0 +1,308 @@
+"""A learner whose policy has adapters, by the contract of learners, against numbers by hand and against peft itself."""
+
+import warnings
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from test_families import INTERRUPTED, PROMPTS, training_batch
+from test_learner import batch, gradients
+from tiny_models import tiny_model
+from torch.utils.flop_counter import FlopCounterMode
+
+from scalerl.config.base import ConfigError
+from scalerl.config.model import HuggingFaceModel, Lora
+from scalerl.config.recipe import AdamW, Reinforce
+from scalerl.config.run import Placement, RunConfig
+from scalerl.models.flops import ModelShape
+from scalerl.models.lora import LoraPolicy, target_names
+from scalerl.models.policy import Policy, load_policy, model_shape
+from scalerl.rng import stream_key
+from scalerl.rollouts.engine import Request, Sampling
+from scalerl.rollouts.generate import generate
+from scalerl.rollouts.interrupt import LengthRule
+from scalerl.rollouts.local.torch_engine import torch_engine
+from scalerl.rollouts.replay import check_current
+from scalerl.rollouts.weights.directory import DirectoryChannel
+from scalerl.training.batch import collate
+from scalerl.training.learner.base import TrainBatch
+from scalerl.training.learner.single import SingleLearner
+from scalerl.types import Prompt, Score, ScoredGroup, Visit
+
+peft = pytest.importorskip("peft")
+
+SETTINGS = AdamW(learning_rate=2e-2, warmup_steps=0, eps=1e-8)
+SMALL = Lora(rank=4, alpha=8.0)
+MODELS = ["qwen3", "qwen3-untied", "qwen2", "llama-untied", "phi3", "gemma2-softcap", "gemma3-two-ropes"]
+
+
+def make(name="qwen3", lora=SMALL, dtype=torch.float32, settings=SETTINGS, **options):
+    policy = LoraPolicy(Policy(tiny_model(name).to(dtype)), lora, seed=0)
+    return SingleLearner(policy, settings, Reinforce(), **options)
+
+
+def trained(name="qwen3", steps=3, **options):
+    learner = make(name, **options)
+    for _ in range(steps):
+        learner.step(batch())
+    return learner
+
+
+def merged(learner):
+    return {name: weight.clone() for name, weight in learner.policy.weights()}
+
+
+def plain(name, weights):
+    policy = Policy(tiny_model(name, seed=9))
+    policy.load_weights(3, weights)
+    return policy
+
+
+# --------------------------------------------------------------------------------------------------- what is trained
+
+
+def test_adapters_alone_are_trained_and_the_models_own_weights_keep_their_bits():
+    learner = make()
+    before = {name: p.detach().clone() for name, p in learner.policy.model.named_parameters()}
+    for _ in range(3):
+        learner.step(batch())
+    moved = {n for n, p in learner.policy.model.named_parameters() if not torch.equal(p, before[n])}
+    # 2 layers of 7 linear modules with two matrices each
+    assert len(moved) == 28 and all(".lora_A." in name or ".lora_B." in name for name in moved)
+    # q and o 32 x 32, k and v 16 x 32, three of 32 x 48, times rank 4: 2 layers x 4 x (2 x 64 + 2 x 48 + 3 x 80)
+    assert sum(p.numel() for _, p in learner.policy.trained()) == 2 * 4 * (128 + 96 + 240)
+    assert {key.split(".", 1)[0] for key in learner.tensors()} == {"master", "exp_avg", "exp_avg_sq", "step"}
+    assert len(learner.tensors()) == 4 * 28
+
+
+def test_adapters_begin_without_any_effect():
+    source, weights = tiny_model("qwen3"), merged(make())
+    assert weights.keys() == dict(source.named_parameters()).keys()
+    assert all(torch.equal(weights[name], p) for name, p in source.named_parameters())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_gradient_is_that_of_the_merged_matrices_by_the_chain_rule(name):
+    """dL/dA = s B^T dL/dW and dL/dB = s dL/dW A^T, with dL/dW of a plain model that has the merged weights."""
+    learner = trained(name)
+    given = training_batch()
+    found = dict(zip((n for n, _ in learner.policy.trained()), gradients(learner, given), strict=True))
+    whole = SingleLearner(plain(name, merged(learner)), SETTINGS, Reinforce())
+    by_matrix = dict(zip((n for n, _ in whole.policy.trained()), gradients(whole, given), strict=True))
+    parameters, checked = dict(learner.policy.model.named_parameters()), 0
+    for key in found:
+        if ".lora_A." not in key:
+            continue
+        other, weight = key.replace(".lora_A.", ".lora_B."), key.replace(".lora_A.default", "")
+        a, b, dw = parameters[key].detach(), parameters[other].detach(), by_matrix[weight]
+        torch.testing.assert_close(found[key], 2.0 * b.T @ dw, atol=1e-5, rtol=1e-3)
+        torch.testing.assert_close(found[other], 2.0 * dw @ a.T, atol=1e-5, rtol=1e-3)
+        checked += 1
+    assert checked == len(found) / 2 >= 8
+
+
+def test_any_split_packing_and_recomputed_activations_give_the_same_gradient():
+    given, expected = batch(), None
+    for options in (
+        {"micro_batch_tokens": 60},
+        {"micro_batch_tokens": 1},
+        {"packing": "packed"},
+        {"gradient_checkpointing": True},
+    ):
+        found = gradients(trained(**options), given)
+        expected = expected or found
+        for ours, reference in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, reference, atol=1e-5, rtol=1e-4)
+
+
+# --------------------------------------------------------------------------------------- what engines and exports get
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_engine_with_the_merged_weights_samples_with_the_learners_log_probabilities(name, tmp_path):
+    learner, channel = trained(name), DirectoryChannel(tmp_path)
+    learner.send(3, channel)
+    policy = plain(name, channel.receive(3))
+    engine = torch_engine(policy, slots=3, prompt_tokens=9, rule=INTERRUPTED, sampling=Sampling(stop=(1,)), refill=1)
+    engine.submit([Request((i, 0), prompt, stream_key("lora", i)) for i, prompt in enumerate(PROMPTS)])
+    finished = []
+    while engine.occupancy().busy:
+        finished += engine.poll()
+    rollouts = [(PROMPTS[done.id[0]], done.rollout) for done in finished]
+    difference = learner.check(3, rollouts)
+    assert difference.largest < 1e-4 and difference.tokens > 30, difference
+    assert check_current(Policy(tiny_model(name)), 3, rollouts, bound=9.0).largest > 1e-3  # it did train
+
+
+def test_weights_in_bf16_are_rounded_once_and_stay_within_the_bound_of_the_replay(tmp_path):
+    learner = trained(dtype=torch.bfloat16)
+    assert {p.dtype for _, p in learner.policy.trained()} == {torch.bfloat16}
+    assert {master.dtype for master in learner._masters} == {torch.float32}
+    weights, layer = merged(learner), learner.policy.model.model.layers[0].mlp.up_proj
+    exact = layer.base_layer.weight.double() + 2.0 * (
+        layer.lora_B.default.weight.double() @ layer.lora_A.default.weight.double()
+    )
+    assert torch.equal(weights["model.layers.0.mlp.up_proj.weight"], exact.to(torch.bfloat16))
+    policy = Policy(tiny_model("qwen3", seed=9).bfloat16())
+    policy.load_weights(3, weights)
+    given = batch()
+    with torch.no_grad():
+        ours, theirs = (p(given.tokens_BT, given.trained_BT)[0] for p in (learner.policy, policy))
+    assert float((ours - theirs).abs().mean()) < 0.1  # rollouts/replay.py: BOUND_OF_ROUNDED_WEIGHTS
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_export_is_pefts_own_merge_and_the_adapter_loads_over_the_model_of_before(name, tmp_path):
+    tiny_model(name).save_pretrained(tmp_path / "base")
+    policy = LoraPolicy(load_policy(str(tmp_path / "base")), SMALL, seed=0)
+    learner = SingleLearner(policy, SETTINGS, Reinforce(), checkpoint_names=True)
+    for _ in range(3):
+        learner.step(batch())
+    learner.export(tmp_path / "model")
+    learner.export_adapter(tmp_path / "adapter")
+    exported = load_policy(str(tmp_path / "model")).model
+    config = peft.PeftConfig.from_pretrained(tmp_path / "adapter")
+    assert config.base_model_name_or_path == str(tmp_path / "base") and config.r == 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft 0.21 asks transformers 5.23 by a name that is going out of use
+        theirs = peft.PeftModel.from_pretrained(load_policy(str(tmp_path / "base")).model, tmp_path / "adapter")
+    theirs = theirs.merge_and_unload()
+    own, peers = dict(exported.named_parameters()), dict(theirs.named_parameters())
+    assert own.keys() == peers.keys() == dict(tiny_model(name).named_parameters()).keys()
+    for key in own:
+        torch.testing.assert_close(own[key], peers[key], atol=1e-7, rtol=1e-6)
+    channel = DirectoryChannel(tmp_path / "weights")
+    learner.send(0, channel)
+    sent, file = channel.receive(0), load_file(tmp_path / "model/model.safetensors")
+    assert sent.keys() == file.keys() and all(torch.equal(sent[key], file[key]) for key in file)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_restored_learner_goes_on_to_the_same_bits(dtype, tmp_path):
+    original, copy = trained(dtype=dtype), make(dtype=dtype)
+    original.save(tmp_path)
+    copy.load(tmp_path, updates=3)
+    for learner in (original, copy):
+        for _ in range(2):
+            learner.step(batch())
+    ours, theirs = merged(original), merged(copy)
+    assert ours.keys() == theirs.keys() and len(ours) > 10
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours) and copy.updates == original.updates == 5
+
+
+def test_a_checkpoint_of_all_weights_or_of_another_rank_is_refused(tmp_path):
+    whole = SingleLearner(Policy(tiny_model("qwen3")), SETTINGS, Reinforce())
+    whole.save(tmp_path / "whole")
+    make(lora=Lora(rank=2)).save(tmp_path / "rank")
+    for name in ("whole", "rank"):
+        with pytest.raises(ConfigError, match=r"holds the weights of another model: .*resume with the model"):
+            make().load(tmp_path / name, updates=0)
+
+
+def test_training_by_adapters_raises_the_reward_of_samples_of_the_merged_model(tmp_path):
+    """The reward is the share of the sampled tokens below 24, of a vocabulary of 48; each update is on policy."""
+    learner, channel = make(settings=AdamW(learning_rate=1e-2, warmup_steps=0, eps=1e-8)), DirectoryChannel(tmp_path)
+    policy = Policy(tiny_model("qwen3", seed=9))
+    rule, rewards = LengthRule(thinking=None, answer_tokens=12, max_tokens=12), []
+    visits = [Visit(Prompt(f"{i}", "", prompt, "", "low"), 0, 0) for i, prompt in enumerate(PROMPTS[:4])]
+    for update in range(15):
+        learner.send(update, channel)
+        policy.load_weights(update, channel.receive(update))
+        engine = torch_engine(policy, slots=32, prompt_tokens=9, rule=rule, sampling=Sampling(stop=(1,)))
+        groups = generate([engine], visits, 8, seed=update, purpose="train")
+        shares = [[float((r.tokens < 24).mean()) for r in group.rollouts] for group in groups]
+        scores = [tuple(Score(share, False) for share in own) for own in shares]
+        found = collate([ScoredGroup(group, own) for group, own in zip(groups, scores, strict=True)])
+        centred_PG = found.rewards_PG - found.rewards_PG.mean(dim=1, keepdim=True)
+        trained_BT = found.sampled_BT
+        stats = learner.step(
+            TrainBatch(
+                found.tokens_BT, found.length_B, found.behavior_BT, centred_PG.view(-1), trained_BT,
+                trained_BT / trained_BT.sum(),
+            )
+        )  # fmt: skip
+        assert max(abs(stats.log_ratio_min), abs(stats.log_ratio_max)) < 1e-4
+        rewards.append(float(found.rewards_PG.mean()))
+    assert rewards[0] < 0.6 and sum(rewards[-3:]) / 3 > rewards[0] + 0.2, rewards
+
+
+# ------------------------------------------------------------------------------------------------------------- FLOPs
+
+
+def test_training_flops_by_hand():
+    # 1000 frozen entries and 10 trained: 3 tokens x (4 x 1000 + 6 x 10), and attention, 3 x 2 layers x 40 x (1 + 2 + 3)
+    shape = ModelShape(matmul_params=1010.0, attention_width=10, windows=(0, 0), frozen_params=1000.0)
+    assert shape.training_flops(3) == 3 * (4000 + 60) + 3 * 2 * 40 * 6
+    # activations computed again: 2 more for each entry, and a fourth of the attention
+    assert shape.training_flops(3, checkpointing=True) == 3 * (6000 + 80) + 4 * 2 * 40 * 6
+
+
+def test_training_flops_agree_with_torchs_counter():
+    """It counts no gradient by the inputs of the first layer's q, k and v, which come from the frozen embedding."""
+    model = tiny_model("llama", attn_implementation="eager")
+    plain_shape, policy = model_shape(model), LoraPolicy(Policy(model), SMALL, seed=0)
+    for module in policy.model.modules():
+        module.__dict__.pop("forward", None)  # torch counts its own products only, not those of oneDNN
+    tokens = torch.randint(2, 48, (1, 24))
+    with FlopCounterMode(display=False) as counter:
+        policy.model(input_ids=tokens, use_cache=False).logits.sum().backward()
+    adapters = 2 * 4 * (128 + 96 + 240)
+    assert policy.shape.frozen_params == plain_shape.matmul_params
+    assert policy.shape.matmul_params == plain_shape.matmul_params + adapters
+    attention = 3 * 2 * 4 * 32 * 24 * 24
+    uncounted = 2 * 24 * (32 * 32 + 2 * 16 * 32 + 3 * 4 * 32)  # q, k and v, and the A of each
+    expected = 24 * (4 * plain_shape.matmul_params + 6 * adapters) + attention - uncounted
+    assert counter.get_total_flops() == expected
+
+
+# ----------------------------------------------------------------------------------------------------------- refusals
+
+
+def test_targets_are_the_linear_modules_of_the_layers_and_never_the_head():
+    policy = Policy(tiny_model("qwen3-untied"))
+    everything = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+    assert target_names(policy, SMALL) == everything
+    chosen = make(lora=Lora(rank=4, targets=("v_proj", "layers.1.mlp.up_proj"))).policy
+    adapted = [name for name, _ in chosen.trained() if ".lora_A." in name]
+    assert [name.split(".lora_A")[0].removeprefix("model.layers.") for name in adapted] == [
+        "0.self_attn.v_proj", "1.self_attn.v_proj", "1.mlp.up_proj",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "targets", "message"),
+    [
+        ("qwen3", ("lm_head",), r"got 'lm_head', which is no linear module of the decoder layers \(lm_head\); allowed"),
+        ("qwen3", ("embed_tokens",), r"got 'embed_tokens', which is no linear module .*; allowed: 'all-linear', or"),
+        ("qwen3", ("q_porj",), r"got 'q_porj' \(did you mean 'q_proj'\?\); allowed: 'all-linear', or a list of q_proj"),
+        ("qwen3-moe", "all-linear", r"got 'all-linear' for the mixture Qwen3MoeForCausalLM, .*a list of q_proj, k_p"),
+        ("qwen3-moe", ("experts",), r"got 'experts', which is no linear module of the decoder layers \(model.layers.0"),
+    ],
+)
+def test_what_cannot_have_an_adapter_is_refused_with_what_can(name, targets, message):
+    with pytest.raises(ConfigError, match=message):
+        LoraPolicy(Policy(tiny_model(name)), Lora(targets=targets), seed=0)
+
+
+def test_attention_of_a_mixture_can_have_adapters():
+    learner = trained("qwen3-moe", lora=Lora(rank=4, targets=("q_proj", "o_proj")))
+    weights, own = merged(learner), dict(tiny_model("qwen3-moe").named_parameters())
+    moved = {name.rsplit(".", 2)[1] for name in own if not torch.equal(own[name], weights[name])}
+    assert moved == {"q_proj", "o_proj"}
+
+
+def test_a_missing_peft_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "peft", None)
+    with pytest.raises(ConfigError, match=r"model.lora: adapters need a package .*pip install 'scalerl\[lora\]'"):
+        make()
+
+
+def test_adapters_with_several_ranks_are_refused():
+    with pytest.raises(ValueError, match=r"model.lora: got adapters with placement.trainer_ranks = 2.*allowed: one"):
+        RunConfig(model=HuggingFaceModel(path="m", lora=SMALL), placement=Placement(trainer_ranks=2))
+
+
+@pytest.mark.parametrize("targets", ["q_proj", [], [3], ""])
+def test_targets_of_another_form_are_refused(targets):
+    with pytest.raises(ValueError, match=r"allowed: 'all-linear', or a list of names such as"):
+        Lora(targets=targets)

@@ -1,0 +1,68 @@
+"""A whole run with adapters: in processes of its own, resumed to the same bits, exported merged and as an adapter."""
+
+import json
+
+import pytest
+import runs
+import torch
+from safetensors.torch import load_file
+
+peft = pytest.importorskip("peft")
+
+LORA = ["--model.lora.rank", "8", "--recipe.optimizer.learning_rate", "1e-2", "--steps", "12"]
+
+
+@pytest.fixture(scope="module")
+def run(lab_model, tmp_path_factory):
+    path = tmp_path_factory.mktemp("lora") / "run"
+    return path, runs.train(lab_model, path, *LORA)
+
+
+def test_engines_sample_with_the_log_probabilities_of_the_learner_with_adapters(run):
+    path, _ = run
+    metrics = runs.rows(path, "metrics.jsonl")
+    assert len(metrics) == 12 and 0 <= max(row["replay_difference"] for row in metrics) < 1e-4
+    assert max(abs(metrics[0]["log_ratio_min"]), abs(metrics[0]["log_ratio_max"])) <= 1e-5  # on policy
+
+
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(run, lab_model, tmp_path):
+    whole, _ = run
+    runs.train(lab_model, tmp_path / "stopped", *LORA, "--steps", "8")
+    process = runs.start(["resume", str(tmp_path / "stopped"), "--steps", "12"])
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, text
+    assert runs.outcome(tmp_path / "stopped") == runs.outcome(whole)
+    adapters = [load_file(path / "adapter/adapter_model.safetensors") for path in (whole, tmp_path / "stopped")]
+    assert len(adapters[0]) == 28 and all(torch.equal(adapters[0][key], adapters[1][key]) for key in adapters[0])
+
+
+def test_checkpoints_hold_the_adapters_and_their_moments_alone(run):
+    path, _ = run
+    (latest, *_) = sorted((path / "checkpoints").iterdir(), reverse=True)
+    names = json.loads((latest / "learner.json").read_text())
+    assert len(names) == 4 * 28 and all(".lora_A." in name or ".lora_B." in name for name in names)
+
+
+def test_the_exported_model_is_the_base_with_the_exported_adapter(run, lab_model):
+    path, _ = run
+    model, base = load_file(path / "model/model.safetensors"), load_file(lab_model / "model.safetensors")
+    adapter = load_file(path / "adapter/adapter_model.safetensors")
+    config = json.loads((path / "adapter/adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["base_model_name_or_path"]) == (8, 32.0, str(lab_model))
+    adapted = {key.removeprefix("base_model.model.").removesuffix(".lora_A.weight") for key in adapter if "_A." in key}
+    assert len(adapted) == 14 and base.keys() == model.keys()
+    for name in base:
+        expected, module = base[name], name.removesuffix(".weight")
+        if module in adapted:
+            key = f"base_model.model.{module}"
+            expected = expected + 4.0 * adapter[f"{key}.lora_B.weight"] @ adapter[f"{key}.lora_A.weight"]
+            assert not torch.equal(model[name], base[name])
+        torch.testing.assert_close(model[name], expected, atol=1e-7, rtol=1e-6)
+
+
+def test_a_target_that_does_not_exist_is_refused_before_anything_is_made(lab_model, tmp_path):
+    words = ["--model", str(lab_model), "--run-dir", str(tmp_path / "run"), "--model.lora.targets", '["wq"]']
+    text, _ = (process := runs.start(["train", *words, *runs.SMALL])).communicate(timeout=120)
+    assert process.returncode == 2 and "Traceback" not in text, text
+    assert "model.lora.targets: got 'wq'; allowed: 'all-linear', or a list of q_proj, k_proj" in text
+    assert not (tmp_path / "run").exists()

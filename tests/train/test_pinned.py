@@ -1,0 +1,68 @@
+"""Branches and tags of the hub are recorded as the commits that they name when a run starts."""
+
+import huggingface_hub
+import pytest
+from huggingface_hub.hf_api import DatasetInfo, ModelInfo
+
+from scalerl.config import parse_config, read_config, to_toml
+from scalerl.training.pinned import pinned
+
+COMMITS = {
+    ("Qwen/Qwen3-0.6B", "main", "model"): "a" * 40,
+    ("openai/gsm8k", "main", "dataset"): "b" * 40,
+    ("HuggingFaceH4/aime_2024", "v1", "dataset"): "c" * 40,
+}
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """A hub that knows three repositories; returns what it was asked."""
+    seen = []
+
+    def repo_info(self, repo_id, *, revision, repo_type, timeout):
+        seen.append((repo_id, revision, repo_type))
+        if seen[-1] not in COMMITS:
+            raise ConnectionError("no route to the hub\nmore")
+        kind = ModelInfo if repo_type == "model" else DatasetInfo
+        return kind(id=repo_id, sha=COMMITS[seen[-1]])
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "repo_info", repo_info)
+    return seen
+
+
+def config(tmp_path, model='path = "Qwen/Qwen3-0.6B"', suite='{ path = "aime-24", revision = "v1" }'):
+    (tmp_path / "own.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
+    (tmp_path / "run.toml").write_text(
+        f'suites = [{suite}, "{tmp_path}/own.jsonl"]\n[model]\nkind = "hf"\n{model}\n'
+        '[data]\nkind = "file"\npath = "gsm8k"\n'
+    )
+    return read_config(tmp_path / "run.toml", [])
+
+
+def test_model_and_data_sets_get_their_commits_and_files_stay(tmp_path, asked):
+    notes = []
+    found = pinned(config(tmp_path), notes.append)
+    assert found.model.revision == "a" * 40
+    assert [task.revision for task in found.data] == ["b" * 40, "c" * 40, "main"]
+    assert asked == list(COMMITS) and notes == []
+    again = parse_config(to_toml(found), "config.toml")
+    assert again == found and pinned(again, notes.append) == found
+    assert asked == list(COMMITS)  # a commit needs no question
+
+
+def test_what_the_hub_does_not_answer_stays_and_is_noted(tmp_path, asked):
+    notes = []
+    before = config(tmp_path, suite='"mbpp"')
+    found = pinned(before, notes.append)
+    assert [task.revision for task in found.data] == ["b" * 40, "main", "main"]
+    assert notes == [
+        "google-research-datasets/mbpp: the commit of revision 'main' is not known and not recorded "
+        "(no route to the hub)"
+    ]
+
+
+@pytest.mark.parametrize("name", ["directory", "model.gguf"])
+def test_models_on_this_machine_have_no_commit(tmp_path, asked, name):
+    (tmp_path / "directory").mkdir()
+    found = pinned(config(tmp_path, model=f'path = "{tmp_path}/{name}"'), lambda text: None)
+    assert found.model.revision == "main" and {kind for _, _, kind in asked} == {"dataset"}
