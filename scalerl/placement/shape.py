@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from scalerl.config.base import ConfigError
 from scalerl.config.placement import ModelNumbers
 from scalerl.config.run import HuggingFaceModel, RunConfig, TinyModel
-from scalerl.models.flops import ModelShape
 from scalerl.models.gguf import is_gguf, sizes
 
 
@@ -84,11 +83,6 @@ class DecoderShape:
         mixture = experts * self.expert_params + 3 * self.width * self.shared_mlp + self.width * self.experts
         dense = (self.layers - self.moe_layers) * 3 * self.width * self.mlp
         return self.layers * self.attention_params + dense + self.moe_layers * mixture
-
-    @property
-    def flops(self) -> ModelShape:
-        """What FLOPs are counted from; every layer attends to the whole context, sliding windows are not modelled."""
-        return ModelShape(float(self.matmul_params), self.heads * self.head_dim, (0,) * self.layers)
 
 
 def from_config_json(values: Mapping[str, Any]) -> DecoderShape:

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalerl.config import HuggingFaceModel, RunConfig, TinyModel, parse_config, to_toml
+from scalerl.config import HuggingFaceModel, RunConfig, TinyModel
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.run import Hardware
 from scalerl.learn.custom import check_functions
 from scalerl.models.checkpoint_names import checkpoint_weights
+from scalerl.models.flops import FLOPS_RULE
 from scalerl.models.gguf import converted, gguf_directory, is_gguf
 from scalerl.models.layout import WeightLayout
 from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer
@@ -33,11 +34,12 @@ from scalerl.tasks.references import reference_notes
 from scalerl.tasks.sandbox.detect import sandbox_notes
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.backends import BACKENDS, Backend
-from scalerl.training.checkpoint import FORMAT, CheckpointStore, load_plain, load_state, save_state
+from scalerl.training.checkpoint import CheckpointStore, load_plain, load_state, save_state
 from scalerl.training.learner.base import Learner
 from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.learner.ranks import LearnerGroup
 from scalerl.training.learner.single import SingleLearner
+from scalerl.training.resumed import check_unchanged, flops_notes, flops_rule_of
 from scalerl.training.run_dir import RunDirectory, check_empty
 from scalerl.training.session import Display, Progress, Session
 from scalerl.training.stopwatch import Stopwatch
@@ -107,7 +109,7 @@ def resume(path: Path, steps: int | None, display: Display, stop_requested: Call
     directory, config = RunDirectory.resume(path)
     checkpoint = CheckpointStore(path / "checkpoints", config.checkpoint.keep).latest()
     if checkpoint is not None:
-        _check_unchanged(config, checkpoint, path)
+        check_unchanged(config, checkpoint, path)
     if steps is not None:
         config = replace(config, steps=steps)
         directory.save_config(config)
@@ -139,16 +141,18 @@ def _assemble(
     # with several ranks this process only looks at the model: they load their own shares of it
     policy = _load(config, model_path, "cpu" if ranks > 1 else config.hardware.device)
     check_vocabulary(tokenizer, policy, model_path)
+    flops_rule = flops_rule_of(checkpoint)
+    policy.shape = policy.shape.counted_by(flops_rule)
     rule = length_rule(config.recipe.length, lambda text: tokenizer.encode(text, add_special_tokens=False))
     check_length(policy, rule, prompts.longest)
     _check_sampled(config, policy)
-    notes = _notes(config, prompts, rule, resumed=checkpoint is not None)
+    notes = _notes(config, prompts, rule, resumed=checkpoint is not None) + flops_notes(flops_rule)
     directory = directory or RunDirectory.create(path, config)
     for note in notes:
         display.note(note)
     spec = GeneratorSpec(
         config=config,
-        load_policy=LoadPolicy(config, model_path),
+        load_policy=LoadPolicy(config, model_path, flops_rule),
         longest_prompt=prompts.longest,
         rule=rule,
         stop=stop_tokens(policy, tokenizer),
@@ -172,6 +176,7 @@ def _assemble(
         display=display,
         stop_requested=stop_requested,
         devices=_devices(config),
+        flops_rule=flops_rule,
     )
     if checkpoint is None:
         directory.rewind({})
@@ -255,28 +260,6 @@ def _restore(session: Session, checkpoint: Path) -> None:
     else:  # in the middle of a frozen round
         weights = load_state(checkpoint, "round_weights")
         session.pipeline.start(lambda version, channel: channel.send(version, weights.items()), sampling)
-
-
-def _check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
-    """Refuse a checkpoint of an earlier version or another configuration; steps and placement may change."""
-    state = load_plain(checkpoint, "trainer")
-    if state.get("format") != FORMAT:
-        raise ConfigError(
-            f"{path}: its checkpoints were written by an earlier version of scalerl and cannot be resumed by this one. "
-            f"`scalerl fit {path}` reads its curve as before; to train it again: scalerl train {path}/config.toml; to "
-            f"start a new run from its weights, once exported: scalerl train --model {path}/model"
-        )
-    before = parse_config(state["config"], f"{checkpoint}/trainer.json")
-    free = {"steps": before.steps, "checkpoint": before.checkpoint, "placement": before.placement}
-    if replace(config, **free) == before:
-        return
-    old, new = to_toml(before).splitlines(), to_toml(replace(config, **free)).splitlines()
-    changed = [f"{line!r} instead of {was!r}" for was, line in zip(old, new, strict=False) if was != line]
-    raise ConfigError(
-        f"{path / 'config.toml'} was changed since the run was checkpointed: "
-        f"{'; '.join(changed[:5]) or 'sections differ'}. "
-        "Put it back to resume, or start a new run with `scalerl train CONFIG.toml`"
-    )
 
 
 def _model_path(config: RunConfig, display: Display) -> str:
@@ -367,11 +350,14 @@ class LoadPolicy:
 
     config: RunConfig
     model_path: str
+    flops_rule: int = FLOPS_RULE
 
     def __call__(self) -> Policy:
         """Load the model, with the generator's share of the CPU."""
         torch.set_num_threads(max(1, self.config.hardware.generator_threads // self.config.placement.engines))
-        return _load(self.config, self.model_path, self.config.hardware.device)
+        policy = _load(self.config, self.model_path, self.config.hardware.device)
+        policy.shape = policy.shape.counted_by(self.flops_rule)
+        return policy
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from scalerl.config import RunConfig, to_toml
 from scalerl.config.base import replace
+from scalerl.models.flops import FLOPS_RULE
 from scalerl.prompts.curriculum import Curriculum
 from scalerl.prompts.dataset import PromptSplit
 from scalerl.prompts.mixture import Mixture
@@ -97,6 +98,8 @@ class Session:
     stop_requested: Callable[[], bool]
     devices: int = 1
     """Devices held, for device-hours."""
+    flops_rule: int = FLOPS_RULE
+    """How this run counts FLOPs: the rule that it began with."""
     progress: Progress = field(default_factory=Progress)
     clock: Stopwatch = field(default_factory=Stopwatch)
     points: list[EvalPoint] = field(default_factory=list)
@@ -299,6 +302,7 @@ class Session:
             self.learner.save(path)
             state = {
                 "format": FORMAT,
+                "flops_rule": self.flops_rule,
                 "config": to_toml(self.config),
                 "progress": to_plain(self.progress),
                 "curriculum": self.curriculum.state(),
