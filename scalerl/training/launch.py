@@ -35,11 +35,12 @@ from scalerl.tasks.sandbox.detect import sandbox_notes
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.backends import BACKENDS, Backend
 from scalerl.training.checkpoint import CheckpointStore, load_plain, load_state, save_state
+from scalerl.training.devices import devices_of
 from scalerl.training.learner.base import Learner
 from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.learner.ranks import LearnerGroup
 from scalerl.training.learner.single import SingleLearner
-from scalerl.training.resumed import check_unchanged, flops_notes, flops_rule_of
+from scalerl.training.resumed import check_unchanged, flops_notes, flops_rule_of, hours_of
 from scalerl.training.run_dir import RunDirectory, check_empty
 from scalerl.training.session import Display, Progress, Session
 from scalerl.training.stopwatch import Stopwatch
@@ -175,7 +176,7 @@ def _assemble(
         tokenizer=tokenizer,
         display=display,
         stop_requested=stop_requested,
-        devices=_devices(config),
+        devices=devices_of(config),
         flops_rule=flops_rule,
     )
     if checkpoint is None:
@@ -196,15 +197,6 @@ def _sent_weights(config: RunConfig, policy: Policy) -> Iterable[tuple[str, Tens
     """Return the weights by the names under which the engines know them: vLLM those of a checkpoint on disk."""
     weights = policy.weights()
     return checkpoint_weights(policy.model, weights) if config.placement.engine == "vllm" else weights
-
-
-def _devices(config: RunConfig) -> int:
-    """Return the devices that a run holds: its GPUs, or 1 on CPU."""
-    placement = config.placement
-    if config.hardware.device != "cuda":
-        return 1
-    generators = 0 if placement.one_gpu else placement.engines * placement.gpus_of_a_generator
-    return placement.trainer_ranks + generators
 
 
 def _check_sampled(config: RunConfig, policy: Policy) -> None:
@@ -251,7 +243,7 @@ def _restore(session: Session, checkpoint: Path) -> None:
     session.progress = from_plain(Progress, state["progress"])
     session.learner.load(checkpoint, session.progress.step)
     session.curriculum.load_state(state["curriculum"])
-    session.clock = Stopwatch(state["training_s"])
+    session.clock = Stopwatch(3600.0 * hours_of(state) / session.devices.held)
     session.directory.rewind(state["cursors"])
     session.points = session.directory.points()
     sampling = load_plain(checkpoint, "generator")["sampling_version"]

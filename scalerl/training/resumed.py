@@ -1,13 +1,16 @@
-"""What a resumed run keeps of the one that was interrupted: its configuration, and how it counts FLOPs."""
+"""What a resumed run keeps of the one that was interrupted: its configuration, and what it counts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from scalerl.config import RunConfig, parse_config, to_toml
 from scalerl.config.base import ConfigError, replace
 from scalerl.models.flops import FLOPS_RULE
 from scalerl.training.checkpoint import FORMAT, load_plain
+from scalerl.training.devices import devices_of
 
 
 def flops_rule_of(checkpoint: Path | None) -> int:
@@ -23,6 +26,14 @@ def flops_notes(rule: int) -> list[str]:
         "this run began with an earlier version of scalerl, which counted the LM head for every token: its FLOPs are "
         "counted so to the end, and cannot be compared with those of other runs; tokens and device-hours can"
     ]
+
+
+def hours_of(state: Mapping[str, Any]) -> float:
+    """Return the device-hours in the trainer's part of a checkpoint: of the devices that the run held until then."""
+    if "device_hours" in state:
+        return float(state["device_hours"])
+    before = parse_config(state["config"], "the checkpoint")  # of earlier versions, which kept seconds
+    return devices_of(before).held * float(state["training_s"]) / 3600.0
 
 
 def check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
