@@ -249,13 +249,15 @@ class Recipe(Part):
     """The standard deviation that group-centred rewards are divided by: over the batch, the group, or none; or a
     function of your own."""
     zero_variance: Literal["drop", "keep"] = "drop"
-    """Prompts whose rollouts all got the same reward: out of the loss and its denominator, or kept in it."""
+    """Prompts whose rollouts all got the same reward, truncated ones not asked where they carry no loss: out of the
+    loss and its denominator, or kept in it."""
     retire_pass_rate: Annotated[float, Field(gt=0, le=1)] | None = 0.9
     """No-Positive-Resampling: a prompt whose latest pass rate reaches this is never drawn again. None: off."""
     length: LengthControl = Interruption()
     """How long rollouts are kept in check: interruption, penalty or none."""
     truncated: Literal["exclude", "keep"] = "exclude"
-    """Truncated rollouts count as wrong; they are kept out of the loss, or in it."""
+    """Truncated rollouts count as wrong (with a reward function: `data.truncated_reward`); they are kept out of the
+    loss, or in it."""
     off_policy: OffPolicy = PipelineRL()
     """How generation and training overlap: pipeline or ppo-off-policy."""
     fp32_head: bool = True
