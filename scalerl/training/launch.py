@@ -189,7 +189,7 @@ def _assemble(
 
 def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, *, resumed: bool) -> list[str]:
     """Return what a person should know before the first step; references are only judged when a run begins."""
-    notes = [*prompts.notes, *_length_notes(rule), *sandbox_notes(config)]
+    notes = [*prompts.notes, *_length_notes(rule), *nucleus_notes(config.recipe.top_p), *sandbox_notes(config)]
     return notes if resumed else notes + reference_notes(config, (*prompts.training, *prompts.held_out))
 
 
@@ -316,6 +316,17 @@ def check_length(policy: Policy, rule: LengthRule, longest_prompt: int) -> None:
             f"recipe.length: the longest prompt ({longest_prompt} tokens) and completion ({rule.capacity}) need "
             f"{needed} positions; this model has {limit}. Lower recipe.length's limits or data.max_prompt_tokens"
         )
+
+
+def nucleus_notes(top_p: float) -> list[str]:
+    """Return what a person should know of a nucleus (`recipe.top_p`)."""
+    if top_p >= 1:
+        return []
+    return [
+        f"recipe.top_p is {top_p:g}: log-probabilities are those before the nucleus, so a token's ratio is up to "
+        f"{1 / top_p:.3g} times too large, and tokens outside the nucleus are never tried; 1 has no such bias "
+        "(docs/recipe.md)"
+    ]
 
 
 def _length_notes(rule: LengthRule) -> list[str]:

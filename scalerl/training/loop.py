@@ -85,7 +85,7 @@ def may_be_trained(rollouts: RolloutTensors, recipe: Recipe) -> Tensor:
 
 
 def kept_prompts(rollouts: RolloutTensors, rewards_PG: Tensor, recipe: Recipe) -> Tensor:
-    """Return keep_P: the prompts that the zero-variance filter keeps, by the rewards of rollouts that may be trained."""
+    """Return keep_P: prompts that the zero-variance filter keeps, by the rewards of rollouts that may be trained."""
     usable_PG = may_be_trained(rollouts, recipe).view_as(rewards_PG)
     return ZERO_VARIANCE[recipe.zero_variance](of_trained(rewards_PG, usable_PG))
 
