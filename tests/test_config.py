@@ -2,10 +2,10 @@ import tomllib
 
 import pytest
 
-from scalerl.config import LAB, PRESETS, RunConfig, field_lines, merge, read_config, to_toml
-from scalerl.config.base import ConfigError, build
+from scalerl.config import LAB, PRESETS, RunConfig, field_lines, merge, parse_config, read_config, to_toml
+from scalerl.config.base import ConfigError, build, replace
 from scalerl.config.data import shares
-from scalerl.config.recipe import Gspo, PpoOffPolicy
+from scalerl.config.recipe import Gspo, PpoOffPolicy, Recipe
 
 TWO_TASKS = """
 [[data]]
@@ -239,3 +239,34 @@ def test_every_field_is_documented():
 def test_derived_sizes_are_said_in_words():
     text = "\n".join(LAB.derived_sizes())
     assert "16 prompts x 16 generations = 256 completions" in text and "at most 8 updates old" in text
+
+
+def test_gspo_brings_its_own_aggregation_where_none_is_chosen(tmp_path):
+    file, named = tmp_path / "my.toml", tmp_path / "named.toml"
+    file.write_text('[recipe]\nloss = "gspo"\n')
+    named.write_text('[recipe]\nloss = "gspo"\naggregation = "prompt"\n')
+    found = {
+        "file": read_config(file, []),
+        "file, and a field of the loss": read_config(file, ["--recipe.loss.clip_high", "5e-3"]),
+        "words": read_config(None, ["--recipe.loss", "gspo"]),
+        "file chooses": read_config(named, []),
+        "file chooses, words change the clip": read_config(named, ["--recipe.loss.clip_high", "5e-3"]),
+        "words choose": read_config(file, ["--recipe.aggregation", "token"]),
+        "words choose another loss": read_config(file, ["--recipe.loss", "dapo"]),
+    }
+    assert {name: config.recipe.aggregation for name, config in found.items()} == {
+        "file": "sample",
+        "file, and a field of the loss": "sample",
+        "words": "sample",
+        "file chooses": "prompt",
+        "file chooses, words change the clip": "prompt",
+        "words choose": "token",
+        "words choose another loss": "prompt",
+    }
+    assert Recipe(loss=Gspo()).aggregation == "sample" and Recipe().aggregation == "prompt"
+
+
+def test_a_saved_configuration_with_gspo_and_an_ablation_keep_the_aggregation_that_they_name():
+    ablated = replace(LAB, recipe=replace(LAB.recipe, loss=Gspo()))
+    assert ablated.recipe.aggregation == "prompt"
+    assert parse_config(to_toml(ablated), "config.toml") == ablated

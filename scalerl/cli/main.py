@@ -67,7 +67,8 @@ def _parser() -> argparse.ArgumentParser:
         "sft", help="supervised warm start of a model on prompts and completions; without a model the lab's",
         add_help=False,
     )  # fmt: skip
-    recipes = verbs.add_parser("recipes", help="print the recipes, component by component")
+    recipes = verbs.add_parser("recipes", help="print where the recipes differ, field by field")
+    recipes.add_argument("--all", action="store_true", help="also print the fields that all recipes share")
     recipes.set_defaults(run=_recipes)
     add_import_parser(verbs)
     return parser
@@ -82,6 +83,6 @@ def _study(words: list[str]) -> int:
 def _recipes(arguments: argparse.Namespace) -> int:
     from scalerl.report.recipes import leave_one_out_table, recipe_table
 
-    recipe_table()
+    recipe_table(everything=arguments.all)
     leave_one_out_table()
     return 0

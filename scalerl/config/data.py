@@ -115,6 +115,9 @@ class PromptFile(TextTask):
     """`package.module:function` in TRL's form f(prompts, completions, **columns) -> list[float]; replaces the task."""
     pass_reward: float = 1.0
     """A reward of your function at or above this counts as a pass in the pass rate and the curve."""
+    truncated_reward: float | None = 0.0
+    """A completion that was truncated before it could answer has failed: it gets at most this reward, in the scale of
+    your function. None: it keeps the function's reward, and only does not pass."""
     prompt_column: str = "prompt"
     """Column with the prompt: a string, or a list of chat messages. Dots reach into nested columns."""
     answer_column: str = "answer"
@@ -201,6 +204,9 @@ class EnvironmentTask(TextTask):
     """Passed to the environment's `load_environment`."""
     pass_reward: float = 1.0
     """A reward of the rubric at or above this counts as a pass in the pass rate and the curve."""
+    truncated_reward: float | None = 0.0
+    """A completion that was truncated before it could answer has failed: it gets at most this reward, in the scale of
+    the rubric. None: it keeps the rubric's reward, and only does not pass."""
 
     @property
     def curve(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from scalerl.config.base import ConfigError, Part, build, nearest, records
 from scalerl.config.data import raw_name
 from scalerl.config.presets import PRESETS
+from scalerl.config.recipe import AGGREGATION_OF_LOSS, kind_of
 from scalerl.config.run import RunConfig
 
 ALIASES = {
@@ -50,7 +51,7 @@ def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any])
         preset = "scalerl" if own else "lab"
     if preset not in PRESETS:
         raise ConfigError(f"preset: got {preset!r}{nearest(str(preset), PRESETS)}; allowed: {', '.join(PRESETS)}")
-    from_file = merge(plain_values(PRESETS[preset]), values)
+    from_file = merge(_preset_values(preset, values, typed), values)
     try:
         return build(RunConfig, merge(from_file, typed), "command line")
     except ConfigError as error:
@@ -60,6 +61,18 @@ def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any])
             if str(own) == str(error):  # the file's own mistake is reported with the file's name
                 raise ConfigError(str(own).replace("command line", source, 1)) from None
         raise
+
+
+def _preset_values(preset: str, file: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a preset, without the aggregation where that follows from the loss that a user chooses."""
+    values = plain_values(PRESETS[preset])
+    recipes = [given["recipe"] for given in (file, typed) if isinstance(given.get("recipe"), Mapping)]
+    recipe = values["recipe"]
+    for changes in recipes:
+        recipe = merge(recipe, changes)
+    if kind_of(recipe["loss"]) in AGGREGATION_OF_LOSS and not any("aggregation" in changes for changes in recipes):
+        del values["recipe"]["aggregation"]
+    return values
 
 
 def build_from(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> RunConfig:

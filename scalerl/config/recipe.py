@@ -230,6 +230,10 @@ class AdamW(Part):
 # -------------------------------------------------------------------------------------------------------------- recipe
 
 
+AGGREGATION_OF_LOSS = {"gspo": "sample"}
+"""Aggregation of a recipe that names none, by the kind of its loss; of all others it is `prompt`."""
+
+
 class Recipe(Part):
     """A complete RL recipe. The defaults are ScaleRL's (paper section 4, figure 3 and appendix A.3)."""
 
@@ -244,18 +248,21 @@ class Recipe(Part):
     aggregation: Annotated[Literal["prompt", "sample", "token"] | Custom, _choice("prompt", "sample", "token")] = (
         "prompt"
     )
-    """What gets equal weight in the batch: each prompt, each rollout, or each token; or a function of your own."""
+    """What gets equal weight in the batch: each prompt, each rollout, or each token; or a function of your own. With
+    the loss gspo the default is sample: GSPO's ratio belongs to a rollout, and prompt and token weigh it by length."""
     advantage: Annotated[Literal["batch", "group", "none"] | Custom, _choice("batch", "group", "none")] = "batch"
     """The standard deviation that group-centred rewards are divided by: over the batch, the group, or none; or a
     function of your own."""
     zero_variance: Literal["drop", "keep"] = "drop"
-    """Prompts whose rollouts all got the same reward: out of the loss and its denominator, or kept in it."""
+    """Prompts whose rollouts all got the same reward, truncated ones not asked where they carry no loss: out of the
+    loss and its denominator, or kept in it."""
     retire_pass_rate: Annotated[float, Field(gt=0, le=1)] | None = 0.9
     """No-Positive-Resampling: a prompt whose latest pass rate reaches this is never drawn again. None: off."""
     length: LengthControl = Interruption()
     """How long rollouts are kept in check: interruption, penalty or none."""
     truncated: Literal["exclude", "keep"] = "exclude"
-    """Truncated rollouts count as wrong; they are kept out of the loss, or in it."""
+    """Truncated rollouts count as wrong (with a reward function: `data.truncated_reward`); they are kept out of the
+    loss, or in it."""
     off_policy: OffPolicy = PipelineRL()
     """How generation and training overlap: pipeline or ppo-off-policy."""
     fp32_head: bool = True
@@ -266,14 +273,29 @@ class Recipe(Part):
     temperature: Annotated[float, Field(gt=0, le=10)] = 1.0
     """Sampling temperature of training rollouts; log-probabilities are those of the tempered distribution."""
     top_p: Fraction = 1.0
-    """Nucleus sampling: sample from the smallest set of tokens whose probability reaches this."""
+    """Nucleus sampling: sample from the smallest set of tokens whose probability reaches this. Below 1 the training is
+    biased: log-probabilities on both sides are those before the nucleus (docs/recipe.md). Torch engines only."""
     optimizer: AdamW = AdamW()
     """The optimiser's settings."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _aggregation_of_the_loss(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or "aggregation" in values:
+            return values
+        chosen = AGGREGATION_OF_LOSS.get(kind_of(values.get("loss")))
+        return values if chosen is None else {**values, "aggregation": chosen}
 
     @property
     def completions_per_step(self) -> int:
         """Rollouts in one update's batch."""
         return self.prompts_per_step * self.generations_per_prompt
+
+
+def kind_of(part: Any) -> str:
+    """Return the kind of a part of a recipe: of a record, a table or a bare name; empty for anything else."""
+    found = part.get("kind") if isinstance(part, dict) else getattr(part, "kind", part)
+    return found if isinstance(found, str) else ""
 
 
 # -------------------------------------------------------------------------------------------------- the paper's recipes
@@ -363,30 +385,7 @@ def adopt(recipe: Recipe, base: Recipe) -> Recipe:
 
 
 __all__ = [
-    "BASELINE",
-    "DAPO",
-    "GRPO",
-    "MAGISTRAL",
-    "MINIMAX",
-    "RECIPES",
-    "SCALERL",
-    "AdamW",
-    "Cispo",
-    "Dapo",
-    "Grpo",
-    "Gspo",
-    "Interruption",
-    "LengthControl",
-    "LengthPenalty",
-    "Loss",
-    "NoLengthControl",
-    "OffPolicy",
-    "PipelineRL",
-    "PpoOffPolicy",
-    "Recipe",
-    "Reinforce",
-    "adopt",
-    "as_penalty",
-    "leave_one_out",
-    "replace",
-]
+    "BASELINE", "DAPO", "GRPO", "MAGISTRAL", "MINIMAX", "RECIPES", "SCALERL", "AdamW", "Cispo", "Dapo", "Grpo",
+    "Gspo", "Interruption", "LengthControl", "LengthPenalty", "Loss", "NoLengthControl", "OffPolicy", "PipelineRL",
+    "PpoOffPolicy", "Recipe", "Reinforce", "adopt", "as_penalty", "leave_one_out", "replace",
+]  # fmt: skip

@@ -97,6 +97,8 @@ class Scoring(Part):
     limits of their own (`sandbox`)."""
     reward_timeout_s: Annotated[float, Field(gt=0)] = 600.0
     """Seconds your reward function may take for the completions of one prompt before they count as failed."""
+    failing_references: Share = 0.05
+    """Share of a task's references that may fail their own verifier before the run is refused; 1: any."""
     sandbox: Sandbox = Sandbox()
     """Where programs run that the policy wrote."""
 

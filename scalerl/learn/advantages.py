@@ -63,6 +63,21 @@ def advantages(choice: str | Custom, rewards_PG: Tensor) -> Tensor:
     return found_PG
 
 
+def of_trained(rewards_PG: Tensor, trained_PG: Tensor) -> Tensor:
+    """Return rewards_PG in which a rollout that carries no loss has the reward of one of its prompt's that does.
+
+    The zero-variance filter then sees the trained rollouts alone. Without this a prompt whose failures are all
+    truncated, and so masked, would be trained on its successes only: every advantage in its loss would be positive.
+
+    Args:
+        rewards_PG: of all rollouts.
+        trained_PG: bool; the rollouts that may carry loss. Where a prompt has none, its first reward stands for all.
+    """
+    assert rewards_PG.shape == trained_PG.shape and trained_PG.dtype == torch.bool, (rewards_PG.shape, trained_PG.shape)
+    some_P1 = rewards_PG.gather(1, trained_PG.int().argmax(dim=1, keepdim=True))
+    return torch.where(trained_PG, rewards_PG, some_P1)
+
+
 def with_variance(rewards_PG: Tensor) -> Tensor:
     """Return keep_P: prompts whose rewards differ by more than float rounding."""
     return rewards_PG.amax(dim=1) - rewards_PG.amin(dim=1) > EPS

@@ -19,7 +19,12 @@ from scalerl.config.recipe import Cispo, Custom, Dapo, Grpo, Gspo, Reinforce
 LossFn = Callable[[Any, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 LOG_RATIO_LIMIT = 20.0
-"""exp of more overflows the products below; a ratio this far out is clipped or capped by every loss anyway."""
+"""Largest log ratio in absolute value, of a token or of a GSPO rollout: exp of more overflows the products below.
+
+CISPO's cap lies far below. The clipped surrogates (DAPO, GRPO, GSPO) bound the ratio on one side only: with a negative
+advantage a large ratio stays as it is, with a positive one a small ratio does. There this limit cuts the ratio, the
+token has no gradient, and it counts as capped.
+"""
 
 
 def cispo(params: Cispo, logp_BT: Tensor, behavior_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor) -> Any:
@@ -46,8 +51,8 @@ def clipped_surrogate(
     params: Dapo | Grpo, logp_BT: Tensor, behavior_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor
 ) -> tuple[Tensor, Tensor]:
     """-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) a token (ScaleRL eqs. 3, 7, 8). Args as `cispo`."""
-    ratio_BT = _ratio(logp_BT, behavior_BT, advantages_B, mask_BT)
-    return _pessimistic(ratio_BT, advantages_B[:, None], params)
+    _check(logp_BT, behavior_BT, advantages_B, mask_BT)
+    return _pessimistic(logp_BT - behavior_BT, advantages_B[:, None], params)
 
 
 def gspo(
@@ -61,8 +66,7 @@ def gspo(
     _check(logp_BT, behavior_BT, advantages_B, mask_BT)
     log_ratio_BT = (logp_BT - behavior_BT) * mask_BT
     mean_B = log_ratio_BT.sum(dim=1) / mask_BT.sum(dim=1).clamp(min=1)
-    ratio_BT = mean_B.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()[:, None].expand_as(logp_BT)
-    return _pessimistic(ratio_BT, advantages_B[:, None], params)
+    return _pessimistic(mean_B[:, None].expand_as(logp_BT), advantages_B[:, None], params)
 
 
 def reinforce(
@@ -73,10 +77,13 @@ def reinforce(
     return -advantages_B[:, None] * logp_BT, torch.zeros_like(mask_BT)
 
 
-def _pessimistic(ratio_BT: Tensor, advantages_B1: Tensor, params: Dapo | Grpo | Gspo) -> tuple[Tensor, Tensor]:
+def _pessimistic(log_ratio_BT: Tensor, advantages_B1: Tensor, params: Dapo | Grpo | Gspo) -> tuple[Tensor, Tensor]:
+    """Return the clipped surrogate's loss, and the tokens whose ratio was cut by the clip or by LOG_RATIO_LIMIT."""
+    ratio_BT = log_ratio_BT.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     free_BT = ratio_BT * advantages_B1
     clipped_BT = ratio_BT.clamp(1 - params.clip_low, 1 + params.clip_high) * advantages_B1
-    return -torch.minimum(free_BT, clipped_BT), clipped_BT < free_BT
+    beyond_BT = (log_ratio_BT.detach().abs() > LOG_RATIO_LIMIT) & (advantages_B1 != 0)
+    return -torch.minimum(free_BT, clipped_BT), (clipped_BT < free_BT) | beyond_BT
 
 
 def _ratio(logp_BT: Tensor, behavior_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor) -> Tensor:

@@ -5,14 +5,23 @@ Tokens and FLOPs are counted, not timed: they carry no noise and do not depend o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+FLOPS_RULE = 2
+"""How FLOPs are counted, kept in checkpoints. Rule 1, of checkpoints without a number, counted the head for every token
+of a sequence. Totals of two rules do not belong on one axis, so a run keeps the rule it began with."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """What the FLOPs of a decoder depend on.
 
-    Example (two full-attention layers): ModelShape(matmul_params=133120.0, attention_width=64, windows=(0, 0))
+    Example (two full-attention layers): ModelShape(matmul_params=133120.0, attention_width=64, windows=(0, 0),
+                                                    head_params=2048.0)
     """
 
     matmul_params: float
@@ -23,33 +32,65 @@ class ModelShape:
     """Sliding window of each layer in tokens; 0: full attention."""
     frozen_params: float = 0.0
     """Of `matmul_params`, entries without a gradient of their own: those of the model under adapters."""
+    head_params: float = 0.0
+    """Those of `matmul_params` that belong to the LM head, which only a position that predicts a token is multiplied
+    with. 0: every position counts as one that predicts, as in the rule of runs before this field (FLOPS_RULE)."""
 
-    def forward_flops(self, first: int, count: int) -> float:
+    def forward_flops(self, first: int, count: int, predicted: int = 0) -> float:
         """Return the FLOPs of the forward pass over `count` tokens of one sequence, the first at position `first`.
 
         Two a multiply-add: 2 x matrices for each token, and 4 x width x context for scores and mixing of each layer
-        (2 x width x context each), where the context of position p is the p + 1 tokens it attends to.
+        (2 x width x context each), where the context of position p is the p + 1 tokens it attends to, at most the
+        layer's window.
+
+        Args:
+            first: position of the first token, counted from 0.
+            count: tokens.
+            predicted: of them, those whose hidden state goes through the head.
         """
         attended = sum(_context_sum(first, count, window) for window in self.windows)
-        return 2.0 * self.matmul_params * count + 4.0 * self.attention_width * attended
+        body = 2.0 * (self.matmul_params - self.head_params) * count
+        return body + 4.0 * self.attention_width * attended + self.head_flops(predicted)
 
-    def decode_flops(self, tokens: int, attended: int, longest: int) -> float:
-        """Return the FLOPs of one decode step of `tokens` sequences that attend to `attended` tokens together.
+    def head_flops(self, predicted: int) -> float:
+        """Return the FLOPs of the head over so many positions."""
+        return 2.0 * self.head_params * predicted
 
-        `longest` is the longest of them: where no window cuts it, the sum over sequences need not be taken one by one.
+    def decode_flops(self, contexts_N: npt.ArrayLike) -> float:
+        """Return the FLOPs of one decode step: one token, and one prediction, of each of N sequences.
+
+        Args:
+            contexts_N: tokens of each sequence, the one just fed included. A layer attends to all of them, or to as
+                many as its window holds.
         """
-        widths = sum(min(1.0, window / longest) if window else 1.0 for window in self.windows)
-        return 2.0 * self.matmul_params * tokens + 4.0 * self.attention_width * attended * widths
+        contexts = np.asarray(contexts_N, dtype=np.int64)
+        attended = sum(
+            layers * int(np.minimum(contexts, window).sum() if window else contexts.sum())
+            for window, layers in Counter(self.windows).items()
+        )
+        return 2.0 * self.matmul_params * len(contexts) + 4.0 * self.attention_width * attended
 
-    def training_flops(self, count: int, checkpointing: bool = False) -> float:
-        """Return the FLOPs of forward and backward over one sequence of `count` tokens.
+    def counted_by(self, rule: int) -> ModelShape:
+        """Return the shape that counts by a rule (FLOPS_RULE): the one that a resumed run began with."""
+        return self if rule == FLOPS_RULE else replace(self, head_params=0.0)
 
-        Backward is twice forward: every product has a gradient by each of its factors. A frozen matrix has only the one
-        by its input, so 2 a token and entry are left out: 4 x frozen instead of 6 x. Those inputs of the first layer
-        that need no gradient either are counted.
+    def training_flops(self, count: int, predicted: int = 0, checkpointing: bool = False) -> float:
+        """Return the FLOPs of forward and backward over one sequence.
+
+        The backward pass costs two forward passes, and one more where activations are computed again: always in the
+        head (models/head.py), elsewhere with gradient checkpointing. Of its two products with every matrix, a frozen
+        one has only that for the gradient by its input, so 2 FLOPs a token and entry are left out: 4 instead of 6 in
+        all. Adapters freeze the head too. Inputs of the first layer that need no gradient either are counted.
+
+        Args:
+            count: tokens of the sequence, prompt included.
+            predicted: of them, those that are trained.
+            checkpointing: whether the layers' activations are computed again.
         """
-        whole = self.forward_flops(0, count) * (4.0 if checkpointing else 3.0)
-        return whole - 2.0 * self.frozen_params * count
+        whole = self.forward_flops(0, count) * (4.0 if checkpointing else 3.0) + 4.0 * self.head_flops(predicted)
+        if not self.frozen_params:
+            return whole
+        return whole - 2.0 * (self.frozen_params - self.head_params) * count - self.head_flops(predicted)
 
 
 def _context_sum(first: int, count: int, window: int) -> float:

@@ -280,7 +280,7 @@ def model_shape(model: Any) -> ModelShape:
     if getattr(config, "layer_types", None) is None and window:
         kinds = ["sliding_attention"] * config.num_hidden_layers
     windows = tuple(int(window) if kind == "sliding_attention" and window else 0 for kind in kinds)
-    return ModelShape(matmul_params=matmul, attention_width=heads * head_dim, windows=windows)
+    return ModelShape(matmul, attention_width=heads * head_dim, windows=windows, head_params=float(head.numel()))
 
 
 def _experts(config: Any) -> int:

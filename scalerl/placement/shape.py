@@ -86,11 +86,6 @@ class DecoderShape:
         dense = (self.layers - self.moe_layers) * 3 * self.width * self.mlp
         return self.layers * self.attention_params + dense + self.moe_layers * mixture
 
-    @property
-    def flops(self) -> ModelShape:
-        """What FLOPs are counted from; every layer attends to the whole context, sliding windows are not modelled."""
-        return ModelShape(float(self.matmul_params), self.heads * self.head_dim, (0,) * self.layers)
-
 
 def from_config_json(values: Mapping[str, Any]) -> DecoderShape:
     """Read a shape from the content of a config.json.

@@ -155,13 +155,15 @@ def steps_from_line(base: float, slope: float) -> StepSeconds:
 def update_flops(shape: DecoderShape, lengths: Lengths, prompt: float, checkpointing: bool) -> float:
     """Return the FLOPs of an update: three forward passes for each sequence, four where activations are recomputed.
 
-    A forward pass over n tokens is 2 N n + 2 W L n (n + 1): N entries that a token is multiplied with, W heads x head
-    size, L layers, and scores and mixing over the (n + 1) / 2 tokens that a token attends to in the mean.
+    A forward pass over n tokens is 2 N n + 2 W L n (n + 1): N entries that every token is multiplied with, W heads x
+    head size, L layers, and scores and mixing over the (n + 1) / 2 tokens that a token attends to in the mean. The head
+    runs on completions only, and its logits are always computed again (models/flops.py). Sliding windows are not
+    modelled.
     """
     n = lengths + prompt
     attention = 2.0 * shape.heads * shape.head_dim * shape.layers * float((n * n + n).sum())
-    forward = 2.0 * shape.matmul_params * float(n.sum()) + attention
-    return forward * (4.0 if checkpointing else 3.0)
+    forward = 2.0 * (shape.matmul_params - shape.head_params) * float(n.sum()) + attention
+    return forward * (4.0 if checkpointing else 3.0) + 4.0 * 2.0 * shape.head_params * float(lengths.sum())
 
 
 def gather_seconds(

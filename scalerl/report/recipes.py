@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -25,17 +26,77 @@ def differences(recipe: Recipe, reference: Recipe) -> dict[str, tuple[str, str]]
     return {name: (ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]}
 
 
-def recipe_table(recipes: Mapping[str, Recipe] = RECIPES, console: Console | None = None) -> None:
-    """Print recipes side by side; what differs from the first is marked."""
-    table = Table(title="Recipes (* differs from the first column)")
-    table.add_column("component")
+def fields(part: Part, prefix: str = "") -> dict[str, str]:
+    """Return every value of a recipe by its dotted name; a part's kind stands under the name of the part.
+
+    Example: {"loss": "cispo", "loss.max_ratio": "5.0", "aggregation": "prompt", ...}
+    """
+    found: dict[str, str] = {}
+    for name in type(part).model_fields:
+        value = getattr(part, name)
+        if isinstance(value, Part):
+            kind = getattr(value, "kind", None)
+            found |= ({prefix + name: str(kind)} if kind else {}) | fields(value, f"{prefix}{name}.")
+        elif name not in ("kind", "name"):
+            found[prefix + name] = _words(value)
+    return found
+
+
+def split_fields(recipes: Mapping[str, Recipe]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return the fields in which recipes differ, with the value of each ("-": none), and those that all share."""
+    columns = [fields(recipe) for recipe in recipes.values()]
+    listed = dict.fromkeys(name for column in columns for name in column)
+    parts = list(dict.fromkeys(name.partition(".")[0] for name in listed))
+    names = sorted(listed, key=lambda name: parts.index(name.partition(".")[0]))  # the fields of a part together
+    rows = {name: [column.get(name, "-") for column in columns] for name in names}
+    differing = {name: values for name, values in rows.items() if len(set(values)) > 1}
+    return differing, {name: values[0] for name, values in rows.items() if name not in differing}
+
+
+def recipe_table(
+    recipes: Mapping[str, Recipe] = RECIPES, console: Console | None = None, everything: bool = False
+) -> None:
+    """Print the fields in which recipes differ, side by side; it fits 80 columns for the six recipes that there are.
+
+    Args:
+        recipes: by name; the others are compared with the first.
+        console: where to print.
+        everything: also print the fields that all share.
+    """
+    console = console or Console()
+    differing, shared = split_fields(recipes)
+    first = next(iter(recipes))
+    table = Table(
+        title=f"Recipes (= as {first}, - not there)",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+        show_edge=False,
+    )
+    table.add_column("", no_wrap=True)
     for name in recipes:
-        table.add_column(name)
-    columns = [components(recipe) for recipe in recipes.values()]
-    for component, reference in columns[0].items():
-        cells = [c[component] if c[component] == reference else f"[bold]* {c[component]}[/bold]" for c in columns]
-        table.add_row(component, *cells)
-    (console or Console()).print(table)
+        table.add_column(name, overflow="fold")
+    for name, values in differing.items():
+        own = ["=" if value == values[0] != "-" else value for value in values[1:]]
+        # a long name breaks at its last hyphen, which keeps the column as narrow as the others
+        table.add_row(name, *(_broken(value) for value in (values[0], *own)))
+    console.print(table)
+    if not everything:
+        console.print(f"{len(shared)} more fields are the same in all recipes: scalerl recipes --all")
+        return
+    same = Table(
+        title="The same in all recipes", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False
+    )
+    for heading in ("", "value"):
+        same.add_column(heading, overflow="fold")
+    for name, value in shared.items():
+        same.add_row(name, value)
+    console.print(same)
+
+
+def _broken(value: str, widest: int = 10) -> str:
+    head, hyphen, tail = value.rpartition("-")
+    return f"{head}-\n{tail}" if len(value) > widest and hyphen and head else value
 
 
 def leave_one_out_table(recipe: Recipe = SCALERL, console: Console | None = None) -> None:

@@ -17,6 +17,7 @@ from scalerl.rng import stream_key
 from scalerl.rollouts.engine import POLL_S, Engine, Finished, Request, Work
 from scalerl.rollouts.generate import generate
 from scalerl.rollouts.schedule import Schedule
+from scalerl.rollouts.seconds import Seconds
 from scalerl.serialization import from_plain, to_plain
 from scalerl.types import GeneratorStats, Group, Rollout, Visit
 
@@ -68,15 +69,6 @@ class _Open:
 
     def __post_init__(self) -> None:
         self.missing = self.rollouts.count(None)
-
-
-@dataclass(slots=True)
-class Seconds:
-    """Seconds of the generators, by what they were spent on."""
-
-    busy: float = 0.0
-    idle: float = 0.0
-    swap: float = 0.0
 
 
 @dataclass(slots=True)
@@ -161,10 +153,11 @@ class Coordinator:
         """Swap in what is due, start what may start, let every engine do a step; return the batches it completed.
 
         Args:
-            on_activation: called after each version that became active; several may before one tick.
+            on_activation: called after each version that became active; several may before one tick. What it does,
+                such as an evaluation, does not count as generation.
         """
         began = time.perf_counter()
-        self._activate(on_activation)
+        self._activate(self.seconds.aside(on_activation))
         if self.blocked() and not self._idle():
             return []  # two versions are due before this tick, and only the first has come: wait for the second
         self._start_groups()
@@ -178,7 +171,7 @@ class Coordinator:
                 for finished in engine.poll():
                     self._collect(finished)
             self.ticks += 1
-        elapsed = time.perf_counter() - began
+        elapsed = self.seconds.since(began)
         if busy or self.lockstep:
             self.seconds.busy += elapsed
         else:
@@ -208,7 +201,11 @@ class Coordinator:
         held = self.sampling_version
         if held != version:
             self._swap(version)
+        began, before = time.perf_counter(), self._tokens()
         groups = generate(self.evaluators, visits, samples, self.seed, "evaluate")
+        training, evaluating = (now - then for now, then in zip(self._tokens(), before, strict=True))
+        # a vLLM server goes on with training sequences meanwhile: their share of the tokens is generation
+        self.seconds.busy += (time.perf_counter() - began) * training / max(1, training + evaluating)
         if held != version:
             self._swap(held)
         return groups
@@ -227,6 +224,11 @@ class Coordinator:
             work.restarts,
             work.resampled,
         )
+
+    def _tokens(self) -> tuple[int, int]:
+        """Return the tokens sampled so far by the engines for training, and by those for evaluation."""
+        training, evaluating = (sum(e.work.tokens for e in some) for some in (self.engines, self.evaluators))
+        return training, evaluating
 
     def _busy(self) -> bool:
         return any(engine.occupancy().busy for engine in self.engines)

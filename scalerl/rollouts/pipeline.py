@@ -92,9 +92,12 @@ class Pipeline:
         self._held: set[int] = set()
         self._pending: dict[int, PendingScores] = {}
         self._inbox: dict[str, queue.SimpleQueue[Any]] = {
-            name: queue.SimpleQueue() for name in ("ready", "batch", "evaluated", "snapshot", "released", "note")
+            name: queue.SimpleQueue()
+            for name in ("ready", "batch", "evaluated", "snapshot", "released", "note", "mark")
         }
         self._death: RuntimeError | ConfigError | None = None
+        self._mark = 0
+        self._busy_at: float | None = None
         self.waited_s = 0.0
         """Seconds `take` has waited so far, for batches and their scores."""
         self.waited_for_scores_s = 0.0
@@ -152,16 +155,36 @@ class Pipeline:
             samples: rollouts of each; one number, or one a visit.
 
         Returns:
-            One scored group a visit, in order, and the seconds that sampling and scoring took.
+            One scored group a visit, in order, and the seconds that sampling and scoring took. The generators' mark is
+            where sampling began.
         """
         if version not in self._held:
             self._send_weights(version, send)
         self._send("evaluate", version, tuple(visits), samples)
-        groups, seconds = self._get("evaluated", interruptible=False)
+        groups, seconds, self._busy_at = self._get("evaluated", interruptible=False)
         began = time.perf_counter()
         pending = [self._score(group) for group in groups]
         scored = [self._result(one, interruptible=False) for one in pending]
         return scored, seconds + time.perf_counter() - began
+
+    # ------------------------------------------------------------------------------------------------------- compute
+
+    def mark(self) -> None:
+        """Set the generators' mark, at once or after the step under way; returns at once."""
+        self._mark, self._busy_at = self._mark + 1, None
+        self._send("mark", self._mark)
+
+    def busy_since_mark(self) -> float:
+        """Return the seconds for which the generators sampled for training since their mark; waits for a step's end."""
+        before = self._busy_at if self._busy_at is not None else self._marked()
+        self.mark()
+        return self._marked() - before
+
+    def _marked(self) -> float:
+        while True:
+            mark, busy_s = self._get("mark", interruptible=False)
+            if mark == self._mark:  # an earlier one was left behind by an exception
+                return float(busy_s)
 
     # ----------------------------------------------------------------------------------------------------- weights
 

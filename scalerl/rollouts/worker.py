@@ -1,7 +1,7 @@
 """The generator's process: it drains messages, lets the coordinator step, and sends what it completes.
 
-Messages in (a tuple, its name first): update, evaluate, snapshot, stop. Messages out: ready, group, dropped, batch,
-evaluated, snapshot, released, note, refused, failed.
+Messages in (a tuple, its name first): update, evaluate, snapshot, mark, stop. Messages out: ready, group, dropped,
+batch, evaluated, snapshot, mark, released, note, refused, failed.
 """
 
 from __future__ import annotations
@@ -126,14 +126,17 @@ class _Loop:
         self.snapshots[version] = path
         self._serve_version()
 
+    def _on_mark(self, number: int) -> None:
+        self.connection.send(("mark", (number, self.coordinator.seconds.busy)))
+
     def _serve_version(self) -> None:
         """Evaluate and save the version that is active, before the next one is, which may be before the same tick."""
         version = self.coordinator.schedule.active
         if version in self.evaluations:
             visits, samples = self.evaluations.pop(version)
-            began = time.perf_counter()
+            began, busy_s = time.perf_counter(), self.coordinator.seconds.busy
             groups = self.coordinator.evaluate(version, visits, samples)
-            self.connection.send(("evaluated", (groups, time.perf_counter() - began)))
+            self.connection.send(("evaluated", (groups, time.perf_counter() - began, busy_s)))
         if version in self.snapshots:
             path = self.snapshots.pop(version)
             self.parts.save(path, "generator", self.coordinator.state())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
+from scalerl.tasks.amounts import plain
 from scalerl.tasks.base import judged_text
 from scalerl.tasks.gym import final_answer
 from scalerl.tasks.lab.common import after_thinking
@@ -15,7 +16,7 @@ def math_answer(completion: str) -> str | None:
     import sympy
     from math_verify import parse
 
-    found = parse(judged_text(completion), parsing_timeout=None)
+    found = parse(plain(judged_text(completion)), parsing_timeout=None)
     if not found:
         return None
     expression = found[0]

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from scalerl.config.run import Scoring
+from scalerl.tasks.amounts import plain, plain_reference
 from scalerl.tasks.base import Verdict, judged_text, verdict
 from scalerl.types import Prompt
 
@@ -32,7 +33,7 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
     gold = reference(prompt.answer)
     if not gold:
         return verdict(False, f"the reference {prompt.answer!r} is no mathematical expression")
-    given = _parsed(judged_text(completion))
+    given = _parsed(plain(judged_text(completion)))
     if not given:
         return verdict(False, "found no mathematical expression in the answer")
     return verdict(_equal(gold, given), f"got {given[-1]}, expected {prompt.answer}")
@@ -45,6 +46,7 @@ def reference(answer: str) -> tuple[Any, ...]:
     An escaped dollar sign is money and no delimiter: within dollar signs it would end the formula, and the answer would
     be empty.
     """
+    answer = plain_reference(answer)
     money = answer.replace("\\$", "")
     ways = [answer] if "$" in money or "\\boxed" in answer else [f"${money}$"]
     for way in (*ways, f"\\boxed{{{answer}}}"):

@@ -56,19 +56,27 @@ def reference_notes(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
     Args:
         config: of the run; says the verifier of each task.
         prompts: training and held-out prompts of all tasks.
+
+    Raises:
+        ConfigError: a larger share of a task's references fails than `scoring.failing_references`.
     """
-    notes = []
+    notes, allowed = [], config.scoring.failing_references
     for task in config.data:
         judged = getattr(task, "reward", None) is None and task.verifier in REFERENCES
         if not judged:
             continue
         answers = [(p, REFERENCES[task.verifier](p)) for p in prompts if p.task == task.curve and p.where]
         failed = _failing(config, task, [(p, text) for p, text in answers if text is not None])
-        if failed:
-            notes.append(
-                f"{task.curve}: {len(failed)} of {len(answers)} references do not pass their own verifier, so that no "
-                f"completion can: " + "; ".join([*failed[:NAMED], *_more(len(failed))])
+        if not failed:
+            continue
+        named = "; ".join([*failed[:NAMED], *_more(len(failed))])
+        found = f"{task.curve}: {len(failed)} of {len(answers)} references do not pass their own verifier, so that no "
+        if len(failed) > allowed * len(answers):
+            raise ConfigError(
+                f"{found}completion can; allowed: at most {allowed:.0%} of them. Correct or remove these rows, choose "
+                f"another data.task or a data.reward, or raise scoring.failing_references: {named}"
             )
+        notes.append(f"{found}completion can: {named}")
     return notes
 
 

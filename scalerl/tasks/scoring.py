@@ -150,9 +150,9 @@ def make_scorer(task: TaskData, settings: Scoring) -> Scorer:
     """
     if isinstance(task, PromptFile) and task.reward:
         load_reward(task.reward)  # refused now, not during the run
-        return FunctionScorer(task.reward, task.pass_reward, settings)
+        return FunctionScorer(task.reward, task.pass_reward, settings, task.truncated_reward)
     if isinstance(task, EnvironmentTask):
-        return FunctionScorer(environments.REWARD, task.pass_reward, settings)
+        return FunctionScorer(environments.REWARD, task.pass_reward, settings, task.truncated_reward)
     verifier = VERIFIERS[task.verifier]
     kind = ProcessScorer if verifier.killable else ThreadScorer
     return kind(task.verifier, verifier, settings)
@@ -234,7 +234,10 @@ class FunctionScorer:
 
     timeouts = 0
 
-    def __init__(self, function: str, pass_reward: float, settings: Scoring) -> None:
+    def __init__(
+        self, function: str, pass_reward: float, settings: Scoring, truncated_reward: float | None = 0.0
+    ) -> None:
+        self._truncated_reward = truncated_reward
         self.failures = Failures(f"reward function {function}")
         self._function, self._pass_reward, self._limit_s = function, pass_reward, settings.reward_timeout_s
         self._pool = worker_pool(settings.workers or 1, None, settings)
@@ -271,10 +274,10 @@ class FunctionScorer:
             problem = f"reward function {self._function} ended its process with exit code {error.exitcode}"
         return [problem] * count
 
-    @staticmethod
-    def truncated(score: Score) -> Score:
-        """Return the function's own reward, which has a scale of its own, but no pass."""
-        return Score(score.reward, False)
+    def truncated(self, score: Score) -> Score:
+        """Return no pass, and at most the reward that the task has for truncated completions (None: no limit)."""
+        most = math.inf if self._truncated_reward is None else self._truncated_reward
+        return Score(min(score.reward, most), False, score.reason)
 
     def close(self) -> None:
         """Kill the processes."""

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalerl.config import HuggingFaceModel, RunConfig, TinyModel, parse_config, to_toml
+from scalerl.config import HuggingFaceModel, RunConfig, TinyModel
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.run import Hardware
 from scalerl.learn.custom import check_functions
 from scalerl.models.checkpoint_names import checkpoint_weights
+from scalerl.models.flops import FLOPS_RULE
 from scalerl.models.gguf import converted, gguf_directory, is_gguf
 from scalerl.models.layout import WeightLayout
 from scalerl.models.lora import LoraPolicy
@@ -34,12 +35,14 @@ from scalerl.tasks.references import reference_notes
 from scalerl.tasks.sandbox.detect import sandbox_notes
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.backends import BACKENDS, Backend
-from scalerl.training.checkpoint import FORMAT, CheckpointStore, load_plain, load_state, save_state
+from scalerl.training.checkpoint import CheckpointStore, load_plain, load_state, save_state
+from scalerl.training.devices import devices_of
 from scalerl.training.learner.base import Learner
 from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.learner.ranks import LearnerGroup
 from scalerl.training.learner.single import SingleLearner
 from scalerl.training.pinned import pinned
+from scalerl.training.resumed import check_unchanged, flops_notes, flops_rule_of, hours_of
 from scalerl.training.run_dir import RunDirectory, check_empty
 from scalerl.training.session import Display, Progress, Session
 from scalerl.training.stopwatch import Stopwatch
@@ -109,7 +112,7 @@ def resume(path: Path, steps: int | None, display: Display, stop_requested: Call
     directory, config = RunDirectory.resume(path)
     checkpoint = CheckpointStore(path / "checkpoints", config.checkpoint.keep).latest()
     if checkpoint is not None:
-        _check_unchanged(config, checkpoint, path)
+        check_unchanged(config, checkpoint, path)
     if steps is not None:
         config = replace(config, steps=steps)
         directory.save_config(config)
@@ -141,18 +144,20 @@ def _assemble(
     # with several ranks this process only looks at the model: they load their own shares of it
     policy = _load(config, model_path, "cpu" if ranks > 1 else config.hardware.device)
     check_vocabulary(tokenizer, policy, model_path)
+    flops_rule = flops_rule_of(checkpoint)
+    policy.shape = policy.shape.counted_by(flops_rule)
     rule = length_rule(config.recipe.length, lambda text: tokenizer.encode(text, add_special_tokens=False))
     check_length(policy, rule, prompts.longest)
     _check_sampled(config, policy)
     plain_shape = policy.shape  # the engines' model, which has no adapters
     policy = _with_adapters(config, policy)
-    notes = _notes(config, prompts, rule, resumed=checkpoint is not None)
+    notes = _notes(config, prompts, rule, resumed=checkpoint is not None) + flops_notes(flops_rule)
     directory = directory or RunDirectory.create(path, config)
     for note in notes:
         display.note(note)
     spec = GeneratorSpec(
         config=config,
-        load_policy=LoadPolicy(config, model_path),
+        load_policy=LoadPolicy(config, model_path, flops_rule),
         longest_prompt=prompts.longest,
         rule=rule,
         stop=stop_tokens(policy, tokenizer),
@@ -175,7 +180,8 @@ def _assemble(
         tokenizer=tokenizer,
         display=display,
         stop_requested=stop_requested,
-        devices=_devices(config),
+        devices=devices_of(config),
+        flops_rule=flops_rule,
     )
     if checkpoint is None:
         directory.rewind({})
@@ -187,7 +193,7 @@ def _assemble(
 
 def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, *, resumed: bool) -> list[str]:
     """Return what a person should know before the first step; references are only judged when a run begins."""
-    notes = [*prompts.notes, *_length_notes(rule), *sandbox_notes(config)]
+    notes = [*prompts.notes, *_length_notes(rule), *nucleus_notes(config.recipe.top_p), *sandbox_notes(config)]
     return notes if resumed else notes + reference_notes(config, (*prompts.training, *prompts.held_out))
 
 
@@ -195,15 +201,6 @@ def _sent_weights(config: RunConfig, policy: Policy) -> Iterable[tuple[str, Tens
     """Return the weights by the names under which the engines know them: vLLM those of a checkpoint on disk."""
     weights = policy.weights()
     return checkpoint_weights(policy.model, weights) if config.placement.engine == "vllm" else weights
-
-
-def _devices(config: RunConfig) -> int:
-    """Return the devices that a run holds: its GPUs, or 1 on CPU."""
-    placement = config.placement
-    if config.hardware.device != "cuda":
-        return 1
-    generators = 0 if placement.one_gpu else placement.engines * placement.gpus_of_a_generator
-    return placement.trainer_ranks + generators
 
 
 def _check_sampled(config: RunConfig, policy: Policy) -> None:
@@ -255,7 +252,7 @@ def _restore(session: Session, checkpoint: Path) -> None:
     session.progress = from_plain(Progress, state["progress"])
     session.learner.load(checkpoint, session.progress.step)
     session.curriculum.load_state(state["curriculum"])
-    session.clock = Stopwatch(state["training_s"])
+    session.clock = Stopwatch(3600.0 * hours_of(state) / session.devices.held)
     session.directory.rewind(state["cursors"])
     session.points = session.directory.points()
     sampling = load_plain(checkpoint, "generator")["sampling_version"]
@@ -264,28 +261,6 @@ def _restore(session: Session, checkpoint: Path) -> None:
     else:  # in the middle of a frozen round
         weights = load_state(checkpoint, "round_weights")
         session.pipeline.start(lambda version, channel: channel.send(version, weights.items()), sampling)
-
-
-def _check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
-    """Refuse a checkpoint of an earlier version or another configuration; steps and placement may change."""
-    state = load_plain(checkpoint, "trainer")
-    if state.get("format") != FORMAT:
-        raise ConfigError(
-            f"{path}: its checkpoints were written by an earlier version of scalerl and cannot be resumed by this one. "
-            f"`scalerl fit {path}` reads its curve as before; to train it again: scalerl train {path}/config.toml; to "
-            f"start a new run from its weights, once exported: scalerl train --model {path}/model"
-        )
-    before = parse_config(state["config"], f"{checkpoint}/trainer.json")
-    free = {"steps": before.steps, "checkpoint": before.checkpoint, "placement": before.placement}
-    if replace(config, **free) == before:
-        return
-    old, new = to_toml(before).splitlines(), to_toml(replace(config, **free)).splitlines()
-    changed = [f"{line!r} instead of {was!r}" for was, line in zip(old, new, strict=False) if was != line]
-    raise ConfigError(
-        f"{path / 'config.toml'} was changed since the run was checkpointed: "
-        f"{'; '.join(changed[:5]) or 'sections differ'}. "
-        "Put it back to resume, or start a new run with `scalerl train CONFIG.toml`"
-    )
 
 
 def _model_path(config: RunConfig, display: Display) -> str:
@@ -352,6 +327,17 @@ def check_length(policy: Policy, rule: LengthRule, longest_prompt: int) -> None:
         )
 
 
+def nucleus_notes(top_p: float) -> list[str]:
+    """Return what a person should know of a nucleus (`recipe.top_p`)."""
+    if top_p >= 1:
+        return []
+    return [
+        f"recipe.top_p is {top_p:g}: log-probabilities are those before the nucleus, so a token's ratio is up to "
+        f"{1 / top_p:.3g} times too large, and tokens outside the nucleus are never tried; 1 has no such bias "
+        "(docs/recipe.md)"
+    ]
+
+
 def _length_notes(rule: LengthRule) -> list[str]:
     if len(rule.end_tag) <= 1:
         return []
@@ -376,11 +362,14 @@ class LoadPolicy:
 
     config: RunConfig
     model_path: str
+    flops_rule: int = FLOPS_RULE
 
     def __call__(self) -> Policy:
         """Load the model, with the generator's share of the CPU."""
         torch.set_num_threads(max(1, self.config.hardware.generator_threads // self.config.placement.engines))
-        return _load(self.config, self.model_path, self.config.hardware.device)
+        policy = _load(self.config, self.model_path, self.config.hardware.device)
+        policy.shape = policy.shape.counted_by(self.flops_rule)
+        return policy
 
 
 @dataclass(frozen=True)

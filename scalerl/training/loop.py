@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 
+import torch
 from torch import Tensor
 
 from scalerl.config.recipe import LengthPenalty, Recipe
-from scalerl.learn.advantages import ZERO_VARIANCE, advantages
+from scalerl.learn.advantages import ZERO_VARIANCE, advantages, of_trained
 from scalerl.learn.aggregate import token_weights
 from scalerl.learn.penalty import with_length_penalty
 from scalerl.training.batch import RolloutTensors, collate
@@ -45,7 +46,7 @@ def train(run: Session) -> None:
 
         # rewards -> advantages, normalised before prompts without variance are dropped
         advantages_B = advantages(recipe.advantage, rewards_PG).view(-1)
-        keep_P = ZERO_VARIANCE[recipe.zero_variance](rewards_PG)
+        keep_P = kept_prompts(rollouts, rewards_PG, recipe)
 
         # what is trained -> token weights that sum to one, whatever was filtered
         trained_BT = trained_tokens(rollouts, keep_P, recipe, oldest=now - recipe.off_policy.max_lag)
@@ -78,6 +79,17 @@ def train(run: Session) -> None:
         run.checkpoint_if_due()
 
 
+def may_be_trained(rollouts: RolloutTensors, recipe: Recipe) -> Tensor:
+    """Return which rollouts may carry loss: all, or those that were not truncated (`recipe.truncated`)."""
+    return ~rollouts.truncated_B if recipe.truncated == "exclude" else torch.ones_like(rollouts.truncated_B)
+
+
+def kept_prompts(rollouts: RolloutTensors, rewards_PG: Tensor, recipe: Recipe) -> Tensor:
+    """Return keep_P: prompts that the zero-variance filter keeps, by the rewards of rollouts that may be trained."""
+    usable_PG = may_be_trained(rollouts, recipe).view_as(rewards_PG)
+    return ZERO_VARIANCE[recipe.zero_variance](of_trained(rewards_PG, usable_PG))
+
+
 def trained_tokens(rollouts: RolloutTensors, keep_P: Tensor, recipe: Recipe, oldest: int) -> Tensor:
     """Return trained_BT: sampled tokens of kept prompts, without truncated rollouts and tokens that are too old.
 
@@ -87,7 +99,5 @@ def trained_tokens(rollouts: RolloutTensors, keep_P: Tensor, recipe: Recipe, old
         recipe: says what becomes of truncated rollouts.
         oldest: version of the oldest weights whose tokens carry loss.
     """
-    trained_B = keep_P[rollouts.prompt_B]
-    if recipe.truncated == "exclude":
-        trained_B = trained_B & ~rollouts.truncated_B
+    trained_B = keep_P[rollouts.prompt_B] & may_be_trained(rollouts, recipe)
     return rollouts.sampled_BT & trained_B[:, None] & (rollouts.version_BT >= oldest)

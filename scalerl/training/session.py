@@ -13,6 +13,7 @@ from torch import Tensor
 
 from scalerl.config import RunConfig, to_toml
 from scalerl.config.base import replace
+from scalerl.models.flops import FLOPS_RULE
 from scalerl.prompts.curriculum import Curriculum
 from scalerl.prompts.dataset import PromptSplit
 from scalerl.prompts.mixture import Mixture
@@ -23,6 +24,7 @@ from scalerl.rollouts.schedule import groups_beyond
 from scalerl.serialization import to_plain
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.checkpoint import FORMAT, CheckpointStore, save_state
+from scalerl.training.devices import Devices
 from scalerl.training.evaluation import by_task, eval_point, held_out_visits
 from scalerl.training.learner.base import BadGradient, Learner, StepStats, TrainBatch
 from scalerl.training.rollout_rows import Extremes, evaluation_rows, rollout_row
@@ -95,8 +97,10 @@ class Session:
     tokenizer: Any
     display: Display
     stop_requested: Callable[[], bool]
-    devices: int = 1
-    """Devices held, for device-hours."""
+    devices: Devices = field(default_factory=Devices)
+    """What device-hours are counted from."""
+    flops_rule: int = FLOPS_RULE
+    """How this run counts FLOPs: the rule that it began with."""
     progress: Progress = field(default_factory=Progress)
     clock: Stopwatch = field(default_factory=Stopwatch)
     points: list[EvalPoint] = field(default_factory=list)
@@ -224,13 +228,17 @@ class Session:
         return self.progress.step % self.config.evaluation.every == 0 or self.finished
 
     def evaluate(self) -> None:
-        """Measure each task's held-out pass rate; its seconds are left out of the training time."""
+        """Measure each task's held-out pass rate; its seconds are left out of the training time.
+
+        Generation goes on while the samples are scored and replayed: those seconds of the generators count.
+        """
         step, visits = self.progress.step, held_out_visits(self.prompts.held_out)
         samples = {task.curve: self.config.samples(task) for task in self.config.data}
         wanted = [samples[visit.prompt.task] for visit in visits]
         groups, eval_s = self.pipeline.evaluate(step, self.learner.send, visits, wanted)
         extremes, replay_s = self._replay(step, groups)
         self.clock.leave_out(eval_s + replay_s)
+        self._count_generation()
         hours = self.device_hours  # read once: all tasks' points are at the same compute
         points = [
             eval_point(
@@ -276,8 +284,15 @@ class Session:
 
     @property
     def device_hours(self) -> float:
-        """Devices held x hours of training so far."""
-        return self.devices * self.clock.seconds / 3600.0
+        """Devices held x hours of training so far.
+
+        Without evaluations and checkpoints, but with what the generators did for training meanwhile.
+        """
+        return self.devices.held * self.clock.seconds / 3600.0
+
+    def _count_generation(self) -> None:
+        """Count what the generators did since the pipeline's mark, while the clock stood still, by their devices."""
+        self.clock.add(self.devices.generating_share * self.pipeline.busy_since_mark())
 
     @property
     def flops(self) -> float:
@@ -295,14 +310,17 @@ class Session:
     def checkpoint(self, wait: bool = False) -> None:
         """Write the trainer's part of a checkpoint and ask the generator for its own; it counts when both are there."""
         with self.clock.paused():
+            self.pipeline.mark()
             path = self.checkpoints.begin(self.progress.step)
             self.learner.save(path)
+            self._count_generation()
             state = {
                 "format": FORMAT,
+                "flops_rule": self.flops_rule,
                 "config": to_toml(self.config),
                 "progress": to_plain(self.progress),
                 "curriculum": self.curriculum.state(),
-                "training_s": self.clock.seconds,
+                "device_hours": self.device_hours,
                 "cursors": self.directory.cursors(),
             }
             save_state(path, "trainer", state)

@@ -1,4 +1,4 @@
-"""Seconds of training, from a clock that can be paused."""
+"""Seconds of training, from a clock that can be paused. What works on during a pause is added (training/session.py)."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ class Stopwatch:
         if self._since is not None:
             self._before -= seconds
             self.left_out += seconds
+
+    def add(self, seconds: float) -> None:
+        """Count seconds that were worked while the clock stood still."""
+        self._before += seconds
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -9,6 +9,7 @@ from scalerl.learn.advantages import (
     centred,
     every_prompt,
     group_normalised,
+    of_trained,
     with_variance,
 )
 
@@ -48,3 +49,13 @@ def test_zero_variance_drops_all_failed_and_all_passed_and_keeps_mixed():
 def test_zero_variance_ignores_float_rounding_but_not_a_small_real_difference():
     rewards = torch.tensor([[0.1 + 0.2, 0.3], [0.3, 0.3001]])
     assert with_variance(rewards).tolist() == [False, True]
+
+
+def test_the_filter_sees_the_rewards_of_trained_rollouts_only():
+    # the first prompt's only failure is not trained; of the third nothing is
+    rewards = torch.tensor([[-1.0, 1.0, 1.0], [-1.0, -1.0, 1.0], [0.5, 1.0, 0.0]])
+    trained = torch.tensor([[False, True, True], [False, True, True], [False, False, False]])
+    assert with_variance(rewards).tolist() == [True, True, True]
+    seen = of_trained(rewards, trained)
+    assert seen.tolist() == [[1.0, 1.0, 1.0], [-1.0, -1.0, 1.0], [0.5, 0.5, 0.5]]
+    assert with_variance(seen).tolist() == [False, True, False]

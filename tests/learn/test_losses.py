@@ -119,3 +119,18 @@ def test_a_ratio_beyond_float_range_gives_a_finite_loss_and_gradient(params):
     loss, _ = LOSSES[params.kind](params, logp, behavior, torch.tensor([-1.0]), torch.ones(1, 2, dtype=torch.bool))
     loss.sum().backward()
     assert torch.isfinite(loss).all() and torch.isfinite(logp.grad).all()
+
+
+@pytest.mark.parametrize("params", [Dapo(), Grpo(), Gspo()], ids=lambda p: p.kind)
+def test_a_ratio_that_only_the_limit_bounds_has_no_gradient_and_counts_as_capped(params):
+    """One token a rollout: log ratios 25 and 19 under a negative advantage, -25 and -19 under a positive one."""
+    logp = torch.tensor([[-1.0], [-1.0], [-30.0], [-30.0]], requires_grad=True)
+    behavior = logp.detach() - torch.tensor([[25.0], [19.0], [-25.0], [-19.0]])
+    advantages = torch.tensor([-1.0, -1.0, 1.0, 1.0])
+    loss, capped = LOSSES[params.kind](params, logp, behavior, advantages, torch.ones(4, 1, dtype=torch.bool))
+    # -min(ratio A, clip(ratio) A) = -ratio A in all four: no clip acts
+    expected = torch.tensor([[20.0], [19.0], [-20.0], [-19.0]]).exp() * torch.tensor([[1.0], [1.0], [-1.0], [-1.0]])
+    torch.testing.assert_close(loss, expected)
+    assert capped.tolist() == [[True], [False], [True], [False]]
+    loss.sum().backward()
+    assert (logp.grad[:, 0] != 0).tolist() == [False, True, False, True]

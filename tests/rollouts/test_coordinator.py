@@ -1,15 +1,17 @@
 """Every schedule over one to three simulated engines, to the end of a curriculum, with a trainer of random speed."""
 
 import random
+import time
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 
 from scalerl.rollouts.activation import AtTick, OnArrival
-from scalerl.rollouts.coordinator import Coordinator, sample_key
-from scalerl.rollouts.engine import Request, Work
+from scalerl.rollouts.coordinator import Coordinator, Update, sample_key
+from scalerl.rollouts.engine import Finished, Request, Work
 from scalerl.rollouts.local.simulated import (
     CalendarEngine,
     SimulatedTrainer,
@@ -398,3 +400,50 @@ def test_work_is_the_sum_over_engines():
     assert sum((e.work for e in engines), Work()) == Work(steps=6, tokens=18, slot_steps=18, flops=18.0)
     stats = coordinator.stats()
     assert (stats.tick, stats.tokens, stats.slot_steps, stats.flops) == (3, 18, 18, 18.0)
+
+
+def test_what_is_done_at_an_activation_is_not_time_of_generation():
+    coordinator = Coordinator([CalendarEngine(4, lambda request: 3)], PipelineSchedule(2, AtTick(0), 1), 2, SEED)
+    coordinator.begin(0, [visit_of(i) for i in range(4)])
+    while not coordinator.step():
+        pass
+    coordinator.receive(Update(1, True, ()))
+    before, calls = coordinator.seconds.busy, []
+
+    def evaluate():
+        time.sleep(0.3)
+        calls.append(coordinator.schedule.active)
+
+    coordinator.step(evaluate)
+    assert calls == [1] and coordinator.seconds.busy - before < 0.2
+
+
+class Server:
+    """Two engines over one server: while the second is asked for its 5 tokens, the first samples three for each."""
+
+    def __init__(self):
+        self.training = SimpleNamespace(deterministic=False, version=7, work=Work(tokens=1000))
+        self.work, self.version, self._left = Work(tokens=100), 7, []
+
+    def occupancy(self):
+        return SimpleNamespace(busy=bool(self._left))
+
+    def submit(self, requests):
+        self._left = [request.id for request in requests]
+
+    def advance(self):
+        pass
+
+    def poll(self, timeout_s):
+        time.sleep(0.02)
+        self.work, self.training.work = self.work + Work(tokens=1), self.training.work + Work(tokens=3)
+        return [Finished(self._left.pop(0), None)]
+
+
+def test_a_server_that_goes_on_with_training_sequences_during_an_evaluation_is_counted_by_its_tokens():
+    server = Server()
+    coordinator = Coordinator([server.training], PipelineSchedule(2, OnArrival(), 1), 2, SEED, [server])
+    began = time.perf_counter()
+    coordinator.evaluate(7, [visit_of(i) for i in range(5)], 1)
+    # 15 of 20 tokens were of training
+    assert 0.75 * 0.1 <= coordinator.seconds.busy <= 0.75 * (time.perf_counter() - began)

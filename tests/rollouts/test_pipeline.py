@@ -191,3 +191,22 @@ def test_an_evaluation_in_between_leaves_the_rollouts_as_they_were():
         return content(batches)
 
     assert with_evaluation(True) == with_evaluation(False)
+
+
+def test_generation_is_counted_from_a_mark_on_and_neither_waiting_nor_an_evaluation_is():
+    """Without a known lag the generators sample batch 0 and then wait for its update; a step takes 0.02 s."""
+    pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=2), lag_ticks=-1, delay_s=0.02), NumberChannel(), Scored)
+    try:
+        pipeline.start(weights, 0, visits(0, 9))
+        pipeline.mark()  # read before the first step
+        stats = pipeline.take(3, now=0).stats
+        assert stats.tick >= 3 and pipeline.busy_since_mark() >= 0.02 * stats.tick
+        pipeline.mark()
+        pipeline.mark()  # the answer to the one before is passed over
+        time.sleep(0.05)
+        assert pipeline.busy_since_mark() == 0
+        pipeline.evaluate(0, weights, visits(1000, 4), samples=2)
+        time.sleep(0.05)
+        assert pipeline.busy_since_mark() == 0
+    finally:
+        pipeline.close()

@@ -139,7 +139,21 @@ def test_equal_prompts_are_computed_once():
     shape = Policy(tiny_model("qwen3")).shape
     unique = dict.fromkeys(PROMPTS)
     assert (sum(map(len, PROMPTS)), sum(map(len, unique))) == (29, 23)
-    assert engine.work.flops == sum(shape.forward_flops(0, len(p)) for p in unique)
+    # and each of the eight draws its first token through the head
+    assert engine.work.flops == sum(shape.forward_flops(0, len(p)) for p in unique) + 8 * 2 * shape.head_params
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral-sliding"])
+def test_the_flops_of_decoding_are_those_of_the_sequences_one_by_one(name):
+    engine = make(name, slots=3, refill=3)  # slots stand empty until three are free, and cost nothing
+    finished, shape = run(engine), Policy(tiny_model(name)).shape
+    lengths = {done.id[0]: len(done.rollout) for done in finished}
+    assert len(lengths) == 8
+    # a completion of n tokens is drawn from n states, and its last token is not fed
+    fed = sum(shape.forward_flops(len(p), lengths[i] - 1, predicted=lengths[i]) for i, p in enumerate(PROMPTS))
+    alone = sum(shape.forward_flops(0, len(p)) for p in PROMPTS)
+    shared = shape.forward_flops(0, 3)  # of the first three prompts, computed together, two are equal
+    assert engine.work.flops == pytest.approx(fed + alone - shared)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3-moe", "gemma2-softcap", "mistral-sliding"])

@@ -37,9 +37,20 @@ def config_of(file, *words):
 def test_references_that_do_not_equal_themselves_are_named_by_file_and_line(tmp_path):
     answers = ["12", "$\\frac{1}{2}$", "No solution", "\\$6", "2: 15$ PM"]
     file = written(tmp_path / "p.jsonl", *({"prompt": f"q{i}", "answer": a} for i, a in enumerate(answers)))
-    config = config_of(file)
+    config = config_of(file, "--scoring.failing_references", "0.2")
     (note,) = reference_notes(config, loaded(config))
     assert note.startswith("math: 1 of 5 references do not pass their own verifier") and f"{file} line 5 (got " in note
+
+
+def test_a_run_is_refused_where_more_references_fail_than_are_allowed(tmp_path):
+    answers = ["2: 15$ PM", *map(str, range(18))]  # 1 of 19 is 5.3%
+    file = written(tmp_path / "p.jsonl", *({"prompt": f"q{i}", "answer": a} for i, a in enumerate(answers)))
+    config = config_of(file)
+    with pytest.raises(ConfigError, match=r"1 of 19 references .* allowed: at most 5% of them\. Correct .* line 1 "):
+        reference_notes(config, loaded(config))
+    written(file, *({"prompt": f"q{i}", "answer": a} for i, a in enumerate([*answers, "18"])))  # 1 of 20 is 5%
+    (note,) = reference_notes(config, loaded(config))
+    assert note.startswith("math: 1 of 20 references do not pass")
 
 
 def test_a_solution_that_fails_its_own_tests_is_named(tmp_path):
@@ -49,7 +60,7 @@ def test_a_solution_that_fails_its_own_tests_is_named(tmp_path):
         tmp_path / "c.jsonl",
         *({"prompt": f"q{i}", "checks": json.dumps(tests), "solution": s} for i, s in enumerate(solutions)),
     )
-    config = config_of(file, "--task", "code", "--data.tests_column", "checks")
+    config = config_of(file, "--task", "code", "--data.tests_column", "checks", "--scoring.failing_references", "1")
     try:
         offer(config.scoring.sandbox)
     except ConfigError as error:

@@ -332,10 +332,12 @@ def test_a_truncated_rollout_has_failed_whatever_it_says(rewards_here):
     assert found == [Score(1.0, True), Score(-1.0, False)]
     function = rewards_here("def f(prompts, completions, **columns): return [5.0] * len(prompts)", "f")
     words = ["--model", "m", "--data", "d.jsonl", "--reward", "my_rewards:f"]
-    found = scored(read_config(None, words), prompt(task="my_rewards:f"), text, text, truncated=(0,))
-    assert found == [Score(5.0, False), Score(5.0, True)]  # its rewards have a scale of their own
+    for most, given in ((None, 0.0), ("-1", -1.0), ("none", 5.0)):
+        chosen = words if most is None else [*words, "--data.truncated_reward", most]
+        found = scored(read_config(None, chosen), prompt(task="my_rewards:f"), text, text, truncated=(0,))
+        assert found == [Score(given, False), Score(5.0, True)]
     verifier = ProcessScorer("math", Verifier(math_task.verify, killable=True), SETTINGS)
-    for scorer, failed in ((verifier, Score(-1.0, False)), (function, Score(1.0, False))):
+    for scorer, failed in ((verifier, Score(-1.0, False)), (function, Score(0.0, False))):
         assert scorer.truncated(Score(1.0, True)) == failed
     verifier.close()
 

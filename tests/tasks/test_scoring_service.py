@@ -171,7 +171,7 @@ def test_a_function_runs_in_another_process_with_the_state_that_it_keeps_there(o
     assert {int(r) // 1000 for r in rewards} != {os.getpid()} and len({int(r) // 1000 for r in rewards}) == 1
 
 
-def test_a_function_keeps_its_reward_for_a_truncated_rollout_which_has_not_passed(own_function):
-    service = own_function("    return [0.7] * len(completions)\n")
-    scores = service.submit(group("a", "b", truncated=(1,))).result().scores
-    assert scores == (Score(0.7, True), Score(0.7, False))
+def test_a_truncated_rollout_gets_at_most_the_reward_of_a_failure_from_a_function_too(own_function):
+    service = own_function("    return [0.7, 0.7, -2.0]\n")
+    scores = service.submit(group("a", "b", "c", truncated=(1, 2))).result().scores
+    assert scores == (Score(0.7, True), Score(0.0, False), Score(-2.0, False))

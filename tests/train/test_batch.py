@@ -4,8 +4,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scalerl.config.base import replace
+from scalerl.config.recipe import SCALERL
 from scalerl.training.batch import collate
 from scalerl.training.learner.base import TrainBatch
+from scalerl.training.loop import kept_prompts, trained_tokens
 from scalerl.types import Group, Prompt, Rollout, Score, ScoredGroup, Visit
 
 
@@ -72,3 +75,21 @@ def test_long_and_short_rows_are_kept_apart():
 def test_collating_nothing_is_a_programming_error():
     with pytest.raises(ValueError):
         collate([])
+
+
+def test_a_prompt_whose_failures_are_all_truncated_is_not_trained_on_its_successes_alone():
+    passed, failed = Score(1.0, True), Score(-1.0, False)
+    cut, whole = rollout([2, 3], truncated=True), rollout([4])
+    batch = collate(
+        [
+            group([1], cut, whole, scores=[failed, passed]),
+            group([5], whole, rollout([6, 7]), scores=[failed, passed]),
+        ]
+    )
+    keep = kept_prompts(batch, batch.rewards_PG, SCALERL)
+    assert keep.tolist() == [False, True]
+    trained = trained_tokens(batch, keep, SCALERL, oldest=0)
+    assert trained.int().tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 1, 1]]
+    # where truncated rollouts are trained, or nothing is filtered, both prompts stay
+    for recipe in (replace(SCALERL, truncated="keep"), replace(SCALERL, zero_variance="keep")):
+        assert kept_prompts(batch, batch.rewards_PG, recipe).tolist() == [True, True]

@@ -1,6 +1,7 @@
 """Whole runs: what they write, that nothing but data decides, and that killing them loses nothing."""
 
 import contextlib
+import json
 import os
 import random
 import shutil
@@ -200,6 +201,19 @@ def test_a_finished_run_can_be_trained_on(undisturbed, lab_model, tmp_path):
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text
     assert runs.outcome(path) == runs.outcome(whole)
+
+
+def test_a_run_of_before_goes_on_counting_flops_by_the_rule_it_began_with(undisturbed, tmp_path):
+    path = tmp_path / "old"
+    shutil.copytree(undisturbed[0], path)
+    trainer = path / "checkpoints/step_000024/trainer.json"
+    state = json.loads(trainer.read_text())
+    assert state.pop("flops_rule") == 2
+    trainer.write_text(json.dumps(state))
+    process = runs.start(["resume", str(path), "--steps", "25"])
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0 and "cannot be compared with those of other runs" in text, text
+    assert json.loads((path / "checkpoints/step_000025/trainer.json").read_text())["flops_rule"] == 1
 
 
 def test_a_configuration_changed_before_a_resume_is_refused_by_name(undisturbed, tmp_path):

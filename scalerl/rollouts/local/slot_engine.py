@@ -28,7 +28,10 @@ class Decoder(Protocol):
         ...
 
     def decode(self, rows: int, tokens_R: Ints, lengths_R: Ints) -> float:
-        """Feed one token to each of the first `rows` rows, at cache position lengths_R - 1; return the FLOPs spent."""
+        """Feed one token to each of the first `rows` rows, at cache position lengths_R - 1; return the FLOPs spent.
+
+        Rows of length 1 are empty. The head, which `sample` runs, is counted here and in `prefill`.
+        """
         ...
 
     def prefill(self, slots_N: Ints, prompts: Sequence[tuple[int, ...]]) -> float:

@@ -128,7 +128,7 @@ class TorchDecoder:
         self._hidden_SD[:rows] = hidden_R1D[:, 0]
         if self._experts_SLK is not None:
             self._experts_SLK[:rows] = self._chosen_NLK()
-        return self.policy.shape.decode_flops(rows, int(lengths_R.sum()), cache.span)
+        return self.policy.shape.decode_flops(lengths_R[lengths_R > 1])  # empty rows are padding
 
     @torch.inference_mode()
     def prefill(self, slots_N: Ints, prompts: Sequence[tuple[int, ...]]) -> float:
@@ -155,8 +155,8 @@ class TorchDecoder:
             last_U = torch.arange(len(unique), device=device) * longest + lengths_U - 1
             last_ULK = self._chosen_NLK()[last_U]
             self._experts_SLK[cache.rows] = last_ULK[cache.source_N]
-        shape = self.policy.shape
-        return sum(shape.forward_flops(0, len(prompt)) for prompt in unique)
+        shape = self.policy.shape  # every row draws its first token from the prompt's last state
+        return sum(shape.forward_flops(0, len(prompt)) for prompt in unique) + shape.head_flops(len(prompts))
 
     @torch.inference_mode()
     def sample(self, slots_B: Ints, uniforms_B: Any) -> tuple[Ints, Any]:

@@ -70,7 +70,7 @@ class Lane:
         self._steps += tokens / max(1, len(self.running))
         flops = 0.0
         if self._shape is not None:
-            first = 0 if before == 0 else prompt + before
-            flops = self._shape.forward_flops(first, prompt + len(sequence) - first)
+            first = 0 if before == 0 else prompt + before - 1  # the latest token is drawn, and not yet fed
+            flops = self._shape.forward_flops(first, prompt + len(sequence) - 1 - first, predicted=tokens)
         steps, work = int(self._steps), self.work
         self.work = Work(steps, work.tokens + tokens, int(self._steps * self.slots), work.flops + flops)

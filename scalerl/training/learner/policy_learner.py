@@ -314,10 +314,12 @@ def batch_flops(shape: ModelShape, batch: TrainBatch, checkpointing: bool) -> fl
 
     Args:
         shape: of the model.
-        batch: whose rollouts with trained tokens count.
+        batch: whose rollouts with trained tokens count; the head runs on those tokens alone.
         checkpointing: whether activations are computed again in the backward pass.
     """
-    return sum(shape.training_flops(n, checkpointing) for n in batch.length_B[batch.trained_B].tolist())
+    trained_B = batch.trained_B
+    lengths, predicted = batch.length_B[trained_B].tolist(), batch.trained_BT[trained_B].sum(dim=1).tolist()
+    return sum(shape.training_flops(n, k, checkpointing) for n, k in zip(lengths, predicted, strict=True))
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:

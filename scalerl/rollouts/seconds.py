@@ -1,0 +1,38 @@
+"""Seconds of the generators, by what they were spent on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Seconds:
+    """Seconds of the generators, by what they were spent on.
+
+    Example: Seconds(busy=31.2, idle=0.4, swap=0.003)
+    """
+
+    busy: float = 0.0
+    """Sampling for training."""
+    idle: float = 0.0
+    """Waiting for weights or prompts."""
+    swap: float = 0.0
+    """The last swap of weights."""
+    _aside: float = 0.0
+
+    def aside(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Return a call whose seconds the next `since` leaves out."""
+        self._aside = 0.0
+
+        def timed() -> None:
+            began = time.perf_counter()
+            call()
+            self._aside += time.perf_counter() - began
+
+        return timed
+
+    def since(self, began: float) -> float:
+        """Return the seconds from `began` (time.perf_counter) to now, without those of the calls set aside."""
+        return time.perf_counter() - began - self._aside

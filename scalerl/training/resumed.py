@@ -1,0 +1,67 @@
+"""What a resumed run keeps of the one that was interrupted: its configuration, and what it counts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from scalerl.config import RunConfig, parse_config, to_toml
+from scalerl.config.base import ConfigError, replace
+from scalerl.models.flops import FLOPS_RULE
+from scalerl.training.checkpoint import FORMAT, load_plain
+from scalerl.training.devices import devices_of
+
+
+def flops_rule_of(checkpoint: Path | None) -> int:
+    """Return how a run counts FLOPs: by the rule of its checkpoint, so that its curve has one axis, or by today's."""
+    return FLOPS_RULE if checkpoint is None else int(load_plain(checkpoint, "trainer").get("flops_rule", 1))
+
+
+def flops_notes(rule: int) -> list[str]:
+    """Return what a person should know of a run that began under another rule."""
+    if rule == FLOPS_RULE:
+        return []
+    return [
+        "this run began with an earlier version of scalerl, which counted the LM head for every token: its FLOPs are "
+        "counted so to the end, and cannot be compared with those of other runs; tokens and device-hours can"
+    ]
+
+
+def hours_of(state: Mapping[str, Any]) -> float:
+    """Return the device-hours in the trainer's part of a checkpoint: of the devices that the run held until then."""
+    if "device_hours" in state:
+        return float(state["device_hours"])
+    before = parse_config(state["config"], "the checkpoint")  # of earlier versions, which kept seconds
+    return devices_of(before).held * float(state["training_s"]) / 3600.0
+
+
+def check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
+    """Refuse a checkpoint of an earlier version or another configuration; steps and placement may change.
+
+    Args:
+        config: of the run directory.
+        checkpoint: the one to resume from.
+        path: of the run, for messages.
+
+    Raises:
+        ConfigError: it cannot be resumed under this configuration; the message says what to do.
+    """
+    state = load_plain(checkpoint, "trainer")
+    if state.get("format") != FORMAT:
+        raise ConfigError(
+            f"{path}: its checkpoints were written by an earlier version of scalerl and cannot be resumed by this one. "
+            f"`scalerl fit {path}` reads its curve as before; to train it again: scalerl train {path}/config.toml; to "
+            f"start a new run from its weights, once exported: scalerl train --model {path}/model"
+        )
+    before = parse_config(state["config"], f"{checkpoint}/trainer.json")
+    free = {"steps": before.steps, "checkpoint": before.checkpoint, "placement": before.placement}
+    if replace(config, **free) == before:
+        return
+    old, new = to_toml(before).splitlines(), to_toml(replace(config, **free)).splitlines()
+    changed = [f"{line!r} instead of {was!r}" for was, line in zip(old, new, strict=False) if was != line]
+    raise ConfigError(
+        f"{path / 'config.toml'} was changed since the run was checkpointed: "
+        f"{'; '.join(changed[:5]) or 'sections differ'}. "
+        "Put it back to resume, or start a new run with `scalerl train CONFIG.toml`"
+    )

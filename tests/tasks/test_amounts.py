@@ -1,0 +1,66 @@
+"""Currency, units and separators of thousands, in references and in answers."""
+
+import re
+
+import pytest
+
+from scalerl.tasks.amounts import plain, plain_reference
+from scalerl.tasks.math import reference, verify
+from scalerl.types import Prompt
+
+
+@pytest.mark.parametrize(
+    ("text", "bare"),
+    [
+        ("€5", "5"),
+        ("5 €", "5"),
+        (r"\pounds 12", "12"),
+        ("£-1.50", "-1.50"),
+        (r"12\,345\,678", "12345678"),
+        ("1\u202f000", "1000"),
+        (r"\boxed{1 000}", r"\boxed{1000}"),
+        ("6 dollars", "6"),
+        ("5 cm^2", "5"),
+        ("80 km/h", "80"),
+        # what is no amount stays
+        ("1 000", "1 000"),
+        (r"f(1\,23)", r"f(1\,23)"),
+        (r"1.234\,567", r"1.234\,567"),
+        ("3m^2 + 2x", "3m^2 + 2x"),
+        ("4 feet", "4 feet"),
+        ("euro", "euro"),
+    ],
+)
+def test_amounts_become_bare_numbers(text, bare):
+    assert plain(text) == bare
+
+
+def test_a_reference_may_have_plain_spaces_between_its_thousands():
+    assert plain_reference(" 12 000 ") == "12000" and plain_reference("-1 234 567.5") == "-1234567.5"
+    assert plain_reference("1 000 dollars") == "1000" and plain_reference("12 34") == "12 34"
+
+
+@pytest.mark.parametrize(
+    ("answer", "given"),
+    [
+        (r"\$6", "6"),
+        ("$6$ dollars", r"\boxed{6 dollars}"),
+        ("€6", "6"),
+        ("6", "€6"),
+        (r"1\,000", "1000"),
+        ("1 000", "1,000"),
+        ("1000", r"\boxed{1\,000}"),
+        ("32,000 dollars", r"\boxed{\$32{,}000}"),
+        ("5 cm^2", "5"),
+    ],
+)
+def test_an_amount_equals_its_number_however_either_is_written(answer, given):
+    prompt = Prompt("0" * 16, "", (1,), answer, "math")
+    box = given if "boxed" in given else "\\boxed{" + given + "}"
+    assert verify(prompt, f"<think>1</think>so {box}").passed
+    assert not verify(prompt, f"<think>1</think>so {re.sub('[1356]', '7', box)}").passed
+
+
+def test_a_thousand_with_a_thin_space_is_not_read_as_zero():
+    assert not verify(Prompt("0" * 16, "", (1,), r"1\,000", "math"), r"</think>\boxed{0}").passed
+    assert [str(reading) for reading in reference(r"1\,000")] == ["1000", "1000"]

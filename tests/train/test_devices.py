@@ -1,0 +1,57 @@
+"""Device-hours: which devices count, what counts while the clock stands still, and what a resumed run makes of it."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from scalerl.config import LAB, to_toml
+from scalerl.config.base import replace
+from scalerl.config.placement import Placement
+from scalerl.config.run import Hardware
+from scalerl.training.devices import Devices, devices_of
+from scalerl.training.resumed import hours_of
+from scalerl.training.session import Session
+from scalerl.training.stopwatch import Stopwatch
+
+
+def on_gpus(**placement):
+    return replace(LAB, hardware=Hardware(device="cuda"), placement=Placement(**placement))
+
+
+@pytest.mark.parametrize(
+    ("placement", "devices"),
+    [
+        ({}, Devices(1, 1)),
+        ({"generators": 3}, Devices(1, 1)),  # processes of one GPU
+        ({"backend": "ray", "trainer_ranks": 4, "generators": 3}, Devices(7, 3)),
+        (
+            {"backend": "ray", "engine": "vllm", "trainer_ranks": 4, "generators": 3, "tensor_parallel": 2},
+            Devices(10, 6),
+        ),
+        ({"engine": "vllm", "servers": ["http://a:1", "http://b:1"], "tensor_parallel": 4}, Devices(9, 8)),
+    ],
+)
+def test_a_run_holds_its_ranks_and_the_gpus_of_its_engines(placement, devices):
+    assert devices_of(on_gpus(**placement)) == devices
+
+
+def test_a_run_on_cpu_holds_one_device():
+    assert devices_of(replace(LAB, placement=Placement(trainer_ranks=2, generators=2))) == Devices(1, 1)
+
+
+def test_generation_during_a_checkpoint_counts_by_the_devices_of_the_engines():
+    run = SimpleNamespace(
+        devices=Devices(held=10, generating=6),
+        clock=Stopwatch(3600.0),
+        pipeline=SimpleNamespace(busy_since_mark=lambda: 600.0),
+    )
+    Session._count_generation(run)
+    # an hour of ten devices, and ten minutes of six
+    assert Session.device_hours.fget(run) == pytest.approx(10 + 1)
+
+
+def test_a_checkpoint_keeps_hours_so_that_another_placement_changes_none_of_before():
+    assert hours_of({"device_hours": 21.5}) == 21.5
+    # earlier versions kept the seconds of the run, which then held 7 devices
+    config = to_toml(on_gpus(backend="ray", trainer_ranks=4, generators=3))
+    assert hours_of({"config": config, "training_s": 1800.0}) == pytest.approx(3.5)
