@@ -149,8 +149,8 @@ def make_scorer(task: TaskData, settings: Scoring) -> Scorer:
         ConfigError: its reward function cannot be imported.
     """
     if isinstance(task, PromptFile) and task.reward:
-        load_reward(task.reward)  # refused now, not during the run
-        return FunctionScorer(task.reward, task.pass_reward, settings)
+        load_reward(task.reward.function)  # refused now, not during the run
+        return FunctionScorer(task.reward.function, task.pass_reward, settings, task.reward.params)
     if isinstance(task, EnvironmentTask):
         return FunctionScorer(environments.REWARD, task.pass_reward, settings)
     verifier = VERIFIERS[task.verifier]
@@ -234,16 +234,33 @@ class FunctionScorer:
 
     timeouts = 0
 
-    def __init__(self, function: str, pass_reward: float, settings: Scoring) -> None:
-        self.failures = Failures(f"reward function {function}")
+    def __init__(
+        self, function: str, pass_reward: float, settings: Scoring, params: Mapping[str, Any] | None = None
+    ) -> None:
+        """Start the processes.
+
+        Args:
+            function: import path.
+            pass_reward: the least reward that passes.
+            settings: of the run.
+            params: given to the function by name.
+        """
+        self.failures, self._params = Failures(f"reward function {function}"), dict(params or {})
         self._function, self._pass_reward, self._limit_s = function, pass_reward, settings.reward_timeout_s
         self._pool = worker_pool(settings.workers or 1, None, settings)
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
         """Start one call with all completions of a prompt."""
-        words = (self._function, [prompt] * len(completions), list(completions))
-        call = self._pool.schedule(call_by_name, args=words, timeout=self._limit_s)
+        call = self._schedule(prompt, completions)
         return Pending([call], lambda futures: self._finish(futures[0], len(completions)))
+
+    def rewards(self, prompt: Prompt, completions: Sequence[str]) -> list[float | str]:
+        """Return the reward of each completion, or what was wrong instead; nothing is counted."""
+        return self._rewards(self._schedule(prompt, completions), len(completions))
+
+    def _schedule(self, prompt: Prompt, completions: Sequence[str]) -> Future[Any]:
+        words = (self._function, [prompt] * len(completions), list(completions), self._params)
+        return self._pool.schedule(call_by_name, args=words, timeout=self._limit_s)  # type: ignore[no-any-return]
 
     def _finish(self, call: Future[Any], count: int) -> list[Score]:
         """Return the scores; a completion without a reward gets the mean of its group's others, so no advantage."""

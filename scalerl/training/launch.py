@@ -30,6 +30,7 @@ from scalerl.rollouts.pipeline import Pipeline
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.serialization import from_plain
 from scalerl.tasks.references import reference_notes
+from scalerl.tasks.reward_check import check_rewards
 from scalerl.tasks.sandbox.detect import sandbox_notes
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.backends import BACKENDS, Backend
@@ -182,7 +183,12 @@ def _assemble(
 
 
 def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, *, resumed: bool) -> list[str]:
-    """Return what a person should know before the first step; references are only judged when a run begins."""
+    """Return what a person should know before the first step; references are only judged when a run begins.
+
+    Raises:
+        ConfigError: a reward function fails on made-up completions.
+    """
+    check_rewards(config, prompts.training)
     notes = [*prompts.notes, *_length_notes(rule), *sandbox_notes(config)]
     return notes if resumed else notes + reference_notes(config, (*prompts.training, *prompts.held_out))
 
