@@ -46,7 +46,7 @@ def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any])
         merged = merge(values, typed)
         tasks = merged.get("data", {})
         tables = [task for task in (tasks if isinstance(tasks, list) else [tasks]) if isinstance(task, dict)]
-        own = any(task.keys() & {"path", "set", "dataset", "environment"} for task in tables)
+        own = any(task.keys() & {"path", "set", "dataset", "environment", "function"} for task in tables)
         preset = "scalerl" if own else "lab"
     if preset not in PRESETS:
         raise ConfigError(f"preset: got {preset!r}{nearest(str(preset), PRESETS)}; allowed: {', '.join(PRESETS)}")
