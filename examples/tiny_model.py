@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-
 QUICK = {
     "recipe__prompts_per_step": 8,
     "recipe__generations_per_prompt": 8,

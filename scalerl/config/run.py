@@ -265,12 +265,12 @@ class RunConfig(Part):
         if self.rollouts.weights not in allowed:
             raise ValueError(
                 f"rollouts.weights: got {self.rollouts.weights!r} with placement.backend {self.placement.backend!r} "
-                f"and placement.engine {self.placement.engine!r}; allowed: {', '.join(allowed)}"
+                f"and placement.engine {self.placement.engine_name!r}; allowed: {', '.join(allowed)}"
             )
         if self.recipe.routing_replay == "on" and self.placement.engine != "torch":
             raise ValueError(
-                f"recipe.routing_replay: got 'on' with placement.engine {self.placement.engine!r}, which does not say "
-                "which experts it used; allowed: off, or placement.engine = 'torch'"
+                f"recipe.routing_replay: got 'on' with placement.engine {self.placement.engine_name!r}, which does not "
+                "say which experts it used; allowed: off, or placement.engine = 'torch'"
             )
         if self.rollouts.schedule == "deterministic" and not self.placement.deterministic:
             raise ValueError(
