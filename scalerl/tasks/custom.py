@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from scalerl.config.base import ConfigError
@@ -55,7 +55,7 @@ def _rows(made: Any, name: str, count: int) -> Iterator[Any]:
     rows = iter(found)
     end = object()
     for _ in range(count):
-        row = call(lambda: next(rows, end), f"{name}.rows")
+        row = call(partial(next, rows, end), f"{name}.rows")
         if row is end:
             return
         yield row
