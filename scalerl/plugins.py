@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
+import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from scalerl.config.base import ConfigError
+from scalerl.config.base import ConfigError, nearest
 
 
 class PluginError(RuntimeError):
@@ -33,12 +34,21 @@ def load_function(name: str, field: str) -> Callable[..., Any]:
         raise ConfigError(f"{field}: got {name!r}; allowed: package.module:function")
     try:
         module = _import_here(module_name)
-    except (ImportError, SyntaxError, SystemExit) as error:
-        reason = f"it calls sys.exit({error})" if isinstance(error, SystemExit) else error
-        raise ConfigError(f"{field}: cannot import {module_name!r} from {os.getcwd()} ({reason})") from None
-    function = getattr(module, function_name, None)
+    except (Exception, SystemExit) as error:  # user code: whatever the module raises is reported with its place
+        if isinstance(error, ModuleNotFoundError | SyntaxError):
+            reason = str(error)
+        else:
+            reason = f"it calls sys.exit({error})" if isinstance(error, SystemExit) else raised(error, None)
+        raise ConfigError(
+            f"{field}: cannot import {module_name!r} from {os.getcwd()} ({reason}); allowed: a module of the current "
+            "directory or of the Python path"
+        ) from None
+    if not hasattr(module, function_name):
+        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise ConfigError(f"{field}: {module_name} has no function {function_name!r}{nearest(function_name, names)}")
+    function = getattr(module, function_name)
     if not callable(function):
-        raise ConfigError(f"{field}: {module_name} has no function {function_name!r}")
+        raise ConfigError(f"{field}: {name} is {describe(function)}; allowed: a function or a class")
     return function  # type: ignore[no-any-return]
 
 
@@ -63,6 +73,39 @@ def _import_here(name: str) -> Any:
     return importlib.import_module(name)
 
 
+def check_arguments(
+    function: Callable[..., Any], name: str, field: str, given: Sequence[str], named: Mapping[str, Any]
+) -> None:
+    """Refuse a function that cannot be called as it will be.
+
+    Args:
+        function: of the user.
+        name: of the function, for messages.
+        field: of the configuration that chose it.
+        given: what the arguments by position are called in the documentation.
+        named: arguments by name.
+
+    Raises:
+        ConfigError: the message has the arguments that are expected.
+    """
+    signature = signature_of(function)
+    if signature is None:
+        return  # the call will show
+    try:
+        signature.bind(*given, **named)
+    except TypeError as error:
+        takes = ", ".join((*given, *(f"{key}={value!r}" for key, value in named.items())))
+        raise ConfigError(f"{field}: {name} must take ({takes}); {error}") from None
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    """Return the signature of a function; None for a builtin that does not tell it."""
+    try:
+        return inspect.signature(function)
+    except (TypeError, ValueError):
+        return None
+
+
 def call(function: Callable[..., Any], name: str, *arguments: Any, **named: Any) -> Any:
     """Call a function of the user.
 
@@ -72,11 +115,33 @@ def call(function: Callable[..., Any], name: str, *arguments: Any, **named: Any)
     try:
         return function(*arguments, **named)
     except (Exception, SystemExit) as error:  # user code: whatever it raises is reported with its place
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        raise PluginError(f"{name} raised {type(error).__name__}: {error} ({where.filename}:{where.lineno})") from None
+        raise PluginError(f"{name} {raised(error, function)}") from None
+
+
+def raised(error: BaseException, function: Callable[..., Any] | None) -> str:
+    """Return what user code raised, and the last line of the user's own file; lines of torch below would not help.
+
+    Args:
+        error: what was raised.
+        function: that was called; None: a module that was imported.
+
+    Example: raised(error, length) == "raised KeyError: 'level' (/home/me/my_rewards.py:7)"
+    """
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    own = [frame for frame in frames if frame.filename == getattr(module, "__file__", None)]
+    frames = own or [frame for frame in frames if not frame.filename.startswith("<frozen")]
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    return f"raised {type(error).__name__}: {error}{place}"
 
 
 def describe(value: Any) -> str:
     """Return what a value is, in words, for messages."""
     shape = getattr(value, "shape", None)
-    return f"a {type(value).__name__} of shape {tuple(shape)}" if shape is not None else f"{value!r}"
+    if shape is None:
+        text = repr(value)
+        return text if len(text) <= 200 else f"{text[:200]}..."
+    facts = [str(getattr(value, "dtype", ""))]
+    if hasattr(value, "isfinite") and int((~value.isfinite()).sum()):
+        facts.append(f"{int((~value.isfinite()).sum())} entries not finite")
+    return f"a {type(value).__name__} ({', '.join(facts)}) of shape {tuple(shape)}"

@@ -216,10 +216,10 @@ def test_a_reward_function_that_fails_too_often_ends_the_run_with_its_place_and_
     assert [p["step"] for p in runs.rows(workplace / "run", "points.jsonl")] == [0, 2, 4, 6, 8, 10]
 
 
-def test_a_reward_function_that_exits_ends_the_run_with_a_message_and_an_exit_code_that_says_so(workplace):
+def test_a_reward_function_that_exits_is_refused_before_a_directory_is_made(workplace):
     code, text = run(*OWN, "--reward", "my_rewards:leaves")
-    assert code == 1 and "Traceback" not in text, text
-    assert "reward function my_rewards:leaves raised SystemExit: 0" in text and "scalerl resume run" in text
+    assert code == 2 and "Traceback" not in text and not (workplace / "run").exists(), text
+    assert "made-up completions of prompts.jsonl" in text and "my_rewards:leaves raised SystemExit: 0" in text
 
 
 def test_a_gradient_that_is_not_finite_stops_saves_the_batch_and_keeps_the_last_checkpoint(workplace):

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from scalerl.config.base import Part
 from scalerl.config.named import NAMED, with_named_set
-from scalerl.config.recipe import Count, Natural, Share
+from scalerl.config.recipe import Count, Custom, Natural, Share
 
 
 class TaskData(Part):
@@ -93,6 +93,25 @@ class TextTask(TaskData):
     """What happens to prompts over the limit."""
 
 
+class RewardFunction(Custom):
+    """Your reward `package.module:function` in TRL's form f(prompts, completions, **columns) -> list[float]."""
+
+    params: dict[str, Any] = Field(default_factory=dict)
+    """Given to the function by name, beside the columns of the rows; they replace columns of the same name."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _function_as_kind(cls, values: Any) -> Any:
+        """Read `--reward my:fn --data.reward.params '{...}'`, where the name lands in the field `kind`."""
+        if isinstance(values, dict) and ":" in str(values.get("kind", "")):
+            return {"function": values["kind"], **values, "kind": "custom"}
+        return values
+
+
+def _as_reward(value: Any) -> Any:
+    return {"function": value} if isinstance(value, str) else value
+
+
 class PromptFile(TextTask):
     """Prompts of your own or of a public set, with answers that a verifier or your reward function judges."""
 
@@ -111,8 +130,9 @@ class PromptFile(TextTask):
     """Where rows hold prompt and answer: as the named trainer has them. auto: told by the columns of each row."""
     task: Literal["math", "arithmetic", "code"] = "math"
     """The verifier: math (Math-Verify on the text after the thinking), code (programs run on tests) or arithmetic."""
-    reward: str | None = None
-    """`package.module:function` in TRL's form f(prompts, completions, **columns) -> list[float]; replaces the task."""
+    reward: Annotated[RewardFunction | None, BeforeValidator(_as_reward)] = None
+    """Your reward function, which replaces the task: `package.module:function`, or a table with `function` and
+    `params`."""
     pass_reward: float = 1.0
     """A reward of your function at or above this counts as a pass in the pass rate and the curve."""
     truncated_reward: float | None = 0.0
@@ -156,7 +176,7 @@ class PromptFile(TextTask):
     @property
     def curve(self) -> str:
         """The name, or that of the reward function, the public set or the verifier."""
-        return self.name or self.reward or self.set or self.task
+        return self.name or (self.reward.function if self.reward else "") or self.set or self.task
 
     @property
     def verifier(self) -> str:
@@ -256,7 +276,10 @@ def raw_name(task: Mapping[str, Any]) -> str:
         task = {**task, "set": task["path"]}
     if task.get("kind") == "custom" and not task.get("name"):
         return str(task.get("function", "")).rpartition(":")[2]
-    return next(str(task[name]) for name in fields if task.get(name) not in (None, ""))
+    reward = task.get("reward")
+    if isinstance(reward, Mapping):
+        task = {**task, "reward": reward.get("function", reward.get("kind"))}
+    return next(str(task[name]) for name in fields if task.get(name) not in (None, "", "none"))
 
 
 def suite_tables(suites: Any) -> list[dict[str, Any]]:

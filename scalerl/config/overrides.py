@@ -47,7 +47,7 @@ def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any])
         merged = merge(values, typed)
         tasks = merged.get("data", {})
         tables = [task for task in (tasks if isinstance(tasks, list) else [tasks]) if isinstance(task, dict)]
-        own = any(task.keys() & {"path", "set", "dataset", "environment"} for task in tables)
+        own = any(task.keys() & {"path", "set", "dataset", "environment", "function"} for task in tables)
         preset = "scalerl" if own else "lab"
     if preset not in PRESETS:
         raise ConfigError(f"preset: got {preset!r}{nearest(str(preset), PRESETS)}; allowed: {', '.join(PRESETS)}")
@@ -102,6 +102,8 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
             continue
         if isinstance(old, Mapping) and isinstance(value, str) and "kind" in old:
             value = {"kind": value}
+        if isinstance(old, str) and isinstance(value, Mapping) and "kind" not in value:
+            old = {"kind": old}
         if isinstance(value, Mapping) and isinstance(old, Mapping):
             other_kind = "kind" in value and value["kind"] != old.get("kind")
             out[key] = dict(value) if other_kind else merge(old, value)
@@ -220,7 +222,8 @@ def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
         if isinstance(inner, str):
             inner = values[step] = {"kind": inner}
         values = inner
-    values[path[-1]] = value
+    inner = values.get(path[-1])
+    values[path[-1]] = {**inner, "kind": value} if isinstance(inner, dict) and isinstance(value, str) else value
 
 
 def _parse(text: str) -> Any:

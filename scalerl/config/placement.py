@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from scalerl.config.base import Part
-from scalerl.config.recipe import Count, Natural
+from scalerl.config.recipe import Count, Custom, Natural, or_custom
 
 
 class ModelNumbers(Part):
@@ -72,8 +72,8 @@ class Placement(Part):
     cuda. 1: the trainer is one process and nothing is sharded."""
     generators: Count = 1
     """Engines. On one machine one runs in the generator's process; several each have a process of their own."""
-    engine: Literal["torch", "vllm"] = "torch"
-    """What samples: the project's own engine, or vLLM behind its HTTP server."""
+    engine: Annotated[Literal["torch", "vllm"] | Custom, or_custom("torch", "vllm")] = "torch"
+    """What samples: the project's own engine, vLLM behind its HTTP server, or an engine of your own on this machine."""
     gpus_per_generator: Natural = 0
     """GPUs of each generator; 0: as many as `tensor_parallel` where `hardware.device` is cuda, else none."""
     tensor_parallel: Count = 1
@@ -109,7 +109,12 @@ class Placement(Part):
     def _check(self) -> Placement:
         if self.servers and self.engine != "vllm":
             raise ValueError(
-                f"servers: got {len(self.servers)} addresses with engine 'torch'; allowed: engine = 'vllm'"
+                f"servers: got {len(self.servers)} addresses with engine {self.engine_name!r}; allowed: engine = 'vllm'"
+            )
+        if isinstance(self.engine, Custom) and self.backend != "local":
+            raise ValueError(
+                f"engine: got {self.engine_name} with backend {self.backend!r}; allowed for an engine of your own: "
+                "backend = 'local'"
             )
         if self.servers and self.generators not in (1, len(self.servers)):
             raise ValueError(
@@ -121,15 +126,20 @@ class Placement(Part):
                 f"scorers: got {self.scorers} with backend 'local'; allowed: backend = 'ray', or scoring.workers for "
                 "more processes on this machine"
             )
-        if self.engine == "torch" and self.tensor_parallel > 1:
+        if self.engine != "vllm" and self.tensor_parallel > 1:
             raise ValueError(
-                f"tensor_parallel: got {self.tensor_parallel} with engine 'torch', which uses one GPU; allowed: 1, or "
-                "engine = 'vllm'"
+                f"tensor_parallel: got {self.tensor_parallel} with engine {self.engine_name!r}, which uses one GPU; "
+                "allowed: 1, or engine = 'vllm'"
             )
         for address in self.servers:
             if not address.startswith(("http://", "https://")):
                 raise ValueError(f"servers: got {address!r}; allowed: addresses such as http://10.0.0.5:8000")
         return self
+
+    @property
+    def engine_name(self) -> str:
+        """torch, vllm, or the import path of an engine of the user."""
+        return self.engine.function if isinstance(self.engine, Custom) else self.engine
 
     @property
     def engines(self) -> int:
@@ -152,9 +162,9 @@ class Placement(Part):
     @property
     def one_gpu(self) -> bool:
         """Whether trainer and engines share one GPU: processes of one machine that nothing tells apart."""
-        return self.backend == "local" and self.engine == "torch" and not self.gpus_per_generator
+        return self.backend == "local" and self.engine != "vllm" and not self.gpus_per_generator
 
     @property
     def deterministic(self) -> bool:
-        """Whether every engine does exactly one decode step a tick, in lockstep."""
-        return self.backend == "local" and self.engine == "torch"
+        """Whether every engine does exactly one decode step a tick; an engine of the user says so itself."""
+        return self.backend == "local" and self.engine != "vllm"

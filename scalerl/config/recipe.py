@@ -31,7 +31,7 @@ class Custom(Part):
     """Given to the function by name, after its tensors."""
 
 
-def _choice(*names: str) -> Any:
+def or_custom(*names: str) -> Any:
     """Return a check of a field that holds one of some names or a Custom."""
 
     def check(value: Any) -> Any:
@@ -245,12 +245,12 @@ class Recipe(Part):
     """G: rollouts of each prompt; a batch holds P x G of them."""
     loss: Loss = Cispo()
     """The surrogate: cispo, dapo, grpo, gspo or reinforce, each with its own parameters; or custom, your own."""
-    aggregation: Annotated[Literal["prompt", "sample", "token"] | Custom, _choice("prompt", "sample", "token")] = (
+    aggregation: Annotated[Literal["prompt", "sample", "token"] | Custom, or_custom("prompt", "sample", "token")] = (
         "prompt"
     )
     """What gets equal weight in the batch: each prompt, each rollout, or each token; or a function of your own. With
     the loss gspo the default is sample: GSPO's ratio belongs to a rollout, and prompt and token weigh it by length."""
-    advantage: Annotated[Literal["batch", "group", "none"] | Custom, _choice("batch", "group", "none")] = "batch"
+    advantage: Annotated[Literal["batch", "group", "none"] | Custom, or_custom("batch", "group", "none")] = "batch"
     """The standard deviation that group-centred rewards are divided by: over the batch, the group, or none; or a
     function of your own."""
     zero_variance: Literal["drop", "keep"] = "drop"

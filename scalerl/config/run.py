@@ -25,7 +25,7 @@ from scalerl.config.data import (
 from scalerl.config.model import HuggingFaceModel, Lora, TinyModel
 from scalerl.config.named import NAMED
 from scalerl.config.placement import Placement
-from scalerl.config.recipe import SCALERL, Count, Natural, Recipe
+from scalerl.config.recipe import SCALERL, Count, Natural, Recipe, Share
 from scalerl.config.sandbox import Sandbox
 
 
@@ -210,12 +210,12 @@ class RunConfig(Part):
         if self.rollouts.weights not in allowed:
             raise ValueError(
                 f"rollouts.weights: got {self.rollouts.weights!r} with placement.backend {self.placement.backend!r} "
-                f"and placement.engine {self.placement.engine!r}; allowed: {', '.join(allowed)}"
+                f"and placement.engine {self.placement.engine_name!r}; allowed: {', '.join(allowed)}"
             )
         if self.recipe.routing_replay == "on" and self.placement.engine != "torch":
             raise ValueError(
-                f"recipe.routing_replay: got 'on' with placement.engine {self.placement.engine!r}, which does not say "
-                "which experts it used; allowed: off, or placement.engine = 'torch'"
+                f"recipe.routing_replay: got 'on' with placement.engine {self.placement.engine_name!r}, which does not "
+                "say which experts it used; allowed: off, or placement.engine = 'torch'"
             )
         ranks = self.placement.trainer_ranks
         if self.lora and ranks > 1:

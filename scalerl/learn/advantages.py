@@ -55,10 +55,11 @@ def advantages(choice: str | Custom, rewards_PG: Tensor) -> Tensor:
         return ADVANTAGES[choice](rewards_PG)
     function = plugins.loaded(choice.function, "recipe.advantage.function")
     found_PG = plugins.call(function, choice.function, rewards_PG, **choice.params)
-    if not isinstance(found_PG, Tensor) or found_PG.shape != rewards_PG.shape or not bool(found_PG.isfinite().all()):
+    fits = isinstance(found_PG, Tensor) and found_PG.shape == rewards_PG.shape and found_PG.is_floating_point()
+    if not isinstance(found_PG, Tensor) or not fits or not bool(found_PG.isfinite().all()):
         raise plugins.PluginError(
             f"{choice.function} returned {plugins.describe(found_PG)}; expected finite advantages_PG of the shape of "
-            f"rewards_PG, {tuple(rewards_PG.shape)}"
+            f"rewards_PG, {tuple(rewards_PG.shape)}, in floating point"
         )
     return found_PG
 

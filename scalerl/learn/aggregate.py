@@ -74,7 +74,8 @@ def token_weights(choice: str | Custom, mask_BT: Tensor, prompt_B: Tensor) -> Te
     function = plugins.loaded(choice.function, "recipe.aggregation.function")
     weights_BT = plugins.call(function, choice.function, mask_BT, prompt_B, **choice.params)
     expected = f"expected weights_BT of the shape of mask_BT, {tuple(mask_BT.shape)}"
-    if not isinstance(weights_BT, Tensor) or weights_BT.shape != mask_BT.shape:
+    fits = isinstance(weights_BT, Tensor) and weights_BT.shape == mask_BT.shape
+    if not isinstance(weights_BT, Tensor) or not fits or not weights_BT.is_floating_point():
         raise plugins.PluginError(f"{choice.function} returned {plugins.describe(weights_BT)}; {expected}")
     total, whole = float(weights_BT.sum()), float(mask_BT.any())
     if not abs(total - whole) < 1e-3 or bool((weights_BT < 0).any()) or bool((weights_BT[~mask_BT] != 0).any()):

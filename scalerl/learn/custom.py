@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-
 import torch
 
 from scalerl import plugins
@@ -47,13 +45,7 @@ def check_functions(recipe: Recipe) -> None:
 def _check_signature(part: str, chosen: Custom) -> None:
     field = f"recipe.{part}"
     function = plugins.load_function(chosen.function, f"{field}.function")
-    takes = ", ".join((*TENSORS[part], *(f"{name}={value!r}" for name, value in chosen.params.items())))
-    try:
-        inspect.signature(function).bind(*TENSORS[part], **chosen.params)
-    except TypeError as error:
-        raise ConfigError(f"{field}: {chosen.function} must take ({takes}); {error}") from None
-    except ValueError:  # a builtin without a signature; the call will show
-        return
+    plugins.check_arguments(function, chosen.function, field, TENSORS[part], chosen.params)
 
 
 def _check_loss(loss: Custom, advantages_B: torch.Tensor, mask_BT: torch.Tensor) -> None:

@@ -116,6 +116,11 @@ def custom(
                 f"{params.function} returned {plugins.describe(part)}; expected loss_BT, or (loss_BT, clipped_BT), of "
                 f"the shape of logp_BT, {tuple(logp_BT.shape)}"
             )
+    if not loss_BT.is_floating_point() or clipped_BT.dtype != torch.bool:
+        raise plugins.PluginError(
+            f"{params.function} returned a loss_BT of {loss_BT.dtype} and a clipped_BT of {clipped_BT.dtype}; expected "
+            "a floating-point loss_BT and a clipped_BT of torch.bool"
+        )
     return loss_BT, clipped_BT
 
 

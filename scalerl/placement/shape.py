@@ -12,7 +12,6 @@ from scalerl.config.base import ConfigError
 from scalerl.config.model import HuggingFaceModel, TinyModel
 from scalerl.config.placement import ModelNumbers
 from scalerl.config.run import RunConfig
-from scalerl.models.flops import ModelShape
 from scalerl.models.gguf import is_gguf, sizes
 
 

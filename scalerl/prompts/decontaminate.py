@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from scalerl.config.base import ConfigError
-from scalerl.config.data import PromptFile
+from scalerl.config.data import PromptFile, RewardFunction
 from scalerl.prompts.files import read_objects
 from scalerl.prompts.layouts import Row, read_rows
 
@@ -71,7 +71,7 @@ def _texts(name: str) -> Iterator[str]:
     Raises:
         ConfigError: it cannot be read, or a row has no column that is known to hold prompts.
     """
-    reference = PromptFile(path=name, task="math", reward="suites:are_not_judged")
+    reference = PromptFile(path=name, task="math", reward=RewardFunction(function="suites:are_not_judged"))
     if reference.set:
         yield from (spoken(row.prompt) for row in read_rows(reference))
         return

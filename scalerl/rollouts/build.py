@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from scalerl.config.recipe import Custom
 from scalerl.config.run import RunConfig
 from scalerl.models.flops import ModelShape
 from scalerl.models.policy import Policy
 from scalerl.rollouts.coordinator import Coordinator
+from scalerl.rollouts.custom import EngineParts, engine_pair
 from scalerl.rollouts.engine import Engine, Sampling
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import torch_engine
@@ -111,12 +113,28 @@ class EngineSpec:
 
     def __call__(self) -> tuple[Engine, Engine]:
         """Load the model, in the engine's process."""
-        config, policy = self.generator.config, self.generator.load_policy()
+        config = self.generator.config
+        if isinstance(config.placement.engine, Custom):
+            return engine_pair(config.placement.engine, self._parts())
+        policy = self.generator.load_policy()
         count, own = config.placement.engines, self.slots
         sequences = config.evaluated_sequences
         positions = self.generator.longest_prompt + self.generator.rule.capacity
         fit = EVALUATION_CACHE // (policy.cache_bytes * positions)
         return self._engine(policy, own), self._engine(policy, min(max(own, fit), -(-sequences // count)))
+
+    def _parts(self) -> EngineParts:
+        """Return what an engine of the user is made from."""
+        generator, recipe = self.generator, self.generator.config.recipe
+        return EngineParts(
+            load_policy=generator.load_policy,
+            model_path=generator.model.path,
+            slots=self.slots,
+            prompt_tokens=generator.longest_prompt,
+            rule=generator.rule,
+            sampling=Sampling(recipe.temperature, recipe.top_p, generator.stop),
+            receive=self.channel.receive,
+        )
 
     def _engine(self, policy: Policy, slots: int) -> Engine:
         recipe = self.generator.config.recipe

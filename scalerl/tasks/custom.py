@@ -6,14 +6,13 @@ A prompt's columns name the class and hold the row: {"function": "tasks:Sums", "
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from functools import cache
-from itertools import islice
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, partial
 from typing import Any
 
 from scalerl.config.base import ConfigError
 from scalerl.config.data import CustomTask
-from scalerl.plugins import PluginError, call, describe, load_function
+from scalerl.plugins import PluginError, call, check_arguments, describe, load_function
 from scalerl.tasks.base import Verdict
 from scalerl.types import Prompt
 
@@ -41,23 +40,37 @@ def rows(task: CustomTask, count: int) -> list[dict[str, Any]]:
     """
     try:
         made = make(task.function, task.params)
-        found = _distinct(call(made.rows, f"{task.function}.rows", 4 * count), count, task.function)
+        found = _distinct(_rows(made, task.function, 4 * count), count, task.function)
         _score(call(made.score, f"{task.function}.score", found[0], ""), task.function)
     except PluginError as error:
         raise ConfigError(f"data.function: {error}") from None
     return found
 
 
-def _distinct(made: Any, count: int, name: str) -> list[dict[str, Any]]:
+def _rows(made: Any, name: str, count: int) -> Iterator[Any]:
+    """Yield at most `count` rows of a task; a generator may raise at any of them."""
+    found = call(made.rows, f"{name}.rows", count)
+    if not isinstance(found, Iterable) or isinstance(found, str | Mapping):
+        raise PluginError(f"{name}.rows returned {describe(found)}; allowed: rows, each a dict with `prompt`")
+    rows = iter(found)
+    end = object()
+    for _ in range(count):
+        row = call(partial(next, rows, end), f"{name}.rows")
+        if row is end:
+            return
+        yield row
+
+
+def _distinct(made: Iterable[Any], count: int, name: str) -> list[dict[str, Any]]:
     """Return the first rows with different prompts, of at most four times as many."""
     found: dict[str, dict[str, Any]] = {}
-    for number, row in enumerate(islice(call(iter, f"{name}.rows", made), 4 * count)):
+    for number, row in enumerate(made):
         if not isinstance(row, Mapping) or not isinstance(row.get("prompt"), str | list):
             raise ConfigError(
                 f"data.function: row {number} of {name} is {str(row)[:200]!r}; allowed: a dict with `prompt`, text or "
                 "a list of chat messages"
             )
-        found.setdefault(json.dumps(row["prompt"]), dict(row))
+        found.setdefault(json.dumps(row["prompt"], default=repr), dict(row))
         if len(found) == count:
             return list(found.values())
     raise ConfigError(
@@ -73,13 +86,17 @@ def make(function: str, params: Mapping[str, Any]) -> Any:
         ConfigError: it cannot be imported, or lacks one of the two.
         PluginError: making it raised.
     """
-    made = call(load_function(function, "data.function"), function, **params)
+    found = load_function(function, "data.function")
+    check_arguments(found, function, "data.function", (), params)
+    made = call(found, function, **params)
     missing = [name for name in ("rows", "score") if not callable(getattr(made, name, None))]
     if missing:
         raise ConfigError(
             f"data.function: {function} has no method {' and no method '.join(missing)}; allowed: a class with "
             "rows(count) and score(row, completion)"
         )
+    check_arguments(made.rows, f"{function}.rows", "data.function", ("count",), {})
+    check_arguments(made.score, f"{function}.score", "data.function", ("row", "completion"), {})
     return made
 
 

@@ -149,8 +149,10 @@ def make_scorer(task: TaskData, settings: Scoring) -> Scorer:
         ConfigError: its reward function cannot be imported.
     """
     if isinstance(task, PromptFile) and task.reward:
-        load_reward(task.reward)  # refused now, not during the run
-        return FunctionScorer(task.reward, task.pass_reward, settings, task.truncated_reward)
+        load_reward(task.reward.function)  # refused now, not during the run
+        return FunctionScorer(
+            task.reward.function, task.pass_reward, settings, task.truncated_reward, task.reward.params
+        )
     if isinstance(task, EnvironmentTask):
         return FunctionScorer(environments.REWARD, task.pass_reward, settings, task.truncated_reward)
     verifier = VERIFIERS[task.verifier]
@@ -235,18 +237,39 @@ class FunctionScorer:
     timeouts = 0
 
     def __init__(
-        self, function: str, pass_reward: float, settings: Scoring, truncated_reward: float | None = 0.0
+        self,
+        function: str,
+        pass_reward: float,
+        settings: Scoring,
+        truncated_reward: float | None = 0.0,
+        params: Mapping[str, Any] | None = None,
     ) -> None:
+        """Start the processes.
+
+        Args:
+            function: import path.
+            pass_reward: the least reward that passes.
+            settings: of the run.
+            truncated_reward: the most that a truncated completion gets; None: what the function says.
+            params: given to the function by name.
+        """
+        self.failures, self._params = Failures(f"reward function {function}"), dict(params or {})
         self._truncated_reward = truncated_reward
-        self.failures = Failures(f"reward function {function}")
         self._function, self._pass_reward, self._limit_s = function, pass_reward, settings.reward_timeout_s
         self._pool = worker_pool(settings.workers or 1, None, settings)
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
         """Start one call with all completions of a prompt."""
-        words = (self._function, [prompt] * len(completions), list(completions))
-        call = self._pool.schedule(call_by_name, args=words, timeout=self._limit_s)
+        call = self._schedule(prompt, completions)
         return Pending([call], lambda futures: self._finish(futures[0], len(completions)))
+
+    def rewards(self, prompt: Prompt, completions: Sequence[str]) -> list[float | str]:
+        """Return the reward of each completion, or what was wrong instead; nothing is counted."""
+        return self._rewards(self._schedule(prompt, completions), len(completions))
+
+    def _schedule(self, prompt: Prompt, completions: Sequence[str]) -> Future[Any]:
+        words = (self._function, [prompt] * len(completions), list(completions), self._params)
+        return self._pool.schedule(call_by_name, args=words, timeout=self._limit_s)  # type: ignore[no-any-return]
 
     def _finish(self, call: Future[Any], count: int) -> list[Score]:
         """Return the scores; a completion without a reward gets the mean of its group's others, so no advantage."""

@@ -6,13 +6,11 @@ A function that raises, exits or takes its process down is named, counted, and s
 
 from __future__ import annotations
 
-import inspect
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from scalerl.plugins import load_function
+from scalerl.plugins import describe, load_function, raised, signature_of
 from scalerl.types import Prompt
 
 
@@ -25,9 +23,11 @@ def load_reward(name: str) -> Callable[..., Any]:
     return load_function(name, "data.reward")
 
 
-def call_by_name(name: str, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float | str]:
+def call_by_name(
+    name: str, prompts: Sequence[Prompt], completions: Sequence[str], params: Mapping[str, Any] | None = None
+) -> list[float | str]:
     """Import a reward function, once a process, and call it; see `call_reward`."""
-    return call_reward(_loaded(name), name, prompts, completions)
+    return call_reward(_loaded(name), name, prompts, completions, params)
 
 
 _loaded = cache(load_reward)
@@ -35,35 +35,39 @@ _loaded = cache(load_reward)
 
 
 def call_reward(
-    function: Callable[..., Any], name: str, prompts: Sequence[Prompt], completions: Sequence[str]
+    function: Callable[..., Any],
+    name: str,
+    prompts: Sequence[Prompt],
+    completions: Sequence[str],
+    params: Mapping[str, Any] | None = None,
 ) -> list[float | str]:
-    """Return f(prompts, completions, **columns): for each completion a finite number, or what was wrong instead.
+    """Return f(prompts, completions, **columns, **params): for each completion a finite number, or what was wrong.
 
     Args:
         function: in TRL's form; it is given those columns of the rows that it takes.
         name: of the function, for messages.
         prompts: the prompt of each completion.
         completions: texts; a chat prompt gets its completion as a chat message.
+        params: given by name too; they replace columns of the same name.
 
     Returns:
         One entry a completion. All are text where the function raised or exited, or returned another number of them.
     """
-    parameters = inspect.signature(function).parameters.values()
-    names = dict.fromkeys(name for prompt in prompts for name in prompt.columns)
-    columns = {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
-    asked = columns.pop("prompt", [prompt.text for prompt in prompts])
+    asked = [prompt.columns.get("prompt", prompt.text) for prompt in prompts]
     answers: list[Any] = [
         [{"role": "assistant", "content": completion}] if isinstance(prompt, list) else completion
         for prompt, completion in zip(asked, completions, strict=True)
     ]
-    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-        takes = {p.name for p in parameters}
-        columns = {name: values for name, values in columns.items() if name in takes}
+    named = {**columns_taken(function, prompts), **(params or {})}
     try:
-        rewards = list(function(prompts=asked, completions=answers, **columns))
+        found = function(prompts=asked, completions=answers, **named)
+        rewards = None if isinstance(found, str | bytes | Mapping) else _listed(found)
     except (Exception, SystemExit) as error:  # user code: whatever it raises is reported with its place
-        where = traceback.extract_tb(error.__traceback__)[-1]
-        problem = f"reward function {name} raised {type(error).__name__}: {error} ({where.filename}:{where.lineno})"
+        return [f"reward function {name} {raised(error, function)}"] * len(completions)
+    if rewards is None:
+        problem = (
+            f"reward function {name} returned {describe(found)}; allowed: a list with a number for each completion"
+        )
         return [problem] * len(completions)
     if len(rewards) != len(completions):
         problem = f"reward function {name} returned {len(rewards)} rewards for {len(completions)} completions"
@@ -71,11 +75,29 @@ def call_reward(
     return [_finite(reward, name) for reward in rewards]
 
 
+def columns_taken(function: Callable[..., Any], prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
+    """Return those columns of the prompts' rows that a reward function takes: all, where it has **columns."""
+    signature = signature_of(function)
+    parameters = signature.parameters.values() if signature else ()
+    names = dict.fromkeys(name for prompt in prompts for name in prompt.columns if name != "prompt")
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        takes = {p.name for p in parameters}
+        names = dict.fromkeys(name for name in names if name in takes)
+    return {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
+
+
+def _listed(found: Any) -> list[Any] | None:
+    """Return a sequence, an array or a tensor as a list; None for anything else."""
+    if not isinstance(found, Iterable) or getattr(found, "shape", (1,)) == ():
+        return None
+    return list(found)
+
+
 def _finite(reward: Any, name: str) -> float | str:
     try:
-        value = float(reward)
+        value = float("nan") if isinstance(reward, str | bytes) else float(reward)
     except (TypeError, ValueError):
         value = float("nan")
     if not abs(value) < float("inf"):
-        return f"reward function {name} returned {reward!r}; allowed: a finite number for each completion"
+        return f"reward function {name} returned {repr(reward)[:200]}; allowed: a finite number for each completion"
     return value

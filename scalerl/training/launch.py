@@ -14,6 +14,7 @@ from torch import Tensor
 
 from scalerl.config import HuggingFaceModel, RunConfig, TinyModel
 from scalerl.config.base import ConfigError, replace
+from scalerl.config.recipe import Custom
 from scalerl.config.run import Hardware
 from scalerl.learn.custom import check_functions
 from scalerl.models.checkpoint_names import checkpoint_weights
@@ -26,12 +27,14 @@ from scalerl.models.routing import can_record
 from scalerl.prompts.dataset import PromptSplit, load_prompts
 from scalerl.prompts.mixture import make_curriculum
 from scalerl.rollouts.build import GeneratorSpec, ModelFacts
+from scalerl.rollouts.contract import check_engine_plugin
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.local.torch_engine import check_engine
 from scalerl.rollouts.pipeline import Pipeline
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.serialization import from_plain
 from scalerl.tasks.references import reference_notes
+from scalerl.tasks.reward_check import check_rewards
 from scalerl.tasks.sandbox.detect import sandbox_notes
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.backends import BACKENDS, Backend
@@ -148,7 +151,7 @@ def _assemble(
     policy.shape = policy.shape.counted_by(flops_rule)
     rule = length_rule(config.recipe.length, lambda text: tokenizer.encode(text, add_special_tokens=False))
     check_length(policy, rule, prompts.longest)
-    _check_sampled(config, policy)
+    _check_sampled(config, policy, model_path)
     plain_shape = policy.shape  # the engines' model, which has no adapters
     policy = _with_adapters(config, policy)
     notes = _notes(config, prompts, rule, resumed=checkpoint is not None) + flops_notes(flops_rule)
@@ -193,6 +196,7 @@ def _assemble(
 
 def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, *, resumed: bool) -> list[str]:
     """Return what a person should know before the first step; references are only judged when a run begins."""
+    check_rewards(config, prompts.training)
     notes = [*prompts.notes, *_length_notes(rule), *nucleus_notes(config.recipe.top_p), *sandbox_notes(config)]
     return notes if resumed else notes + reference_notes(config, (*prompts.training, *prompts.held_out))
 
@@ -203,10 +207,14 @@ def _sent_weights(config: RunConfig, policy: Policy) -> Iterable[tuple[str, Tens
     return checkpoint_weights(policy.model, weights) if config.placement.engine == "vllm" else weights
 
 
-def _check_sampled(config: RunConfig, policy: Policy) -> None:
-    """Refuse a model that the torch engine would sample wrongly; vLLM has code of its own, which replays check."""
-    if config.placement.engine == "torch":
+def _check_sampled(config: RunConfig, policy: Policy, model_path: str) -> None:
+    """Refuse a model or an engine of the user that would be sampled wrongly; vLLM's code is checked by replays."""
+    engine = config.placement.engine
+    if engine == "torch":
         check_engine(policy)
+    elif isinstance(engine, Custom):
+        load = partial(_load, config, model_path, config.hardware.device)
+        check_engine_plugin(engine, policy, load, model_path, deterministic=config.schedule == "deterministic")
     if config.recipe.routing_replay == "on" and not can_record(policy):
         kind = "whose routers do not say which experts they choose" if policy.experts else "which has no experts"
         raise ConfigError(

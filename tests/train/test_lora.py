@@ -1,6 +1,7 @@
 """A learner whose policy has adapters, by the contract of learners, against numbers by hand and against peft itself."""
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -233,6 +234,9 @@ def test_training_flops_by_hand():
     # 1000 frozen entries and 10 trained: 3 tokens x (4 x 1000 + 6 x 10), and attention, 3 x 2 layers x 40 x (1 + 2 + 3)
     shape = ModelShape(matmul_params=1010.0, attention_width=10, windows=(0, 0), frozen_params=1000.0)
     assert shape.training_flops(3) == 3 * (4000 + 60) + 3 * 2 * 40 * 6
+    # 100 of the frozen ones are the head, of 2 predicted tokens: forward, forward again, and the gradient by its input
+    headed = replace(shape, head_params=100.0)
+    assert headed.training_flops(3, predicted=2) == 3 * (4 * 900 + 60) + 2 * 6 * 100 + 3 * 2 * 40 * 6
     # activations computed again: 2 more for each entry, and a fourth of the attention
     assert shape.training_flops(3, checkpointing=True) == 3 * (6000 + 80) + 4 * 2 * 40 * 6
 

@@ -1,0 +1,20 @@
+"""Forecast a run of TRL from its log: import trainer_state.json, fit the curve, say what more compute would bring.
+
+python examples/forecast_trl_log.py [DIRECTORY_OR_FILE]     # without one: trl_log/, made by make_trl_log.py
+scalerl import examples/trl_log --devices 8 -o points.jsonl && scalerl forecast points.jsonl --at 2x 4x
+"""
+
+import sys
+from pathlib import Path
+
+from scalerl.importers import read
+from scalerl.scaling import Curve, advise, fit, forecast
+
+if __name__ == "__main__":
+    log = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "trl_log"
+    found = read(log, devices=8)
+    print(*found.notes, sep="\n")
+    fitted = fit(Curve.from_rows(found.rows))
+    print(fitted)
+    print(forecast(fitted, at=["2x", "4x"]))
+    print(advise(fitted, budget="2x", min_gain=0.01))

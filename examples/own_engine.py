@@ -1,0 +1,52 @@
+"""An engine of your own: a wrapper round the project's, which counts tokens and reports. A tiny run samples with it.
+
+python examples/own_engine.py
+scalerl train --model MODEL --data FILE --placement.engine '{kind = "custom", function = "own_engine:Counting"}'
+"""
+
+from tiny_model import QUICK, show, tiny_model, words
+
+import scalerl
+from scalerl.testing import check_engine
+
+LETTERS = "abcd"
+
+
+class Counting:
+    """Hands everything on to the project's engine, and counts sequences and tokens as they finish."""
+
+    def __init__(self, parts, every=200):
+        """Take the parts (scalerl.testing.EngineParts), then the parameters of the configuration."""
+        self.inner, self.every, self.evaluating = parts.torch_engine(), every, parts.evaluating
+        self.sequences = self.tokens = 0
+
+    def __getattr__(self, name):
+        """Take everything else from the engine inside: submit, swap, occupancy, deterministic, ..."""
+        return getattr(self.inner, name)
+
+    def poll(self, timeout_s=0.0):
+        """Return what finished, counted."""
+        finished = self.inner.poll(timeout_s)
+        before = self.sequences // self.every
+        self.sequences += len(finished)
+        self.tokens += sum(len(one.rollout) for one in finished)
+        if self.sequences // self.every > before:
+            kind = "evaluation" if self.evaluating else "training"
+            print(f"version {self.version:3d}: {self.sequences} sequences, {self.tokens} tokens for {kind}", flush=True)
+        return finished
+
+
+if __name__ == "__main__":
+    model = tiny_model(LETTERS + ">")
+    check_engine("own_engine:Counting", str(model))
+    print("the engine keeps the contract")
+    run = scalerl.train(
+        model=model,
+        data=words(LETTERS, 100),
+        reward={"function": "own_reward:letters", "params": {"letter": "b"}},
+        placement__engine={"kind": "custom", "function": "own_engine:Counting", "params": {"every": 300}},
+        progress=False,
+        **QUICK,
+    )
+    show(run, ["reward", "occupancy", "replay_difference"])
+    print(run)

@@ -1,0 +1,115 @@
+"""Engines of the user by import path: what they are made from, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from scalerl.config.base import ConfigError
+from scalerl.config.recipe import Custom
+from scalerl.models.policy import Policy
+from scalerl.plugins import PluginError, call, check_arguments, describe, load_function
+from scalerl.rollouts.engine import Engine, Sampling
+from scalerl.rollouts.interrupt import LengthRule
+from scalerl.rollouts.local.slot_engine import Receive
+from scalerl.rollouts.local.torch_engine import torch_engine
+
+FIELD = "placement.engine"
+METHODS = ("occupancy", "submit", "cancel", "advance", "poll", "swap", "state", "load_state")
+"""Of the contract (rollouts/engine.py)."""
+DECLARED = ("deterministic", "exact_resume", "work", "version")
+"""Attributes and properties of it."""
+
+
+@dataclass(frozen=True)
+class EngineParts:
+    """What an engine of the user is made from: the only argument of its class or factory, before its parameters.
+
+    Example:
+        EngineParts(load_policy=..., model_path="Qwen/Qwen3-0.6B", slots=64, prompt_tokens=512, rule=LengthRule(...),
+                    sampling=Sampling(temperature=1.0, top_p=1.0, stop=(151645,)), receive=..., evaluating=False)
+    """
+
+    load_policy: Callable[[], Policy]
+    """Loads the model (models/policy.py), for engines that decode with it; the two engines of a generator share it."""
+    model_path: str
+    """Directory or hub name of the model and its tokenizer."""
+    slots: int
+    """Sequences to decode together."""
+    prompt_tokens: int
+    """Longest prompt, tokens."""
+    rule: LengthRule
+    """Length limits and interruption of completions; `rule.capacity` is the most tokens a completion can have."""
+    sampling: Sampling
+    """Temperature, nucleus and stop tokens."""
+    receive: Receive
+    """receive(version) -> weights by name, once they were sent; call it in `swap`."""
+    evaluating: bool = False
+    """Each generator makes two engines: one that samples for training, and one for evaluations. Which this is."""
+
+    def torch_engine(self) -> Engine:
+        """Return the project's own engine with these parts, to wrap or to compare with."""
+        return torch_engine(
+            self.load_policy(),
+            slots=self.slots,
+            prompt_tokens=self.prompt_tokens,
+            rule=self.rule,
+            sampling=self.sampling,
+            receive=self.receive,
+        )
+
+
+def make_engine(choice: Custom, parts: EngineParts) -> Engine:
+    """Import a class or factory of the user and make its engine.
+
+    Raises:
+        ConfigError: it cannot be imported, takes other arguments, raises, or makes what is no engine.
+    """
+    function = load_function(choice.function, f"{FIELD}.function")
+    check_arguments(function, choice.function, FIELD, ("parts",), choice.params)
+    try:
+        made = call(function, choice.function, parts, **choice.params)
+    except PluginError as error:
+        raise ConfigError(f"{FIELD}: {error}") from None
+    methods = [name for name in METHODS if not callable(getattr(made, name, None))]
+    missing = [f"{name}()" for name in methods] + [name for name in DECLARED if not hasattr(made, name)]
+    if missing:
+        raise ConfigError(
+            f"{FIELD}: {choice.function} made {describe(made)}, which lacks {', '.join(missing)}; allowed: an engine "
+            "with the methods of docs/engines.md"
+        )
+    return made  # type: ignore[no-any-return]
+
+
+class Swapping:
+    """An engine that hands every swap on to the engine for evaluations, which nobody else tells."""
+
+    def __init__(self, engine: Engine, evaluator: Engine) -> None:
+        self._engine, self._evaluator = engine, evaluator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    @property
+    def version(self) -> int:
+        """Version that both use: the older of the two, while an engine is still at a swap."""
+        return min(self._engine.version, self._evaluator.version)
+
+    def swap(self, version: int) -> None:
+        """Swap both."""
+        self._engine.swap(version)
+        self._evaluator.swap(version)
+
+
+def engine_pair(choice: Custom, parts: EngineParts) -> tuple[Engine, Engine]:
+    """Return an engine of the user for training, and one for evaluations that follows its weights.
+
+    Raises:
+        ConfigError: see `make_engine`.
+    """
+    shared = replace(parts, load_policy=cache(parts.load_policy))
+    evaluator = make_engine(choice, replace(shared, evaluating=True))
+    engine: Any = Swapping(make_engine(choice, shared), evaluator)
+    return engine, evaluator

@@ -1,0 +1,179 @@
+"""Engines of the user: the contract as a check that finds what is wrong, and what is refused before a run starts."""
+
+import textwrap
+
+import pytest
+import torch
+from tiny_models import tiny_model
+
+from scalerl import plugins
+from scalerl.config import parse_config, read_config, to_toml
+from scalerl.config.base import ConfigError
+from scalerl.config.recipe import Custom
+from scalerl.models.policy import Policy
+from scalerl.rollouts.contract import EngineError, bench_of, check_contract, check_engine_plugin
+from scalerl.rollouts.custom import EngineParts, engine_pair, make_engine
+from scalerl.rollouts.engine import Sampling
+from scalerl.rollouts.interrupt import NEVER, LengthRule
+
+MODULE = """
+    from dataclasses import replace
+
+    class Plain:
+        def __init__(self, parts, note=""):
+            self.inner = parts.torch_engine()
+        def __getattr__(self, name):
+            return getattr(self.inner, name)
+
+    class Changed(Plain):
+        def changed(self, rollout): return rollout
+        def poll(self, timeout_s=0.0):
+            return [replace(one, rollout=self.changed(one.rollout)) for one in self.inner.poll()]
+
+    class NanLogps(Changed):
+        def changed(self, rollout): return replace(rollout, logps=rollout.logps * float("nan"))
+    class PositiveLogps(Changed):
+        def changed(self, rollout): return replace(rollout, logps=-rollout.logps)
+    class ShortLogps(Changed):
+        def changed(self, rollout): return replace(rollout, logps=rollout.logps[:-1])
+    class OtherLogps(Changed):
+        def changed(self, rollout): return replace(rollout, logps=rollout.logps - 0.5)
+    class OldVersions(Changed):
+        def changed(self, rollout): return replace(rollout, versions=rollout.versions - 1)
+    class HugeTokens(Changed):
+        def changed(self, rollout): return replace(rollout, tokens=rollout.tokens + 48)
+
+    class Loses(Plain):
+        def submit(self, requests): self.inner.submit(requests[1:])
+    class NoCancel(Plain):
+        def cancel(self, ids): pass
+    class NoSwap(Plain):
+        def swap(self, version):
+            if version == 1: self.inner.swap(1)
+    class SwapsNothing(Plain):
+        '''Says the new version, and keeps the old weights.'''
+        def __init__(self, parts):
+            self.inner = replace(parts, receive=lambda version: parts.receive(1)).torch_engine()
+    class OtherKeys(Plain):
+        def submit(self, requests):
+            self.inner.submit([replace(one, key=one.key + len(requests)) for one in requests])
+    class ForgetsState(Plain):
+        def load_state(self, state): pass
+    class Raises(Plain):
+        def poll(self, timeout_s=0.0): raise KeyError("slot")
+    class ReturnsNone(Plain):
+        def poll(self, timeout_s=0.0): self.inner.poll()
+    class Eager(Plain):
+        deterministic = False
+    class RaisesEarly:
+        def __init__(self, parts): raise OSError("no such server")
+    class NoArguments:
+        pass
+    def makes_none(parts): return None
+    a_number = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch):
+    (tmp_path / "checked_engines.py").write_text(textwrap.dedent(MODULE))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    plugins.loaded.cache_clear()
+
+
+def load():
+    return Policy(tiny_model("qwen3", seed=5))
+
+
+def own(name, **params):
+    return Custom(function=f"checked_engines:{name}", params=params)
+
+
+def check(name):
+    with torch.no_grad():
+        check_contract(bench_of(lambda parts: make_engine(own(name), parts), load(), load, "tiny", versions=2))
+
+
+def test_a_wrapper_round_the_projects_engine_keeps_the_contract():
+    check("Plain")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("NanLogps", "log-probabilities from nan to nan; expected at most 0"),
+        ("PositiveLogps", "expected at most 0"),
+        ("ShortLogps", r"logps \(5,\), versions \(6,\), sampled \(6,\); expected arrays of one length"),
+        ("OtherLogps", "log-probabilities 0.5 off those of that version"),
+        ("OldVersions", r"has versions \[0 0 0 0 0 0\]; expected 1"),
+        ("HugeTokens", "expected 0 to 47"),
+        ("Loses", r"it returned \[\(0, 1\), \(0, 2\), \(1, 0\), \(1, 1\)\] for the requests \[\(0, 0\)"),
+        ("NoCancel", r"after cancel\(\[\(0, 0\), \(0, 2\)\]\) it returned"),
+        ("NoSwap", r"after swap\(2\) its version is 1; expected 2"),
+        ("SwapsNothing", "after a swap with sequences under way: the generator's weights are not what was sent"),
+        ("OtherKeys", "alone in the batch, request"),
+        ("ForgetsState", "was lost by"),
+        ("ReturnsNone", "poll returned None; expected a list of Finished"),
+    ],
+)
+def test_an_engine_that_breaks_the_contract_is_told_what_it_did(name, said):
+    with pytest.raises(EngineError, match=said):
+        check(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Absent", "checked_engines has no function 'Absent'"),
+        ("a_number", "a_number is 3; allowed: a function or a class"),
+        ("NoArguments", r"placement.engine: checked_engines:NoArguments must take \(parts\)"),
+        ("makes_none", r"made None, which lacks occupancy\(\), submit\(\), .*deterministic"),
+        ("RaisesEarly", r"raised OSError: no such server \(.*checked_engines.py:\d+\)"),
+        ("Raises", r"on made-up prompts, checked_engines:Raises raised KeyError: 'slot' \(.*checked_engines.py:\d+\)"),
+        ("OtherLogps", "on made-up prompts, checked_engines:OtherLogps: the generator's weights are not what was sent"),
+        ("Eager", "not deterministic; allowed: rollouts.schedule = 'eager'"),
+    ],
+)
+def test_an_engine_that_cannot_be_used_is_refused_at_start(name, said):
+    with pytest.raises(ConfigError, match=said):
+        check_engine_plugin(own(name), load(), load, "tiny", deterministic=True)
+
+
+def test_a_parameter_that_the_engine_does_not_take_is_named():
+    with pytest.raises(ConfigError, match=r"must take \(parts, notes='x'\); .* argument 'notes'"):
+        check_engine_plugin(own("Plain", notes="x"), load(), load, "tiny", deterministic=True)
+
+
+def test_the_engine_for_evaluations_follows_the_swaps_of_the_other_over_one_model():
+    loads = []
+
+    def once():
+        loads.append(load())
+        return loads[-1]
+
+    weights = dict(load().weights())
+    rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=4)
+    parts = EngineParts(once, "tiny", 2, 3, rule, Sampling(), lambda version: weights)
+    engine, evaluator = engine_pair(own("Plain"), parts)
+    engine.swap(3)
+    assert engine.version == evaluator.version == 3 and len(loads) == 1
+    assert engine.deterministic and engine.occupancy().slots == 2
+
+
+WORDS = ["--model", "m", "--data", "d.jsonl", "--placement.engine"]
+
+
+def test_an_engine_with_parameters_is_read_back_from_the_saved_configuration():
+    config = read_config(None, [*WORDS, '{kind = "custom", function = "my:Engine", params = {every = 3}}'])
+    assert config.placement.engine == Custom(function="my:Engine", params={"every": 3})
+    assert config.schedule == "deterministic" and config.weights == "shared-memory"
+    assert parse_config(to_toml(config), "again") == config
+
+
+def test_a_wrong_engine_lists_the_names_and_the_table_form():
+    with pytest.raises(ConfigError, match=r"got 'vlm' \(did you mean 'vllm'\?\); allowed: torch, vllm, or a table"):
+        read_config(None, [*WORDS, "vlm"])
+    with pytest.raises(ConfigError, match="got my:Engine with backend 'ray'; allowed for an engine of your own"):
+        read_config(None, [*WORDS, '{kind = "custom", function = "my:Engine"}', "--placement.backend", "ray"])

@@ -1,0 +1,164 @@
+"""Reward functions of the user: their parameters, and what is refused before a run starts."""
+
+import textwrap
+
+import pytest
+
+from scalerl import plugins
+from scalerl.config import Scoring, parse_config, read_config, to_toml
+from scalerl.config.base import ConfigError
+from scalerl.config.data import RewardFunction
+from scalerl.tasks import reward_check, user_rewards
+from scalerl.tasks.reward_check import check_reward, check_rewards
+from scalerl.tasks.scoring import FunctionScorer, make_scorers
+from scalerl.types import Prompt
+
+MODULE = """
+    import os, time
+
+    def length(prompts, completions, limit=100, **columns):
+        return [min(len(text), limit) / limit for text in completions]
+
+    def level(prompts, completions, level):
+        return [float(level[0])] * len(completions)
+
+    def needs_text(prompts, completions, text): return [0.0] * len(completions)
+    def positional(prompts, completions, /): return [0.0] * len(completions)
+    def one_number(prompts, completions): return 1.0
+    def nothing(prompts, completions): return None
+    def text(prompts, completions): return ["1.0"] * len(completions)
+    def too_few(prompts, completions): return [1.0]
+    def nan(prompts, completions): return [1.0, float("nan")]
+    def none(prompts, completions): return [None, 1.0]
+    def raises(prompts, completions): raise KeyError("level")
+    def leaves(prompts, completions): os._exit(7)
+    def sleeps(prompts, completions): time.sleep(60)
+    not_a_function = 3
+"""
+ROW = Prompt("0" * 16, "2+2=", (1,), "4", "math", {"answer": "4", "level": 3}, where="prompts.jsonl, line 1")
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch):
+    (tmp_path / "checked_rewards.py").write_text(textwrap.dedent(MODULE))
+    (tmp_path / "broken_rewards.py").write_text("def f(prompts, completions): return [0.0]\nlimit = {}['limit']\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    user_rewards._loaded.cache_clear()
+    plugins.loaded.cache_clear()
+
+
+class HereScorer(FunctionScorer):
+    """Calls the function in this process, which takes seconds less."""
+
+    def __init__(self, function, pass_reward, settings, params=None):
+        self._function, self._params = function, params
+
+    def rewards(self, prompt, completions):
+        return user_rewards.call_by_name(self._function, [prompt] * len(completions), completions, self._params)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def here(monkeypatch):
+    monkeypatch.setattr(reward_check, "FunctionScorer", HereScorer)
+
+
+def reward(name, **params):
+    return RewardFunction(function=f"checked_rewards:{name}", params=params)
+
+
+TABLE = {"data.reward": {"function": "checked_rewards:length", "params": {"limit": 8}}}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--reward", "checked_rewards:length", "--data.reward.params", "{limit = 8}"],
+        ["--data.reward.params", "{limit = 8}", "--reward", "checked_rewards:length"],
+        ["--data.reward.function", "checked_rewards:length", "--data.reward.params", "{limit = 8}"],
+        ["--data.reward", '{function = "checked_rewards:length", params = {limit = 8}}'],
+    ],
+)
+def test_a_reward_with_parameters_is_read_from_options_and_from_its_saved_configuration(given):
+    config = read_config(None, ["--model", "m", "--data", "d.jsonl", *given])
+    assert config.data[0].reward == reward("length", limit=8) and config.tasks == ["checked_rewards:length"]
+    assert parse_config(to_toml(config), "again") == config
+
+
+def test_parameters_of_a_reward_can_be_laid_over_a_file_and_a_new_function_drops_them(tmp_path):
+    (tmp_path / "run.toml").write_text(
+        '[model]\nkind = "hf"\npath = "m"\n[data]\nkind = "file"\npath = "d.jsonl"\nreward = "checked_rewards:length"\n'
+    )
+    config = read_config(tmp_path / "run.toml", ["--data.reward.params", "{limit = 8}"])
+    assert config.data[0].reward == reward("length", limit=8)
+    (tmp_path / "saved.toml").write_text(to_toml(config))
+    again = read_config(tmp_path / "saved.toml", ["--reward", "checked_rewards:level"])
+    assert again.data[0].reward == reward("level")
+
+
+def test_parameters_reach_the_function_in_the_process_that_calls_it():
+    words = ["--model", "m", "--data", "d.jsonl", "--reward", "checked_rewards:length"]
+    config = read_config(None, [*words, "--data.reward.params", "{limit = 8}"])
+    (scorer,) = make_scorers(config).values()
+    try:
+        assert scorer.rewards(ROW, ["", "four", "twelve chars"]) == [0.0, 0.5, 1.0]
+    finally:
+        scorer.close()
+
+
+def test_a_parameter_replaces_the_column_of_its_name(here):
+    check_reward(reward("level", level="7"), ROW, Scoring())  # float("7"), as the column's list [3] also would do
+    with pytest.raises(ConfigError, match=r"could not convert string to float: 'x' \(.*checked_rewards.py:\d+\)"):
+        check_reward(reward("level", level="x"), ROW, Scoring())
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "said"),
+    [
+        ("length", {"limits": 8}, None),  # **columns takes any name
+        ("level", {}, None),
+        ("level", {"limit": 8}, r"must take \(prompts, completions, \*\*columns, limit=8\) by name; got an unexpected"),
+        ("needs_text", {}, r"missing a required argument: 'text'. Columns of the rows: answer, level"),
+        ("positional", {}, r"must take \(prompts, completions, \*\*columns\) by name"),
+        ("one_number", {}, "returned 1.0; allowed: a list with a number for each completion"),
+        ("nothing", {}, "returned None; allowed: a list"),
+        ("text", {}, "returned '1.0'; allowed: a finite number"),
+        ("too_few", {}, "returned 1 rewards for 2 completions"),
+        ("nan", {}, "2 made-up completions of prompts.jsonl, line 1, .* returned nan; allowed: a finite number"),
+        ("none", {}, "returned None; allowed: a finite number"),
+        ("raises", {}, r"raised KeyError: 'level' \(.*checked_rewards.py:\d+\)"),
+        ("lenght", {}, r"checked_rewards has no function 'lenght' \(did you mean 'length'\?\)"),
+        ("not_a_function", {}, "checked_rewards:not_a_function is 3; allowed: a function or a class"),
+    ],
+)
+def test_a_reward_function_is_tried_on_made_up_completions(here, name, params, said):
+    if said is None:
+        check_reward(reward(name, **params), ROW, Scoring())
+        return
+    with pytest.raises(ConfigError, match=said):
+        check_reward(reward(name, **params), ROW, Scoring())
+
+
+@pytest.mark.parametrize(("name", "said"), [("leaves", "exit code 7"), ("sleeps", "took longer than 3 s")])
+def test_a_reward_function_that_ends_its_process_or_hangs_is_refused_too(name, said):
+    with pytest.raises(ConfigError, match=said):
+        check_reward(reward(name), ROW, Scoring(reward_timeout_s=3))
+
+
+def test_a_module_that_fails_while_it_is_imported_is_named_with_its_line():
+    broken = RewardFunction(function="broken_rewards:f")
+    with pytest.raises(ConfigError, match=r"data.reward: cannot import .*raised KeyError: 'limit' \(.*rewards.py:2\)"):
+        check_reward(broken, ROW, Scoring())
+
+
+def test_the_reward_of_each_task_is_tried_on_a_prompt_of_its_own(here):
+    words = ["--model", "m", "--data", "d.jsonl", "--reward", "checked_rewards:none", "--data.name", "mine"]
+    config = read_config(None, words)
+    check_rewards(config, [ROW])  # of another task
+    mine = Prompt("1" * 16, "2+3=", (1,), "5", "mine", {"answer": "5"})
+    with pytest.raises(ConfigError, match="completions of the first prompt, reward function"):
+        check_rewards(config, [ROW, mine])
