@@ -9,6 +9,7 @@ Legend: B sequences, T tokens, N tokens in one row, D hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,8 +32,14 @@ class Policy(nn.Module):
     model: Any
     """The transformers model; untyped, for its library is."""
 
-    def __init__(self, model: Any, *, fp32_head: bool = True) -> None:
-        """Wrap a transformers model, in place; dropout and router noise are switched off: a ratio is 1 on policy."""
+    def __init__(self, model: Any, *, fp32_head: bool = True, matmul: str = "onednn") -> None:
+        """Wrap a transformers model, in place; dropout and router noise are switched off: a ratio is 1 on policy.
+
+        Args:
+            model: of transformers.
+            fp32_head: multiply by the head in FP32.
+            matmul: library of FP32 products on CPU, see `use_matmul`.
+        """
         super().__init__()
         config = model.config
         for name, value in vars(config).items():
@@ -44,10 +51,6 @@ class Policy(nn.Module):
             for name in ("attention_dropout", "jitter_noise"):  # the second: a Mixtral block's, in training mode
                 if isinstance(getattr(module, name, None), float):
                     setattr(module, name, 0.0)
-        if next(model.parameters()).device.type == "cpu":
-            from scalerl.models.cpu.onednn import accelerate
-
-            accelerate(model)
         self.model = model.eval()
         self.config = config
         self.rule = HeadRule(
@@ -59,6 +62,15 @@ class Policy(nn.Module):
         self.version = 0
         """Updates that the weights have seen, where an engine has loaded them."""
         self._upcast_head: Tensor | None = None
+        if self.device.type == "cpu":
+            self.use_matmul(matmul)
+
+    def use_matmul(self, matmul: str) -> None:
+        """Multiply FP32 matrices on CPU by "onednn" from now on, or by torch's own library for any other name."""
+        from scalerl.models.cpu.onednn import accelerate, decelerate
+
+        (accelerate if matmul == "onednn" else decelerate)(self.model)
+        self.rule = replace(self.rule, onednn=matmul == "onednn")
 
     @property
     def device(self) -> torch.device:
@@ -169,9 +181,23 @@ class Policy(nn.Module):
 
 
 def load_policy(
-    path: str, *, revision: str = "main", device: str = "cpu", dtype: str = "float32", fp32_head: bool = True
+    path: str,
+    *,
+    revision: str = "main",
+    device: str = "cpu",
+    dtype: str = "float32",
+    fp32_head: bool = True,
+    matmul: str = "onednn",
 ) -> Policy:
     """Load a causal LM from a directory or the hub.
+
+    Args:
+        path: directory or name on the hub.
+        revision: branch, tag or commit.
+        device: cpu or cuda.
+        dtype: of the weights.
+        fp32_head: multiply by the head in FP32.
+        matmul: library of FP32 products on CPU: onednn or torch.
 
     Raises:
         ConfigError: no such model, not a causal LM, or one whose head or cache this project does not understand.
@@ -193,7 +219,7 @@ def load_policy(
             f"language model that this machine can reach ({reason})"
         ) from None
     check_model(model)
-    policy = Policy(model.to(device), fp32_head=fp32_head)
+    policy = Policy(model.to(device), fp32_head=fp32_head, matmul=matmul)
     check_head(policy)
     return policy
 

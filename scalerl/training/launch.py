@@ -14,7 +14,7 @@ from torch import Tensor
 
 from scalerl.config import HuggingFaceModel, RunConfig, TinyModel, parse_config, to_toml
 from scalerl.config.base import ConfigError, replace
-from scalerl.config.run import Hardware
+from scalerl.config.hardware import Hardware
 from scalerl.learn.custom import check_functions
 from scalerl.models.checkpoint_names import checkpoint_weights
 from scalerl.models.gguf import converted, gguf_directory, is_gguf
@@ -38,6 +38,7 @@ from scalerl.training.learner.base import Learner
 from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.learner.ranks import LearnerGroup
 from scalerl.training.learner.single import SingleLearner
+from scalerl.training.matmul import check_matmul, resolve_matmul
 from scalerl.training.run_dir import RunDirectory, check_empty
 from scalerl.training.session import Display, Progress, Session
 from scalerl.training.stopwatch import Stopwatch
@@ -58,7 +59,8 @@ def resolve(config: RunConfig) -> RunConfig:
     rollouts = replace(config.rollouts, slots=config.slots)
     if rollouts.lag_ticks == "auto" or not config.lag_is_used:
         rollouts = replace(rollouts, lag_ticks=replace(config, rollouts=rollouts).lag_ticks)
-    return replace(config, hardware=hardware, rollouts=rollouts)
+    config = replace(config, hardware=hardware, rollouts=rollouts)
+    return replace(config, learner=replace(config.learner, micro_batch_tokens=config.micro_batch_tokens))
 
 
 def resolve_hardware(hardware: Hardware) -> Hardware:
@@ -73,8 +75,7 @@ def resolve_hardware(hardware: Hardware) -> Hardware:
     dtype = hardware.dtype if hardware.dtype != "auto" else "bfloat16" if device == "cuda" else "float32"
     half = max(1, (os.cpu_count() or 2) // 2)
     return replace(
-        hardware,
-        device=device,
+        check_matmul(replace(hardware, device=device)),
         dtype=dtype,
         generator_threads=hardware.generator_threads or half,
         trainer_threads=hardware.trainer_threads or half,
@@ -137,7 +138,8 @@ def _assemble(
     scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
     ranks = config.placement.trainer_ranks
     # with several ranks this process only looks at the model: they load their own shares of it
-    policy = _load(config, model_path, "cpu" if ranks > 1 else config.hardware.device)
+    policy = _load(config, model_path, "cpu" if ranks > 1 else config.hardware.device, config.hardware.trainer_matmul)
+    config = resolve_matmul(config, policy, resumed=directory is not None)
     check_vocabulary(tokenizer, policy, model_path)
     rule = length_rule(config.recipe.length, lambda text: tokenizer.encode(text, add_special_tokens=False))
     check_length(policy, rule, prompts.longest)
@@ -220,7 +222,7 @@ def _single(config: RunConfig, policy: Policy) -> Learner:
     return SingleLearner.of(
         policy,
         config.recipe,
-        settings.micro_batch_tokens,
+        config.micro_batch_tokens,
         settings.gradient_checkpointing,
         packing=settings.packing,
         checkpoint_names=config.placement.engine == "vllm",
@@ -318,13 +320,14 @@ def _revision(config: RunConfig) -> str:
     return config.model.revision if isinstance(config.model, HuggingFaceModel) else "main"
 
 
-def _load(config: RunConfig, model_path: str, device: str) -> Policy:
+def _load(config: RunConfig, model_path: str, device: str, matmul: str) -> Policy:
     return load_policy(
         model_path,
         revision=_revision(config),
         device=device,
         dtype=config.hardware.dtype,
         fp32_head=config.recipe.fp32_head,
+        matmul=matmul,
     )
 
 
@@ -371,7 +374,8 @@ class LoadPolicy:
     def __call__(self) -> Policy:
         """Load the model, with the generator's share of the CPU."""
         torch.set_num_threads(max(1, self.config.hardware.generator_threads // self.config.placement.engines))
-        return _load(self.config, self.model_path, self.config.hardware.device)
+        hardware = self.config.hardware
+        return _load(self.config, self.model_path, hardware.device, hardware.generator_matmul)
 
 
 @dataclass(frozen=True)
