@@ -165,10 +165,11 @@ class Learner(Part):
     micro_batch_tokens: Natural = 0
     """Tokens of one forward and backward pass, padding included where rows are padded; 0: 16,384, and 2,048 on CPU,
     where larger ones leave the processor's cache."""
-    packing: Literal["auto", "padded", "packed"] = "auto"
+    packing: Literal["auto", "padded", "packed", "shared"] = "auto"
     """packed: the sequences of a micro-batch lie in one row without padding, and attention runs within each; padded:
-    one row a sequence. auto: packed where padding would be more than 10% of the tokens, and padded for models whose
-    attention cannot be packed."""
+    one row a sequence; shared: packed, and each prompt is computed once for its rollouts (one trainer process; else
+    packed). auto: shared where that saves over 10% of the tokens, else packed where padding would be more than 10% of
+    them, and padded for models whose attention cannot be packed."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
     accumulate: Literal["local", "sharded"] = "local"

@@ -21,6 +21,7 @@ from scalerl.models.family import ATTENTION_KINDS, check_config, check_model
 from scalerl.models.flops import ModelShape
 from scalerl.models.head import HeadRule, token_logprobs
 from scalerl.models.packing import Segments
+from scalerl.models.prefix import SharedPrompts, SharedRow
 
 
 class Policy(nn.Module):
@@ -106,7 +107,12 @@ class Policy(nn.Module):
         return len(self.head_weight)
 
     def forward(
-        self, tokens_BT: Tensor, trained_BT: Tensor, temperature: float = 1.0, length_B: Tensor | None = None
+        self,
+        tokens_BT: Tensor,
+        trained_BT: Tensor,
+        temperature: float = 1.0,
+        length_B: Tensor | None = None,
+        row: SharedRow | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return log-probabilities (with gradient) and entropies (nats, without) at the trained tokens, in row order.
 
@@ -116,9 +122,12 @@ class Policy(nn.Module):
             temperature: of the sampling, which the log-probabilities must share.
             length_B: on the host, tokens of each row without padding: the rows are computed packed. The model's
                 attention must be that of packing.py (`install`).
+            row: the rows are computed as this one, each prompt once; the attention as for `length_B`.
         """
         assert tokens_BT.shape == trained_BT.shape, (tokens_BT.shape, trained_BT.shape)
-        if length_B is None:
+        if row is not None:
+            hidden_ND = self._row_hidden(tokens_BT, trained_BT, row)
+        elif length_B is None:
             hidden_ND = self.hidden(tokens_BT)[:, :-1][trained_BT[:, 1:]]
         else:
             hidden_ND = self._packed_hidden(tokens_BT, trained_BT, length_B)
@@ -130,14 +139,28 @@ class Policy(nn.Module):
         device, width = tokens_BT.device, tokens_BT.shape[1]
         inside_BT = (torch.arange(width)[None] < length_B[:, None]).to(device)
         before_BT = nn.functional.pad(trained_BT[:, 1:], (0, 1))
+        position_1N = torch.arange(width, device=device).expand_as(tokens_BT)[inside_BT][None]
+        segments = Segments.of(length_B.tolist(), device)
+        return self._segmented_hidden(tokens_BT[inside_BT][None], position_1N, segments)[before_BT[inside_BT]]
+
+    def _row_hidden(self, tokens_BT: Tensor, trained_BT: Tensor, row: SharedRow) -> Tensor:
+        """Return the final hidden states [n, D] before each trained token, from one row with each prompt once."""
+        position_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
+        hidden_ND = self._segmented_hidden(row.take(tokens_BT), row.take(position_BT), row.layout)
+        # index_select: its gradient adds up, where several completions follow one prompt
+        return hidden_ND.index_select(0, row.index_BT[:, :-1][trained_BT[:, 1:]])
+
+    def _segmented_hidden(self, tokens_1N: Tensor, position_1N: Tensor, segments: Segments | SharedPrompts) -> Tensor:
+        """Return the final hidden states [N, D] of one row of several sequences."""
+        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=tokens_1N.device)
         hidden_1ND = self.hidden(
-            tokens_BT[inside_BT][None],
-            position_ids=torch.arange(width, device=device).expand_as(tokens_BT)[inside_BT][None],
+            tokens_1N,
+            position_ids=position_1N,
             # four dimensions: it is handed on as it is, and nothing of the size N x N is made; segments replace it
-            attention_mask=self._by_layer_kind(torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)),
-            segments=Segments.of(length_B.tolist(), device),
+            attention_mask=self._by_layer_kind(mask),
+            segments=segments,
         )
-        return hidden_1ND[0][before_BT[inside_BT]]
+        return hidden_1ND[0]
 
     def _by_layer_kind(self, mask: Tensor) -> Any:
         """Return a mask in the form the architecture takes: one, or one for each kind of layer."""
