@@ -1,12 +1,12 @@
 """What to run, as frozen values: the recipe, the data, the machine. It loads no torch."""
 
+from scalerl.config.hardware import Hardware
 from scalerl.config.model import HuggingFaceModel, Lora, TinyModel, WarmStart
 from scalerl.config.overrides import field_lines, merge, parse_config, plain_values, read_config, to_toml
 from scalerl.config.presets import LAB, PRESETS, QUICK
 from scalerl.config.run import (
     Checkpointing,
     Evaluation,
-    Hardware,
     Learner,
     Rollouts,
     RunConfig,

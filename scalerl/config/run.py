@@ -22,6 +22,7 @@ from scalerl.config.data import (
     is_suite,
     suite_tables,
 )
+from scalerl.config.hardware import Hardware
 from scalerl.config.model import HuggingFaceModel, Lora, TinyModel
 from scalerl.config.named import NAMED
 from scalerl.config.placement import Placement
@@ -106,31 +107,20 @@ class Scoring(Part):
 class Learner(Part):
     """How the trainer runs."""
 
-    micro_batch_tokens: Count = 16_384
-    """Tokens of one forward and backward pass, padding included where rows are padded."""
-    packing: Literal["auto", "padded", "packed"] = "auto"
+    micro_batch_tokens: Natural = 0
+    """Tokens of one forward and backward pass, padding included where rows are padded; 0: 16,384, and 2,048 on CPU,
+    where larger ones leave the processor's cache."""
+    packing: Literal["auto", "padded", "packed", "shared"] = "auto"
     """packed: the sequences of a micro-batch lie in one row without padding, and attention runs within each; padded:
-    one row a sequence. auto: packed where padding would be more than 10% of the tokens, and padded for models whose
-    attention cannot be packed."""
+    one row a sequence; shared: packed, and each prompt is computed once for its rollouts (one trainer process; else
+    packed). auto: shared where that saves over 10% of the tokens, else packed where padding would be more than 10% of
+    them, and padded for models whose attention cannot be packed."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
     accumulate: Literal["local", "sharded"] = "local"
     """Several trainer ranks: where the gradients of micro-batches add up. local: a rank holds the whole FP32 gradient
     (4 bytes a weight) and the ranks exchange it once an update; sharded: a rank holds its share, exchanged after every
     micro-batch."""
-
-
-class Hardware(Part):
-    """The machine."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: a GPU where torch sees one."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Weights of the forward pass; auto: float32 on CPU, bfloat16 on GPU (the optimiser keeps float32 masters)."""
-    generator_threads: Natural = 0
-    """CPU threads of the generator process; 0: half of the cores."""
-    trainer_threads: Natural = 0
-    """CPU threads of the trainer process; 0: half of the cores."""
 
 
 class Checkpointing(Part):
@@ -283,6 +273,11 @@ class RunConfig(Part):
         return channels[0]
 
     @property
+    def micro_batch_tokens(self) -> int:
+        """Tokens of one forward and backward pass."""
+        return self.learner.micro_batch_tokens or (2048 if self.hardware.device == "cpu" else 16_384)
+
+    @property
     def slots(self) -> int:
         """Sequences decoded together, by all generators.
 
@@ -348,6 +343,6 @@ class RunConfig(Part):
             f"{recipe.off_policy.kind}: tokens at most {recipe.off_policy.max_lag} updates old; {self.slots} "
             f"sequences decoded together{generators}, expected occupancy {self.expected_occupancy:.0%} at a mean "
             f"length of {self.expected_tokens} tokens{used}",
-            f"training: at most {self.learner.micro_batch_tokens:,} tokens a micro-batch{ranks}",
+            f"training: at most {self.micro_batch_tokens:,} tokens a micro-batch{ranks}",
             f"evaluation every {checks.every} steps: {sets} x {checks.samples} samples",
         ]

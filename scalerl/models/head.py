@@ -32,13 +32,15 @@ class HeadRule:
     """Logits become softcap * tanh(logits / softcap)."""
     scale: float = 1.0
     """Logits are multiplied by this."""
+    onednn: bool = True
+    """On CPU, multiply FP32 by oneDNN instead of torch's own library."""
 
     def logits(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
         """Return FP32 logits [N, V] of a block of the vocabulary."""
         if self.fp32:
             hidden_ND, weight_VD = hidden_ND.float(), weight_VD.float()
             bias_V = None if bias_V is None else bias_V.float()
-        logits_NV = _linear(hidden_ND, weight_VD, bias_V).float()
+        logits_NV = self.product(hidden_ND, weight_VD, bias_V).float()
         if self.scale != 1.0:
             logits_NV = logits_NV * self.scale
         if self.softcap is not None:
@@ -51,13 +53,13 @@ class HeadRule:
             grad_NV = grad_NV * (1 - (logits_NV / self.softcap) ** 2)
         return grad_NV * self.scale if self.scale != 1.0 else grad_NV
 
+    def product(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None = None) -> Tensor:
+        """Return hidden @ weight.T + bias."""
+        if self.onednn and hidden_ND.device.type == "cpu":
+            from scalerl.models.cpu.onednn import linear
 
-def _linear(hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None = None) -> Tensor:
-    if hidden_ND.device.type == "cpu":
-        from scalerl.models.cpu.onednn import linear
-
-        return linear(hidden_ND, weight_VD, bias_V)
-    return nn.functional.linear(hidden_ND, weight_VD, bias_V)
+            return linear(hidden_ND, weight_VD, bias_V)
+        return nn.functional.linear(hidden_ND, weight_VD, bias_V)
 
 
 def token_logprobs(
@@ -146,9 +148,9 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_NV.scatter_add_(1, column_N[:, None], (grads[0] * inside_N)[:, None])
             grad_NV = rule.backward(grad_NV.div_(temperature), logits_NV).to(product_dtype)
             block_VD = weight_VD[start:end].to(product_dtype)
-            grad_hidden_ND += _linear(grad_NV, block_VD.t())
+            grad_hidden_ND += rule.product(grad_NV, block_VD.t())
             if grad_weight_VD is not None:
-                grad_weight_VD[start:end] = _linear(grad_NV.t(), operand_ND.t()).to(weight_VD.dtype)
+                grad_weight_VD[start:end] = rule.product(grad_NV.t(), operand_ND.t()).to(weight_VD.dtype)
             if grad_bias_V is not None:
                 grad_bias_V[start:end] = grad_NV.sum(dim=0).to(grad_bias_V.dtype)
         return grad_hidden_ND.to(hidden_ND.dtype), grad_weight_VD, grad_bias_V, None, None, None, None

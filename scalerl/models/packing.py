@@ -63,16 +63,21 @@ class Segments:
             device: of the packed row.
         """
         buckets, start = [], 0
-        for part in _neighbours(lengths):
-            width = max(part)
-            even = min(part) == width
-            inside_bt = torch.arange(width)[None] < torch.tensor(part)[:, None]
-            buckets.append(Bucket(start, len(part), width, None if even else inside_bt.to(device)))
+        for part in neighbours(lengths):
+            buckets.append(bucket_rows(start, part, device))
             start += sum(part)
         return cls(tuple(buckets))
 
 
-def _neighbours(lengths: Sequence[int]) -> Iterator[list[int]]:
+def bucket_rows(start: int, lengths: Sequence[int], device: torch.device) -> Bucket:
+    """Return the bucket of sequences of the given lengths, from token `start` of the row on."""
+    width = max(lengths)
+    inside_bt = torch.arange(width)[None] < torch.tensor(lengths)[:, None]
+    return Bucket(start, len(lengths), width, None if min(lengths) == width else inside_bt.to(device))
+
+
+def neighbours(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the lengths of one bucket after the other."""
     part: list[int] = []
     for length in lengths:
         if part and min(*part, length) < FULLEST * max(*part, length):
@@ -110,7 +115,8 @@ def install(model: Any) -> None:
         window, scaling = options.get("sliding_window"), options.get("scaling")
         if _observer is not None:
             _observer.append(window or 0)
-        return packed_attention(query, key, value, segments, scaling, window), None
+        attention = packed_attention if isinstance(segments, Segments) else segments.attention
+        return attention(query, key, value, segments, scaling, window), None
 
     ALL_ATTENTION_FUNCTIONS.register(NAME, attend)
     ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, sdpa_mask)
@@ -160,13 +166,13 @@ def packed_attention(
     rows_NHD = [x[0].transpose(0, 1) for x in (query_1HND, key_1HND, value_1HND)]
     parts = []
     for bucket in segments.buckets:
-        query, key, value = (_padded(x, bucket) for x in rows_NHD)
+        query, key, value = (padded(x, bucket) for x in rows_NHD)
         out_btHD = causal_attention(query, key, value, scaling, window).transpose(1, 2)
         parts.append(out_btHD.flatten(0, 1) if bucket.inside_bt is None else out_btHD[bucket.inside_bt])
     return torch.cat(parts)[None]
 
 
-def _padded(x_NHD: Tensor, bucket: Bucket) -> Tensor:
+def padded(x_NHD: Tensor, bucket: Bucket) -> Tensor:
     """Return a bucket's tokens as [b, H, t, D]; a view where none is shorter than the longest."""
     if bucket.inside_bt is None:
         own = x_NHD[bucket.start : bucket.start + bucket.rows * bucket.width]

@@ -9,6 +9,7 @@ Legend: B sequences, T tokens, N tokens in one row, D hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from scalerl.models.family import ATTENTION_KINDS, check_config, check_model
 from scalerl.models.flops import ModelShape
 from scalerl.models.head import HeadRule, token_logprobs
 from scalerl.models.packing import Segments
+from scalerl.models.prefix import SharedPrompts, SharedRow
 
 
 class Policy(nn.Module):
@@ -31,8 +33,14 @@ class Policy(nn.Module):
     model: Any
     """The transformers model; untyped, for its library is."""
 
-    def __init__(self, model: Any, *, fp32_head: bool = True) -> None:
-        """Wrap a transformers model, in place; dropout and router noise are switched off: a ratio is 1 on policy."""
+    def __init__(self, model: Any, *, fp32_head: bool = True, matmul: str = "onednn") -> None:
+        """Wrap a transformers model, in place; dropout and router noise are switched off: a ratio is 1 on policy.
+
+        Args:
+            model: of transformers.
+            fp32_head: multiply by the head in FP32.
+            matmul: library of FP32 products on CPU, see `use_matmul`.
+        """
         super().__init__()
         config = model.config
         for name, value in vars(config).items():
@@ -44,10 +52,6 @@ class Policy(nn.Module):
             for name in ("attention_dropout", "jitter_noise"):  # the second: a Mixtral block's, in training mode
                 if isinstance(getattr(module, name, None), float):
                     setattr(module, name, 0.0)
-        if next(model.parameters()).device.type == "cpu":
-            from scalerl.models.cpu.onednn import accelerate
-
-            accelerate(model)
         self.model = model.eval()
         self.config = config
         self.rule = HeadRule(
@@ -59,6 +63,15 @@ class Policy(nn.Module):
         self.version = 0
         """Updates that the weights have seen, where an engine has loaded them."""
         self._upcast_head: Tensor | None = None
+        if self.device.type == "cpu":
+            self.use_matmul(matmul)
+
+    def use_matmul(self, matmul: str) -> None:
+        """Multiply FP32 matrices on CPU by "onednn" from now on, or by torch's own library for any other name."""
+        from scalerl.models.cpu.onednn import accelerate, decelerate
+
+        (accelerate if matmul == "onednn" else decelerate)(self.model)
+        self.rule = replace(self.rule, onednn=matmul == "onednn")
 
     @property
     def device(self) -> torch.device:
@@ -94,7 +107,12 @@ class Policy(nn.Module):
         return len(self.head_weight)
 
     def forward(
-        self, tokens_BT: Tensor, trained_BT: Tensor, temperature: float = 1.0, length_B: Tensor | None = None
+        self,
+        tokens_BT: Tensor,
+        trained_BT: Tensor,
+        temperature: float = 1.0,
+        length_B: Tensor | None = None,
+        row: SharedRow | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return log-probabilities (with gradient) and entropies (nats, without) at the trained tokens, in row order.
 
@@ -104,9 +122,12 @@ class Policy(nn.Module):
             temperature: of the sampling, which the log-probabilities must share.
             length_B: on the host, tokens of each row without padding: the rows are computed packed. The model's
                 attention must be that of packing.py (`install`).
+            row: the rows are computed as this one, each prompt once; the attention as for `length_B`.
         """
         assert tokens_BT.shape == trained_BT.shape, (tokens_BT.shape, trained_BT.shape)
-        if length_B is None:
+        if row is not None:
+            hidden_ND = self._row_hidden(tokens_BT, trained_BT, row)
+        elif length_B is None:
             hidden_ND = self.hidden(tokens_BT)[:, :-1][trained_BT[:, 1:]]
         else:
             hidden_ND = self._packed_hidden(tokens_BT, trained_BT, length_B)
@@ -118,14 +139,28 @@ class Policy(nn.Module):
         device, width = tokens_BT.device, tokens_BT.shape[1]
         inside_BT = (torch.arange(width)[None] < length_B[:, None]).to(device)
         before_BT = nn.functional.pad(trained_BT[:, 1:], (0, 1))
+        position_1N = torch.arange(width, device=device).expand_as(tokens_BT)[inside_BT][None]
+        segments = Segments.of(length_B.tolist(), device)
+        return self._segmented_hidden(tokens_BT[inside_BT][None], position_1N, segments)[before_BT[inside_BT]]
+
+    def _row_hidden(self, tokens_BT: Tensor, trained_BT: Tensor, row: SharedRow) -> Tensor:
+        """Return the final hidden states [n, D] before each trained token, from one row with each prompt once."""
+        position_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
+        hidden_ND = self._segmented_hidden(row.take(tokens_BT), row.take(position_BT), row.layout)
+        # index_select: its gradient adds up, where several completions follow one prompt
+        return hidden_ND.index_select(0, row.index_BT[:, :-1][trained_BT[:, 1:]])
+
+    def _segmented_hidden(self, tokens_1N: Tensor, position_1N: Tensor, segments: Segments | SharedPrompts) -> Tensor:
+        """Return the final hidden states [N, D] of one row of several sequences."""
+        mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=tokens_1N.device)
         hidden_1ND = self.hidden(
-            tokens_BT[inside_BT][None],
-            position_ids=torch.arange(width, device=device).expand_as(tokens_BT)[inside_BT][None],
+            tokens_1N,
+            position_ids=position_1N,
             # four dimensions: it is handed on as it is, and nothing of the size N x N is made; segments replace it
-            attention_mask=self._by_layer_kind(torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)),
-            segments=Segments.of(length_B.tolist(), device),
+            attention_mask=self._by_layer_kind(mask),
+            segments=segments,
         )
-        return hidden_1ND[0][before_BT[inside_BT]]
+        return hidden_1ND[0]
 
     def _by_layer_kind(self, mask: Tensor) -> Any:
         """Return a mask in the form the architecture takes: one, or one for each kind of layer."""
@@ -177,9 +212,23 @@ class Policy(nn.Module):
 
 
 def load_policy(
-    path: str, *, revision: str = "main", device: str = "cpu", dtype: str = "float32", fp32_head: bool = True
+    path: str,
+    *,
+    revision: str = "main",
+    device: str = "cpu",
+    dtype: str = "float32",
+    fp32_head: bool = True,
+    matmul: str = "onednn",
 ) -> Policy:
     """Load a causal LM from a directory or the hub.
+
+    Args:
+        path: directory or name on the hub.
+        revision: branch, tag or commit.
+        device: cpu or cuda.
+        dtype: of the weights.
+        fp32_head: multiply by the head in FP32.
+        matmul: library of FP32 products on CPU: onednn or torch.
 
     Raises:
         ConfigError: no such model, not a causal LM, or one whose head or cache this project does not understand.
@@ -201,7 +250,7 @@ def load_policy(
             f"language model that this machine can reach ({reason})"
         ) from None
     check_model(model)
-    policy = Policy(model.to(device), fp32_head=fp32_head)
+    policy = Policy(model.to(device), fp32_head=fp32_head, matmul=matmul)
     check_head(policy)
     return policy
 

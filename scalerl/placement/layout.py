@@ -102,7 +102,7 @@ def lay_out(config: RunConfig, found: Found | None = None) -> Layout:
 
 def widest(config: RunConfig) -> int:
     """Return the padded tokens of the largest micro-batch: a single longer rollout makes one of its own."""
-    return max(config.learner.micro_batch_tokens, prompt_tokens(config)[1] + config.recipe.length.max_tokens)
+    return max(config.micro_batch_tokens, prompt_tokens(config)[1] + config.recipe.length.max_tokens)
 
 
 def whole_gradient(config: RunConfig) -> bool:

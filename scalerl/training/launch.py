@@ -14,8 +14,8 @@ from torch import Tensor
 
 from scalerl.config import HuggingFaceModel, RunConfig, TinyModel
 from scalerl.config.base import ConfigError, replace
+from scalerl.config.hardware import Hardware
 from scalerl.config.recipe import Custom
-from scalerl.config.run import Hardware
 from scalerl.learn.custom import check_functions
 from scalerl.models.checkpoint_names import checkpoint_weights
 from scalerl.models.flops import FLOPS_RULE
@@ -44,6 +44,7 @@ from scalerl.training.learner.base import Learner
 from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.learner.ranks import LearnerGroup
 from scalerl.training.learner.single import SingleLearner
+from scalerl.training.matmul import check_matmul, resolve_matmul
 from scalerl.training.pinned import pinned
 from scalerl.training.resumed import check_unchanged, flops_notes, flops_rule_of, hours_of
 from scalerl.training.run_dir import RunDirectory, check_empty
@@ -66,7 +67,8 @@ def resolve(config: RunConfig) -> RunConfig:
     rollouts = replace(config.rollouts, slots=config.slots)
     if rollouts.lag_ticks == "auto" or not config.lag_is_used:
         rollouts = replace(rollouts, lag_ticks=replace(config, rollouts=rollouts).lag_ticks)
-    return replace(config, hardware=hardware, rollouts=rollouts)
+    config = replace(config, hardware=hardware, rollouts=rollouts)
+    return replace(config, learner=replace(config.learner, micro_batch_tokens=config.micro_batch_tokens))
 
 
 def resolve_hardware(hardware: Hardware) -> Hardware:
@@ -81,8 +83,7 @@ def resolve_hardware(hardware: Hardware) -> Hardware:
     dtype = hardware.dtype if hardware.dtype != "auto" else "bfloat16" if device == "cuda" else "float32"
     half = max(1, (os.cpu_count() or 2) // 2)
     return replace(
-        hardware,
-        device=device,
+        check_matmul(replace(hardware, device=device)),
         dtype=dtype,
         generator_threads=hardware.generator_threads or half,
         trainer_threads=hardware.trainer_threads or half,
@@ -145,7 +146,8 @@ def _assemble(
     scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
     ranks = config.placement.trainer_ranks
     # with several ranks this process only looks at the model: they load their own shares of it
-    policy = _load(config, model_path, "cpu" if ranks > 1 else config.hardware.device)
+    policy = _load(config, model_path, "cpu" if ranks > 1 else config.hardware.device, config.hardware.trainer_matmul)
+    config = resolve_matmul(config, policy, resumed=directory is not None)
     check_vocabulary(tokenizer, policy, model_path)
     flops_rule = flops_rule_of(checkpoint)
     policy.shape = policy.shape.counted_by(flops_rule)
@@ -213,7 +215,7 @@ def _check_sampled(config: RunConfig, policy: Policy, model_path: str) -> None:
     if engine == "torch":
         check_engine(policy)
     elif isinstance(engine, Custom):
-        load = partial(_load, config, model_path, config.hardware.device)
+        load = partial(_load, config, model_path, config.hardware.device, config.hardware.generator_matmul)
         check_engine_plugin(engine, policy, load, model_path, deterministic=config.schedule == "deterministic")
     if config.recipe.routing_replay == "on" and not can_record(policy):
         kind = "whose routers do not say which experts they choose" if policy.experts else "which has no experts"
@@ -234,7 +236,7 @@ def _single(config: RunConfig, policy: Policy) -> Learner:
     return SingleLearner.of(
         policy,
         config.recipe,
-        settings.micro_batch_tokens,
+        config.micro_batch_tokens,
         settings.gradient_checkpointing,
         packing=settings.packing,
         checkpoint_names=config.placement.engine == "vllm",
@@ -310,13 +312,14 @@ def _revision(config: RunConfig) -> str:
     return config.model.revision if isinstance(config.model, HuggingFaceModel) else "main"
 
 
-def _load(config: RunConfig, model_path: str, device: str) -> Policy:
+def _load(config: RunConfig, model_path: str, device: str, matmul: str) -> Policy:
     return load_policy(
         model_path,
         revision=_revision(config),
         device=device,
         dtype=config.hardware.dtype,
         fp32_head=config.recipe.fp32_head,
+        matmul=matmul,
     )
 
 
@@ -375,7 +378,8 @@ class LoadPolicy:
     def __call__(self) -> Policy:
         """Load the model, with the generator's share of the CPU."""
         torch.set_num_threads(max(1, self.config.hardware.generator_threads // self.config.placement.engines))
-        policy = _load(self.config, self.model_path, self.config.hardware.device)
+        hardware = self.config.hardware
+        policy = _load(self.config, self.model_path, hardware.device, hardware.generator_matmul)
         policy.shape = policy.shape.counted_by(self.flops_rule)
         return policy
 

@@ -63,6 +63,8 @@ def train(run: Session) -> None:
                 weights_BT,
                 rollouts.experts_BTLK,
                 replay_experts=recipe.routing_replay == "on",
+                prompt_B=rollouts.prompt_B,
+                prompt_length_B=rollouts.prompt_length_B,
             )
         )
 

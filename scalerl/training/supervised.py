@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from scalerl.config.base import ConfigError
+from scalerl.config.hardware import Hardware
 from scalerl.config.recipe import AdamW, Reinforce
-from scalerl.config.run import Hardware
 from scalerl.config.supervised import Supervised
 from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer
 from scalerl.prompts.demonstrations import Demonstration, Demonstrations, load_demonstrations

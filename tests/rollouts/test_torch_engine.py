@@ -165,8 +165,8 @@ def test_an_architecture_that_the_cache_would_get_wrong_is_refused(monkeypatch):
     """The trap it is there for: an eager implementation that is handed a boolean mask attends to everything."""
     original = module._MaskMaker.__init__
 
-    def forget_eager(self, config):
-        original(self, config)
+    def forget_eager(self, *given):
+        original(self, *given)
         self.additive = False
 
     monkeypatch.setattr(module._MaskMaker, "__init__", forget_eager)

@@ -48,6 +48,14 @@ def accelerate(model: nn.Module) -> nn.Module:
     return model
 
 
+def decelerate(model: nn.Module) -> nn.Module:
+    """Undo `accelerate`, in place."""
+    for module in model.modules():
+        if isinstance(module.__dict__.get("forward"), _Forward):
+            del module.__dict__["forward"]
+    return model
+
+
 class _Forward:
     """The forward of one layer; an object, not a closure, so that the model can still be pickled and copied."""
 

@@ -1,9 +1,11 @@
-"""Attention of one new token a sequence over a slot cache on CPU, two to three times as fast as torch's own kernel.
+"""Attention of one new token a sequence over a slot cache on CPU, faster than transformers' way to torch's kernel.
 
-torch's CPU kernel computes each head of each sequence as a matrix product of its own: hundreds of tiny ones, whose
-calls cost more than their arithmetic. Here all heads of a sequence make one product, with the queries laid out block
-by block on a diagonal, over keys stored transposed. It is registered with transformers' attention interface, applies
-only to decoding on CPU, and hands everything else to the implementation the model had before.
+Keys and values of all heads of a position lie together, so that a new one is written as one row. Queries that share a
+key-value head are handed to torch's kernel as positions of one head, which then reads every key once. Where each head
+has one query, that kernel makes hundreds of tiny products, whose calls cost more than their arithmetic: there all heads
+of a sequence make one product, with the queries laid out block by block on a diagonal. It is registered with
+transformers' attention interface, applies only to decoding on CPU, and hands everything else to the implementation the
+model had before.
 
 Legend: R sequences, H key-value heads, G queries a key-value head, D head size, K cached positions.
 """
@@ -13,11 +15,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 NAME = "scalerl_slots"
 MOST_HEADS = 4
-"""Key-value heads up to which zeros of the block diagonal cost less than separate products."""
+"""Key-value heads of one query each up to which zeros of a block diagonal cost less than separate products."""
 _UNKNOWN = ("softcap", "s_aux", "position_bias")
 """Keyword arguments that change the formula; with any of them the model's own implementation is used."""
 
@@ -32,11 +34,12 @@ def install(model: Any) -> None:
         return
 
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
-        decoding = query.shape[2] == 1 and key.stride(2) == 1
+        together = key.stride(2) == key.shape[1] * key.shape[3]
         if (
-            not decoding
+            not (query.shape[2] == 1 and together)
             or mask is None
             or mask.shape[1] != 1
+            or mask.dtype != query.dtype
             or any(options.get(name) is not None for name in _UNKNOWN)
         ):
             return sdpa_attention_forward(module, query, key, value, mask, **options)
@@ -49,15 +52,15 @@ def install(model: Any) -> None:
 
 
 def decode_attention(
-    query_RHG1D: Tensor, key_RHKD: Tensor, value_RHKD: Tensor, mask_R11K: Tensor, scaling: float
+    query_RHG1D: Tensor, key_RHKD: Tensor, value_RHKD: Tensor, bias_R11K: Tensor, scaling: float
 ) -> Tensor:
-    """Return softmax(q k^T * scaling) v for one query position a sequence.
+    """Return softmax(q k^T * scaling + bias) v for one query position a sequence.
 
     Args:
         query_RHG1D: [R, H * G, 1, D].
-        key_RHKD: a view of transposed storage (last-but-one stride 1).
-        value_RHKD: a view of storage in which all heads of a position lie together.
-        mask_R11K: boolean, True where a position may be seen.
+        key_RHKD: a view of storage in which all heads of a position lie together.
+        value_RHKD: likewise.
+        bias_R11K: 0 where a position may be seen, -inf elsewhere.
         scaling: of the scores.
 
     Returns:
@@ -65,20 +68,19 @@ def decode_attention(
     """
     rows, heads, span, size = key_RHKD.shape
     per_head = query_RHG1D.shape[1] // heads
-    bias_R1K = torch.zeros(rows, 1, span).masked_fill_(~mask_R11K[:, 0], -torch.inf)
-    query_RHGD = query_RHG1D.view(rows, heads, per_head, size) * scaling
-    if heads > MOST_HEADS:
-        scores = torch.matmul(query_RHGD, key_RHKD.transpose(2, 3)) + bias_R1K[:, None]
-        return torch.matmul(scores.softmax(-1), value_RHKD).reshape(rows, 1, heads * per_head, size)
-    diagonal = query_RHGD.new_zeros(rows, heads, per_head, heads, size)
-    for head in range(heads):
-        diagonal[:, head, :, head] = query_RHGD[:, head]
-    key_RAK = key_RHKD.transpose(2, 3).reshape(rows, heads * size, span)  # A = H x D; a view
-    scores = torch.bmm(diagonal.view(rows, heads * per_head, heads * size), key_RAK).add_(bias_R1K)
-    value_RKA = value_RHKD.transpose(1, 2).reshape(rows, span, heads * value_RHKD.shape[3])  # a view
-    mixed = torch.bmm(scores.softmax(-1), value_RKA).view(rows, heads, per_head, heads, -1)
-    own = torch.stack([mixed[:, head, :, head] for head in range(heads)], dim=1)
-    return own.reshape(rows, 1, heads * per_head, -1)
+    query_RHGD = query_RHG1D.view(rows, heads, per_head, size)
+    if heads > MOST_HEADS or per_head > 1:
+        bias_R1GK = bias_R11K.expand(rows, 1, per_head, span)
+        out_RHGD = nn.functional.scaled_dot_product_attention(
+            query_RHGD, key_RHKD, value_RHKD, attn_mask=bias_R1GK, scale=scaling
+        )
+        return out_RHGD.reshape(rows, 1, heads * per_head, size)
+    scaled_HH = torch.eye(heads, dtype=query_RHGD.dtype).mul_(scaling).view(heads, 1, heads, 1)
+    diagonal_RMA = (query_RHGD[:, :, :, None] * scaled_HH).view(rows, heads * per_head, heads * size)  # A = H x D
+    key_RKA, value_RKA = (x.transpose(1, 2).reshape(rows, span, heads * size) for x in (key_RHKD, value_RHKD))  # views
+    scores_RMK = torch.baddbmm(bias_R11K[:, 0], diagonal_RMA, key_RKA.transpose(1, 2))
+    mixed = torch.bmm(scores_RMK.softmax(-1), value_RKA).view(rows, heads, per_head, heads, size)
+    return mixed.diagonal(0, 1, 3).permute(0, 3, 1, 2).reshape(rows, 1, heads * per_head, size)
 
 
 def empty_cache(keys: Tensor, values: Tensor, slots: int, capacity: int) -> tuple[Tensor, Tensor]:
@@ -90,6 +92,11 @@ def empty_cache(keys: Tensor, values: Tensor, slots: int, capacity: int) -> tupl
         slots: rows.
         capacity: positions of a row.
     """
-    transposed = keys.new_zeros(slots, keys.shape[1], keys.shape[3], capacity).transpose(2, 3)
-    together = values.new_zeros(slots, capacity, values.shape[1], values.shape[3]).transpose(1, 2)
-    return transposed, together
+    made = [x.new_zeros(slots, capacity, x.shape[1], x.shape[3]).transpose(1, 2) for x in (keys, values)]
+    return made[0], made[1]
+
+
+def positions_first(cache_SHCD: Tensor) -> Tensor:
+    """Return storage that `empty_cache` made as [slots * capacity, heads * size], a view: one row a position."""
+    slots, heads, capacity, size = cache_SHCD.shape
+    return cache_SHCD.transpose(1, 2).view(slots * capacity, heads * size)

@@ -42,6 +42,11 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         owner = self.owner
         self.dtype, self.device = key_states.dtype, key_states.device
         self.keys, self.values = _empty_cache(key_states, value_states, owner.slots, owner.capacity)
+        self.rows_of_positions = None
+        if key_states.device.type == "cpu":
+            from scalerl.models.cpu.slot_attention import positions_first
+
+            self.rows_of_positions = positions_first(self.keys), positions_first(self.values)
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -54,9 +59,13 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             self.keys[owner.rows, :, :length] = key_states[owner.source_N]
             self.values[owner.rows, :, :length] = value_states[owner.source_N]
             return key_states, value_states
-        self.keys[owner.rows, :, owner.positions_R] = key_states[:, :, 0]
-        self.values[owner.rows, :, owner.positions_R] = value_states[:, :, 0]
         rows = len(owner.rows)
+        if self.rows_of_positions is None:
+            self.keys[owner.rows, :, owner.positions_R] = key_states[:, :, 0]
+            self.values[owner.rows, :, owner.positions_R] = value_states[:, :, 0]
+        else:  # a tenth of the time: one index, whole rows
+            for stored, new in zip(self.rows_of_positions, (key_states, value_states), strict=True):
+                stored[owner.flat_R] = new.reshape(rows, -1)
         return self.keys[:rows, :, : owner.span], self.values[:rows, :, : owner.span]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
@@ -78,6 +87,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.slots, self.capacity = slots, capacity
         self.rows: Tensor = torch.empty(0, dtype=torch.long)
         self.positions_R: Tensor = self.rows
+        self.flat_R: Tensor = self.rows
         self.source_N: Tensor | None = None
         self.span = 0
         super().__init__(layers=[_SlotLayer(self) for _ in range(layers)])
@@ -104,7 +114,7 @@ class TorchDecoder:
             from scalerl.models.cpu.slot_attention import install
 
             install(policy.model)
-        self._masks = _MaskMaker(policy.config)
+        self._masks = _MaskMaker(policy.config, policy.head_weight)
         self._routing = routing_of(policy) if can_record(policy) else None
         self._experts_SLK: Tensor | None = None
         if self._routing is not None:
@@ -117,6 +127,7 @@ class TorchDecoder:
         device, cache = self.policy.device, self._cache
         positions_R = torch.from_numpy(lengths_R - 1).to(device)
         cache.rows, cache.positions_R = torch.arange(rows, device=device), positions_R
+        cache.flat_R = cache.rows * cache.capacity + positions_R
         cache.source_N, cache.span = None, int(lengths_R.max())
         visible_RK = torch.arange(cache.span, device=device)[None] <= positions_R[:, None]
         hidden_R1D = self.policy.hidden(
@@ -230,17 +241,23 @@ class TorchDecoder:
 class _MaskMaker:
     """Attention masks in the form an architecture takes: boolean or additive, one or one for each kind of layer."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: Any, like: Tensor) -> None:
+        """Read the kinds of layers; `like` has the type and device of the model."""
         self.window = getattr(config, "sliding_window", None)
         self.kinds = sorted(set(getattr(config, "layer_types", None) or ()))
         # eager attention adds its mask, and adding a boolean one silently attends to everything
         self.additive = getattr(config, "_attn_implementation", "sdpa") == "eager"
+        self.dtype, self.adds = like.dtype, like.device.type == "cpu" and not self.additive
 
     def decode(self, visible_RK: Tensor, positions_R: Tensor) -> Any:
         """Masks [R, 1, 1, K] for one new token a row."""
         first_R = positions_R - (self.window or 0) + 1
         recent_RK = torch.arange(visible_RK.shape[1], device=visible_RK.device)[None] >= first_R[:, None]
-        return self._by_kind(visible_RK[:, None, None], (visible_RK & recent_RK)[:, None, None])
+        masks = (visible_RK[:, None, None], (visible_RK & recent_RK)[:, None, None])
+        if self.adds:  # made once a step, not once a layer
+            hidden = torch.tensor(-torch.inf, dtype=self.dtype)
+            masks = tuple(torch.where(mask, 0.0, hidden) for mask in masks)
+        return self._by_kind(*masks)
 
     def prefill(self, length: int, device: torch.device) -> Any:
         """Masks [1, 1, T, T] for whole prompts, padded at the end (the causal mask hides the padding)."""

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from scalerl.rollouts.replay import Difference
@@ -48,6 +49,10 @@ class TrainBatch:
     """int16, of mixtures: experts that the engine used for each token, -1 where none were recorded."""
     replay_experts: bool = False
     """Use them in the forward pass (`recipe.routing_replay`); else the router's own choice is compared with them."""
+    prompt_B: Tensor | None = None
+    """Number of each rollout's prompt, if known: rollouts of one prompt may then share its computation."""
+    prompt_length_B: Tensor | None = None
+    """Tokens of each rollout's prompt."""
 
     def __post_init__(self) -> None:
         shape = self.tokens_BT.shape
@@ -81,6 +86,40 @@ class TrainBatch:
             rows = order[start : start + max(1, fitting)]
             yield rows, width
             start += len(rows)
+
+    def shared_micro_batches(self, budget: int) -> Iterator[tuple[Tensor, int]]:
+        """Yield (rows, width) of micro-batches of at most `budget` tokens, prompt by prompt, each prompt counted once.
+
+        Args:
+            budget: tokens of one micro-batch; a prompt is computed again in every micro-batch with rollouts of it.
+        """
+        assert self.prompt_B is not None and self.prompt_length_B is not None
+        kept = self.trained_B.nonzero()[:, 0]
+        kept = kept[self.length_B[kept].argsort(stable=True, descending=True)]
+        lengths, prompts = self.length_B.tolist(), self.prompt_length_B.tolist()
+        by_prompt: dict[int, list[int]] = {}  # in the order of their longest rollouts
+        for row, prompt in zip(kept.tolist(), self.prompt_B[kept].tolist(), strict=True):
+            by_prompt.setdefault(prompt, []).append(row)
+        rows: list[int] = []
+        used = 0
+        for group in by_prompt.values():
+            for place, row in enumerate(group):
+                new = lengths[row] - (prompts[row] if place and rows else 0)
+                if rows and used + new > budget:
+                    yield torch.tensor(rows), max(lengths[r] for r in rows)
+                    rows, used, new = [], 0, lengths[row]
+                rows.append(row)
+                used += new
+        if rows:
+            yield torch.tensor(rows), max(lengths[r] for r in rows)
+
+    def shared_tokens(self) -> int | None:
+        """Return the tokens to compute if each prompt is computed once; None if prompts are not known."""
+        if self.prompt_B is None or self.prompt_length_B is None:
+            return None
+        kept = self.trained_B
+        once = dict(zip(self.prompt_B[kept].tolist(), self.prompt_length_B[kept].tolist(), strict=True))
+        return int((self.length_B - self.prompt_length_B)[kept].sum()) + sum(once.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,18 +24,22 @@ from scalerl.models.flops import ModelShape
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.packing import can_pack, install, observed_windows
 from scalerl.models.policy import Policy
+from scalerl.models.prefix import SharedRow, first_of_prompt
 from scalerl.models.routing import routing_of
 from scalerl.rollouts.replay import Difference, check_current
 from scalerl.training.learner.base import BadGradient, PromptedRollout, StepStats, TrainBatch
 from scalerl.training.metrics import TokenMeter
 
-Packing = Literal["auto", "padded", "packed"]
+Packing = Literal["auto", "padded", "packed", "shared"]
 
 MicroBatch = tuple[Tensor, int]
 """Rows of a batch, and tokens of the longest of them."""
 
 PADDING_ALLOWED = 0.1
 """Share of padding up to which `learner.packing = "auto"` pads; without any, packing costs 5% (docs/models.md)."""
+
+SHARED_BELOW = 0.9
+"""Share of the tokens from which on `learner.packing = "auto"` computes each prompt once for its rollouts."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """What AdamW keeps of a parameter: both moments and the number of updates."""
@@ -152,16 +156,25 @@ class PolicyLearner:
     def packs(self, batch: TrainBatch) -> bool:
         """Return whether a batch's micro-batches are packed: as asked for, or where padding would cost more."""
         if self._packing != "auto":
-            return self._packing == "packed"
+            return self._packing in ("packed", "shared")
         padded = sum(len(rows) * width for rows, width in batch.micro_batches(self._budget))
         tokens = int(batch.length_B[batch.trained_B].sum())
         return padded - tokens > PADDING_ALLOWED * padded
+
+    def shares(self, batch: TrainBatch) -> bool:
+        """Return whether each prompt of a batch is computed once: as asked for, or where that saves enough."""
+        tokens, routed = batch.shared_tokens(), self.policy.experts > 0  # recorded experts lie token by token
+        if tokens is None or routed or self._packing not in ("auto", "shared"):
+            return False
+        return self._packing == "shared" or tokens < SHARED_BELOW * int(batch.length_B[batch.trained_B].sum())
 
     def _sent(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
         """Return whole weights as they are sent: by the model's own names, or by those of a checkpoint."""
         return checkpoint_weights(self.policy.model, weights) if self._checkpoint_names else weights
 
-    def _micro_batch_loss(self, batch: TrainBatch, part: MicroBatch, packed: bool, meter: TokenMeter) -> Tensor:
+    def _micro_batch_loss(
+        self, batch: TrainBatch, part: MicroBatch, packed: bool, meter: TokenMeter, *, shared: bool = False
+    ) -> Tensor:
         """Return a micro-batch's share of the loss, with its graph; the meter takes in the rest.
 
         Args:
@@ -169,6 +182,7 @@ class PolicyLearner:
             part: rows of the micro-batch, and tokens of the longest of them.
             packed: whether the rows are computed as one.
             meter: of the update.
+            shared: whether each prompt is computed once; the rows then lie prompt by prompt.
         """
         rows, width = part
         device = self.policy.device
@@ -178,7 +192,8 @@ class PolicyLearner:
         )
         length_b = batch.length_B[rows] if packed else None
         routed = self._use_experts(batch, rows, width, packed)
-        logp_n, entropy_n = self.policy(tokens_bt, mask_bt, self._temperature, length_b)
+        row = _shared_row(batch, part, device) if shared else None
+        logp_n, entropy_n = self.policy(tokens_bt, mask_bt, self._temperature, length_b, row)
         logp_bt = torch.zeros_like(behavior_bt).masked_scatter(mask_bt, logp_n)
         advantages_b = batch.advantages_B[rows].to(device)
         loss_bt, capped_bt = LOSSES[self._loss.kind](self._loss, logp_bt, behavior_bt, advantages_b, mask_bt)
@@ -264,6 +279,13 @@ class PolicyLearner:
             )
 
 
+def _shared_row(batch: TrainBatch, part: MicroBatch, device: torch.device) -> SharedRow:
+    rows, width = part
+    assert batch.prompt_B is not None and batch.prompt_length_B is not None
+    first_b = first_of_prompt(batch.prompt_B[rows])
+    return SharedRow.of(width, batch.length_B[rows], batch.prompt_length_B[rows], first_b, device)
+
+
 def use_packing(policy: Policy, packing: Packing) -> bool:
     """Return whether micro-batches may be packed, and prepare the model for it.
 
@@ -287,7 +309,7 @@ def use_packing(policy: Policy, packing: Packing) -> bool:
         reason = f"the log-probabilities of {name} differ by {difference:.2g} when packed (allowed {limit:g})"
     if packing == "auto":
         return False
-    raise ConfigError(f"learner.packing: got 'packed', but {reason}; allowed: padded, auto")
+    raise ConfigError(f"learner.packing: got {packing!r}, but {reason}; allowed: padded, auto")
 
 
 @torch.no_grad()

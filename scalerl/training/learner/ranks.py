@@ -215,11 +215,12 @@ def load_learner(spec: RankSpec, mesh: DeviceMesh) -> ShardedLearner:
         revision=config.model.revision if isinstance(config.model, HuggingFaceModel) else "main",
         dtype=dtype,
         fp32_head=config.recipe.fp32_head,
+        matmul=config.hardware.trainer_matmul,
     )
     return ShardedLearner.of(
         policy,
         config.recipe,
-        config.learner.micro_batch_tokens,
+        config.micro_batch_tokens,
         config.learner.gradient_checkpointing,
         packing=config.learner.packing,
         checkpoint_names=config.placement.engine == "vllm",

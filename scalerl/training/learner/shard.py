@@ -73,7 +73,13 @@ def shard(
 
 
 def load_sharded(
-    path: str, mesh: DeviceMesh, *, revision: str = "main", dtype: str = "float32", fp32_head: bool = True
+    path: str,
+    mesh: DeviceMesh,
+    *,
+    revision: str = "main",
+    dtype: str = "float32",
+    fp32_head: bool = True,
+    matmul: str = "onednn",
 ) -> Policy:
     """Load a causal LM over all ranks of a mesh; every rank calls it.
 
@@ -86,6 +92,7 @@ def load_sharded(
         revision: branch, tag or commit.
         dtype: of the forward pass; the shares are FP32.
         fp32_head: multiply by the head in FP32.
+        matmul: library of FP32 products on CPU: onednn or torch.
 
     Raises:
         ConfigError: from `load_policy`; or the sharded model's log-probabilities are not those of the whole one.
@@ -94,15 +101,13 @@ def load_sharded(
 
     source = None
     if mesh.get_rank() == 0:
-        source = load_policy(path, revision=revision, dtype=dtype, fp32_head=fp32_head)
+        source = load_policy(path, revision=revision, dtype=dtype, fp32_head=fp32_head, matmul=matmul)
     config = AutoConfig.from_pretrained(path, revision=revision)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     policy = Policy(model, fp32_head=fp32_head)
     if mesh.device_type == "cpu":
-        from scalerl.models.cpu.onednn import accelerate
-
-        accelerate(model)
+        policy.use_matmul(matmul)
     if source is not None:
         model.generation_config = source.model.generation_config
     device = torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")

@@ -8,6 +8,7 @@ models, whose mismatch the ratio would then have to correct.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,9 +28,10 @@ class SingleLearner(PolicyLearner):
     def _add_gradients(self, batch: TrainBatch) -> TokenMeter:
         """Add the batch's gradient, micro-batch by micro-batch; the weights make the split irrelevant."""
         meter = TokenMeter()
-        packed = self.packs(batch)
-        for part in batch.micro_batches(self._budget, packed=packed):
-            loss = self._micro_batch_loss(batch, part, packed, meter)
+        packed, shared = self.packs(batch), self.shares(batch)
+        ordinary = partial(batch.micro_batches, packed=packed)
+        for part in (batch.shared_micro_batches if shared else ordinary)(self._budget):
+            loss = self._micro_batch_loss(batch, part, packed, meter, shared=shared)
             if not torch.isfinite(loss):
                 self._discard_gradient()
                 raise BadGradient(f"the loss is {float(loss.detach())}")

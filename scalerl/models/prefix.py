@@ -1,0 +1,170 @@
+"""Rollouts of one prompt in one row without padding, with the prompt computed once: the trainer's shared prefix.
+
+The row holds every prompt of a micro-batch once, then all completions. Position ids go on after the prompt, and a
+completion attends to its prompt's keys and to itself. Gradients of all completions of a prompt add up in it by
+themselves. Everything but attention is computed for the tokens there are.
+
+Legend: N tokens of the row; b completions of a part, t tokens of its longest; P prompt tokens; H heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from scalerl.models.packing import Segments, bucket_rows, neighbours, packed_attention, padded
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Completions:
+    """Completions of one prompt that are padded to the longest of them for attention.
+
+    Example (prompt of 4 tokens at 10; two completions of 3 and 2 tokens from 30 on): Completions(prompt_start=10,
+    prompt=4, segments=Segments(buckets=(Bucket(30, 2, 3, ...),)))
+    """
+
+    prompt_start: int
+    """First token of the prompt in the row."""
+    prompt: int
+    """Tokens of the prompt."""
+    segments: Segments
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedPrompts:
+    """Where prompts and completions lie in a row.
+
+    Example (two completions of 3 tokens of one prompt of 4): SharedPrompts(tokens=4, prompts=Segments(...),
+    groups=(Completions(0, 4, ...),))
+    """
+
+    tokens: int
+    """Tokens of all prompts."""
+    prompts: Segments
+    groups: tuple[Completions, ...]
+
+    @classmethod
+    def of(cls, length_B: Tensor, prompt_length_B: Tensor, first_B: Tensor, device: torch.device) -> SharedPrompts:
+        """Describe the row of rollouts that lie prompt by prompt.
+
+        Args:
+            length_B: on the host, tokens of prompt and completion; a completion has at least one.
+            prompt_length_B: on the host, tokens of the prompt.
+            first_B: on the host, whether a rollout is the first of its prompt.
+            device: of the row.
+        """
+        prompts = prompt_length_B[first_B].tolist()
+        completions = (length_B - prompt_length_B).tolist()
+        starts = [*first_B.nonzero()[:, 0].tolist(), len(completions)]
+        groups, prompt_start, start = [], 0, sum(prompts)
+        for prompt, first, end in zip(prompts, starts[:-1], starts[1:], strict=True):
+            buckets = []
+            for part in neighbours(completions[first:end]):
+                buckets.append(bucket_rows(start, part, device))
+                start += sum(part)
+            groups.append(Completions(prompt_start, prompt, Segments(tuple(buckets))))
+            prompt_start += prompt
+        return cls(sum(prompts), Segments.of(prompts, device), tuple(groups))
+
+    @property
+    def attention(self) -> Callable[..., Tensor]:
+        """How a row of this layout attends."""
+        return shared_attention
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SharedRow:
+    """The row itself: which tokens of [B, T] it holds, and where the hidden state of each one is.
+
+    Example (one prompt of 2 tokens, completions of 2 and 1): own_BT takes 2 + 2 + 1 tokens, and index_BT =
+    [[0, 1, 2, 3], [0, 1, 4, -]]
+    """
+
+    prompt_BT: Tensor
+    """Tokens that are taken as prompts, once each."""
+    completion_BT: Tensor
+    index_BT: Tensor
+    """Place of each token in the row; padding: 0."""
+    layout: SharedPrompts
+
+    @classmethod
+    def of(
+        cls, width: int, length_B: Tensor, prompt_length_B: Tensor, first_B: Tensor, device: torch.device
+    ) -> SharedRow:
+        """Lay out rollouts, prompt by prompt; arguments as for SharedPrompts.of, and the width T."""
+        position_T = torch.arange(width)
+        in_prompt_BT = position_T < prompt_length_B[:, None]
+        prompt_BT = in_prompt_BT & first_B[:, None]
+        completion_BT = ~in_prompt_BT & (position_T < length_B[:, None])
+        prompt_lengths = prompt_length_B[first_B]
+        start_B = (prompt_lengths.cumsum(0) - prompt_lengths)[first_B.cumsum(0) - 1]
+        index_BT = torch.where(in_prompt_BT, start_B[:, None] + position_T, 0)
+        total, own = int(prompt_lengths.sum()), int(completion_BT.sum())
+        index_BT[completion_BT] = torch.arange(total, total + own)
+        layout = SharedPrompts.of(length_B, prompt_length_B, first_B, device)
+        return cls(prompt_BT.to(device), completion_BT.to(device), index_BT.to(device), layout)
+
+    def take(self, x_BT: Tensor) -> Tensor:
+        """Return the row's values [1, N] of a tensor [B, T]."""
+        return torch.cat([x_BT[self.prompt_BT], x_BT[self.completion_BT]])[None]
+
+
+def shared_attention(
+    query_1HND: Tensor,
+    key_1HND: Tensor,
+    value_1HND: Tensor,
+    shared: SharedPrompts,
+    scaling: float | None = None,
+    window: int | None = None,
+) -> Tensor:
+    """Return causal attention within each prompt, and of each completion to its prompt and itself.
+
+    Args:
+        query_1HND: [1, H, N, D].
+        key_1HND: [1, H', N, D], H' a divisor of H.
+        value_1HND: likewise.
+        shared: of the N tokens.
+        scaling: of the scores; None: D ** -0.5.
+        window: tokens that each may see, itself included; None: all before it.
+
+    Returns:
+        [1, N, H, D], as transformers expects.
+    """
+    prompts = (x[:, :, : shared.tokens] for x in (query_1HND, key_1HND, value_1HND))
+    parts = [packed_attention(*prompts, shared.prompts, scaling, window)[0]]
+    rows_NHD = [x[0].transpose(0, 1) for x in (query_1HND, key_1HND, value_1HND)]
+    for group in shared.groups:
+        prompt_HPD = [x[0, :, group.prompt_start :][:, : group.prompt] for x in (key_1HND, value_1HND)]
+        for bucket in group.segments.buckets:
+            query_bHtD, *own = (padded(x, bucket) for x in rows_NHD)
+            key_bHkD, value_bHkD = (
+                torch.cat([before.expand(bucket.rows, *before.shape), after], dim=2)
+                for before, after in zip(prompt_HPD, own, strict=True)
+            )
+            out_bHtD = nn.functional.scaled_dot_product_attention(
+                query_bHtD,
+                key_bHkD,
+                value_bHkD,
+                attn_mask=_mask(group.prompt, bucket.width, window, query_bHtD.device),
+                scale=scaling,
+                enable_gqa=query_bHtD.shape[1] != key_bHkD.shape[1],
+            )
+            out_btHD = out_bHtD.transpose(1, 2)
+            parts.append(out_btHD.flatten(0, 1) if bucket.inside_bt is None else out_btHD[bucket.inside_bt])
+    return torch.cat(parts)[None]
+
+
+def _mask(prompt: int, width: int, window: int | None, device: torch.device) -> Tensor:
+    """Return which keys [t, P + t] a completion's tokens may see."""
+    position_t = torch.arange(prompt, prompt + width, device=device)
+    age_tk = position_t[:, None] - torch.arange(prompt + width, device=device)
+    return (age_tk >= 0) & (age_tk < (window or prompt + width))
+
+
+def first_of_prompt(prompt_B: Sequence[int] | Tensor) -> Tensor:
+    """Return whether each rollout is the first of its prompt, in rows that lie prompt by prompt."""
+    number_B = torch.as_tensor(prompt_B)
+    return torch.cat([torch.ones(1, dtype=torch.bool), number_B[1:] != number_B[:-1]])

@@ -1,0 +1,85 @@
+"""Prompts computed once for their rollouts: the gradients of padded rows, fewer tokens, and when it is done."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_families import learner_gradient, plain_gradient, relative_error, training_batch
+from test_packing import attention_by_hand
+from tiny_models import tiny_model
+
+from scalerl.config.recipe import AdamW, Reinforce
+from scalerl.models.policy import Policy
+from scalerl.models.prefix import SharedPrompts, SharedRow, shared_attention
+from scalerl.training.learner.single import SingleLearner
+
+CPU = torch.device("cpu")
+
+
+def grouped_batch():
+    """The batch of the packing tests with its rollouts 0, 1 and 3 (lengths 14, 9, 4) behind one prompt of 3 tokens."""
+    batch = training_batch()
+    tokens_BT, trained_BT = batch.tokens_BT.clone(), batch.trained_BT.clone()
+    prompt_B, prompt_length_B = torch.tensor([7, 7, 2, 7, 5]), torch.tensor([3, 3, 4, 3, 2])
+    tokens_BT[[1, 3], :3] = tokens_BT[0, :3]
+    trained_BT &= torch.arange(tokens_BT.shape[1]) >= prompt_length_B[:, None]
+    assert trained_BT.any(dim=1).all() and trained_BT[[0, 1, 3], 3].all()  # the first token after the shared prompt
+    weights_BT = trained_BT / trained_BT.sum()
+    return replace(
+        batch, tokens_BT=tokens_BT, trained_BT=trained_BT, weights_BT=weights_BT, prompt_B=prompt_B,
+        prompt_length_B=prompt_length_B,
+    )  # fmt: skip
+
+
+def test_a_row_holds_each_prompt_once_and_then_the_completions():
+    # prompt of 2 with completions of 2 and 1 tokens, prompt of 1 with one of 3
+    row = SharedRow.of(4, torch.tensor([4, 3, 4]), torch.tensor([2, 2, 1]), torch.tensor([True, False, True]), CPU)
+    tokens_BT = torch.tensor([[10, 11, 12, 13], [10, 11, 22, 0], [30, 31, 32, 33]])
+    assert row.take(tokens_BT).tolist() == [[10, 11, 30, 12, 13, 22, 31, 32, 33]]
+    assert row.index_BT.tolist() == [[0, 1, 3, 4], [0, 1, 5, 0], [2, 6, 7, 8]]
+
+
+@pytest.mark.parametrize("window", [None, 3, 50])
+def test_a_completion_attends_to_its_prompt_and_itself(window):
+    torch.manual_seed(0)
+    length_B, prompt_length_B = torch.tensor([9, 8, 4, 6, 5]), torch.tensor([3, 3, 3, 5, 1])
+    first_B = torch.tensor([True, False, False, True, True])
+    row = SharedRow.of(9, length_B, prompt_length_B, first_B, CPU)
+    tokens = 9 + (6 + 5 + 1) + (1 + 4)  # prompts of 3, 5 and 1, then completions
+    query, key, value = torch.randn(4, tokens, 8), torch.randn(2, tokens, 8), torch.randn(2, tokens, 8)
+    layout = SharedPrompts.of(length_B, prompt_length_B, first_B, CPU)
+    found = shared_attention(query[None], key[None], value[None], layout, 0.3, window)
+    assert found.shape == (1, tokens, 4, 8)
+    for b, length in enumerate(length_B.tolist()):
+        own = row.index_BT[b, :length]
+        for head in range(4):
+            expected = attention_by_hand(query[head, own], key[head // 2, own], value[head // 2, own], 0.3, window)
+            torch.testing.assert_close(found[0, own, head], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral-sliding", "gemma3-two-ropes"])
+@pytest.mark.parametrize("budget", [12, 1000])
+def test_gradients_are_those_of_transformers_own_forward(name, budget):
+    batch = grouped_batch()
+    found = learner_gradient(Policy(tiny_model(name)), batch, micro_batch_tokens=budget, packing="shared")
+    assert relative_error(found, plain_gradient(tiny_model(name), batch)) < 1e-5
+
+
+def test_micro_batches_go_prompt_by_prompt_and_count_a_prompt_once():
+    batch = grouped_batch()  # lengths 14, 9, 12, 4, 7; prompts 7, 7, 2, 7, 5
+    assert [(r.tolist(), width) for r, width in batch.shared_micro_batches(1000)] == [([0, 1, 3, 2, 4], 14)]
+    # 14 + (9 - 3) + (4 - 3) = 21 fill the first; 12 + 7 = 19 the second
+    assert [(r.tolist(), width) for r, width in batch.shared_micro_batches(21)] == [([0, 1, 3], 14), ([2, 4], 12)]
+    # a prompt that is split is computed again: 14, then 9 + 1, then 12, then 7
+    assert [r.tolist() for r, _ in batch.shared_micro_batches(14)] == [[0], [1, 3], [2], [4]]
+    assert batch.shared_tokens() == 46 - 2 * 3
+
+
+def test_auto_shares_where_a_tenth_of_the_tokens_is_saved():
+    batch = grouped_batch()  # 40 of 46 tokens
+    learner = SingleLearner(Policy(tiny_model("qwen3")), AdamW(), Reinforce(), packing="auto")
+    assert learner.shares(batch)
+    assert not learner.shares(replace(batch, prompt_B=torch.arange(5)))  # nothing in common
+    assert not learner.shares(training_batch())  # prompts unknown
+    assert not SingleLearner(Policy(tiny_model("qwen3-moe")), AdamW(), Reinforce(), packing="auto").shares(batch)
+    assert not SingleLearner(Policy(tiny_model("gemma2-softcap")), AdamW(), Reinforce(), packing="auto").shares(batch)
