@@ -28,6 +28,7 @@ from scalerl.models.prefix import SharedRow, first_of_prompt
 from scalerl.models.routing import routing_of
 from scalerl.rollouts.replay import Difference, check_current
 from scalerl.training.learner.base import BadGradient, PromptedRollout, StepStats, TrainBatch
+from scalerl.training.learner.heap import HeapTrim
 from scalerl.training.metrics import TokenMeter
 
 Packing = Literal["auto", "padded", "packed", "shared"]
@@ -75,7 +76,7 @@ class PolicyLearner:
         Raises:
             ConfigError: packing was asked for and the model's attention cannot be packed.
         """
-        self.policy, self.updates = policy, 0
+        self.policy, self.updates, self._trim_heap = policy, 0, HeapTrim()
         self._settings, self._loss, self._temperature = optimizer, loss, temperature
         self._budget, self._checkpointing = micro_batch_tokens, gradient_checkpointing
         if gradient_checkpointing:
@@ -121,6 +122,8 @@ class PolicyLearner:
         norm, rate = self._update() if meter.tokens else (0.0, 0.0)
         self._discard_gradient()
         self.updates += 1
+        if self.policy.device.type == "cpu":
+            self._trim_heap()
         return StepStats(**meter.means(), grad_norm=norm, learning_rate=rate)
 
     def rehearse(self, batch: TrainBatch) -> float:
