@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from tiny_models import tiny_model
@@ -10,6 +11,7 @@ from scalerl.config.base import ConfigError, replace
 from scalerl.config.placement import ModelNumbers
 from scalerl.config.presets import LAB
 from scalerl.config.run import HuggingFaceModel
+from scalerl.models.flops import ModelShape
 from scalerl.models.policy import model_shape
 from scalerl.placement.memory import (
     activation_bytes,
@@ -20,6 +22,7 @@ from scalerl.placement.memory import (
     trainer_memory,
 )
 from scalerl.placement.shape import KNOWN, DecoderShape, from_config_json, from_numbers, shape_of
+from scalerl.placement.speed import update_flops
 
 SMALL = DecoderShape(width=8, layers=2, heads=2, kv_heads=1, head_dim=4, mlp=16, vocabulary=10, tied=True)
 
@@ -150,3 +153,11 @@ def _file():
     from scalerl.config.data import PromptFile
 
     return (PromptFile(path="prompts.jsonl", task="math"),)
+
+
+def test_the_flops_of_a_planned_update_are_those_that_a_run_counts():
+    # two completions of 6 and 9 tokens after 6 of the prompt; of 1232 entries 80 are the head's, attention is 8 wide
+    counted = ModelShape(1232.0, 8, (0, 0), head_params=80.0)
+    for checkpointing in (False, True):
+        one_by_one = sum(counted.training_flops(6 + n, n, checkpointing) for n in (6, 9))
+        assert update_flops(SMALL, np.asarray([6, 9]), 6, checkpointing) == one_by_one
