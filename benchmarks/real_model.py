@@ -71,7 +71,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--traces", type=int, default=320, help="of the warm start [320]")
     parser.add_argument("--sft-steps", type=int, help="updates of the warm start [20]; 3 with --short")
     parser.add_argument("--sft-rate", type=float, default=3e-5, help="its learning rate [3e-5]")
-    parser.add_argument("--rate", type=float, default=5e-6, help="learning rate of RL [5e-6]; at 2e-5 the pass rate falls")
+    parser.add_argument(
+        "--rate", type=float, default=5e-6, help="learning rate of RL [5e-6]; at 2e-5 the pass rate falls"
+    )
     parser.add_argument("--max-tokens", type=int, default=96, help="of a completion [96]")
     parser.add_argument("--group", type=int, help="prompts an update, and rollouts of each [8]; 4 with --short")
     parser.add_argument("--seed", type=int, default=0, help="of the run")

@@ -237,9 +237,11 @@ class Session:
         wanted = [samples[visit.prompt.task] for visit in visits]
         groups, eval_s = self.pipeline.evaluate(step, self.learner.send, visits, wanted)
         extremes, replay_s = self._replay(step, groups)
-        self.clock.leave_out(eval_s + replay_s)
-        self._count_generation()
-        hours = self.device_hours  # read once: all tasks' points are at the same compute
+        asked = time.perf_counter()
+        generated_s = self._generated_s()
+        self.clock.leave_out(eval_s + replay_s + time.perf_counter() - asked)
+        hours = self.device_hours  # read once: all tasks' points are at the same compute; at step 0 it is none
+        self.clock.add(generated_s)  # for the updates to come
         points = [
             eval_point(
                 task_groups,
@@ -290,9 +292,9 @@ class Session:
         """
         return self.devices.held * self.clock.seconds / 3600.0
 
-    def _count_generation(self) -> None:
-        """Count what the generators did since the pipeline's mark, while the clock stood still, by their devices."""
-        self.clock.add(self.devices.generating_share * self.pipeline.busy_since_mark())
+    def _generated_s(self) -> float:
+        """Return the seconds that the generators sampled since the pipeline's mark, by their share of the devices."""
+        return self.devices.generating_share * self.pipeline.busy_since_mark()
 
     @property
     def flops(self) -> float:
@@ -313,7 +315,7 @@ class Session:
             self.pipeline.mark()
             path = self.checkpoints.begin(self.progress.step)
             self.learner.save(path)
-            self._count_generation()
+            self.clock.add(self._generated_s())
             state = {
                 "format": FORMAT,
                 "flops_rule": self.flops_rule,

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from tiny_models import tiny_model
@@ -10,6 +11,7 @@ from scalerl.config.base import ConfigError, replace
 from scalerl.config.model import HuggingFaceModel, Lora
 from scalerl.config.placement import ModelNumbers
 from scalerl.config.presets import LAB
+from scalerl.models.flops import ModelShape
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, model_shape
 from scalerl.placement.memory import (
@@ -22,6 +24,7 @@ from scalerl.placement.memory import (
     trainer_memory,
 )
 from scalerl.placement.shape import KNOWN, DecoderShape, from_config_json, from_numbers, shape_of
+from scalerl.placement.speed import update_flops
 
 SMALL = DecoderShape(width=8, layers=2, heads=2, kv_heads=1, head_dim=4, mlp=16, vocabulary=10, tied=True)
 
@@ -169,3 +172,11 @@ def test_the_entries_of_adapters_are_those_of_the_model_itself():
     pytest.importorskip("peft")
     policy = LoraPolicy(Policy(tiny_model("qwen3")), Lora(rank=5), seed=0)
     assert adapter_params(shape, Lora(rank=5)) == sum(p.numel() for _, p in policy.trained())
+
+
+def test_the_flops_of_a_planned_update_are_those_that_a_run_counts():
+    # two completions of 6 and 9 tokens after 6 of the prompt; of 1232 entries 80 are the head's, attention is 8 wide
+    counted = ModelShape(1232.0, 8, (0, 0), head_params=80.0)
+    for checkpointing in (False, True):
+        one_by_one = sum(counted.training_flops(6 + n, n, checkpointing) for n in (6, 9))
+        assert update_flops(SMALL, np.asarray([6, 9]), 6, checkpointing) == one_by_one

@@ -40,12 +40,9 @@ def test_a_run_on_cpu_holds_one_device():
 
 
 def test_generation_during_a_checkpoint_counts_by_the_devices_of_the_engines():
-    run = SimpleNamespace(
-        devices=Devices(held=10, generating=6),
-        clock=Stopwatch(3600.0),
-        pipeline=SimpleNamespace(busy_since_mark=lambda: 600.0),
-    )
-    Session._count_generation(run)
+    pipeline = SimpleNamespace(busy_since_mark=lambda: 600.0)
+    run = SimpleNamespace(devices=Devices(held=10, generating=6), clock=Stopwatch(3600.0), pipeline=pipeline)
+    run.clock.add(Session._generated_s(run))
     # an hour of ten devices, and ten minutes of six
     assert Session.device_hours.fget(run) == pytest.approx(10 + 1)
 

@@ -30,7 +30,7 @@ def test_a_run_leaves_everything_it_promises(undisturbed):
         assert (path / name).exists(), name
     points, metrics = runs.rows(path, "points.jsonl"), runs.rows(path, "metrics.jsonl")
     assert [p["step"] for p in points] == [0, 6, 12, 18, 24] and [m["step"] for m in metrics] == list(range(1, 25))
-    assert points[0]["flops"] == points[0]["tokens"] == 0
+    assert points[0]["flops"] == points[0]["tokens"] == points[0]["device_hours"] == 0
     for earlier, later in pairwise(points):
         assert later["flops"] > earlier["flops"] and later["tokens"] > earlier["tokens"]
         assert later["device_hours"] > earlier["device_hours"]
