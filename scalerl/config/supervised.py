@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from scalerl.config.base import Part
+from scalerl.config.model import Lora
 from scalerl.config.recipe import Count, Natural, Positive
 
 
@@ -54,11 +55,26 @@ class Supervised(Part):
     """auto: a GPU where torch sees one."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Weights of the forward pass; auto: float32 on CPU, bfloat16 on GPU (the optimiser keeps float32 masters)."""
+    lora_rank: Natural = 0
+    """Rank of adapters that are trained in place of all weights, with about ten times the learning rate; 0: none."""
+    lora_alpha: Positive = 32.0
+    """The product of an adapter's matrices is scaled by alpha / rank."""
+    lora_targets: str = "all-linear"
+    """Linear modules with an adapter, by the ends of their names with commas between; all-linear: all."""
     seed: Natural = 0
-    """Seed of the order of the rows."""
+    """Seed of the order of the rows, and of the adapters."""
 
     @model_validator(mode="after")
     def _check(self) -> Supervised:
         if self.steps is not None and self.epochs is not None:
             raise ValueError(f"steps: got {self.steps} and epochs {self.epochs:g}; allowed: one of the two")
         return self
+
+    @property
+    def lora(self) -> Lora | None:
+        """Adapters that are trained in place of the model's own weights; None: all weights are trained."""
+        if not self.lora_rank:
+            return None
+        names = tuple(name.strip() for name in self.lora_targets.split(","))
+        targets: Any = "all-linear" if names == ("all-linear",) else names
+        return Lora(rank=self.lora_rank, alpha=self.lora_alpha, targets=targets)

@@ -24,6 +24,7 @@ from scalerl.config.base import ConfigError
 from scalerl.config.hardware import Hardware
 from scalerl.config.recipe import AdamW, Reinforce
 from scalerl.config.supervised import Supervised
+from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer
 from scalerl.prompts.demonstrations import Demonstration, Demonstrations, load_demonstrations
 from scalerl.training.launch import local_model, resolve_hardware, stop_tokens
@@ -176,7 +177,7 @@ def _load(settings: Supervised, report: Report) -> tuple[Policy, Any]:
         fp32_head=settings.fp32_head,
     )
     check_vocabulary(tokenizer, policy, path)
-    return policy, tokenizer
+    return LoraPolicy(policy, settings.lora, settings.seed) if settings.lora else policy, tokenizer
 
 
 def _limit(settings: Supervised, policy: Policy) -> int:
@@ -244,6 +245,7 @@ def _write(
     temporary = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
     try:
         learner.export(temporary)
+        learner.export_adapter(temporary / "adapter")
         tokenizer.save_pretrained(temporary)
         record = {
             "settings": settings.model_dump(mode="json"),

@@ -82,6 +82,20 @@ def test_the_loss_and_its_gradient_are_those_of_cross_entropy():
     assert held_out_loss(policy, [], 5) is None
 
 
+def test_adapters_alone_are_trained_and_the_model_that_is_written_has_them_merged(model, rows, tmp_path):
+    pytest.importorskip("peft")
+    settings = {"lora_rank": 4, "lora_targets": "q_proj, down_proj"}
+    outcome = train(model, rows, tmp_path / "out", steps=20, learning_rate=2e-2, held_out=0.2, **settings)
+    assert outcome.held_out_after < outcome.held_out_before - 0.1
+    before, after = (dict(load_policy(str(path)).weights()) for path in (model, tmp_path / "out"))
+    moved = {name.split(".")[-2] for name in before if not torch.equal(before[name], after[name])}
+    assert before.keys() == after.keys() and moved == {"q_proj", "down_proj"}
+    assert {path.name for path in (tmp_path / "out/adapter").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+
+
 def test_an_epoch_holds_every_row_once_and_a_batch_at_most_its_tokens():
     rows = [demonstration(*[i] * length) for i, length in enumerate((4, 4, 3, 5, 9, 2))]
 
