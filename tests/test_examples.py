@@ -38,8 +38,8 @@ def place(tmp_path, monkeypatch):
     ("name", "used", "column"),
     [
         ("own_reward", 'function = "own_reward:letters"', "truncation_rate"),
-        ("own_loss", "highest = 1.1", "capped_share"),
-        ("own_task", 'function = "own_task:Reverse"', "pass_rate"),
+        ("own_loss", "highest = 1.1", "staleness_mean"),
+        ("own_task", 'function = "own_task:Reverse"', "truncation_rate"),
         ("own_engine", 'function = "own_engine:Counting"', "replay_difference"),
     ],
 )
@@ -74,10 +74,10 @@ def test_the_notebook_runs_and_is_kept_without_outputs(place, capsys, monkeypatc
     assert text.count('"steps": 48') == text.count('"every": 3') == 1
     names = {}
     for cell in cells:
-        short = cell.replace('"steps": 48', '"steps": 6').replace('"every": 3', '"every": 1')
+        short = cell.replace('"steps": 48', '"steps": 9').replace('"every": 3', '"every": 1')
         exec(compile(ast.parse(short), "notebook", "exec"), names)
     out = capsys.readouterr().out
-    assert len(names["run"].points) == 7 and len(names["half"]) == 4 and names["run"].finished
+    assert len(names["run"].points) == 10 and len(names["half"]) == 6 and names["run"].finished
     assert "ceiling    A" in out and "measured: 0." in out and len(names["axes"].figure.axes) == 1
 
 
