@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import runs
+from tiny_models import tiny_model
 
 from scalerl import plugins
 from scalerl.config.overrides import parse_config
@@ -53,11 +54,12 @@ def test_the_reward_of_the_page_takes_its_parameter(module):
     assert params == {"limit": 400} and function([], ["a" * 100, "a" * 500], **params) == [0.25, 1.0]
 
 
-def test_the_engine_of_the_page_keeps_the_contract(module, lab_model):
+def test_the_engine_of_the_page_keeps_the_contract(module, tmp_path):
     config = parse_config('[model]\nkind = "hf"\npath = "m"\n' + "\n".join(blocks("toml")), "page")
     engine = config.placement.engine
     assert engine == Custom(function="my_functions:Counting", params={"every": 500})
-    check_engine(engine.function, str(lab_model), engine.params)
+    tiny_model("qwen3").save_pretrained(tmp_path / "model")
+    check_engine(engine.function, str(tmp_path / "model"), engine.params)
 
 
 def test_the_python_of_the_page_trains(module, lab_model, tmp_path):

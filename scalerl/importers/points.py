@@ -122,19 +122,17 @@ def of_run(rows: list[Row], run: str | None, name: str) -> list[Row]:
     Raises:
         CurveError: there are several runs and none was named, or no run of that name.
     """
-    column_name = next((c for c in RUN_COLUMNS if len({str(row[c]) for row in rows if c in row}) > 1), None)
-    if column_name is None and run is not None:
-        column_name = next((c for c in RUN_COLUMNS if any(c in row for row in rows)), None)
-    if column_name is None and run is None:
+    names = {key: dict.fromkeys(str(row[key]) for row in rows if key in row) for key in RUN_COLUMNS}
+    by, runs = max(names.items(), key=lambda item: len(item[1]))
+    if run is None and len(runs) <= 1:
         return rows
-    runs = list(dict.fromkeys(str(row[column_name]) for row in rows if column_name in row)) if column_name else []
-    some = ", ".join(runs[:LISTED]) + (f" and {len(runs) - LISTED} more" if len(runs) > LISTED else "")
+    some = ", ".join([*runs][:LISTED]) + (f" and {len(runs) - LISTED} more" if len(runs) > LISTED else "")
     if run is None:
         raise CurveError(f"{name} has {len(runs)} runs; choose by run= (--run): {some}")
     if run not in runs:
         has = f"it has {some}" if runs else f"it has no column that names runs ({', '.join(RUN_COLUMNS)})"
         raise CurveError(f"{name} has no run {run!r}; {has}")
-    return [row for row in rows if str(row.get(column_name)) == run]
+    return [row for row in rows if str(row.get(by)) == run]
 
 
 def find_dialect(source: str | None, logs: list[Log], rows: list[Row], name: str) -> Dialect:
