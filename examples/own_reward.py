@@ -11,10 +11,10 @@ import scalerl
 LETTERS = "abcd"
 
 
-def letters(prompts, completions, letter="a", times=2, **columns):
-    """Return one number for each completion, as in TRL; `letter` and `times` come from the configuration."""
+def letters(prompts, completions, letter="a", times=1, **columns):
+    """Return one number for each completion, as in TRL: 1 for the letter so many times, 0 for what is far from it."""
     wrong = [abs(text.count(letter) - times) + len(text) - text.count(letter) for text in completions]
-    return [1 - count / 8 for count in wrong]
+    return [max(0.0, 1 - count / times) for count in wrong]
 
 
 if __name__ == "__main__":

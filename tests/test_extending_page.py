@@ -4,15 +4,19 @@ import re
 import subprocess
 import sys
 import textwrap
+import tomllib
 from pathlib import Path
 
 import pytest
 import runs
+from tiny_models import tiny_model
 
 from scalerl import plugins
 from scalerl.config.overrides import parse_config
+from scalerl.config.recipe import Custom
 from scalerl.learn.custom import check_functions
 from scalerl.prompts import custom
+from scalerl.testing import check_engine
 
 PAGE = (Path(__file__).parents[1] / "docs/extending.md").read_text()
 
@@ -25,7 +29,7 @@ def blocks(language):
 def module(tmp_path, monkeypatch):
     """The page's functions in one module."""
     *functions, use = blocks("python")
-    assert "scalerl.train(" in use and len(functions) == 5
+    assert "scalerl.train(" in use and len(functions) == 6
     (tmp_path / "my_functions.py").write_text("\n".join(functions))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -40,6 +44,22 @@ def test_the_functions_of_the_page_pass_the_checks_of_a_run(module):
     check_functions(config.recipe)
     rows, _ = custom.rows(config.data[0], held_out=10)
     assert len(rows) == 110
+
+
+def test_the_reward_of_the_page_takes_its_parameter(module):
+    words = ["--data.reward.params" in block for block in blocks("bash")]
+    assert words[0] and "--reward my_functions:length" in blocks("bash")[0]
+    params = tomllib.loads("params = " + re.search(r"params '(\{.*\})'", blocks("bash")[0])[1])["params"]
+    function = plugins.load_function("my_functions:length", "data.reward")
+    assert params == {"limit": 400} and function([], ["a" * 100, "a" * 500], **params) == [0.25, 1.0]
+
+
+def test_the_engine_of_the_page_keeps_the_contract(module, tmp_path):
+    config = parse_config('[model]\nkind = "hf"\npath = "m"\n' + "\n".join(blocks("toml")), "page")
+    engine = config.placement.engine
+    assert engine == Custom(function="my_functions:Counting", params={"every": 500})
+    tiny_model("qwen3").save_pretrained(tmp_path / "model")
+    check_engine(engine.function, str(tmp_path / "model"), engine.params)
 
 
 def test_the_python_of_the_page_trains(module, lab_model, tmp_path):

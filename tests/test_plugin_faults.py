@@ -114,7 +114,7 @@ NAMES = [
     ),
     ("no_python:f", r"cannot import 'no_python' from .* \(invalid syntax"),
     ("needs_more:f", "No module named 'a_module_that_is_not_there'"),
-    ("faulty_functions:nun", r"has no function 'nun' \(did you mean 'none'\?\)"),
+    ("faulty_functions:exit", r"has no function 'exit' \(did you mean 'exits'\?\)"),
     ("faulty_functions:number", "faulty_functions:number is 3; allowed: a function or a class"),
 ]
 

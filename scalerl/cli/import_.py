@@ -18,6 +18,7 @@ def add_import_parser(commands: Any) -> None:
     parser.add_argument("--from", dest="source", metavar="SOURCE", help="who wrote it; default: by its columns")
     parser.add_argument("--metric", metavar="NAME", help="metric by its name in the log, where there are several")
     parser.add_argument("--task", help="which task, where there are several")
+    parser.add_argument("--run", dest="run_name", metavar="NAME", help="which run, where a file has several")
     parser.add_argument("--devices", type=float, metavar="N", help="accelerators the run held, for device-hours")
     parser.add_argument(
         "--bounds", type=float, nargs=2, metavar=("LOW", "HIGH"), default=(0.0, 1.0), help="range of the metric [0 1]"
@@ -40,7 +41,8 @@ def run_import(arguments: argparse.Namespace) -> int:
         if not (role and equals and name):
             raise CurveError(f"--column takes ROLE=NAME, such as step=iteration; got {role + equals + name!r}")
     found = read(
-        arguments.paths, arguments.source, metric=arguments.metric, task=arguments.task, devices=arguments.devices,
+        arguments.paths, arguments.source, metric=arguments.metric, task=arguments.task,
+        run=arguments.run_name, devices=arguments.devices,
         bounds=tuple(arguments.bounds), columns={role: name for role, _, name in pairs},
     )  # fmt: skip
     for note in found.notes:

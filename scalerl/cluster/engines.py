@@ -117,7 +117,7 @@ def actor_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> S
 
     def begin(spec: EngineSpec) -> Life:
         config = spec.generator.config
-        return RayLife(ray, partial(BEGIN[config.placement.engine], spec), spec.name, engine_resources(config))
+        return RayLife(ray, partial(BEGIN[config.placement.engine_name], spec), spec.name, engine_resources(config))
 
     return supervised_engines(specs, begin, note)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from scalerl.importers.rows import Row, as_cell, flat
+from scalerl.importers.rows import RUN_COLUMNS, Row, as_cell, flat
 from scalerl.scaling import CurveError
 
 UNREADABLE = (ValueError, RecursionError)
@@ -221,11 +221,15 @@ def read_csv(path: Path, text: str) -> Log:
             f"{path} has no known format: it is not JSON, has no `step:N - ...` lines of verl, and its first line is "
             f"not a CSV header with two columns or more: {header[0][:60] if header else ''!r}"
         )
-    header = plain_header(path, header)
+    header, owners = plain_header(header)
+    runs = sorted(set(owners) - {""})
     rows, bad, number = [], [], 1
     for number, cells in enumerate(reader[1:], 2):
         if len(cells) == len(header):
-            rows.append(flat({name: cell for name, cell in zip(header, cells, strict=True) if name}))
+            named = [column for column in zip(header, cells, owners, strict=True) if column[0]]
+            for run in runs or [""]:  # a chart of several runs has a row for each of them at every step
+                row = flat({name: cell for name, cell, owner in named if owner in ("", run)})
+                rows.append({**row, RUN_COLUMNS[0]: run} if len(runs) > 1 else row)
         elif cells:
             bad.append(number)
     if not rows or (bad != [number] and len(bad) > BAD_LINES * number):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scalerl.importers import open_instruct, pipeline_rl, prime_rl, skyrl, table, tensorboard, trl, verl, wandb_run
-from scalerl.importers.choose import Candidate, choose, others
+from scalerl.importers.choose import LISTED, Candidate, choose, others
 from scalerl.importers.containers import Log, names_of, read_log
 from scalerl.importers.dialect import TRAINING, Dialect
 from scalerl.importers.join import (
@@ -25,7 +25,7 @@ from scalerl.importers.join import (
     spent_by_counter,
     spent_by_step,
 )
-from scalerl.importers.rows import Row
+from scalerl.importers.rows import RUN_COLUMNS, Row
 from scalerl.scaling import CurveError
 
 IMPORTERS: dict[str, Dialect] = {
@@ -67,6 +67,7 @@ def read(
     *,
     metric: str | None = None,
     task: str | None = None,
+    run: str | None = None,
     devices: float | None = None,
     bounds: tuple[float, float] = (0.0, 1.0),
     columns: Mapping[str, str] | None = None,
@@ -78,6 +79,7 @@ def read(
         source: one of ``IMPORTERS``; None recognises it by the columns.
         metric: which metric, by its full name in the log; needed if there are several.
         task: which task, if a log has several.
+        run: which run, if a file has several: a chart of wandb, or a table with a column `run`.
         devices: accelerators that the run used, for device-hours; needed if the log does not contain it.
         bounds: least and greatest value of the metric.
         columns: column names by role (``ROLES``), for logs with other names.
@@ -93,6 +95,7 @@ def read(
     logs = [read_log(p) for p in paths]
     name = ", ".join(p.name or str(p) for p in paths)
     rows, notes = [row for log in logs for row in log.rows], [note for log in logs for note in log.notes]
+    rows = of_run(rows, run, name)
     dialect, columns = find_dialect(source, logs, rows, name), dict(columns or {})
     rows = renamed(rows, dialect)
     columns = {role: dialect.rename(column_name) for role, column_name in columns.items()}
@@ -111,6 +114,25 @@ def read(
     return Imported(
         points, tuple(notes + more), dialect.name, chosen.metric, axis, (float(bounds[0]), float(bounds[1]))
     )
+
+
+def of_run(rows: list[Row], run: str | None, name: str) -> list[Row]:
+    """The rows of the run that was named, or all if there is one run.
+
+    Raises:
+        CurveError: there are several runs and none was named, or no run of that name.
+    """
+    names = {key: dict.fromkeys(str(row[key]) for row in rows if key in row) for key in RUN_COLUMNS}
+    by, runs = max(names.items(), key=lambda item: len(item[1]))
+    if run is None and len(runs) <= 1:
+        return rows
+    some = ", ".join([*runs][:LISTED]) + (f" and {len(runs) - LISTED} more" if len(runs) > LISTED else "")
+    if run is None:
+        raise CurveError(f"{name} has {len(runs)} runs; choose by run= (--run): {some}")
+    if run not in runs:
+        has = f"it has {some}" if runs else f"it has no column that names runs ({', '.join(RUN_COLUMNS)})"
+        raise CurveError(f"{name} has no run {run!r}; {has}")
+    return [row for row in rows if str(row.get(by)) == run]
 
 
 def find_dialect(source: str | None, logs: list[Log], rows: list[Row], name: str) -> Dialect:

@@ -8,7 +8,10 @@ from typing import Any
 Row = dict[str, Any]
 """Column -> number (or text, in ``TEXT_COLUMNS``); a cell that is empty or not a number is absent."""
 
-TEXT_COLUMNS = frozenset({"task"})
+RUN_COLUMNS = ("run", "run_name", "run_id")
+"""Columns that tell several runs of one file apart."""
+
+TEXT_COLUMNS = frozenset({"task", *RUN_COLUMNS})
 
 
 def flat(row: Mapping[str, Any], prefix: str = "") -> Row:

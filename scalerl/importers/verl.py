@@ -44,8 +44,11 @@ def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
 
 
 def plain_name(name: str) -> str:
-    """The original name of a metric in mlflow, which does not allow `@`: `mean_at_8` is `mean@8`."""
-    return re.sub(r"_at_(?=\d)", "@", name)
+    """The name that verl itself uses: `mean_at_8` (mlflow allows no `@`) is `mean@8`, `timing/step` is `timing_s/step`.
+
+    Some versions and forks of verl write the seconds of a step under `timing/`.
+    """
+    return re.sub(r"_at_(?=\d)", "@", re.sub(r"^timing/", "timing_s/", name))
 
 
 def devices(rows: list[Row]) -> int | None:

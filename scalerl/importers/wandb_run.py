@@ -72,15 +72,16 @@ class Frames:
         self.cut = bool(parts) or place < len(data)
 
 
-def plain_header(path: Path, header: list[str]) -> list[str]:
-    """The header of a CSV; of a chart's export, `Step, run - metric, run - metric__MIN, ...`, only step and metric."""
+def plain_header(header: list[str]) -> tuple[list[str], list[str]]:
+    """The columns of a CSV, and the run that each belongs to, "" for all.
+
+    In a chart's export, `Step, run - metric, run - metric__MIN, ...`, only step and metric keep a name.
+    """
     if header[0] not in ("Step", "Relative Time (Process)", "Wall Time") or not any(" - " in n for n in header[1:]):
-        return header
-    runs = {name.split(" - ")[0] for name in header[1:] if " - " in name}
-    if len(runs) > 1:
-        raise CurveError(f"{path} mixes {len(runs)} runs ({', '.join(sorted(runs))}); export one")
+        return header, [""] * len(header)
     first = "_step" if header[0] == "Step" else header[0]
-    return [first, *("" if n.endswith(("__MIN", "__MAX")) else n.split(" - ", 1)[-1] for n in header[1:])]
+    names = [first, *("" if n.endswith(("__MIN", "__MAX")) else n.split(" - ", 1)[-1] for n in header[1:])]
+    return names, ["", *(n.split(" - ", 1)[0] if " - " in n else "" for n in header[1:])]
 
 
 DIALECT = Dialect(

@@ -7,7 +7,7 @@ import builders
 import pytest
 
 from scalerl.importers import IMPORTERS, read, verl
-from scalerl.scaling import Curve
+from scalerl.scaling import Curve, CurveError
 
 LOGS = Path(__file__).parent / "logs"
 
@@ -219,3 +219,35 @@ def test_every_source_of_the_issue_is_there():
     assert list(IMPORTERS) == [
         "trl", "verl", "prime-rl", "open-instruct", "skyrl", "pipelinerl", "wandb", "tensorboard", "table"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_verl_is_read_where_it_writes_its_seconds_under_another_name(tmp_path, inside):
+    (path,) = write(tmp_path, run_log=builders.verl_jsonl(inside).replace("timing_s/", "timing/"))
+    assert '"timing/step"' in path.read_text() and "timing_s" not in path.read_text()
+    check(read(path), "verl")
+
+
+RUNS = (("slow", 100), ("fast", 50))
+CHART = "Step,slow - eval/accuracy,slow - eval/accuracy__MIN,fast - eval/accuracy\n" + "".join(
+    f"{step},{step / 100},0,{step / 50}\n" for step in range(0, 31, 5)
+)
+TABLE = "step,run,pass_rate\n" + "".join(f"{s},{run},{s / by}\n" for s in range(0, 31, 5) for run, by in RUNS)
+
+
+@pytest.mark.parametrize("text", [CHART, TABLE])
+def test_one_run_of_several_in_a_file_is_chosen_by_its_name(tmp_path, text):
+    (path,) = write(tmp_path, runs_csv=text)
+    for run, by in RUNS:
+        found = read(path, run=run)
+        assert [(row["step"], row["pass_rate"]) for row in found.rows] == [(s, s / by) for s in range(0, 31, 5)]
+    with pytest.raises(CurveError, match=r"runs.csv has 2 runs; choose by run= \(--run\): (slow, fast|fast, slow)$"):
+        read(path)
+    with pytest.raises(CurveError, match=r"runs.csv has no run 'fats'; it has (slow, fast|fast, slow)$"):
+        read(path, run="fats")
+
+
+def test_a_run_is_only_chosen_where_a_column_names_runs(tmp_path):
+    (path,) = write(tmp_path, table_csv="step,pass_rate\n0,0.1\n5,0.2\n")
+    with pytest.raises(CurveError, match=r"has no run 'a'; it has no column that names runs \(run, run_name, run_id\)"):
+        read(path, run="a")
