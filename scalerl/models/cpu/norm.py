@@ -28,7 +28,7 @@ def accelerate_norms(model: nn.Module) -> int:
             continue
         forward = _Forward(module, eps)
         if _agrees(module, forward):
-            module.forward = forward  # type: ignore[method-assign, assignment]
+            module.forward = forward
             replaced += 1
     return replaced
 
@@ -73,7 +73,7 @@ def _agrees(module: nn.Module, forward: _Forward) -> bool:
 def _scale(x: Tensor, eps: float) -> Tensor:
     """Return 1 / sqrt(mean(x^2) + eps) as [..., 1]."""
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+    return cast(Tensor, norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_())
 
 
 class _RmsNorm(torch.autograd.Function):
