@@ -6,7 +6,7 @@ from scalerl.config.base import replace
 from scalerl.config.data import ArithmeticTask
 from scalerl.config.model import TinyModel, WarmStart
 from scalerl.config.recipe import SCALERL, AdamW, Interruption
-from scalerl.config.run import Checkpointing, Evaluation, Learner, Rollouts, RunConfig
+from scalerl.config.run import Checkpointing, Evaluation, Rollouts, RunConfig
 
 LAB = RunConfig(
     steps=480,
@@ -18,7 +18,6 @@ LAB = RunConfig(
         optimizer=AdamW(learning_rate=6e-5, warmup_steps=20),
     ),
     evaluation=Evaluation(every=15, prompts=512, samples=4),
-    learner=Learner(micro_batch_tokens=8192),
     checkpoint=Checkpointing(every=25),
 )
 
@@ -39,7 +38,6 @@ LONG_TAIL = replace(
     data=ArithmeticTask(operations=(2, 30), lengths="long-tailed"),
     model=TinyModel(warm_start=WarmStart(steps=1500, learning_rate=2e-3)),
     rollouts=Rollouts(expected_tokens=36),
-    learner=Learner(micro_batch_tokens=16384),
 )
 
 PRESETS = {"lab": LAB, "quick": QUICK, "long-tail": LONG_TAIL, "scalerl": RunConfig()}

@@ -64,6 +64,9 @@ class Policy(nn.Module):
         """Updates that the weights have seen, where an engine has loaded them."""
         self._upcast_head: Tensor | None = None
         if self.device.type == "cpu":
+            from scalerl.models.cpu.norm import accelerate_norms
+
+            accelerate_norms(model)
             self.use_matmul(matmul)
 
     def use_matmul(self, matmul: str) -> None:

@@ -133,8 +133,8 @@ def shared_attention(
     Returns:
         [1, N, H, D], as transformers expects.
     """
-    prompts = (x[:, :, : shared.tokens] for x in (query_1HND, key_1HND, value_1HND))
-    parts = [packed_attention(*prompts, shared.prompts, scaling, window)[0]]
+    query, key, value = (x[:, :, : shared.tokens] for x in (query_1HND, key_1HND, value_1HND))
+    parts = [packed_attention(query, key, value, shared.prompts, scaling, window)[0]]
     rows_NHD = [x[0].transpose(0, 1) for x in (query_1HND, key_1HND, value_1HND)]
     for group in shared.groups:
         prompt_HPD = [x[0, :, group.prompt_start :][:, : group.prompt] for x in (key_1HND, value_1HND)]

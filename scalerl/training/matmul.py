@@ -22,16 +22,20 @@ def check_matmul(hardware: Hardware) -> Hardware:
     Raises:
         ConfigError: oneDNN on a GPU, or in a build of torch without it.
     """
-    from scalerl.models.cpu.onednn import available
-
     cuda = hardware.device == "cuda"
     for field in ("generator_matmul", "trainer_matmul"):
-        if getattr(hardware, field) == "onednn" and (cuda or not available()):
+        if getattr(hardware, field) == "onednn" and (cuda or not _onednn_works()):
             lack = "hardware.device = 'cuda'" if cuda else "a build of torch that lacks it"
             raise ConfigError(f"hardware.{field}: got 'onednn' with {lack}; allowed: auto, torch")
         if cuda:
             hardware = replace(hardware, **{field: "torch"})
     return hardware
+
+
+def _onednn_works() -> bool:
+    from scalerl.models.cpu.onednn import available
+
+    return available()
 
 
 def resolve_matmul(

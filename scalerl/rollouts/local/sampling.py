@@ -27,7 +27,7 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, temperature: float, top_p: float
         logps_BV = logits_BV.log_softmax(dim=1)
         tokens_B1 = logits_BV.argmax(dim=1, keepdim=True)
     else:
-        logps_BV = (logits_BV / temperature).log_softmax(dim=1)
+        logps_BV = (logits_BV if temperature == 1 else logits_BV / temperature).log_softmax(dim=1)
         tokens_B1 = _invert(logps_BV, uniforms_B) if top_p >= 1 else _invert_nucleus(logps_BV, uniforms_B, top_p)
     return tokens_B1[:, 0], logps_BV.gather(1, tokens_B1)[:, 0]
 

@@ -253,11 +253,11 @@ class _MaskMaker:
         """Masks [R, 1, 1, K] for one new token a row."""
         first_R = positions_R - (self.window or 0) + 1
         recent_RK = torch.arange(visible_RK.shape[1], device=visible_RK.device)[None] >= first_R[:, None]
-        masks = (visible_RK[:, None, None], (visible_RK & recent_RK)[:, None, None])
+        full, sliding = visible_RK[:, None, None], (visible_RK & recent_RK)[:, None, None]
         if self.adds:  # made once a step, not once a layer
-            hidden = torch.tensor(-torch.inf, dtype=self.dtype)
-            masks = tuple(torch.where(mask, 0.0, hidden) for mask in masks)
-        return self._by_kind(*masks)
+            unseen = torch.tensor(-torch.inf, dtype=self.dtype)
+            full, sliding = (torch.where(mask, 0.0, unseen) for mask in (full, sliding))
+        return self._by_kind(full, sliding)
 
     def prefill(self, length: int, device: torch.device) -> Any:
         """Masks [1, 1, T, T] for whole prompts, padded at the end (the causal mask hides the padding)."""

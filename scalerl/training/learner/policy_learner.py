@@ -42,6 +42,9 @@ PADDING_ALLOWED = 0.1
 SHARED_BELOW = 0.9
 """Share of the tokens from which on `learner.packing = "auto"` computes each prompt once for its rollouts."""
 
+LONGEST_SHARED = 4096
+"""Tokens of a rollout up to which "auto" does so: its attention takes a mask of completion x (prompt + completion)."""
+
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """What AdamW keeps of a parameter: both moments and the number of updates."""
 
@@ -169,7 +172,12 @@ class PolicyLearner:
         tokens, routed = batch.shared_tokens(), self.policy.experts > 0  # recorded experts lie token by token
         if tokens is None or routed or self._packing not in ("auto", "shared"):
             return False
-        return self._packing == "shared" or tokens < SHARED_BELOW * int(batch.length_B[batch.trained_B].sum())
+        if self._packing == "shared":
+            return True
+        length_B = batch.length_B[batch.trained_B]
+        return (
+            len(length_B) > 0 and int(length_B.max()) <= LONGEST_SHARED and tokens < SHARED_BELOW * int(length_B.sum())
+        )
 
     def _sent(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
         """Return whole weights as they are sent: by the model's own names, or by those of a checkpoint."""
