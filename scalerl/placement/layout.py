@@ -265,7 +265,7 @@ def _ranks(count: int) -> str:
 
 def _engines(config: RunConfig) -> str:
     place = config.placement
-    name = "vLLM" if place.engine == "vllm" else "torch"
+    name = "vLLM" if place.engine == "vllm" else place.engine_name
     split = f" of {place.tensor_parallel} GPUs" if place.tensor_parallel > 1 else ""
     return f"one {name} generator{split}" if place.engines == 1 else f"{place.engines} {name} generators{split}"
 
