@@ -78,6 +78,7 @@ def test_a_run_fits_forecasts_advises_and_draws(trained):
     assert "token" in axes.get_xlabel()
 
 
+@pytest.mark.slow
 def test_an_interrupt_leaves_a_run_that_can_be_resumed(lab_model, tmp_path):
     process = script(
         tmp_path,

@@ -182,6 +182,7 @@ def test_a_model_and_prompts_of_your_own_are_trained_and_judged_by_math_verify(w
     assert runs.rows(workplace / "run", "metrics.jsonl")[-1]["verifier_timeouts"] == 0
 
 
+@pytest.mark.slow
 def test_programs_are_trained_on_and_where_they_run_is_said(workplace):
     tests = {"inputs": [""], "outputs": [""]}  # passed by every answer that is Python, as a digit is
     rows = [{"prompt": f"{a}+{b}=<think>", "tests": tests} for a in range(10) for b in range(6)]
@@ -200,6 +201,7 @@ def test_a_reward_function_of_your_own_is_trained_on(workplace):
     assert 0 < metrics[0]["reward"] < 1 and sum(row["kept_prompts"] for row in metrics) >= 1
 
 
+@pytest.mark.slow
 def test_a_reward_function_that_fails_too_often_ends_the_run_with_its_place_and_a_checkpoint(workplace):
     code, text = run(*OWN, "--reward", "my_rewards:fails_later")
     assert code == 1 and "Traceback" not in text, text
@@ -222,6 +224,7 @@ def test_a_reward_function_that_exits_is_refused_before_a_directory_is_made(work
     assert "made-up completions of prompts.jsonl" in text and "my_rewards:leaves raised SystemExit: 0" in text
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_stops_saves_the_batch_and_keeps_the_last_checkpoint(workplace):
     words = [
         "--recipe.optimizer.learning_rate",
@@ -238,6 +241,7 @@ def test_a_gradient_that_is_not_finite_stops_saves_the_batch_and_keeps_the_last_
     assert len(saved) == 1 and list((workplace / "run/checkpoints").glob("step_*"))
 
 
+@pytest.mark.slow
 def test_a_curriculum_that_runs_out_ends_well_with_its_forecast(workplace):
     code, text = run(*OWN, "--reward", "my_rewards:length", "--data.pass_reward", "0", "--steps", "200")
     assert code == 0, text

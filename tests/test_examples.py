@@ -43,6 +43,7 @@ def place(tmp_path, monkeypatch):
         ("own_engine", 'function = "own_engine:Counting"', "replay_difference"),
     ],
 )
+@pytest.mark.slow
 def test_a_script_trains_with_its_plug_in_and_shows_every_step(place, capsys, name, used, column):
     runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name="__main__")
     out = capsys.readouterr().out
@@ -64,6 +65,7 @@ def test_the_trl_log_is_what_its_script_writes_and_its_forecast_holds_the_true_v
     assert low < true < high and high - low < 0.1
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_and_is_kept_without_outputs(place, capsys, monkeypatch):
     import matplotlib
 

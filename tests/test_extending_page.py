@@ -62,6 +62,7 @@ def test_the_engine_of_the_page_keeps_the_contract(module, tmp_path):
     check_engine(engine.function, str(tmp_path / "model"), engine.params)
 
 
+@pytest.mark.slow
 def test_the_python_of_the_page_trains(module, lab_model, tmp_path):
     (tmp_path / "prompts.jsonl").write_text(
         "".join(f'{{"prompt": "{a}+{b}=<think>", "answer": "{(a + b) % 10}"}}\n' for a in range(10) for b in range(6))

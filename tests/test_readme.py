@@ -51,6 +51,7 @@ def place(lab_model, tmp_path_factory):
 
 
 @pytest.mark.parametrize("command", [c for c in commands() if c not in BY_CI])
+@pytest.mark.slow
 def test_a_command_of_the_readme_works(place, command):
     name, *words = shlex.split(command)
     assert name == "scalerl"
@@ -60,6 +61,7 @@ def test_a_command_of_the_readme_works(place, command):
 
 
 @pytest.mark.parametrize("snippet", blocks("python"))
+@pytest.mark.slow
 def test_a_snippet_of_the_readme_works(place, snippet):
     done = subprocess.run([sys.executable, "-c", snippet], cwd=place, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0 and "ceiling" in done.stdout, done.stdout + done.stderr

@@ -36,6 +36,7 @@ def signals():
         signal.signal(number, handler)
 
 
+@pytest.mark.slow
 def test_the_commands_of_the_page_lead_from_a_model_to_a_forecast(lab_model, tmp_path, monkeypatch, capsys, signals):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(lab_model, tmp_path / "my-model")

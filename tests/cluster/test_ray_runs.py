@@ -75,6 +75,7 @@ def killed(lab_model, tmp_path_factory):
     return path, text, kills
 
 
+@pytest.mark.slow
 def test_engines_that_are_killed_are_replaced_and_every_prompt_is_trained_once(killed):
     path, text, kills = killed
     metrics = runs.rows(path, "metrics.jsonl")
@@ -86,12 +87,14 @@ def test_engines_that_are_killed_are_replaced_and_every_prompt_is_trained_once(k
     assert max(row["staleness_max"] for row in metrics) <= 4
 
 
+@pytest.mark.slow
 def test_tokens_sampled_on_a_cluster_have_the_probability_of_the_weights_sent(killed):
     first = runs.rows(killed[0], "metrics.jsonl")[0]  # the first batch is on policy
     assert first["staleness_max"] == 0
     assert max(abs(first["log_ratio_min"]), abs(first["log_ratio_max"])) <= 1e-5
 
 
+@pytest.mark.slow
 def test_a_coordinator_that_is_killed_takes_the_run_back_to_its_last_checkpoint(lab_model, tmp_path):
     path = tmp_path / "run"
     process = begin(lab_model, path, "--placement.scorers", "1")
@@ -107,6 +110,7 @@ def test_a_coordinator_that_is_killed_takes_the_run_back_to_its_last_checkpoint(
     assert drawn == accounted
 
 
+@pytest.mark.slow
 def test_a_trainer_rank_that_is_killed_takes_the_run_back_to_its_last_checkpoint(lab_model, tmp_path):
     path = tmp_path / "run"
     process = begin(lab_model, path, "--placement.trainer_ranks", "2", "--steps", "12")
@@ -124,6 +128,7 @@ def test_a_trainer_rank_that_is_killed_takes_the_run_back_to_its_last_checkpoint
     assert drawn == accounted
 
 
+@pytest.mark.slow
 def test_a_run_of_one_machine_goes_on_on_a_cluster_and_back(lab_model, tmp_path):
     path = tmp_path / "run"
     runs.train(lab_model, path, "--steps", "6")
@@ -152,6 +157,7 @@ def test_a_run_of_one_machine_goes_on_on_a_cluster_and_back(lab_model, tmp_path)
     ],
     ids=["address", "cores"],
 )
+@pytest.mark.slow
 def test_a_cluster_that_does_not_answer_or_is_too_small_is_an_error_at_start(words, message, lab_model, tmp_path):
     words = ["--placement.backend", "ray", *words]
     process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(tmp_path / "run"), *WORDS, *words])

@@ -126,6 +126,7 @@ def test_a_version_that_was_dropped_or_never_sent_is_an_error_and_no_old_weights
 
 
 @channels
+@pytest.mark.slow
 def test_a_process_that_was_handed_the_channel_receives_what_is_sent_later(kind, tmp_path):
     channel = make(kind, tmp_path)
     channel.send(0, weights(0).items())

@@ -45,6 +45,7 @@ def kill_those_with(word):
                 os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_killed_study_goes_on_where_it_was_and_ends_with_the_bits_of_an_ordinary_run(study, lab_model, tmp_path):
     place, _ = study
     config = str(place / "out/five/seed-0.toml")
@@ -53,6 +54,7 @@ def test_a_killed_study_goes_on_where_it_was_and_ends_with_the_bits_of_an_ordina
     assert runs.outcome(place / "out/five/seed-0") == runs.outcome(tmp_path / "alone")
 
 
+@pytest.mark.slow
 def test_a_larger_budget_goes_on_with_the_runs_of_a_smaller_one_to_the_same_bits(study, tmp_path):
     place, _ = study
     words = ["study", str(place / "mine.toml"), "--only", "gspo", "--budget", "32", "--reuse", str(place / "out")]
@@ -65,6 +67,7 @@ def test_a_larger_budget_goes_on_with_the_runs_of_a_smaller_one_to_the_same_bits
     assert runs.outcome(longer) == runs.outcome(tmp_path / "alone")
 
 
+@pytest.mark.slow
 def test_a_failed_arm_is_named_with_its_error_and_the_exit_code_says_so(study):
     place, (code, said) = study
     assert code == 1
@@ -73,6 +76,7 @@ def test_a_failed_arm_is_named_with_its_error_and_the_exit_code_says_so(study):
     assert [(row["arm"], row["code"]) for row in journal] == [("five", 0), ("gspo", 0), ("broken", 1)]
 
 
+@pytest.mark.slow
 def test_the_results_are_kept_and_shown_again(study, capsys):
     place, _ = study
     kept = json.loads((place / "out/results.json").read_text())
@@ -82,6 +86,7 @@ def test_the_results_are_kept_and_shown_again(study, capsys):
     assert json.loads(capsys.readouterr().out) == kept
 
 
+@pytest.mark.slow
 def test_nothing_runs_twice(study):
     place, _ = study
     before = (place / "out/journal.jsonl").read_text().splitlines()

@@ -18,6 +18,7 @@ def two_engines(lab_model, tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_equal_commands_give_equal_bits_without_a_lag_being_given(lab_model, tmp_path):
     words = [w for w in runs.SMALL if w not in ("--rollouts.lag_ticks", "12")]
     for name in ("one", "two"):
@@ -29,6 +30,7 @@ def test_equal_commands_give_equal_bits_without_a_lag_being_given(lab_model, tmp
     assert "\nlag_ticks = 9\n" in (tmp_path / "one/config.toml").read_text()
 
 
+@pytest.mark.slow
 def test_two_engines_train_and_a_busy_machine_changes_no_bit(two_engines, lab_model, tmp_path):
     runs.train(lab_model, tmp_path / "again", *TWO, "--hardware.trainer_threads", "1")
     assert runs.outcome(tmp_path / "again") == runs.outcome(two_engines)
@@ -37,6 +39,7 @@ def test_two_engines_train_and_a_busy_machine_changes_no_bit(two_engines, lab_mo
     assert max(abs(metrics[0]["log_ratio_min"]), abs(metrics[0]["log_ratio_max"])) <= 1e-5
 
 
+@pytest.mark.slow
 def test_two_engines_resume_after_kills_to_the_same_bits(two_engines, lab_model, tmp_path):
     path, rng = tmp_path / "killed", random.Random(3)
     process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL, *TWO])
@@ -51,6 +54,7 @@ def test_two_engines_resume_after_kills_to_the_same_bits(two_engines, lab_model,
     assert runs.outcome(path) == runs.outcome(two_engines)
 
 
+@pytest.mark.slow
 def test_an_engine_process_that_is_killed_ends_the_run_with_its_name(lab_model, tmp_path):
     path = tmp_path / "run"
     process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL, *TWO])
@@ -62,6 +66,7 @@ def test_an_engine_process_that_is_killed_ends_the_run_with_its_name(lab_model, 
     assert "generator 2 of 2 (process " in text or "generator 1 of 2 (process " in text
 
 
+@pytest.mark.slow
 def test_weights_through_a_directory_give_the_bits_of_shared_memory(lab_model, tmp_path):
     runs.train(lab_model, tmp_path / "memory")
     runs.train(lab_model, tmp_path / "directory", "--rollouts.weights", "directory")
@@ -70,6 +75,7 @@ def test_weights_through_a_directory_give_the_bits_of_shared_memory(lab_model, t
 
 
 @pytest.mark.parametrize("rule", ["mask", "drop"])
+@pytest.mark.slow
 def test_the_other_rules_of_staleness_keep_the_bound_and_resume_to_the_same_bits(lab_model, tmp_path, rule):
     words = ["--recipe.off_policy.stale", rule, "--recipe.off_policy.max_lag", "2"]
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
@@ -88,6 +94,7 @@ def test_the_other_rules_of_staleness_keep_the_bound_and_resume_to_the_same_bits
         assert max(m["stale_share"] for m in metrics) == 0
 
 
+@pytest.mark.slow
 def test_an_evaluation_inside_a_frozen_round_leaves_the_round_and_is_that_of_the_newest_weights(lab_model, tmp_path):
     words = ["--recipe.off_policy", "ppo-off-policy", "--recipe.off_policy.batches", "4", "--steps", "8"]
     runs.train(lab_model, tmp_path / "often", *words, "--evaluation.every", "1")
@@ -101,6 +108,7 @@ def test_an_evaluation_inside_a_frozen_round_leaves_the_round_and_is_that_of_the
     assert len({p["pass_rate"] for p in often["points.jsonl"]}) > 3  # the weights of each update, not of the round
 
 
+@pytest.mark.slow
 def test_a_run_directory_of_an_earlier_version_is_refused_with_what_to_do(two_engines, tmp_path):
     import json
     import shutil

@@ -159,6 +159,7 @@ def test_every_rank_runs_equally_many_micro_batches(benches):
 
 
 @pytest.mark.parametrize(("ranks", "model"), GROUPS)
+@pytest.mark.slow
 def test_gradient_and_twenty_updates_are_those_of_one_process(benches, ranks, model):
     group, single = benches.group(ranks, model), benches.single(model)
     for rows in (7, 1):  # uneven shares, and fewer rollouts than ranks

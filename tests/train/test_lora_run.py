@@ -18,6 +18,7 @@ def run(lab_model, tmp_path_factory):
     return path, runs.train(lab_model, path, *LORA)
 
 
+@pytest.mark.slow
 def test_engines_sample_with_the_log_probabilities_of_the_learner_with_adapters(run):
     path, _ = run
     metrics = runs.rows(path, "metrics.jsonl")
@@ -25,6 +26,7 @@ def test_engines_sample_with_the_log_probabilities_of_the_learner_with_adapters(
     assert max(abs(metrics[0]["log_ratio_min"]), abs(metrics[0]["log_ratio_max"])) <= 1e-5  # on policy
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_same_bits(run, lab_model, tmp_path):
     whole, _ = run
     runs.train(lab_model, tmp_path / "stopped", *LORA, "--steps", "6")  # an evaluation is due there in any case
@@ -36,6 +38,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(run, lab_model, tmp_pat
     assert len(adapters[0]) == 28 and all(torch.equal(adapters[0][key], adapters[1][key]) for key in adapters[0])
 
 
+@pytest.mark.slow
 def test_checkpoints_hold_the_adapters_and_their_moments_alone(run):
     path, _ = run
     (latest, *_) = sorted((path / "checkpoints").iterdir(), reverse=True)
@@ -43,6 +46,7 @@ def test_checkpoints_hold_the_adapters_and_their_moments_alone(run):
     assert len(names) == 4 * 28 and all(".lora_A." in name or ".lora_B." in name for name in names)
 
 
+@pytest.mark.slow
 def test_the_exported_model_is_the_base_with_the_exported_adapter(run, lab_model):
     path, _ = run
     model, base = load_file(path / "model/model.safetensors"), load_file(lab_model / "model.safetensors")
@@ -60,6 +64,7 @@ def test_the_exported_model_is_the_base_with_the_exported_adapter(run, lab_model
         torch.testing.assert_close(model[name], expected, atol=1e-7, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_target_that_does_not_exist_is_refused_before_anything_is_made(lab_model, tmp_path):
     words = ["--model", str(lab_model), "--run-dir", str(tmp_path / "run"), "--model.lora.targets", '["wq"]']
     text, _ = (process := runs.start(["train", *words, *runs.SMALL])).communicate(timeout=120)

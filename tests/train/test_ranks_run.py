@@ -17,6 +17,7 @@ def undisturbed(lab_model, tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_two_ranks_take_the_first_update_of_one_process(undisturbed, lab_model, tmp_path):
     runs.train(lab_model, tmp_path / "one", "--steps", "2")
     one, two = (runs.rows(path, "metrics.jsonl") for path in (tmp_path / "one", undisturbed))
@@ -29,6 +30,7 @@ def test_two_ranks_take_the_first_update_of_one_process(undisturbed, lab_model, 
     assert (undisturbed / "model/model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_run_with_its_name_and_a_resume_loses_no_bit(undisturbed, lab_model, tmp_path):
     path = tmp_path / "killed"
     process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL, *TWO])
@@ -50,6 +52,7 @@ def test_a_rank_that_is_killed_ends_the_run_with_its_name_and_a_resume_loses_no_
     assert runs.outcome(path) == runs.outcome(undisturbed)
 
 
+@pytest.mark.slow
 def test_one_process_refuses_the_checkpoint_of_ranks_and_says_what_to_do(undisturbed, tmp_path):
     path = tmp_path / "changed"
     shutil.copytree(undisturbed, path)

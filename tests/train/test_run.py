@@ -66,6 +66,7 @@ def test_the_exported_model_is_an_ordinary_hugging_face_model(undisturbed):
     assert tokenizer.decode(out[0], skip_special_tokens=True).startswith("3+4=<think>3+4=")
 
 
+@pytest.mark.slow
 def test_the_saved_configuration_repeats_the_run(undisturbed, tmp_path):
     path, _ = undisturbed
     process = runs.start(["train", str(path / "config.toml"), "--run-dir", str(tmp_path / "again")])
@@ -74,6 +75,7 @@ def test_the_saved_configuration_repeats_the_run(undisturbed, tmp_path):
     assert runs.outcome(tmp_path / "again") == runs.outcome(path)
 
 
+@pytest.mark.slow
 def test_a_busy_machine_changes_no_bit(undisturbed, lab_model, tmp_path):
     path, _ = undisturbed
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
@@ -86,6 +88,7 @@ def test_a_busy_machine_changes_no_bit(undisturbed, lab_model, tmp_path):
     assert runs.outcome(tmp_path / "busy") == runs.outcome(path)
 
 
+@pytest.mark.slow
 def test_another_seed_is_another_run(undisturbed, lab_model, tmp_path):
     path, _ = undisturbed
     runs.train(lab_model, tmp_path / "seed", "--seed", "1")
@@ -104,6 +107,7 @@ def test_another_seed_is_another_run(undisturbed, lab_model, tmp_path):
     ],
     ids=["ppo-off-policy", "on-policy", "eager-bf16"],
 )  # fmt: skip
+@pytest.mark.slow
 def test_other_recipes_run_on_the_same_machinery(lab_model, tmp_path, words):
     runs.train(lab_model, tmp_path / "run", *(w for w in words), "--steps", "8")
     metrics = runs.rows(tmp_path / "run", "metrics.jsonl")
@@ -179,6 +183,7 @@ def test_a_kill_inside_a_frozen_round_resumes_with_the_weights_of_the_round(lab_
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.slow
 def test_a_signal_stops_in_order_with_a_checkpoint_of_the_last_step(undisturbed, lab_model, tmp_path, number):
     path = tmp_path / "stopped"
     process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL])
@@ -193,6 +198,7 @@ def test_a_signal_stops_in_order_with_a_checkpoint_of_the_last_step(undisturbed,
     assert runs.outcome(path) == runs.outcome(undisturbed[0])
 
 
+@pytest.mark.slow
 def test_a_finished_run_can_be_trained_on(undisturbed, lab_model, tmp_path):
     whole, path = tmp_path / "whole", tmp_path / "extended"
     runs.train(lab_model, whole, "--steps", "30")
@@ -203,6 +209,7 @@ def test_a_finished_run_can_be_trained_on(undisturbed, lab_model, tmp_path):
     assert runs.outcome(path) == runs.outcome(whole)
 
 
+@pytest.mark.slow
 def test_a_run_of_before_goes_on_counting_flops_by_the_rule_it_began_with(undisturbed, tmp_path):
     path = tmp_path / "old"
     shutil.copytree(undisturbed[0], path)

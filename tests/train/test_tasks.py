@@ -57,6 +57,7 @@ def test_every_evaluation_has_a_point_for_each_task_at_the_same_compute(mixed):
     assert "advice" in printed and (path / "curve.png").exists()
 
 
+@pytest.mark.slow
 def test_a_resumed_mixture_gives_the_same_weights_points_and_prompts(mixed, lab_model, tmp_path):
     path, _ = mixed
     train(lab_model, tmp_path / "stopped", *MIXED, "--steps", "6", file=[path.parent / "mixed.toml"])
@@ -66,6 +67,7 @@ def test_a_resumed_mixture_gives_the_same_weights_points_and_prompts(mixed, lab_
     assert runs.outcome(tmp_path / "stopped") == runs.outcome(path)
 
 
+@pytest.mark.slow
 def test_trainer_and_generator_agree_on_a_model_with_experts(tmp_path):
     """Its weights are random, but large: a wrong layout, router or cache would show in every log-probability."""
     torch.manual_seed(0)
