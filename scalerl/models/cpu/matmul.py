@@ -73,18 +73,22 @@ def products_of(policy: Policy, rows: int, threads: int, backward: bool) -> Prod
 
 
 def seconds(work: Products) -> Mapping[str, float]:
-    """Return the time that each library takes for the products of one step: medians over rounds in turns."""
+    """Return the time that each library takes for the products of one step: medians over rounds in turns.
+
+    One thread is timed by its own CPU seconds, which other processes hardly change; several by the clock.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(work.threads)
     try:
         cases = [_Case(out, of, count, work) for out, of, count in work.shapes]
-        rounds: dict[str, list[float]] = {name: [] for name in LIBRARIES}
+        took: dict[str, list[list[float]]] = {name: [[] for _ in cases] for name in LIBRARIES}
         for _ in range(1 + ROUNDS):
             for name in LIBRARIES:
-                rounds[name].append(sum(case.seconds(name) for case in cases))
+                for case, values in zip(cases, took[name], strict=True):
+                    values.append(case.seconds(name))
     finally:
         torch.set_num_threads(before)
-    return {name: statistics.median(values[1:]) for name, values in rounds.items()}
+    return {name: sum(statistics.median(values[1:]) for values in cases_of) for name, cases_of in took.items()}
 
 
 class _Case:
@@ -94,20 +98,20 @@ class _Case:
         wide = min(outputs, _WIDEST)
         rows = min(work.rows, max(_FEWEST_ROWS, _MOST_FLOPS // (2 * wide * inputs)))
         self.scale = count * (outputs / wide) * (work.rows / rows)
-        self.backward = work.backward
+        self.backward, self.clock = work.backward, time.thread_time if work.threads == 1 else time.perf_counter
         self.x_NI = torch.ones(rows, inputs, requires_grad=work.backward)
         self.weight_OI = torch.ones(wide, inputs, requires_grad=work.backward)
         self.grad_NO = torch.ones(rows, wide)
 
     def seconds(self, library: str) -> float:
-        began = time.perf_counter()
+        began = self.clock()
         if self.backward:
             out_NO = LIBRARIES[library](self.x_NI, self.weight_OI)
             torch.autograd.grad(out_NO, (self.x_NI, self.weight_OI), self.grad_NO)
         else:
             with torch.inference_mode():
                 LIBRARIES[library](self.x_NI, self.weight_OI)
-        return self.scale * (time.perf_counter() - began)
+        return self.scale * (self.clock() - began)
 
 
 def choose(work: Products, timed: Callable[[Products], Mapping[str, float]] = seconds) -> str:
