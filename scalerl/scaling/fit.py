@@ -118,6 +118,15 @@ class Fit:
         compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
         return self.draws.levels(compute_M, self.curve.bounds[1])
 
+    def evaluations(self, compute: ArrayLike) -> Array:
+        """Draws of single noisy evaluations, shape (M, D)."""
+        return self.with_noise(self.levels(compute))
+
+    def with_noise(self, levels_MD: Array) -> Array:
+        """Levels with the noise of one evaluation added."""
+        noise_MD = np.random.default_rng(1).standard_normal(levels_MD.shape)
+        return np.asarray(levels_MD + self.draws.noise_sd * noise_MD)
+
     def predict(self, compute: ArrayLike, *, noise: bool = False) -> Band:
         """Mean and 90% band of the curve, or of single noisy evaluations, at any compute.
 
@@ -129,8 +138,7 @@ class Fit:
         levels_MD = self.levels(compute_M)
         mean_M = levels_MD.mean(axis=1) if self.centre is None else sigmoid(compute_M, *self.centre)
         if noise:
-            rng = np.random.default_rng(1)
-            levels_MD = levels_MD + self.draws.noise_sd * rng.standard_normal(levels_MD.shape)
+            levels_MD = self.with_noise(levels_MD)
         if levels_MD.shape[1] == 1:
             unknown_M = np.full(len(compute_M), np.nan)
             return Band(compute_M, mean_M, unknown_M, unknown_M, unknown_M)
