@@ -16,6 +16,7 @@ from scalerl.scaling.curve import Curve, thinned
 from scalerl.scaling.draws import Draws
 from scalerl.scaling.estimate import TAILS, Estimate, summarise
 from scalerl.scaling.fit_result import FitResult, Parameters
+from scalerl.scaling.futures import Futures, futures
 from scalerl.scaling.health import departure_symptoms, shape_symptoms
 from scalerl.scaling.law import Array, sigmoid
 from scalerl.scaling.least_squares import Search, least_squares_result
@@ -113,22 +114,30 @@ class Fit:
     departures: dict[str, float]
     """Probability of each family of curves in the draws: {"law": 1.0}, or with late start, second rise and creep."""
 
+    futures: Futures | None = None
+    """The law next to a run that stays where it is, and later falls; None if the method knows only the law."""
+
     def levels(self, compute: ArrayLike) -> Array:
-        """The metric on each drawn curve, shape (M, D)."""
+        """The metric on each draw of each future, shape (M, D)."""
         compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
+        if self.futures is not None:
+            return self.futures.levels(compute_M)
         return self.draws.levels(compute_M, self.curve.bounds[1])
 
     def evaluations(self, compute: ArrayLike) -> Array:
-        """Draws of single noisy evaluations, shape (M, D)."""
-        return self.with_noise(self.levels(compute))
-
-    def with_noise(self, levels_MD: Array) -> Array:
-        """Levels with the noise of one evaluation added."""
+        """Draws of single noisy evaluations, shape (M, D), within the metric's bounds."""
+        compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
+        levels_MD = self.levels(compute_M)
+        if self.futures is not None:
+            return self.futures.with_noise(self.futures.with_rare_events(levels_MD, compute_M), compute_M)
         noise_MD = np.random.default_rng(1).standard_normal(levels_MD.shape)
-        return np.asarray(levels_MD + self.draws.noise_sd * noise_MD)
+        return np.clip(levels_MD + self.draws.noise_sd * noise_MD, *self.curve.bounds)
 
     def predict(self, compute: ArrayLike, *, noise: bool = False) -> Band:
         """Mean and 90% band of the curve, or of single noisy evaluations, at any compute.
+
+        Beyond the last point the band includes the chance that the run falls later, at the rate of public runs; mean
+        and standard deviation do not.
 
         Args:
             compute: amounts of compute, shape (M,), >= 0, in the unit of the curve's axis.
@@ -137,12 +146,16 @@ class Fit:
         compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
         levels_MD = self.levels(compute_M)
         mean_M = levels_MD.mean(axis=1) if self.centre is None else sigmoid(compute_M, *self.centre)
-        if noise:
-            levels_MD = self.with_noise(levels_MD)
         if levels_MD.shape[1] == 1:
             unknown_M = np.full(len(compute_M), np.nan)
             return Band(compute_M, mean_M, unknown_M, unknown_M, unknown_M)
-        low_M, high_M = np.quantile(levels_MD, TAILS, axis=1)
+        wide_MD = levels_MD
+        if self.futures is not None:
+            mean_M = self.futures.mean(compute_M)
+            wide_MD = self.futures.with_rare_events(levels_MD, compute_M)
+        if noise:
+            wide_MD = levels_MD = self.evaluations(compute_M)
+        low_M, high_M = np.quantile(wide_MD, TAILS, axis=1)
         return Band(compute_M, mean_M, low_M, high_M, levels_MD.std(axis=1))
 
     def to_dict(self) -> dict[str, Any]:
@@ -188,7 +201,8 @@ class Method(NamedTuple):
 
 def posterior_result(curve: Curve, r0: float | None, prior: Prior) -> FitResult:
     """The posterior as a ``FitResult``."""
-    draws, probability = posterior(curve, r0, prior)
+    found = posterior(curve, r0, prior)
+    draws = found.draws
     low, high = curve.bounds
     # a quarter of the mass close to a limit: without the limit, mass would lie beyond it
     piles = {
@@ -208,7 +222,8 @@ def posterior_result(curve: Curve, r0: float | None, prior: Prior) -> FitResult:
         at_bound=tuple(name for name, piled_D in piles.items() if piled_D.mean() > 0.25),
         noise_sd=float(np.median(draws.noise_sd)),
         autocorrelation=float(draws.autocorrelation.mean()),
-        departures=probability,
+        departures=found.probability,
+        futures=futures(curve, curve.last_compute, draws, found.log_evidence, found.level),
     )
 
 
@@ -281,10 +296,6 @@ def usable(curve: Curve, exclude_below: float) -> Curve:
     if len(window) < MIN_POINTS:
         left_out = f" after leaving out those below {exclude_below:.4g}" if exclude_below else ""
         raise CurveError(f"a fit needs at least {MIN_POINTS} points; got {len(window)}{left_out}. Evaluate more often")
-    if np.ptp(window.metric) == 0:
-        raise CurveError(
-            f"every metric value is {window.metric[0]:g}: there is no climb to fit. Train longer, or check the metric"
-        )
     return window
 
 

@@ -20,6 +20,7 @@ from scalerl.scaling.curve_families import CREEP_REACH, DEPARTURES, LAW, CurveFa
 from scalerl.scaling.draws import Draws, every, joined
 from scalerl.scaling.grid import Cells, pick, systematic, zoom
 from scalerl.scaling.law import Array, climb, log_compute
+from scalerl.scaling.level import LevelPosterior, level_posterior
 from scalerl.scaling.linear import LastCoefficient, Solved, draw, eliminate, last_coefficient, log_evidence
 from scalerl.scaling.readers import CurveError
 
@@ -112,6 +113,10 @@ class Posterior(NamedTuple):
     draws: Draws
     probability: dict[str, float]
     """Probability of each family in the draws, by name; {"law": 1.0} if departures are not used."""
+    log_evidence: float
+    """Log marginal likelihood of all families together, comparable with ``LevelPosterior.log_evidence``."""
+    level: LevelPosterior
+    """The posterior of a run that stays at a level, in shares of the metric's range around its lower bound."""
 
 
 def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 2000) -> Posterior:
@@ -126,9 +131,11 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
     problem = standardised(curve, r0, prior)
     cells = explore(problem, LAW)
     draws, lawful = sample(problem, LAW, cells, num_draws)
+    level = level_posterior(problem.y_N - problem.least, problem.floor)
+    evidence = cells.log_mass() + float(np.log(max(lawful, LEAST_LAWFUL))) - log_volume(problem)
     worth_it = len(curve) >= DEPARTURE_POINTS and prior.departure > 0 and lawful >= LEAST_LAWFUL
     if not worth_it or suspicion(problem, cells) < SUSPICIOUS:
-        return Posterior(draws, {"law": 1.0})
+        return Posterior(draws, {"law": 1.0}, evidence, level)
     explored = [explore(problem, family) for family in DEPARTURES]
     log_mass = [log_share(cells.log_mass(DEPARTURE_PHI), lawful, 1 - len(DEPARTURES) * prior.departure)]
     for family, found in zip(DEPARTURES, explored, strict=True):
@@ -138,7 +145,8 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
     weight = np.exp(np.array(log_mass) - max(log_mass))
     weight /= weight.sum()
     if weight[0] > 1 - ADMITTED:
-        return Posterior(draws, {"law": 1.0})
+        return Posterior(draws, {"law": 1.0}, evidence, level)
+    evidence -= float(np.log(max(weight[0], 1e-9)))
     # rounding the cumulative sum, so that the counts add up
     count = np.diff(np.round(np.cumsum([0.0, *weight]) * num_draws).astype(int))
     parts = [every(draws, int(count[0]))]
@@ -146,7 +154,7 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
         if n:
             parts.append(every(sample(problem, family, found, num_draws)[0], int(n)))
     names = ["law", *(family.name for family in DEPARTURES)]
-    return Posterior(joined(parts), dict(zip(names, weight.tolist(), strict=True)))
+    return Posterior(joined(parts), dict(zip(names, weight.tolist(), strict=True)), evidence, level)
 
 
 def held_at(curve: Curve, asymptote: float, num_draws: int = 400) -> tuple[float, Draws]:
@@ -187,6 +195,17 @@ def log_prior(log_midpoint: Array, log_efficiency: Array, prior: Prior) -> Array
     """Log density over (ln C_mid, ln B), up to a constant; arguments broadcast."""
     spread = (log_efficiency - np.log(prior.efficiency)) / prior.efficiency_spread
     return np.asarray(-0.5 * spread**2 - np.maximum(log_midpoint, 0.0))
+
+
+def log_volume(problem: Problem) -> float:
+    """Log integral of the prior over (ln C_mid, ln B), and of R0 <= A, which takes half of the square of both."""
+    from scipy.special import ndtr
+
+    (least, most), efficiencies = problem.limits
+    prior = problem.prior
+    low, high = ndtr((efficiencies - np.log(prior.efficiency)) / prior.efficiency_spread)
+    midpoints = -least + 1.0 - np.exp(-most)
+    return float(np.log(midpoints * prior.efficiency_spread * np.sqrt(2 * np.pi) * (high - low) / 2))
 
 
 def solve(

@@ -1,0 +1,204 @@
+"""What may become of a run: it rises as the law says, or it stays where it is; later it may fall or take off.
+
+The two futures are weighted by their evidence. A log marginal likelihood is the sum of the log probabilities with which
+a model predicted each point from the points before it (the prequential score), so the weights say how well each would
+have predicted this run so far. Rare events that the run itself cannot show (a fall, a take-off) widen the interval at
+the rate seen in public runs; they do not move the mean.
+
+Axes in names: N points, M amounts of compute asked about, D draws, R draws that rise, S draws that stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scalerl.scaling.curve import Curve
+from scalerl.scaling.draws import Draws, every
+from scalerl.scaling.health import fallen_by, local_noise
+from scalerl.scaling.law import Array
+from scalerl.scaling.level import LevelDraws, LevelPosterior
+
+STAYS = 0.4
+"""Prior probability that a run stays where it is: 15 of 39 public runs that did not fall were flat."""
+
+STAYS_AFTER_FALL = 0.77
+"""The same after a fall: in 20 of 26 parts of public runs that ended after a fall, less than half of it came back."""
+
+FALLEN = 0.1
+"""A run has fallen if it is this share of the metric's range below its best; for the prior above."""
+
+NEGLIGIBLE = 0.05
+"""Below this probability the second future is left out."""
+
+NOISY = 0.03
+"""Noise of one evaluation, as a share of the range, above which a run is noisy in the sense of the rates below."""
+
+LATER_FALL = {"noisy": (4, 51), "smooth": (1, 64)}
+"""Parts of public runs that stood at or near their best, and how many of these ended more than 0.1 (and more than twice
+their noise) below where they were: (fell, all). The rest of a run was about one doubling of compute in the mean."""
+
+TAKE_OFF = (5, 32)
+"""Of the parts that looked flat, how many ended as much above, likewise."""
+
+TAKE_OFF_SCALE = 0.2
+"""Mean size of a late take-off (exponential), as a share of the metric's range."""
+
+NOISE_AT_BOUND = 0.01
+"""Added to p(1 - p) where noise is scaled with it, because noise does not vanish at the metric's bounds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Futures:
+    """Draws of both futures in proportion to their probability, D = R + S, and the chance of rare events.
+
+    Example: a run at 0.62 that rises with probability 0.97 has R = 1940 draws of the law and S = 60 of a level.
+    """
+
+    rising: Draws
+    """Draws of the law and its departures, each column of shape (R,)."""
+
+    excursion_R: Array
+    """How far the run is above each drawn curve at its last point, as far as it is expected to last one step."""
+
+    staying: LevelDraws
+    """Draws of the level, each column of shape (S,)."""
+
+    walk_S: Array
+    """Standard normal deviate of each draw's way from the last level."""
+
+    path_N: Array
+    """Mean level at each point under the second future."""
+
+    curve: Curve
+    """The points."""
+
+    last: float
+    """Compute of the run's last point, before any averaging."""
+
+    fall: tuple[int, int]
+    """How many public runs that looked like this fell later: (fell, all)."""
+
+    @property
+    def stays(self) -> float:
+        """Probability that the run stays where it is."""
+        return len(self.walk_S) / (len(self.walk_S) + len(self.excursion_R))
+
+    @property
+    def fallen(self) -> bool:
+        """Whether the run is far below its best."""
+        return has_fallen(self.curve)
+
+    def levels(self, compute_M: Array) -> Array:
+        """Level of every draw at each compute without rare events, shape (M, D), within the metric's bounds."""
+        return np.clip(self.unbounded(compute_M), *self.curve.bounds)
+
+    def mean(self, compute_M: Array) -> Array:
+        """Mean level at each compute, shape (M,). A walk goes up as often as down, also next to a bound."""
+        return np.clip(self.unbounded(compute_M).mean(axis=1), *self.curve.bounds)
+
+    def unbounded(self, compute_M: Array) -> Array:
+        """Levels before they are limited to the metric's bounds, shape (M, D)."""
+        ahead_M1 = self.steps_ahead(compute_M)[:, None]
+        rising_MR = self.rising.levels(compute_M, self.curve.bounds[1])
+        # an excursion dies out as phi^steps; it belongs to the future, not to the fitted curve before the last point
+        rising_MR = rising_MR + np.where(
+            compute_M[:, None] >= self.last, self.rising.autocorrelation**ahead_M1 * self.excursion_R, 0.0
+        )
+        way_MS = np.sqrt(ahead_M1) * self.staying.step_sd * self.walk_S
+        past_M1 = (np.interp(compute_M, self.curve.compute, self.path_N) - self.path_N[-1])[:, None]
+        return np.concatenate([rising_MR, self.staying.level + past_M1 + way_MS], axis=1)
+
+    def steps_ahead(self, compute_M: Array) -> Array:
+        """Number of evaluations from the last point to each compute at the present spacing, shape (M,); 0 before it."""
+        spacing = float(np.median(np.diff(self.curve.compute[-max(3, len(self.curve) // 2) :])))
+        return np.maximum(compute_M - self.last, 0.0) / spacing
+
+    def with_rare_events(self, levels_MD: Array, compute_M: Array) -> Array:
+        """Levels where a share of the draws falls, and of those that stay takes off, within a doubling of compute."""
+        rng = np.random.default_rng(2)
+        low, high = self.curve.bounds
+        num_draws, num_staying = levels_MD.shape[1], len(self.walk_S)
+        doublings_M1 = np.log2(np.maximum(compute_M / self.last, 1.0))[:, None]
+        chance, onset_D = share(self.fall), rng.random(num_draws)
+        falls_D = rng.permutation(num_draws) < chance * num_draws
+        # a fall of at least FALLEN, at most to the lower bound
+        depth_D = FALLEN * (high - low) + rng.random(num_draws) * np.maximum(levels_MD[0] - low, 0.0)
+        below_MD = np.maximum(levels_MD - depth_D, low)
+        changed_MD = np.where(falls_D & (doublings_M1 > onset_D), below_MD, levels_MD)
+        if num_staying and not self.fallen:
+            gain_S = rng.exponential(TAKE_OFF_SCALE * (high - low), num_staying)
+            gain_S *= rng.permutation(num_staying) < share(TAKE_OFF) * num_staying
+            done_MS = np.clip(doublings_M1 - onset_D[-num_staying:], 0.0, 1.0)
+            changed_MD[:, -num_staying:] += done_MS * gain_S
+        return np.clip(changed_MD, low, high)
+
+    def with_noise(self, levels_MD: Array, compute_M: Array) -> Array:
+        """Levels with the noise of one evaluation, shape (M, D), within the metric's bounds.
+
+        The noise is that of the run where it stands; elsewhere it changes as that of a share p does, with p(1 - p).
+        """
+        phi_R, low, high = self.rising.autocorrelation, *self.curve.bounds
+        # what is left of the excursion is known, so that only the rest is uncertain
+        ahead_M1 = self.steps_ahead(compute_M)[:, None]
+        new_MR = np.sqrt(1.0 - np.where(compute_M[:, None] > self.last, phi_R ** (2 * ahead_M1), 0.0))
+        sd_MD = np.concatenate(
+            [self.rising.noise_sd * new_MR, np.broadcast_to(self.staying.noise_sd, (len(compute_M), len(self.walk_S)))],
+            axis=1,
+        )
+        here = binomial(np.array(self.curve.metric.mean()), low, high)
+        sd_MD = sd_MD * np.sqrt(binomial(levels_MD, low, high) / here)
+        noise_MD = np.random.default_rng(1).standard_normal(levels_MD.shape)
+        return np.clip(levels_MD + sd_MD * noise_MD, low, high)
+
+
+def binomial(level: Array, low: float, high: float) -> Array:
+    """p(1 - p) of a level as a share of the range, plus ``NOISE_AT_BOUND``."""
+    p = np.clip((level - low) / (high - low), 0.0, 1.0)
+    return np.asarray(p * (1.0 - p) + NOISE_AT_BOUND)
+
+
+def share(counts: tuple[int, int]) -> float:
+    """Share of a count."""
+    return counts[0] / counts[1]
+
+
+def has_fallen(curve: Curve) -> bool:
+    """Whether the end of a curve is far below its best."""
+    return fallen_by(curve) > FALLEN * float(np.ptp(curve.bounds))
+
+
+def futures(curve: Curve, last: float, rising: Draws, log_evidence: float, level: LevelPosterior) -> Futures:
+    """Both futures in proportion to prior probability times evidence.
+
+    Args:
+        curve: the points.
+        last: compute of the run's last point.
+        rising: draws of the law and its departures.
+        log_evidence: log marginal likelihood of the law and its departures.
+        level: posterior of the other future, in shares of the metric's range around its lower bound.
+    """
+    prior = STAYS_AFTER_FALL if has_fallen(curve) else STAYS
+    log_odds = level.log_evidence - log_evidence + np.log(prior / (1.0 - prior))
+    probability = 1.0 / (1.0 + np.exp(-np.clip(log_odds, -50.0, 50.0)))
+    num_draws = len(rising.asymptote)
+    num_staying = round(probability * num_draws) if probability > NEGLIGIBLE else 0
+    rng = np.random.default_rng(3)
+    low, high = curve.bounds
+    draws = level.draws(num_staying, rng) if num_staying else LevelDraws(*np.zeros((3, 0)))
+    # in pairs of opposite deviates, so that the mean of the walks is the level
+    half_S = rng.standard_normal((num_staying + 1) // 2)
+    rising = every(rising, num_draws - num_staying)
+    above_R = curve.metric[-1] - rising.levels(curve.compute[-1:], high)[0]
+    noisy = local_noise(curve.metric) > NOISY * (high - low)
+    return Futures(
+        rising=rising,
+        excursion_R=rising.autocorrelation * above_R,
+        staying=LevelDraws(low + (high - low) * draws.level, *((high - low) * sd for sd in draws[1:])),
+        walk_S=np.concatenate([half_S, -half_S])[:num_staying],
+        path_N=low + (high - low) * level.path_N,
+        curve=curve,
+        last=last,
+        fall=LATER_FALL["noisy" if noisy else "smooth"],
+    )
