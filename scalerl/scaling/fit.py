@@ -36,6 +36,15 @@ IDENTIFIED_SD = 0.02
 In simulation 96% of the identified ceilings are within this distance of the truth.
 """
 
+DOUBTFUL = 0.1
+"""The ceiling is not identified if something other than the law has a probability above this."""
+
+LAST_POINTS = 3
+CONTRADICTION = 1.8
+"""The last points contradict the curve if their mean is this many standard deviations of the noise away from it.
+
+With white noise this happens to 1 lawful run in 500, with an autocorrelation of 0.7 to 1 in 25.
+"""
 
 PARAMETERS = {
     "asymptote": "ceiling A",
@@ -127,11 +136,20 @@ class Fit:
     def evaluations(self, compute: ArrayLike) -> Array:
         """Draws of single noisy evaluations, shape (M, D), within the metric's bounds."""
         compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
-        levels_MD = self.levels(compute_M)
         if self.futures is not None:
-            return self.futures.with_noise(self.futures.with_rare_events(levels_MD, compute_M), compute_M)
+            futures = self.futures.for_intervals
+            levels_MD = futures.with_rare_events(futures.levels(compute_M), compute_M)
+            return futures.with_noise(levels_MD, compute_M)
+        levels_MD = self.levels(compute_M)
         noise_MD = np.random.default_rng(1).standard_normal(levels_MD.shape)
         return np.clip(levels_MD + self.draws.noise_sd * noise_MD, *self.curve.bounds)
+
+    def gain(self, compute: float) -> Array:
+        """Gain of each draw from the last point to a compute, shape (D,); falls are left out."""
+        if self.futures is not None:
+            return self.futures.gain(compute)
+        levels_2D = self.draws.levels(np.array([self.last_compute, compute]), self.curve.bounds[1])
+        return np.asarray(levels_2D[1] - levels_2D[0])
 
     def predict(self, compute: ArrayLike, *, noise: bool = False) -> Band:
         """Mean and 90% band of the curve, or of single noisy evaluations, at any compute.
@@ -152,7 +170,8 @@ class Fit:
         wide_MD = levels_MD
         if self.futures is not None:
             mean_M = self.futures.mean(compute_M)
-            wide_MD = self.futures.with_rare_events(levels_MD, compute_M)
+            futures = self.futures.for_intervals
+            wide_MD = futures.with_rare_events(futures.levels(compute_M), compute_M)
         if noise:
             wide_MD = levels_MD = self.evaluations(compute_M)
         low_M, high_M = np.quantile(wide_MD, TAILS, axis=1)
@@ -162,6 +181,7 @@ class Fit:
         """A dict of JSON values, without the draws."""
         names = ("asymptote", "efficiency", "midpoint", "initial")
         estimates = {name: getattr(self, name).to_dict() for name in names}
+        futures = None if self.futures is None else self.futures.to_dict()
         plain = ("method", "identified", "reason", "noise_sd", "autocorrelation", "residual_sum_of_squares")
         return {
             **estimates,
@@ -169,6 +189,7 @@ class Fit:
             "warnings": list(self.warnings),
             "at_bound": list(self.at_bound),
             "departures": self.departures,
+            "futures": futures,
             "axis": self.curve.axis,
             "label": self.curve.label,
             "points": len(self.curve),
@@ -223,7 +244,7 @@ def posterior_result(curve: Curve, r0: float | None, prior: Prior) -> FitResult:
         noise_sd=float(np.median(draws.noise_sd)),
         autocorrelation=float(draws.autocorrelation.mean()),
         departures=found.probability,
-        futures=futures(curve, curve.last_compute, draws, found.log_evidence, found.level),
+        futures=futures(curve, curve.last_compute, found),
     )
 
 
@@ -306,8 +327,19 @@ def verdict(found: FitResult, curve: Curve, symptoms: set[str]) -> tuple[bool, s
     sd = found.asymptote.sd
     if not np.isfinite(sd):
         return False, "the paper's procedure gives no uncertainty; use method='posterior' to get one"
-    if "decline" in symptoms:
+    if "decline" in symptoms or (found.futures is not None and found.futures.fallen):
         return False, "the curve falls at the end, which the law cannot describe"
     if sd >= limit:
         return False, f"the ceiling has standard deviation {sd:.2g}; it counts as identified below {limit:.2g}"
+    unlawful = sum(found.departures.get(name, 0.0) for name in ("second rise", "creep"))
+    if unlawful > DOUBTFUL:
+        return False, f"with probability {unlawful:.2f} the ceiling rests on a departure from the law"
+    if found.futures is not None and found.futures.stays > DOUBTFUL:
+        return False, f"with probability {found.futures.stays:.2f} the run stays where it is and follows no law"
+    last_N = np.arange(len(curve))[-LAST_POINTS:]
+    levels_N = found.draws.levels(curve.compute[last_N], high).mean(axis=1)
+    apart = float((curve.metric[last_N] - levels_N).mean())
+    if abs(apart) > CONTRADICTION * found.noise_sd and len(found.draws.asymptote) > 1:
+        side = "above" if apart > 0 else "below"
+        return False, f"the last {LAST_POINTS} points lie {abs(apart):.3f} {side} the curve, more than noise explains"
     return True, f"the ceiling has standard deviation {sd:.2g}, below {limit:.2g}"

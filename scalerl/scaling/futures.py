@@ -11,6 +11,7 @@ Axes in names: N points, M amounts of compute asked about, D draws, R draws that
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,7 +19,8 @@ from scalerl.scaling.curve import Curve
 from scalerl.scaling.draws import Draws, every
 from scalerl.scaling.health import fallen_by, local_noise
 from scalerl.scaling.law import Array
-from scalerl.scaling.level import LevelDraws, LevelPosterior
+from scalerl.scaling.level import LevelDraws
+from scalerl.scaling.posterior import Posterior
 
 STAYS = 0.4
 """Prior probability that a run stays where it is: 15 of 39 public runs that did not fall were flat."""
@@ -42,8 +44,11 @@ their noise) below where they were: (fell, all). The rest of a run was about one
 TAKE_OFF = (5, 32)
 """Of the parts that looked flat, how many ended as much above, likewise."""
 
-TAKE_OFF_SCALE = 0.2
-"""Mean size of a late take-off (exponential), as a share of the metric's range."""
+TAKE_OFF_DOUBLINGS = 2.0
+"""Doublings of compute within which a take-off begins at that rate; longer runs were not seen."""
+
+TAKE_OFF_SPEED = 2.0
+"""Inverse of the doublings of compute that a take-off takes."""
 
 NOISE_AT_BOUND = 0.01
 """Added to p(1 - p) where noise is scaled with it, because noise does not vanish at the metric's bounds."""
@@ -80,6 +85,14 @@ class Futures:
     fall: tuple[int, int]
     """How many public runs that looked like this fell later: (fell, all)."""
 
+    doubtful: Futures | None = None
+    """The same with departures that are too improbable to move the mean; for intervals. None if it is the same."""
+
+    @property
+    def for_intervals(self) -> Futures:
+        """The draws of which intervals are quantiles."""
+        return self if self.doubtful is None else self.doubtful
+
     @property
     def stays(self) -> float:
         """Probability that the run stays where it is."""
@@ -89,6 +102,25 @@ class Futures:
     def fallen(self) -> bool:
         """Whether the run is far below its best."""
         return has_fallen(self.curve)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A dict of JSON values."""
+        fell, seen = self.fall
+        return {
+            "rises": 1.0 - self.stays, "stays": self.stays, "fallen": self.fallen,
+            "later_fall": {"probability": rate(self.fall), "fell": fell, "of": seen},
+        }  # fmt: skip
+
+    def sentences(self) -> tuple[str, ...]:
+        """What the weights say, for people."""
+        fell, seen = self.fall
+        said = []
+        if self.stays:
+            where = "has fallen and stays down" if self.fallen else "stays where it is"
+            said.append(f"with probability {self.stays:.2f} the run {where}, with {1 - self.stays:.2f} it rises")
+        if not self.fallen:
+            said.append(f"1 in {seen / fell:.0f} public runs that looked like this fell later ({fell} of {seen})")
+        return tuple(said)
 
     def levels(self, compute_M: Array) -> Array:
         """Level of every draw at each compute without rare events, shape (M, D), within the metric's bounds."""
@@ -110,28 +142,43 @@ class Futures:
         past_M1 = (np.interp(compute_M, self.curve.compute, self.path_N) - self.path_N[-1])[:, None]
         return np.concatenate([rising_MR, self.staying.level + past_M1 + way_MS], axis=1)
 
+    def gain(self, compute: float) -> Array:
+        """Gain of each draw from the last point to a compute, shape (D,): of the curve itself, without excursions.
+
+        Falls are left out, because the best checkpoint remains; a take-off counts.
+        """
+        now, then = np.array([self.last]), np.array([compute])
+        law_2R = self.rising.levels(np.concatenate([now, then]), self.curve.bounds[1])
+        moved_S = np.sqrt(self.steps_ahead(then)) * self.staying.step_sd * self.walk_S
+        now_1D = np.concatenate([law_2R[:1], self.staying.level[None, :]], axis=1)
+        then_1D = np.concatenate([law_2R[1:], (self.staying.level + moved_S)[None, :]], axis=1)
+        return np.asarray(self.with_rare_events(then_1D, then, falls=False) - now_1D)[0]
+
     def steps_ahead(self, compute_M: Array) -> Array:
         """Number of evaluations from the last point to each compute at the present spacing, shape (M,); 0 before it."""
         spacing = float(np.median(np.diff(self.curve.compute[-max(3, len(self.curve) // 2) :])))
         return np.maximum(compute_M - self.last, 0.0) / spacing
 
-    def with_rare_events(self, levels_MD: Array, compute_M: Array) -> Array:
+    def with_rare_events(self, levels_MD: Array, compute_M: Array, falls: bool = True) -> Array:
         """Levels where a share of the draws falls, and of those that stay takes off, within a doubling of compute."""
         rng = np.random.default_rng(2)
         low, high = self.curve.bounds
-        num_draws, num_staying = levels_MD.shape[1], len(self.walk_S)
+        num_draws = levels_MD.shape[1]
+
+        def even_D() -> Array:
+            """Evenly spread over (0, 1) in random order, which adds less random error than independent numbers."""
+            return np.asarray((rng.permutation(num_draws) + 0.5) / num_draws)
+
         doublings_M1 = np.log2(np.maximum(compute_M / self.last, 1.0))[:, None]
-        chance, onset_D = share(self.fall), rng.random(num_draws)
-        falls_D = rng.permutation(num_draws) < chance * num_draws
         # a fall of at least FALLEN, at most to the lower bound
-        depth_D = FALLEN * (high - low) + rng.random(num_draws) * np.maximum(levels_MD[0] - low, 0.0)
-        below_MD = np.maximum(levels_MD - depth_D, low)
-        changed_MD = np.where(falls_D & (doublings_M1 > onset_D), below_MD, levels_MD)
-        if num_staying and not self.fallen:
-            gain_S = rng.exponential(TAKE_OFF_SCALE * (high - low), num_staying)
-            gain_S *= rng.permutation(num_staying) < share(TAKE_OFF) * num_staying
-            done_MS = np.clip(doublings_M1 - onset_D[-num_staying:], 0.0, 1.0)
-            changed_MD[:, -num_staying:] += done_MS * gain_S
+        falls_MD = falls & (even_D() < rate(self.fall)) & (doublings_M1 > even_D())
+        changed_MD = levels_MD - falls_MD * (FALLEN * (high - low) + even_D() * np.maximum(levels_MD[0] - low, 0.0))
+        if not self.fallen:
+            # to any level up to the metric's bound, as in the prior of A; also a run that took off late may do so again
+            waiting_D = np.concatenate([self.rising.delay > 0, np.ones(len(self.walk_S), dtype=bool)])
+            chosen_D = waiting_D & (even_D() < TAKE_OFF_DOUBLINGS * rate(TAKE_OFF))
+            since_MD = doublings_M1 - TAKE_OFF_DOUBLINGS * even_D()
+            changed_MD += np.clip(TAKE_OFF_SPEED * since_MD, 0.0, 1.0) * chosen_D * even_D() * (high - levels_MD[0])
         return np.clip(changed_MD, low, high)
 
     def with_noise(self, levels_MD: Array, compute_M: Array) -> Array:
@@ -159,7 +206,7 @@ def binomial(level: Array, low: float, high: float) -> Array:
     return np.asarray(p * (1.0 - p) + NOISE_AT_BOUND)
 
 
-def share(counts: tuple[int, int]) -> float:
+def rate(counts: tuple[int, int]) -> float:
     """Share of a count."""
     return counts[0] / counts[1]
 
@@ -169,36 +216,39 @@ def has_fallen(curve: Curve) -> bool:
     return fallen_by(curve) > FALLEN * float(np.ptp(curve.bounds))
 
 
-def futures(curve: Curve, last: float, rising: Draws, log_evidence: float, level: LevelPosterior) -> Futures:
+def futures(curve: Curve, last: float, found: Posterior) -> Futures:
     """Both futures in proportion to prior probability times evidence.
 
     Args:
         curve: the points.
         last: compute of the run's last point.
-        rising: draws of the law and its departures.
-        log_evidence: log marginal likelihood of the law and its departures.
-        level: posterior of the other future, in shares of the metric's range around its lower bound.
+        found: the posterior of the law and its departures, and of the level.
     """
     prior = STAYS_AFTER_FALL if has_fallen(curve) else STAYS
-    log_odds = level.log_evidence - log_evidence + np.log(prior / (1.0 - prior))
+    log_odds = found.level.log_evidence - found.log_evidence + np.log(prior / (1.0 - prior))
     probability = 1.0 / (1.0 + np.exp(-np.clip(log_odds, -50.0, 50.0)))
-    num_draws = len(rising.asymptote)
+    num_draws = len(found.draws.asymptote)
     num_staying = round(probability * num_draws) if probability > NEGLIGIBLE else 0
     rng = np.random.default_rng(3)
     low, high = curve.bounds
-    draws = level.draws(num_staying, rng) if num_staying else LevelDraws(*np.zeros((3, 0)))
+    level = found.level.draws(num_staying, rng) if num_staying else LevelDraws(*np.zeros((3, 0)))
     # in pairs of opposite deviates, so that the mean of the walks is the level
     half_S = rng.standard_normal((num_staying + 1) // 2)
-    rising = every(rising, num_draws - num_staying)
-    above_R = curve.metric[-1] - rising.levels(curve.compute[-1:], high)[0]
     noisy = local_noise(curve.metric) > NOISY * (high - low)
-    return Futures(
-        rising=rising,
-        excursion_R=rising.autocorrelation * above_R,
-        staying=LevelDraws(low + (high - low) * draws.level, *((high - low) * sd for sd in draws[1:])),
-        walk_S=np.concatenate([half_S, -half_S])[:num_staying],
-        path_N=low + (high - low) * level.path_N,
-        curve=curve,
-        last=last,
-        fall=LATER_FALL["noisy" if noisy else "smooth"],
-    )
+
+    def with_draws(draws: Draws, doubtful: Futures | None) -> Futures:
+        rising = every(draws, num_draws - num_staying)
+        above_R = curve.metric[-1] - rising.levels(curve.compute[-1:], high)[0]
+        return Futures(
+            rising=rising,
+            excursion_R=rising.autocorrelation * above_R,
+            staying=LevelDraws(low + (high - low) * level.level, *((high - low) * sd for sd in level[1:])),
+            walk_S=np.concatenate([half_S, -half_S])[:num_staying],
+            path_N=low + (high - low) * found.level.path_N,
+            curve=curve,
+            last=last,
+            fall=LATER_FALL["noisy" if noisy else "smooth"],
+            doubtful=doubtful,
+        )
+
+    return with_draws(found.draws, None if found.doubtful is found.draws else with_draws(found.doubtful, None))

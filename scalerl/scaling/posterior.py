@@ -39,6 +39,13 @@ ADMITTED = 0.25
 Below it they would harm the forecasts of runs that follow the law more than they improve those of other runs.
 """
 
+FEW_DRAWS = 300
+"""Draws of a departure that estimate how much of its mass obeys the limits, and widen intervals if it is not admitted.
+"""
+
+DOUBTFUL = 0.05
+"""Departures widen the intervals, without moving the mean, if their total probability is above this."""
+
 LEAST_LAWFUL = 0.02
 """A family is dropped if less than this share of its mass obeys the metric's limits and R0 <= A."""
 
@@ -116,7 +123,9 @@ class Posterior(NamedTuple):
     log_evidence: float
     """Log marginal likelihood of all families together, comparable with ``LevelPosterior.log_evidence``."""
     level: LevelPosterior
-    """The posterior of a run that stays at a level, in shares of the metric's range around its lower bound."""
+    """The posterior of a run that stays at a level, in shares of the metric's range from its lower bound."""
+    doubtful: Draws
+    """Draws with departures in proportion to their probability, also where they are not admitted; for intervals."""
 
 
 def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 2000) -> Posterior:
@@ -135,26 +144,33 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
     evidence = cells.log_mass() + float(np.log(max(lawful, LEAST_LAWFUL))) - log_volume(problem)
     worth_it = len(curve) >= DEPARTURE_POINTS and prior.departure > 0 and lawful >= LEAST_LAWFUL
     if not worth_it or suspicion(problem, cells) < SUSPICIOUS:
-        return Posterior(draws, {"law": 1.0}, evidence, level)
+        return Posterior(draws, {"law": 1.0}, evidence, level, draws)
     explored = [explore(problem, family) for family in DEPARTURES]
     log_mass = [log_share(cells.log_mass(DEPARTURE_PHI), lawful, 1 - len(DEPARTURES) * prior.departure)]
+    few = []
     for family, found in zip(DEPARTURES, explored, strict=True):
         # a few draws estimate the share of the mass that obeys the limits, which the grid ignores
-        obeying = sample(problem, family, found, 300)[1]
+        some, obeying = sample(problem, family, found, FEW_DRAWS)
+        few.append(some)
         log_mass.append(log_share(found.log_mass(), obeying, prior.departure))
     weight = np.exp(np.array(log_mass) - max(log_mass))
     weight /= weight.sum()
-    if weight[0] > 1 - ADMITTED:
-        return Posterior(draws, {"law": 1.0}, evidence, level)
-    evidence -= float(np.log(max(weight[0], 1e-9)))
+    if weight[0] > 1 - DOUBTFUL:
+        return Posterior(draws, {"law": 1.0}, evidence, level, draws)
+    admitted = weight[0] <= 1 - ADMITTED
     # rounding the cumulative sum, so that the counts add up
     count = np.diff(np.round(np.cumsum([0.0, *weight]) * num_draws).astype(int))
     parts = [every(draws, int(count[0]))]
-    for family, found, n in zip(DEPARTURES, explored, count[1:], strict=True):
+    for i, n in enumerate(count[1:]):
         if n:
-            parts.append(every(sample(problem, family, found, num_draws)[0], int(n)))
+            more = sample(problem, DEPARTURES[i], explored[i], num_draws)[0] if admitted else few[i]
+            parts.append(every(more, int(n)))
+    mixed = joined(parts)
+    if not admitted:
+        return Posterior(draws, {"law": 1.0}, evidence, level, mixed)
     names = ["law", *(family.name for family in DEPARTURES)]
-    return Posterior(joined(parts), dict(zip(names, weight.tolist(), strict=True)), evidence, level)
+    evidence -= float(np.log(max(weight[0], 1e-9)))
+    return Posterior(mixed, dict(zip(names, weight.tolist(), strict=True)), evidence, level, mixed)
 
 
 def held_at(curve: Curve, asymptote: float, num_draws: int = 400) -> tuple[float, Draws]:
