@@ -9,7 +9,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 
 from scalerl.scaling import Curve, CurveError, Forecast, advise, fit, forecast
 from scalerl.scaling.forecast import amount
+from scalerl.scaling.stop import reason_to_stop, stop_rule
 
 FIRST_FORECAST = 5
 """Number of evaluations from which a forecast is made; the law has four parameters."""
@@ -40,6 +41,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         bounds: tuple[float, float] = (0.0, 1.0),
         stop_below_gain: float | None = None,
         budget: float | str = "2x",
+        stop_when: Sequence[str] = (),
         axis: str = "device_hours",
         say: Callable[[str], None] = print,
     ) -> None:
@@ -52,11 +54,13 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             bounds: least and greatest value of the metric.
             stop_below_gain: stop if `advise` says stop for this least gain.
             budget: compute at which the gain is judged: "2x" of the last point, or an amount on the axis.
+            stop_when: conditions to stop, such as "gain at 2x below 0.01 with probability 0.9", "ceiling identified" or
+                "falling". Those that hold when a run is resumed no longer count: resuming it overrules them.
             axis: compute axis of the curve: device_hours, tokens (if the trainer counts them) or step.
             say: prints a line for the user.
 
         Raises:
-            CurveError: an axis or a gain that cannot be used.
+            CurveError: an axis, a gain or a condition that cannot be used.
         """
         if axis not in ("device_hours", "tokens", "step"):
             raise CurveError(f"axis must be device_hours, tokens or step; got {axis!r}")
@@ -64,6 +68,8 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             raise CurveError(f"stop_below_gain must be positive; got {stop_below_gain!r}")
         self.path, self.metric, self.devices, self.bounds = Path(path), metric, devices, bounds
         self.stop_below_gain, self.budget, self.axis, self.say = stop_below_gain, budget, axis, say
+        self.conditions = bool(stop_when)
+        self.rules = [stop_rule(text) for text in ([stop_when] if isinstance(stop_when, str) else stop_when)]
         self.points: list[dict[str, Any]] = []
         self.seconds, self.count = 0.0, 1.0
         self.began: float | None = None
@@ -79,9 +85,27 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             if last and last["step"]:
                 # the checkpoint may be later than the last evaluation: assume the same time per step in between
                 self.seconds = last["device_hours"] * 3600 / self.count * state.global_step / last["step"]
+            self.overrule()
         if state.is_world_process_zero:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.write()
+
+    def overrule(self) -> None:
+        """Drop the conditions that hold for what a resumed run had done: it would stop at its first evaluation."""
+        for task in {str(point["task"]) for point in self.points}:
+            held = self.reasons(task)
+            self.rules = [rule for rule in self.rules if rule.text not in held]
+            for reason in held.values():
+                self.say(f"resumed although {reason}; this condition no longer counts")
+
+    def reasons(self, task: str) -> dict[str, str]:
+        """Why to stop, by condition; empty before the fifth evaluation of the task."""
+        rows = [point for point in self.points if point["task"] == task]
+        if len(rows) < FIRST_FORECAST:
+            return {}
+        found = fit(Curve.from_rows(rows, axis=self.axis, bounds=self.bounds))
+        judged = {rule.text: reason_to_stop(rule, [found]) for rule in self.rules}
+        return {text: reason for text, reason in judged.items() if reason is not None}
 
     def write(self) -> None:
         """Replace the file atomically, so that a killed run leaves a complete one."""
@@ -119,8 +143,13 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         stop = False
         if state.is_world_process_zero:
             self.add_point(figures, state)
-            stop = self.look_ahead(str(self.points[-1]["task"]))
-        if self.stop_below_gain is not None and agreed(stop):
+            task = str(self.points[-1]["task"])
+            stop = self.look_ahead(task)
+            for reason in self.reasons(task).values() if self.rules else ():
+                stop = True
+                self.say(f"stopping, because {reason}; resume from the last checkpoint to train on all the same")
+        # the rules of the first process count, and only it drops some on a resume
+        if (self.stop_below_gain is not None or self.conditions) and agreed(stop):
             control.should_training_stop = True
 
     def add_point(self, figures: Mapping[str, Any], state: Any) -> None:

@@ -68,7 +68,7 @@ def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
     """Continue, stop, or "not identified yet: train at least to X".
 
     The probability of a gain above ``min_gain`` decides if it is above 0.8, or below 0.1 with at least ten points. If
-    the ceiling is identified, the limit is 0.5. Otherwise the advice is to train further until the ceiling should be identified.
+    the ceiling is identified, the limit is 0.5. Otherwise the advice is to train further until it should be identified.
 
     Args:
         fit: by a method that gives an uncertainty.

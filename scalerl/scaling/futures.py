@@ -124,11 +124,11 @@ class Futures:
 
     def levels(self, compute_M: Array) -> Array:
         """Level of every draw at each compute without rare events, shape (M, D), within the metric's bounds."""
-        return np.clip(self.unbounded(compute_M), *self.curve.bounds)
+        return np.asarray(np.clip(self.unbounded(compute_M), *self.curve.bounds))
 
     def mean(self, compute_M: Array) -> Array:
         """Mean level at each compute, shape (M,). A walk goes up as often as down, also next to a bound."""
-        return np.clip(self.unbounded(compute_M).mean(axis=1), *self.curve.bounds)
+        return np.asarray(np.clip(self.unbounded(compute_M).mean(axis=1), *self.curve.bounds))
 
     def unbounded(self, compute_M: Array) -> Array:
         """Levels before they are limited to the metric's bounds, shape (M, D)."""
@@ -179,7 +179,7 @@ class Futures:
             chosen_D = waiting_D & (even_D() < TAKE_OFF_DOUBLINGS * rate(TAKE_OFF))
             since_MD = doublings_M1 - TAKE_OFF_DOUBLINGS * even_D()
             changed_MD += np.clip(TAKE_OFF_SPEED * since_MD, 0.0, 1.0) * chosen_D * even_D() * (high - levels_MD[0])
-        return np.clip(changed_MD, low, high)
+        return np.asarray(np.clip(changed_MD, low, high))
 
     def with_noise(self, levels_MD: Array, compute_M: Array) -> Array:
         """Levels with the noise of one evaluation, shape (M, D), within the metric's bounds.
@@ -197,7 +197,7 @@ class Futures:
         here = binomial(np.array(self.curve.metric.mean()), low, high)
         sd_MD = sd_MD * np.sqrt(binomial(levels_MD, low, high) / here)
         noise_MD = np.random.default_rng(1).standard_normal(levels_MD.shape)
-        return np.clip(levels_MD + sd_MD * noise_MD, low, high)
+        return np.asarray(np.clip(levels_MD + sd_MD * noise_MD, low, high))
 
 
 def binomial(level: Array, low: float, high: float) -> Array:

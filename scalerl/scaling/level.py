@@ -1,7 +1,7 @@
 """The level with noise: a run that neither rises nor falls by itself, solved in closed form.
 
 y_t = m_t + white noise of variance s^2, m_t = m_(t-1) + a step of variance q s^2. With q = 0 it is noise about one
-level; with a large q the last values count alone, so a run that has fallen stays down. Steps are counted in evaluations.
+level; with a large q only the last values count, so a run that has fallen stays down. Steps are evaluations.
 
 The covariance I + q K, K_ij = min(i, j), has the eigenvectors of K for every q, and those are known: one matrix product
 solves the model for all values of q.

@@ -243,7 +243,7 @@ def _several(config: RunConfig, model_path: str, policy: Policy, channel: Weight
 def _restore(session: Session, checkpoint: Path) -> None:
     """Restore the trainer, and start the generator with the weights that it was sampling with."""
     state = load_state(checkpoint, "trainer")
-    session.progress = from_plain(Progress, state["progress"])
+    session.progress = overrule(from_plain(Progress, state["progress"]), display=session.display)
     session.learner.load(checkpoint, session.progress.step)
     session.curriculum.load_state(state["curriculum"])
     session.clock = Stopwatch(state["training_s"])
@@ -257,8 +257,17 @@ def _restore(session: Session, checkpoint: Path) -> None:
         session.pipeline.start(lambda version, channel: channel.send(version, weights.items()), sampling)
 
 
+def overrule(progress: Progress, display: Display) -> Progress:
+    """Take the condition that ended a run out of force: resuming it says that it should go on all the same."""
+    if progress.stopped_by:
+        display.note(f"the run had ended because of {progress.stopped_by!r}; this condition no longer counts")
+        progress.overruled = (*progress.overruled, progress.stopped_by)
+        progress.stopped_by = ""
+    return progress
+
+
 def _check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
-    """Refuse a checkpoint of an earlier version or another configuration; steps and placement may change."""
+    """Refuse a checkpoint of an earlier version or another configuration; steps, stop_when and placement may change."""
     state = load_plain(checkpoint, "trainer")
     if state.get("format") != FORMAT:
         raise ConfigError(
@@ -267,7 +276,8 @@ def _check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
             f"start a new run from its weights, once exported: scalerl train --model {path}/model"
         )
     before = parse_config(state["config"], f"{checkpoint}/trainer.json")
-    free = {"steps": before.steps, "checkpoint": before.checkpoint, "placement": before.placement}
+    names = ("steps", "stop_when", "checkpoint", "placement")
+    free = {name: getattr(before, name) for name in names}
     if replace(config, **free) == before:
         return
     old, new = to_toml(before).splitlines(), to_toml(replace(config, **free)).splitlines()
