@@ -9,7 +9,7 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from scalerl.scaling import Curve, CurveError, Forecast, advise, fit, forecast
 from scalerl.scaling.forecast import amount
-from scalerl.scaling.stop import reason_to_stop, stop_rule
+from scalerl.scaling.stop import StopRule, reason_to_stop, stop_rule
 
 FIRST_FORECAST = 5
 """Number of evaluations from which a forecast is made; the law has four parameters."""
@@ -30,6 +30,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
     Example:
         >>> trainer = GRPOTrainer(..., callbacks=[ForecastCallback("run/points.jsonl")])        # doctest: +SKIP
         >>> ForecastCallback("run/points.jsonl", stop_below_gain=0.01, budget="2x")             # doctest: +SKIP
+        >>> ForecastCallback("run/points.jsonl").stop_when("falling", "ceiling identified")     # doctest: +SKIP
     """
 
     def __init__(
@@ -41,7 +42,6 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         bounds: tuple[float, float] = (0.0, 1.0),
         stop_below_gain: float | None = None,
         budget: float | str = "2x",
-        stop_when: Sequence[str] = (),
         axis: str = "device_hours",
         say: Callable[[str], None] = print,
     ) -> None:
@@ -54,13 +54,11 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             bounds: least and greatest value of the metric.
             stop_below_gain: stop if `advise` says stop for this least gain.
             budget: compute at which the gain is judged: "2x" of the last point, or an amount on the axis.
-            stop_when: conditions to stop, such as "gain at 2x below 0.01 with probability 0.9", "ceiling identified" or
-                "falling". Those that hold when a run is resumed no longer count: resuming it overrules them.
             axis: compute axis of the curve: device_hours, tokens (if the trainer counts them) or step.
             say: prints a line for the user.
 
         Raises:
-            CurveError: an axis, a gain or a condition that cannot be used.
+            CurveError: an axis or a gain that cannot be used.
         """
         if axis not in ("device_hours", "tokens", "step"):
             raise CurveError(f"axis must be device_hours, tokens or step; got {axis!r}")
@@ -68,12 +66,25 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             raise CurveError(f"stop_below_gain must be positive; got {stop_below_gain!r}")
         self.path, self.metric, self.devices, self.bounds = Path(path), metric, devices, bounds
         self.stop_below_gain, self.budget, self.axis, self.say = stop_below_gain, budget, axis, say
-        self.conditions = bool(stop_when)
-        self.rules = [stop_rule(text) for text in ([stop_when] if isinstance(stop_when, str) else stop_when)]
+        self.conditions, self.rules = False, list[StopRule]()
         self.points: list[dict[str, Any]] = []
         self.seconds, self.count = 0.0, 1.0
         self.began: float | None = None
         self.latest: Mapping[str, Any] = {}
+
+    def stop_when(self, *conditions: str) -> ForecastCallback:
+        """Stop the run where one of these conditions holds; returns the callback.
+
+        Conditions that hold when a run is resumed no longer count: resuming it overrules them.
+
+        Args:
+            conditions: such as "gain at 2x below 0.01 with probability 0.9", "ceiling identified" or "falling".
+
+        Raises:
+            CurveError: a condition that cannot be read.
+        """
+        self.conditions, self.rules = True, [stop_rule(text) for text in conditions]
+        return self
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start a curve, or read the one of a resumed run."""

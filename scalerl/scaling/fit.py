@@ -17,7 +17,7 @@ from scalerl.scaling.draws import Draws
 from scalerl.scaling.estimate import TAILS, Estimate, summarise
 from scalerl.scaling.fit_result import FitResult, Parameters
 from scalerl.scaling.futures import Futures, futures
-from scalerl.scaling.health import departure_symptoms, shape_symptoms
+from scalerl.scaling.health import departure_symptoms, local_noise, shape_symptoms
 from scalerl.scaling.law import Array, sigmoid
 from scalerl.scaling.least_squares import Search, least_squares_result
 from scalerl.scaling.paper import PaperGrid, paper_result
@@ -40,10 +40,11 @@ DOUBTFUL = 0.1
 """The ceiling is not identified if something other than the law has a probability above this."""
 
 LAST_POINTS = 3
-CONTRADICTION = 1.8
-"""The last points contradict the curve if their mean is this many standard deviations of the noise away from it.
 
-With white noise this happens to 1 lawful run in 500, with an autocorrelation of 0.7 to 1 in 25.
+CONTRADICTION = 4.0
+"""The last points contradict the curve if their mean is this many times the noise between neighbours away from it.
+
+With noise of autocorrelation 0.7 this is 2.7 standard deviations of their mean, with white noise 7.
 """
 
 PARAMETERS = {
@@ -266,7 +267,7 @@ def fit(
     """Fit R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B) to a curve.
 
     Args:
-        curve: at least five points, not all at one level.
+        curve: at least five points; least squares and the paper's procedure need two different levels.
         method: "posterior", "least-squares" or "paper".
         r0: "free" to fit the initial level, or its value. The paper's procedure always fixes R0 and takes the first
             point if this is "free".
@@ -286,6 +287,11 @@ def fit(
     initial = checked_initial(r0, curve)
     whole = usable(curve, exclude_below)
     window = thinned(whole, MAX_POINTS)
+    if np.ptp(window.metric) == 0 and method != "posterior":
+        raise CurveError(
+            f"every metric value is {window.metric[0]:g}: there is no climb to fit by {method!r}. Use "
+            "method='posterior', train longer, or check the metric"
+        )
     found = chosen.solve(window, initial, settings)
     symptoms = (*shape_symptoms(window), *departure_symptoms(window, found.draws, found.departures))
     identified, reason = verdict(found, window, {symptom.name for symptom in symptoms})
@@ -312,7 +318,7 @@ def checked_initial(r0: float | str, curve: Curve) -> float | None:
 
 
 def usable(curve: Curve, exclude_below: float) -> Curve:
-    """The part of the curve to fit, if it has enough points and a climb."""
+    """The part of the curve to fit, if it has enough points."""
     window = curve.between(exclude_below)
     if len(window) < MIN_POINTS:
         left_out = f" after leaving out those below {exclude_below:.4g}" if exclude_below else ""
@@ -339,7 +345,7 @@ def verdict(found: FitResult, curve: Curve, symptoms: set[str]) -> tuple[bool, s
     last_N = np.arange(len(curve))[-LAST_POINTS:]
     levels_N = found.draws.levels(curve.compute[last_N], high).mean(axis=1)
     apart = float((curve.metric[last_N] - levels_N).mean())
-    if abs(apart) > CONTRADICTION * found.noise_sd and len(found.draws.asymptote) > 1:
+    if abs(apart) > max(CONTRADICTION * local_noise(curve.metric), 0.005 * (high - low)):
         side = "above" if apart > 0 else "below"
         return False, f"the last {LAST_POINTS} points lie {abs(apart):.3f} {side} the curve, more than noise explains"
     return True, f"the ceiling has standard deviation {sd:.2g}, below {limit:.2g}"

@@ -17,10 +17,10 @@ import numpy as np
 
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.draws import Draws, every
-from scalerl.scaling.health import fallen_by, local_noise
+from scalerl.scaling.health import fallen_by, local_noise, rolling_mean
 from scalerl.scaling.law import Array
-from scalerl.scaling.level import LevelDraws
-from scalerl.scaling.posterior import Posterior
+from scalerl.scaling.level import LevelDraws, LevelPosterior, level_posterior
+from scalerl.scaling.posterior import Posterior, least_noise
 
 STAYS = 0.4
 """Prior probability that a run stays where it is: 15 of 39 public runs that did not fall were flat."""
@@ -30,6 +30,9 @@ STAYS_AFTER_FALL = 0.77
 
 FALLEN = 0.1
 """A run has fallen if it is this share of the metric's range below its best; for the prior above."""
+
+SINCE_BEST = 5
+"""Least number of points that the level after a fall is estimated from."""
 
 NEGLIGIBLE = 0.05
 """Below this probability the second future is left out."""
@@ -216,6 +219,14 @@ def has_fallen(curve: Curve) -> bool:
     return fallen_by(curve) > FALLEN * float(np.ptp(curve.bounds))
 
 
+def level_since_best(curve: Curve) -> LevelPosterior:
+    """The level model fitted to the points since the best mean of three, at least ``SINCE_BEST`` of them."""
+    low, high = curve.bounds
+    best = int(rolling_mean(curve.metric).argmax()) + 2
+    recent_N = curve.metric[min(best, len(curve) - SINCE_BEST) :]
+    return level_posterior((recent_N - low) / (high - low), len(recent_N) * least_noise(curve) ** 2)
+
+
 def futures(curve: Curve, last: float, found: Posterior) -> Futures:
     """Both futures in proportion to prior probability times evidence.
 
@@ -224,14 +235,19 @@ def futures(curve: Curve, last: float, found: Posterior) -> Futures:
         last: compute of the run's last point.
         found: the posterior of the law and its departures, and of the level.
     """
-    prior = STAYS_AFTER_FALL if has_fallen(curve) else STAYS
-    log_odds = found.level.log_evidence - found.log_evidence + np.log(prior / (1.0 - prior))
+    fell = has_fallen(curve)
+    prior = STAYS_AFTER_FALL if fell else STAYS
+    evidence = found.level.log_evidence - found.log_evidence
+    # that the climb followed the law says nothing about what comes after a fall
+    log_odds = (max(evidence, 0.0) if fell else evidence) + np.log(prior / (1.0 - prior))
+    # where the whole run looks like noise about a level, the fall is part of the noise
+    after = level_since_best(curve) if fell and evidence < 0.0 else found.level
     probability = 1.0 / (1.0 + np.exp(-np.clip(log_odds, -50.0, 50.0)))
     num_draws = len(found.draws.asymptote)
     num_staying = round(probability * num_draws) if probability > NEGLIGIBLE else 0
     rng = np.random.default_rng(3)
     low, high = curve.bounds
-    level = found.level.draws(num_staying, rng) if num_staying else LevelDraws(*np.zeros((3, 0)))
+    level = after.draws(num_staying, rng) if num_staying else LevelDraws(*np.zeros((3, 0)))
     # in pairs of opposite deviates, so that the mean of the walks is the level
     half_S = rng.standard_normal((num_staying + 1) // 2)
     noisy = local_noise(curve.metric) > NOISY * (high - low)
@@ -244,7 +260,7 @@ def futures(curve: Curve, last: float, found: Posterior) -> Futures:
             excursion_R=rising.autocorrelation * above_R,
             staying=LevelDraws(low + (high - low) * level.level, *((high - low) * sd for sd in level[1:])),
             walk_S=np.concatenate([half_S, -half_S])[:num_staying],
-            path_N=low + (high - low) * found.level.path_N,
+            path_N=low + (high - low) * np.append(found.level.path_N[: -len(after.path_N)], after.path_N),
             curve=curve,
             last=last,
             fall=LATER_FALL["noisy" if noisy else "smooth"],

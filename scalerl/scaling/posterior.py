@@ -27,6 +27,9 @@ from scalerl.scaling.readers import CurveError
 NOISE_FLOOR = 1e-5
 """Smallest standard deviation of the noise, as a share of the metric's range."""
 
+UNSEEN_NOISE = 0.01
+"""Standard deviation of the noise, likewise, where all values are equal and no standard error is given."""
+
 DEPARTURE_PHI = slice(0, None, 2)
 """Values of phi for departures, and for the comparison of the law with them."""
 
@@ -201,10 +204,21 @@ def standardised(curve: Curve, r0: float | None, prior: Prior) -> Problem:
         least=(low - offset) / width,
         most=(high - offset) / width,
         initial=None if r0 is None else (r0 - offset) / width,
-        floor=len(curve) * NOISE_FLOOR**2,
+        floor=len(curve) * least_noise(curve) ** 2,
         prior=prior,
         limits=np.log(np.array([(max(first / 2, 1 / 200), prior.midpoint_reach), prior.efficiency_range])),
     )
+
+
+def least_noise(curve: Curve) -> float:
+    """Smallest standard deviation of the noise, as a share of the range.
+
+    Equal values show no noise, but the next one may differ: then it is the standard error given, or ``UNSEEN_NOISE``.
+    """
+    if np.ptp(curve.metric) > 0:
+        return NOISE_FLOOR
+    given = 0.0 if curve.stderr is None else float(np.nanmedian(curve.stderr)) / float(np.ptp(curve.bounds))
+    return given if given > 0 else UNSEEN_NOISE
 
 
 def log_prior(log_midpoint: Array, log_efficiency: Array, prior: Prior) -> Array:
