@@ -99,6 +99,8 @@ def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
     )  # fmt: skip
     if not fit.identified and action != "not identified yet":
         sentence += f" The ceiling is not identified: {fit.reason}."
+    if fit.futures is not None and fit.futures.fallen:
+        sentence += " The run has fallen from its best: look for the cause before training on."
     return Advice(action, probability, total, float(min_gain), gain, train_to, sentence)
 
 

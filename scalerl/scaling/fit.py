@@ -134,6 +134,15 @@ class Fit:
             return self.futures.levels(compute_M)
         return self.draws.levels(compute_M, self.curve.bounds[1])
 
+    def mean(self, compute: ArrayLike) -> Array:
+        """Mean of the curve at each compute, shape (M,); the optimum's for a least-squares method."""
+        compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
+        if self.centre is not None:
+            return sigmoid(compute_M, *self.centre)
+        if self.futures is not None:
+            return self.futures.mean(compute_M)
+        return np.asarray(self.levels(compute_M).mean(axis=1))
+
     def evaluations(self, compute: ArrayLike) -> Array:
         """Draws of single noisy evaluations, shape (M, D), within the metric's bounds."""
         compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
@@ -164,13 +173,12 @@ class Fit:
         """
         compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
         levels_MD = self.levels(compute_M)
-        mean_M = levels_MD.mean(axis=1) if self.centre is None else sigmoid(compute_M, *self.centre)
+        mean_M = self.mean(compute_M)
         if levels_MD.shape[1] == 1:
             unknown_M = np.full(len(compute_M), np.nan)
             return Band(compute_M, mean_M, unknown_M, unknown_M, unknown_M)
         wide_MD = levels_MD
         if self.futures is not None:
-            mean_M = self.futures.mean(compute_M)
             futures = self.futures.for_intervals
             wide_MD = futures.with_rare_events(futures.levels(compute_M), compute_M)
         if noise:
@@ -302,7 +310,7 @@ def fit(
         warnings=(*(str(symptom) for symptom in symptoms), *bumps, *window.notes),
         residual_sum_of_squares=0.0,
     )  # fmt: skip
-    residual_N = window.metric - unjudged.predict(window.compute).mean
+    residual_N = window.metric - unjudged.mean(window.compute)
     return replace(unjudged, residual_sum_of_squares=float(residual_N @ residual_N))
 
 

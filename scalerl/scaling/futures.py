@@ -34,6 +34,9 @@ FALLEN = 0.1
 SINCE_BEST = 5
 """Least number of points that the level after a fall is estimated from."""
 
+CLEARLY = -3.0
+"""Log evidence ratio below which the climb before a fall clearly was no noise about a level."""
+
 NEGLIGIBLE = 0.05
 """Below this probability the second future is left out."""
 
@@ -138,9 +141,10 @@ class Futures:
         ahead_M1 = self.steps_ahead(compute_M)[:, None]
         rising_MR = self.rising.levels(compute_M, self.curve.bounds[1])
         # an excursion dies out as phi^steps; it belongs to the future, not to the fitted curve before the last point
-        rising_MR = rising_MR + np.where(
-            compute_M[:, None] >= self.last, self.rising.autocorrelation**ahead_M1 * self.excursion_R, 0.0
-        )
+        future_M = compute_M >= self.last
+        rising_MR[future_M] += self.rising.autocorrelation ** ahead_M1[future_M] * self.excursion_R
+        if not len(self.walk_S):
+            return rising_MR
         way_MS = np.sqrt(ahead_M1) * self.staying.step_sd * self.walk_S
         past_M1 = (np.interp(compute_M, self.curve.compute, self.path_N) - self.path_N[-1])[:, None]
         return np.concatenate([rising_MR, self.staying.level + past_M1 + way_MS], axis=1)
@@ -239,9 +243,9 @@ def futures(curve: Curve, last: float, found: Posterior) -> Futures:
     prior = STAYS_AFTER_FALL if fell else STAYS
     evidence = found.level.log_evidence - found.log_evidence
     # that the climb followed the law says nothing about what comes after a fall
-    log_odds = (max(evidence, 0.0) if fell else evidence) + np.log(prior / (1.0 - prior))
+    log_odds = (evidence if evidence > CLEARLY or not fell else 0.0) + np.log(prior / (1.0 - prior))
     # where the whole run looks like noise about a level, the fall is part of the noise
-    after = level_since_best(curve) if fell and evidence < 0.0 else found.level
+    after = level_since_best(curve) if fell and evidence < CLEARLY else found.level
     probability = 1.0 / (1.0 + np.exp(-np.clip(log_odds, -50.0, 50.0)))
     num_draws = len(found.draws.asymptote)
     num_staying = round(probability * num_draws) if probability > NEGLIGIBLE else 0
