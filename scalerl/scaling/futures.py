@@ -196,7 +196,7 @@ class Futures:
         phi_R, low, high = self.rising.autocorrelation, *self.curve.bounds
         # what is left of the excursion is known, so that only the rest is uncertain
         ahead_M1 = self.steps_ahead(compute_M)[:, None]
-        new_MR = np.sqrt(1.0 - np.where(compute_M[:, None] > self.last, phi_R ** (2 * ahead_M1), 0.0))
+        new_MR = np.sqrt(1.0 - np.where(compute_M[:, None] >= self.last, phi_R ** (2 * ahead_M1 + 2), 0.0))
         sd_MD = np.concatenate(
             [self.rising.noise_sd * new_MR, np.broadcast_to(self.staying.noise_sd, (len(compute_M), len(self.walk_S)))],
             axis=1,
@@ -243,7 +243,7 @@ def futures(curve: Curve, last: float, found: Posterior) -> Futures:
     prior = STAYS_AFTER_FALL if fell else STAYS
     evidence = found.level.log_evidence - found.log_evidence
     # that the climb followed the law says nothing about what comes after a fall
-    log_odds = (evidence if evidence > CLEARLY or not fell else 0.0) + np.log(prior / (1.0 - prior))
+    log_odds = (max(evidence, 0.0) if fell else evidence) + np.log(prior / (1.0 - prior))
     # where the whole run looks like noise about a level, the fall is part of the noise
     after = level_since_best(curve) if fell and evidence < CLEARLY else found.level
     probability = 1.0 / (1.0 + np.exp(-np.clip(log_odds, -50.0, 50.0)))
