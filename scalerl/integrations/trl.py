@@ -191,7 +191,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
                 self.say(f"stopping: the budget of {self.budget} {self.axis} is spent")
                 return True
             advice = advise(found, self.budget, self.stop_below_gain)
-        except CurveError as error:  # too few points or no climb: training continues
+        except CurveError as error:  # too few points: training continues
             self.say(f"forecast  none at step {rows[-1]['step']}: {error}")
             return False
         self.say(f"advice    {advice.sentence}")

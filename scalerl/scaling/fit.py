@@ -303,6 +303,9 @@ def fit(
     found = chosen.solve(window, initial, settings)
     symptoms = (*shape_symptoms(window), *departure_symptoms(window, found.draws, found.departures))
     identified, reason = verdict(found, window, {symptom.name for symptom in symptoms})
+    if np.ptp(window.metric) == 0:
+        level = f"every metric value is {window.metric[0]:g}: there is no climb yet. Train longer, or check the metric"
+        window = replace(window, notes=(*window.notes, level))
     bumps = tuple(f"{PARAMETERS[name]} reaches the limit of its allowed range" for name in found.at_bound)
     unjudged = Fit(
         curve=window, last_compute=whole.last_compute, method=method, identified=identified, reason=reason,

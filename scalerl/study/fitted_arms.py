@@ -86,7 +86,7 @@ def fitted_arm(arm: str, runs: list[Curve | Fit]) -> FittedArm:
     for run in runs:
         try:
             fitted = run if isinstance(run, Fit) else fit(run)
-        except CurveError as error:  # too few points, or no climb yet: no reason to stop
+        except CurveError as error:  # too few points: no reason to stop
             unfitted = str(error)
             continue
         symptom = collapse(fitted.curve)
