@@ -144,7 +144,7 @@ class Futures:
         future_M = compute_M >= self.last
         rising_MR[future_M] += self.rising.autocorrelation ** ahead_M1[future_M] * self.excursion_R
         if not len(self.walk_S):
-            return rising_MR
+            return np.asarray(rising_MR)
         way_MS = np.sqrt(ahead_M1) * self.staying.step_sd * self.walk_S
         past_M1 = (np.interp(compute_M, self.curve.compute, self.path_N) - self.path_N[-1])[:, None]
         return np.concatenate([rising_MR, self.staying.level + past_M1 + way_MS], axis=1)
