@@ -34,14 +34,19 @@ LAST = 16_000.0
 
 
 def run(
-    last: float = LAST, seed: int = 0, points: int = 41, law: Callable[[Any], Any] | None = None, **changes: float
+    last: float = LAST,
+    seed: int = 0,
+    points: int = 41,
+    law: Callable[[Any], Any] | None = None,
+    noise: float = 0.004,
+    **changes: float,
 ) -> Curve:
     """Simulate a run like the one published for ScaleRL (arXiv 2510.13786, table 1), or one that departs from it."""
     truth = {"asymptote": 0.61, "efficiency": 1.92, "midpoint": 2542.0, "initial": 0.2, **changes}
     compute = np.linspace(0, last, points)
     level = law(compute) if law else sigmoid(compute, **truth)
-    noise = 0.004 * np.random.default_rng(seed).standard_normal(points)
-    return Curve(compute, np.clip(level + noise, 0, 1), axis="device_hours")
+    scatter = noise * np.random.default_rng(seed).standard_normal(points)
+    return Curve(compute, np.clip(level + scatter, 0, 1), axis="device_hours")
 
 
 def falls(compute: Any) -> Any:
@@ -176,6 +181,41 @@ def allocation(path: Path) -> None:
     figure.savefig(path)
 
 
+def climbs_and_falls(compute: Any) -> Any:
+    """Rise as the law says, then fall to a third within a fifth of the run."""
+    height = sigmoid(compute, 0.61, 2.5, 1500.0, 0.2)
+    return height - 0.4 * np.clip((compute - 0.3 * LAST) / (0.1 * LAST), 0, 1)
+
+
+def futures(path: Path) -> None:
+    """Draw the forecasts of half of four runs, and what became of them."""
+    runs = {
+        "a clean rise": run(),
+        "noise about a level": run(law=lambda c: np.full_like(c, 0.4), noise=0.04),
+        "a run that has fallen": run(law=climbs_and_falls, noise=0.015),
+        "nothing yet, then a late rise": run(law=lambda c: sigmoid(np.maximum(c - 0.55 * LAST, 0), 0.5, 2, 2500, 0.05)),
+    }
+    figure, axes = new_figure(1, 4, (18, 4.2))
+    for drawn, (name, whole) in zip(axes, runs.items(), strict=True):
+        shown = whole.first(len(whole) // 2)
+        found = fit(shown)
+        grid = np.linspace(shown.last_compute, LAST, 60)
+        band = found.predict(grid, noise=True)
+        law = found.draws.levels(grid, 1.0).mean(axis=1)
+        drawn.fill_between(grid, band.low, band.high, color=BLUE, alpha=0.18, lw=0)
+        drawn.plot(grid, band.mean, color=BLUE, lw=2.2, label="forecast, 90% of evaluations")
+        drawn.plot(grid, law, color=ORANGE, lw=1.2, ls="--", label="the law alone")
+        drawn.plot(whole.compute, whole.metric, "o", color=GREY, ms=3.5, mfc="none", label="what became of it")
+        drawn.plot(shown.compute, shown.metric, "o", color=INK, ms=3.5, label="shown")
+        stays = found.futures.stays if found.futures is not None else 0.0
+        drawn.set_title(f"{name}: stays with probability {stays:.2f}", loc="left", fontsize=10)
+        drawn.set(ylim=(0, 1), xlabel="compute, device-hours")
+        drawn.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("pass rate")
+    axes[0].legend(frameon=False, fontsize=8)
+    figure.savefig(path)
+
+
 PICTURES: dict[str, Callable[[Path], None]] = {
     "meaning.png": meaning,
     "belief.png": belief,
@@ -183,6 +223,7 @@ PICTURES: dict[str, Callable[[Path], None]] = {
     "comparison.png": comparison,
     "backtest.png": tested,
     "symptoms.png": symptoms,
+    "futures.png": futures,
     "allocation.png": allocation,
 }
 """File in docs/images, and what draws it."""

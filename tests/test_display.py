@@ -94,3 +94,28 @@ def test_a_line_in_a_log_file_is_not_broken_where_the_terminal_would_end():
     console = Console(file=io.StringIO(), force_terminal=False, width=40)
     RunDisplay(LAB, "flops", console).note("one two three four five six seven eight nine ten eleven twelve")
     assert console.file.getvalue().count("\n") == 1
+
+
+def test_a_fall_is_said_once_with_the_metrics_that_moved():
+    shown, out = display(terminal=False)
+    quiet = {**ROW, "log_ratio_mean": 0.001}
+    for step in range(1, 81):
+        shown.step({**quiet, "step": step, "entropy": (0.30, 0.31)[step % 2]})
+    for step in range(81, 101):
+        shown.step({**quiet, "step": step, "entropy": 0.05})
+    rates = [0.2, 0.3, 0.42, 0.5, 0.56, 0.6, 0.63, 0.64, 0.5, 0.3, 0.2]
+    curve = [EvalPoint(10 * i, 0.0, 1e11 * i, i, "t", rate, 0.01, 64, 4) for i, rate in enumerate(rates)]
+    for count in range(5, 12):
+        shown.point(curve[:count])
+    text = out.getvalue()
+    # the best mean of three is (0.6 + 0.63 + 0.64) / 3
+    assert text.count("the held-out metric of t has fallen by") == 1
+    assert "what moved: entropy from 0.305 to 0.05" in text
+    assert "staleness from" not in text and "truncation from" not in text
+
+
+def test_a_run_that_rises_is_not_said_to_fall():
+    shown, out = display(terminal=False)
+    for count in range(5, 8):
+        shown.point(points(count))
+    assert "fallen" not in out.getvalue() and "forecast 2x" in out.getvalue()

@@ -28,6 +28,7 @@ from scalerl.config.named import NAMED
 from scalerl.config.placement import Placement
 from scalerl.config.recipe import SCALERL, Count, Natural, Recipe, Share
 from scalerl.config.sandbox import Sandbox
+from scalerl.config.stop import StopWhen
 
 
 class Evaluation(Part):
@@ -139,6 +140,8 @@ class RunConfig(Part):
     """Seed of sampling, prompt order and interruption points."""
     steps: Count = 1000
     """Updates to train for."""
+    stop_when: StopWhen = ()
+    """Conditions to stop before, as in 'gain at 2x below 0.01 with probability 0.9' (docs/scaling.md)."""
     recipe: Recipe = SCALERL
     """What to run."""
     model: Annotated[TinyModel | HuggingFaceModel, Field(discriminator="kind")] = TinyModel()
@@ -250,8 +253,6 @@ class RunConfig(Part):
     def evaluated_sequences(self) -> int:
         """Sequences of one evaluation, of all tasks."""
         return sum(self.held_out(task) * self.samples(task) for task in self.data)
-
-    # ----------------------------------------------------------------------------------- what follows from the sizes
 
     @property
     def expected_tokens(self) -> int:

@@ -17,6 +17,7 @@ from transformers import TrainerCallback
 
 from scalerl.scaling import Curve, CurveError, Forecast, advise, fit, forecast
 from scalerl.scaling.forecast import amount
+from scalerl.scaling.stop import StopRule, reason_to_stop, stop_rule
 
 FIRST_FORECAST = 5
 """Number of evaluations from which a forecast is made; the law has four parameters."""
@@ -29,6 +30,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
     Example:
         >>> trainer = GRPOTrainer(..., callbacks=[ForecastCallback("run/points.jsonl")])        # doctest: +SKIP
         >>> ForecastCallback("run/points.jsonl", stop_below_gain=0.01, budget="2x")             # doctest: +SKIP
+        >>> ForecastCallback("run/points.jsonl").stop_when("falling", "ceiling identified")     # doctest: +SKIP
     """
 
     def __init__(
@@ -64,10 +66,25 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             raise CurveError(f"stop_below_gain must be positive; got {stop_below_gain!r}")
         self.path, self.metric, self.devices, self.bounds = Path(path), metric, devices, bounds
         self.stop_below_gain, self.budget, self.axis, self.say = stop_below_gain, budget, axis, say
+        self.conditions, self.rules = False, list[StopRule]()
         self.points: list[dict[str, Any]] = []
         self.seconds, self.count = 0.0, 1.0
         self.began: float | None = None
         self.latest: Mapping[str, Any] = {}
+
+    def stop_when(self, *conditions: str) -> ForecastCallback:
+        """Stop the run where one of these conditions holds; returns the callback.
+
+        Conditions that hold when a run is resumed no longer count: resuming it overrules them.
+
+        Args:
+            conditions: such as "gain at 2x below 0.01 with probability 0.9", "ceiling identified" or "falling".
+
+        Raises:
+            CurveError: a condition that cannot be read.
+        """
+        self.conditions, self.rules = True, [stop_rule(text) for text in conditions]
+        return self
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start a curve, or read the one of a resumed run."""
@@ -79,9 +96,27 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             if last and last["step"]:
                 # the checkpoint may be later than the last evaluation: assume the same time per step in between
                 self.seconds = last["device_hours"] * 3600 / self.count * state.global_step / last["step"]
+            self.overrule()
         if state.is_world_process_zero:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.write()
+
+    def overrule(self) -> None:
+        """Drop the conditions that hold for what a resumed run had done: it would stop at its first evaluation."""
+        for task in {str(point["task"]) for point in self.points}:
+            held = self.reasons(task)
+            self.rules = [rule for rule in self.rules if rule.text not in held]
+            for reason in held.values():
+                self.say(f"resumed although {reason}; this condition no longer counts")
+
+    def reasons(self, task: str) -> dict[str, str]:
+        """Why to stop, by condition; empty before the fifth evaluation of the task."""
+        rows = [point for point in self.points if point["task"] == task]
+        if len(rows) < FIRST_FORECAST:
+            return {}
+        found = fit(Curve.from_rows(rows, axis=self.axis, bounds=self.bounds))
+        judged = {rule.text: reason_to_stop(rule, [found]) for rule in self.rules}
+        return {text: reason for text, reason in judged.items() if reason is not None}
 
     def write(self) -> None:
         """Replace the file atomically, so that a killed run leaves a complete one."""
@@ -119,8 +154,13 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         stop = False
         if state.is_world_process_zero:
             self.add_point(figures, state)
-            stop = self.look_ahead(str(self.points[-1]["task"]))
-        if self.stop_below_gain is not None and agreed(stop):
+            task = str(self.points[-1]["task"])
+            stop = self.look_ahead(task)
+            for reason in self.reasons(task).values() if self.rules else ():
+                stop = True
+                self.say(f"stopping, because {reason}; resume from the last checkpoint to train on all the same")
+        # the rules of the first process count, and only it drops some on a resume
+        if (self.stop_below_gain is not None or self.conditions) and agreed(stop):
             control.should_training_stop = True
 
     def add_point(self, figures: Mapping[str, Any], state: Any) -> None:
@@ -151,7 +191,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
                 self.say(f"stopping: the budget of {self.budget} {self.axis} is spent")
                 return True
             advice = advise(found, self.budget, self.stop_below_gain)
-        except CurveError as error:  # too few points or no climb: training continues
+        except CurveError as error:  # too few points: training continues
             self.say(f"forecast  none at step {rows[-1]['step']}: {error}")
             return False
         self.say(f"advice    {advice.sentence}")

@@ -13,8 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 from scalerl.config import RunConfig
+from scalerl.report.falling import FallWatch
 from scalerl.report.occupancy import OccupancyWatch
-from scalerl.report.outlook import Outlook, points_by_task, run_outlook
+from scalerl.report.outlook import Outlook, curve_of, points_by_task, run_outlook
 from scalerl.scaling import CurveError
 from scalerl.types import EvalPoint
 
@@ -50,6 +51,7 @@ class RunDisplay:
         self._outlooks: dict[str, Outlook] = {}
         self._warned: set[str] = set()
         self._occupancy = OccupancyWatch(config)
+        self._falling = FallWatch()
         self._live: Live | None = None
 
     def start(self) -> None:
@@ -73,6 +75,7 @@ class RunDisplay:
     def step(self, row: dict[str, Any]) -> None:
         """Show a training step."""
         self._row = row
+        self._falling.add(row)
         warning = truncation_warning(row["truncation_rate"])
         if warning is not None:
             kind = warning.partition(":")[2]
@@ -99,6 +102,9 @@ class RunDisplay:
                 continue
             with suppress(CurveError):  # too early, or nothing learned yet: no reason to stop a run
                 self._outlooks[task] = run_outlook(own, self._axis)
+                falling = self._falling.warning(curve_of(own, self._axis))
+                if falling is not None:
+                    self.note(f"evaluation at step {own[-1].step}: {falling}")
         self._show_points()
 
     def _show_points(self) -> None:

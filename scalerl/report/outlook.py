@@ -85,17 +85,21 @@ def run_outlook(points: Sequence[EvalPoint], axis: str, label: str = "") -> Outl
     """The outlook of a run from its evaluations of one task, for one compute axis.
 
     Raises:
-        CurveError: too few evaluations, or no climb to fit.
+        CurveError: too few evaluations.
     """
+    if len(points) < MIN_POINTS:
+        raise CurveError(f"too few evaluations for a forecast: got {len(points)}; at least {MIN_POINTS} are needed")
+    return outlook(curve_of(points, axis, label))
+
+
+def curve_of(points: Sequence[EvalPoint], axis: str, label: str = "") -> Curve:
+    """The curve of a run's evaluations of one task, for one compute axis."""
     rows = [point.to_dict() for point in points]
     assert len({row["task"] for row in rows}) <= 1, rows
-    if len(rows) < MIN_POINTS:
-        raise CurveError(f"too few evaluations for a forecast: got {len(rows)}; at least {MIN_POINTS} are needed")
-    curve = Curve(
+    return Curve(
         compute=[row[axis] for row in rows],
         metric=[row["pass_rate"] for row in rows],
         stderr=[row["stderr"] for row in rows],
         axis=axis,
         label=label or str(rows[0]["task"]),
     )
-    return outlook(curve)

@@ -13,11 +13,15 @@ import numpy as np
 from scalerl.scaling.estimate import Estimate, or_none, short, summarise
 from scalerl.scaling.fit import IDENTIFIED_SD, Fit
 from scalerl.scaling.forecast import amount
+from scalerl.scaling.health import ENOUGH_POINTS
 from scalerl.scaling.law import Array, climb, log_compute
 from scalerl.scaling.readers import CurveError
 
 SURE = 0.8
-"""A probability above this (or below one minus this) decides, even if the ceiling is not identified."""
+"""A probability above this decides to continue, even if the ceiling is not identified."""
+
+SURELY_NOT = 0.1
+"""A probability below this decides to stop, even if the ceiling is not identified; stopping cannot be corrected."""
 
 PLAN_DRAWS = 64
 """Number of draws over which ``compute_to_identify`` averages."""
@@ -63,8 +67,8 @@ class Advice:
 def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
     """Continue, stop, or "not identified yet: train at least to X".
 
-    The probability of a gain above ``min_gain`` decides if it is above 0.8 or below 0.2. If the ceiling is identified,
-    the limit is 0.5. Otherwise the advice is to train further until the ceiling should be identified.
+    The probability of a gain above ``min_gain`` decides if it is above 0.8, or below 0.1 with at least ten points. If
+    the ceiling is identified, the limit is 0.5. Otherwise the advice is to train further until it should be identified.
 
     Args:
         fit: by a method that gives an uncertainty.
@@ -83,9 +87,9 @@ def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
         raise CurveError(f"min_gain must be positive; got {min_gain!r}")
     if len(fit.draws.asymptote) == 1:
         raise CurveError(f"a {fit.method} fit has no uncertainty to decide with; use method='posterior'")
-    gain_D = fit.levels(total)[0] - fit.levels(last)[0]
+    gain_D = fit.gain(total)
     probability = float((gain_D > min_gain).mean())
-    decided = fit.identified or not 1 - SURE < probability < SURE
+    decided = fit.identified or probability > SURE or (probability < SURELY_NOT and len(fit.curve) >= ENOUGH_POINTS)
     action = ("continue" if probability > 0.5 else "stop") if decided else "not identified yet"
     train_to = float("nan") if decided else compute_to_identify(fit)
     gain = summarise(gain_D)
@@ -95,6 +99,8 @@ def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
     )  # fmt: skip
     if not fit.identified and action != "not identified yet":
         sentence += f" The ceiling is not identified: {fit.reason}."
+    if fit.futures is not None and fit.futures.fallen:
+        sentence += " The run has fallen from its best: look for the cause before training on."
     return Advice(action, probability, total, float(min_gain), gain, train_to, sentence)
 
 

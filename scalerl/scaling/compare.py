@@ -277,8 +277,13 @@ def shared_level(sides: Sides) -> float:
     Closer to a ceiling, the compute for a level is very uncertain.
     """
     start = float(np.mean([f.initial.mean for side in sides for f in side]))
-    reached = min(float(np.mean([f.levels(f.last_compute).mean() for f in side])) for side in sides)
+    reached = min(float(np.mean([level_now(f) for f in side])) for side in sides)
     return start + SHARED_CLIMB * (reached - start)
+
+
+def level_now(f: Fit) -> float:
+    """Level of the fitted law at the run's last point."""
+    return float(f.draws.levels(np.array([f.last_compute]), f.curve.bounds[1]).mean())
 
 
 def summarise_ratio(log_D: Array) -> Estimate:

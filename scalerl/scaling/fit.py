@@ -16,7 +16,8 @@ from scalerl.scaling.curve import Curve, thinned
 from scalerl.scaling.draws import Draws
 from scalerl.scaling.estimate import TAILS, Estimate, summarise
 from scalerl.scaling.fit_result import FitResult, Parameters
-from scalerl.scaling.health import departure_symptoms, shape_symptoms
+from scalerl.scaling.futures import Futures, futures
+from scalerl.scaling.health import departure_symptoms, local_noise, shape_symptoms
 from scalerl.scaling.law import Array, sigmoid
 from scalerl.scaling.least_squares import Search, least_squares_result
 from scalerl.scaling.paper import PaperGrid, paper_result
@@ -35,6 +36,16 @@ IDENTIFIED_SD = 0.02
 In simulation 96% of the identified ceilings are within this distance of the truth.
 """
 
+DOUBTFUL = 0.1
+"""The ceiling is not identified if something other than the law has a probability above this."""
+
+LAST_POINTS = 3
+
+CONTRADICTION = 4.0
+"""The last points contradict the curve if their mean is this many times the noise between neighbours away from it.
+
+With noise of autocorrelation 0.7 this is 2.7 standard deviations of their mean, with white noise 7.
+"""
 
 PARAMETERS = {
     "asymptote": "ceiling A",
@@ -113,13 +124,48 @@ class Fit:
     departures: dict[str, float]
     """Probability of each family of curves in the draws: {"law": 1.0}, or with late start, second rise and creep."""
 
+    futures: Futures | None = None
+    """The law next to a run that stays where it is, and later falls; None if the method knows only the law."""
+
     def levels(self, compute: ArrayLike) -> Array:
-        """The metric on each drawn curve, shape (M, D)."""
+        """The metric on each draw of each future, shape (M, D)."""
         compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
+        if self.futures is not None:
+            return self.futures.levels(compute_M)
         return self.draws.levels(compute_M, self.curve.bounds[1])
+
+    def mean(self, compute: ArrayLike) -> Array:
+        """Mean of the curve at each compute, shape (M,); the optimum's for a least-squares method."""
+        compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
+        if self.centre is not None:
+            return sigmoid(compute_M, *self.centre)
+        if self.futures is not None:
+            return self.futures.mean(compute_M)
+        return np.asarray(self.levels(compute_M).mean(axis=1))
+
+    def evaluations(self, compute: ArrayLike) -> Array:
+        """Draws of single noisy evaluations, shape (M, D), within the metric's bounds."""
+        compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
+        if self.futures is not None:
+            futures = self.futures.for_intervals
+            levels_MD = futures.with_rare_events(futures.levels(compute_M), compute_M)
+            return futures.with_noise(levels_MD, compute_M)
+        levels_MD = self.levels(compute_M)
+        noise_MD = np.random.default_rng(1).standard_normal(levels_MD.shape)
+        return np.clip(levels_MD + self.draws.noise_sd * noise_MD, *self.curve.bounds)
+
+    def gain(self, compute: float) -> Array:
+        """Gain of each draw from the last point to a compute, shape (D,); falls are left out."""
+        if self.futures is not None:
+            return self.futures.gain(compute)
+        levels_2D = self.draws.levels(np.array([self.last_compute, compute]), self.curve.bounds[1])
+        return np.asarray(levels_2D[1] - levels_2D[0])
 
     def predict(self, compute: ArrayLike, *, noise: bool = False) -> Band:
         """Mean and 90% band of the curve, or of single noisy evaluations, at any compute.
+
+        Beyond the last point the band includes the chance that the run falls later, at the rate of public runs; mean
+        and standard deviation do not.
 
         Args:
             compute: amounts of compute, shape (M,), >= 0, in the unit of the curve's axis.
@@ -127,20 +173,24 @@ class Fit:
         """
         compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
         levels_MD = self.levels(compute_M)
-        mean_M = levels_MD.mean(axis=1) if self.centre is None else sigmoid(compute_M, *self.centre)
-        if noise:
-            rng = np.random.default_rng(1)
-            levels_MD = levels_MD + self.draws.noise_sd * rng.standard_normal(levels_MD.shape)
+        mean_M = self.mean(compute_M)
         if levels_MD.shape[1] == 1:
             unknown_M = np.full(len(compute_M), np.nan)
             return Band(compute_M, mean_M, unknown_M, unknown_M, unknown_M)
-        low_M, high_M = np.quantile(levels_MD, TAILS, axis=1)
+        wide_MD = levels_MD
+        if self.futures is not None:
+            futures = self.futures.for_intervals
+            wide_MD = futures.with_rare_events(futures.levels(compute_M), compute_M)
+        if noise:
+            wide_MD = levels_MD = self.evaluations(compute_M)
+        low_M, high_M = np.quantile(wide_MD, TAILS, axis=1)
         return Band(compute_M, mean_M, low_M, high_M, levels_MD.std(axis=1))
 
     def to_dict(self) -> dict[str, Any]:
         """A dict of JSON values, without the draws."""
         names = ("asymptote", "efficiency", "midpoint", "initial")
         estimates = {name: getattr(self, name).to_dict() for name in names}
+        futures = None if self.futures is None else self.futures.to_dict()
         plain = ("method", "identified", "reason", "noise_sd", "autocorrelation", "residual_sum_of_squares")
         return {
             **estimates,
@@ -148,6 +198,7 @@ class Fit:
             "warnings": list(self.warnings),
             "at_bound": list(self.at_bound),
             "departures": self.departures,
+            "futures": futures,
             "axis": self.curve.axis,
             "label": self.curve.label,
             "points": len(self.curve),
@@ -180,7 +231,8 @@ class Method(NamedTuple):
 
 def posterior_result(curve: Curve, r0: float | None, prior: Prior) -> FitResult:
     """The posterior as a ``FitResult``."""
-    draws, probability = posterior(curve, r0, prior)
+    found = posterior(curve, r0, prior)
+    draws = found.draws
     low, high = curve.bounds
     # a quarter of the mass close to a limit: without the limit, mass would lie beyond it
     piles = {
@@ -200,7 +252,8 @@ def posterior_result(curve: Curve, r0: float | None, prior: Prior) -> FitResult:
         at_bound=tuple(name for name, piled_D in piles.items() if piled_D.mean() > 0.25),
         noise_sd=float(np.median(draws.noise_sd)),
         autocorrelation=float(draws.autocorrelation.mean()),
-        departures=probability,
+        departures=found.probability,
+        futures=futures(curve, curve.last_compute, found),
     )
 
 
@@ -222,7 +275,7 @@ def fit(
     """Fit R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B) to a curve.
 
     Args:
-        curve: at least five points, not all at one level.
+        curve: at least five points; least squares and the paper's procedure need two different levels.
         method: "posterior", "least-squares" or "paper".
         r0: "free" to fit the initial level, or its value. The paper's procedure always fixes R0 and takes the first
             point if this is "free".
@@ -242,9 +295,17 @@ def fit(
     initial = checked_initial(r0, curve)
     whole = usable(curve, exclude_below)
     window = thinned(whole, MAX_POINTS)
+    if np.ptp(window.metric) == 0 and method != "posterior":
+        raise CurveError(
+            f"every metric value is {window.metric[0]:g}: there is no climb to fit by {method!r}. Use "
+            "method='posterior', train longer, or check the metric"
+        )
     found = chosen.solve(window, initial, settings)
     symptoms = (*shape_symptoms(window), *departure_symptoms(window, found.draws, found.departures))
     identified, reason = verdict(found, window, {symptom.name for symptom in symptoms})
+    if np.ptp(window.metric) == 0:
+        level = f"every metric value is {window.metric[0]:g}: there is no climb yet. Train longer, or check the metric"
+        window = replace(window, notes=(*window.notes, level))
     bumps = tuple(f"{PARAMETERS[name]} reaches the limit of its allowed range" for name in found.at_bound)
     unjudged = Fit(
         curve=window, last_compute=whole.last_compute, method=method, identified=identified, reason=reason,
@@ -252,7 +313,7 @@ def fit(
         warnings=(*(str(symptom) for symptom in symptoms), *bumps, *window.notes),
         residual_sum_of_squares=0.0,
     )  # fmt: skip
-    residual_N = window.metric - unjudged.predict(window.compute).mean
+    residual_N = window.metric - unjudged.mean(window.compute)
     return replace(unjudged, residual_sum_of_squares=float(residual_N @ residual_N))
 
 
@@ -268,15 +329,11 @@ def checked_initial(r0: float | str, curve: Curve) -> float | None:
 
 
 def usable(curve: Curve, exclude_below: float) -> Curve:
-    """The part of the curve to fit, if it has enough points and a climb."""
+    """The part of the curve to fit, if it has enough points."""
     window = curve.between(exclude_below)
     if len(window) < MIN_POINTS:
         left_out = f" after leaving out those below {exclude_below:.4g}" if exclude_below else ""
         raise CurveError(f"a fit needs at least {MIN_POINTS} points; got {len(window)}{left_out}. Evaluate more often")
-    if np.ptp(window.metric) == 0:
-        raise CurveError(
-            f"every metric value is {window.metric[0]:g}: there is no climb to fit. Train longer, or check the metric"
-        )
     return window
 
 
@@ -287,8 +344,19 @@ def verdict(found: FitResult, curve: Curve, symptoms: set[str]) -> tuple[bool, s
     sd = found.asymptote.sd
     if not np.isfinite(sd):
         return False, "the paper's procedure gives no uncertainty; use method='posterior' to get one"
-    if "decline" in symptoms:
+    if "decline" in symptoms or (found.futures is not None and found.futures.fallen):
         return False, "the curve falls at the end, which the law cannot describe"
     if sd >= limit:
         return False, f"the ceiling has standard deviation {sd:.2g}; it counts as identified below {limit:.2g}"
+    unlawful = sum(found.departures.get(name, 0.0) for name in ("second rise", "creep"))
+    if unlawful > DOUBTFUL:
+        return False, f"with probability {unlawful:.2f} the ceiling rests on a departure from the law"
+    if found.futures is not None and found.futures.stays > DOUBTFUL:
+        return False, f"with probability {found.futures.stays:.2f} the run stays where it is and follows no law"
+    last_N = np.arange(len(curve))[-LAST_POINTS:]
+    levels_N = found.draws.levels(curve.compute[last_N], high).mean(axis=1)
+    apart = float((curve.metric[last_N] - levels_N).mean())
+    if abs(apart) > max(CONTRADICTION * local_noise(curve.metric), 0.005 * (high - low)):
+        side = "above" if apart > 0 else "below"
+        return False, f"the last {LAST_POINTS} points lie {abs(apart):.3f} {side} the curve, more than noise explains"
     return True, f"the ceiling has standard deviation {sd:.2g}, below {limit:.2g}"

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from scalerl.scaling.draws import Draws
 from scalerl.scaling.estimate import Estimate
+from scalerl.scaling.futures import Futures
 from scalerl.scaling.law import Array
 
 
@@ -42,6 +43,8 @@ class FitResult(NamedTuple):
     """Correlation of the noise of neighbouring points."""
     departures: dict[str, float]
     """Probability of each family of curves in the draws; {"law": 1.0} if only the law was fitted."""
+    futures: Futures | None = None
+    """The law next to a run that stays where it is; None if the method knows only the law."""
 
 
 def lag_one(residual_N: Array) -> float:

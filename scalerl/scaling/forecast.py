@@ -91,6 +91,8 @@ class Forecast:
         lines.append(f"95% of the climb is complete, in {unit}: {self.done}")
         if self.target is not None:
             lines.append(f"the target is reached, in {unit}: {self.target}")
+        if self.fit.futures is not None:
+            lines += self.fit.futures.sentences()
         if not self.fit.identified:
             lines.append(f"ceiling NOT identified: {self.fit.reason}")
         return "\n".join(lines)
@@ -110,7 +112,7 @@ def forecast(fit: Fit, at: Sequence[float | str] = ("2x", "4x"), target: float |
     compute_M = np.array([amount(item, fit) for item in at], dtype=np.float64)
     last = fit.last_compute
     estimates = tuple(estimate_at(fit, float(compute)) for compute in compute_M)
-    levels_D = fit.levels(last)[0]
+    levels_D = fit.draws.levels(np.array([last]), fit.curve.bounds[1])[0]
     return Forecast(
         fit=fit,
         at=estimates,

@@ -49,10 +49,10 @@ class Symptom:
 
 def health(curve: Curve) -> tuple[Symptom, ...]:
     """Every symptom of the curve; empty for a healthy one. It fits the curve to find late starts and second rises."""
-    if len(curve) < 5 or np.ptp(curve.metric) == 0:
+    if len(curve) < 5:
         return shape_symptoms(curve)
-    draws, probability = posterior(curve, None, Prior())
-    return (*shape_symptoms(curve), *departure_symptoms(curve, draws, probability))
+    found = posterior(curve, None, Prior())
+    return (*shape_symptoms(curve), *departure_symptoms(curve, found.draws, found.probability))
 
 
 def shape_symptoms(curve: Curve) -> tuple[Symptom, ...]:
@@ -118,6 +118,12 @@ def local_noise(metric_N: Array) -> float:
 def rolling_mean(metric_N: Array, width: int = 3) -> Array:
     """Means of neighbours, shape (N - width + 1,)."""
     return np.asarray(np.convolve(metric_N, np.full(width, 1 / width), mode="valid"))
+
+
+def fallen_by(curve: Curve) -> float:
+    """The best mean of three neighbouring points minus that of the last three; 0 with fewer than three points."""
+    smooth = rolling_mean(curve.metric) if len(curve) >= 3 else curve.metric[-1:]
+    return float(smooth.max() - smooth[-1])
 
 
 def too_few_points(curve: Curve) -> Symptom | None:

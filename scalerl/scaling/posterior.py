@@ -20,11 +20,15 @@ from scalerl.scaling.curve_families import CREEP_REACH, DEPARTURES, LAW, CurveFa
 from scalerl.scaling.draws import Draws, every, joined
 from scalerl.scaling.grid import Cells, pick, systematic, zoom
 from scalerl.scaling.law import Array, climb, log_compute
+from scalerl.scaling.level import LevelPosterior, level_posterior
 from scalerl.scaling.linear import LastCoefficient, Solved, draw, eliminate, last_coefficient, log_evidence
 from scalerl.scaling.readers import CurveError
 
 NOISE_FLOOR = 1e-5
 """Smallest standard deviation of the noise, as a share of the metric's range."""
+
+UNSEEN_NOISE = 0.01
+"""Standard deviation of the noise, likewise, where all values are equal and no standard error is given."""
 
 DEPARTURE_PHI = slice(0, None, 2)
 """Values of phi for departures, and for the comparison of the law with them."""
@@ -37,6 +41,13 @@ ADMITTED = 0.25
 
 Below it they would harm the forecasts of runs that follow the law more than they improve those of other runs.
 """
+
+FEW_DRAWS = 300
+"""Draws of a departure that estimate how much of its mass obeys the limits, and widen intervals if it is not admitted.
+"""
+
+DOUBTFUL = 0.05
+"""Departures widen the intervals, without moving the mean, if their total probability is above this."""
 
 LEAST_LAWFUL = 0.02
 """A family is dropped if less than this share of its mass obeys the metric's limits and R0 <= A."""
@@ -112,6 +123,12 @@ class Posterior(NamedTuple):
     draws: Draws
     probability: dict[str, float]
     """Probability of each family in the draws, by name; {"law": 1.0} if departures are not used."""
+    log_evidence: float
+    """Log marginal likelihood of all families together, comparable with ``LevelPosterior.log_evidence``."""
+    level: LevelPosterior
+    """The posterior of a run that stays at a level, in shares of the metric's range from its lower bound."""
+    doubtful: Draws
+    """Draws with departures in proportion to their probability, also where they are not admitted; for intervals."""
 
 
 def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 2000) -> Posterior:
@@ -126,27 +143,37 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
     problem = standardised(curve, r0, prior)
     cells = explore(problem, LAW)
     draws, lawful = sample(problem, LAW, cells, num_draws)
+    level = level_posterior(problem.y_N - problem.least, problem.floor)
+    evidence = cells.log_mass() + float(np.log(max(lawful, LEAST_LAWFUL))) - log_volume(problem)
     worth_it = len(curve) >= DEPARTURE_POINTS and prior.departure > 0 and lawful >= LEAST_LAWFUL
     if not worth_it or suspicion(problem, cells) < SUSPICIOUS:
-        return Posterior(draws, {"law": 1.0})
+        return Posterior(draws, {"law": 1.0}, evidence, level, draws)
     explored = [explore(problem, family) for family in DEPARTURES]
     log_mass = [log_share(cells.log_mass(DEPARTURE_PHI), lawful, 1 - len(DEPARTURES) * prior.departure)]
+    few = []
     for family, found in zip(DEPARTURES, explored, strict=True):
         # a few draws estimate the share of the mass that obeys the limits, which the grid ignores
-        obeying = sample(problem, family, found, 300)[1]
+        some, obeying = sample(problem, family, found, FEW_DRAWS)
+        few.append(some)
         log_mass.append(log_share(found.log_mass(), obeying, prior.departure))
     weight = np.exp(np.array(log_mass) - max(log_mass))
     weight /= weight.sum()
-    if weight[0] > 1 - ADMITTED:
-        return Posterior(draws, {"law": 1.0})
+    if weight[0] > 1 - DOUBTFUL:
+        return Posterior(draws, {"law": 1.0}, evidence, level, draws)
+    admitted = weight[0] <= 1 - ADMITTED
     # rounding the cumulative sum, so that the counts add up
     count = np.diff(np.round(np.cumsum([0.0, *weight]) * num_draws).astype(int))
     parts = [every(draws, int(count[0]))]
-    for family, found, n in zip(DEPARTURES, explored, count[1:], strict=True):
+    for i, n in enumerate(count[1:]):
         if n:
-            parts.append(every(sample(problem, family, found, num_draws)[0], int(n)))
+            more = sample(problem, DEPARTURES[i], explored[i], num_draws)[0] if admitted else few[i]
+            parts.append(every(more, int(n)))
+    mixed = joined(parts)
+    if not admitted:
+        return Posterior(draws, {"law": 1.0}, evidence, level, mixed)
     names = ["law", *(family.name for family in DEPARTURES)]
-    return Posterior(joined(parts), dict(zip(names, weight.tolist(), strict=True)))
+    evidence -= float(np.log(max(weight[0], 1e-9)))
+    return Posterior(mixed, dict(zip(names, weight.tolist(), strict=True)), evidence, level, mixed)
 
 
 def held_at(curve: Curve, asymptote: float, num_draws: int = 400) -> tuple[float, Draws]:
@@ -177,16 +204,38 @@ def standardised(curve: Curve, r0: float | None, prior: Prior) -> Problem:
         least=(low - offset) / width,
         most=(high - offset) / width,
         initial=None if r0 is None else (r0 - offset) / width,
-        floor=len(curve) * NOISE_FLOOR**2,
+        floor=len(curve) * least_noise(curve) ** 2,
         prior=prior,
         limits=np.log(np.array([(max(first / 2, 1 / 200), prior.midpoint_reach), prior.efficiency_range])),
     )
+
+
+def least_noise(curve: Curve) -> float:
+    """Smallest standard deviation of the noise, as a share of the range.
+
+    Equal values show no noise, but the next one may differ: then it is the standard error given, or ``UNSEEN_NOISE``.
+    """
+    if np.ptp(curve.metric) > 0:
+        return NOISE_FLOOR
+    given = 0.0 if curve.stderr is None else float(np.nanmedian(curve.stderr)) / float(np.ptp(curve.bounds))
+    return given if given > 0 else UNSEEN_NOISE
 
 
 def log_prior(log_midpoint: Array, log_efficiency: Array, prior: Prior) -> Array:
     """Log density over (ln C_mid, ln B), up to a constant; arguments broadcast."""
     spread = (log_efficiency - np.log(prior.efficiency)) / prior.efficiency_spread
     return np.asarray(-0.5 * spread**2 - np.maximum(log_midpoint, 0.0))
+
+
+def log_volume(problem: Problem) -> float:
+    """Log integral of the prior over (ln C_mid, ln B), and of R0 <= A, which takes half of the square of both."""
+    from scipy.special import ndtr
+
+    (least, most), efficiencies = problem.limits
+    prior = problem.prior
+    low, high = ndtr((efficiencies - np.log(prior.efficiency)) / prior.efficiency_spread)
+    midpoints = -least + 1.0 - np.exp(-most)
+    return float(np.log(midpoints * prior.efficiency_spread * np.sqrt(2 * np.pi) * (high - low) / 2))
 
 
 def solve(

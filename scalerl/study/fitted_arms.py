@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
+
 from scalerl.scaling.compare import Runs, check_alike, listed
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.fit import Fit, fit
@@ -86,8 +88,11 @@ def fitted_arm(arm: str, runs: list[Curve | Fit]) -> FittedArm:
     for run in runs:
         try:
             fitted = run if isinstance(run, Fit) else fit(run)
-        except CurveError as error:  # too few points, or no climb yet: no reason to stop
+        except CurveError as error:  # too few points: no reason to stop
             unfitted = str(error)
+            continue
+        if np.ptp(fitted.curve.metric) == 0:
+            unfitted = f"every metric value is {fitted.curve.metric[0]:g}"
             continue
         symptom = collapse(fitted.curve)
         if symptom is None:

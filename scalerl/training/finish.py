@@ -31,8 +31,13 @@ def run_to_end(run: Session) -> list[str]:
     if not run.finished:
         return [f"stopped at step {run.progress.step}; continue with: scalerl resume {run.directory.path}"]
     export_model(run)
-    reason = "every prompt is solved and retired; " if run.progress.step < run.config.steps else ""
+    early = run.progress.step < run.config.steps
+    reason = "every prompt is solved and retired; " if early and run.progress.exhausted else ""
+    if run.progress.stopped_by:
+        reason = f"stopped by the condition {run.progress.stopped_by!r}; "
     closing = [f"{reason}trained {run.progress.step} updates ({run.progress.skipped_steps} skipped)"]
+    if run.progress.stopped_by:
+        closing.append(f"to train on all the same: scalerl resume {run.directory.path}")
     return closing + summarise(run.directory.path, run.config, run.points)
 
 

@@ -46,7 +46,7 @@ from scalerl.training.learner.ranks import LearnerGroup
 from scalerl.training.learner.single import SingleLearner
 from scalerl.training.matmul import check_matmul, resolve_matmul
 from scalerl.training.pinned import pinned
-from scalerl.training.resumed import check_unchanged, flops_notes, flops_rule_of, hours_of
+from scalerl.training.resumed import check_unchanged, flops_notes, flops_rule_of, hours_of, overrule
 from scalerl.training.run_dir import RunDirectory, check_empty
 from scalerl.training.session import Display, Progress, Session
 from scalerl.training.stopwatch import Stopwatch
@@ -259,7 +259,7 @@ def _several(config: RunConfig, model_path: str, policy: Policy, channel: Weight
 def _restore(session: Session, checkpoint: Path) -> None:
     """Restore the trainer, and start the generator with the weights that it was sampling with."""
     state = load_state(checkpoint, "trainer")
-    session.progress = from_plain(Progress, state["progress"])
+    session.progress = overrule(from_plain(Progress, state["progress"]), display=session.display)
     session.learner.load(checkpoint, session.progress.step)
     session.curriculum.load_state(state["curriculum"])
     session.clock = Stopwatch(3600.0 * hours_of(state) / session.devices.held)

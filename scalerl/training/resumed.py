@@ -11,6 +11,7 @@ from scalerl.config.base import ConfigError, replace
 from scalerl.models.flops import FLOPS_RULE
 from scalerl.training.checkpoint import FORMAT, load_plain
 from scalerl.training.devices import devices_of
+from scalerl.training.session import Display, Progress
 
 
 def flops_rule_of(checkpoint: Path | None) -> int:
@@ -28,6 +29,15 @@ def flops_notes(rule: int) -> list[str]:
     ]
 
 
+def overrule(progress: Progress, display: Display) -> Progress:
+    """Take the condition that ended a run out of force: resuming it says that it should go on all the same."""
+    if progress.stopped_by:
+        display.note(f"the run had ended because of {progress.stopped_by!r}; this condition no longer counts")
+        progress.overruled = (*progress.overruled, progress.stopped_by)
+        progress.stopped_by = ""
+    return progress
+
+
 def hours_of(state: Mapping[str, Any]) -> float:
     """Return the device-hours in the trainer's part of a checkpoint: of the devices that the run held until then."""
     if "device_hours" in state:
@@ -37,7 +47,7 @@ def hours_of(state: Mapping[str, Any]) -> float:
 
 
 def check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
-    """Refuse a checkpoint of an earlier version or another configuration; steps and placement may change.
+    """Refuse a checkpoint of an earlier version or another configuration; steps, stop_when and placement may change.
 
     Args:
         config: of the run directory.
@@ -55,7 +65,8 @@ def check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
             f"start a new run from its weights, once exported: scalerl train --model {path}/model"
         )
     before = parse_config(state["config"], f"{checkpoint}/trainer.json")
-    free = {"steps": before.steps, "checkpoint": before.checkpoint, "placement": before.placement}
+    names = ("steps", "stop_when", "checkpoint", "placement")
+    free = {name: getattr(before, name) for name in names}
     if replace(config, **free) == before:
         return
     old, new = to_toml(before).splitlines(), to_toml(replace(config, **free)).splitlines()

@@ -29,6 +29,7 @@ from scalerl.training.evaluation import by_task, eval_point, held_out_visits
 from scalerl.training.learner.base import BadGradient, Learner, StepStats, TrainBatch
 from scalerl.training.rollout_rows import Extremes, evaluation_rows, rollout_row
 from scalerl.training.run_dir import RunDirectory
+from scalerl.training.stop_when import first_to_stop
 from scalerl.training.stopwatch import Stopwatch
 from scalerl.types import EvalPoint, GeneratorStats, ScoredGroup, Visit
 
@@ -73,6 +74,10 @@ class Progress:
     """Steps in which no prompt had anything to teach."""
     replay_difference: float = math.nan
     """Largest difference of log-probabilities at the last evaluation, nats."""
+    stopped_by: str = ""
+    """The condition of `stop_when` that ended the run; empty if none did."""
+    overruled: tuple[str, ...] = ()
+    """Conditions that ended the run before and were overruled by resuming it."""
     generator: GeneratorStats = field(default_factory=lambda: GeneratorStats(0, 0, 0.0))
     """The generators' counters when they completed the last batch trained."""
 
@@ -113,8 +118,9 @@ class Session:
 
     @property
     def finished(self) -> bool:
-        """Whether all updates are done, or every prompt is solved and retired."""
-        return self.progress.step >= self.config.steps or self.progress.exhausted
+        """Whether all updates are done, every prompt is solved and retired, or a condition of `stop_when` holds."""
+        progress = self.progress
+        return progress.step >= self.config.steps or progress.exhausted or bool(progress.stopped_by)
 
     def close(self) -> None:
         """End the processes of generator, learner and verifiers, and let go of the run directory."""
@@ -258,6 +264,16 @@ class Session:
         saved = self.config.evaluation.saved
         self.directory.append("rollouts.jsonl", evaluation_rows(self.tokenizer, step, groups, extremes, saved))
         self.display.point(self.points)
+        if not self.finished:
+            self._judge_conditions()
+
+    def _judge_conditions(self) -> None:
+        """End the run where a condition of `stop_when` holds that was not overruled."""
+        open_rules = [text for text in self.config.stop_when if text not in self.progress.overruled]
+        found = first_to_stop(open_rules, self.points, self.config) if open_rules else None
+        if found is not None:
+            self.progress.stopped_by, reason = found
+            self.display.note(f"step {self.progress.step}: stopping, because {reason}")
 
     def _replay(self, step: int, groups: Sequence[ScoredGroup]) -> tuple[Extremes, float]:
         """Check that a few samples have the probability of the learner's weights.

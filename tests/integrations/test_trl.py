@@ -107,6 +107,27 @@ def test_a_run_that_has_nothing_to_gain_is_stopped_by_advice_and_a_climbing_one_
     assert evaluate(ForecastCallback(tmp_path / "p.jsonl", say=said.append), FLAT) is None  # it was not asked to
 
 
+FALLING = [0.6 * n / (n + 2) for n in range(1, 16)] + [0.5, 0.4, 0.3, 0.2, 0.15, 0.1]
+
+
+def test_a_condition_stops_the_run_and_a_resumed_run_overrules_it(tmp_path):
+    said = []
+    callback = ForecastCallback(tmp_path / "p.jsonl", say=said.append).stop_when("falling")
+    stopped = evaluate(callback, FALLING)
+    # the mean of the last three is 0.05 below the best, and four times the noise, two evaluations after the fall began
+    assert stopped in (170, 180) and said[-1].startswith("stopping, because 'falling' holds: the metric fell by")
+    state = SimpleNamespace(global_step=stopped, is_world_process_zero=True, num_input_tokens_seen=0)
+    again = ForecastCallback(tmp_path / "p.jsonl", say=said.append).stop_when("falling", "ceiling identified")
+    again.on_train_begin(SimpleNamespace(world_size=1), state, None)
+    assert [rule.text for rule in again.rules] == ["ceiling identified"]
+    assert "this condition no longer counts" in said[-1]
+
+
+def test_a_condition_that_cannot_be_read_is_refused_at_once(tmp_path):
+    with pytest.raises(CurveError, match="got 'rising'; allowed: 'gain at 2x below"):
+        ForecastCallback(tmp_path / "p.jsonl").stop_when("rising")
+
+
 def test_a_spent_budget_stops_the_run(tmp_path):
     said = []
     callback = ForecastCallback(tmp_path / "p.jsonl", stop_below_gain=1e-6, budget=0.065, say=said.append)

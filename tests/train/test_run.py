@@ -223,6 +223,21 @@ def test_a_run_of_before_goes_on_counting_flops_by_the_rule_it_began_with(undist
     assert json.loads((path / "checkpoints/step_000025/trainer.json").read_text())["flops_rule"] == 1
 
 
+@pytest.mark.slow
+def test_a_condition_ends_the_run_as_finished_and_resume_overrules_it(lab_model, tmp_path):
+    path = tmp_path / "conditioned"
+    # certain from the fifth evaluation on, which is at step 8
+    condition = "gain at 1.5x below 0.99 with probability 0.5"
+    text = runs.train(lab_model, path, "--evaluation.every", "2", "--steps", "12", "--stop_when", f'["{condition}"]')
+    assert f"step 8: stopping, because '{condition}' holds: with probability 1.00" in text
+    assert f"stopped by the condition '{condition}'; trained 8 updates" in text
+    assert (path / "model/config.json").exists() and len(runs.rows(path, "metrics.jsonl")) == 8
+    process = runs.start(["resume", str(path)])
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0 and "this condition no longer counts" in text, text
+    assert len(runs.rows(path, "metrics.jsonl")) == 12 and "stopping, because" not in text
+
+
 def test_a_configuration_changed_before_a_resume_is_refused_by_name(undisturbed, tmp_path):
     path = tmp_path / "changed"
     shutil.copytree(undisturbed[0], path)

@@ -1,0 +1,76 @@
+"""Says that a run has begun to fall, and which of its metrics moved with it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from scalerl.scaling import Curve
+from scalerl.scaling.health import decline
+
+WATCHED = {
+    "entropy": "entropy",
+    "log_ratio_mean": "log ratio",
+    "truncation_rate": "truncation",
+    "staleness_mean": "staleness",
+}
+"""Columns of metrics.jsonl to look at where a run falls, and their names in text."""
+
+KEPT = 400
+"""Rows of metrics that are kept."""
+
+RECENT = 0.2
+"""Share of the kept rows that count as recent."""
+
+MOVED = 3.0
+"""A metric has moved if its recent mean is this many standard deviations away from the earlier one."""
+
+LEAST_ROWS = 20
+
+
+class FallWatch:
+    """Watches the rows and curves of a run; warns once for each fall."""
+
+    def __init__(self) -> None:
+        """Prepare for a run."""
+        self._rows: deque[Mapping[str, Any]] = deque(maxlen=KEPT)
+        self._warned: set[str] = set()
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Take in a row of metrics."""
+        self._rows.append(row)
+
+    def warning(self, curve: Curve) -> str | None:
+        """Return what to say about the curve of a task; None if it does not fall, or if this was said."""
+        symptom = decline(curve)
+        if symptom is None:
+            self._warned.discard(curve.label)
+            return None
+        if curve.label in self._warned:
+            return None
+        self._warned.add(curve.label)
+        fell = f"the held-out metric of {curve.label} has fallen by {symptom.numbers['fall']:.3f} since its best"
+        changes = moved(list(self._rows))
+        if not changes:
+            return f"{fell}; look at entropy, log ratio, truncation and staleness in metrics.jsonl: none moved clearly"
+        return f"{fell}; what moved: {', '.join(changes)}"
+
+
+def moved(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the watched metrics whose recent mean differs from the earlier one by more than their scatter."""
+    recent = int(RECENT * len(rows))
+    found = []
+    for column, name in WATCHED.items():
+        values = [float(row[column]) for row in rows if math.isfinite(row.get(column, math.nan))]
+        if len(values) < LEAST_ROWS:
+            continue
+        before, now = values[:-recent], values[-recent:]
+        mean = math.fsum(before) / len(before)
+        scatter = math.sqrt(math.fsum((value - mean) ** 2 for value in before) / len(before))
+        level = math.fsum(now) / len(now)
+        # an error of the mean would call slow drifts of any size moved
+        if abs(level - mean) > MOVED * max(scatter, 1e-3 * abs(mean), 1e-9):
+            found.append(f"{name} from {mean:.3g} to {level:.3g}")
+    return found

@@ -1,0 +1,274 @@
+"""What may become of a run: it rises as the law says, or it stays where it is; later it may fall or take off.
+
+The two futures are weighted by their evidence. A log marginal likelihood is the sum of the log probabilities with which
+a model predicted each point from the points before it (the prequential score), so the weights say how well each would
+have predicted this run so far. Rare events that the run itself cannot show (a fall, a take-off) widen the interval at
+the rate seen in public runs; they do not move the mean.
+
+Axes in names: N points, M amounts of compute asked about, D draws, R draws that rise, S draws that stay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from scalerl.scaling.curve import Curve
+from scalerl.scaling.draws import Draws, every
+from scalerl.scaling.health import fallen_by, local_noise, rolling_mean
+from scalerl.scaling.law import Array
+from scalerl.scaling.level import LevelDraws, LevelPosterior, level_posterior
+from scalerl.scaling.posterior import Posterior, least_noise
+
+STAYS = 0.4
+"""Prior probability that a run stays where it is: 15 of 39 public runs that did not fall were flat."""
+
+STAYS_AFTER_FALL = 0.77
+"""The same after a fall: in 20 of 26 parts of public runs that ended after a fall, less than half of it came back."""
+
+FALLEN = 0.1
+"""A run has fallen if it is this share of the metric's range below its best; for the prior above."""
+
+SINCE_BEST = 5
+"""Least number of points that the level after a fall is estimated from."""
+
+CLEARLY = -3.0
+"""Log evidence ratio below which the climb before a fall clearly was no noise about a level."""
+
+NEGLIGIBLE = 0.05
+"""Below this probability the second future is left out."""
+
+NOISY = 0.03
+"""Noise of one evaluation, as a share of the range, above which a run is noisy in the sense of the rates below."""
+
+LATER_FALL = {"noisy": (4, 51), "smooth": (1, 64)}
+"""Parts of public runs that stood at or near their best, and how many of these ended more than 0.1 (and more than twice
+their noise) below where they were: (fell, all). The rest of a run was about one doubling of compute in the mean."""
+
+TAKE_OFF = (5, 32)
+"""Of the parts that looked flat, how many ended as much above, likewise."""
+
+TAKE_OFF_DOUBLINGS = 2.0
+"""Doublings of compute within which a take-off begins at that rate; longer runs were not seen."""
+
+TAKE_OFF_SPEED = 2.0
+"""Inverse of the doublings of compute that a take-off takes."""
+
+NOISE_AT_BOUND = 0.01
+"""Added to p(1 - p) where noise is scaled with it, because noise does not vanish at the metric's bounds."""
+
+
+@dataclass(frozen=True, eq=False)
+class Futures:
+    """Draws of both futures in proportion to their probability, D = R + S, and the chance of rare events.
+
+    Example: a run at 0.62 that rises with probability 0.97 has R = 1940 draws of the law and S = 60 of a level.
+    """
+
+    rising: Draws
+    """Draws of the law and its departures, each column of shape (R,)."""
+
+    excursion_R: Array
+    """How far the run is above each drawn curve at its last point, as far as it is expected to last one step."""
+
+    staying: LevelDraws
+    """Draws of the level, each column of shape (S,)."""
+
+    walk_S: Array
+    """Standard normal deviate of each draw's way from the last level."""
+
+    path_N: Array
+    """Mean level at each point under the second future."""
+
+    curve: Curve
+    """The points."""
+
+    last: float
+    """Compute of the run's last point, before any averaging."""
+
+    fall: tuple[int, int]
+    """How many public runs that looked like this fell later: (fell, all)."""
+
+    doubtful: Futures | None = None
+    """The same with departures that are too improbable to move the mean; for intervals. None if it is the same."""
+
+    @property
+    def for_intervals(self) -> Futures:
+        """The draws of which intervals are quantiles."""
+        return self if self.doubtful is None else self.doubtful
+
+    @property
+    def stays(self) -> float:
+        """Probability that the run stays where it is."""
+        return len(self.walk_S) / (len(self.walk_S) + len(self.excursion_R))
+
+    @property
+    def fallen(self) -> bool:
+        """Whether the run is far below its best."""
+        return has_fallen(self.curve)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A dict of JSON values."""
+        fell, seen = self.fall
+        return {
+            "rises": 1.0 - self.stays, "stays": self.stays, "fallen": self.fallen,
+            "later_fall": {"probability": rate(self.fall), "fell": fell, "of": seen},
+        }  # fmt: skip
+
+    def sentences(self) -> tuple[str, ...]:
+        """What the weights say, for people."""
+        fell, seen = self.fall
+        said = []
+        if self.stays:
+            where = "has fallen and stays down" if self.fallen else "stays where it is"
+            said.append(f"with probability {self.stays:.2f} the run {where}, with {1 - self.stays:.2f} it rises")
+        if not self.fallen:
+            said.append(f"1 in {seen / fell:.0f} public runs that looked like this fell later ({fell} of {seen})")
+        return tuple(said)
+
+    def levels(self, compute_M: Array) -> Array:
+        """Level of every draw at each compute without rare events, shape (M, D), within the metric's bounds."""
+        return np.asarray(np.clip(self.unbounded(compute_M), *self.curve.bounds))
+
+    def mean(self, compute_M: Array) -> Array:
+        """Mean level at each compute, shape (M,). A walk goes up as often as down, also next to a bound."""
+        return np.asarray(np.clip(self.unbounded(compute_M).mean(axis=1), *self.curve.bounds))
+
+    def unbounded(self, compute_M: Array) -> Array:
+        """Levels before they are limited to the metric's bounds, shape (M, D)."""
+        ahead_M1 = self.steps_ahead(compute_M)[:, None]
+        rising_MR = self.rising.levels(compute_M, self.curve.bounds[1])
+        # an excursion dies out as phi^steps; it belongs to the future, not to the fitted curve before the last point
+        future_M = compute_M >= self.last
+        rising_MR[future_M] += self.rising.autocorrelation ** ahead_M1[future_M] * self.excursion_R
+        if not len(self.walk_S):
+            return np.asarray(rising_MR)
+        way_MS = np.sqrt(ahead_M1) * self.staying.step_sd * self.walk_S
+        past_M1 = (np.interp(compute_M, self.curve.compute, self.path_N) - self.path_N[-1])[:, None]
+        return np.concatenate([rising_MR, self.staying.level + past_M1 + way_MS], axis=1)
+
+    def gain(self, compute: float) -> Array:
+        """Gain of each draw from the last point to a compute, shape (D,): of the curve itself, without excursions.
+
+        Falls are left out, because the best checkpoint remains; a take-off counts.
+        """
+        now, then = np.array([self.last]), np.array([compute])
+        law_2R = self.rising.levels(np.concatenate([now, then]), self.curve.bounds[1])
+        moved_S = np.sqrt(self.steps_ahead(then)) * self.staying.step_sd * self.walk_S
+        now_1D = np.concatenate([law_2R[:1], self.staying.level[None, :]], axis=1)
+        then_1D = np.concatenate([law_2R[1:], (self.staying.level + moved_S)[None, :]], axis=1)
+        return np.asarray(self.with_rare_events(then_1D, then, falls=False) - now_1D)[0]
+
+    def steps_ahead(self, compute_M: Array) -> Array:
+        """Number of evaluations from the last point to each compute at the present spacing, shape (M,); 0 before it."""
+        spacing = float(np.median(np.diff(self.curve.compute[-max(3, len(self.curve) // 2) :])))
+        return np.maximum(compute_M - self.last, 0.0) / spacing
+
+    def with_rare_events(self, levels_MD: Array, compute_M: Array, falls: bool = True) -> Array:
+        """Levels where a share of the draws falls, and of those that stay takes off, within a doubling of compute."""
+        rng = np.random.default_rng(2)
+        low, high = self.curve.bounds
+        num_draws = levels_MD.shape[1]
+
+        def even_D() -> Array:
+            """Evenly spread over (0, 1) in random order, which adds less random error than independent numbers."""
+            return np.asarray((rng.permutation(num_draws) + 0.5) / num_draws)
+
+        doublings_M1 = np.log2(np.maximum(compute_M / self.last, 1.0))[:, None]
+        # a fall of at least FALLEN, at most to the lower bound
+        falls_MD = falls & (even_D() < rate(self.fall)) & (doublings_M1 > even_D())
+        changed_MD = levels_MD - falls_MD * (FALLEN * (high - low) + even_D() * np.maximum(levels_MD[0] - low, 0.0))
+        if not self.fallen:
+            # to any level up to the metric's bound, as in the prior of A; also a run that took off late may do so again
+            waiting_D = np.concatenate([self.rising.delay > 0, np.ones(len(self.walk_S), dtype=bool)])
+            chosen_D = waiting_D & (even_D() < TAKE_OFF_DOUBLINGS * rate(TAKE_OFF))
+            since_MD = doublings_M1 - TAKE_OFF_DOUBLINGS * even_D()
+            changed_MD += np.clip(TAKE_OFF_SPEED * since_MD, 0.0, 1.0) * chosen_D * even_D() * (high - levels_MD[0])
+        return np.asarray(np.clip(changed_MD, low, high))
+
+    def with_noise(self, levels_MD: Array, compute_M: Array) -> Array:
+        """Levels with the noise of one evaluation, shape (M, D), within the metric's bounds.
+
+        The noise is that of the run where it stands; elsewhere it changes as that of a share p does, with p(1 - p).
+        """
+        phi_R, low, high = self.rising.autocorrelation, *self.curve.bounds
+        # what is left of the excursion is known, so that only the rest is uncertain
+        ahead_M1 = self.steps_ahead(compute_M)[:, None]
+        new_MR = np.sqrt(1.0 - np.where(compute_M[:, None] >= self.last, phi_R ** (2 * ahead_M1 + 2), 0.0))
+        sd_MD = np.concatenate(
+            [self.rising.noise_sd * new_MR, np.broadcast_to(self.staying.noise_sd, (len(compute_M), len(self.walk_S)))],
+            axis=1,
+        )
+        here = binomial(np.array(self.curve.metric.mean()), low, high)
+        sd_MD = sd_MD * np.sqrt(binomial(levels_MD, low, high) / here)
+        noise_MD = np.random.default_rng(1).standard_normal(levels_MD.shape)
+        return np.asarray(np.clip(levels_MD + sd_MD * noise_MD, low, high))
+
+
+def binomial(level: Array, low: float, high: float) -> Array:
+    """p(1 - p) of a level as a share of the range, plus ``NOISE_AT_BOUND``."""
+    p = np.clip((level - low) / (high - low), 0.0, 1.0)
+    return np.asarray(p * (1.0 - p) + NOISE_AT_BOUND)
+
+
+def rate(counts: tuple[int, int]) -> float:
+    """Share of a count."""
+    return counts[0] / counts[1]
+
+
+def has_fallen(curve: Curve) -> bool:
+    """Whether the end of a curve is far below its best."""
+    return fallen_by(curve) > FALLEN * float(np.ptp(curve.bounds))
+
+
+def level_since_best(curve: Curve) -> LevelPosterior:
+    """The level model fitted to the points since the best mean of three, at least ``SINCE_BEST`` of them."""
+    low, high = curve.bounds
+    best = int(rolling_mean(curve.metric).argmax()) + 2
+    recent_N = curve.metric[min(best, len(curve) - SINCE_BEST) :]
+    return level_posterior((recent_N - low) / (high - low), len(recent_N) * least_noise(curve) ** 2)
+
+
+def futures(curve: Curve, last: float, found: Posterior) -> Futures:
+    """Both futures in proportion to prior probability times evidence.
+
+    Args:
+        curve: the points.
+        last: compute of the run's last point.
+        found: the posterior of the law and its departures, and of the level.
+    """
+    fell = has_fallen(curve)
+    prior = STAYS_AFTER_FALL if fell else STAYS
+    evidence = found.level.log_evidence - found.log_evidence
+    # that the climb followed the law says nothing about what comes after a fall
+    log_odds = (max(evidence, 0.0) if fell else evidence) + np.log(prior / (1.0 - prior))
+    # where the whole run looks like noise about a level, the fall is part of the noise
+    after = level_since_best(curve) if fell and evidence < CLEARLY else found.level
+    probability = 1.0 / (1.0 + np.exp(-np.clip(log_odds, -50.0, 50.0)))
+    num_draws = len(found.draws.asymptote)
+    num_staying = round(probability * num_draws) if probability > NEGLIGIBLE else 0
+    rng = np.random.default_rng(3)
+    low, high = curve.bounds
+    level = after.draws(num_staying, rng) if num_staying else LevelDraws(*np.zeros((3, 0)))
+    # in pairs of opposite deviates, so that the mean of the walks is the level
+    half_S = rng.standard_normal((num_staying + 1) // 2)
+    noisy = local_noise(curve.metric) > NOISY * (high - low)
+
+    def with_draws(draws: Draws, doubtful: Futures | None) -> Futures:
+        rising = every(draws, num_draws - num_staying)
+        above_R = curve.metric[-1] - rising.levels(curve.compute[-1:], high)[0]
+        return Futures(
+            rising=rising,
+            excursion_R=rising.autocorrelation * above_R,
+            staying=LevelDraws(low + (high - low) * level.level, *((high - low) * sd for sd in level[1:])),
+            walk_S=np.concatenate([half_S, -half_S])[:num_staying],
+            path_N=low + (high - low) * np.append(found.level.path_N[: -len(after.path_N)], after.path_N),
+            curve=curve,
+            last=last,
+            fall=LATER_FALL["noisy" if noisy else "smooth"],
+            doubtful=doubtful,
+        )
+
+    return with_draws(found.draws, None if found.doubtful is found.draws else with_draws(found.doubtful, None))

@@ -1,0 +1,110 @@
+"""Conditions under which a run stops by itself, in words: parsed, and judged by a fit.
+
+gain at 2x below 0.01 with probability 0.9     more training hardly helps
+ceiling identified                             the question is answered
+falling                                        the metric falls from its best by more than noise explains
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from scalerl.scaling.fit import Fit
+from scalerl.scaling.health import decline
+from scalerl.scaling.readers import CurveError
+
+FORMS = "'gain at 2x below 0.01 with probability 0.9', 'ceiling identified', 'falling'"
+"""The conditions as a user writes them."""
+
+PROBABILITY = 0.9
+"""Probability of a gain condition that names none."""
+
+NUMBER = r"(\d*\.?\d+(?:e[+-]?\d+)?)"
+GAIN = re.compile(rf"gain at {NUMBER}\s*[x×] below {NUMBER}(?: with probability {NUMBER})?")
+
+
+class StopRule(NamedTuple):
+    """One condition.
+
+    Example: ``StopRule("gain at 2x below 0.01", "gain", factor=2.0, gain=0.01, probability=0.9)``
+    """
+
+    text: str
+    """As the user wrote it."""
+    kind: str
+    """Key of ``JUDGES``."""
+    factor: float = 0.0
+    """Compute at which the gain is judged, in multiples of the last point's; > 1."""
+    gain: float = 0.0
+    """The gain that is too small, in the metric's unit; > 0."""
+    probability: float = 0.0
+    """Probability with which the gain must be below it, in (0, 1)."""
+
+
+def stop_rule(text: str) -> StopRule:
+    """Parse a condition.
+
+    Raises:
+        CurveError: it is none of ``FORMS``, or a number in it is out of range.
+    """
+    plain = " ".join(text.lower().split())
+    if plain in ("ceiling identified", "falling"):
+        return StopRule(text, plain)
+    match = GAIN.fullmatch(plain)
+    if match is None:
+        raise CurveError(f"got {text!r}; allowed: {FORMS}, with other numbers")
+    factor, gain, probability = float(match[1]), float(match[2]), float(match[3] or PROBABILITY)
+    if not (factor > 1 and gain > 0 and 0 < probability < 1):
+        raise CurveError(
+            f"got {text!r}; allowed: a multiple above 1x, a gain above 0, and a probability between 0 and 1"
+        )
+    return StopRule(text, "gain", factor, gain, probability)
+
+
+def gains_little(rule: StopRule, fit: Fit) -> str | None:
+    """The gain at the multiple is probably too small."""
+    gain_D = fit.gain(rule.factor * fit.last_compute)
+    if len(gain_D) == 1:
+        return None
+    probability = float((gain_D < rule.gain).mean())
+    if probability < rule.probability:
+        return None
+    return f"with probability {probability:.2f}, {rule.factor:g} times the compute gains less than {rule.gain:g}"
+
+
+def ceiling_identified(rule: StopRule, fit: Fit) -> str | None:
+    """The ceiling is identified."""
+    return f"the ceiling is identified: {fit.asymptote}" if fit.identified else None
+
+
+def falling(rule: StopRule, fit: Fit) -> str | None:
+    """The end of the curve is below its best by more than noise explains."""
+    symptom = decline(fit.curve)
+    return None if symptom is None else symptom.message.partition(";")[0]
+
+
+JUDGES: dict[str, Callable[[StopRule, Fit], str | None]] = {
+    "gain": gains_little,
+    "ceiling identified": ceiling_identified,
+    "falling": falling,
+}
+"""Each says why to stop, or None."""
+
+
+def reason_to_stop(rule: StopRule, fits: Sequence[Fit]) -> str | None:
+    """Why a run should stop, or None: one falling curve is enough, the other conditions must hold for every curve.
+
+    Args:
+        rule: the condition.
+        fits: of the run's curves, one a task; with none the answer is None.
+    """
+    judged = [JUDGES[rule.kind](rule, fit) for fit in fits]
+    reasons = [
+        f"{fit.curve.label}: {said}" if len(fits) > 1 else said
+        for fit, said in zip(fits, judged, strict=True)
+        if said is not None
+    ]
+    enough = 1 if rule.kind == "falling" else max(1, len(fits))
+    return f"{rule.text!r} holds: {'; '.join(reasons)}" if len(reasons) >= enough else None

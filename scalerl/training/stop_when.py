@@ -1,0 +1,32 @@
+"""Judges the conditions of `stop_when` after an evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from scalerl.config import RunConfig
+from scalerl.report.outlook import curve_of, points_by_task
+from scalerl.report.summary import default_axis
+from scalerl.scaling import CurveError, fit
+from scalerl.scaling.stop import reason_to_stop, stop_rule
+from scalerl.types import EvalPoint
+
+
+def first_to_stop(conditions: Sequence[str], points: Sequence[EvalPoint], config: RunConfig) -> tuple[str, str] | None:
+    """Return the first condition that holds and why, or None; with fewer than five evaluations none holds.
+
+    Args:
+        conditions: of `stop_when`, as written.
+        points: the run's evaluations so far.
+        config: says which tasks have a forecast, and the compute axis.
+    """
+    by_task = points_by_task(points)
+    fits = []
+    with suppress(CurveError):  # too early for a fit: no reason to stop
+        fits = [fit(curve_of(by_task[task], default_axis(config))) for task in config.main_tasks]
+    for condition in conditions:
+        reason = reason_to_stop(stop_rule(condition), fits)
+        if reason is not None:
+            return condition, reason
+    return None

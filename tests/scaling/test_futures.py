@@ -1,0 +1,117 @@
+import numpy as np
+import pytest
+from scaling_runs import run
+
+from scalerl.scaling import Curve, advise, fit, forecast, sigmoid
+from scalerl.scaling.futures import LATER_FALL, STAYS, STAYS_AFTER_FALL, has_fallen
+
+
+def fallen(seed=0):
+    """Up to 0.6 by half of the run, then within five evaluations down to 0.2, where it stays."""
+    rng = np.random.default_rng(seed)
+    compute = np.arange(31.0)
+    level = np.where(compute < 16, sigmoid(compute, 0.6, 3.0, 4.0, 0.1), np.maximum(0.6 - 0.08 * (compute - 16), 0.2))
+    return Curve(compute, level + 0.02 * rng.standard_normal(31))
+
+
+def flat(seed=0, noise=0.05):
+    return Curve(np.arange(25.0), 0.4 + noise * np.random.default_rng(seed).standard_normal(25))
+
+
+def test_a_clean_rise_is_the_law_alone():
+    found = fit(run())
+    assert found.futures.stays == 0
+    assert found.predict([32_000.0]).mean == pytest.approx(
+        found.draws.levels(np.array([32_000.0]), 1.0).mean(axis=1), abs=1e-4
+    )
+
+
+def test_a_fallen_run_is_forecast_to_stay_down_and_its_ceiling_is_not_identified():
+    found = fit(fallen())
+    assert found.futures.fallen and found.futures.stays > 0.5
+    # the law alone promises to recover to 0.4 and more
+    assert found.draws.levels(np.array([60.0]), 1.0).mean() > 0.33
+    assert found.predict([60.0]).mean[0] < 0.28
+    assert not found.identified
+    assert "has fallen and stays down" in str(forecast(found))
+
+
+def test_noise_about_a_level_is_forecast_to_stay_there():
+    found = fit(flat())
+    assert found.futures.stays > 0.5
+    assert found.predict([50.0]).mean[0] == pytest.approx(0.4, abs=0.04)
+    assert not found.identified
+
+
+def test_prior_probabilities_are_those_of_the_counts():
+    assert pytest.approx(15 / 39, abs=0.02) == STAYS
+    assert pytest.approx(20 / 26, abs=0.01) == STAYS_AFTER_FALL
+
+
+def test_the_chance_of_a_later_fall_is_in_the_interval_and_not_in_the_mean():
+    noisy = fit(run(noise=0.04, seed=4))
+    assert noisy.futures.fall == LATER_FALL["noisy"] and fit(run()).futures.fall == LATER_FALL["smooth"]
+    levels = noisy.levels([32_000.0])
+    wide = noisy.futures.with_rare_events(levels, np.array([32_000.0]))
+    fell = (levels - wide)[0] > 0.05
+    # 4 of 51 within a doubling
+    assert fell.mean() == pytest.approx(4 / 51, abs=0.01)
+    assert noisy.predict([32_000.0]).low[0] < np.quantile(levels, 0.05)
+    assert noisy.predict([32_000.0]).mean[0] == pytest.approx(levels.mean(), abs=0.01)
+    assert "1 in 13 public runs that looked like this fell later (4 of 51)" in str(forecast(noisy))
+
+
+@pytest.mark.parametrize("level", [0.0, 0.01, 0.99, 1.0])
+@pytest.mark.parametrize("method", ["posterior", "least-squares"])
+def test_no_band_leaves_the_bounds(level, method):
+    noise = 0.02 * np.random.default_rng(1).standard_normal(20)
+    found = fit(Curve(np.arange(20.0), np.clip(level + noise, 0, 1)), method=method)
+    for with_noise in (False, True):
+        band = found.predict(np.geomspace(1, 200, 12), noise=with_noise)
+        assert (band.low >= 0).all() and (band.high <= 1).all() and (band.low <= band.high).all()
+
+
+def test_an_excursion_lasts_as_long_as_the_noise_remembers():
+    rng = np.random.default_rng(5)
+    compute, noise = np.arange(41.0), np.zeros(41)
+    for i in range(1, 41):
+        noise[i] = 0.9 * noise[i - 1] + 0.02 * rng.standard_normal()
+    noise += 0.1 - noise[-1]  # 0.1 above the curve at the end, as far as the noise reaches
+    found = fit(Curve(compute, sigmoid(compute, 0.6, 2.0, 5.0, 0.1) + noise))
+    law = found.draws.levels(np.array([40.0, 41.0, 120.0]), 1.0).mean(axis=1)
+    ahead = found.predict([40.0, 41.0, 120.0]).mean
+    away = (ahead - law) / (found.curve.metric[-1] - law[0])  # as shares of how far the last point is from the curve
+    assert 0.5 < away[1] < away[0] < 1.0 and away[2] < 0.3
+
+
+@pytest.mark.parametrize("values", [[0.0] * 5, [0.5] * 8, [0.3] * 5 + [0.3, 0.31, 0.3]])
+def test_equal_values_at_the_start_are_forecast_with_an_honest_width(values):
+    found = fit(Curve(np.arange(1.0, len(values) + 1), values))
+    band = found.predict([2.0 * len(values)], noise=True)
+    assert band.low[0] <= values[-1] <= band.high[0]
+    assert band.high[0] - values[-1] > 0.1  # a take-off is possible
+    assert not found.identified
+    assert advise(found, "2x", 0.01).action != "stop"
+
+
+def test_the_second_rise_carries_no_identified_ceiling():
+    compute = np.linspace(0, 1, 41)
+    level = sigmoid(compute, 0.45, 2.5, 0.08, 0.2) + sigmoid(compute, 0.3, 6.0, 0.6, 0.0)
+    found = fit(Curve(compute, level + 0.003 * np.random.default_rng(0).standard_normal(41)))
+    assert found.departures["second rise"] > 0.5
+    assert not found.identified
+
+
+def test_last_points_that_contradict_the_curve_take_the_word_identified_away():
+    curve = run(noise=0.002)
+    metric = curve.metric.copy()
+    metric[-3:] -= 0.03
+    found = fit(Curve(curve.compute, metric))
+    assert not found.identified and not has_fallen(found.curve)
+
+
+def test_the_dict_names_both_futures_and_the_count():
+    found = fit(flat()).to_dict()["futures"]
+    assert found["rises"] + found["stays"] == pytest.approx(1.0)
+    assert set(found["later_fall"]) == {"probability", "fell", "of"}
+    assert fit(run(), method="paper").to_dict()["futures"] is None

@@ -1,0 +1,62 @@
+import numpy as np
+import pytest
+from scipy.stats import multivariate_normal
+
+from scalerl.scaling.level import STEP_RATIOS, level_posterior, walk_modes
+
+
+def covariance(ratio, count):
+    index = np.arange(count)
+    return np.eye(count) + ratio * np.minimum.outer(index, index)
+
+
+@pytest.mark.parametrize("count", [3, 4, 12])
+def test_the_modes_diagonalise_the_walk(count):
+    values, vectors = walk_modes(count)
+    index = np.arange(count)
+    assert vectors @ np.diag(values) @ vectors.T == pytest.approx(np.minimum.outer(index, index), abs=1e-10)
+    assert vectors.T @ vectors == pytest.approx(np.eye(count), abs=1e-10)
+
+
+def test_the_last_level_is_that_of_generalised_least_squares_and_kriging():
+    y = np.array([0.31, 0.35, 0.33, 0.41, 0.40, 0.46, 0.44])
+    found = level_posterior(y, 0.0)
+    for i, ratio in enumerate(STEP_RATIOS):
+        weights = np.linalg.inv(covariance(ratio, 7))
+        one = np.ones(7)
+        mean = one @ weights @ y / (one @ weights @ one)
+        last = mean + ratio * np.arange(7) @ weights @ (y - mean)
+        assert found.level_Q[i] == pytest.approx(last)
+        assert found.rss_Q[i] == pytest.approx((y - mean) @ weights @ (y - mean))
+
+
+def test_the_evidence_is_the_integral_over_level_and_noise():
+    y = np.array([0.31, 0.35, 0.33, 0.41])
+    levels, logs = np.linspace(-3, 4, 1401), np.linspace(np.log(1e-3), np.log(1e2), 400)
+    total = 0.0
+    for ratio in STEP_RATIOS:
+        for log_sd in logs:  # the prior 1/s is uniform in ln s
+            spread = covariance(ratio, 4) * np.exp(2 * log_sd)
+            density = multivariate_normal(np.zeros(4), spread).pdf(y[None, :] - levels[:, None])
+            total += density.sum() * (levels[1] - levels[0]) * (logs[1] - logs[0]) / len(STEP_RATIOS)
+    # the closed form leaves out a factor of 1/2 from the integral over s
+    assert level_posterior(y, 0.0).log_evidence + np.log(0.5) == pytest.approx(np.log(total), abs=0.02)
+
+
+def test_noise_about_a_level_gives_their_mean_and_a_fallen_run_its_last_level():
+    rng = np.random.default_rng(0)
+    noise = 0.5 + 0.05 * rng.standard_normal(40)
+    steady = level_posterior(noise, 1e-9)
+    assert steady.weight_Q @ steady.level_Q == pytest.approx(noise.mean(), abs=0.03)
+    fallen = level_posterior(np.append(noise[:30], noise[30:] - 0.4), 1e-9)
+    assert fallen.weight_Q @ fallen.level_Q == pytest.approx((noise[30:] - 0.4).mean(), abs=0.08)
+
+
+def test_draws_have_the_moments_of_the_posterior():
+    y = np.array([0.31, 0.35, 0.33, 0.41, 0.40, 0.46, 0.44])
+    found = level_posterior(y, 0.0)
+    draws = found.draws(20_000, np.random.default_rng(0))
+    assert draws.level.mean() == pytest.approx(float(found.weight_Q @ found.level_Q), abs=2e-3)
+    assert np.sort(np.unique((draws.step_sd / draws.noise_sd).round(6) ** 2)).round(3) == pytest.approx(
+        STEP_RATIOS, abs=1e-3
+    )
