@@ -210,6 +210,7 @@ def futures(path: Path) -> None:
         stays = found.futures.stays if found.futures is not None else 0.0
         drawn.set_title(f"{name}: stays with probability {stays:.2f}", loc="left", fontsize=10)
         drawn.set(ylim=(0, 1), xlabel="compute, device-hours")
+        drawn.locator_params(axis="x", nbins=5)
         drawn.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("pass rate")
     axes[0].legend(frameon=False, fontsize=8)

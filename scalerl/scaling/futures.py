@@ -159,7 +159,8 @@ class Futures:
         moved_S = np.sqrt(self.steps_ahead(then)) * self.staying.step_sd * self.walk_S
         now_1D = np.concatenate([law_2R[:1], self.staying.level[None, :]], axis=1)
         then_1D = np.concatenate([law_2R[1:], (self.staying.level + moved_S)[None, :]], axis=1)
-        return np.asarray(self.with_rare_events(then_1D, then, falls=False) - now_1D)[0]
+        gain_1D = self.with_rare_events(then_1D, then, falls=False) - np.clip(now_1D, *self.curve.bounds)
+        return np.asarray(gain_1D[0])
 
     def steps_ahead(self, compute_M: Array) -> Array:
         """Number of evaluations from the last point to each compute at the present spacing, shape (M,); 0 before it."""

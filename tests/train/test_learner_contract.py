@@ -219,6 +219,7 @@ def test_a_rehearsal_takes_time_and_changes_nothing(benches):
 
 @pytest.mark.parametrize("poison", ["loss", "gradient"])
 @pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.slow
 def test_what_is_not_finite_in_one_ranks_rollouts_raises_on_all_and_leaves_the_weights(benches, ranks, poison):
     group, single, given = benches.group(ranks), benches.single(), batch()
     before = benches.weights(group)
@@ -278,6 +279,7 @@ def test_the_export_is_an_ordinary_model_with_the_learners_weights(benches, mode
 
 
 @pytest.mark.parametrize("model", ["qwen3", "qwen3-moe-untied"])
+@pytest.mark.slow
 def test_what_two_ranks_save_goes_on_on_three_and_on_one(benches, model, tmp_path):
     two = benches.group(2, model)
     two.save(tmp_path / "first")
@@ -356,6 +358,7 @@ def test_a_rank_killed_in_a_collective_is_named_and_no_process_is_left(benches):
         ("hang", r"trainer rank 0 of 2 \(process \d+\) did not answer within 2 s during `step`"),
     ],
 )
+@pytest.mark.slow
 def test_a_rank_that_ends_fails_or_hangs_is_named(how, message, tmp_path):
     ranks = RankProcesses([Misbehaving(how, rank) for rank in range(2)])
     pids = [process.pid for process in ranks._processes]
