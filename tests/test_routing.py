@@ -158,5 +158,5 @@ def test_vllm_is_refused_a_replay_with_what_is_allowed():
     from scalerl.training.launch import _check_sampled
 
     with pytest.raises(ConfigError, match="got 'on' for Qwen3ForCausalLM, which has no experts; allowed: off"):
-        _check_sampled(RunConfig(recipe=recipe), Policy(tiny_model("qwen3")))
-    _check_sampled(RunConfig(recipe=recipe), Policy(tiny_model("qwen3-moe")))
+        _check_sampled(RunConfig(recipe=recipe), Policy(tiny_model("qwen3")), "model")
+    _check_sampled(RunConfig(recipe=recipe), Policy(tiny_model("qwen3-moe")), "model")
