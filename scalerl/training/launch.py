@@ -188,11 +188,7 @@ def _assemble(
         devices=devices_of(config),
         flops_rule=flops_rule,
     )
-    if checkpoint is None:
-        directory.rewind({})
-        session.pipeline.start(session.learner.send, 0, session.initial_visits())
-    else:
-        _restore(session, checkpoint)
+    _begin(session, checkpoint)
     return session
 
 
@@ -256,8 +252,12 @@ def _several(config: RunConfig, model_path: str, policy: Policy, channel: Weight
     )
 
 
-def _restore(session: Session, checkpoint: Path) -> None:
-    """Restore the trainer, and start the generator with the weights that it was sampling with."""
+def _begin(session: Session, checkpoint: Path | None) -> None:
+    """Start the generator; after a restart restore the trainer first, and send the weights that were sampled with."""
+    if checkpoint is None:
+        session.directory.rewind({})
+        session.pipeline.start(session.learner.send, 0, session.initial_visits())
+        return
     state = load_state(checkpoint, "trainer")
     session.progress = overrule(from_plain(Progress, state["progress"]), display=session.display)
     session.learner.load(checkpoint, session.progress.step)
