@@ -126,7 +126,7 @@ def _training(config: RunConfig, given: Given) -> tuple[UpdateSeconds, str]:
         return given.measured.replay(ranks)[1], f"measured, {rate:,.0f} trained tokens/s"
     training = Training(
         ranks,
-        config.learner.micro_batch_tokens,
+        config.micro_batch_tokens,
         prompt_tokens(config)[0],
         config.learner.gradient_checkpointing,
         whole_gradient(config),
