@@ -193,7 +193,9 @@ class _Spare:
 def _become_spawned(there: socket.socket) -> int:
     import ctypes
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is sent to the whole group
     message, given, _, _ = socket.recv_fds(there, MESSAGE, 16)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if not message:
         os._exit(0)  # the parent has ended
     there.close()

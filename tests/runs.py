@@ -31,7 +31,17 @@ def command(*words: str) -> list[str]:
 
 def start(words: list[str], **options: str) -> Forked:
     """Start a command line in a process of its own; `options` are environment variables."""
-    return Forked(words, {**os.environ, "COLUMNS": "200", **options})
+    return Forked(_without_replaced(words), {**os.environ, "COLUMNS": "200", **options})
+
+
+def _without_replaced(words: list[str]) -> list[str]:
+    """Take out options of a kind that a later option replaces, such as those of RECIPE; `scalerl` refuses them."""
+    kept: list[str] = []
+    for word in words:
+        while word.startswith("--") and (old := next((w for w in kept if w.startswith(f"{word}.")), None)):
+            del kept[kept.index(old) : kept.index(old) + 2]
+        kept.append(word)
+    return kept
 
 
 def call(*words: str, timeout: float = 300.0) -> tuple[int, str]:
