@@ -248,7 +248,7 @@ def test_a_curriculum_that_runs_out_ends_well_with_its_forecast(workplace):
     steps = len(runs.rows(workplace / "run", "metrics.jsonl"))
     # 52 prompts, 4 a step: at least 13 updates, and more visits to those with a truncated, hence failed, rollout
     assert 13 <= steps < 200 and f"every prompt is solved and retired; trained {steps} updates" in text
-    assert runs.rows(workplace / "run", "points.jsonl")[-1]["step"] == steps and "\nforecast  " in text
+    assert runs.rows(workplace / "run", "points.jsonl")[-1]["step"] == steps and "\nadvice  " in text
 
 
 def test_the_users_model_is_never_the_run_directory(workplace):
