@@ -99,7 +99,7 @@ def test_two_underscores_stand_for_a_dot_and_short_names_are_those_of_the_comman
     words = ["--model", "m", "--data", "p.jsonl", "--recipe.loss.max_ratio", "8", "--seed", "2"]
     given = _configure(None, {"model": "m", "data": "p.jsonl", "recipe__loss__max_ratio": 8.0, "seed": 2})
     assert given == read_config(None, words)
-    # a configuration that is given changes only where it is told to: gspo's default of "sample" is not one of its values
+    # a configuration that is given changes only where it is told to, so that gspo does not bring its "sample"
     other = [*words[:4], "--seed", "2", "--recipe.loss", "gspo", "--recipe.aggregation", "prompt"]
     assert _configure(given, {"recipe.loss": "gspo"}) == read_config(None, other)
 

@@ -107,7 +107,8 @@ def test_an_evaluation_inside_a_frozen_round_leaves_the_round_and_is_that_of_the
     assert often["model"] == seldom["model"] and often["metrics.jsonl"] == seldom["metrics.jsonl"]
     assert [p for p in often["points.jsonl"] if p["step"] % 4 == 0] == seldom["points.jsonl"]
     results = [(p["pass_rate"], p["mean_tokens"]) for p in often["points.jsonl"]]
-    assert len(set(results[:4])) > 1 and len(set(results[4:8])) > 1, results  # the weights of each update, not of the round
+    # the weights of each update, not of the round
+    assert len(set(results[:4])) > 1 and len(set(results[4:8])) > 1, results
 
 
 @pytest.mark.slow
