@@ -45,6 +45,7 @@ def place(lab_model, tmp_path_factory):
         "def length(prompts, completions, **columns):\n    return [len(c) / 30 for c in completions]\n"
     )
     runs.train(lab_model, root / "runs/scalerl-lab-001")
+    runs.train(lab_model, root / "runs/scalerl-lab-002", "--seed", "1")  # commands are run in any order
     shutil.copy(root / "runs/scalerl-lab-001/points.jsonl", root)
     write_study(root / "studies/loo", {name: LEAVE_ONE_OUT[name] for name in ("scalerl", "dapo")})
     return root
