@@ -204,7 +204,7 @@ class Coordinator:
         began, before = time.perf_counter(), self._tokens()
         groups = generate(self.evaluators, visits, samples, self.seed, "evaluate")
         training, evaluating = (now - then for now, then in zip(self._tokens(), before, strict=True))
-        # a vLLM server goes on with training sequences meanwhile: their share of the tokens is generation
+        # a vLLM server still samples training sequences: their share of the tokens counts as generation
         self.seconds.busy += (time.perf_counter() - began) * training / max(1, training + evaluating)
         if held != version:
             self._swap(held)

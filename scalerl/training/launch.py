@@ -188,8 +188,7 @@ def _assemble(
         devices=devices_of(config),
         flops_rule=flops_rule,
     )
-    _begin(session, checkpoint)
-    return session
+    return _begin(session, checkpoint)
 
 
 def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, *, resumed: bool) -> list[str]:
@@ -252,12 +251,12 @@ def _several(config: RunConfig, model_path: str, policy: Policy, channel: Weight
     )
 
 
-def _begin(session: Session, checkpoint: Path | None) -> None:
+def _begin(session: Session, checkpoint: Path | None) -> Session:
     """Start the generator; after a restart restore the trainer first, and send the weights that were sampled with."""
     if checkpoint is None:
         session.directory.rewind({})
         session.pipeline.start(session.learner.send, 0, session.initial_visits())
-        return
+        return session
     state = load_state(checkpoint, "trainer")
     session.progress = overrule(from_plain(Progress, state["progress"]), display=session.display)
     session.learner.load(checkpoint, session.progress.step)
@@ -271,6 +270,7 @@ def _begin(session: Session, checkpoint: Path | None) -> None:
     else:  # in the middle of a frozen round
         weights = load_state(checkpoint, "round_weights")
         session.pipeline.start(lambda version, channel: channel.send(version, weights.items()), sampling)
+    return session
 
 
 def _model_path(config: RunConfig, display: Display) -> str:
