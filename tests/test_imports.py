@@ -30,6 +30,7 @@ LAYERS = {  # package -> packages it may import, itself aside
     "cluster": {"config", "rollouts", "tasks", "training.learner", "types"},
     "placement": {"types", "config", "models.flops", "models.gguf", "rollouts"},
     "report": {"types", "config", "scaling"},
+    "watch": {"types", "config", "scaling", "report", "study", "files", "training.status"},
     "study": {"scaling", "config", "types", "report", "files", "cluster.connect"},
 }
 
@@ -105,6 +106,7 @@ def test_no_module_imports_itself_through_others():
         "scalerl.config.recipe",
         "scalerl.config",
         "scalerl.placement.plan",
+        "scalerl.watch.state",
         "scalerl.types",
     ],
 )
