@@ -19,6 +19,7 @@ from scalerl.cli.report import add_report_parser
 from scalerl.cli.score import add_score_parser
 from scalerl.cli.sft import sft
 from scalerl.cli.train import resume, train
+from scalerl.cli.watch import add_watch_parser
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -61,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     resuming.set_defaults(run=resume)
     add_curve_parsers(verbs)
     add_report_parser(verbs)
+    add_watch_parser(verbs)
     add_score_parser(verbs)
     add_eval_parser(verbs)
     verbs.add_parser(
