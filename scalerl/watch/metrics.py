@@ -55,15 +55,19 @@ METRICS = {
         "staleness", "Staleness, mean", "updates between the weights that sampled a token and the update that takes it",
         "updates",
     ),
-    "staleness_max": Metric("staleness", "Staleness, largest", "the same, of the oldest token", "updates"),
+    "staleness_max": Metric("staleness", "Staleness, largest", "updates since the weights that sampled the oldest token", "updates"),
     "stale_share": Metric(
         "staleness", "Too old", "share of sampled tokens that are older than k and carry no loss", share=True
     ),
     "log_ratio_mean": Metric(
         "staleness", "Log ratio, mean", "log of the probability ratio trainer / generator over trained tokens", "nats"
     ),
-    "log_ratio_min": Metric("staleness", "Log ratio, least", "the same, of one token", "nats"),
-    "log_ratio_max": Metric("staleness", "Log ratio, greatest", "the same, of one token", "nats"),
+    "log_ratio_min": Metric(
+        "staleness", "Log ratio, least", "least log ratio of one token: the trainer finds it far less likely", "nats"
+    ),
+    "log_ratio_max": Metric(
+        "staleness", "Log ratio, greatest", "greatest log ratio of one token: the trainer finds it far more likely", "nats"
+    ),
     "capped_share": Metric(
         "staleness", "Capped", "share of trained tokens whose ratio was capped or clipped", share=True
     ),
@@ -77,8 +81,8 @@ METRICS = {
         "staleness", "Replay difference",
         "largest difference between log-probabilities of the engine and of the trainer at the last evaluation", "nats",
     ),
-    "completion_tokens_mean": Metric("lengths", "Length, mean", "length of the batch's completions", "tokens"),
-    "completion_tokens_max": Metric("lengths", "Length, longest", "the same, of the longest", "tokens"),
+    "completion_tokens_mean": Metric("lengths", "Length, mean", "mean length of the batch's completions", "tokens"),
+    "completion_tokens_max": Metric("lengths", "Length, longest", "length of the batch's longest completion", "tokens"),
     "truncation_rate": Metric(
         "lengths", "Truncated", "share of rollouts that ran into their length limit and so failed",
         above=(WARN_TRUNCATION, UNSTABLE_TRUNCATION), share=True,
@@ -118,6 +122,14 @@ METRICS = {
 """Every column but `step`, in the order in which it is shown."""
 
 
+TROUBLE = {
+    "engine_restarts": "engine restarts so far: the notes of the run say why",
+    "verifier_timeouts": "completions so far whose verifier had to be stopped",
+    "reward_failures": "completions so far got no reward, because the reward function or verifier itself failed",
+}
+"""Counters that are 0 in a healthy run, and what to say of them."""
+
+
 def level_of(name: str, value: float) -> str:
     """Return "caution" or "bad" where a value crosses a threshold of its metric; "" where it does not."""
     metric = METRICS[name]
@@ -134,12 +146,7 @@ def warnings(rows: Sequence[Mapping[str, Any]], config: RunConfig) -> list[str]:
     found = [truncation_warning(math.fsum(recent) / len(recent)) if recent else None]
     slots = OccupancyWatch(config)
     found += [slots.warning(row) for row in filled][-1:]
-    last = filled[-1]
-    found += [
-        f"{METRICS[name].label}: {last[name]:.0f}: {METRICS[name].meaning}"
-        for name in ("engine_restarts", "verifier_timeouts", "reward_failures")
-        if last[name] > 0
-    ]
+    found += [f"{filled[-1][name]:.0f} {words}" for name, words in TROUBLE.items() if filled[-1][name] > 0]
     return [text for text in found if text]
 
 

@@ -36,10 +36,15 @@ LIFE_S = 2.0
 class WatchedRun:
     """Follows one run directory. Not for several threads at once: the watcher's lock is held where it is used."""
 
-    def __init__(self, path: Path, name: str) -> None:
-        """Read the ends of its files; `name` is what the page calls it."""
-        self.path, self.name = path, name
-        self.id = hashlib.sha256(str(path.absolute()).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+    def __init__(self, path: Path, name: str, study: str = "") -> None:
+        """Read the ends of its files.
+
+        Args:
+            path: of the run directory.
+            name: what the page calls it.
+            study: the id of the study that it belongs to; empty for none.
+        """
+        self.path, self.name, self.study, self.id = path, name, study, id_of(path)
         self.fits: dict[str, TaskFit] = {}
         """The last fit of each task; the watcher puts it there."""
         self.version = 0
@@ -163,6 +168,7 @@ class WatchedRun:
             "id": self.id,
             "name": self.name,
             "path": str(self.path),
+            "study": self.study,
             "version": self.version,
             "state": state.state,
             "detail": state.detail,
@@ -258,6 +264,11 @@ def _flat(value: Any, name: str) -> list[tuple[str, str]]:
     if isinstance(value, list) and value and all(isinstance(inner, Mapping) for inner in value):
         return [pair for at, inner in enumerate(value) for pair in _flat(inner, f"{name}.{at}")]
     return [(name, str(value))]
+
+
+def id_of(path: Path) -> str:
+    """Return the name of a directory in addresses of the page."""
+    return hashlib.sha256(str(path.absolute()).encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def or_none(value: float) -> float | None:

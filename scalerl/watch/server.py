@@ -110,8 +110,8 @@ class Pages:
         async def events() -> AsyncIterator[str]:
             version, quiet = -1, 0.0
             while not self._closing():
-                found = await run_in_threadpool(self.watcher.changes_since, version)
-                if found["version"] != version or version < 0:
+                if self.watcher.version != version:
+                    found = await run_in_threadpool(self.watcher.changes_since, version)
                     version, quiet = found["version"], 0.0
                     yield f"data: {_json(found)}\n\n"
                 async with self._changed:

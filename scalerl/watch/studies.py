@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from scalerl.study.page import GROUPS, summary
 from scalerl.study.page_figures import COLORS
 from scalerl.study.results import ArmResult, StudyResult
 from scalerl.study.verdicts import EFFECTS
-from scalerl.watch.run import WatchedRun
+from scalerl.watch.run import WatchedRun, id_of
 
 REST = 20.0
 """A study is judged again after this many times the duration of the last judgement, so that it takes 5% of a core."""
@@ -28,7 +27,7 @@ class WatchedStudy:
     def __init__(self, path: Path) -> None:
         """Prepare for a study's directory."""
         self.path = path
-        self.id = hashlib.sha256(str(path.absolute()).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        self.id = id_of(path)
         self.problem = ""
         self._found: StudyResult | None = None
         self._seen: tuple[int, ...] | None = None

@@ -10,7 +10,7 @@ from typing import Any
 
 from scalerl.report.sources import names_of
 from scalerl.watch.fits import TaskFit, Worker, fitted
-from scalerl.watch.run import WatchedRun
+from scalerl.watch.run import WatchedRun, id_of
 from scalerl.watch.state import find
 from scalerl.watch.studies import WatchedStudy
 
@@ -62,7 +62,7 @@ class Watcher:
                     self._changed(run.id)
                 self._ask_for_fits(run)
         for study in list(self.studies.values()):
-            if study.due([run for run in self.runs.values() if study.path in run.path.parents]):
+            if study.due([run for run in self.runs.values() if run.study == study.id]):
                 self._worker.ask(study.id, lambda study=study: self._judge(study))  # type: ignore[misc]
 
     def changes_since(self, version: int) -> dict[str, Any]:
@@ -82,12 +82,16 @@ class Watcher:
         runs, studies = find(self.paths)
         known = {run.path for run in self.runs.values()}
         if fresh := [path for path in runs if path not in known]:
-            names = names_of([*known, *fresh])
+            of_study = {path: study for path in fresh for study in studies if study in path.parents}
+            alone = [run.path for run in self.runs.values() if not run.study] + [p for p in fresh if p not in of_study]
+            names = dict(zip(alone, names_of(alone), strict=True))
+            names |= {path: f"{study.name}/{path.relative_to(study)}" for path, study in of_study.items()}
             with self.lock:
-                for path, name in zip([*known, *fresh], names, strict=True):
-                    run = next((run for run in self.runs.values() if run.path == path), None) or WatchedRun(path, name)
-                    run.name = name
+                for path in fresh:
+                    run = WatchedRun(path, names[path], id_of(of_study[path]) if path in of_study else "")
                     self.runs[run.id] = run
+                for run in self.runs.values():
+                    run.name = names.get(run.path, run.name)
                     self._changed(run.id)
         for path in studies:
             study = WatchedStudy(path)

@@ -28,6 +28,8 @@ function morph(old, fresh) {
     } else morph(there, node);
   });
   before.slice(after.length).forEach((node) => node.remove());
+  if (old.tagName === "SELECT" && document.activeElement !== old)
+    for (const option of old.options) if (option.hasAttribute("selected")) option.selected = true;
 }
 
 function svg(tag, attributes, ...children) {
@@ -49,7 +51,10 @@ function shown(value, metric) {
   if (metric?.share) return (100 * value).toFixed(Math.abs(value) < 0.01 && value !== 0 ? 2 : 1) + "%";
   if (value === 0) return "0";
   const size = Math.abs(value);
-  if (size >= 1e7 || size < 1e-3) return value.toExponential(2).replace("e+", "e").replace("e", " × 10^").replace("-", "−");
+  if (size >= 1e7 || size < 1e-3) {
+    const [digits, power] = value.toExponential(2).replace("+", "").split("e");
+    return `${digits.replace("-", "−")} × 10${[...power].map((sign) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(sign)]).join("")}`;
+  }
   if (size >= 1000) return Math.round(value).toLocaleString("en");
   return String(Number(value.toPrecision(3))).replace("-", "−");
 }

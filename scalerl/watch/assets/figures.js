@@ -8,9 +8,27 @@ const DASHES = ["solid", "dash", "dot", "dashdot"];
 // plotly reads a few tags in texts, so that what others wrote must be escaped
 const escaped = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 
+let arriving = null;
+
+// 5 MB that the list of runs does not need
+function plotly() {
+  arriving ??= new Promise((resolve, reject) => {
+    const script = document.createElement("script");
+    script.src = "/plotly.js";
+    script.onload = resolve;
+    script.onerror = () => reject(new Error("plotly.js did not arrive"));
+    document.head.append(script);
+  });
+  return arriving;
+}
+
 function figure(place, data, layout) {
   if (!place) return;
   drawn.set(place, [data, layout]);
+  if (!window.Plotly) {
+    plotly().then(drawAgain).catch(complain);
+    return;
+  }
   const font = { family: getComputedStyle(document.body).fontFamily, color: "@ink", size: narrow.matches ? 11 : 13 };
   const whole = merged({ ...LAYOUT, font }, layout);
   whole.uirevision = layout.uirevision ?? "kept"; // new points leave the reader's zoom as it is
@@ -102,7 +120,7 @@ function seriesFigure(place, series, metric, logarithmic) {
   }));
   figure(place, data, {
     xaxis: { title: { text: "step" } },
-    yaxis: { title: { text: `${metric.label}${unit}` }, type: logarithmic ? "log" : "linear", tickformat: metric.share ? ".1%" : "" },
+    yaxis: { title: { text: `${metric.label}${unit}` }, type: logarithmic ? "log" : "linear", rangemode: metric.share ? "nonnegative" : "normal", tickformat: metric.share ? ".1%" : "" },
     shapes: logarithmic ? [] : shapes,
     showlegend: series.length > 1,
     uirevision: metric.name,

@@ -27,10 +27,11 @@ function passCell(run) {
 function adviceCell(run) {
   const words = Object.values(run.tasks).map((found) => found.fit?.action).filter(Boolean);
   const warned = run.warnings.length ? el("span", { class: "flag" }, run.warnings.length === 1 ? "1 warning" : `${run.warnings.length} warnings`) : null;
-  return [[...new Set(words)].join(", ") || "–", warned];
+  return [[...new Set(words)].join(", ") || "–", " ", warned];
 }
 
 function runTable(runs) {
+  const ids = [...chosen].filter((id) => known.runs.has(id));
   const heads = ["Compare", "Run", "State", "Step", "Pass rate", "Forecast at 2×", "Advice"];
   const rows = runs.map((run) =>
     el("tr", { "data-key": run.id },
@@ -42,33 +43,44 @@ function runTable(runs) {
       el("td", { "data-label": "Forecast at 2×" }, forecastCell(run)),
       el("td", { "data-label": "Advice" }, adviceCell(run)),
     ));
-  return el("div", { class: "scroll" }, el("table", { class: "runs", "data-arrows": true },
-    el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, rows)));
+  return [
+    el("div", { class: "scroll" }, el("table", { class: "runs", "data-arrows": true },
+      el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, rows))),
+    known.runs.size > 1 ? el("p", { class: "tools" }, ids.length > 1
+      ? el("a", { class: "button", href: `#/compare/${ids.join(",")}` }, `Compare ${ids.length} runs`)
+      : el("span", { class: "muted" }, "Tick two or more runs to lay them over each other.")) : null,
+    el("p", { class: "muted" }, "Pass rates are held-out, with one standard error. Forecasts are at twice the compute of the last evaluation, with 90% intervals."),
+  ];
 }
 
 const ORDER = ["training", "waiting", "failed", "dead", "stopped", "unreadable", "finished"];
 
+const sorted = (runs) =>
+  runs.sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state) || a.name.localeCompare(b.name, "en", { numeric: true }));
+
+const counted = (runs) =>
+  ORDER.map((state) => [runs.filter((run) => run.state === state).length, state]).filter(([count]) => count)
+    .map(([count, state]) => `${count} ${state}`).join(", ");
+
+const runsOf = (study) => sorted([...known.runs.values()].filter((run) => run.study === study.id));
+
 const listPage = {
   title: () => "Runs",
   render() {
-    const runs = [...known.runs.values()].sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state) || a.name.localeCompare(b.name, "en", { numeric: true }));
-    const counts = ORDER.map((state) => [runs.filter((run) => run.state === state).length, state]).filter(([count]) => count);
-    const words = runs.length ? counts.map(([count, state]) => `${count} ${state}`).join(", ") : "No run here yet. A run appears when it is started.";
-    const ids = [...chosen].filter((id) => known.runs.has(id));
+    const runs = sorted([...known.runs.values()]);
+    const alone = runs.filter((run) => !run.study);
+    const words = runs.length ? counted(runs) + (alone.length < runs.length ? `; ${runs.length - alone.length} of them belong to studies` : "") : "No run here yet. A run appears when it is started.";
     return [
       el("h1", {}, "Runs"),
       el("p", { class: "muted" }, words),
-      runs.length ? runTable(runs) : null,
-      runs.length > 1 ? el("p", { class: "tools" }, ids.length > 1
-        ? el("a", { class: "button", href: `#/compare/${ids.join(",")}` }, `Compare ${ids.length} runs`)
-        : el("span", { class: "muted" }, "Tick two or more runs to lay them over each other.")) : null,
-      el("p", { class: "muted" }, "Pass rates are held-out, with one standard error. Forecasts are at twice the compute of the last evaluation, with 90% intervals."),
+      alone.length ? runTable(alone) : null,
       known.studies.size ? [
         el("h2", {}, "Studies"),
         el("div", { class: "cards", "data-arrows": true }, [...known.studies.values()].map((study) =>
           el("article", { class: "card", "data-key": study.id },
             el("h3", {}, el("a", { href: `#/study/${study.id}`, "data-arrow": true }, study.name)),
-            el("p", {}, study.sentence || study.problem || "judging …")))),
+            el("p", {}, study.sentence || study.problem || "judging …"),
+            el("p", { class: "muted" }, `Runs: ${counted(runsOf(study)) || "none yet"}.`)))),
       ] : null,
       known.problems.map((text) => el("p", { class: "warnings" }, text)),
     ];
@@ -137,7 +149,7 @@ function differences(runs, configs) {
 
 function studyPage(id) {
   const arm = (one) => el("li", {},
-    el("span", { class: `swatch ${one.color.slice(1)}`, "aria-hidden": "true" }), el("b", {}, one.name), " ",
+    el("span", { class: `swatch ${one.color.slice(1)}`, "aria-hidden": "true" }), el("b", {}, one.name),
     one.sentence.startsWith(one.name) ? one.sentence.slice(one.name.length) : one.sentence,
     el("small", {}, [
       one.ceiling ? `ceiling ${interval(one.ceiling)}` : "no ceiling yet",
@@ -151,7 +163,7 @@ function studyPage(id) {
     render() {
       const study = known.studies.get(id);
       if (!study) return [el("h1", {}, "No such study")];
-      const runs = [...known.runs.values()].filter((run) => run.path.startsWith(study.path + "/"));
+      const runs = runsOf(study);
       return [
         el("h1", {}, `Study: ${study.name}`),
         study.about ? el("p", { class: "muted" }, study.about) : null,

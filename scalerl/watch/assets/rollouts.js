@@ -9,9 +9,9 @@ const FILTERS = [
   ["truncated", "Truncated", { "": "any", true: "yes", false: "no" }],
   ["interrupted", "Interrupted", { "": "any", true: "yes", false: "no" }],
   ["least_reward", "Reward from", "number"],
-  ["most_reward", "to", "number"],
+  ["most_reward", "Reward to", "number"],
   ["least_tokens", "Tokens from", "number"],
-  ["most_tokens", "to", "number"],
+  ["most_tokens", "Tokens to", "number"],
   ["text", "Text", "search"],
 ];
 
@@ -68,7 +68,7 @@ function facts(row) {
 
 function legendOf(by) {
   const key = (name, words) => el("span", { class: "key" }, el("span", { class: `chip ${name}`, "aria-hidden": "true" }, "a"), words);
-  const own = by === "staleness" ? [key("age1", "sampled by the weights before"), key("age5", "by the oldest weights")]
+  const own = by === "staleness" ? [key("age1", "sampled by fresh weights"), key("age5", "by the oldest weights of this rollout")]
     : by === "ratio" ? [key("less5", "the trainer finds it less likely"), key("more5", "more likely than the generator did")] : [];
   return el("p", { class: "keys" }, key("injected", "written in, not sampled"), own);
 }

@@ -60,8 +60,9 @@ function runPage(id) {
       const own = run();
       if (!own) return [el("h1", {}, "No such run")];
       const tasks = Object.entries(own.tasks);
-      const fitWarnings = tasks.flatMap(([, found]) => found.fit?.warnings ?? []);
-      const warned = [...own.warnings, ...fitWarnings, ...(own.note ? [own.note] : [])];
+      const fallen = own.warnings.some((text) => text.includes("has fallen by"));
+      const ofFits = tasks.flatMap(([, found]) => found.fit?.warnings ?? []).filter((text) => !(fallen && text.startsWith("decline:")));
+      const warned = [...own.warnings, ...ofFits];
       return [
         el("h1", {}, own.name),
         el("p", { class: "stateline" }, badge(own), " ", el("span", {}, own.detail || MEANINGS[own.state] || "")),
@@ -69,6 +70,7 @@ function runPage(id) {
           el("progress", { max: Math.max(own.steps, 1), value: own.step, "aria-label": "Steps done" }), el("span", {}, progress(own))),
         el("p", { class: "tools" }, el("a", { class: "button", href: `#/run/${id}/rollouts` }, "Read its rollouts"), " ", el("span", { class: "muted path" }, own.path)),
         warned.length ? el("ul", { class: "warnings", "aria-label": "Warnings" }, warned.map((text) => el("li", {}, text))) : null,
+        own.note ? el("p", { class: "muted" }, `About the data: ${own.note}.`) : null,
         el("div", { class: "cards four" }, tasks.flatMap(([task, found]) => forecastCards(task, found, tasks.length > 1))),
         tasks.map(([task]) => el("figure", { "data-key": task },
           el("figcaption", {}, el("h2", {}, tasks.length > 1 ? `Curve and forecast of ${task}` : "Curve and forecast"),
