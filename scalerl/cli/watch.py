@@ -47,8 +47,12 @@ def watch(arguments: argparse.Namespace) -> int:
     paths = arguments.paths or [path for path in (Path("runs"), Path("studies")) if path.is_dir()]
     if not paths:
         raise ConfigError("no directory runs or studies here; name the directories: scalerl watch DIR ...")
-    listening = _listen(arguments.host, arguments.port)
     watcher = Watcher(paths)
+    try:
+        listening = _listen(arguments.host, arguments.port)
+    except ConfigError:
+        watcher.close()
+        raise
     token = "" if is_loopback(arguments.host) else secrets.token_urlsafe(24)
     address = _address(arguments.host, listening.getsockname()[1], token)
     print(f"{len(watcher.runs)} runs, {len(watcher.studies)} studies\nwatch at  {address}\nCtrl-C ends it", flush=True)
@@ -65,15 +69,14 @@ def watch(arguments: argparse.Namespace) -> int:
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
+        if not 0 <= port < 1 << 16:
+            raise OSError("a port is a number from 0 to 65535")
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        listening = socket.socket(family)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind((host, port))
-    except (OSError, OverflowError) as error:
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
         raise ConfigError(
             f"--host {host} --port {port}: {error}; give another port (0 is a free one), or an address of this machine"
         ) from error
-    return listening
 
 
 def _address(host: str, port: int, token: str) -> str:

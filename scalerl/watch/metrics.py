@@ -55,7 +55,7 @@ METRICS = {
         "staleness", "Staleness, mean", "updates between the weights that sampled a token and the update that takes it",
         "updates",
     ),
-    "staleness_max": Metric("staleness", "Staleness, largest", "updates since the weights that sampled the oldest token", "updates"),
+    "staleness_max": Metric("staleness", "Staleness, largest", "age of the weights of the oldest token", "updates"),
     "stale_share": Metric(
         "staleness", "Too old", "share of sampled tokens that are older than k and carry no loss", share=True
     ),
@@ -63,10 +63,10 @@ METRICS = {
         "staleness", "Log ratio, mean", "log of the probability ratio trainer / generator over trained tokens", "nats"
     ),
     "log_ratio_min": Metric(
-        "staleness", "Log ratio, least", "least log ratio of one token: the trainer finds it far less likely", "nats"
+        "staleness", "Log ratio, least", "least log ratio of one token: the trainer finds it less likely", "nats"
     ),
     "log_ratio_max": Metric(
-        "staleness", "Log ratio, greatest", "greatest log ratio of one token: the trainer finds it far more likely", "nats"
+        "staleness", "Log ratio, greatest", "greatest log ratio of one token: the trainer finds it more likely", "nats"
     ),
     "capped_share": Metric(
         "staleness", "Capped", "share of trained tokens whose ratio was capped or clipped", share=True

@@ -17,7 +17,7 @@ from scalerl.watch.studies import WatchedStudy
 POLL_S = 0.5
 """Time between two looks at the files, seconds."""
 
-SEARCH_S = 5.0
+SEARCH_S = 3.0
 """Time between two searches for new runs, seconds."""
 
 
@@ -40,11 +40,11 @@ class Watcher:
         self.runs: dict[str, WatchedRun] = {}
         self.studies: dict[str, WatchedStudy] = {}
         self.version = 0
-        self._worker = Worker()
         self._asked: dict[tuple[str, str], int] = {}
         self._changes: dict[str, int] = {}
         self._searched = 0.0
         self._search()
+        self._worker = Worker()
         self.poll()
 
     def close(self) -> None:

@@ -51,3 +51,29 @@ def point(number, task="arithmetic", **changes):
 def add_points(path, numbers, **changes):
     with (path / "points.jsonl").open("a") as file:
         file.writelines(json.dumps(point(number, **changes)) + "\n" for number in numbers)
+
+
+HOSTILE = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>"
+"""A text that runs a script where it is taken as HTML."""
+
+
+def rollout(step, sample, prompt="7+4=", **changes):
+    """A rollout of a group: even samples passed; the third token was written in."""
+    passed = sample % 2 == 0
+    detail = {
+        "text": ["7+4=", "1", "</think>", "1"], "staleness": [3, 2, None, 2], "log_ratio": [0.01, -0.4, None, 0.9],
+        "left_out": 0,
+    }  # fmt: skip
+    return {
+        "step": step, "task": "arithmetic", "prompt_id": prompt, "sample": sample, "prompt": prompt,
+        "completion": "7+4=1⟦</think>⟧1", "answer": "1", "reward": 1.0 if passed else -1.0, "passed": passed,
+        "reason": "" if passed else f"got '{sample}', expected '1'", "tokens": 4 + sample, "truncated": sample == 3,
+        "interrupted": True, "versions": [step - 3, step - 2], "staleness": 3, "log_ratio_min": -0.4,
+        "log_ratio_max": 0.9, "token_detail": detail if sample < 2 else None, **changes,
+    }  # fmt: skip
+
+
+def add_rollouts(path, rows, name="rollouts/samples.jsonl"):
+    (path / name).parent.mkdir(exist_ok=True)
+    with (path / name).open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
