@@ -5,7 +5,7 @@
 
 The run directories are made here, with rows as training writes them. Then every run gets a step every 1.5 s, and an
 evaluation every `--every` steps in turn, while a browser looks at the list and at one run. CPU seconds are those of the
-server's process, with its fits, from /proc. Openings are the quickest of five, since other work on the machine only adds.
+server's process, with its fits, from /proc. Openings are the quickest of five, since other work only adds to them.
 """
 
 from __future__ import annotations
