@@ -13,6 +13,7 @@ from scalerl.tasks.user_rewards import RewardError
 from scalerl.training.finish import run_to_end
 from scalerl.training.launch import resume
 from scalerl.training.recovery import DIED, Recovery
+from scalerl.training.run_dir import RunMoved
 from scalerl.training.session import Session, TrainingFailed
 
 MakeSession = Callable[[RunDisplay, Callable[[], bool]], Session]
@@ -45,7 +46,8 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
 
     Raises:
         ConfigError: something a user can correct, found before the first step.
-        RunFailed: training failed, a reward function failed, or a process died; what was saved is kept.
+        RunFailed: training failed, a reward function failed, a process died, or the run directory was moved; what was
+            saved is kept.
     """
     session, recovery = None, Recovery()
     try:
@@ -60,7 +62,12 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
                 display.note(f"{error}\ngoing back to the last checkpoint")
                 session.close()
                 make_session = partial(resume, session.directory.path, None)
-    except (TrainingFailed, RewardError, PluginError, *DIED) as error:
+    except (TrainingFailed, RewardError, PluginError, RunMoved, OSError, *DIED) as error:
+        moved = session.directory.moved() if session else ""
+        if moved:
+            raise RunFailed(moved) from error
+        if isinstance(error, OSError):
+            raise
         advice = f"\nNothing saved is lost; continue with: scalerl resume {session.directory.path}" if session else ""
         raise RunFailed(f"{error}{advice}") from error
     finally:

@@ -24,6 +24,7 @@ from scalerl.models.layout import WeightLayout
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer
 from scalerl.models.routing import can_record
+from scalerl.outputs import check_apart
 from scalerl.prompts.dataset import PromptSplit, load_prompts
 from scalerl.prompts.mixture import make_curriculum
 from scalerl.rollouts.build import GeneratorSpec, ModelFacts
@@ -46,8 +47,8 @@ from scalerl.training.learner.ranks import LearnerGroup
 from scalerl.training.learner.single import SingleLearner
 from scalerl.training.matmul import check_matmul, resolve_matmul
 from scalerl.training.pinned import pinned
-from scalerl.training.resumed import check_unchanged, flops_notes, flops_rule_of, hours_of, overrule
-from scalerl.training.run_dir import RunDirectory, check_empty
+from scalerl.training.resumed import check_unchanged, flops_notes, flops_rule_of, hours_of, overrule, sound_checkpoint
+from scalerl.training.run_dir import RunDirectory, check_empty, inputs_of
 from scalerl.training.session import Display, Progress, Session
 from scalerl.training.stopwatch import Stopwatch
 from scalerl.training.warm_start import warm_start, warm_start_directory
@@ -98,6 +99,7 @@ def start(config: RunConfig, path: Path, display: Display, stop_requested: Calla
     """
     config = pinned(resolve(config), display.note)
     check_empty(path)  # before the warm start, which takes minutes
+    check_apart(path, inputs_of(config), "--run-dir")
     return _assemble(config, path, display, stop_requested, checkpoint=None)
 
 
@@ -114,7 +116,8 @@ def resume(path: Path, steps: int | None, display: Display, stop_requested: Call
         ConfigError: no run there, or its configuration was changed.
     """
     directory, config = RunDirectory.resume(path)
-    checkpoint = CheckpointStore(path / "checkpoints", config.checkpoint.keep).latest()
+    store = CheckpointStore(path / "checkpoints", config.checkpoint.keep)
+    checkpoint = sound_checkpoint(directory, store, display.note)
     if checkpoint is not None:
         check_unchanged(config, checkpoint, path)
     if steps is not None:
@@ -176,7 +179,7 @@ def _assemble(
     session = Session(
         config=config,
         directory=directory,
-        checkpoints=CheckpointStore(path / "checkpoints", config.checkpoint.keep),
+        checkpoints=CheckpointStore.create(path / "checkpoints", config.checkpoint.keep),
         pipeline=Pipeline(spec, channel, scoring.submit, stop_requested, backend.launch),
         learner=learner,
         curriculum=make_curriculum(config, prompts.training),
@@ -262,7 +265,8 @@ def _begin(session: Session, checkpoint: Path | None) -> Session:
     session.learner.load(checkpoint, session.progress.step)
     session.curriculum.load_state(state["curriculum"])
     session.clock = Stopwatch(3600.0 * hours_of(state) / session.devices.held)
-    session.directory.rewind(state["cursors"])
+    for note in session.directory.rewind(state):
+        session.display.note(note)
     session.points = session.directory.points()
     sampling = load_plain(checkpoint, "generator")["sampling_version"]
     if sampling == session.progress.step:

@@ -339,7 +339,9 @@ class Session:
                 "progress": to_plain(self.progress),
                 "curriculum": self.curriculum.state(),
                 "device_hours": self.device_hours,
-                "cursors": self.directory.cursors(),
+                "cursors": (cursors := self.directory.cursors()),
+                "row_digests": self.directory.row_digests(cursors),
+                "sealed": True,  # a manifest lies beside it, or was removed
             }
             save_state(path, "trainer", state)
             self.pipeline.snapshot(self.progress.step, path)
