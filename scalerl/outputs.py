@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -25,8 +26,8 @@ def check_output(
     *,
     what: str = "an HTML page",
     option: str = "-o",
-) -> None:
-    """Refuse to write a file over an input, a file inside of an input, or a file that somebody else made.
+) -> Path:
+    """Return where to write an output; refuse a place that is an input, or holds a file of another kind.
 
     Files are compared by inode, so links and `./x` are seen through. An empty file may be replaced.
 
@@ -37,11 +38,15 @@ def check_output(
         what: that kind, for the message.
         option: that names the output, for the message.
 
+    Returns:
+        The path, after the links.
+
     Raises:
         ConfigError: the output would destroy a file; nothing was changed.
     """
+    place = Path(os.path.realpath(path)) if path.is_symlink() else path
     if not path.is_file():  # new, a directory (refused when it is written), or a device
-        return
+        return place
     for source in inputs:
         if source.exists() and path.samefile(source):
             raise ConfigError(
@@ -53,6 +58,7 @@ def check_output(
             f"{option}: {path} exists and is not {what}; give a path that does not exist yet, or remove the file. "
             "Nothing was changed"
         )
+    return place
 
 
 def check_new_directory(path: Path, option: str) -> None:

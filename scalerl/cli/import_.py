@@ -54,7 +54,7 @@ def run_import(arguments: argparse.Namespace) -> int:
         print("\n".join(json.dumps(row) for row in found.rows))
         return 0
     what = "a file of these points"
-    check_output(arguments.output, arguments.paths, lambda path: holds_part_of(found, path), what=what)
-    write_points(found, arguments.output)
+    place = check_output(arguments.output, arguments.paths, lambda path: holds_part_of(found, path), what=what)
+    write_points(found, place)
     print(f"written   {arguments.output}")
     return 0

@@ -38,12 +38,12 @@ def run_report(arguments: argparse.Namespace) -> int:
 
     count = len(arguments.paths)
     paths = [*arguments.paths, *(arguments.versus or [])]
-    check_output(arguments.output, paths)
+    place = check_output(arguments.output, paths)
     sources = read_sources(paths, arguments.compute, arguments.task, arguments.bounds)
     found = analyse(sources[:count], sources[count:], arguments.exclude_below, arguments.method)
     written = None
     try:
-        write_page(arguments.output, page(found))
+        write_page(place, page(found))
         written = str(arguments.output)
     except (ConfigError, CurveError) as error:  # the verdicts are shown all the same
         complain(str(error))

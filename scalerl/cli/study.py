@@ -274,8 +274,7 @@ def _show(words: Sequence[str]) -> int:
     from scalerl.study.directory import StudyDirectory
 
     study = StudyDirectory.open(options.directory)
-    page = options.output or study.path / "report.html"
-    check_output(page, [])
+    page = check_output(options.output or study.path / "report.html", [])
     found = study_results(study, options.compute, options.task)
     if options.json:
         print(json.dumps(found.to_dict(), indent=1, allow_nan=False))

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from scalerl.files import next_directory, sync
-from scalerl.training.manifest import seal, stamp
+from scalerl.training.manifest import forget_stamps, seal, stamp_later
 
 FORMAT = 2
 """Of the trainer's part; raise it when a checkpoint of before cannot be resumed any more."""
@@ -33,7 +33,7 @@ _NAME = re.compile(r"step_(\d{6,})$")
 
 def save_state(directory: Path, name: str, state: Mapping[str, Any]) -> None:
     """Write `state` as name.json and name.safetensors, and force both to disk."""
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(exist_ok=True)  # no parents: a run directory that was moved is not made again
     packed: dict[str, list[np.ndarray[Any, Any]]] = {}
     sizes: dict[str, int] = {}
     tensors: dict[str, Tensor] = {}
@@ -60,7 +60,7 @@ def save_state(directory: Path, name: str, state: Mapping[str, Any]) -> None:
     save_file({**tensors, **arrays}, directory / f"{name}.safetensors")
     for suffix in ("json", "safetensors"):
         sync(directory / f"{name}.{suffix}")
-        stamp(directory / f"{name}.{suffix}")
+        stamp_later(directory / f"{name}.{suffix}")
 
 
 def load_state(directory: Path, name: str) -> Any:
@@ -97,6 +97,7 @@ class CheckpointStore:
             final = directory / replaced.name.removeprefix(".replaced_")
             shutil.rmtree(replaced) if final.exists() else replaced.rename(final)
         for leftover in directory.glob(".step_*"):
+            forget_stamps(leftover)
             shutil.rmtree(leftover)
 
     @classmethod

@@ -47,6 +47,7 @@ def run_to_end(run: Session) -> list[str]:
 def export_model(run: Session) -> None:
     """Write the last weights as a Hugging Face directory with tokenizer, and adapters beside it; every file whole."""
     path, temporary = run.directory.path, run.directory.path / ".export.tmp"
+    run.directory.check_place()
     shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
     run.learner.export(temporary / "model")
     run.learner.export_adapter(temporary / "adapter")

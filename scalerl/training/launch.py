@@ -45,6 +45,7 @@ from scalerl.training.learner.base import Learner
 from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.learner.ranks import LearnerGroup
 from scalerl.training.learner.single import SingleLearner
+from scalerl.training.manifest import finish_stamps
 from scalerl.training.matmul import check_matmul, resolve_matmul
 from scalerl.training.pinned import pinned
 from scalerl.training.resumed import check_unchanged, flops_notes, flops_rule_of, hours_of, overrule, sound_checkpoint
@@ -116,6 +117,17 @@ def resume(path: Path, steps: int | None, display: Display, stop_requested: Call
         ConfigError: no run there, or its configuration was changed.
     """
     directory, config = RunDirectory.resume(path)
+    try:
+        return _resume(directory, config, steps, display, stop_requested)
+    except BaseException:
+        directory.close()
+        raise
+
+
+def _resume(
+    directory: RunDirectory, config: RunConfig, steps: int | None, display: Display, stop_requested: Callable[[], bool]
+) -> Session:
+    path = directory.path
     store = CheckpointStore(path / "checkpoints", config.checkpoint.keep)
     checkpoint = sound_checkpoint(directory, store, display.note)
     if checkpoint is not None:
@@ -399,5 +411,6 @@ class LoadState:
         return None if self.checkpoint is None else load_state(self.checkpoint, "generator")
 
     def save(self, path: Path, name: str, state: dict[str, Any]) -> None:
-        """Write a part of a checkpoint."""
+        """Write a part of a checkpoint, with its digests: another process seals it."""
         save_state(path, name, state)
+        finish_stamps(path)

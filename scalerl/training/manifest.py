@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from scalerl.files import sync
 MANIFEST, STAMP = "manifest.json", ".sha256"
 BLOCK = 1 << 22
 """Bytes read at a time; the digest lets other threads run meanwhile."""
+
+
+_thread = ThreadPoolExecutor(1, "digest")
+_pending: dict[Path, list[Future[None]]] = {}
 
 
 class Damaged(ValueError):
@@ -40,6 +45,25 @@ def stamp(path: Path) -> None:
     path.with_name(path.name + STAMP).write_text(f"{digest(path)}  {path.name}\n", encoding="utf-8")
 
 
+def stamp_later(path: Path) -> None:
+    """Stamp a file in a thread beside what comes next; `finish_stamps` waits for it."""
+    _pending.setdefault(path.parent, []).append(_thread.submit(stamp, path))
+
+
+def finish_stamps(directory: Path) -> None:
+    """Wait until the files of a directory are stamped that this process wrote.
+
+    Waits for: the thread that stamps. Unblocked by: it, also where a file cannot be read, which is raised here.
+    """
+    for under_way in _pending.pop(directory, []):
+        under_way.result()
+
+
+def forget_stamps(directory: Path) -> None:
+    """Wait until nothing is stamped any more in a directory that is to be removed."""
+    wait(_pending.pop(directory, []))
+
+
 def seal(directory: Path, step: int) -> None:
     """Write the manifest of a checkpoint whose files are all written, and force it to disk; stamps are taken up in it.
 
@@ -47,6 +71,7 @@ def seal(directory: Path, step: int) -> None:
         directory: of the checkpoint.
         step: that it is of.
     """
+    finish_stamps(directory)
     files = {}
     for path in sorted(directory.rglob("*")):
         if not path.is_file() or path.name.endswith(STAMP) or path.name == MANIFEST:

@@ -42,7 +42,7 @@ def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[
         if faults:
             note(f"going back to the checkpoint of step {step}; the steps since then are trained again")
         if not sealed:
-            note(f"the checkpoint of step {step} has no manifest, as of earlier versions: its contents are not proved")
+            note(f"the checkpoint of step {step} is of an earlier version, without checksums: damage may go unnoticed")
         return store.path(step)
     if not faults and not _trained(run.path, store):
         return None

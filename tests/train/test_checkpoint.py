@@ -193,7 +193,7 @@ def test_a_checkpoint_without_manifest_is_used_with_a_note(two):
     earlier_version(two.path(20))
     notes = []
     assert sound_checkpoint(run_of(two), two, notes.append) == two.path(20)
-    assert notes == ["the checkpoint of step 20 has no manifest, as of earlier versions: its contents are not proved"]
+    assert notes == ["the checkpoint of step 20 is of an earlier version, without checksums: damage may go unnoticed"]
 
 
 def test_without_a_whole_checkpoint_nothing_is_changed_and_the_message_says_what_to_do(two):

@@ -35,7 +35,7 @@ def save_shards(directory: Path, tensors: Mapping[str, Tensor]) -> None:
         tensors: sharded ones, and plain ones that are equal on all ranks, by name.
     """
     path = directory / NAME
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(exist_ok=True)
     save(dict(tensors), storage_writer=FileSystemWriter(path, sync_files=True))
     for own in path.glob(f"__{dist.get_rank()}_*.distcp"):
         stamp(own)
