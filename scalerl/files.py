@@ -50,9 +50,9 @@ def whole(path: Path) -> Iterator[Path]:
     if _is_special(path):
         yield path
         return
-    if path.is_dir():
+    if os.path.isdir(path):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if path.is_file() and not os.access(path, os.W_OK):  # moving a file over it would not ask
+    if os.path.isfile(path) and not os.access(path, os.W_OK):  # moving a file over it would not ask
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
     temporary = path.with_name(
         f".{path.name[:200]}.{os.getpid()}.tmp{path.suffix}"

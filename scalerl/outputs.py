@@ -44,11 +44,12 @@ def check_output(
     Raises:
         ConfigError: the output would destroy a file; nothing was changed.
     """
-    place = Path(os.path.realpath(path)) if path.is_symlink() else path
-    if not path.is_file():  # new, a directory (refused when it is written), or a device
+    # os.path answers no where Path raises, for example for a name that is too long
+    place = Path(os.path.realpath(path)) if os.path.islink(path) else path
+    if not os.path.isfile(path):  # new, a directory (refused when it is written), or a device
         return place
     for source in inputs:
-        if source.exists() and path.samefile(source):
+        if os.path.exists(source) and path.samefile(source):
             raise ConfigError(
                 f"{option}: {path} is an input of this command and would be overwritten; give another path for the "
                 "output. Nothing was changed"
@@ -72,9 +73,9 @@ def check_new_directory(path: Path, option: str) -> None:
         ConfigError: it is a file, a link to nothing, or a directory with files in it.
     """
     advice = "give a directory that does not exist yet or is empty. Nothing was changed"
-    if path.is_symlink() and not path.exists():
+    if os.path.islink(path) and not os.path.exists(path):
         raise ConfigError(f"{option}: {path} is a link to something that does not exist; {advice}")
-    if not path.exists():
+    if not os.path.exists(path):
         return
     if not path.is_dir():
         raise ConfigError(f"{option}: {path} is a file; {advice}")
@@ -98,7 +99,7 @@ def check_apart(path: Path, inputs: Iterable[tuple[str, Path]], option: str) -> 
     """
     own = path.resolve()
     for name, source in inputs:
-        if not source.exists():
+        if not os.path.exists(source):
             continue
         there = source.resolve()
         if own == there or there in own.parents or own in there.parents:
