@@ -13,7 +13,8 @@ LAYERS = {  # package -> packages it may import, itself aside
     "rng": set(),
     "files": set(),
     "serialization": set(),
-    "processes": set(),
+    "signals": set(),
+    "processes": {"signals"},
     "types": set(),
     "config": {"scaling.stop"},
     "scaling": set(),
@@ -30,7 +31,7 @@ LAYERS = {  # package -> packages it may import, itself aside
     "cluster": {"config", "rollouts", "tasks", "training.learner", "types"},
     "placement": {"types", "config", "models.flops", "models.gguf", "rollouts"},
     "report": {"types", "config", "scaling"},
-    "study": {"scaling", "config", "types", "report", "files", "cluster.connect"},
+    "study": {"scaling", "config", "types", "report", "files", "cluster.connect", "signals"},
 }
 
 

@@ -6,24 +6,42 @@ Heavy imports are inside the verbs, so that `scalerl --help` is instant and the 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from scalerl.cli.curves import add_curve_parsers
 from scalerl.cli.eval import add_eval_parser
-from scalerl.cli.exits import StopFlag, guarded
+from scalerl.cli.exits import StopFlag, guarded, watch_signals
 from scalerl.cli.import_ import add_import_parser
 from scalerl.cli.plan import plan
 from scalerl.cli.report import add_report_parser
 from scalerl.cli.score import add_score_parser
 from scalerl.cli.sft import sft
 from scalerl.cli.train import resume, train
+from scalerl.signals import STOPPING, obey_study
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code."""
-    words = list(sys.argv[1:] if words is None else words)
+    """Run the command line; return the exit code.
+
+    Args:
+        words: None for those that this process was started with; then it is also the process that signals end.
+    """
+    if words is not None:
+        return _run(list(words))
+    watch_signals()
+    obey_study()
+    try:
+        return _run(sys.argv[1:])
+    finally:  # while Python shuts down an exception of a handler would be a traceback
+        for number in STOPPING:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+
+
+def _run(words: list[str]) -> int:
     parser = _parser()
     if words[:1] == ["train"]:  # its options are all the fields of a configuration, so they are read by config.py
         return guarded(lambda: train(words[1:]))

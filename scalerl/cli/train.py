@@ -109,7 +109,7 @@ def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:
         complain(str(error))
         return FAILED
     print("\n".join(ended.closing))
-    return 128 + stop.signal if stop.signal else 0
+    return 0 if ended.finished else 128 + stop.signal
 
 
 def _take_option(words: list[str], name: str) -> tuple[list[str], str | None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -88,16 +89,22 @@ def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, repo
             f"model.warm_start: after {model.warm_start.steps} updates the model knows {shares} of the 300 "
             f"single steps, from {ATTEMPTS} seeds; at least {GATE:.0%} are needed for a clean curve; give it more steps"
         )
-    temporary = directory.with_name(f"{directory.name}.{os.getpid()}.tmp")
-    policy.model.save_pretrained(temporary)
-    tokenizer.save_pretrained(temporary)
-    (temporary / "warm_start.json").write_text("".join(json.dumps(row) + "\n" for row in history))
-    if directory.exists():  # left by a process that was killed, or made by another one meanwhile
-        import shutil
-
-        shutil.rmtree(directory)
-    temporary.rename(directory)
+    _save(policy, tokenizer, history, directory)
     return directory
+
+
+def _save(policy: Policy, tokenizer: Any, history: Sequence[dict[str, float]], directory: Path) -> None:
+    """Write the directory under another name first, so that it appears whole or not at all."""
+    temporary = directory.with_name(f"{directory.name}.{os.getpid()}.tmp")
+    try:
+        policy.model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        (temporary / "warm_start.json").write_text("".join(json.dumps(row) + "\n" for row in history))
+        if directory.exists():  # left by a process that was killed, or made by another one meanwhile
+            shutil.rmtree(directory)
+        temporary.rename(directory)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def make_tokenizer() -> Any:
