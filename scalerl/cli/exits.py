@@ -27,10 +27,10 @@ _watching = False
 class Stopped(KeyboardInterrupt):
     """A signal asked the command to end, where nothing can be saved or for the second time."""
 
-    def __init__(self, number: int) -> None:
-        """Remember which signal."""
+    def __init__(self, number: int, when: str = "before the end") -> None:
+        """Remember which signal, and when it came, for the message."""
         super().__init__(number)
-        self.number = number
+        self.number, self.when = number, when
 
 
 class StopFlag:
@@ -66,7 +66,7 @@ class StopFlag:
         if again and _watching:
             return  # the watching thread ends the process
         if again or not self._asked:
-            raise Stopped(number)
+            raise Stopped(number, "at once" if again else "before the end")
         print(f"\nstopping after this step, {self._kept} (once more to stop at once)", file=sys.stderr)
 
 
@@ -122,9 +122,9 @@ def guarded(action: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except KeyboardInterrupt as error:
-        number = error.number if isinstance(error, Stopped) else signal.SIGINT
-        complain(_stopped(number, "before the end"))
-        return 128 + number
+        stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
+        complain(_stopped(stopped.number, stopped.when))
+        return 128 + stopped.number
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
