@@ -9,7 +9,6 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from scalerl.cli.curves import add_curve_parsers
 from scalerl.cli.eval import add_eval_parser
@@ -45,6 +44,8 @@ def _run(words: list[str]) -> int:
     parser = _parser()
     if words[:1] == ["train"]:  # its options are all the fields of a configuration, so they are read by config.py
         return guarded(lambda: train(words[1:]))
+    if words[:1] == ["resume"]:  # some of them
+        return guarded(lambda: resume(words[1:]))
     if words[:1] == ["study"]:  # likewise
         return guarded(lambda: _study(words[1:]))
     if words[:1] == ["plan"]:
@@ -73,10 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs.add_parser(
         "study", help="plan, run and compare many runs: loo, recipes, forward, axes, rates", add_help=False
     )
-    resuming = verbs.add_parser("resume", help="resume a run from its last checkpoint")
-    resuming.add_argument("directory", type=Path, help="run directory")
-    resuming.add_argument("--steps", type=int, help="new total number of steps, to train on beyond the old one")
-    resuming.set_defaults(run=resume)
+    verbs.add_parser("resume", help="resume a run from its last checkpoint", add_help=False)
     add_curve_parsers(verbs)
     add_report_parser(verbs)
     add_score_parser(verbs)
