@@ -36,7 +36,7 @@ import time
 from scalerl.processes import ChildContext
 class Slow:
     def __reduce__(self):
-        return time.sleep, (60,)
+        return sum, (range(10**11),)
 if __name__ == "__main__":
     ChildContext().Process(target=print, args=(Slow(),)).start()
     print("begun", flush=True)
@@ -72,11 +72,11 @@ def seconds_of(pid):
     return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK") if stat else 0.0
 
 
-@pytest.mark.parametrize(("script", "seconds"), [(SCORER, 1.0), (STARTING, 0.05)], ids=["scoring", "starting"])
-def test_a_process_ends_with_its_parent_though_no_thread_of_it_runs(script, seconds, tmp_path):
+@pytest.mark.parametrize("script", [SCORER, STARTING], ids=["scoring", "starting"])
+def test_a_process_ends_with_its_parent_though_no_thread_of_it_runs(script, tmp_path):
     file = tmp_path / "script.py"
     file.write_text(script)
     with subprocess.Popen([sys.executable, str(file)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "begun\n"
-        runs.wait_for(lambda: any(seconds_of(pid) > seconds for pid in runs.descendants(process.pid)), 60, "its child")
+        runs.wait_for(lambda: any(seconds_of(pid) > 0.5 for pid in runs.descendants(process.pid)), 60, "its child")
         assert not killed(process)
