@@ -14,7 +14,8 @@ LAYERS = {  # package -> packages it may import, itself aside
     "files": set(),
     "outputs": {"config", "files"},
     "serialization": set(),
-    "processes": set(),
+    "signals": set(),
+    "processes": {"signals"},
     "types": set(),
     "config": {"scaling.stop"},
     "scaling": set(),
@@ -31,7 +32,7 @@ LAYERS = {  # package -> packages it may import, itself aside
     "cluster": {"config", "rollouts", "tasks", "training.learner", "types"},
     "placement": {"types", "config", "models.flops", "models.gguf", "rollouts"},
     "report": {"types", "config", "files", "outputs", "scaling"},
-    "study": {"scaling", "config", "types", "report", "files", "cluster.connect"},
+    "study": {"scaling", "config", "types", "report", "files", "cluster.connect", "signals"},
 }
 
 

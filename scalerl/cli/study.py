@@ -13,6 +13,7 @@ from scalerl.cli.exits import FAILED, complain
 from scalerl.config.base import ConfigError, nearest, replace
 
 if TYPE_CHECKING:
+    from scalerl.cli.exits import StopFlag
     from scalerl.config import RunConfig
     from scalerl.study.directory import StudyDirectory
     from scalerl.study.plan import Plan, RunKey
@@ -28,7 +29,7 @@ DESCRIPTION = """PLAN is loo, recipes, forward, axes, rates, or the path of your
 fields are as in `scalerl train`; without them the base is the quick variant of the embedded lab."""
 
 
-def study_main(words: Sequence[str], stop: Callable[[], Callable[[], bool]]) -> int:
+def study_main(words: Sequence[str], stop: Callable[[], StopFlag]) -> int:
     """Run `scalerl study`; return the exit code.
 
     Args:
@@ -178,7 +179,7 @@ def _execute(
     study: StudyDirectory,
     workers: Workers,
     allocate: str,
-    stop: Callable[[], Callable[[], bool]],
+    stop: Callable[[], StopFlag],
     others: Sequence[StudyDirectory] = (),
 ) -> int:
     """Run the unfinished runs of a study, then write and print its results."""
@@ -191,7 +192,8 @@ def _execute(
     for line in take_over(study, others):
         print(line)
     display = StudyDisplay(study)
-    execution = Execution(study, workers, display, stop())
+    asked = stop()
+    execution = Execution(study, workers, display, asked)
     try:
         display.start(workers.count)
         execute(execution, ALLOCATIONS[allocate])
@@ -199,9 +201,9 @@ def _execute(
         display.stop()
     for key, said in execution.failures.items():
         print(f"failed: {key}: {said}; see {study.file(key, 'log')}")
-    if execution.stop_requested():
+    if asked():
         print(f"stopped; resume with: scalerl study resume {study.path}")
-        return 130
+        return 128 + asked.signal
     _report(study)
     return 1 if execution.failures else 0
 

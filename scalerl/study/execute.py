@@ -25,7 +25,7 @@ from scalerl.study.workers import Job, Workers
 POLL_S = 0.2
 """Seconds between two polls of the processes."""
 
-STOPPED = {130, 143, -2, -15}
+STOPPED = {129, 130, 143, -1, -2, -15}
 """Exit codes of a run that was asked to stop."""
 
 

@@ -23,13 +23,15 @@ MakeSession = Callable[[RunDisplay, Callable[[], bool]], Session]
 class Ended(NamedTuple):
     """What a run leaves for its user.
 
-    Example: Ended(path=Path("runs/scalerl-001"), closing=["trained 480 updates (0 skipped)", "forecast ..."])
+    Example: Ended(Path("runs/scalerl-001"), ["trained 480 updates (0 skipped)", "forecast ..."], finished=True)
     """
 
     path: Path
     """The run directory."""
     closing: list[str]
     """Lines that sum the run up."""
+    finished: bool
+    """Whether it reached its end; otherwise a signal stopped it."""
 
 
 class RunFailed(RuntimeError):
@@ -55,7 +57,7 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
             session = make_session(display, stop_requested)
             display.start()
             try:
-                return Ended(session.directory.path, run_to_end(session))
+                return Ended(session.directory.path, run_to_end(session), session.finished)
             except DIED as error:
                 if stop_requested() or not recovery.allows(session):
                     raise
