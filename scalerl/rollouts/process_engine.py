@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
+from scalerl.plugins import PluginError
 from scalerl.processes import obey_parent
 from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request, Work
 
@@ -145,6 +146,8 @@ def serve(connection: Connection, build: BuildEngines) -> None:
             _answer(connection, method, ANSWERS[method](engines[number], *arguments))
     except (BrokenPipeError, EOFError, ConnectionResetError):
         return  # the coordinator is gone
+    except PluginError as error:  # an engine of the user: the message has its place
+        _answer(connection, "failed", str(error))
     except Exception:  # a worker may die here: the coordinator is told, and raises
         with contextlib.suppress(OSError):
             _answer(connection, "failed", traceback.format_exc())
