@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.exits import FAILED, complain, prepare_environment
+from scalerl.cli.train import check_model
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -53,6 +54,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
     """
     prepare_environment()
     config, tasks = eval_config(arguments)
+    check_model(config)
     from scalerl.config.base import replace
     from scalerl.evaluate.run import Evaluator
     from scalerl.files import next_directory

@@ -43,6 +43,7 @@ def train(words: list[str]) -> int:
     words = [word for word in words if word != "--dry-run"]
     file = Path(words.pop(0)) if words and not words[0].startswith("--") else None
     config = read_config(file, words)
+    check_model(config, weights=not dry_run)
     if dry_run:
         print(_dry_run(config))
         return 0
@@ -56,6 +57,19 @@ def train(words: list[str]) -> int:
         return start(config, path, display, stop)
 
     return _run(config, begin)
+
+
+def check_model(config: RunConfig, *, weights: bool = True) -> None:
+    """Refuse a model with damaged files before torch is imported.
+
+    Raises:
+        ConfigError: see models/files.py.
+    """
+    from scalerl.config import HuggingFaceModel
+    from scalerl.models.files import check_model_files
+
+    if isinstance(config.model, HuggingFaceModel):
+        check_model_files(config.model.path, weights=weights)
 
 
 def _dry_run(config: RunConfig) -> str:
@@ -80,6 +94,7 @@ def resume(arguments: argparse.Namespace) -> int:
     from scalerl.training.run_dir import saved_config
 
     config = saved_config(arguments.directory)
+    check_model(config)
     if arguments.steps is not None:
         config = replace(config, steps=arguments.steps)
 
