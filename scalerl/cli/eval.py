@@ -42,6 +42,7 @@ def add_eval_parser(commands: Any) -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="default: a GPU where there is one")
     parser.add_argument("--revision", help="branch, tag or commit of a hub name; default main")
     parser.add_argument("-o", "--output", type=Path, help="directory for the texts; default evaluations/NAME-NNN")
+    parser.add_argument("--trust", action="store_true", help="run the code that a run directory names without asking")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.set_defaults(run=run_eval)
 
@@ -53,11 +54,14 @@ def run_eval(arguments: argparse.Namespace) -> int:
         ConfigError: what the user named is not there, or does not fit.
     """
     prepare_environment()
+    from scalerl.trust import check_trust
+
     config, tasks = eval_config(arguments)
     check_model(config)
+    check_trust([config], arguments.model, trusted=arguments.trust, typed=[arguments.reward or ""])
     from scalerl.config.base import replace
     from scalerl.evaluate.run import Evaluator
-    from scalerl.files import next_directory
+    from scalerl.files import next_directory, safe_name
     from scalerl.tasks.user_rewards import RewardError
     from scalerl.training.launch import resolve
 
@@ -72,7 +76,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
             evaluator.config = replace(config, data=(task,)) if tasks else config
             prompts = held_out[task.curve] if held_out else evaluator.prompts_of(task, arguments.prompts)
             samples = arguments.samples or (1 if tasks else config.samples(task))
-            results.append(evaluator.evaluate(task, prompts, samples, where / f"{task.curve.replace('/', '-')}.jsonl"))
+            results.append(evaluator.evaluate(task, prompts, samples, where / f"{safe_name(task.curve)}.jsonl"))
             if not arguments.json:
                 print("\n".join(results[-1].lines()), flush=True)
     except RewardError as error:

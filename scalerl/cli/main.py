@@ -58,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     resuming = verbs.add_parser("resume", help="resume a run from its last checkpoint")
     resuming.add_argument("directory", type=Path, help="run directory")
     resuming.add_argument("--steps", type=int, help="new total number of steps, to train on beyond the old one")
+    resuming.add_argument(
+        "--trust", action="store_true", help="run the code that its configuration names without asking"
+    )
     resuming.set_defaults(run=resume)
     add_curve_parsers(verbs)
     add_report_parser(verbs)

@@ -24,6 +24,7 @@ options:
   CONFIG.toml        a configuration; config.toml of a run directory repeats that run
   --run-dir DIR      where to write; default runs/NAME-NNN
   --dry-run          print the resolved configuration and the derived sizes, and stop
+  --trust            run the code that CONFIG.toml names without asking
   --preset NAME      start from `lab` or `scalerl` (the paper's sizes; default with --data)
   --model, --data, --task, --reward, --device, --seed, --steps   short for the fields they name below
 
@@ -37,16 +38,18 @@ def train(words: list[str]) -> int:
         print(TRAIN_USAGE + _field_help())
         return 0
     from scalerl.config import read_config
+    from scalerl.trust import check_trust
 
     words, run_dir = _take_option(words, "--run-dir")
-    dry_run = "--dry-run" in words
-    words = [word for word in words if word != "--dry-run"]
+    dry_run, trusted = "--dry-run" in words, "--trust" in words
+    words = [word for word in words if word not in ("--dry-run", "--trust")]
     file = Path(words.pop(0)) if words and not words[0].startswith("--") else None
     config = read_config(file, words)
     check_model(config, weights=not dry_run)
     if dry_run:
         print(_dry_run(config))
         return 0
+    check_trust([config], str(file or "the command line"), trusted=trusted or file is None, typed=words)
     from scalerl.files import next_directory
 
     path = Path(run_dir) if run_dir else next_directory(Path("runs"), config.recipe.name)
@@ -92,9 +95,11 @@ def resume(arguments: argparse.Namespace) -> int:
     """Run `scalerl resume`; return the exit code."""
     from scalerl.config.base import replace
     from scalerl.training.run_dir import saved_config
+    from scalerl.trust import check_trust
 
     config = saved_config(arguments.directory)
     check_model(config)
+    check_trust([config], str(arguments.directory), trusted=arguments.trust)
     if arguments.steps is not None:
         config = replace(config, steps=arguments.steps)
 

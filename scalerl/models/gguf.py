@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.config.base import ConfigError
-from scalerl.files import cache_root
+from scalerl.files import as_umask, cache_root
 
 MAGIC = b"GGUF"
 ENDING = ".gguf"
@@ -60,6 +60,7 @@ def converted(path: str, dtype: str) -> Path:
         model, tokenizer = _read(file, dtype)
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        as_umask(temporary)
         if not (directory / "config.json").exists():  # another process may have made it meanwhile
             shutil.rmtree(directory, ignore_errors=True)
             temporary.rename(directory)

@@ -32,12 +32,13 @@ def load_model(path: str, revision: str, dtype: str) -> Any:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    check_model_files(path)
+    check_model_files(path, weights=False)
     where = {"revision": revision, "trust_remote_code": False}  # unset, transformers would ask on the terminal
     level = logging.get_verbosity()
     logging.set_verbosity_error()  # it prints a table of what is missing, which is said below
     try:
         check_config(AutoConfig.from_pretrained(path, **where))
+        check_model_files(path)
         model, info = AutoModelForCausalLM.from_pretrained(
             path,
             dtype=getattr(torch, dtype),

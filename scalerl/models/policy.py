@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from scalerl.config.base import ConfigError
+from scalerl.files import as_umask
 from scalerl.models.family import ATTENTION_KINDS, check_model
 from scalerl.models.flops import ModelShape
 from scalerl.models.head import HeadRule, token_logprobs
@@ -196,6 +197,7 @@ class Policy(nn.Module):
     def export(self, directory: Path) -> None:
         """Write the weights as a Hugging Face model."""
         self.model.save_pretrained(directory)
+        as_umask(directory)
 
     @torch.no_grad()
     def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:

@@ -135,7 +135,7 @@ class Execution:
             file = study.file(key, "toml")
             file.write_text(to_toml(replace(config, steps=target)), encoding="utf-8")
             words = ["train", str(file), "--run-dir", str(run)]
-        job = self.workers.start([sys.executable, "-m", "scalerl.cli", *words], study.file(key, "log"))
+        job = self.workers.start([sys.executable, "-m", "scalerl.cli", *words, "--trust"], study.file(key, "log"))
         self._jobs[key] = _Running(job, config, target, began)
 
     def _ended(self, key: RunKey, running: _Running, code: int) -> None:

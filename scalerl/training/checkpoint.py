@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from scalerl.files import sync
+from scalerl.files import as_umask, sync
 
 FORMAT = 2
 """Of the trainer's part; raise it when a checkpoint of before cannot be resumed any more."""
@@ -54,6 +54,7 @@ def save_state(directory: Path, name: str, state: Mapping[str, Any]) -> None:
     arrays = {f"packed.{kind}": torch.from_numpy(np.concatenate(parts)) for kind, parts in packed.items()}
     (directory / f"{name}.json").write_text(json.dumps(plain), encoding="utf-8")
     save_file({**tensors, **arrays}, directory / f"{name}.safetensors")
+    as_umask(directory / f"{name}.safetensors")
     for suffix in ("json", "safetensors"):
         sync(directory / f"{name}.{suffix}")
 

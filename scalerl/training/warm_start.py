@@ -21,7 +21,7 @@ from scalerl.config import TinyModel
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.data import TaskData
 from scalerl.config.data import generated as generated_tasks
-from scalerl.files import cache_root
+from scalerl.files import as_umask, cache_root
 from scalerl.models.head import token_logprobs
 from scalerl.models.policy import Policy
 from scalerl.tasks.lab import common as lab
@@ -91,6 +91,7 @@ def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, repo
     temporary = directory.with_name(f"{directory.name}.{os.getpid()}.tmp")
     policy.model.save_pretrained(temporary)
     tokenizer.save_pretrained(temporary)
+    as_umask(temporary)
     (temporary / "warm_start.json").write_text("".join(json.dumps(row) + "\n" for row in history))
     if directory.exists():  # left by a process that was killed, or made by another one meanwhile
         import shutil
