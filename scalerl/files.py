@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -94,9 +96,45 @@ def write_whole(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
+def as_umask(path: Path) -> None:
+    """Give a file, or the files of a directory, the permissions that the user's umask gives to new files.
+
+    safetensors 0.8 makes files that their owner alone can read, whatever the umask says.
+    """
+    mode = 0o666 & ~_umask()
+    for file in (path, *path.glob("*")) if path.is_dir() else (path,):
+        if file.is_file() and not file.is_symlink():
+            file.chmod(mode)
+
+
+def _umask() -> int:
+    """Return the umask; where /proc does not tell it, it can only be read by setting it."""
+    try:
+        status = Path("/proc/self/status").read_text()
+        return int(next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:")), 8)
+    except (OSError, StopIteration):
+        mask = os.umask(0o077)
+        os.umask(mask)
+        return mask
+
+
+def safe_name(name: str) -> str:
+    """Return a file name for a name that a user, a configuration or a file has chosen: it stays in its directory.
+
+    Letters, digits and `._-+=@,` stay. Others become dashes, dots and dashes at the beginning go, and what is longer
+    than 100 characters is cut. A name that loses more than a slash gets a few digits of its hash, so that two stay two.
+
+    Example: safe_name("qwen/v2") == "qwen-v2"; safe_name("../x") == "x-d6b96a"
+    """
+    slashed = name.replace("/", "-")
+    kept = re.sub(r"[^\w.+=@,-]", "-", slashed, flags=re.ASCII).lstrip(".-")[:100]
+    digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:6]
+    return kept if kept and kept == slashed else f"{kept or 'unnamed'}-{digest}"
+
+
 def next_directory(parent: Path, name: str) -> Path:
-    """Return parent/name-001, or the first number that is free."""
-    number = 1
+    """Return parent/name-001, or the first number that is free; the name is made safe by `safe_name`."""
+    number, name = 1, safe_name(name)
     while (path := parent / f"{name}-{number:03d}").exists():
         number += 1
     return path

@@ -24,8 +24,10 @@ def _of_model(given: dict[str, str]) -> int:
     from scalerl.config.base import build
     from scalerl.config.supervised import Supervised
     from scalerl.files import next_directory
+    from scalerl.models.files import check_model_files
 
     settings = build(Supervised, given, "scalerl sft")
+    check_model_files(settings.model)
     directory = settings.out or next_directory(Path("runs"), "sft")
     prepare_environment()
     from scalerl.training.supervised import fine_tune

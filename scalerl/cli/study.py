@@ -47,6 +47,7 @@ def study_main(words: Sequence[str], stop: Callable[[], StopFlag]) -> int:
         from scalerl.study.directory import StudyDirectory
 
         study = StudyDirectory.open(options.directory)
+        _check_trust(study.plan, str(options.directory), options.trust, [])
         return _execute(study, _workers(options, study.plan), options.allocate, stop)
     options, fields = _plan_parser().parse_known_args(words)
     plan = _plan(options, fields)
@@ -57,9 +58,17 @@ def study_main(words: Sequence[str], stop: Callable[[], StopFlag]) -> int:
     if options.dry_run:
         _describe(plan, others)
         return 0
+    _check_trust(plan, options.plan, options.trust, words)
     workers = _workers(options, plan)
     study = StudyDirectory.create(options.output or next_directory(Path("studies"), plan.name), plan)
     return _execute(study, workers, options.allocate, stop, others)
+
+
+def _check_trust(plan: Plan, source: str, trusted: bool, typed: Sequence[str]) -> None:
+    """Ask for the code that the arms name, once for all; their runs are then started with --trust."""
+    from scalerl.trust import check_trust
+
+    check_trust([plan.config(arm, plan.seeds[0]) for arm in plan.arms], source, trusted=trusted, typed=typed)
 
 
 def _describe(plan: Plan, others: Sequence[StudyDirectory]) -> None:
@@ -121,6 +130,7 @@ def _add_execution(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allocate", choices=list(ALLOCATIONS), default="equal", help="default: the same budget for every arm"
     )
+    parser.add_argument("--trust", action="store_true", help="run the code that the plan names without asking")
     parser.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster: auto, local or HOST:PORT")
     parser.add_argument("--ray-cpus", type=float, default=2.0, help="cores per run on Ray; default 2")
     parser.add_argument("--ray-gpus", type=float, default=0.0, help="GPUs per run on Ray; default 0")

@@ -24,6 +24,7 @@ options:
   CONFIG.toml        a configuration; config.toml of a run directory repeats that run
   --run-dir DIR      where to write; default runs/NAME-NNN
   --dry-run          print the resolved configuration and the derived sizes, and stop
+  --trust            run the code that CONFIG.toml names without asking
   --preset NAME      start from `lab` or `scalerl` (the paper's sizes; default with --data)
   --model, --data, --task, --reward, --device, --seed, --steps   short for the fields they name below
 
@@ -45,15 +46,18 @@ def train(words: list[str]) -> int:
         print(TRAIN_USAGE + _field_help())
         return 0
     from scalerl.config import read_config
+    from scalerl.trust import check_trust
 
     words, run_dir = _take_option(words, "--run-dir")
-    dry_run = "--dry-run" in words
-    words = [word for word in words if word != "--dry-run"]
+    dry_run, trusted = "--dry-run" in words, "--trust" in words
+    words = [word for word in words if word not in ("--dry-run", "--trust")]
     file = Path(words.pop(0)) if words and not words[0].startswith("--") else None
     config = read_config(file, words)
+    check_model(config, weights=not dry_run)
     if dry_run:
         print(_dry_run(config))
         return 0
+    check_trust([config], str(file or "the command line"), trusted=trusted or file is None, typed=words)
     from scalerl.files import next_directory
 
     path = Path(run_dir) if run_dir else next_directory(Path("runs"), config.recipe.name)
@@ -64,6 +68,19 @@ def train(words: list[str]) -> int:
         return start(config, path, display, stop)
 
     return _run(config, begin)
+
+
+def check_model(config: RunConfig, *, weights: bool = True) -> None:
+    """Refuse a model with damaged files before torch is imported.
+
+    Raises:
+        ConfigError: see models/files.py.
+    """
+    from scalerl.config import HuggingFaceModel
+    from scalerl.models.files import check_model_files
+
+    if isinstance(config.model, HuggingFaceModel):
+        check_model_files(config.model.path, weights=weights)
 
 
 def _dry_run(config: RunConfig) -> str:
@@ -86,6 +103,7 @@ def resume(words: list[str]) -> int:
     """Run `scalerl resume`; return the exit code."""
     from scalerl.config.base import replace
     from scalerl.training.run_dir import saved_config
+    from scalerl.trust import check_trust
 
     parser = argparse.ArgumentParser(
         prog="scalerl resume", description=RESUME, allow_abbrev=False,
@@ -93,8 +111,11 @@ def resume(words: list[str]) -> int:
     )  # fmt: skip
     parser.add_argument("directory", type=Path, help="run directory")
     parser.add_argument("--steps", type=int, help="new total number of steps, to train on beyond the old one")
+    parser.add_argument("--trust", action="store_true", help="run the code that its configuration names without asking")
     arguments, options = parser.parse_known_args(words)
     config = saved_config(arguments.directory)
+    check_model(config)
+    check_trust([config], str(arguments.directory), trusted=arguments.trust)
     if arguments.steps is not None:
         config = replace(config, steps=arguments.steps)
 

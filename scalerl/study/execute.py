@@ -136,7 +136,7 @@ class Execution:
             file = study.file(key, "toml")
             write_whole(file, to_toml(replace(config, steps=target)))
             words = ["train", str(file), "--run-dir", str(run)]
-        job = self.workers.start([sys.executable, "-m", "scalerl.cli", *words], study.file(key, "log"))
+        job = self.workers.start([sys.executable, "-m", "scalerl.cli", *words, "--trust"], study.file(key, "log"))
         self._jobs[key] = _Running(job, config, target, began)
 
     def _ended(self, key: RunKey, running: _Running, code: int) -> None:

@@ -18,6 +18,7 @@ from scalerl.config.hardware import Hardware
 from scalerl.config.recipe import Custom
 from scalerl.learn.custom import check_functions
 from scalerl.models.checkpoint_names import checkpoint_weights
+from scalerl.models.files import check_model_files
 from scalerl.models.flops import FLOPS_RULE
 from scalerl.models.gguf import converted, gguf_directory, is_gguf
 from scalerl.models.layout import WeightLayout
@@ -332,8 +333,9 @@ def local_model(path: str, dtype: str, note: Callable[[str], None]) -> str:
         note: told where a file is converted to.
 
     Raises:
-        ConfigError: a GGUF file that cannot be read.
+        ConfigError: files that are missing, damaged or pickled; a GGUF file that cannot be read.
     """
+    check_model_files(path)
     if not is_gguf(path):
         return path
     if Path(path).is_file() and not gguf_directory(Path(path), dtype).exists():
@@ -376,10 +378,21 @@ def check_length(policy: Policy, rule: LengthRule, longest_prompt: int) -> None:
 
 
 def stop_tokens(policy: Policy, tokenizer: Any) -> tuple[int, ...]:
-    """Return every id that ends a sequence, by the model's generation settings and by its tokenizer."""
+    """Return every id that ends a sequence, by the model's generation settings and by its tokenizer.
+
+    Raises:
+        ConfigError: there is none, so that every completion would run into its limit.
+    """
     eos = policy.model.generation_config.eos_token_id
-    ids = set(eos if isinstance(eos, list) else [eos]) | {tokenizer.eos_token_id}
-    return tuple(sorted(i for i in ids if i is not None))
+    given = set(eos if isinstance(eos, list) else [eos]) | {tokenizer.eos_token_id}
+    ids = tuple(sorted(i for i in given if isinstance(i, int) and 0 <= i < policy.vocab_size))
+    if not ids:
+        raise ConfigError(
+            "model.path: no token ends a text: neither generation_config.json, config.json nor the tokenizer names an "
+            f"eos token among the model's {policy.vocab_size} tokens; set eos_token in tokenizer_config.json, or "
+            "eos_token_id in generation_config.json"
+        )
+    return ids
 
 
 @dataclass(frozen=True)

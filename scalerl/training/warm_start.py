@@ -22,7 +22,7 @@ from scalerl.config import TinyModel
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.data import TaskData
 from scalerl.config.data import generated as generated_tasks
-from scalerl.files import cache_root
+from scalerl.files import as_umask, cache_root
 from scalerl.models.head import token_logprobs
 from scalerl.models.policy import Policy
 from scalerl.outputs import check_new_directory
@@ -101,6 +101,7 @@ def _save(policy: Policy, tokenizer: Any, history: Sequence[dict[str, float]], d
     try:
         policy.model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        as_umask(temporary)
         (temporary / "warm_start.json").write_text("".join(json.dumps(row) + "\n" for row in history))
         temporary.rename(directory)  # an empty directory may be there; whatever else is there stays
     except OSError:
