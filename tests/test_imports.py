@@ -15,7 +15,7 @@ LAYERS = {  # package -> packages it may import, itself aside
     "serialization": set(),
     "processes": set(),
     "types": set(),
-    "config": {"scaling.stop"},
+    "config": {"scaling.stop", "files"},
     "scaling": set(),
     "importers": {"types", "scaling"},
     "integrations": {"scaling"},

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
 USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
+LONGEST = 1000
+"""Characters of a message from which on its middle is left out."""
+UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Characters that would act on a terminal, or that it cannot show."""
 
 
 class StopFlag:
@@ -50,13 +55,19 @@ def prepare_environment() -> None:
 
 def guarded(action: Callable[[], int]) -> int:
     """Run a verb; a user's error becomes one line on standard error."""
-    from scalerl.config.base import ConfigError
+    from pydantic import ValidationError
+
+    from scalerl.config.base import ConfigError, problems
+    from scalerl.files import trouble
     from scalerl.scaling import CurveError
 
     try:
         return action()
     except (ConfigError, CurveError) as error:
         complain(str(error))
+        return USER_ERROR
+    except ValidationError as error:  # a record that was built without `build`
+        complain(problems(error))
         return USER_ERROR
     except BrokenPipeError:  # what reads our output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -65,12 +76,15 @@ def guarded(action: Callable[[], int]) -> int:
         complain("stopped at once; what was saved is kept, and `scalerl resume` continues from there")
         return INTERRUPTED
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        complain(f"no space left on the disk ({error.filename or error}); free some, then `scalerl resume` the run")
+        if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            raise  # of a socket or a process: nothing that a path of the user has caused
+        complain(trouble(error))
         return FAILED
 
 
 def complain(text: str) -> None:
-    """Print one line for the user on standard error."""
+    """Print one line for the user on standard error; of a very long one the middle is left out."""
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST - 300]} ... ({len(text) - LONGEST + 50} characters left out) ... {text[-250:]}"
+    text = UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
     print(f"scalerl: {text}", file=sys.stderr)

@@ -37,6 +37,7 @@ def train(words: list[str]) -> int:
         print(TRAIN_USAGE + _field_help())
         return 0
     from scalerl.config import read_config
+    from scalerl.config.base import ConfigError
 
     words, run_dir = _take_option(words, "--run-dir")
     dry_run = "--dry-run" in words
@@ -44,6 +45,8 @@ def train(words: list[str]) -> int:
     file = Path(words.pop(0)) if words and not words[0].startswith("--") else None
     config = read_config(file, words)
     if dry_run:
+        if run_dir is not None:
+            raise ConfigError("--run-dir: got one with --dry-run, which writes nothing; give one of the two")
         print(_dry_run(config))
         return 0
     from scalerl.files import next_directory
@@ -76,12 +79,12 @@ def _dry_run(config: RunConfig) -> str:
 
 def resume(arguments: argparse.Namespace) -> int:
     """Run `scalerl resume`; return the exit code."""
-    from scalerl.config.base import replace
+    from scalerl.config.base import given, replace
     from scalerl.training.run_dir import saved_config
 
     config = saved_config(arguments.directory)
     if arguments.steps is not None:
-        config = replace(config, steps=arguments.steps)
+        config = given("--steps", lambda: replace(config, steps=arguments.steps))
 
     def restart(display: Any, stop: Callable[[], bool]) -> Any:
         from scalerl.training.launch import resume as resume_run
@@ -121,12 +124,27 @@ def _take_option(words: list[str], name: str) -> tuple[list[str], str | None]:
         if word == name:
             if not queue:
                 raise ConfigError(f"{name}: a value is needed and none was given")
-            value = queue.pop(0)
+            value = _whole(name, queue.pop(0), value)
         elif word.startswith(name + "="):
-            value = word.partition("=")[2]
+            value = _whole(name, word.partition("=")[2], value)
         else:
             rest.append(word)
     return rest, value
+
+
+def _whole(name: str, value: str, before: str | None) -> str:
+    """Return the value of an option that may be given once.
+
+    Raises:
+        ConfigError: it is empty, looks like another option, or was given before.
+    """
+    from scalerl.config.base import ConfigError
+
+    if not value or value.startswith("--"):
+        raise ConfigError(f"{name}: got {value!r}; allowed: a path (./{value.lstrip('/')} for a name that begins so)")
+    if before is not None:
+        raise ConfigError(f"{name}: got {before!r} and {value!r}; give it once")
+    return value
 
 
 def _field_help() -> str:
