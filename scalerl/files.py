@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 KINDS = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"),
          (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"))  # fmt: skip
@@ -50,6 +52,30 @@ def read_bytes(path: Path) -> bytes:
     """
     check_file(path)
     return path.read_bytes()
+
+
+def parse_json(text: str) -> Any:
+    """Return a JSON document; a key may stand only once in an object, where json keeps the last value in silence.
+
+    Raises:
+        ValueError: it is not JSON, is nested too deeply, or has an integer of thousands of digits; with the place.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_once)
+    except json.JSONDecodeError as error:
+        at = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno} column {error.colno}"
+        raise ValueError(f"{error.msg} at {at}") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:60]!r} stands twice in one object")
+    return found
 
 
 def check_file(path: Path) -> None:

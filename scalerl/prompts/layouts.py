@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 from scalerl.config.base import ConfigError, short
 from scalerl.config.data import PromptFile
 from scalerl.config.named import NAMED
+from scalerl.files import parse_json
 from scalerl.prompts.code_rows import ROW_FORMS
 from scalerl.prompts.files import read_objects
 
@@ -106,8 +108,8 @@ def column(values: Mapping[str, Any], name: str) -> Any:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
+        return parse_json(text)
+    except ValueError:
         return None
 
 
@@ -148,7 +150,8 @@ def _prompt(prompt: Any, at: str, values: Mapping[str, Any], where: str) -> str 
             asked -= 1
         for text in (value for message in prompt[:asked] for value in message.values() if isinstance(value, str)):
             _text(text, at, where)
-        return list(prompt[:asked])
+        if any(message["content"].strip() for message in prompt[:asked]):
+            return list(prompt[:asked])
     raise ConfigError(
         f"{where}: {at!r} is {short(prompt)}; allowed: text or a list of chat messages with text in `content` "
         f"(columns here: {', '.join(values)}; choose another with --data.prompt_column)"
@@ -162,6 +165,8 @@ def _answer(data: PromptFile, answer: Any, at: str, values: Mapping[str, Any], w
         answer = answer[0]
     if data.reward is None and isinstance(answer, list | dict) and data.task not in ANSWERLESS:
         raise ConfigError(f"{where}: {at!r} is {short(answer)}; allowed: one reference answer, text or a number")
+    if data.reward is None and (isinstance(answer, bool) or (isinstance(answer, float) and not math.isfinite(answer))):
+        raise ConfigError(f"{where}: {at!r} is {short(answer)}; allowed: text or a finite number")
     text = "" if answer is None else _text(str(answer), at, where)
     found = ANSWER_FORMS[data.answers](text)
     if found is None:
