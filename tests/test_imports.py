@@ -34,6 +34,7 @@ LAYERS = {  # package -> packages it may import, itself aside
     "cluster": {"config", "rollouts", "tasks", "training.learner", "types"},
     "placement": {"types", "config", "files", "models.files", "models.flops", "models.gguf", "rollouts"},
     "report": {"types", "config", "files", "outputs", "scaling"},
+    "watch": {"types", "config", "scaling", "report", "study", "files", "training.status"},
     "study": {"scaling", "config", "types", "report", "files", "cluster.connect", "signals"},
 }
 
@@ -109,6 +110,7 @@ def test_no_module_imports_itself_through_others():
         "scalerl.config.recipe",
         "scalerl.config",
         "scalerl.placement.plan",
+        "scalerl.watch.state",
         "scalerl.types",
     ],
 )

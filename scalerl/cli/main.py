@@ -20,6 +20,7 @@ from scalerl.cli.report import add_report_parser
 from scalerl.cli.score import add_score_parser
 from scalerl.cli.sft import sft
 from scalerl.cli.train import resume, train
+from scalerl.cli.watch import add_watch_parser
 from scalerl.signals import STOPPING, obey_study
 
 
@@ -85,6 +86,7 @@ def _parser() -> tuple[Parser, list[str]]:
     verbs.add_parser("resume", help="resume a run from its last checkpoint", add_help=False)
     add_curve_parsers(verbs)
     add_report_parser(verbs)
+    add_watch_parser(verbs)
     add_score_parser(verbs)
     add_eval_parser(verbs)
     verbs.add_parser(
