@@ -102,10 +102,12 @@ class Campaign:
             name, number = f"{found.kind}-{number}", number + 1
             for _ in range(min(A_RUN, count - found.faults)):
                 process = self.begin(name)
-                time.sleep(self.random.uniform(0.0, 0.7 * self.whole_s))
-                if process.poll() is None:
-                    found.faults += 1
+                time.sleep(self.random.uniform(0.0, 0.3 * self.whole_s))
+                alive = process.poll() is None
                 act(process, found)
+                if not alive:
+                    break
+                found.faults += 1
             self.finish(name, found)
             print(f"  {found.kind}: {found.faults} faults, {found.identical} of {found.runs} identical", flush=True)
 
