@@ -95,7 +95,7 @@ def test_a_signal_while_the_generator_starts_stops_before_the_first_step(lab_mod
 
 
 def test_nothing_of_a_run_is_left_a_second_after_its_trainer_was_killed(lab_model, tmp_path):
-    words = ["--run-dir", str(tmp_path / "run"), *runs.SMALL, "--placement.engines", "2", "--rollouts.slots", "8"]
+    words = ["--run-dir", str(tmp_path / "run"), *runs.SMALL, "--placement.generators", "2", "--rollouts.slots", "8"]
     process = runs.start(["train", "--model", str(lab_model), *words])
     runs.wait_for(lambda: len(runs.descendants(process.pid)) >= 4, what="generator and two engines")
     started = runs.descendants(process.pid)
