@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from scalerl.cli.exits import StopFlag, prepare_environment
+from scalerl.cli.parsing import Parser
 
 USAGE = """scalerl sft MODEL --data traces.jsonl [--out DIR] [options]
        scalerl sft [--out DIR] [--steps N] [--seed N]
@@ -24,8 +25,10 @@ def _of_model(given: dict[str, str]) -> int:
     from scalerl.config.base import build
     from scalerl.config.supervised import Supervised
     from scalerl.files import next_directory
+    from scalerl.models.files import check_model_files
 
     settings = build(Supervised, given, "scalerl sft")
+    check_model_files(settings.model)
     directory = settings.out or next_directory(Path("runs"), "sft")
     prepare_environment()
     from scalerl.training.supervised import fine_tune
@@ -71,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     """Return the options: the fields of `Supervised`, each with its documentation."""
     from scalerl.config.supervised import Supervised
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="scalerl sft", usage=USAGE, description=DESCRIPTION, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS,
     )  # fmt: skip

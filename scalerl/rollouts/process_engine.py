@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
+from scalerl.plugins import PluginError
 from scalerl.processes import ChildContext
 from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request, Work
 
@@ -142,6 +143,8 @@ def serve(connection: Connection, build: BuildEngines) -> None:
             _answer(connection, method, ANSWERS[method](engines[number], *arguments))
     except (BrokenPipeError, EOFError, ConnectionResetError):
         return  # the coordinator is gone
+    except PluginError as error:  # an engine of the user: the message has its place
+        _answer(connection, "failed", str(error))
     except Exception:  # a worker may die here: the coordinator is told, and raises
         with contextlib.suppress(OSError):
             _answer(connection, "failed", traceback.format_exc())

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from scalerl.config.data import EnvironmentTask, PromptFile, TaskData
 from scalerl.config.run import RunConfig, Scoring
+from scalerl.plugins import PluginError
 from scalerl.processes import ChildContext
 from scalerl.tasks import environments
 from scalerl.tasks.base import Verdict, Verifier, reward, verdict
@@ -217,6 +218,8 @@ class ProcessScorer:
             said = f"the verifier took longer than {self._limit_s:g} s"
         except ProcessExpired as error:
             said = f"the verifier's process ended with exit code {error.exitcode}"
+            if self._name == "custom":  # code of the user, which is broken; other verifiers die of a completion
+                return said
         self.timeouts += 1
         return verdict(False, said)
 
@@ -314,6 +317,8 @@ def _safely(verify: Callable[[Prompt, str], Verdict], prompt: Prompt, completion
     """Return the verdict, or what the verifier did instead of giving one."""
     try:
         found = verify(prompt, completion)
+    except PluginError as error:
+        return f"the task {error}"
     except Exception as error:  # whatever it is, it is counted (failures.py) and costs one completion
         where = traceback.extract_tb(error.__traceback__)[-1]
         return f"the verifier raised {type(error).__name__}: {str(error)[:300]} ({where.filename}:{where.lineno})"

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+
+from scalerl.files import move_into
 from scalerl.report.summary import summarise
 from scalerl.rollouts.pipeline import Interrupted
 from scalerl.tasks.user_rewards import RewardError
@@ -49,8 +52,11 @@ def _stopped(run: Session) -> str:
 
 
 def export_model(run: Session) -> None:
-    """Write the last weights as a Hugging Face directory with tokenizer, and adapters beside it."""
-    path = run.directory.path / "model"
-    run.learner.export(path)
-    run.learner.export_adapter(path.with_name("adapter"))
-    run.tokenizer.save_pretrained(path)
+    """Write the last weights as a Hugging Face directory with tokenizer, and adapters beside it; every file whole."""
+    path, temporary = run.directory.path, run.directory.path / ".export.tmp"
+    run.directory.check_place()
+    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+    run.learner.export(temporary / "model")
+    run.learner.export_adapter(temporary / "adapter")
+    run.tokenizer.save_pretrained(temporary / "model")
+    move_into(temporary, path)

@@ -18,12 +18,14 @@ from scalerl.config.hardware import Hardware
 from scalerl.config.recipe import Custom
 from scalerl.learn.custom import check_functions
 from scalerl.models.checkpoint_names import checkpoint_weights
+from scalerl.models.files import check_model_files
 from scalerl.models.flops import FLOPS_RULE
 from scalerl.models.gguf import converted, gguf_directory, is_gguf
 from scalerl.models.layout import WeightLayout
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer
 from scalerl.models.routing import can_record
+from scalerl.outputs import check_apart
 from scalerl.prompts.dataset import PromptSplit, load_prompts
 from scalerl.prompts.mixture import make_curriculum
 from scalerl.rollouts.build import GeneratorSpec, ModelFacts
@@ -44,10 +46,19 @@ from scalerl.training.learner.base import Learner
 from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.learner.ranks import LearnerGroup
 from scalerl.training.learner.single import SingleLearner
+from scalerl.training.manifest import finish_stamps
 from scalerl.training.matmul import check_matmul, resolve_matmul
 from scalerl.training.pinned import pinned
-from scalerl.training.resumed import check_unchanged, flops_notes, flops_rule_of, hours_of, overrule, with_options
-from scalerl.training.run_dir import RunDirectory, check_empty
+from scalerl.training.resumed import (
+    check_unchanged,
+    flops_notes,
+    flops_rule_of,
+    hours_of,
+    overrule,
+    sound_checkpoint,
+    with_options,
+)
+from scalerl.training.run_dir import RunDirectory, check_empty, inputs_of
 from scalerl.training.session import Display, Progress, Session
 from scalerl.training.start_notes import length_notes, nucleus_notes
 from scalerl.training.stopwatch import Stopwatch
@@ -99,6 +110,7 @@ def start(config: RunConfig, path: Path, display: Display, stop_requested: Calla
     """
     config = pinned(resolve(config), display.note)
     check_empty(path)  # before the warm start, which takes minutes
+    check_apart(path, inputs_of(config), "--run-dir")
     return _assemble(config, path, display, stop_requested, checkpoint=None)
 
 
@@ -122,7 +134,24 @@ def resume(
         ConfigError: no run there, its configuration was changed, or an option would make another run.
     """
     directory, config = RunDirectory.resume(path)
-    checkpoint = CheckpointStore(path / "checkpoints", config.checkpoint.keep).latest()
+    try:
+        return _resume(directory, config, steps, options, display, stop_requested)
+    except BaseException:
+        directory.close()
+        raise
+
+
+def _resume(
+    directory: RunDirectory,
+    config: RunConfig,
+    steps: int | None,
+    options: Mapping[str, Any] | Sequence[str],
+    display: Display,
+    stop_requested: Callable[[], bool],
+) -> Session:
+    path = directory.path
+    store = CheckpointStore(path / "checkpoints", config.checkpoint.keep)
+    checkpoint = sound_checkpoint(directory, store, display.note)
     if checkpoint is not None:
         check_unchanged(config, checkpoint, path)
     saved, config = config, with_options(path, config, options, steps, checkpoint)
@@ -184,7 +213,7 @@ def _assemble(
     session = Session(
         config=config,
         directory=directory,
-        checkpoints=CheckpointStore(path / "checkpoints", config.checkpoint.keep),
+        checkpoints=CheckpointStore.create(path / "checkpoints", config.checkpoint.keep),
         pipeline=Pipeline(spec, channel, scoring.submit, stop_requested, backend.launch),
         learner=learner,
         curriculum=make_curriculum(config, prompts.training),
@@ -270,7 +299,8 @@ def _begin(session: Session, checkpoint: Path | None) -> Session:
     session.learner.load(checkpoint, session.progress.step)
     session.curriculum.load_state(state["curriculum"])
     session.clock = Stopwatch(3600.0 * hours_of(state) / session.devices.held)
-    session.directory.rewind(state["cursors"])
+    for note in session.directory.rewind(state):
+        session.display.note(note)
     session.points = session.directory.points()
     sampling = load_plain(checkpoint, "generator")["sampling_version"]
     if sampling == session.progress.step:
@@ -303,8 +333,9 @@ def local_model(path: str, dtype: str, note: Callable[[str], None]) -> str:
         note: told where a file is converted to.
 
     Raises:
-        ConfigError: a GGUF file that cannot be read.
+        ConfigError: files that are missing, damaged or pickled; a GGUF file that cannot be read.
     """
+    check_model_files(path)
     if not is_gguf(path):
         return path
     if Path(path).is_file() and not gguf_directory(Path(path), dtype).exists():
@@ -347,10 +378,21 @@ def check_length(policy: Policy, rule: LengthRule, longest_prompt: int) -> None:
 
 
 def stop_tokens(policy: Policy, tokenizer: Any) -> tuple[int, ...]:
-    """Return every id that ends a sequence, by the model's generation settings and by its tokenizer."""
+    """Return every id that ends a sequence, by the model's generation settings and by its tokenizer.
+
+    Raises:
+        ConfigError: there is none, so that every completion would run into its limit.
+    """
     eos = policy.model.generation_config.eos_token_id
-    ids = set(eos if isinstance(eos, list) else [eos]) | {tokenizer.eos_token_id}
-    return tuple(sorted(i for i in ids if i is not None))
+    given = set(eos if isinstance(eos, list) else [eos]) | {tokenizer.eos_token_id}
+    ids = tuple(sorted(i for i in given if isinstance(i, int) and 0 <= i < policy.vocab_size))
+    if not ids:
+        raise ConfigError(
+            "model.path: no token ends a text: neither generation_config.json, config.json nor the tokenizer names an "
+            f"eos token among the model's {policy.vocab_size} tokens; set eos_token in tokenizer_config.json, or "
+            "eos_token_id in generation_config.json"
+        )
+    return ids
 
 
 @dataclass(frozen=True)
@@ -381,5 +423,6 @@ class LoadState:
         return None if self.checkpoint is None else load_state(self.checkpoint, "generator")
 
     def save(self, path: Path, name: str, state: dict[str, Any]) -> None:
-        """Write a part of a checkpoint."""
+        """Write a part of a checkpoint, with its digests: another process seals it."""
         save_state(path, name, state)
+        finish_stamps(path)

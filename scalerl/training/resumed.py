@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +10,63 @@ from scalerl.config import RunConfig, parse_config, read_config, to_toml
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.recipe import LaterRate
 from scalerl.models.flops import FLOPS_RULE
-from scalerl.training.checkpoint import FORMAT, load_plain
+from scalerl.training.checkpoint import FORMAT, CheckpointStore, load_plain
 from scalerl.training.devices import devices_of
+from scalerl.training.manifest import Damaged, check_files
+from scalerl.training.run_dir import RunDirectory
 from scalerl.training.session import Display, Progress
+
+
+def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[str], None]) -> Path | None:
+    """Return the newest checkpoint that is what was written and whose rows are there; None if a run had none yet.
+
+    Newer ones are renamed, so that they do not count any more; a note names each with its fault.
+
+    Args:
+        run: its row files are compared with what the checkpoint counts.
+        store: the run's checkpoints.
+        note: told what a person should know.
+
+    Raises:
+        ConfigError: no checkpoint is left, where there were some; nothing was changed.
+    """
+    faults: dict[int, str] = {}
+    for step in reversed(store.steps()):
+        try:
+            sealed = check_files(store.path(step))
+            run.check_rows(load_plain(store.path(step), "trainer"))
+        except Damaged as error:
+            faults[step] = str(error)
+            continue
+        for newer, fault in faults.items():
+            note(f"the checkpoint of step {newer} cannot be used: {fault}; it is kept as {store.set_aside(newer)}")
+        if faults:
+            note(f"going back to the checkpoint of step {step}; the steps since then are trained again")
+        if not sealed:
+            note(f"the checkpoint of step {step} is of an earlier version, without checksums: damage may go unnoticed")
+        return store.path(step)
+    if not faults and not _trained(run.path, store):
+        return None
+    what = "; ".join(f"step {step}: {fault}" for step, fault in faults.items()) if faults else "they were removed"
+    raise ConfigError(
+        f"{run.path}: this run had checkpoints, and none of them can be used ({what}). Starting over would remove its "
+        "rows, so nothing was changed. Put the files back from a copy, or start a new run: "
+        f"scalerl train {run.path}/config.toml{_from_export(run.path)}. `scalerl fit {run.path}` still reads its curve"
+    )
+
+
+def _trained(path: Path, store: CheckpointStore) -> bool:
+    """Return whether a run must have had a checkpoint: it says so, or it has what only a finished run has.
+
+    The directory of the checkpoints is made before the first row, so rows without it say that it was removed.
+    """
+    if not store.directory.exists() and any(file.stat().st_size for file in path.glob("*.jsonl")):
+        return True
+    return store.had_some or (path / "model").exists() or (path / "summary.json").exists()
+
+
+def _from_export(path: Path) -> str:
+    return f", or from its exported weights: --model {path}/model" if (path / "model/config.json").exists() else ""
 
 
 def flops_rule_of(checkpoint: Path | None) -> int:

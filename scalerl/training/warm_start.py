@@ -22,9 +22,10 @@ from scalerl.config import TinyModel
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.data import TaskData
 from scalerl.config.data import generated as generated_tasks
-from scalerl.files import cache_root
+from scalerl.files import as_umask, cache_root
 from scalerl.models.head import token_logprobs
 from scalerl.models.policy import Policy
+from scalerl.outputs import check_new_directory
 from scalerl.tasks.lab import common as lab
 from scalerl.tasks.lab import generated
 
@@ -66,6 +67,7 @@ def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, repo
     """
     if (directory / "warm_start.json").exists():
         return directory
+    check_new_directory(directory, "--out")
     tokenizer = make_tokenizer()
     history: list[dict[str, float]] = []
     for attempt in range(ATTEMPTS):
@@ -99,10 +101,12 @@ def _save(policy: Policy, tokenizer: Any, history: Sequence[dict[str, float]], d
     try:
         policy.model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        as_umask(temporary)
         (temporary / "warm_start.json").write_text("".join(json.dumps(row) + "\n" for row in history))
-        if directory.exists():  # left by a process that was killed, or made by another one meanwhile
-            shutil.rmtree(directory)
-        temporary.rename(directory)
+        temporary.rename(directory)  # an empty directory may be there; whatever else is there stays
+    except OSError:
+        if not (directory / "warm_start.json").exists():  # else another process has made the same model
+            raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from scalerl.config.recipe import AdamW, Loss
+from scalerl.files import as_umask
 from scalerl.models.checkpoint_names import plain_model
 from scalerl.models.policy import Policy
 from scalerl.rollouts.replay import Difference
@@ -129,6 +130,7 @@ class ShardedLearner(PolicyLearner):
         if dist.get_rank() == 0:
             weights = {name: weight.cpu().contiguous() for name, weight in self._whole_weights()}
             plain_model(self.policy.model, weights).save_pretrained(directory)
+            as_umask(directory)
         else:
             for _ in self._whole_weights():
                 pass
