@@ -107,7 +107,16 @@ def default_axis(config: RunConfig) -> str:
 
 
 def data_note(config: RunConfig) -> str:
-    """Return what a reader of the curve must know about the data."""
+    """Return what a reader of the curve must know about the data, and of what was changed during the run."""
+    return "; ".join(part for part in (_noise_note(config), _rates_note(config)) if part)
+
+
+def _rates_note(config: RunConfig) -> str:
+    rates = [f"{rate.learning_rate:g} after step {rate.after_step}" for rate in config.recipe.optimizer.later_rates]
+    return f"the learning rate was set to {', then '.join(rates)}" if rates else ""
+
+
+def _noise_note(config: RunConfig) -> str:
     noise = {task.curve: f"{task.label_noise:.0%}" for task in generated(config.data) if task.label_noise}
     if not noise:
         return ""

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from scalerl.files import next_directory, sync
+from scalerl.files import as_umask, next_directory, sync
 from scalerl.training.manifest import forget_stamps, seal, stamp_later
 
 FORMAT = 2
@@ -58,6 +58,7 @@ def save_state(directory: Path, name: str, state: Mapping[str, Any]) -> None:
     arrays = {f"packed.{kind}": torch.from_numpy(np.concatenate(parts)) for kind, parts in packed.items()}
     (directory / f"{name}.json").write_text(json.dumps(plain), encoding="utf-8")
     save_file({**tensors, **arrays}, directory / f"{name}.safetensors")
+    as_umask(directory / f"{name}.safetensors")
     for suffix in ("json", "safetensors"):
         sync(directory / f"{name}.{suffix}")
         stamp_later(directory / f"{name}.{suffix}")

@@ -20,6 +20,9 @@ def run_to_end(run: Session) -> list[str]:
     """
     try:
         run.pipeline.wait_ready()
+    except Interrupted:  # nothing was done since the checkpoint, or since the start
+        return [_stopped(run)]
+    try:
         run.evaluate_if_missing()  # R(0), before the first update; or one that a failing reward function cut short
         run.clock.start()
         train(run)
@@ -32,7 +35,7 @@ def run_to_end(run: Session) -> list[str]:
     if run.progress.step not in run.checkpoints.steps():
         run.checkpoint(wait=True)
     if not run.finished:
-        return [f"stopped at step {run.progress.step}; continue with: scalerl resume {run.directory.path}"]
+        return [_stopped(run)]
     export_model(run)
     early = run.progress.step < run.config.steps
     reason = "every prompt is solved and retired; " if early and run.progress.exhausted else ""
@@ -42,6 +45,10 @@ def run_to_end(run: Session) -> list[str]:
     if run.progress.stopped_by:
         closing.append(f"to train on all the same: scalerl resume {run.directory.path}")
     return closing + summarise(run.directory.path, run.config, run.points)
+
+
+def _stopped(run: Session) -> str:
+    return f"stopped at step {run.progress.step}; continue with: scalerl resume {run.directory.path}"
 
 
 def export_model(run: Session) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scalerl.config import RunConfig, parse_config, to_toml
+from scalerl.config import RunConfig, parse_config, read_config, to_toml
 from scalerl.config.base import ConfigError, replace
+from scalerl.config.recipe import LaterRate
 from scalerl.models.flops import FLOPS_RULE
 from scalerl.training.checkpoint import FORMAT, CheckpointStore, load_plain
 from scalerl.training.devices import devices_of
@@ -100,8 +101,53 @@ def hours_of(state: Mapping[str, Any]) -> float:
     return devices_of(before).held * float(state["training_s"]) / 3600.0
 
 
+LEARNING_RATE = "recipe.optimizer.learning_rate"
+
+FREE = ("steps", "stop_when", "checkpoint", "placement")
+"""Parts of a configuration that change nothing of what a run has done; a resume may change them."""
+
+
+def with_options(
+    path: Path,
+    config: RunConfig,
+    options: Mapping[str, Any] | Sequence[str],
+    steps: int | None,
+    checkpoint: Path | None,
+) -> RunConfig:
+    """Return the configuration of a run with the options of a resume.
+
+    Args:
+        path: of the run.
+        config: as it is saved there.
+        options: as typed or by dotted names, without `--steps`.
+        steps: `--steps`.
+        checkpoint: that is resumed. A learning rate holds from there on, and is recorded so.
+
+    Raises:
+        ConfigError: an option that would make another run.
+    """
+    config = config if steps is None else replace(config, steps=steps)
+    if not options:
+        return config
+    asked, optimizer = read_config(path / "config.toml", options), config.recipe.optimizer
+    if any(word.removeprefix("--").partition("=")[0] == LEARNING_RATE for word in options):
+        step = 0 if checkpoint is None else int(load_plain(checkpoint, "trainer")["progress"]["step"])
+        rates = _rates_until(step, config)
+        rates.append(LaterRate(after_step=step, learning_rate=asked.recipe.optimizer.learning_rate))
+        optimizer = replace(optimizer, later_rates=tuple(rates))
+    wanted = replace(config, **{name: getattr(asked, name) for name in FREE if name != "steps"})
+    same = replace(asked.recipe.optimizer, learning_rate=optimizer.learning_rate)
+    if replace(asked, steps=config.steps, recipe=replace(asked.recipe, optimizer=same)) != wanted:
+        raise ConfigError(
+            f"scalerl resume: got {' '.join(map(str, options))}; allowed: --steps, --{LEARNING_RATE}, and the fields "
+            f"of {', '.join(FREE)}. Anything else would make another run: scalerl train {path}/config.toml "
+            "--run-dir ANOTHER, with these options"
+        )
+    return replace(wanted, recipe=replace(config.recipe, optimizer=optimizer))
+
+
 def check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
-    """Refuse a checkpoint of an earlier version or another configuration; steps, stop_when and placement may change.
+    """Refuse a checkpoint of an earlier version or another configuration; but for what a resume may change.
 
     Args:
         config: of the run directory.
@@ -119,8 +165,11 @@ def check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
             f"start a new run from its weights, once exported: scalerl train --model {path}/model"
         )
     before = parse_config(state["config"], f"{checkpoint}/trainer.json")
-    names = ("steps", "stop_when", "checkpoint", "placement")
-    free = {name: getattr(before, name) for name in names}
+    free: dict[str, Any] = {name: getattr(before, name) for name in FREE}
+    step, optimizer = int(state["progress"]["step"]), config.recipe.optimizer
+    if _rates_until(step, config) == _rates_until(step, before):  # later ones may be new
+        optimizer = replace(optimizer, later_rates=before.recipe.optimizer.later_rates)
+        free["recipe"] = replace(config.recipe, optimizer=optimizer)
     if replace(config, **free) == before:
         return
     old, new = to_toml(before).splitlines(), to_toml(replace(config, **free)).splitlines()
@@ -130,3 +179,7 @@ def check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
         f"{'; '.join(changed[:5]) or 'sections differ'}. "
         "Put it back to resume, or start a new run with `scalerl train CONFIG.toml`"
     )
+
+
+def _rates_until(step: int, config: RunConfig) -> list[LaterRate]:
+    return [rate for rate in config.recipe.optimizer.later_rates if rate.after_step < step]

@@ -64,7 +64,7 @@ def fine_tune(settings: Supervised, directory: Path, report: Report, stop_reques
         settings: what and how.
         directory: where the model goes, with tokenizer and sft.json; it must not exist yet or be empty.
         report: told a line now and then.
-        stop_requested: asked after every update; what was learned until then is written.
+        stop_requested: asked before every update; what was learned until then is written.
 
     Raises:
         ConfigError: the directory holds something, the model or the rows cannot be used, or the loss is not finite.
@@ -94,13 +94,13 @@ def fine_tune(settings: Supervised, directory: Path, report: Report, stop_reques
     report(_opening(rows, total, before))
     steps: list[dict[str, float]] = []
     for batch in batches(rows.training, settings):
+        if stop_requested():
+            break
         steps.append(_step(learner, collate(batch), settings))
         row = steps[-1]
         report(
             f"step {row['step']:g}/{total}  loss {row['loss']:.4f}  tokens {row['tokens']:g}  {row['seconds']:.1f} s"
         )
-        if stop_requested():
-            break
     after = held_out_loss(policy, rows.held_out, settings.micro_batch_tokens)
     outcome = Outcome(steps, before, after, stopped=len(steps) < total)
     _write(directory, learner, tokenizer, settings, rows, outcome)

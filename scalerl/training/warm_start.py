@@ -22,7 +22,7 @@ from scalerl.config import TinyModel
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.data import TaskData
 from scalerl.config.data import generated as generated_tasks
-from scalerl.files import cache_root
+from scalerl.files import as_umask, cache_root
 from scalerl.models.head import token_logprobs
 from scalerl.models.policy import Policy
 from scalerl.outputs import check_new_directory
@@ -91,17 +91,24 @@ def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, repo
             f"model.warm_start: after {model.warm_start.steps} updates the model knows {shares} of the 300 "
             f"single steps, from {ATTEMPTS} seeds; at least {GATE:.0%} are needed for a clean curve; give it more steps"
         )
+    _save(policy, tokenizer, history, directory)
+    return directory
+
+
+def _save(policy: Policy, tokenizer: Any, history: Sequence[dict[str, float]], directory: Path) -> None:
+    """Write the directory under another name first, so that it appears whole or not at all."""
     temporary = directory.with_name(f"{directory.name}.{os.getpid()}.tmp")
-    policy.model.save_pretrained(temporary)
-    tokenizer.save_pretrained(temporary)
-    (temporary / "warm_start.json").write_text("".join(json.dumps(row) + "\n" for row in history))
     try:
+        policy.model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        as_umask(temporary)
+        (temporary / "warm_start.json").write_text("".join(json.dumps(row) + "\n" for row in history))
         temporary.rename(directory)  # an empty directory may be there; whatever else is there stays
     except OSError:
-        if not (directory / "warm_start.json").exists():
+        if not (directory / "warm_start.json").exists():  # else another process has made the same model
             raise
-        shutil.rmtree(temporary)  # another process made the same model meanwhile
-    return directory
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def make_tokenizer() -> Any:
