@@ -7,6 +7,7 @@ import stat
 import sys
 import textwrap
 import time
+import warnings
 
 import pytest
 import runs
@@ -288,3 +289,47 @@ def test_a_command_that_names_its_code_is_not_asked_for_it(tmp_path, monkeypatch
     words = ["--recipe.loss", '{kind = "custom", function = "mine:f"}']
     code, text = runs.call("train", "--steps", "1", *words, timeout=60)
     assert code == 2 and "cannot import 'mine'" in text and "raised OSError: imported" in text and "mine.py:1" in text
+
+
+def sharded(path):
+    import torch
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    tensors = {"a": torch.arange(12.0).view(4, 3), "step": torch.tensor(3), "half": torch.ones(2, dtype=torch.bfloat16)}
+    with warnings.catch_warnings(action="ignore"):  # torch says that it saves in one process
+        save(tensors, storage_writer=FileSystemWriter(path / "learner"), no_dist=True)
+    return tensors
+
+
+def test_the_description_of_a_checkpoint_of_ranks_is_read_as_torch_reads_it(place):
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    from scalerl.training.learner.plain_reader import PlainReader
+    from scalerl.training.learner.sharded_checkpoint import stored_shapes
+
+    sharded(place)
+    ours, theirs = (reader(place / "learner").read_metadata() for reader in (PlainReader, FileSystemReader))
+    assert ours.state_dict_metadata == theirs.state_dict_metadata and ours.storage_data == theirs.storage_data
+    assert stored_shapes(place) == {"a": (4, 3), "step": (), "half": (2,)}
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        b"cbuiltins\nexec\n(S\"open('ran.txt', 'w')\"\ntR.",
+        b"cos\nsystem\n(S'touch ran.txt'\ntR.",
+        b"\x80\x04\x8c\x05torch\x8c\x0bSize.__new__\x93.",  # a dotted name reaches whatever a class holds
+        b"\x80\x04\x8c\x05torch\x8c\x04load\x93.",
+        b"I3\n.",
+        b"",
+        b"\0" * 64,
+    ],
+)
+def test_a_checkpoint_of_ranks_whose_description_is_a_program_is_refused_and_not_run(place, written):
+    from scalerl.training.learner.sharded_checkpoint import stored_shapes
+
+    sharded(place)
+    (place / "learner/.metadata").write_bytes(written)
+    with pytest.raises(ConfigError, match="is no description of a checkpoint"):
+        stored_shapes(place)
