@@ -56,13 +56,17 @@ def train(
     return _complete(chosen, begin, progress)
 
 
-def resume(path: str | Path, *, steps: int | None = None, progress: bool = True, trust: bool = False) -> Run:
+def resume(
+    path: str | Path, *, steps: int | None = None, progress: bool = True, trust: bool = False, **fields: Any
+) -> Run:
     """Continue a run from its last checkpoint and return it; as `scalerl resume` does.
 
     Args:
         path: run directory.
         steps: a new total number of steps; None keeps it.
         progress: as for `train`.
+        fields: the few that a resume may change, by their dotted names as for `train`: the learning rate
+            (`recipe__optimizer__learning_rate=5e-7`, from this step on), `stop_when`, `checkpoint` and `placement`.
         trust: run the code that the run's configuration names without asking, where it was not confirmed here before.
 
     Raises:
@@ -80,7 +84,7 @@ def resume(path: str | Path, *, steps: int | None = None, progress: bool = True,
     def again(display: Any, stop: Callable[[], bool]) -> Any:
         from scalerl.training.launch import resume as resume_run
 
-        return resume_run(Path(path), steps, display, stop)
+        return resume_run(Path(path), steps, display, stop, _named(fields))
 
     return _complete(config, again, progress)
 
@@ -241,10 +245,14 @@ def _configure(config: Any, fields: dict[str, Any]) -> RunConfig:
     from scalerl.config import RunConfig, read_config
     from scalerl.config.overrides import build_from, plain_values
 
-    named = {name.replace("__", "."): value for name, value in fields.items()}
+    named = _named(fields)
     if isinstance(config, RunConfig):
         return build_from(plain_values(config), named) if named else config
     return read_config(Path(config) if config is not None else None, named)
+
+
+def _named(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace("__", "."): value for name, value in fields.items()}
 
 
 def _complete(config: RunConfig, make_session: Callable[..., Any], progress: bool) -> Run:

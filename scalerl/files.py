@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
 import re
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -28,11 +33,67 @@ def cache_root() -> Path:
     return Path(os.environ.get("SCALERL_CACHE") or Path.home() / ".cache" / "scalerl")
 
 
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Give a place beside `path` to write to, and move what was written to `path` when the block has ended.
+
+    Readers see the old file or the new one, never half, and a write that fails leaves the old one. A link is replaced
+    and not followed. Devices and pipes, such as /dev/stdout, are written directly: a move would replace them.
+
+    Args:
+        path: of the file to write.
+
+    Yields:
+        The path to write to.
+
+    Raises:
+        OSError: it cannot be written; what was there before is unchanged.
+    """
+    if _is_special(path):
+        yield path
+        return
+    if os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if os.path.isfile(path) and not os.access(path, os.W_OK):  # moving a file over it would not ask
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+    temporary = path.with_name(
+        f".{path.name[:200]}.{os.getpid()}.tmp{path.suffix}"
+    )  # writers of pictures ask the suffix
+    try:
+        yield temporary
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def move_into(source: Path, target: Path) -> None:
+    """Move all files of a directory into another, each whole; other files there stay. Then remove the source."""
+    for path in [path for path in sorted(source.rglob("*")) if path.is_file()]:
+        place = target / path.relative_to(source)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        path.replace(place)
+    shutil.rmtree(source)
+
+
+def _is_special(path: Path) -> bool:
+    """Return whether a path is a device, a pipe, or a link of /dev or /proc to something that is open."""
+    if os.path.abspath(path).startswith(("/dev/", "/proc/")):
+        return True
+    try:
+        kind = path.stat().st_mode
+    except OSError:  # not there yet, or a link to nothing
+        return False
+    return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind))
+
+
 def write_whole(path: Path, text: str) -> None:
-    """Write a small text file so that readers see the old one or the new one, never half."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
+    """Write a text file so that readers see the old one or the new one, never half.
+
+    Raises:
+        OSError: it cannot be written; what was there before is unchanged.
+    """
+    with whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def as_umask(path: Path) -> None:

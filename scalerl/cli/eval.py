@@ -53,15 +53,19 @@ def run_eval(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: what the user named is not there, or does not fit.
     """
+    from scalerl.files import next_directory, safe_name, write_whole
+    from scalerl.outputs import check_new_directory
+
     prepare_environment()
     from scalerl.trust import check_trust
 
+    if arguments.output is not None:
+        check_new_directory(arguments.output, "-o")
     config, tasks = eval_config(arguments)
     check_model(config)
     check_trust([config], arguments.model, trusted=arguments.trust, typed=[arguments.reward or ""])
     from scalerl.config.base import replace
     from scalerl.evaluate.run import Evaluator
-    from scalerl.files import next_directory, safe_name
     from scalerl.tasks.user_rewards import RewardError
     from scalerl.training.launch import resolve
 
@@ -83,7 +87,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
         complain(str(error))
         return FAILED
     found = {"model": arguments.model, "suites": [result.to_dict() for result in results]}
-    (where / "summary.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_whole(where / "summary.json", json.dumps(found, indent=1) + "\n")
     if arguments.json:
         print(json.dumps(found, indent=1, allow_nan=False))
     return 0

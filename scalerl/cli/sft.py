@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import signal
 from pathlib import Path
 
-from scalerl.cli.exits import INTERRUPTED, StopFlag, prepare_environment
+from scalerl.cli.exits import StopFlag, prepare_environment
 
 USAGE = """scalerl sft MODEL --data traces.jsonl [--out DIR] [options]
        scalerl sft [--out DIR] [--steps N] [--seed N]
@@ -39,7 +38,7 @@ def _of_model(given: dict[str, str]) -> int:
         print(f"held-out loss {outcome.held_out_before:.4f} -> {outcome.held_out_after:.4f} nats a token")
     stopped = f" (stopped after {len(outcome.steps)} updates)" if outcome.stopped else ""
     print(f"saved{stopped}: {directory}\nnow: scalerl train --model {directory} --data prompts.jsonl")
-    return (128 + stop.signal if stop.signal != signal.SIGINT else INTERRUPTED) if stop.signal else 0
+    return 128 + stop.signal if outcome.stopped else 0
 
 
 def _of_lab(given: dict[str, str]) -> int:

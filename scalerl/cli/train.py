@@ -32,6 +32,14 @@ fields (TOML sections, or --dotted.name VALUE):
 """
 
 
+RESUME = """Resume a run from its last checkpoint.
+
+A few fields may change, as --dotted.name VALUE; config.toml then has the new value:
+  --recipe.optimizer.learning_rate X   from this step on, for example after a gradient that was not finite;
+                                       recorded with the step in recipe.optimizer.later_rates
+  --stop_when, --checkpoint.*, --placement.*"""
+
+
 def train(words: list[str]) -> int:
     """Run `scalerl train`; its options are all the fields of a configuration. Return the exit code."""
     if "--help" in words or "-h" in words:
@@ -91,12 +99,20 @@ def _dry_run(config: RunConfig) -> str:
     return to_toml(config) + "\n" + "\n".join(f"# {line}" for line in said)
 
 
-def resume(arguments: argparse.Namespace) -> int:
+def resume(words: list[str]) -> int:
     """Run `scalerl resume`; return the exit code."""
     from scalerl.config.base import replace
     from scalerl.training.run_dir import saved_config
     from scalerl.trust import check_trust
 
+    parser = argparse.ArgumentParser(
+        prog="scalerl resume", description=RESUME, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("directory", type=Path, help="run directory")
+    parser.add_argument("--steps", type=int, help="new total number of steps, to train on beyond the old one")
+    parser.add_argument("--trust", action="store_true", help="run the code that its configuration names without asking")
+    arguments, options = parser.parse_known_args(words)
     config = saved_config(arguments.directory)
     check_model(config)
     check_trust([config], str(arguments.directory), trusted=arguments.trust)
@@ -106,7 +122,7 @@ def resume(arguments: argparse.Namespace) -> int:
     def restart(display: Any, stop: Callable[[], bool]) -> Any:
         from scalerl.training.launch import resume as resume_run
 
-        return resume_run(arguments.directory, arguments.steps, display, stop)
+        return resume_run(arguments.directory, arguments.steps, display, stop, options)
 
     return _run(config, restart)
 
@@ -129,7 +145,7 @@ def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:
         complain(str(error))
         return FAILED
     print("\n".join(ended.closing))
-    return 128 + stop.signal if stop.signal else 0
+    return 0 if ended.finished else 128 + stop.signal
 
 
 def _take_option(words: list[str], name: str) -> tuple[list[str], str | None]:

@@ -17,6 +17,7 @@ from scalerl.config.base import ConfigError
 from scalerl.config.data import PromptFile, TaskData
 from scalerl.config.run import Scoring
 from scalerl.evaluate.metrics import majority, pass_at_powers
+from scalerl.files import whole
 from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer
 from scalerl.prompts.dataset import load_prompts, task_prompts
 from scalerl.rollouts.engine import Sampling
@@ -206,7 +207,7 @@ class Evaluator:
 
     def _write(self, scored: Sequence[ScoredGroup], texts: Path) -> None:
         texts.parent.mkdir(parents=True, exist_ok=True)
-        with texts.open("w", encoding="utf-8") as file:
+        with whole(texts) as temporary, temporary.open("w", encoding="utf-8") as file:
             for one in scored:
                 for sample in range(len(one.scores)):
                     row = {"sample": sample, **rollout_row(self.tokenizer, 0, one, sample)}

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import scalerl
 from scalerl.config.base import ConfigError
+from scalerl.files import write_whole
 from scalerl.report.drawing import Figure
 from scalerl.scaling import CurveError, Estimate
 from scalerl.scaling.estimate import one_power
@@ -87,14 +88,14 @@ def html_page(content: PageContent) -> str:
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a page to a file.
+    """Write a page to a file, whole or not at all.
 
     Raises:
         CurveError: it cannot be written there.
     """
     try:
-        path.write_text(page, encoding="utf-8")
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        write_whole(path, page)
+    except OSError as error:
         raise CurveError(
             f"the page cannot be written to {path}: {error.strerror}; give another path with -o"
         ) from error

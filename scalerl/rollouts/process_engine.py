@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import signal
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
 from scalerl.plugins import PluginError
-from scalerl.processes import obey_parent
+from scalerl.processes import ChildContext
 from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request, Work
 
 BuildEngines = Callable[[], Sequence[Engine]]
@@ -37,7 +35,7 @@ class EngineProcess:
             build: makes the engines inside it.
             name: for messages.
         """
-        context = get_context("spawn")
+        context = ChildContext()
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, build), name=name, daemon=True)
         self._process.start()
@@ -137,7 +135,6 @@ def serve(connection: Connection, build: BuildEngines) -> None:
     Consumes: messages. Produces: one answer to each. Waits for: a message.
     Unblocked by: a message, or the death of the coordinator, which ends this process.
     """
-    obey_parent(signal.SIGINT, signal.SIGTERM)
     try:
         engines = build()
         _answer(connection, "ready", [(e.occupancy(), (e.deterministic, e.exact_resume)) for e in engines])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -18,7 +17,7 @@ from typing import Any, Protocol
 from scalerl.config.data import EnvironmentTask, PromptFile, TaskData
 from scalerl.config.run import RunConfig, Scoring
 from scalerl.plugins import PluginError
-from scalerl.processes import obey_parent
+from scalerl.processes import ChildContext
 from scalerl.tasks import environments
 from scalerl.tasks.base import Verdict, Verifier, reward, verdict
 from scalerl.tasks.failures import Failures
@@ -342,13 +341,9 @@ def worker_pool(workers: int, prepare: Callable[[Scoring], None] | None, setting
         prepare: what a verifier needs in each of them; None: nothing.
         settings: given to `prepare`.
     """
-    from multiprocessing import get_context
-
     from pebble import ProcessPool
 
-    return ProcessPool(
-        max_workers=workers, context=get_context("spawn"), initializer=_prepare, initargs=(prepare, settings)
-    )
+    return ProcessPool(max_workers=workers, context=ChildContext(), initializer=_prepare, initargs=(prepare, settings))
 
 
 def _stop(pool: Any) -> None:
@@ -358,7 +353,6 @@ def _stop(pool: Any) -> None:
 
 def _prepare(prepare: Callable[[Scoring], None] | None, settings: Scoring) -> None:
     """Prepare a worker process."""
-    obey_parent(signal.SIGINT)
     os.setpgid(0, 0)  # a SIGTERM to the run's whole process group, as `timeout` sends it, must not end a verdict
     if prepare is not None:
         prepare(settings)

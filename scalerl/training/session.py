@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -23,9 +23,11 @@ from scalerl.rollouts.replay import ReplayMismatch, bound_of, check_difference
 from scalerl.rollouts.schedule import groups_beyond
 from scalerl.serialization import to_plain
 from scalerl.tasks.scoring import ScoringService
+from scalerl.training.bad_update import message, save_batch
 from scalerl.training.checkpoint import FORMAT, CheckpointStore, save_state
 from scalerl.training.devices import Devices
 from scalerl.training.evaluation import by_task, eval_point, held_out_visits
+from scalerl.training.lag import measured_lag
 from scalerl.training.learner.base import BadGradient, Learner, StepStats, TrainBatch
 from scalerl.training.rollout_rows import Extremes, evaluation_rows, rollout_row
 from scalerl.training.run_dir import RunDirectory
@@ -174,7 +176,7 @@ class Session:
         try:
             stats = self.learner.step(batch)
         except BadGradient as error:
-            raise self._failed(batch, error) from None
+            raise self._failed(error, batch) from None
         self.progress.training_flops += self.learner.training_flops(batch)
         self.progress.step += 1
         if not stats.trained_tokens:
@@ -194,26 +196,18 @@ class Session:
         self.pipeline.publish(update, self.learner.send)
 
     def _measure_lag(self, batch: TrainBatch) -> None:
-        """Set the lag in ticks from the first batch's timing, and write it into the run's configuration for good.
-
-        The lag must cover the longer of an update's time and a batch's generation, so that neither side waits for the
-        other; half as much again absorbs the variation of both.
-        """
-        config, stats = self.config, self.progress.generator
-        update_ticks = self.learner.rehearse(batch) / (stats.busy_s / stats.tick)
-        batch_ticks = sum(len(r) for scored in self._taken.groups for r in scored.group.rollouts) / config.slots
-        lag = math.ceil(1.5 * max(update_ticks, batch_ticks))
+        """Set the lag in ticks from the first batch's timing, and write it into the run's configuration for good."""
+        config = self.config
+        lag = measured_lag(self.learner.rehearse(batch), self._taken, config.slots)
         self.config = replace(config, rollouts=replace(config.rollouts, lag_ticks=lag))
         self.directory.save_config(self.config)
 
-    def _failed(self, batch: TrainBatch, error: BadGradient) -> TrainingFailed:
-        step = self.progress.step + 1
-        path = self.directory.path / "bad_batch"
-        save_state(path, f"step_{step - 1:06d}", {f.name: getattr(batch, f.name) for f in fields(batch)})
+    def _failed(self, error: BadGradient, batch: TrainBatch | None = None) -> TrainingFailed:
+        step, path = self.progress.step, self.directory.path
+        saved = save_batch(path, step, batch) if batch else None
         self.commit_checkpoints(wait=True)
         return TrainingFailed(
-            f"step {step}: {error}. The batch is saved in {path}; the last good checkpoint is "
-            f"{self.checkpoints.latest() or 'the start'}. A lower recipe.optimizer.learning_rate is the usual remedy"
+            message(error, saved, self.checkpoints.latest(), step, path, self.config.recipe.optimizer)
         )
 
     # ---------------------------------------------------------------------------------------------------- evaluation
@@ -330,7 +324,10 @@ class Session:
         with self.clock.paused():
             self.pipeline.mark()
             path = self.checkpoints.begin(self.progress.step)
-            self.learner.save(path)
+            try:
+                self.learner.save(path)
+            except BadGradient as error:
+                raise self._failed(error) from None
             self.clock.add(self._generated_s())
             state = {
                 "format": FORMAT,
@@ -339,7 +336,9 @@ class Session:
                 "progress": to_plain(self.progress),
                 "curriculum": self.curriculum.state(),
                 "device_hours": self.device_hours,
-                "cursors": self.directory.cursors(),
+                "cursors": (cursors := self.directory.cursors()),
+                "row_digests": self.directory.row_digests(cursors),
+                "sealed": True,  # a manifest lies beside it, or was removed
             }
             save_state(path, "trainer", state)
             self.pipeline.snapshot(self.progress.step, path)

@@ -195,7 +195,11 @@ class Learner(Protocol):
         ...
 
     def save(self, directory: Path) -> None:
-        """Write the learner's part of a checkpoint."""
+        """Write the learner's part of a checkpoint.
+
+        Raises:
+            BadGradient: a weight is not finite; nothing is written.
+        """
         ...
 
     def load(self, directory: Path, updates: int) -> None:

@@ -144,8 +144,16 @@ class ShardedLearner(PolicyLearner):
     # ---------------------------------------------------------------------------------------------------- checkpoint
 
     def save(self, directory: Path) -> None:
-        """Write every rank's share of weights and moments, and force them to disk."""
+        """Write every rank's share of weights and moments, and force them to disk.
+
+        Raises:
+            BadGradient: a weight is not finite; nothing is written.
+        """
+        self.check_finite()
         save_shards(directory, self.tensors())
+
+    def _own(self, master: Tensor) -> Tensor:
+        return master.to_local() if isinstance(master, DTensor) else master
 
     def load(self, directory: Path, updates: int) -> None:
         """Restore what any number of ranks has saved after `updates` updates.
