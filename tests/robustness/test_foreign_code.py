@@ -25,7 +25,7 @@ from scalerl.tasks.reward_check import check_reward
 from scalerl.types import Prompt
 
 MODULE = """
-    import os, random, signal, sys, threading, time
+    import io, os, random, signal, sys, threading, time
     import numpy as np
     import torch
 
@@ -167,7 +167,7 @@ MODULE = """
 
     def disturb():
         os.chdir("/")
-        sys.stdout = sys.stderr = open(os.devnull, "w")
+        sys.stdout = sys.stderr = io.StringIO()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *given: None)
         for seeded in (random.seed, np.random.seed, torch.manual_seed): seeded(1)

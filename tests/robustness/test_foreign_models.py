@@ -13,16 +13,16 @@ from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
 
 import scalerl
-from robustness.campaign import Case, check, write
+from robustness.campaign import Case, check_here, write
 from scalerl.cli.plan import plan
 from scalerl.config import read_config
 from scalerl.config.base import ConfigError
 from scalerl.models.files import check_model_files
 from scalerl.models.loading import load_model
-from scalerl.models.policy import check_vocabulary, load_policy, load_tokenizer
+from scalerl.models.policy import check_vocabulary, load_policy, load_tokenizer, stop_tokens
 from scalerl.models.template import check_template, render
 from scalerl.placement.shape import shape_of
-from scalerl.training.launch import local_model, stop_tokens
+from scalerl.training.launch import local_model
 from scalerl.training.warm_start import make_tokenizer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -463,4 +463,4 @@ VERBS = (
 
 @pytest.mark.parametrize("case", VERBS, ids=lambda case: case.name)
 def test_a_broken_model_is_one_line_and_changes_nothing(case, tmp_path, monkeypatch):
-    check(case, tmp_path, monkeypatch)
+    check_here(case, tmp_path, monkeypatch)

@@ -14,7 +14,7 @@ import runs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robustness.campaign import Case, check
+from robustness.campaign import Case, check_here
 from scalerl import files, trust
 from scalerl.config import parse_config, read_config, to_toml
 from scalerl.config.base import ConfigError
@@ -220,7 +220,7 @@ ASKED = (
 @pytest.mark.parametrize("case", ASKED, ids=lambda case: case.name)
 def test_a_strangers_directory_is_refused_in_one_line_and_nothing_of_it_runs(case, tmp_path, monkeypatch):
     (tmp_path / "stranger").mkdir()
-    check(case, tmp_path / "stranger", monkeypatch)
+    check_here(case, tmp_path / "stranger", monkeypatch)
     assert not (tmp_path / "stranger/ran.txt").exists()
 
 
@@ -287,7 +287,7 @@ def test_a_command_that_names_its_code_is_not_asked_for_it(tmp_path, monkeypatch
     (tmp_path / "p.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 3)
     monkeypatch.chdir(tmp_path)
     words = ["--recipe.loss", '{kind = "custom", function = "mine:f"}']
-    code, text = runs.call("train", "--steps", "1", *words, timeout=60)
+    code, text = runs.call("train", "--steps", "1", *words, timeout=120)
     assert code == 2 and "cannot import 'mine'" in text and "raised OSError: imported" in text and "mine.py:1" in text
 
 
