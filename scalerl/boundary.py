@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import importlib
 import os
 import random
@@ -118,14 +119,23 @@ def _exits() -> Iterator[None]:
 
 @contextmanager
 def _threads() -> Iterator[None]:
-    """Make new threads daemons: a thread is one where the thread that makes it is."""
-    thread = threading.current_thread()
-    before = thread.daemon
-    thread._daemonic = True  # type: ignore[attr-defined]
+    """Make daemons of the threads that this thread starts; Python waits for all others when the process ends."""
+    ordinary, thread = threading.Thread.start, threading.get_ident()
+
+    def start(self: threading.Thread) -> None:
+        if threading.get_ident() == thread:
+            self._daemonic = True  # type: ignore[attr-defined]
+        ordinary(self)
+
+    queues = concurrent.futures.thread._threads_queues  # type: ignore[attr-defined]
+    before = set(queues)
+    threading.Thread.start = start  # type: ignore[method-assign]
     try:
         yield
     finally:
-        thread._daemonic = before  # type: ignore[attr-defined]
+        threading.Thread.start = ordinary  # type: ignore[method-assign]
+        for worker in set(queues) - before:  # of a ThreadPoolExecutor, which Python waits for too
+            queues.pop(worker, None)
 
 
 @contextmanager
