@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 IMPORT_S = 60.0
-"""Seconds that a module of the user may take to be imported; $SCALERL_IMPORT_S is used instead where it is set."""
+"""Seconds that a module of the user may take to be imported; $SCALERL_IMPORT_S is used instead where it is a positive number."""
 
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGCHLD") if hasattr(signal, name)
@@ -35,9 +35,10 @@ class TimeLimit(BaseException):
 def import_limit_s() -> float:
     """Return the seconds that an import of the user's code may take."""
     try:
-        return float(os.environ.get("SCALERL_IMPORT_S", ""))
+        given = float(os.environ.get("SCALERL_IMPORT_S", ""))
     except ValueError:
         return IMPORT_S
+    return given if 0 < given < float("inf") else IMPORT_S
 
 
 @contextmanager
@@ -48,7 +49,7 @@ def boundary(limit_s: float | None = None) -> Iterator[None]:
     default type, device, gradient mode and number of threads. The random streams of `random`, numpy and torch are
     the user's own inside: they go on from call to call, and the run's do not move. What is printed goes to standard
     error. os._exit raises `Ended`, and threads that are started are daemons, which do not outlive the run. A boundary
-    inside another one does nothing more.
+    inside another one adds nothing, its limit included.
 
     Args:
         limit_s: seconds until `TimeLimit` is raised; None: no limit. It is kept in the main thread only, and code that
@@ -127,7 +128,7 @@ def _threads() -> Iterator[None]:
             self._daemonic = True  # type: ignore[attr-defined]
         ordinary(self)
 
-    queues = concurrent.futures.thread._threads_queues  # type: ignore[attr-defined]
+    queues: Any = concurrent.futures.thread._threads_queues
     before = set(queues)
     threading.Thread.start = start  # type: ignore[method-assign]
     try:
