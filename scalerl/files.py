@@ -1,10 +1,11 @@
-"""Files and directories: locks, whole writes, free names, syncing. Everything may import it."""
+"""Files and directories: careful reading, locks, whole writes, free names, what an OSError means. All may import it."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,92 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+KINDS = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"),
+         (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"))  # fmt: skip
+
+ADVICE = {
+    errno.ENOENT: "no such file or directory; check the path",
+    errno.EACCES: "this user may not use it; give it permission, or choose another place",
+    errno.EPERM: "the system does not permit it; choose another place",
+    errno.EISDIR: "it is a directory; give a file",
+    errno.ENOTDIR: "a part of this path is a file, where a directory must be; choose another path",
+    errno.EEXIST: "it exists already; choose another path",
+    errno.ENOTEMPTY: "the directory is not empty; choose another path",
+    errno.ENAMETOOLONG: "a name in this path is too long; allowed: at most 255 bytes a name",
+    errno.ELOOP: "a link in this path leads back to itself; remove the link or choose another path",
+    errno.EROFS: "this place is read-only; choose another place",
+    errno.ENOSPC: "no space left on the disk; free some, then `scalerl resume` the run",
+    errno.EDQUOT: "the quota of the disk is used up; free some, then `scalerl resume` the run",
+    errno.EFBIG: "the file has reached the size that the system allows; raise the limit (ulimit -f)",
+    errno.EIO: "the disk reports an error of its own; check the disk",
+    errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
+}
+"""What a user can do about an error of the system, by its number."""
+
+
+def trouble(error: OSError) -> str:
+    """Return one sentence: which path, what is wrong with it, what to do.
+
+    Example: trouble(error) == "runs/a: this place is read-only; choose another place"
+    """
+    path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
+    shown = path if len(path) <= 120 else f"{path[:100]}... ({len(path)} characters)"
+    what = ADVICE.get(error.errno or 0, error.strerror or str(error))
+    return f"{shown}: {what}" if shown else what
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file.
+
+    Raises:
+        OSError: it cannot be read, or is no file: a pipe may block, a device may never end. `trouble` has words.
+    """
+    check_file(path)
+    return path.read_bytes()
+
+
+def parse_json(text: str) -> Any:
+    """Return a JSON document; a key may stand only once in an object, where json keeps the last value in silence.
+
+    Raises:
+        ValueError: it is not JSON, is nested too deeply, or has an integer of thousands of digits; with the place.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_once)
+    except json.JSONDecodeError as error:
+        at = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno} column {error.colno}"
+        raise ValueError(f"{error.msg} at {at}") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"the key {twice[:60]!r} stands twice in one object")
+    return found
+
+
+def check_file(path: Path) -> None:
+    """Refuse a path that is not a file with an end.
+
+    Raises:
+        OSError: as `read_bytes`.
+    """
+    try:
+        found = os.stat(path)
+    except ValueError:
+        raise OSError(errno.EINVAL, "it holds a NUL character, which no path can; take it out", repr(path)) from None
+    for is_kind, name in KINDS:
+        if is_kind(found.st_mode):
+            number = errno.EISDIR if name == "a directory" else errno.EINVAL
+            raise OSError(number, f"it is {name}; give a file (write the content of a pipe to one first)", str(path))
+    if not found.st_size:  # reading /proc/kmsg would wait forever; a file of no bytes has nothing to read
+        raise OSError(errno.ENODATA, "the file is empty; check what should have written it", str(path))
 
 
 def take_hold(directory: Path) -> int | None:

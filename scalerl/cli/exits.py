@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
 import threading
@@ -20,6 +21,10 @@ from scalerl.signals import STOPPING
 USER_ERROR, FAILED = 2, 1
 SHOW_CURSOR = "\x1b[?25h"
 """Ends what a live display began."""
+LONGEST = 1000
+"""Characters of a message from which on its middle is left out."""
+UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Characters that would act on a terminal, or that it cannot show."""
 
 _watching = False
 
@@ -109,7 +114,10 @@ def prepare_environment() -> None:
 
 def guarded(action: Callable[[], int]) -> int:
     """Run a verb; a user's error or a signal becomes one line on standard error."""
-    from scalerl.config.base import ConfigError
+    from pydantic import ValidationError
+
+    from scalerl.config.base import ConfigError, problems
+    from scalerl.files import trouble
     from scalerl.scaling import CurveError
 
     signals = StopFlag() if threading.current_thread() is threading.main_thread() else None
@@ -117,6 +125,9 @@ def guarded(action: Callable[[], int]) -> int:
         return action()
     except (ConfigError, CurveError) as error:
         complain(str(error))
+        return USER_ERROR
+    except ValidationError as error:  # a record that was built without `build`
+        complain(problems(error))
         return USER_ERROR
     except BrokenPipeError:  # what reads our output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -126,9 +137,9 @@ def guarded(action: Callable[[], int]) -> int:
         complain(_stopped(stopped.number, stopped.when))
         return 128 + stopped.number
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        complain(f"no space left on the disk ({error.filename or error}); free some, then `scalerl resume` the run")
+        if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            raise  # of a socket or a process: nothing that a path of the user has caused
+        complain(trouble(error))
         return FAILED
     finally:
         if signals is not None:
@@ -141,5 +152,8 @@ def _stopped(number: int, when: str) -> str:
 
 
 def complain(text: str) -> None:
-    """Print one line for the user on standard error."""
+    """Print one line for the user on standard error; of a very long one the middle is left out."""
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST - 300]} ... ({len(text) - LONGEST + 50} characters left out) ... {text[-250:]}"
+    text = UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
     print(f"scalerl: {text}", file=sys.stderr)

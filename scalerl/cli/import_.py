@@ -48,7 +48,7 @@ def run_import(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     for note in found.notes:
         print(f"note      {note}", file=sys.stderr)
-    last = found.rows[-1][found.axis]
+    last = [row[found.axis] for row in found.rows if found.axis in row][-1]
     print(f"{found.source:<9} {len(found.rows)} points to {found.axis} {last:.4g}", file=sys.stderr)
     if arguments.output is None:
         print("\n".join(json.dumps(row) for row in found.rows))

@@ -12,13 +12,15 @@ from collections.abc import Sequence
 
 from scalerl.cli.curves import add_curve_parsers
 from scalerl.cli.eval import add_eval_parser
-from scalerl.cli.exits import StopFlag, guarded, watch_signals
+from scalerl.cli.exits import USER_ERROR, StopFlag, complain, guarded, watch_signals
 from scalerl.cli.import_ import add_import_parser
+from scalerl.cli.parsing import Parser
 from scalerl.cli.plan import plan
 from scalerl.cli.report import add_report_parser
 from scalerl.cli.score import add_score_parser
 from scalerl.cli.sft import sft
 from scalerl.cli.train import resume, train
+from scalerl.cli.watch import add_watch_parser
 from scalerl.signals import STOPPING, obey_study
 
 
@@ -41,7 +43,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> int:
-    parser = _parser()
+    parser, verbs = _parser()
     if words[:1] == ["train"]:  # its options are all the fields of a configuration, so they are read by config.py
         return guarded(lambda: train(words[1:]))
     if words[:1] == ["resume"]:  # some of them
@@ -52,6 +54,12 @@ def _run(words: list[str]) -> int:
         return guarded(lambda: plan(words[1:]))
     if words[:1] == ["sft"]:
         return guarded(lambda: sft(words[1:]))
+    if words and not words[0].startswith("-") and words[0] not in verbs:
+        from scalerl.config.base import nearest
+
+        known = nearest(words[0], verbs) or f"; allowed: {', '.join(verbs)}"
+        complain(f"there is no command {words[0][:80]!r}{known}; see `scalerl --help`")
+        return USER_ERROR
     arguments = parser.parse_args(words)
     if not hasattr(arguments, "run"):
         parser.print_help()
@@ -59,8 +67,9 @@ def _run(words: list[str]) -> int:
     return guarded(lambda: int(arguments.run(arguments)))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> tuple[Parser, list[str]]:
+    """Return the parser and the names of the commands."""
+    parser = Parser(
         prog="scalerl",
         description="Reinforcement learning by the ScaleRL recipe, with a forecast of every run's curve.",
     )
@@ -77,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs.add_parser("resume", help="resume a run from its last checkpoint", add_help=False)
     add_curve_parsers(verbs)
     add_report_parser(verbs)
+    add_watch_parser(verbs)
     add_score_parser(verbs)
     add_eval_parser(verbs)
     verbs.add_parser(
@@ -87,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     recipes.add_argument("--all", action="store_true", help="also print the fields that all recipes share")
     recipes.set_defaults(run=_recipes)
     add_import_parser(verbs)
-    return parser
+    return parser, list(verbs.choices)
 
 
 def _study(words: list[str]) -> int:

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from scalerl.cli.exits import StopFlag, prepare_environment
+from scalerl.cli.parsing import Parser
 
 USAGE = """scalerl sft MODEL --data traces.jsonl [--out DIR] [options]
        scalerl sft [--out DIR] [--steps N] [--seed N]
@@ -73,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     """Return the options: the fields of `Supervised`, each with its documentation."""
     from scalerl.config.supervised import Supervised
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="scalerl sft", usage=USAGE, description=DESCRIPTION, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS,
     )  # fmt: skip

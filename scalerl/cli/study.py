@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scalerl.cli.exits import FAILED, complain
-from scalerl.config.base import ConfigError, nearest, replace
+from scalerl.cli.parsing import Parser
+from scalerl.config.base import ConfigError, given, nearest, replace, short
 
 if TYPE_CHECKING:
     from scalerl.cli.exits import StopFlag
@@ -87,7 +88,8 @@ def _held(plan: Plan, key: RunKey, run: Held) -> str:
 
 
 def _plan_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="scalerl study", usage=USAGE, description=DESCRIPTION, allow_abbrev=False)
+    parser = Parser(prog="scalerl study", usage=USAGE, description=DESCRIPTION, allow_abbrev=False)
+    parser.takes_fields = True
     parser.add_argument("plan", metavar="PLAN", help="which arms")
     parser.add_argument("base", nargs="?", type=Path, metavar="BASE.toml", help="configuration that the arms share")
     parser.add_argument("--seeds", default=None, help="how many, or which: 3 or 0,1,2; default 3 (rates: one)")
@@ -115,7 +117,7 @@ def _plan_parser() -> argparse.ArgumentParser:
 
 
 def _resume_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="scalerl study resume", description="Resume a study.")
+    parser = Parser(prog="scalerl study resume", description="Resume a study.")
     parser.add_argument("directory", type=Path)
     _add_execution(parser)
     return parser
@@ -155,9 +157,9 @@ def _plan(options: argparse.Namespace, fields: Sequence[str]) -> Plan:
             f"plan: got {name!r}{nearest(name, PLANS)}; allowed: {', '.join(PLANS)}, or the path of a TOML file"
         )
     if options.seeds is not None:
-        plan = replace(plan, seeds=_seeds(options.seeds))
+        plan = given("--seeds", lambda: replace(plan, seeds=_seeds(options.seeds)))
     if options.budget is not None:
-        plan = replace(plan, base=replace(plan.base, steps=options.budget))
+        plan = given("--budget", lambda: replace(plan, base=replace(plan.base, steps=options.budget)))
     if options.rates is not None:
         from scalerl.study.lr_sweep import best_rates
 
@@ -174,13 +176,16 @@ def _base(options: argparse.Namespace, fields: Sequence[str]) -> RunConfig:
 
 def _seeds(text: str) -> tuple[int, ...]:
     """Read `3` as 0, 1, 2 and `4,7` as it is."""
+    from scalerl.study.plan import MOST_SEEDS
+
     try:
         numbers = tuple(int(word) for word in text.split(","))
     except ValueError:
         numbers = ()
-    if not numbers or (len(numbers) == 1 and numbers[0] < 1):
+    if not numbers or min(numbers) < 0 or ("," not in text and not 1 <= numbers[0] <= MOST_SEEDS):
         raise ConfigError(
-            f"--seeds: got {text!r}; allowed: a number from 1, or seeds separated by commas such as 0,1,2"
+            f"--seeds: got {short(text)}; allowed: a number from 1 to {MOST_SEEDS}, or seeds "
+            "from 0 on separated by commas, such as 0,1,2"
         )
     return tuple(range(numbers[0])) if "," not in text else numbers
 
@@ -274,7 +279,7 @@ def _tell(found: StudyResult, page: Path) -> bool:
 
 
 def _show(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="scalerl study show", description="Print the results of a study so far.")
+    parser = Parser(prog="scalerl study show", description="Print the results of a study so far.")
     parser.add_argument("directory", type=Path)
     parser.add_argument("-o", "--output", type=Path, help="the page; default report.html in the study's directory")
     parser.add_argument("--compute", help="compute axis: device_hours, flops, tokens or step")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.exits import FAILED, StopFlag, complain, prepare_environment
+from scalerl.cli.parsing import Parser
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -46,6 +47,7 @@ def train(words: list[str]) -> int:
         print(TRAIN_USAGE + _field_help())
         return 0
     from scalerl.config import read_config
+    from scalerl.config.base import ConfigError
     from scalerl.trust import check_trust
 
     words, run_dir = _take_option(words, "--run-dir")
@@ -55,6 +57,8 @@ def train(words: list[str]) -> int:
     config = read_config(file, words)
     check_model(config, weights=not dry_run)
     if dry_run:
+        if run_dir is not None:
+            raise ConfigError("--run-dir: got one with --dry-run, which writes nothing; give one of the two")
         print(_dry_run(config))
         return 0
     check_trust([config], str(file or "the command line"), trusted=trusted or file is None, typed=words)
@@ -101,14 +105,15 @@ def _dry_run(config: RunConfig) -> str:
 
 def resume(words: list[str]) -> int:
     """Run `scalerl resume`; return the exit code."""
-    from scalerl.config.base import replace
+    from scalerl.config.base import given, replace
     from scalerl.training.run_dir import saved_config
     from scalerl.trust import check_trust
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="scalerl resume", description=RESUME, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
+    parser.takes_fields = True
     parser.add_argument("directory", type=Path, help="run directory")
     parser.add_argument("--steps", type=int, help="new total number of steps, to train on beyond the old one")
     parser.add_argument("--trust", action="store_true", help="run the code that its configuration names without asking")
@@ -117,7 +122,7 @@ def resume(words: list[str]) -> int:
     check_model(config)
     check_trust([config], str(arguments.directory), trusted=arguments.trust)
     if arguments.steps is not None:
-        config = replace(config, steps=arguments.steps)
+        config = given("--steps", lambda: replace(config, steps=arguments.steps))
 
     def restart(display: Any, stop: Callable[[], bool]) -> Any:
         from scalerl.training.launch import resume as resume_run
@@ -157,12 +162,27 @@ def _take_option(words: list[str], name: str) -> tuple[list[str], str | None]:
         if word == name:
             if not queue:
                 raise ConfigError(f"{name}: a value is needed and none was given")
-            value = queue.pop(0)
+            value = _whole(name, queue.pop(0), value)
         elif word.startswith(name + "="):
-            value = word.partition("=")[2]
+            value = _whole(name, word.partition("=")[2], value)
         else:
             rest.append(word)
     return rest, value
+
+
+def _whole(name: str, value: str, before: str | None) -> str:
+    """Return the value of an option that may be given once.
+
+    Raises:
+        ConfigError: it is empty, looks like another option, or was given before.
+    """
+    from scalerl.config.base import ConfigError
+
+    if not value or value.startswith("--"):
+        raise ConfigError(f"{name}: got {value!r}; allowed: a path (./{value.lstrip('/')} for a name that begins so)")
+    if before is not None:
+        raise ConfigError(f"{name}: got {before!r} and {value!r}; give it once")
+    return value
 
 
 def _field_help() -> str:

@@ -35,7 +35,7 @@ from scalerl.types import Prompt, ScoredGroup
 CPU_CACHE, GPU_SHARE = 1 << 30, 0.5
 """Cache of keys and values that an evaluation may fill: bytes on CPU; on a GPU this share of its free memory."""
 
-RUN_COLUMNS = ("step", "versions", "staleness", "log_ratio_min", "log_ratio_max")
+RUN_COLUMNS = ("step", "versions", "staleness", "log_ratio_min", "log_ratio_max", "token_detail")
 """Columns of a training run's rollouts that mean nothing here."""
 
 
@@ -210,7 +210,7 @@ class Evaluator:
         with whole(texts) as temporary, temporary.open("w", encoding="utf-8") as file:
             for one in scored:
                 for sample in range(len(one.scores)):
-                    row = {"sample": sample, **rollout_row(self.tokenizer, 0, one, sample)}
+                    row = rollout_row(self.tokenizer, 0, one, sample)
                     file.write(json.dumps({k: v for k, v in row.items() if k not in RUN_COLUMNS}) + "\n")
 
     def _majority(self, task: TaskData, scored: Sequence[ScoredGroup]) -> float | None:

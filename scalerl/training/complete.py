@@ -15,6 +15,7 @@ from scalerl.training.launch import resume
 from scalerl.training.recovery import DIED, Recovery
 from scalerl.training.run_dir import RunMoved
 from scalerl.training.session import Session, TrainingFailed
+from scalerl.training.status import Heartbeat
 
 MakeSession = Callable[[RunDisplay, Callable[[], bool]], Session]
 """(display, whether a stop was asked for) -> a run that is ready to train."""
@@ -57,7 +58,10 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
             session = make_session(display, stop_requested)
             display.start()
             try:
-                return Ended(session.directory.path, run_to_end(session), session.finished)
+                with Heartbeat(session.directory.path) as beating:
+                    closing = run_to_end(session)
+                    beating.ended("finished" if session.finished else "stopped", closing[0])
+                return Ended(session.directory.path, closing, session.finished)
             except DIED as error:
                 if stop_requested() or not recovery.allows(session):
                     raise

@@ -29,11 +29,11 @@ from scalerl.training.devices import Devices
 from scalerl.training.evaluation import by_task, eval_point, held_out_visits
 from scalerl.training.lag import measured_lag
 from scalerl.training.learner.base import BadGradient, Learner, StepStats, TrainBatch
-from scalerl.training.rollout_rows import Extremes, evaluation_rows, rollout_row
+from scalerl.training.rollout_rows import DETAILED, LogRatios, evaluation_rows, sample_rows, telling_group
 from scalerl.training.run_dir import RunDirectory
 from scalerl.training.stop_when import first_to_stop
 from scalerl.training.stopwatch import Stopwatch
-from scalerl.types import EvalPoint, GeneratorStats, ScoredGroup, Visit
+from scalerl.types import EvalPoint, FloatArray, GeneratorStats, ScoredGroup, Visit
 
 
 class TrainingFailed(RuntimeError):
@@ -215,8 +215,7 @@ class Session:
     def evaluate_if_due(self, taken: RolloutBatch) -> None:
         """Evaluate on the schedule and at the end, and keep a sample of the batch's rollouts beside it."""
         if self._evaluation_is_due:
-            self._record_samples(taken)
-            self.evaluate()
+            self.evaluate(taken)
 
     def evaluate_if_missing(self) -> None:
         """Evaluate where the run stands, if that is due and no point of it was recorded: step 0, as a rule."""
@@ -227,16 +226,18 @@ class Session:
     def _evaluation_is_due(self) -> bool:
         return self.progress.step % self.config.evaluation.every == 0 or self.finished
 
-    def evaluate(self) -> None:
+    def evaluate(self, taken: RolloutBatch | None = None) -> None:
         """Measure each task's held-out pass rate; its seconds are left out of the training time.
 
-        Generation goes on while the samples are scored and replayed: those seconds of the generators count.
+        A group of `taken` is written beside it. Generation goes on while the samples are scored and replayed: those
+        seconds of the generators count.
         """
         step, visits = self.progress.step, held_out_visits(self.prompts.held_out)
         samples = {task.curve: self.config.samples(task) for task in self.config.data}
         wanted = [samples[visit.prompt.task] for visit in visits]
         groups, eval_s = self.pipeline.evaluate(step, self.learner.send, visits, wanted)
-        extremes, replay_s = self._replay(step, groups)
+        sample = telling_group(taken.groups) if taken else None
+        log_ratios, of_sample, replay_s = self._replay(step, groups, sample)
         asked = time.perf_counter()
         generated_s = self._generated_s()
         self.clock.leave_out(eval_s + replay_s + time.perf_counter() - asked)
@@ -256,7 +257,9 @@ class Session:
         self.points += points
         self.directory.add_points(points)
         saved = self.config.evaluation.saved
-        self.directory.append("rollouts.jsonl", evaluation_rows(self.tokenizer, step, groups, extremes, saved))
+        self.directory.append("rollouts.jsonl", evaluation_rows(self.tokenizer, step, groups, log_ratios, saved))
+        if sample:
+            self.directory.append("rollouts/samples.jsonl", sample_rows(self.tokenizer, step, sample, of_sample))
         self.display.point(self.points)
         if not self.finished:
             self._judge_conditions()
@@ -269,30 +272,33 @@ class Session:
             self.progress.stopped_by, reason = found
             self.display.note(f"step {self.progress.step}: stopping, because {reason}")
 
-    def _replay(self, step: int, groups: Sequence[ScoredGroup]) -> tuple[Extremes, float]:
+    def _replay(
+        self, step: int, groups: Sequence[ScoredGroup], sample: ScoredGroup | None
+    ) -> tuple[LogRatios, Sequence[FloatArray | None], float]:
         """Check that a few samples have the probability of the learner's weights.
 
         Returns:
-            Their least and greatest log ratios by number of group, and the seconds it took.
+            Their log ratios by number of group, those of the first rollouts of a training group, and the seconds.
 
         Raises:
             TrainingFailed: they have not.
         """
         wanted, began = self.config.evaluation.replayed, time.perf_counter()
         if not wanted:
-            return {}, 0.0
+            return {}, (), 0.0
         numbers = range(len(groups))[:: max(1, len(groups) // wanted)][:wanted]
-        spread = [groups[number].group for number in numbers]
-        difference = self.learner.check(step, [(group.visit.prompt.tokens, group.rollouts[0]) for group in spread])
-        extremes = {}
-        if difference is not None:
-            self.progress.replay_difference = difference.largest
-            extremes = {n: found for n, found in zip(numbers, difference.extremes, strict=False) if found}
-            try:
-                check_difference(difference, step, bound_of(getattr(torch, self.config.hardware.dtype)))
-            except ReplayMismatch as error:
-                raise TrainingFailed(f"step {step}: {error}") from None
-        return extremes, time.perf_counter() - began
+        chosen = [(groups[number].group, groups[number].group.rollouts[0]) for number in numbers]
+        chosen += [(sample.group, one) for one in sample.group.rollouts[:DETAILED]] if sample else []
+        difference = self.learner.check(step, [(group.visit.prompt.tokens, rollout) for group, rollout in chosen])
+        if difference is None:
+            return {}, (), time.perf_counter() - began
+        found, self.progress.replay_difference = difference.log_ratios, difference.largest
+        try:
+            check_difference(difference, step, bound_of(getattr(torch, self.config.hardware.dtype)))
+        except ReplayMismatch as error:
+            raise TrainingFailed(f"step {step}: {error}") from None
+        by_group = {n: own_N for n, own_N in zip(numbers, found, strict=False) if own_N is not None}
+        return by_group, found[len(numbers) :], time.perf_counter() - began
 
     @property
     def device_hours(self) -> float:
@@ -390,9 +396,3 @@ class Session:
         for note in (*self.pipeline.notes(), *self.scoring.notes()):
             self.display.note(note)
         self.display.step(full_row)
-
-    def _record_samples(self, taken: RolloutBatch, count: int = 4) -> None:
-        """Write the first rollouts of a batch as text, with their rewards."""
-        pairs = [(scored, sample) for scored in taken.groups for sample in range(len(scored.scores))]
-        rows = [rollout_row(self.tokenizer, self.progress.step, scored, sample) for scored, sample in pairs[:count]]
-        self.directory.append("rollouts/samples.jsonl", rows)

@@ -187,7 +187,7 @@ class Learner(Protocol):
 
         Args:
             version: of the learner's weights.
-            rollouts: with their prompts; those of other versions are left out.
+            rollouts: with their prompts; those of other versions have log ratios and no part in the difference.
 
         Returns:
             The difference; None if no rollout is of this version.
