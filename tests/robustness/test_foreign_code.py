@@ -28,7 +28,7 @@ from scalerl.tasks.reward_check import check_reward
 from scalerl.types import Prompt
 
 MODULE = """
-    import concurrent.futures, io, os, random, signal, sys, threading, time
+    import concurrent.futures, io, os, posix, random, signal, sys, threading, time
     import numpy as np
     import torch
 
@@ -77,7 +77,7 @@ MODULE = """
         weights_BT[0, 0] = -weights_BT[0, 0]
         return weights_BT
     def leaves(*given, **named): os._exit(0)
-    def leaves_posix(*given, **named): sys.exit()
+    def leaves_posix(*given, **named): posix._exit(0)
     def endless(*given, **named): return endless(*given, **named)
     def own_base(*given, **named): raise Odd("odd")
     def unsaid(*given, **named): raise Unsaid()
@@ -324,7 +324,7 @@ FAULTS = [
     *((kind, "raises_in_torch", f"raised RuntimeError: .* {HERE}") for kind in EXPECTED),
     *((kind, "exits", f"raised SystemExit: 0 {HERE}") for kind in FIELDS if kind != "task"),
     *((kind, "leaves", rf"called os._exit\(0\) {HERE}") for kind in FIELDS if kind != "task"),
-    *((kind, "leaves_posix", f"raised SystemExit {HERE}") for kind in FIELDS if kind != "task"),
+    *((kind, "leaves_posix", rf"called os._exit\(0\) {HERE}") for kind in FIELDS if kind != "task"),
     *((kind, "endless", f"raised RecursionError: .* {HERE}") for kind in FIELDS if kind != "task"),
     *((kind, "own_base", f"raised Odd: odd {HERE}") for kind in FIELDS if kind != "task"),
     *(
