@@ -7,6 +7,8 @@ import struct
 import time
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -411,6 +413,41 @@ def test_a_path_that_leads_nowhere_is_refused_before_anyone_asks_the_hub(tmp_pat
     with pytest.raises(ConfigError) as caught:
         check_model_files(path)
     assert said in str(caught.value) and len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is not a GGUF file (it begins with b'')"),
+        (b"GGU", "is not a GGUF file"),
+        (b"<html>", "is not a GGUF file (it begins with b'<htm')"),
+        (None, "is a directory"),
+    ],
+)
+def test_what_is_no_gguf_file_is_refused_by_its_first_bytes(tmp_path, content, said):
+    file = tmp_path / "m.gguf"
+    file.write_bytes(content) if content is not None else file.mkdir()
+    with pytest.raises(ConfigError) as caught:
+        check_model_files(str(file))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("kept", [4, 24, 200])
+def test_a_gguf_file_that_is_cut_off_is_refused_by_a_plan_and_by_a_run(tmp_path, monkeypatch, kept):
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_block_count(2)
+    writer.add_token_list(["a"] * 100)
+    writer.add_tensor("output.weight", np.ones((32, 32), dtype=np.float32))
+    for write_part in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write_part()
+    writer.close()
+    (tmp_path / "m.gguf").write_bytes((tmp_path / "m.gguf").read_bytes()[:kept])
+    monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(ConfigError, match=r"m.gguf cannot be read .*; give a whole GGUF file"):
+        shape_of(read_config(None, ["--model", str(tmp_path / "m.gguf"), "--data", "d.jsonl"]))
+    with pytest.raises(ConfigError, match=r"transformers cannot read .*m.gguf: .*; allowed: a whole GGUF"):
+        local_model(str(tmp_path / "m.gguf"), "float32", print)
+    assert not list(tmp_path.glob("cache/*"))
 
 
 @pytest.mark.parametrize("ending", [".bin", ".pt", ".safetensors", ".txt", ""])

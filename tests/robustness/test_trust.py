@@ -281,6 +281,7 @@ def test_files_are_created_with_the_umask_of_the_user(place, mask):
     assert json.loads(trust._store().read_text())["code"]
 
 
+@pytest.mark.slow
 def test_a_command_that_names_its_code_is_not_asked_for_it(tmp_path, monkeypatch):
     """The reward has a fault, so the run ends at once: what matters is that its module was imported."""
     (tmp_path / "mine.py").write_text("raise OSError('imported')\n")
