@@ -260,6 +260,8 @@ def read_plan(file: Path) -> Plan:
     arms = values.get("arms")
     if not isinstance(arms, dict) or not all(isinstance(table, dict) for table in arms.values()):
         raise ConfigError(f"{file}: arms: got {short(arms)}; a study needs a table [arms.NAME] for each arm")
+    if not isinstance(values.get("changes", {}), dict):
+        raise ConfigError(f"{file}: changes: got {short(values['changes'])}; allowed: a table [changes] of fields")
     base = build(RunConfig, merge(_base(values.get("base", "quick"), file), values.get("changes", {})), str(file))
     listed = [
         {
