@@ -205,6 +205,18 @@ LengthControl = Annotated[Interruption | LengthPenalty | NoLengthControl, Field(
 # ----------------------------------------------------------------------------------------------------------- optimiser
 
 
+class LaterRate(Part):
+    """A learning rate that a resume has set.
+
+    Example: LaterRate(after_step=40, learning_rate=2.5e-7)
+    """
+
+    after_step: Annotated[int, Field(ge=0)]
+    """Updates that the run had done; the rate holds from the next one on."""
+    learning_rate: Positive
+    """Step size after the warm-up."""
+
+
 class AdamW(Part):
     """AdamW with linear warm-up, then a constant rate (ScaleRL appendix A.3)."""
 
@@ -220,6 +232,14 @@ class AdamW(Part):
     """Decoupled decay of matrices; norms and biases are not decayed."""
     max_grad_norm: Positive = 1.0
     """The gradient's global L2 norm is scaled down to this."""
+    later_rates: tuple[LaterRate, ...] = ()
+    """Rates that `scalerl resume RUN --recipe.optimizer.learning_rate X` has set, in order; it writes them itself."""
+
+    def rate(self, updates: int) -> float:
+        """Return the learning rate of the update that follows so many updates."""
+        latest = next((r.learning_rate for r in reversed(self.later_rates) if r.after_step <= updates), None)
+        rate = self.learning_rate if latest is None else latest
+        return rate * min(1.0, (updates + 1) / max(1, self.warmup_steps))
 
 
 # -------------------------------------------------------------------------------------------------------------- recipe

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Callable, Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
@@ -182,9 +183,11 @@ def _hub(data: PromptFile) -> Iterator[Found]:
             f"data.path: there is no file {data.path!r}, and reading it from the hub needs: pip install datasets"
         ) from None
     words = [data.path, data.subset] if data.subset else [data.path]
+    # before version 4 a data set could bring a program of its own, which is never run
+    safe = {"trust_remote_code": False} if "trust_remote_code" in signature(load_dataset).parameters else {}
     try:
         rows = load_dataset(
-            *words, split=data.split, revision=data.revision, download_config=DownloadConfig(max_retries=1)
+            *words, split=data.split, revision=data.revision, download_config=DownloadConfig(max_retries=1), **safe
         )
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: loading scripts, which `datasets` runs no more
         reason = str(error).strip().split("\n")[0]
