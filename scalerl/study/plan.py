@@ -122,10 +122,10 @@ def check(plan: Plan) -> Plan:
             few evaluations for a fit, or a seed given twice.
     """
     names = [arm.name for arm in plan.arms]
-    if not 2 <= len(names) <= MOST_ARMS:
-        raise ConfigError(
-            f"{plan.name}: got {len(names)} arms; allowed: 2 to {MOST_ARMS}, a table [arms.NAME] for each"
-        )
+    if len(names) < 2:
+        raise ConfigError(f"{plan.name}: a study needs at least two arms; got {', '.join(names) or 'none'}")
+    if len(names) > MOST_ARMS:
+        raise ConfigError(f"{plan.name}: got {len(names)} arms; allowed: 2 to {MOST_ARMS}")
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"{plan.name}: arm {name!r} is given {names.count(name)} times; names must differ")

@@ -39,7 +39,7 @@ PLANS = [
     plan("no arms", 'base = "quick"', "arms"),
     plan("arms a number", "arms = 5", "arms"),
     plan("an arm a number", "[arms]\none = 5\ntwo = 6", "arms"),
-    plan("one arm", "[arms.one]", "2 to"),
+    plan("one arm", "[arms.one]", "two arms"),
     plan("equal arms", "[arms.one]\n[arms.two]", "same run"),
     plan("2,000 arms", "".join(f"[arms.a{n}]\n" for n in range(2000)), "2000 arms"),
     plan("an arm's name that leaves the folder", '[arms."../../x"]\n[arms.two]', "name of an arm"),
