@@ -7,13 +7,17 @@ from typing import NamedTuple
 import numpy as np
 
 from scalerl.scaling.fit import DOUBTFUL, MIN_POINTS, Fit, fit
-from scalerl.scaling.futures import TAKE_OFF, has_fallen
+from scalerl.scaling.futures import has_fallen
 from scalerl.scaling.health import ENOUGH_POINTS, Symptom, decline
 from scalerl.scaling.trend import Trend, trend
 
 NO_RETURN = (10, 11)
 """Of the public runs that had fallen clearly at two successive evaluations, how many were never more than 0.01 above
 their earlier best again (means of three points). All are of one repository."""
+
+NO_CLIMB = (13, 28)
+"""Of the public runs that showed no clear climb at an evaluation from the tenth on, how many ended more than 0.01 above
+that evaluation (means over a fifth of the points)."""
 
 
 class Chance(NamedTuple):
@@ -71,8 +75,8 @@ def doubt_at(fitted: Fit, factor: float, gain: float, limit: float) -> str | Non
         return "the run has fallen from its best"
     if not climbed(fitted):
         return (
-            f"the run shows no clear climb, and {TAKE_OFF[0]} of {TAKE_OFF[1]} public runs that looked like this "
-            f"climbed later"
+            f"the run shows no clear climb so far, and {NO_CLIMB[0]} of {NO_CLIMB[1]} such public runs rose by more "
+            "than 0.01 later"
         )
     chance = chance_of_gain(fitted, factor * fitted.last_compute, gain)
     if chance.forecast > limit:
