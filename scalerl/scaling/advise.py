@@ -1,6 +1,6 @@
 """Advice on a run from its fit: continue, stop, go back to the best checkpoint, or ask again later.
 
-Axes in names: D draws, N points of a planned curve, X planned amounts of compute.
+Axes in names: D draws, P draws picked from them, N points of a planned curve, K parameters.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def compute_to_identify(fit: Fit) -> float:
     curve = fit.curve
     limit = IDENTIFIED_SD * (curve.bounds[1] - curve.bounds[0])
     last, spacing = curve.last_compute, curve.last_compute / max(len(curve) - 1, 1)
-    picked = np.linspace(0, len(fit.draws.asymptote) - 1, PLAN_DRAWS).astype(int)
+    picked_P = np.linspace(0, len(fit.draws.asymptote) - 1, PLAN_DRAWS).astype(int)
     for factor in 1.25 ** np.arange(1, 16):
         planned = last * factor
         count = int(np.ceil((planned - last) / spacing))
@@ -168,25 +168,26 @@ def compute_to_identify(fit: Fit) -> float:
         # many future points are represented by fewer points with larger weights
         weight_N = np.concatenate([np.ones(len(curve)), np.full(len(extra), count / len(extra))])
         compute_N = np.concatenate([curve.compute, extra])
-        sd = np.mean([planned_sd(fit, int(d), compute_N, weight_N) for d in picked])
+        sd = planned_sd(fit, picked_P, compute_N, weight_N).mean()
         if sd < limit:
             return float(planned)
     return float("inf")
 
 
-def planned_sd(fit: Fit, d: int, compute_N: Array, weight_N: Array) -> float:
-    """Standard deviation of A from a curve with the given points, if the d-th draw were true."""
-    draws = fit.draws
+def planned_sd(fit: Fit, picked_P: Array, compute_N: Array, weight_N: Array) -> Array:
+    """Standard deviation of A from a curve with the given points if each picked draw were true, shape (P,)."""
+    asymptote, efficiency, midpoint, initial, phi, noise_sd = (
+        getattr(fit.draws, name)[picked_P, None]
+        for name in ("asymptote", "efficiency", "midpoint", "initial", "autocorrelation", "noise_sd")
+    )
     log_c_N = log_compute(compute_N)
-    efficiency, rise = draws.efficiency[d], draws.asymptote[d] - draws.initial[d]
-    u_N = climb(log_c_N, np.log(draws.midpoint[d]), efficiency)
-    steep_N = rise * efficiency * u_N * (1 - u_N)
-    distance_N = np.where(np.isfinite(log_c_N), log_c_N - np.log(draws.midpoint[d]), 0.0)
-    slopes_NP = np.stack([u_N, -steep_N, steep_N * distance_N, 1 - u_N], axis=1)
-    information_PP = slopes_NP.T @ (weight_N[:, None] * slopes_NP)
-    phi = draws.autocorrelation[d]
+    u_PN = climb(log_c_N, np.log(midpoint), efficiency)
+    steep_PN = (asymptote - initial) * efficiency * u_PN * (1 - u_PN)
+    distance_PN = np.where(np.isfinite(log_c_N), log_c_N - np.log(midpoint), 0.0)
+    slopes_PNK = np.stack([u_PN, -steep_PN, steep_PN * distance_PN, 1 - u_PN], axis=2)
+    information_PKK = np.swapaxes(slopes_PNK, 1, 2) @ (weight_N[:, None] * slopes_PNK)
     # n points with autocorrelated noise hold as much information as n (1 - phi) / (1 + phi) independent points
-    inflation = (1 + phi) / (1 - phi)
-    variance = np.linalg.pinv(information_PP, hermitian=True)[0, 0] * inflation * draws.noise_sd[d] ** 2
+    inflation_P = ((1 + phi) / (1 - phi) * noise_sd**2)[:, 0]
+    variance_P = np.linalg.pinv(information_PKK, hermitian=True)[:, 0, 0] * inflation_P
     # never wider than the whole range
-    return float(min(np.sqrt(max(variance, 0.0)), fit.curve.bounds[1] - fit.curve.bounds[0]))
+    return np.asarray(np.minimum(np.sqrt(np.maximum(variance_P, 0.0)), np.ptp(fit.curve.bounds)))
