@@ -251,6 +251,7 @@ def test_every_page_reads_at_any_width_in_light_and_dark(live, tab, width, schem
         assert contrast(luminance(behind), luminance(live.style(".rollout .text", "color"))) >= 4.5, tint
 
 
+@pytest.mark.slow
 def test_the_page_says_that_it_lost_its_server(live, place):
     tab = live.tab.context.browser.new_page()
     with served(place / "runs") as address:
