@@ -215,7 +215,7 @@ def test_a_reward_function_that_fails_too_often_ends_the_run_with_its_place_and_
     assert steps >= 2 and (workplace / f"run/checkpoints/step_{steps:06d}").exists()  # it goes on for 100 completions
     mended = (workplace / "my_rewards.py").read_text().replace("calls > 16", "False")
     (workplace / "my_rewards.py").write_text(mended)
-    code, text = run("resume", "run")
+    code, text = run("resume", "run", "--trust")  # the code is another than the run began with
     assert code == 0, text  # the evaluation that the failure cut short is made up for
     assert [p["step"] for p in runs.rows(workplace / "run", "points.jsonl")] == [0, 2, 4, 6, 8, 10]
 
