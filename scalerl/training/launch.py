@@ -52,6 +52,9 @@ from scalerl.training.session import Display, Progress, Session
 from scalerl.training.stopwatch import Stopwatch
 from scalerl.training.warm_start import warm_start, warm_start_directory
 
+MOST_HELPERS = 3
+"""Helpers of the trainer that `auto` chooses at most: each holds the activations of a micro-batch and gradients."""
+
 
 def resolve(config: RunConfig) -> RunConfig:
     """Replace every `auto` by what this machine has, so that the saved configuration repeats the run elsewhere too."""
@@ -65,7 +68,9 @@ def resolve(config: RunConfig) -> RunConfig:
             "'cpu'"
         )
     rollouts = replace(config.rollouts, slots=config.slots)
-    if rollouts.lag_ticks == "auto" or not config.lag_is_used:
+    if config.lag_follows:
+        rollouts = replace(rollouts, lag_ticks="follow")
+    elif rollouts.lag_ticks == "auto" or not config.lag_is_used:
         rollouts = replace(rollouts, lag_ticks=replace(config, rollouts=rollouts).lag_ticks)
     config = replace(config, hardware=hardware, rollouts=rollouts)
     return replace(config, learner=replace(config.learner, micro_batch_tokens=config.micro_batch_tokens))
@@ -235,7 +240,15 @@ def _single(config: RunConfig, policy: Policy) -> Learner:
         settings.gradient_checkpointing,
         packing=settings.packing,
         checkpoint_names=config.placement.engine == "vllm",
+        helpers=helpers_of(config.hardware),
     )
+
+
+def helpers_of(hardware: Hardware) -> int:
+    """Return how many threads help the trainer on cores that would else be idle; they change no result."""
+    if hardware.trainer_helpers != "auto":
+        return hardware.trainer_helpers
+    return min(MOST_HELPERS, (os.cpu_count() or 1) // hardware.trainer_threads - 1)
 
 
 def _several(config: RunConfig, model_path: str, policy: Policy, channel: WeightChannel, backend: Backend) -> Learner:

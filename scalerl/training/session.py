@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
@@ -32,6 +33,9 @@ from scalerl.training.run_dir import RunDirectory
 from scalerl.training.stop_when import first_to_stop
 from scalerl.training.stopwatch import Stopwatch
 from scalerl.types import EvalPoint, GeneratorStats, ScoredGroup, Visit
+
+IDLE_SHARE = 0.02
+"""Of the generators' seconds: below it, a helper of the trainer would take more from them than it brings."""
 
 
 class TrainingFailed(RuntimeError):
@@ -115,6 +119,8 @@ class Session:
     _taken: RolloutBatch = field(default_factory=lambda: RolloutBatch(-1, (), GeneratorStats(0, 0, 0.0)))
     """The batch under way."""
     _begun: set[int] = field(default_factory=set)
+    _lately: deque[GeneratorStats] = field(default_factory=lambda: deque(maxlen=8))
+    """The generators' counters at the latest batches."""
 
     @property
     def finished(self) -> bool:
@@ -160,6 +166,13 @@ class Session:
         self.progress.dropped_groups += len(taken.dropped)
         self._taken = taken
         self._before, self.progress.generator = self.progress.generator, taken.stats
+        self._lately.append(taken.stats)
+
+    @property
+    def generators_idle(self) -> bool:
+        """Whether the generators have waited for the trainer during the latest batches."""
+        before, now = self._lately[0], self._lately[-1]
+        return now.idle_s - before.idle_s > IDLE_SHARE * (now.busy_s - before.busy_s)
 
     # -------------------------------------------------------------------------------------------------------- update
 
