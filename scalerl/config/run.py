@@ -113,8 +113,8 @@ class Learner(Part):
     """How the trainer runs."""
 
     micro_batch_tokens: Natural = 0
-    """Tokens of one forward and backward pass, padding included where rows are padded; 0: 16,384, and 2,048 on CPU,
-    where larger ones leave the processor's cache."""
+    """Tokens of one forward and backward pass, padding included where rows are padded; 0: 16,384, and 1,280 on CPU,
+    where larger ones leave the processor's cache, and helpers (`hardware.trainer_helpers`) have fewer to share."""
     packing: Literal["auto", "padded", "packed", "shared"] = "auto"
     """packed: the sequences of a micro-batch lie in one row without padding, and attention runs within each; padded:
     one row a sequence; shared: packed, and each prompt is computed once for its rollouts (one trainer process; else
@@ -280,7 +280,7 @@ class RunConfig(Part):
     @property
     def micro_batch_tokens(self) -> int:
         """Tokens of one forward and backward pass."""
-        return self.learner.micro_batch_tokens or (2048 if self.hardware.device == "cpu" else 16_384)
+        return self.learner.micro_batch_tokens or (1280 if self.hardware.device == "cpu" else 16_384)
 
     @property
     def slots(self) -> int:

@@ -173,7 +173,7 @@ def packed_attention(
     """
     assert query_1HND.shape[0] == 1 and key_1HND.shape == value_1HND.shape[:3] + key_1HND.shape[3:]
     sizes = segments.sizes(query_1HND.shape[2])
-    pieces = [x[0].transpose(0, 1).split(sizes) for x in (query_1HND, key_1HND, value_1HND)]
+    pieces = [torch.split(x[0].transpose(0, 1), sizes) for x in (query_1HND, key_1HND, value_1HND)]
     parts = []
     for bucket, *own in zip(segments.buckets, *pieces, strict=True):
         query, key, value = (padded(x, bucket) for x in own)

@@ -143,12 +143,13 @@ def shared_attention(
     Returns:
         [1, N, H, D], as transformers expects.
     """
-    rows = (query_1HND, key_1HND, value_1HND)
-    before, after = zip(*(x.split([shared.tokens, x.shape[2] - shared.tokens], dim=2) for x in rows), strict=True)
-    parts = [packed_attention(*before, shared.prompts, scaling, window)[0]]
-    prompts_1HPD = [x.split([group.prompt for group in shared.groups], dim=2) for x in before[1:]]
+    sizes = [shared.tokens, query_1HND.shape[2] - shared.tokens]
+    query, key, value = (torch.split(x, sizes, dim=2) for x in (query_1HND, key_1HND, value_1HND))
+    parts = [packed_attention(query[0], key[0], value[0], shared.prompts, scaling, window)[0]]
+    prompts_1HPD = [torch.split(x, [group.prompt for group in shared.groups], dim=2) for x in (key[0], value[0])]
     completions = Segments(tuple(bucket for group in shared.groups for bucket in group.segments.buckets))
-    pieces = [x[0].transpose(0, 1).split(completions.sizes(x.shape[2])) for x in after]
+    own_sizes = completions.sizes(sizes[1])
+    pieces = [torch.split(x[1][0].transpose(0, 1), own_sizes) for x in (query, key, value)]
     own_of_bucket = zip(*pieces, strict=True)
     for group, *prompt in zip(shared.groups, *prompts_1HPD, strict=True):
         for bucket in group.segments.buckets:

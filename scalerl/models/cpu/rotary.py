@@ -10,8 +10,10 @@ Legend: H heads, D head size; the other axes are the caller's.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import cache
+from inspect import signature
 from types import FunctionType
 from typing import Any, cast
 
@@ -76,17 +78,24 @@ def _copy(forward: Any) -> Callable[..., Any]:
 @cache
 @torch.no_grad()
 def _agrees(theirs: Any) -> bool:
+    """Return whether a function of transformers takes the same arguments and gives the same values."""
+    if not callable(theirs) or signature(theirs).parameters.keys() != signature(rotate).parameters.keys():
+        return False
     q, k = torch.linspace(-3.0, 2.0, 48).view(1, 2, 3, 8), torch.linspace(2.0, -1.0, 24).view(1, 1, 3, 8)
     cos, sin = torch.linspace(-1.0, 1.0, 24).view(1, 3, 8), torch.linspace(1.0, 0.5, 24).view(1, 3, 8)
     try:
         expected = theirs(q, k, cos, sin)
-        return all(torch.allclose(a, b, atol=1e-6) for a, b in zip(rotate(q, k, cos, sin), expected, strict=True))
-    except (TypeError, ValueError, RuntimeError, IndexError, AttributeError):  # another signature: left as it is
+        same = all(torch.allclose(a, b, atol=1e-6) for a, b in zip(rotate(q, k, cos, sin), expected, strict=True))
+    except (RuntimeError, IndexError):  # other shapes
         return False
+    with contextlib.suppress(RuntimeError):
+        theirs(q, k, cos[..., :4], sin[..., :4])
+        return False  # it may be given angles of a part of the head alone, and turns only that
+    return same
 
 
 def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    if torch.is_grad_enabled() and x.requires_grad:
+    if torch.is_grad_enabled() and x.requires_grad and x.dtype == torch.float32:
         return cast(Tensor, _Turn.apply(x, cos, sin))  # type: ignore[no-untyped-call]
     return _turn(x, cos, sin)
 
@@ -94,6 +103,8 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return x cos + (-x2, x1) sin, where x1 and x2 are the halves of x."""
     half = x.shape[-1] // 2
+    if x.dtype != torch.float32:  # rounded as everywhere else where the model runs in it
+        return (x * cos) + (torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin)
     out = x * cos
     out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1.0)
     out[..., half:].addcmul_(x[..., :half], sin[..., half:])
