@@ -19,7 +19,7 @@ class Hardware(Part):
     """CPU threads of the generator process; 0: half of the cores."""
     trainer_threads: NoneOrFew = 0
     """CPU threads of the trainer process; 0: half of the cores."""
-    trainer_helpers: Literal["auto"] | Natural = "auto"
+    trainer_helpers: Literal["auto"] | NoneOrFew = "auto"
     """Threads beside the trainer's own, each with `trainer_threads`, that compute micro-batches on CPU while generators
     wait. Results do not depend on them. auto: as many as there are cores for, up to 3; 0: none. Each needs memory for
     a micro-batch and two gradients."""

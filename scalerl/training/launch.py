@@ -43,6 +43,7 @@ from scalerl.training.backends import BACKENDS, Backend
 from scalerl.training.checkpoint import CheckpointStore, load_plain, load_state, save_state
 from scalerl.training.devices import devices_of
 from scalerl.training.learner.base import Learner
+from scalerl.training.learner.helpers import helpers_of
 from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.learner.ranks import LearnerGroup
 from scalerl.training.learner.single import SingleLearner
@@ -63,9 +64,6 @@ from scalerl.training.session import Display, Progress, Session
 from scalerl.training.start_notes import length_notes, nucleus_notes
 from scalerl.training.stopwatch import Stopwatch
 from scalerl.training.warm_start import warm_start, warm_start_directory
-
-MOST_HELPERS = 3
-"""Helpers of the trainer that `auto` chooses at most: each holds the activations of a micro-batch and gradients."""
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -279,13 +277,6 @@ def _single(config: RunConfig, policy: Policy) -> Learner:
         checkpoint_names=config.placement.engine == "vllm",
         helpers=helpers_of(config.hardware),
     )
-
-
-def helpers_of(hardware: Hardware) -> int:
-    """Return how many threads help the trainer on cores that would else be idle; they change no result."""
-    if hardware.trainer_helpers != "auto":
-        return hardware.trainer_helpers
-    return min(MOST_HELPERS, (os.cpu_count() or 1) // hardware.trainer_threads - 1)
 
 
 def _several(config: RunConfig, model_path: str, policy: Policy, channel: WeightChannel, backend: Backend) -> Learner:

@@ -33,11 +33,8 @@ from scalerl.training.learner.base import BadGradient, Learner, StepStats, Train
 from scalerl.training.rollout_rows import DETAILED, LogRatios, evaluation_rows, sample_rows, telling_group
 from scalerl.training.run_dir import RunDirectory
 from scalerl.training.stop_when import first_to_stop
-from scalerl.training.stopwatch import Stopwatch
+from scalerl.training.stopwatch import Stopwatch, waited
 from scalerl.types import EvalPoint, FloatArray, GeneratorStats, ScoredGroup, Visit
-
-IDLE_SHARE = 0.02
-"""Of the generators' seconds: below it, a helper of the trainer would take more from them than it brings."""
 
 
 class TrainingFailed(RuntimeError):
@@ -173,8 +170,7 @@ class Session:
     @property
     def generators_idle(self) -> bool:
         """Whether the generators have waited for the trainer during the latest batches."""
-        before, now = self._lately[0], self._lately[-1]
-        return now.idle_s - before.idle_s > IDLE_SHARE * (now.busy_s - before.busy_s)
+        return waited(self._lately[0], self._lately[-1])
 
     # -------------------------------------------------------------------------------------------------------- update
 

@@ -11,9 +11,10 @@ from test_learner import batch, make
 
 from scalerl.config.base import replace as replaced
 from scalerl.config.hardware import Hardware
-from scalerl.training.launch import helpers_of
 from scalerl.training.learner.base import BadGradient
-from scalerl.training.learner.helpers import AHEAD, Helpers
+from scalerl.training.learner.helpers import AHEAD, Helpers, helpers_of
+from scalerl.training.stopwatch import waited
+from scalerl.types import GeneratorStats
 
 
 def test_results_come_in_order_from_several_threads():
@@ -109,3 +110,26 @@ def test_helpers_follow_from_the_cores(monkeypatch):
         found[cores, threads] = helpers_of(replaced(Hardware(), trainer_threads=threads))
     assert found == {(1, 1): 0, (2, 1): 1, (4, 2): 1, (8, 1): 3, (8, 8): 0}
     assert helpers_of(replaced(Hardware(), trainer_threads=1, trainer_helpers=5)) == 5
+
+
+def test_helpers_take_part_where_generators_have_waited():
+    def at(busy_s, idle_s):
+        return GeneratorStats(0, 0, 0.0, busy_s=busy_s, idle_s=idle_s)
+
+    assert waited(at(10.0, 1.0), at(20.0, 1.3)) and not waited(at(10.0, 1.0), at(20.0, 1.1))
+    assert not waited(at(10.0, 1.0), at(10.0, 1.0))  # the first batch
+    given, threads = replace(batch(rows=12), idle_cores=False), set()
+    learner = make(micro_batch_tokens=1, helpers=1)
+    original = learner._gradients
+
+    def noted(*arguments):
+        threads.add(threading.current_thread())
+        time.sleep(0.002)
+        return original(*arguments)
+
+    learner._gradients = noted
+    learner.step(given)
+    assert threads == {threading.main_thread()}
+    learner.step(replace(given, idle_cores=True))
+    assert len(threads) == 2
+    learner.close()

@@ -7,15 +7,28 @@ helper takes whole micro-batches instead.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
+from scalerl.config.hardware import Hardware
+
 Result = TypeVar("Result")
 
 AHEAD = 2
 """Results that each helper may hold back until their turn; each is as large as the gradient."""
+
+MOST = 3
+"""Helpers that `auto` chooses at most: each holds the activations of a micro-batch and gradients."""
+
+
+def helpers_of(hardware: Hardware) -> int:
+    """Return how many threads help the trainer: as asked for, or as many as there are cores for."""
+    if hardware.trainer_helpers != "auto":
+        return hardware.trainer_helpers
+    return max(0, min(MOST, (os.cpu_count() or 1) // hardware.trainer_threads - 1))
 
 
 class Helpers:
