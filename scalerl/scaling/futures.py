@@ -17,9 +17,10 @@ import numpy as np
 
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.draws import Draws, every
-from scalerl.scaling.health import fallen_by, local_noise, rolling_mean
+from scalerl.scaling.health import fallen_by, rolling_mean
 from scalerl.scaling.law import Array
 from scalerl.scaling.level import LevelDraws, LevelPosterior, level_posterior
+from scalerl.scaling.noise import binomial, evaluations, local_noise
 from scalerl.scaling.posterior import Posterior, least_noise
 
 STAYS_AFTER_FALL = 0.77
@@ -69,9 +70,6 @@ TAKE_OFF_DOUBLINGS = 2.0
 
 TAKE_OFF_SPEED = 2.0
 """Inverse of the doublings of compute that a take-off takes."""
-
-NOISE_AT_BOUND = 0.01
-"""Added to p(1 - p) where noise is scaled with it, because noise does not vanish at the metric's bounds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -231,14 +229,7 @@ class Futures:
         )
         here = binomial(np.array(self.curve.metric.mean()), low, high)
         sd_MD = sd_MD * np.sqrt(binomial(levels_MD, low, high) / here)
-        noise_MD = np.random.default_rng(1).standard_normal(levels_MD.shape)
-        return np.asarray(np.clip(levels_MD + sd_MD * noise_MD, low, high))
-
-
-def binomial(level: Array, low: float, high: float) -> Array:
-    """p(1 - p) of a level as a share of the range, plus ``NOISE_AT_BOUND``."""
-    p = np.clip((level - low) / (high - low), 0.0, 1.0)
-    return np.asarray(p * (1.0 - p) + NOISE_AT_BOUND)
+        return evaluations(levels_MD, sd_MD, low, high, np.random.default_rng(1))
 
 
 def rate(counts: tuple[int, int]) -> float:

@@ -20,8 +20,9 @@ from scalerl.scaling.curve_families import CREEP, CREEP_REACH, DEPARTURES, LAW, 
 from scalerl.scaling.draws import Draws, every, joined
 from scalerl.scaling.grid import Cells, pick, systematic, zoom
 from scalerl.scaling.law import Array, climb, log_compute
-from scalerl.scaling.level import LevelPosterior, level_posterior
+from scalerl.scaling.level import LevelPosterior, level_posterior, log_scale
 from scalerl.scaling.linear import LastCoefficient, Solved, draw, eliminate, last_coefficient, log_evidence
+from scalerl.scaling.noise import relative_noise
 from scalerl.scaling.readers import CurveError
 
 NOISE_FLOOR = 1e-5
@@ -119,6 +120,8 @@ class Problem(NamedTuple):
     prior: Prior
     limits: Array
     """Box of (ln C_mid, ln B), shape (2, 2)."""
+    weight_N: Array | None = None
+    """Inverse of the noise of each point relative to the others; None if it is the same."""
     asymptote: float | None = None
     """A if it is fixed; R0 is then fitted."""
 
@@ -149,7 +152,7 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
     problem = standardised(curve, r0, prior)
     cells = explore(problem, LAW)
     draws, lawful = sample(problem, LAW, cells, num_draws)
-    level = level_posterior(problem.y_N - problem.least, problem.floor)
+    level = level_posterior(problem.y_N - problem.least, problem.floor, problem.weight_N)
     evidence = cells.log_mass() + float(np.log(max(lawful, LEAST_LAWFUL))) - log_volume(problem)
     worth_it = len(curve) >= DEPARTURE_POINTS and prior.departure > 0 and lawful >= LEAST_LAWFUL
     if not worth_it or suspicion(problem, cells) < SUSPICIOUS:
@@ -217,6 +220,7 @@ def standardised(curve: Curve, r0: float | None, prior: Prior) -> Problem:
     low, high = curve.bounds
     width, offset, last = high - low, float(curve.metric.mean()), curve.last_compute
     first = float(curve.compute[curve.compute > 0][0]) / last
+    noise_N = relative_noise(curve)
     return Problem(
         log_c_N=log_compute(curve.compute / last),
         y_N=(curve.metric - offset) / width,
@@ -229,6 +233,7 @@ def standardised(curve: Curve, r0: float | None, prior: Prior) -> Problem:
         floor=len(curve) * least_noise(curve) ** 2,
         prior=prior,
         limits=np.log(np.array([(max(first / 2, 1 / 200), prior.midpoint_reach), prior.efficiency_range])),
+        weight_N=None if noise_N is None else 1.0 / noise_N,
     )
 
 
@@ -277,11 +282,15 @@ def solve(
         design, target_N = [rest, columns.first], problem.y_N
     if columns.second is not None:
         design, least, most = [*design, columns.second], 0.0, family.most_second
+    if problem.weight_N is not None:
+        design, target_N = [column * problem.weight_N for column in design], target_N * problem.weight_N
     solved = eliminate(design, target_N, phi, problem.floor)
     coefficient = last_coefficient(solved, least, most)
     density = log_evidence(solved, phi, coefficient) + log_prior(place_K[0], place_K[1], problem.prior)
     # prior densities of the parameters that the law does not have, so that families can be compared
     volume = np.prod([high - low for low, high in family.limits_K2]) * (family.most_second or 1.0)
+    # a density of the points themselves, not of the weighted ones
+    density = density + log_scale(problem.weight_N)
     return solved, coefficient, np.asarray(density - np.log(volume))
 
 
@@ -363,10 +372,11 @@ def suspicion(problem: Problem, cells: Cells) -> float:
     distance_N = np.where(np.isfinite(log_c_N), log_c_N - log_midpoint, 0.0)
     since_start_N = np.where(np.isfinite(log_c_N), -steep_N * np.exp(-np.maximum(log_c_N, log_c_N[1])), 0.0)
     second_LN = climb(log_c_N, np.log(TEST_MIDPOINTS)[:, None], TEST_EFFICIENCIES[:, None])
-    law_PN = whitened(np.stack([1 - u_N, u_N, steep_N, steep_N * distance_N]), phi)
-    test_LN = whitened(np.vstack([second_LN, since_start_N]), phi)
+    weight_N = np.ones_like(u_N) if problem.weight_N is None else problem.weight_N
+    law_PN = whitened(np.stack([1 - u_N, u_N, steep_N, steep_N * distance_N]) * weight_N, phi)
+    test_LN = whitened(np.vstack([second_LN, since_start_N]) * weight_N, phi)
     basis_NP, _ = np.linalg.qr(law_PN.T)
-    rest_N = whitened(problem.y_N, phi)
+    rest_N = whitened(problem.y_N * weight_N, phi)
     rest_N = rest_N - basis_NP @ (basis_NP.T @ rest_N)
     test_LN = test_LN - (test_LN @ basis_NP) @ basis_NP.T
     norm_L = np.maximum((test_LN**2).sum(axis=1), 1e-20)

@@ -4,7 +4,7 @@ from scaling_runs import run
 
 from scalerl.scaling import Curve, advise, fit, forecast, sigmoid
 from scalerl.scaling.futures import EVEN_NOISE, LATER_FALL, STAYS_AFTER_FALL, TAKE_OFF, has_fallen, prior_odds
-from scalerl.scaling.health import local_noise
+from scalerl.scaling.noise import local_noise
 
 
 def fallen(seed=0):
