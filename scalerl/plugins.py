@@ -7,11 +7,11 @@ import importlib.machinery
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from scalerl.boundary import TimeLimit, boundary, import_limit_s, place_of, raised, said
 from scalerl.config.base import ConfigError, nearest
 
 
@@ -20,36 +20,46 @@ class PluginError(RuntimeError):
 
 
 def load_function(name: str, field: str) -> Callable[..., Any]:
-    """Import `package.module:function`, with the current directory on the path.
+    """Import `package.module:function`, with the current directory on the path, inside a boundary (boundary.py).
 
     Args:
         name: as the user wrote it.
         field: dotted name of the field that holds it, for messages.
 
     Raises:
-        ConfigError: it is not there.
+        ConfigError: it is not there, or its module raises, exits or takes longer than `boundary.import_limit_s()`.
     """
     module_name, colon, function_name = name.partition(":")
-    if not colon or not module_name or not function_name:
-        raise ConfigError(f"{field}: got {name!r}; allowed: package.module:function")
+    if not colon or not function_name or not all(part.isidentifier() for part in module_name.split(".")):
+        raise ConfigError(f"{field}: got {name!r:.200}; allowed: package.module:function")
     try:
-        module = _import_here(module_name)
-    except (Exception, SystemExit) as error:  # user code: whatever the module raises is reported with its place
-        if isinstance(error, ModuleNotFoundError | SyntaxError):
-            reason = str(error)
-        else:
-            reason = f"it calls sys.exit({error})" if isinstance(error, SystemExit) else raised(error, None)
+        with boundary(import_limit_s()):
+            module = _import_here(module_name)
+            function = getattr(module, function_name, None)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # user code: whatever the module raises is reported with its place
         raise ConfigError(
-            f"{field}: cannot import {module_name!r} from {os.getcwd()} ({reason}); allowed: a module of the current "
-            "directory or of the Python path"
+            f"{field}: cannot import {module_name!r} from {os.getcwd()} ({_import_problem(error)}); allowed: a module "
+            "of the current directory or of the Python path that can be imported"
         ) from None
-    if not hasattr(module, function_name):
+    if function is None and not hasattr(module, function_name):
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise ConfigError(f"{field}: {module_name} has no function {function_name!r}{nearest(function_name, names)}")
-    function = getattr(module, function_name)
     if not callable(function):
         raise ConfigError(f"{field}: {name} is {describe(function)}; allowed: a function or a class")
     return function  # type: ignore[no-any-return]
+
+
+def _import_problem(error: BaseException) -> str:
+    """Return why a module was not imported, in words."""
+    if isinstance(error, ModuleNotFoundError | SyntaxError):
+        return f"{said(error)}{place_of(error)}"
+    if isinstance(error, SystemExit):
+        return f"it calls sys.exit({error}){place_of(error)}"
+    if isinstance(error, TimeLimit):
+        return f"the import {raised(error)}; SCALERL_IMPORT_S=N allows more"
+    return raised(error)
 
 
 loaded = cache(load_function)
@@ -106,40 +116,50 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def call(function: Callable[..., Any], name: str, *arguments: Any, **named: Any) -> Any:
-    """Call a function of the user.
-
-    Raises:
-        PluginError: it raised or exited; the message names the file and the line.
-    """
-    try:
-        return function(*arguments, **named)
-    except (Exception, SystemExit) as error:  # user code: whatever it raises is reported with its place
-        raise PluginError(f"{name} {raised(error, function)}") from None
-
-
-def raised(error: BaseException, function: Callable[..., Any] | None) -> str:
-    """Return what user code raised, and the last line of the user's own file; lines of torch below would not help.
+def call(function: Callable[..., Any], name: str, *arguments: Any, limit_s: float | None = None, **named: Any) -> Any:
+    """Call a function of the user inside a boundary (boundary.py).
 
     Args:
-        error: what was raised.
-        function: that was called; None: a module that was imported.
+        function: of the user.
+        name: of the function, `module:function`, for messages.
+        arguments: by position.
+        limit_s: seconds that it may take; None: no limit.
+        named: arguments by name.
 
-    Example: raised(error, length) == "raised KeyError: 'level' (/home/me/my_rewards.py:7)"
+    Raises:
+        PluginError: it raised, exited or took too long; the message names the file and the line.
     """
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename != __file__]
-    module = sys.modules.get(getattr(function, "__module__", None) or "")
-    own = [frame for frame in frames if frame.filename == getattr(module, "__file__", None)]
-    frames = own or [frame for frame in frames if not frame.filename.startswith("<frozen")]
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-    return f"raised {type(error).__name__}: {error}{place}"
+    try:
+        with boundary(limit_s):
+            return function(*arguments, **named)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # user code: whatever it raises is reported with its place
+        raise PluginError(f"{name} {raised(error, name.partition(':')[0])}") from None
+
+
+def number(value: Any) -> float | None:
+    """Return a number that user code gave, also of numpy and torch and a bool, as a float; None for anything else.
+
+    Text is no number, and neither are NaN, infinities, complex numbers and arrays with more than one dimension.
+    """
+    if isinstance(value, str | bytes) or getattr(value, "shape", ()) != ():
+        return None
+    try:
+        found = float(value)
+    except Exception:  # a __float__ of the user's may raise anything; OverflowError for 10**400
+        return None
+    return found if abs(found) < float("inf") else None
 
 
 def describe(value: Any) -> str:
-    """Return what a value is, in words, for messages."""
+    """Return what a value is, in words, for messages; at most about 200 characters."""
     shape = getattr(value, "shape", None)
-    if shape is None:
-        text = repr(value)
+    if shape is None or not isinstance(shape, tuple):
+        try:
+            text = repr(value)
+        except Exception as error:  # the user's __repr__; ValueError for integers over 4,300 digits
+            return f"a {type(value).__name__} ({type(error).__name__} where it is shown)"
         return text if len(text) <= 200 else f"{text[:200]}..."
     facts = [str(getattr(value, "dtype", ""))]
     if hasattr(value, "isfinite") and int((~value.isfinite()).sum()):

@@ -165,10 +165,11 @@ def _run(request: dict[str, Any], out: int) -> int:
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = ["scalerl", *request["words"]]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts pytest by `&` has it ignored
     _spawn_from([_Spare(), _Spare()])
     from scalerl.cli.main import main
 
-    return main(request["words"])
+    return main()  # the process is the command's own: signals end it
 
 
 class _Spare:

@@ -25,6 +25,29 @@ SMALL = [*RECIPE, "--data.operations", "[1, 1]", "--data.prompts", "60"]
 """On single steps of arithmetic: every component of the recipe is on, several epochs pass, and prompts are retired."""
 
 
+def make_model(path: Path) -> Path:
+    """Train a model on a few hundred traces, so that it passes now and then, and save it."""
+    import torch
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+    from scalerl.config import TinyModel, WarmStart
+    from scalerl.config.data import ArithmeticTask
+    from scalerl.models.policy import Policy
+    from scalerl.training import warm_start
+
+    torch.set_num_threads(1)
+    model = TinyModel(width=32, warm_start=WarmStart(steps=300, batch=32, step_noise=0.2, learning_rate=1e-2))
+    torch.manual_seed(0)
+    tokenizer = warm_start.make_tokenizer()
+    policy = Policy(warm_start.make_model(model, tokenizer))
+    warm_start._train(policy, model, (ArithmeticTask(operations=(1, 1)),), tokenizer, lambda row: None)
+    policy.model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
 def command(*words: str) -> list[str]:
     return [sys.executable, "-m", "scalerl.cli", *words]
 
@@ -87,6 +110,44 @@ def children(pid: int) -> list[int]:
         return [int(c) for c, name in names.items() if "spawn_main" in name]
     except (FileNotFoundError, ProcessLookupError):  # it ended while we looked
         return []
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """Process ids of everything that a process has started, with the time of their start, which tells reused ids."""
+    parents = {found: stat[1] for found in _process_ids() if (stat := _stat(found))}
+    wanted = {pid}
+    while more := {p for p, parent in parents.items() if int(parent) in wanted} - wanted:
+        wanted |= more
+    return {p: stat[19] for p in wanted - {pid} if (stat := _stat(p))}
+
+
+def left_of(processes: dict[int, str], seconds: float) -> list[str]:
+    """Wait so long at most for processes to end; return the names of those that have not."""
+    until = time.monotonic() + seconds
+    while True:
+        left = [p for p, born in processes.items() if (stat := _stat(p)) and stat[19] == born and stat[0] not in "ZX"]
+        if not left or time.monotonic() > until:
+            return [f"{p} {_command_of(p)}" for p in left]
+        time.sleep(0.01)
+
+
+def _process_ids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdecimal()]
+
+
+def _stat(pid: int) -> list[str]:
+    """Return the fields of /proc/PID/stat from the third on: state, parent, ..., start as the twentieth of them."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def wait_for(condition: Any, seconds: float = 60.0, what: str = "") -> None:

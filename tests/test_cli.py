@@ -13,6 +13,7 @@ from tiny_models import tiny_model
 
 from scalerl import cli
 from scalerl.config.recipe import RECIPES
+from scalerl.signals import STOPPING
 
 POINTS = [(0, 0.20), (100, 0.31), (200, 0.42), (400, 0.51), (800, 0.56), (1600, 0.585), (3200, 0.595)]
 
@@ -316,13 +317,14 @@ def test_the_fit_of_a_run_uses_the_axis_of_its_machine_and_refreshes_its_picture
 def test_a_second_interrupt_ends_at_once_in_one_line(capsys, monkeypatch):
     def study_main(words, stop):
         asked = stop()
+        assert not asked()
         os.kill(os.getpid(), signal.SIGINT)
         assert asked()
         os.kill(os.getpid(), signal.SIGINT)
         raise AssertionError("still here")
 
     monkeypatch.setattr("scalerl.cli.study.study_main", study_main)
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.getsignal(number) for number in STOPPING}
     try:
         code, _, error = call(capsys, "study", "loo")
     finally:

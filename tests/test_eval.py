@@ -127,7 +127,7 @@ def test_text_names_every_figure(evaluate):
         (["MODEL", "--suite", "aime24"], "--suite: got 'aime24' (did you mean 'aime-24'?); allowed: a file of prompts"),
         (["MODEL", "--suite", "sums.jsonl", "--task", "maths"], "task: got 'maths' (did you mean 'math'?); allowed"),
         (["MODEL", "--suite", "sums.jsonl", "--temperature", "-1"], "temperature: got -1.0; input should be greater"),
-        (["empty", "--suite", "sums.jsonl"], "model.path: found no tokenizer at empty"),
+        (["empty", "--suite", "sums.jsonl"], "model.path: empty has no config.json"),
     ],
 )
 def test_what_cannot_be_evaluated_is_said_in_one_line(evaluate, lab_model, words, message):

@@ -24,7 +24,7 @@ def test_an_ablation_is_a_replacement_and_a_recipe_never_changes():
     assert ablated.loss == Gspo(clip_low=3e-3, clip_high=4e-3) and SCALERL.loss == Cispo()
     with pytest.raises(ValidationError):
         SCALERL.loss = Gspo()
-    with pytest.raises(ValidationError):
+    with pytest.raises(ConfigError, match="prompts_per_step: got 0"):
         replace(SCALERL, prompts_per_step=0)
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from scalerl.config import RunConfig
+    from scalerl.report.outlook import Outlook
     from scalerl.report.sources import Source
     from scalerl.scaling import Fit
 
@@ -79,7 +81,6 @@ def run_fit(arguments: argparse.Namespace) -> int:
     """Print the fit, forecast and advice for each curve; update the picture of a run directory."""
     from scalerl.report.outlook import outlook
     from scalerl.report.sources import naming
-    from scalerl.report.summary import refresh
 
     answers = []
     for source in _sources(arguments.paths, arguments):
@@ -87,9 +88,20 @@ def run_fit(arguments: argparse.Namespace) -> int:
             ahead = outlook(source.curve, method=arguments.method, exclude_below=arguments.exclude_below)
         lines = ahead.lines()
         if source.config is not None and arguments.method == "posterior":
-            lines.append(f"picture   {refresh(source.path, source.config, ahead, source.note)}")
+            lines.append(_picture(source, source.config, ahead))
         answers.append(Answer(str(source.path), ahead.to_dict(), "\n".join(lines)))
     return _say(answers, arguments.json)
+
+
+def _picture(source: Source, config: RunConfig, ahead: Outlook) -> str:
+    """Update the picture and the summary of a run; return the line that says where they are, or why they are not."""
+    from scalerl.outputs import why_not
+    from scalerl.report.summary import refresh
+
+    try:
+        return f"picture   {refresh(source.path, config, ahead, source.note)}"
+    except OSError as error:  # a run that may only be read has a fit all the same
+        return f"picture   none: {why_not(source.path / 'curve.png', error)}"
 
 
 def run_forecast(arguments: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.exits import FAILED, complain, prepare_environment
+from scalerl.cli.train import check_model
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -41,6 +42,7 @@ def add_eval_parser(commands: Any) -> None:
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="default: a GPU where there is one")
     parser.add_argument("--revision", help="branch, tag or commit of a hub name; default main")
     parser.add_argument("-o", "--output", type=Path, help="directory for the texts; default evaluations/NAME-NNN")
+    parser.add_argument("--trust", action="store_true", help="run the code that a run directory names without asking")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.set_defaults(run=run_eval)
 
@@ -51,11 +53,19 @@ def run_eval(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: what the user named is not there, or does not fit.
     """
+    from scalerl.files import next_directory, safe_name, write_whole
+    from scalerl.outputs import check_new_directory
+
     prepare_environment()
+    from scalerl.trust import check_trust
+
+    if arguments.output is not None:
+        check_new_directory(arguments.output, "-o")
     config, tasks = eval_config(arguments)
+    check_model(config)
+    check_trust([config], arguments.model, trusted=arguments.trust, typed=[arguments.reward or ""])
     from scalerl.config.base import replace
     from scalerl.evaluate.run import Evaluator
-    from scalerl.files import next_directory
     from scalerl.tasks.user_rewards import RewardError
     from scalerl.training.launch import resolve
 
@@ -70,14 +80,14 @@ def run_eval(arguments: argparse.Namespace) -> int:
             evaluator.config = replace(config, data=(task,)) if tasks else config
             prompts = held_out[task.curve] if held_out else evaluator.prompts_of(task, arguments.prompts)
             samples = arguments.samples or (1 if tasks else config.samples(task))
-            results.append(evaluator.evaluate(task, prompts, samples, where / f"{task.curve.replace('/', '-')}.jsonl"))
+            results.append(evaluator.evaluate(task, prompts, samples, where / f"{safe_name(task.curve)}.jsonl"))
             if not arguments.json:
                 print("\n".join(results[-1].lines()), flush=True)
     except RewardError as error:
         complain(str(error))
         return FAILED
     found = {"model": arguments.model, "suites": [result.to_dict() for result in results]}
-    (where / "summary.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    write_whole(where / "summary.json", json.dumps(found, indent=1) + "\n")
     if arguments.json:
         print(json.dumps(found, indent=1, allow_nan=False))
     return 0

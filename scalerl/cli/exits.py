@@ -1,28 +1,60 @@
-"""How a verb ends: exit codes, signals, one line for every error a user can cause."""
+"""How a verb ends: exit codes, signals, one line for every error a user can cause.
+
+Exit codes: 0 finished, 1 failed, 2 an error of the user's, 128 + n stopped by signal n (129 SIGHUP, 130 SIGINT, 143
+SIGTERM). A run that a signal reaches while its results are written finishes, with 0.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
-USER_ERROR, FAILED, INTERRUPTED = 2, 1, 130
+from scalerl.signals import STOPPING
+
+USER_ERROR, FAILED = 2, 1
+SHOW_CURSOR = "\x1b[?25h"
+"""Ends what a live display began."""
+LONGEST = 1000
+"""Characters of a message from which on its middle is left out."""
+UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+"""Characters that would act on a terminal, or that it cannot show."""
+
+_watching = False
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal asked the command to end, where nothing can be saved or for the second time."""
+
+    def __init__(self, number: int, when: str = "before the end") -> None:
+        """Remember which signal, and when it came, for the message."""
+        super().__init__(number)
+        self.number, self.when = number, when
 
 
 class StopFlag:
-    """Turns the first SIGINT or SIGTERM into a request to stop after this step; a second SIGINT stops at once."""
+    """Turns the first signal into a request to stop, once somebody asks for it; the second one ends the command.
+
+    Until the flag is asked for the first time there is nothing to save: a signal then raises Stopped. That is so while
+    modules are imported, a model is loaded or a warm start is trained.
+    """
 
     def __init__(self, kept: str = "with a checkpoint") -> None:
-        """Catch both signals.
+        """Catch SIGINT, SIGTERM and SIGHUP, unless whoever started this process had it ignore them, as `nohup` does.
 
         Args:
             kept: what becomes of the work done so far, for the message.
         """
-        self.signal, self._kept = 0, kept
-        self._before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        self.signal, self._kept, self._asked = 0, kept, False
+        self._before = {n: signal.getsignal(n) for n in STOPPING if signal.getsignal(n) != signal.SIG_IGN}
+        for number in self._before:
+            signal.signal(number, self._note)
 
     def restore(self) -> None:
         """Give the signals back to whoever handled them before."""
@@ -31,13 +63,45 @@ class StopFlag:
 
     def __call__(self) -> bool:
         """Return whether a stop was asked for."""
+        self._asked = True
         return bool(self.signal)
 
     def _note(self, number: int, frame: Any) -> None:
-        if self.signal and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.signal = number
+        again, self.signal = bool(self.signal), self.signal or number
+        if again and _watching:
+            return  # the watching thread ends the process
+        if again or not self._asked:
+            raise Stopped(number, "at once" if again else "before the end")
         print(f"\nstopping after this step, {self._kept} (once more to stop at once)", file=sys.stderr)
+
+
+def watch_signals() -> None:
+    """Let the second signal end this process at once, even inside a long call of a C library.
+
+    Python runs a handler between two instructions; a backward pass is one instruction that may take seconds.
+    """
+    global _watching
+    source, sink = os.pipe()
+    os.set_blocking(sink, False)
+    signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
+    threading.Thread(target=_watch, args=(source,), daemon=True).start()
+    _watching = True
+
+
+def _watch(source: int) -> None:
+    """End the process at the second signal.
+
+    Consumes: the numbers of signals. Produces: nothing. Waits for: a signal. Unblocked by: a signal.
+    """
+    seen = 0
+    while True:
+        number = os.read(source, 1)[0]
+        seen += number in STOPPING
+        if seen > 1:
+            with suppress(OSError):  # a terminal that hung up
+                shown = SHOW_CURSOR if os.isatty(2) else ""
+                os.write(2, f"{shown}scalerl: {_stopped(number, 'at once')}\n".encode())
+            os._exit(128 + number)
 
 
 def prepare_environment() -> None:
@@ -49,28 +113,47 @@ def prepare_environment() -> None:
 
 
 def guarded(action: Callable[[], int]) -> int:
-    """Run a verb; a user's error becomes one line on standard error."""
-    from scalerl.config.base import ConfigError
+    """Run a verb; a user's error or a signal becomes one line on standard error."""
+    from pydantic import ValidationError
+
+    from scalerl.config.base import ConfigError, problems
+    from scalerl.files import trouble
     from scalerl.scaling import CurveError
 
+    signals = StopFlag() if threading.current_thread() is threading.main_thread() else None
     try:
         return action()
     except (ConfigError, CurveError) as error:
         complain(str(error))
         return USER_ERROR
+    except ValidationError as error:  # a record that was built without `build`
+        complain(problems(error))
+        return USER_ERROR
     except BrokenPipeError:  # what reads our output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
-    except KeyboardInterrupt:
-        complain("stopped at once; what was saved is kept, and `scalerl resume` continues from there")
-        return INTERRUPTED
+    except KeyboardInterrupt as error:
+        stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
+        complain(_stopped(stopped.number, stopped.when))
+        return 128 + stopped.number
     except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        complain(f"no space left on the disk ({error.filename or error}); free some, then `scalerl resume` the run")
+        if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            raise  # of a socket or a process: nothing that a path of the user has caused
+        complain(trouble(error))
         return FAILED
+    finally:
+        if signals is not None:
+            signals.restore()
+
+
+def _stopped(number: int, when: str) -> str:
+    name = signal.Signals(number).name
+    return f"stopped {when} by {name}; what was saved is kept, and `scalerl resume` continues a run from there"
 
 
 def complain(text: str) -> None:
-    """Print one line for the user on standard error."""
+    """Print one line for the user on standard error; of a very long one the middle is left out."""
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST - 300]} ... ({len(text) - LONGEST + 50} characters left out) ... {text[-250:]}"
+    text = UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
     print(f"scalerl: {text}", file=sys.stderr)

@@ -33,7 +33,8 @@ def add_import_parser(commands: Any) -> None:
 
 def run_import(arguments: argparse.Namespace) -> int:
     """Read the log, write or print the points, and print the notes."""
-    from scalerl.importers.points import read, write_points
+    from scalerl.importers.points import holds_part_of, read, write_points
+    from scalerl.outputs import check_output
     from scalerl.scaling import CurveError
 
     pairs = [pair.partition("=") for pair in arguments.column]
@@ -47,11 +48,13 @@ def run_import(arguments: argparse.Namespace) -> int:
     )  # fmt: skip
     for note in found.notes:
         print(f"note      {note}", file=sys.stderr)
-    last = found.rows[-1][found.axis]
+    last = [row[found.axis] for row in found.rows if found.axis in row][-1]
     print(f"{found.source:<9} {len(found.rows)} points to {found.axis} {last:.4g}", file=sys.stderr)
     if arguments.output is None:
         print("\n".join(json.dumps(row) for row in found.rows))
         return 0
-    write_points(found, arguments.output)
+    what = "a file of these points"
+    place = check_output(arguments.output, arguments.paths, lambda path: holds_part_of(found, path), what=what)
+    write_points(found, place)
     print(f"written   {arguments.output}")
     return 0

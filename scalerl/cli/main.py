@@ -6,33 +6,60 @@ Heavy imports are inside the verbs, so that `scalerl --help` is instant and the 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from scalerl.cli.curves import add_curve_parsers
 from scalerl.cli.eval import add_eval_parser
-from scalerl.cli.exits import StopFlag, guarded
+from scalerl.cli.exits import USER_ERROR, StopFlag, complain, guarded, watch_signals
 from scalerl.cli.import_ import add_import_parser
+from scalerl.cli.parsing import Parser
 from scalerl.cli.plan import plan
 from scalerl.cli.report import add_report_parser
 from scalerl.cli.score import add_score_parser
 from scalerl.cli.sft import sft
 from scalerl.cli.train import resume, train
+from scalerl.cli.watch import add_watch_parser
+from scalerl.signals import STOPPING, obey_study
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Run the command line; return the exit code."""
-    words = list(sys.argv[1:] if words is None else words)
-    parser = _parser()
+    """Run the command line; return the exit code.
+
+    Args:
+        words: None for those that this process was started with; then it is also the process that signals end.
+    """
+    if words is not None:
+        return _run(list(words))
+    watch_signals()
+    obey_study()
+    try:
+        return _run(sys.argv[1:])
+    finally:  # while Python shuts down an exception of a handler would be a traceback
+        for number in STOPPING:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, signal.SIG_DFL)
+
+
+def _run(words: list[str]) -> int:
+    parser, verbs = _parser()
     if words[:1] == ["train"]:  # its options are all the fields of a configuration, so they are read by config.py
         return guarded(lambda: train(words[1:]))
+    if words[:1] == ["resume"]:  # some of them
+        return guarded(lambda: resume(words[1:]))
     if words[:1] == ["study"]:  # likewise
         return guarded(lambda: _study(words[1:]))
     if words[:1] == ["plan"]:
         return guarded(lambda: plan(words[1:]))
     if words[:1] == ["sft"]:
         return guarded(lambda: sft(words[1:]))
+    if words and not words[0].startswith("-") and words[0] not in verbs:
+        from scalerl.config.base import nearest
+
+        known = nearest(words[0], verbs) or f"; allowed: {', '.join(verbs)}"
+        complain(f"there is no command {words[0][:80]!r}{known}; see `scalerl --help`")
+        return USER_ERROR
     arguments = parser.parse_args(words)
     if not hasattr(arguments, "run"):
         parser.print_help()
@@ -40,8 +67,9 @@ def main(words: Sequence[str] | None = None) -> int:
     return guarded(lambda: int(arguments.run(arguments)))
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def _parser() -> tuple[Parser, list[str]]:
+    """Return the parser and the names of the commands."""
+    parser = Parser(
         prog="scalerl",
         description="Reinforcement learning by the ScaleRL recipe, with a forecast of every run's curve.",
     )
@@ -55,12 +83,10 @@ def _parser() -> argparse.ArgumentParser:
     verbs.add_parser(
         "study", help="plan, run and compare many runs: loo, recipes, forward, axes, rates", add_help=False
     )
-    resuming = verbs.add_parser("resume", help="resume a run from its last checkpoint")
-    resuming.add_argument("directory", type=Path, help="run directory")
-    resuming.add_argument("--steps", type=int, help="new total number of steps, to train on beyond the old one")
-    resuming.set_defaults(run=resume)
+    verbs.add_parser("resume", help="resume a run from its last checkpoint", add_help=False)
     add_curve_parsers(verbs)
     add_report_parser(verbs)
+    add_watch_parser(verbs)
     add_score_parser(verbs)
     add_eval_parser(verbs)
     verbs.add_parser(
@@ -71,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     recipes.add_argument("--all", action="store_true", help="also print the fields that all recipes share")
     recipes.set_defaults(run=_recipes)
     add_import_parser(verbs)
-    return parser
+    return parser, list(verbs.choices)
 
 
 def _study(words: list[str]) -> int:

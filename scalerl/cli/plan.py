@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scalerl.cli.parsing import Parser
+
 if TYPE_CHECKING:
     from scalerl.config.run import RunConfig
     from scalerl.placement.plan import Given
@@ -20,7 +22,8 @@ measured are assumed, from a roofline; the output says which. Every field of the
 def plan_parser() -> argparse.ArgumentParser:
     """Return the parser of `scalerl plan`; what it does not know are fields of the configuration."""
     usage = "scalerl plan [CONFIG.toml] [options] [--any.field VALUE ...]"
-    parser = argparse.ArgumentParser(prog="scalerl plan", usage=usage, description=DESCRIPTION, allow_abbrev=False)
+    parser = Parser(prog="scalerl plan", usage=usage, description=DESCRIPTION, allow_abbrev=False)
+    parser.takes_fields = True
     parser.add_argument("--gpus", type=int, metavar="N", help="find the best split of N GPUs")
     parser.add_argument(
         "--generator-tokens-per-s", nargs="+", metavar="[RUNNING:]X",

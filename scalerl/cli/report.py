@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.cli.curves import add_curve_options, add_versus
+from scalerl.cli.exits import FAILED, complain
 
 
 def add_report_parser(commands: Any) -> None:
@@ -21,24 +22,33 @@ def add_report_parser(commands: Any) -> None:
 
 
 def run_report(arguments: argparse.Namespace) -> int:
-    """Write the page and print its path.
+    """Write the page, and print the verdicts and its path; exit code 1 where the page cannot be made.
 
     Raises:
-        CurveError: runs that cannot be fitted or compared, or a page that cannot be written.
-        ConfigError: plotly is not installed.
+        CurveError: runs that cannot be fitted or compared.
+        ConfigError: the page would replace an input, or a file that is no page.
     """
+    from scalerl.config.base import ConfigError
+    from scalerl.outputs import check_output
     from scalerl.report.analysis import analyse
     from scalerl.report.html import write_page
     from scalerl.report.page import page
     from scalerl.report.sources import read_sources
+    from scalerl.scaling import CurveError
 
     count = len(arguments.paths)
     paths = [*arguments.paths, *(arguments.versus or [])]
+    place = check_output(arguments.output, paths)
     sources = read_sources(paths, arguments.compute, arguments.task, arguments.bounds)
     found = analyse(sources[:count], sources[count:], arguments.exclude_below, arguments.method)
-    write_page(arguments.output, page(found))
+    written = None
+    try:
+        write_page(place, page(found))
+        written = str(arguments.output)
+    except (ConfigError, CurveError) as error:  # the verdicts are shown all the same
+        complain(str(error))
     if arguments.json:
-        print(json.dumps({"page": str(arguments.output), **found.to_dict()}, indent=1, allow_nan=False))
+        print(json.dumps({"page": written, **found.to_dict()}, indent=1, allow_nan=False))
     else:
-        print("\n".join([*found.headlines(), f"page      {arguments.output}"]))
-    return 0
+        print("\n".join([*found.headlines(), *([f"page      {written}"] if written else [])]))
+    return 0 if written else FAILED

@@ -98,22 +98,25 @@ def _rows(path: Path, task: str) -> Iterator[tuple[str, Prompt, str]]:
         ConfigError: no such file, or a bad row; with file, line and field.
     """
     from scalerl.config.base import ConfigError
+    from scalerl.files import parse_json, read_bytes, trouble
     from scalerl.tasks.references import with_tests
     from scalerl.types import Prompt
 
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read ({error}); give a JSONL file") from None
+        text = read_bytes(path).decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(trouble(error)) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}); give a JSONL file") from None
     count = 0
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         where, count = f"{path} line {number}", count + 1
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ConfigError(f"{where}: not valid JSON ({error.msg} at column {error.colno})") from None
+            row = parse_json(line)
+        except ValueError as error:
+            raise ConfigError(f"{where}: not valid JSON ({error})") from None
         if not isinstance(row, dict) or not isinstance(row.get("completion"), str):
             raise ConfigError(f"{where}: 'completion' is missing or no text; allowed: an object with 'completion'")
         if task in ("math", "arithmetic", "programs") and row.get("answer") in (None, ""):

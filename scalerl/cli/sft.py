@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import signal
 from pathlib import Path
 
-from scalerl.cli.exits import INTERRUPTED, StopFlag, prepare_environment
+from scalerl.cli.exits import StopFlag, prepare_environment
+from scalerl.cli.parsing import Parser
 
 USAGE = """scalerl sft MODEL --data traces.jsonl [--out DIR] [options]
        scalerl sft [--out DIR] [--steps N] [--seed N]
@@ -25,8 +25,10 @@ def _of_model(given: dict[str, str]) -> int:
     from scalerl.config.base import build
     from scalerl.config.supervised import Supervised
     from scalerl.files import next_directory
+    from scalerl.models.files import check_model_files
 
     settings = build(Supervised, given, "scalerl sft")
+    check_model_files(settings.model)
     directory = settings.out or next_directory(Path("runs"), "sft")
     prepare_environment()
     from scalerl.training.supervised import fine_tune
@@ -37,7 +39,7 @@ def _of_model(given: dict[str, str]) -> int:
         print(f"held-out loss {outcome.held_out_before:.4f} -> {outcome.held_out_after:.4f} nats a token")
     stopped = f" (stopped after {len(outcome.steps)} updates)" if outcome.stopped else ""
     print(f"saved{stopped}: {directory}\nnow: scalerl train --model {directory} --data prompts.jsonl")
-    return (128 + stop.signal if stop.signal != signal.SIGINT else INTERRUPTED) if stop.signal else 0
+    return 128 + stop.signal if outcome.stopped else 0
 
 
 def _of_lab(given: dict[str, str]) -> int:
@@ -72,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     """Return the options: the fields of `Supervised`, each with its documentation."""
     from scalerl.config.supervised import Supervised
 
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="scalerl sft", usage=USAGE, description=DESCRIPTION, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, argument_default=argparse.SUPPRESS,
     )  # fmt: skip

@@ -9,9 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scalerl.config.base import ConfigError, nearest, replace
+from scalerl.cli.exits import FAILED, complain
+from scalerl.cli.parsing import Parser
+from scalerl.config.base import ConfigError, given, nearest, replace, short
 
 if TYPE_CHECKING:
+    from scalerl.cli.exits import StopFlag
     from scalerl.config import RunConfig
     from scalerl.study.directory import StudyDirectory
     from scalerl.study.plan import Plan, RunKey
@@ -27,7 +30,7 @@ DESCRIPTION = """PLAN is loo, recipes, forward, axes, rates, or the path of your
 fields are as in `scalerl train`; without them the base is the quick variant of the embedded lab."""
 
 
-def study_main(words: Sequence[str], stop: Callable[[], Callable[[], bool]]) -> int:
+def study_main(words: Sequence[str], stop: Callable[[], StopFlag]) -> int:
     """Run `scalerl study`; return the exit code.
 
     Args:
@@ -45,6 +48,7 @@ def study_main(words: Sequence[str], stop: Callable[[], Callable[[], bool]]) -> 
         from scalerl.study.directory import StudyDirectory
 
         study = StudyDirectory.open(options.directory)
+        _check_trust(study.plan, str(options.directory), options.trust, [])
         return _execute(study, _workers(options, study.plan), options.allocate, stop)
     options, fields = _plan_parser().parse_known_args(words)
     plan = _plan(options, fields)
@@ -55,9 +59,17 @@ def study_main(words: Sequence[str], stop: Callable[[], Callable[[], bool]]) -> 
     if options.dry_run:
         _describe(plan, others)
         return 0
+    _check_trust(plan, options.plan, options.trust, words)
     workers = _workers(options, plan)
     study = StudyDirectory.create(options.output or next_directory(Path("studies"), plan.name), plan)
     return _execute(study, workers, options.allocate, stop, others)
+
+
+def _check_trust(plan: Plan, source: str, trusted: bool, typed: Sequence[str]) -> None:
+    """Ask for the code that the arms name, once for all; their runs are then started with --trust."""
+    from scalerl.trust import check_trust
+
+    check_trust([plan.config(arm, plan.seeds[0]) for arm in plan.arms], source, trusted=trusted, typed=typed)
 
 
 def _describe(plan: Plan, others: Sequence[StudyDirectory]) -> None:
@@ -76,7 +88,8 @@ def _held(plan: Plan, key: RunKey, run: Held) -> str:
 
 
 def _plan_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="scalerl study", usage=USAGE, description=DESCRIPTION, allow_abbrev=False)
+    parser = Parser(prog="scalerl study", usage=USAGE, description=DESCRIPTION, allow_abbrev=False)
+    parser.takes_fields = True
     parser.add_argument("plan", metavar="PLAN", help="which arms")
     parser.add_argument("base", nargs="?", type=Path, metavar="BASE.toml", help="configuration that the arms share")
     parser.add_argument("--seeds", default=None, help="how many, or which: 3 or 0,1,2; default 3 (rates: one)")
@@ -104,7 +117,7 @@ def _plan_parser() -> argparse.ArgumentParser:
 
 
 def _resume_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="scalerl study resume", description="Resume a study.")
+    parser = Parser(prog="scalerl study resume", description="Resume a study.")
     parser.add_argument("directory", type=Path)
     _add_execution(parser)
     return parser
@@ -119,6 +132,7 @@ def _add_execution(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allocate", choices=list(ALLOCATIONS), default="equal", help="default: the same budget for every arm"
     )
+    parser.add_argument("--trust", action="store_true", help="run the code that the plan names without asking")
     parser.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster: auto, local or HOST:PORT")
     parser.add_argument("--ray-cpus", type=float, default=2.0, help="cores per run on Ray; default 2")
     parser.add_argument("--ray-gpus", type=float, default=0.0, help="GPUs per run on Ray; default 0")
@@ -143,9 +157,9 @@ def _plan(options: argparse.Namespace, fields: Sequence[str]) -> Plan:
             f"plan: got {name!r}{nearest(name, PLANS)}; allowed: {', '.join(PLANS)}, or the path of a TOML file"
         )
     if options.seeds is not None:
-        plan = replace(plan, seeds=_seeds(options.seeds))
+        plan = given("--seeds", lambda: replace(plan, seeds=_seeds(options.seeds)))
     if options.budget is not None:
-        plan = replace(plan, base=replace(plan.base, steps=options.budget))
+        plan = given("--budget", lambda: replace(plan, base=replace(plan.base, steps=options.budget)))
     if options.rates is not None:
         from scalerl.study.lr_sweep import best_rates
 
@@ -162,13 +176,16 @@ def _base(options: argparse.Namespace, fields: Sequence[str]) -> RunConfig:
 
 def _seeds(text: str) -> tuple[int, ...]:
     """Read `3` as 0, 1, 2 and `4,7` as it is."""
+    from scalerl.study.plan import MOST_SEEDS
+
     try:
         numbers = tuple(int(word) for word in text.split(","))
     except ValueError:
         numbers = ()
-    if not numbers or (len(numbers) == 1 and numbers[0] < 1):
+    if not numbers or min(numbers) < 0 or ("," not in text and not 1 <= numbers[0] <= MOST_SEEDS):
         raise ConfigError(
-            f"--seeds: got {text!r}; allowed: a number from 1, or seeds separated by commas such as 0,1,2"
+            f"--seeds: got {short(text)}; allowed: a number from 1 to {MOST_SEEDS}, or seeds "
+            "from 0 on separated by commas, such as 0,1,2"
         )
     return tuple(range(numbers[0])) if "," not in text else numbers
 
@@ -177,7 +194,7 @@ def _execute(
     study: StudyDirectory,
     workers: Workers,
     allocate: str,
-    stop: Callable[[], Callable[[], bool]],
+    stop: Callable[[], StopFlag],
     others: Sequence[StudyDirectory] = (),
 ) -> int:
     """Run the unfinished runs of a study, then write and print its results."""
@@ -190,7 +207,8 @@ def _execute(
     for line in take_over(study, others):
         print(line)
     display = StudyDisplay(study)
-    execution = Execution(study, workers, display, stop())
+    asked = stop()
+    execution = Execution(study, workers, display, asked)
     try:
         display.start(workers.count)
         execute(execution, ALLOCATIONS[allocate])
@@ -198,9 +216,9 @@ def _execute(
         display.stop()
     for key, said in execution.failures.items():
         print(f"failed: {key}: {said}; see {study.file(key, 'log')}")
-    if execution.stop_requested():
+    if asked():
         print(f"stopped; resume with: scalerl study resume {study.path}")
-        return 130
+        return 128 + asked.signal
     _report(study)
     return 1 if execution.failures else 0
 
@@ -231,47 +249,54 @@ def room_here() -> int:
 
 def _report(study: StudyDirectory) -> None:
     """Write results.json and the page; print the verdicts and the table."""
-    from scalerl.files import write_whole
+    from scalerl.outputs import write_or_explain
     from scalerl.study.analysis import study_results
 
     found = study_results(study)
-    write_whole(study.path / "results.json", json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n")
+    values = json.dumps(found.to_dict(), indent=1, allow_nan=False) + "\n"
+    problem = write_or_explain(study.path / "results.json", values)
     _tell(found, study.path / "report.html")
+    if problem:
+        print(f"results   none: {problem}")
 
 
-def _tell(found: StudyResult, page: Path) -> None:
+def _tell(found: StudyResult, page: Path) -> bool:
+    """Write the page and print the results; return whether the page was written."""
     from scalerl.report.html import write_page
+    from scalerl.scaling import CurveError
     from scalerl.study.page import study_page
     from scalerl.study.tables import print_results
 
-    html, told = "", f"page      {page}"
-    try:
-        html = study_page(found)
-    except ConfigError as error:  # plotly is missing; the results are printed without the page
+    told, written = f"page      {page}", False
+    try:  # before anything is printed: with `| head` the process may end while it prints
+        write_page(page, study_page(found))
+        written = True
+    except (ConfigError, CurveError) as error:  # plotly is missing, or a place that may only be read
         told = f"no page: {error}"
-    try:
-        if html:  # before anything is printed: with `| head` the process may end while it prints
-            write_page(page, html)
-    finally:
-        print_results(found)
+    print_results(found)
     print(told)
+    return written
 
 
 def _show(words: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="scalerl study show", description="Print the results of a study so far.")
+    parser = Parser(prog="scalerl study show", description="Print the results of a study so far.")
     parser.add_argument("directory", type=Path)
     parser.add_argument("-o", "--output", type=Path, help="the page; default report.html in the study's directory")
     parser.add_argument("--compute", help="compute axis: device_hours, flops, tokens or step")
     parser.add_argument("--task", help="which task, where there are several")
     parser.add_argument("--json", action="store_true", help="print JSON, as docs/json.md describes it")
     options = parser.parse_args(words)
+    from scalerl.outputs import check_output
     from scalerl.study.analysis import study_results
     from scalerl.study.directory import StudyDirectory
 
     study = StudyDirectory.open(options.directory)
+    page = check_output(options.output or study.path / "report.html", [])
     found = study_results(study, options.compute, options.task)
     if options.json:
         print(json.dumps(found.to_dict(), indent=1, allow_nan=False))
-    else:
-        _tell(found, options.output or study.path / "report.html")
-    return 0
+        return 0
+    if _tell(found, page) or options.output is None:
+        return 0
+    complain(f"{page} was not written; the results above are complete")
+    return FAILED

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.exits import FAILED, StopFlag, complain, prepare_environment
+from scalerl.cli.parsing import Parser
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -24,11 +25,20 @@ options:
   CONFIG.toml        a configuration; config.toml of a run directory repeats that run
   --run-dir DIR      where to write; default runs/NAME-NNN
   --dry-run          print the resolved configuration and the derived sizes, and stop
+  --trust            run the code that CONFIG.toml names without asking
   --preset NAME      start from `lab` or `scalerl` (the paper's sizes; default with --data)
   --model, --data, --task, --reward, --device, --seed, --steps   short for the fields they name below
 
 fields (TOML sections, or --dotted.name VALUE):
 """
+
+
+RESUME = """Resume a run from its last checkpoint.
+
+A few fields may change, as --dotted.name VALUE; config.toml then has the new value:
+  --recipe.optimizer.learning_rate X   from this step on, for example after a gradient that was not finite;
+                                       recorded with the step in recipe.optimizer.later_rates
+  --stop_when, --checkpoint.*, --placement.*"""
 
 
 def train(words: list[str]) -> int:
@@ -37,15 +47,21 @@ def train(words: list[str]) -> int:
         print(TRAIN_USAGE + _field_help())
         return 0
     from scalerl.config import read_config
+    from scalerl.config.base import ConfigError
+    from scalerl.trust import check_trust
 
     words, run_dir = _take_option(words, "--run-dir")
-    dry_run = "--dry-run" in words
-    words = [word for word in words if word != "--dry-run"]
+    dry_run, trusted = "--dry-run" in words, "--trust" in words
+    words = [word for word in words if word not in ("--dry-run", "--trust")]
     file = Path(words.pop(0)) if words and not words[0].startswith("--") else None
     config = read_config(file, words)
+    check_model(config, weights=not dry_run)
     if dry_run:
+        if run_dir is not None:
+            raise ConfigError("--run-dir: got one with --dry-run, which writes nothing; give one of the two")
         print(_dry_run(config))
         return 0
+    check_trust([config], str(file or "the command line"), trusted=trusted or file is None, typed=words)
     from scalerl.files import next_directory
 
     path = Path(run_dir) if run_dir else next_directory(Path("runs"), config.recipe.name)
@@ -56,6 +72,19 @@ def train(words: list[str]) -> int:
         return start(config, path, display, stop)
 
     return _run(config, begin)
+
+
+def check_model(config: RunConfig, *, weights: bool = True) -> None:
+    """Refuse a model with damaged files before torch is imported.
+
+    Raises:
+        ConfigError: see models/files.py.
+    """
+    from scalerl.config import HuggingFaceModel
+    from scalerl.models.files import check_model_files
+
+    if isinstance(config.model, HuggingFaceModel):
+        check_model_files(config.model.path, weights=weights)
 
 
 def _dry_run(config: RunConfig) -> str:
@@ -74,19 +103,31 @@ def _dry_run(config: RunConfig) -> str:
     return to_toml(config) + "\n" + "\n".join(f"# {line}" for line in said)
 
 
-def resume(arguments: argparse.Namespace) -> int:
+def resume(words: list[str]) -> int:
     """Run `scalerl resume`; return the exit code."""
-    from scalerl.config.base import replace
+    from scalerl.config.base import given, replace
     from scalerl.training.run_dir import saved_config
+    from scalerl.trust import check_trust
 
+    parser = Parser(
+        prog="scalerl resume", description=RESUME, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.takes_fields = True
+    parser.add_argument("directory", type=Path, help="run directory")
+    parser.add_argument("--steps", type=int, help="new total number of steps, to train on beyond the old one")
+    parser.add_argument("--trust", action="store_true", help="run the code that its configuration names without asking")
+    arguments, options = parser.parse_known_args(words)
     config = saved_config(arguments.directory)
+    check_model(config)
+    check_trust([config], str(arguments.directory), trusted=arguments.trust)
     if arguments.steps is not None:
-        config = replace(config, steps=arguments.steps)
+        config = given("--steps", lambda: replace(config, steps=arguments.steps))
 
     def restart(display: Any, stop: Callable[[], bool]) -> Any:
         from scalerl.training.launch import resume as resume_run
 
-        return resume_run(arguments.directory, arguments.steps, display, stop)
+        return resume_run(arguments.directory, arguments.steps, display, stop, options)
 
     return _run(config, restart)
 
@@ -109,7 +150,7 @@ def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:
         complain(str(error))
         return FAILED
     print("\n".join(ended.closing))
-    return 128 + stop.signal if stop.signal else 0
+    return 0 if ended.finished else 128 + stop.signal
 
 
 def _take_option(words: list[str], name: str) -> tuple[list[str], str | None]:
@@ -121,12 +162,27 @@ def _take_option(words: list[str], name: str) -> tuple[list[str], str | None]:
         if word == name:
             if not queue:
                 raise ConfigError(f"{name}: a value is needed and none was given")
-            value = queue.pop(0)
+            value = _whole(name, queue.pop(0), value)
         elif word.startswith(name + "="):
-            value = word.partition("=")[2]
+            value = _whole(name, word.partition("=")[2], value)
         else:
             rest.append(word)
     return rest, value
+
+
+def _whole(name: str, value: str, before: str | None) -> str:
+    """Return the value of an option that may be given once.
+
+    Raises:
+        ConfigError: it is empty, looks like another option, or was given before.
+    """
+    from scalerl.config.base import ConfigError
+
+    if not value or value.startswith("--"):
+        raise ConfigError(f"{name}: got {value!r}; allowed: a path (./{value.lstrip('/')} for a name that begins so)")
+    if before is not None:
+        raise ConfigError(f"{name}: got {before!r} and {value!r}; give it once")
+    return value
 
 
 def _field_help() -> str:

@@ -7,11 +7,16 @@ know which records exist: recipe.py and config.py define them.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, LiteralString, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+LISTED = 5
+"""Problems that one message names; of more it says the number."""
 
 
 class ConfigError(ValueError):
@@ -35,6 +40,13 @@ class Part(BaseModel):
         """Read `loss = "gspo"` as `loss = {kind = "gspo"}`, and "none" as None: TOML has no null."""
         if not isinstance(values, dict):
             return values
+        faults = [
+            InitErrorDetails(type=PydanticCustomError("stand_in", fault), loc=(key,), input=value)
+            for key, value in values.items()
+            if key in cls.model_fields and (fault := _stand_in(cls, key, value))
+        ]
+        if faults:
+            raise ValidationError.from_exception_data(cls.__name__, faults)
         return {key: _shorthand(cls, key, value) for key, value in values.items()}
 
 
@@ -55,17 +67,61 @@ def build(cls: type[PartT], values: Mapping[str, Any], source: str) -> PartT:
     try:
         return cls.model_validate(dict(values))
     except ValidationError as error:
-        lines = [_explain(cls, detail) for detail in error.errors()]
-        raise ConfigError(f"{source}: " + "; ".join(dict.fromkeys(lines))) from None
+        raise ConfigError(f"{source}: {problems(error, cls)}") from None
 
 
 def replace(part: PartT, **changes: Any) -> PartT:
-    """Return a copy of `part` with some fields changed, validated again (pydantic's own copy does not validate)."""
-    return type(part).model_validate({**dict(part), **changes})
+    """Return a copy of `part` with some fields changed, validated again (pydantic's own copy does not validate).
+
+    Raises:
+        ConfigError: as `build`.
+    """
+    try:
+        return type(part).model_validate({**dict(part), **changes})
+    except ValidationError as error:
+        raise ConfigError(problems(error, type(part))) from None
+
+
+def given(option: str, read: Callable[[], PartT]) -> PartT:
+    """Return what `read` returns; its errors begin with the option that a user gave.
+
+    Raises:
+        ConfigError: as `read`.
+    """
+    try:
+        return read()
+    except ConfigError as error:
+        raise ConfigError(f"{option}: {str(error).partition(': ')[2] or error}") from None
+
+
+def problems(error: ValidationError, cls: type[Part] | None = None) -> str:
+    """Return what a failed validation found, in words.
+
+    Args:
+        error: of pydantic.
+        cls: the record that was validated, whose names are suggested for unknown keys.
+    """
+    details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] == "missing")
+    lines = list(dict.fromkeys(_explain(cls, detail) for detail in details))
+    more = [f"and {len(lines) - LISTED} more"] if len(lines) > LISTED else []
+    return "; ".join([*lines[:LISTED], *more])
+
+
+def short(value: Any, most: int = 80) -> str:
+    """Return the repr of a value; of a long one its beginning, with the number of characters."""
+    if isinstance(value, str) and len(value) > most:
+        return f"{value[:most]!r}... ({len(value)} characters)"
+    try:
+        shown = repr(value)
+    except (RecursionError, ValueError):  # too deep, or an integer of over 4,300 digits
+        return f"a {type(value).__name__}"
+    return shown if len(shown) <= most else f"{shown[:most]}... ({len(shown)} characters)"
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:
     """Return ' (did you mean X?)' for the closest allowed name, or an empty string."""
+    if len(name) > 200:  # the search takes quadratic time
+        return ""
     close = difflib.get_close_matches(name, list(allowed), n=1, cutoff=0.5)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
@@ -79,29 +135,65 @@ def _shorthand(cls: type[Part], key: str, value: Any) -> Any:
     return {"kind": value} if len(records(field.annotation)) > 1 else value
 
 
-def _explain(cls: type[Part], detail: Any) -> str:
+@cache
+def _accepted(cls: type[Part], name: str) -> frozenset[Any]:
+    """Return the types that a field, or the entries of a sequence in it, may have; not those inside a mapping."""
+
+    def types(annotation: Any) -> Iterator[Any]:
+        origin, arguments = get_origin(annotation), get_args(annotation)
+        if origin in (None, Literal, dict):
+            yield origin or annotation
+        for argument in () if origin in (Literal, dict) else arguments[:1] if origin is Annotated else arguments:
+            yield from types(argument)
+
+    return frozenset(types(cls.model_fields[name].annotation))
+
+
+def _stand_in(cls: type[Part], name: str, value: Any) -> LiteralString | None:
+    """Return what is wrong with `true` where a number belongs (Python counts it as 1), or with text that no file holds.
+
+    Pydantic accepts both.
+    """
+    accepted = _accepted(cls, name)
+    for single in value if isinstance(value, list | tuple) else (value,):
+        if isinstance(single, bool) and accepted & {int, float} and not accepted & {bool, Any}:
+            return "allowed: a number"
+        if isinstance(single, str) and ("\0" in single or not _is_utf8(single)):
+            return "allowed: text that a UTF-8 file and a path can hold"
+    return None
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # bytes of a command line that are no UTF-8
+        return False
+    return True
+
+
+def _explain(cls: type[Part] | None, detail: Any) -> str:
     path = [str(p) for p in detail["loc"]]
     owner, steps = _owner(cls, path)
     key = ".".join(steps)
     kind, got, context = detail["type"], detail.get("input"), detail.get("ctx", {})
     if kind == "extra_forbidden":
         names = list(owner.model_fields) if owner else []
-        return f"unknown key {key!r}{nearest(path[-1], names)}; allowed here: {', '.join(names)}"
+        return f"unknown key {short(key)}{nearest(path[-1], names)}; allowed here: {', '.join(names)}"
     if kind == "union_tag_invalid":
         tag, tags = str(context.get("tag")), str(context.get("expected_tags", "")).replace("'", "").split(", ")
-        return f"{key}.kind: got {tag!r}{nearest(tag, tags)}; allowed: {', '.join(tags)}"
+        return f"{key}.kind: got {short(tag)}{nearest(tag, tags)}; allowed: {', '.join(tags)}"
     if kind == "literal_error":
         names = [n.strip().strip("'") for n in str(context.get("expected", "")).replace(" or ", ", ").split(",")]
-        return f"{key}: got {got!r}{nearest(str(got), names)}; allowed: {', '.join(n for n in names if n)}"
+        return f"{key}: got {short(got)}{nearest(str(got), names)}; allowed: {', '.join(n for n in names if n)}"
     if kind == "missing":
         return f"{key}: a value is needed and none was given"
     if kind == "value_error":
         return f"{key}: {context.get('error', detail['msg'])}" if key else str(context.get("error", detail["msg"]))
     message = detail["msg"]
-    return f"{key}: got {got!r}; {message[0].lower() + message[1:]}"
+    return f"{key}: got {short(got)}; {message[0].lower() + message[1:]}"
 
 
-def _owner(cls: type[Part], path: list[str]) -> tuple[type[Part] | None, list[str]]:
+def _owner(cls: type[Part] | None, path: list[str]) -> tuple[type[Part] | None, list[str]]:
     """Walk a pydantic error location; return the record that holds its last step, and the path as a user writes it.
 
     In a union the location holds the tag of the member as an extra step, which a user never typed.

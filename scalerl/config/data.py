@@ -10,9 +10,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from scalerl.config.base import Part
+from scalerl.config.base import Part, short
 from scalerl.config.named import NAMED, with_named_set
-from scalerl.config.recipe import Count, Custom, Natural, Share
+from scalerl.config.numbers import Count, Few, Fraction, Held, Seed, Share
+from scalerl.config.recipe import Custom
 
 
 class TaskData(Part):
@@ -20,11 +21,11 @@ class TaskData(Part):
 
     name: str = ""
     """Name of the task and of its curve; empty: the kind, or the verifier's or reward function's name."""
-    share: Annotated[float, Field(ge=0)] = 1.0
+    share: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Share of the prompts drawn, relative to the other tasks'; 0: only evaluated, never trained on."""
-    held_out: Natural | Literal["all"] | None = None
+    held_out: Annotated[int, Field(ge=0, le=10**7)] | Literal["all"] | None = None
     """Held-out prompts, at least 1; none: evaluation.prompts; all: every prompt, of a task with share 0."""
-    samples: Count | None = None
+    samples: Few | None = None
     """k: samples of each held-out prompt; none: evaluation.samples."""
 
     @property
@@ -42,11 +43,11 @@ class GeneratedTask(TaskData):
     """A task of the embedded lab, whose prompts are generated; some reference answers are wrong on purpose."""
 
     kind: str
-    prompts: Count = 4096
+    prompts: Held = 4096
     """Size of the training pool."""
     label_noise: Share = 0.12
     """Share of prompts, in training and held-out alike, whose reference answer is wrong: it sets the ceiling."""
-    seed: Natural = 0
+    seed: Seed = 0
     """Seed of the prompts, apart from the run's seed, so that runs share one task."""
 
     @property
@@ -64,10 +65,16 @@ class ArithmeticTask(GeneratedTask):
     """Chained arithmetic modulo 10, left to right, generated; some reference answers are wrong on purpose."""
 
     kind: Literal["arithmetic"] = "arithmetic"
-    operations: tuple[Count, Count] = (2, 6)
+    operations: tuple[Few, Few] = (2, 6)
     """Fewest and most operations in a chain."""
     lengths: Literal["uniform", "long-tailed"] = "uniform"
     """How often each number of operations comes: uniform, or lognormal (the fewest + 1 in the median, sigma 1)."""
+
+    @model_validator(mode="after")
+    def _check(self) -> ArithmeticTask:
+        if self.operations[0] > self.operations[1]:
+            raise ValueError(f"operations: got {list(self.operations)}; allowed: the fewest first, such as [2, 6]")
+        return self
 
 
 class ProgramsTask(GeneratedTask):
@@ -150,7 +157,7 @@ class PromptFile(TextTask):
     answers: Literal["whole", "hashes", "boxed"] = "whole"
     """Where the answer column holds the answer. hashes: after its last ####, as in GSM8K; boxed: in its last
     \\boxed{}, as in MATH."""
-    max_line_mb: Count = 64
+    max_line_mb: Annotated[int, Field(ge=1, le=10**6)] = 64
     """Longest line of a JSONL file, MiB; a longer one is an error that names it."""
     decontaminate: tuple[str, ...] = ()
     """Suites or files; training prompts that share a run of words with a prompt of theirs are left out."""
@@ -192,11 +199,11 @@ class ReasoningGymTask(TextTask):
     """Name in reasoning-gym, such as chain_sum."""
     parameters: dict[str, Any] = Field(default={})
     """Of the data set, such as {min_terms = 2, max_terms = 4}."""
-    prompts: Count = 4096
+    prompts: Held = 4096
     """Size of the training pool."""
-    seed: Natural = 0
+    seed: Seed = 0
     """Seed of the prompts, apart from the run's seed, so that runs share one task."""
-    pass_score: Annotated[float, Field(gt=0, le=1)] = 1.0
+    pass_score: Fraction = 1.0
     """A score at or above this counts as a pass in the pass rate and the curve; the reward follows the score."""
     system_prompt: str = (
         "Think step by step. Then give the final answer, and nothing else, between <answer> and </answer>."
@@ -247,9 +254,9 @@ class CustomTask(TextTask):
     """`package.module:Class`, importable where the run starts; called with `params`, once in each process."""
     params: dict[str, Any] = Field(default={})
     """Given to the class by name."""
-    prompts: Count = 4096
+    prompts: Held = 4096
     """Size of the training pool."""
-    pass_score: Annotated[float, Field(gt=0, le=1)] = 1.0
+    pass_score: Fraction = 1.0
     """A score at or above this counts as a pass in the pass rate and the curve; the reward follows the score."""
 
     @property
@@ -272,14 +279,14 @@ AnyTask = Annotated[
 def raw_name(task: Mapping[str, Any]) -> str:
     """Return the name that a task will have (`curve`), from a table that was not validated yet."""
     fields = ("name", "reward", "set", "environment", "dataset", "task", "kind")
-    if not task.get("set") and task.get("path") in NAMED:
+    if not task.get("set") and str(task.get("path")) in NAMED:
         task = {**task, "set": task["path"]}
     if task.get("kind") == "custom" and not task.get("name"):
         return str(task.get("function", "")).rpartition(":")[2]
     reward = task.get("reward")
     if isinstance(reward, Mapping):
         task = {**task, "reward": reward.get("function", reward.get("kind"))}
-    return next(str(task[name]) for name in fields if task.get(name) not in (None, "", "none"))
+    return next((str(task[name]) for name in fields if task.get(name) not in (None, "", "none")), "")
 
 
 def suite_tables(suites: Any) -> list[dict[str, Any]]:
@@ -291,11 +298,11 @@ def suite_tables(suites: Any) -> list[dict[str, Any]]:
         ValueError: something else was given.
     """
     if not isinstance(suites, list | tuple):
-        raise ValueError(f"suites: got {suites!r}; allowed: a list of names, files and tables")
+        raise ValueError(f"suites: got {short(suites)}; allowed: a list of names, files and tables")
     tables = []
     for suite in suites:
         if not isinstance(suite, str | dict):
-            raise ValueError(f"suites: got {suite!r}; allowed: the name of a suite, a file, or a table")
+            raise ValueError(f"suites: got {short(suite)}; allowed: the name of a suite, a file, or a table")
         table = {"path": suite} if isinstance(suite, str) else dict(suite)
         path = str(table.get("path", ""))
         if path not in NAMED and "name" not in table and "set" not in table:
@@ -322,9 +329,16 @@ def as_list(data: Any) -> Any:
             "programs, or one [[data]] table for each task"
         )
     return [
-        {**data.get("arithmetic", {}), "kind": "arithmetic", "share": 1 - share},
-        {**data.get("programs", {}), "kind": "programs", "share": share},
+        {**_table(data, "arithmetic"), "kind": "arithmetic", "share": 1 - share},
+        {**_table(data, "programs"), "kind": "programs", "share": share},
     ]
+
+
+def _table(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    table = values.get(name, {})
+    if not isinstance(table, Mapping):
+        raise ValueError(f"{name}: got {short(table)}; allowed: a table")
+    return table
 
 
 def check_tasks(tasks: Sequence[TaskData]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from scalerl.config.base import Part
-from scalerl.config.recipe import Natural
+from scalerl.config.numbers import NoneOrFew
 
 
 class Hardware(Part):
@@ -15,9 +15,9 @@ class Hardware(Part):
     """auto: a GPU where torch sees one."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Weights of the forward pass; auto: float32 on CPU, bfloat16 on GPU (the optimiser keeps float32 masters)."""
-    generator_threads: Natural = 0
+    generator_threads: NoneOrFew = 0
     """CPU threads of the generator process; 0: half of the cores."""
-    trainer_threads: Natural = 0
+    trainer_threads: NoneOrFew = 0
     """CPU threads of the trainer process; 0: half of the cores."""
     generator_matmul: Literal["auto", "onednn", "torch"] = "auto"
     """Library that multiplies FP32 matrices in the generators on CPU. onednn: the one that ships inside torch; torch:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from scalerl.config.base import Part
-from scalerl.config.recipe import Count, Natural, Positive, Share
+from scalerl.config.numbers import Count, Few, NoneOrFew, Positive, Seed, Share
 
 
 class WarmStart(Part):
@@ -15,9 +15,9 @@ class WarmStart(Part):
 
     steps: Count = 1000
     """Updates."""
-    batch: Count = 64
+    batch: Annotated[int, Field(ge=1, le=10**6)] = 64
     """Traces an update."""
-    learning_rate: Annotated[float, Field(gt=0)] = 3e-3
+    learning_rate: Positive = 3e-3
     """Peak rate: linear warm-up over 50 updates, then linear decay to a tenth."""
     step_noise: Share = 0.45
     """Probability that a step of a trace has its result replaced by a uniform digit (0.15 of it in the first 60%)."""
@@ -25,7 +25,7 @@ class WarmStart(Part):
     """Probability, after each step, of a ramble of `~`."""
     endless: Share = 0.1
     """Share of the rambles that never end (they teach the model to overrun, so that length control has work)."""
-    seed: Natural = 0
+    seed: Seed = 0
     """Seed of weights and traces; runs with different seeds of their own may share one warm start."""
 
 
@@ -33,15 +33,15 @@ class TinyModel(Part):
     """A tiny Qwen3 made from scratch and warm-started on traces of the run's tasks; cached after the first time."""
 
     kind: Literal["tiny"] = "tiny"
-    width: Count = 64
+    width: Few = 64
     """Hidden size; a multiple of 2 x heads."""
-    layers: Count = 2
+    layers: Few = 2
     """Decoder layers."""
-    heads: Count = 2
+    heads: Few = 2
     """Attention heads."""
-    experts: Natural = 0
+    experts: NoneOrFew = 0
     """Experts in every layer's MLP (a Qwen3-MoE); 0: a dense MLP."""
-    active_experts: Count = 2
+    active_experts: Few = 2
     """Experts a token uses, at most `experts`; they share the dense MLP's width, so that a token costs the same."""
     warm_start: WarmStart = WarmStart()
     """How it learns to write traces before RL."""
@@ -65,7 +65,7 @@ class Lora(Part):
     engine, which samples without it.
     """
 
-    rank: Count = 16
+    rank: Few = 16
     """Rows of A and columns of B; larger adapters learn more and hold more memory."""
     alpha: Positive = 32.0
     """The product B A is scaled by alpha / rank."""

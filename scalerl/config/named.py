@@ -100,16 +100,16 @@ def with_named_set(values: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: `set` names none.
     """
     out, path = dict(values), values.get("path")
-    name = out.get("set") or (path if path in NAMED else None)
-    if not name:
+    name = out.get("set") or (path if isinstance(path, str) and path in NAMED else None)
+    if not name or not isinstance(name, str):
         return out
     if name not in NAMED:
-        from scalerl.config.base import nearest
+        from scalerl.config.base import nearest, short
 
-        raise ValueError(f"set: got {name!r}{nearest(str(name), NAMED)}; allowed: {', '.join(NAMED)}")
+        raise ValueError(f"set: got {short(name)}{nearest(name, NAMED)}; allowed: {', '.join(NAMED)}")
     if path == name:
         del out["path"]
-    filled = settings(str(name))
+    filled = settings(name)
     known, own = filled["columns"], out.get("columns", {})
     for column in ("prompt", "answer"):  # a table's own prompt_column goes before the set's columns.prompt
         if out.get(f"{column}_column", column) != column:

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scalerl.config.base import ConfigError, Part, build, nearest, records
+from scalerl.config.base import ConfigError, Part, build, nearest, records, short
 from scalerl.config.data import raw_name
 from scalerl.config.presets import PRESETS
 from scalerl.config.recipe import AGGREGATION_OF_LOSS, kind_of
 from scalerl.config.run import RunConfig
+from scalerl.files import read_bytes, trouble
 
 ALIASES = {
     "model": ("model", "path"),
@@ -39,7 +40,10 @@ def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any])
     Raises:
         ConfigError: unreadable file, unknown key, wrong type or value out of range.
     """
-    values = _read_toml(file) if file else {}
+    try:
+        values = read_toml(file) if file else {}
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: no such file; give the path of a TOML configuration, or none for the lab") from None
     source = str(file) if file else "command line"
     typed = _read_values(overrides) if isinstance(overrides, Mapping) else _read_overrides(overrides)
     preset = typed.pop("preset", values.pop("preset", None))
@@ -49,8 +53,8 @@ def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any])
         tables = [task for task in (tasks if isinstance(tasks, list) else [tasks]) if isinstance(task, dict)]
         own = any(task.keys() & {"path", "set", "dataset", "environment", "function"} for task in tables)
         preset = "scalerl" if own else "lab"
-    if preset not in PRESETS:
-        raise ConfigError(f"preset: got {preset!r}{nearest(str(preset), PRESETS)}; allowed: {', '.join(PRESETS)}")
+    if not isinstance(preset, str) or preset not in PRESETS:
+        raise ConfigError(f"preset: got {short(preset)}{nearest(str(preset), PRESETS)}; allowed: {', '.join(PRESETS)}")
     from_file = merge(_preset_values(preset, values, typed), values)
     try:
         return build(RunConfig, merge(from_file, typed), "command line")
@@ -86,7 +90,12 @@ def build_from(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> RunCo
 
 def parse_config(text: str, source: str) -> RunConfig:
     """Read a whole configuration, as `to_toml` wrote it, from text."""
-    return build(RunConfig, tomllib.loads(text), source)
+    try:
+        return build(RunConfig, parse_toml(text), source)
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{source}: not valid TOML: {error}") from None
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -152,15 +161,33 @@ def field_lines(cls: type[Part] = RunConfig, prefix: str = "") -> list[tuple[str
     return lines
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
+def read_toml(file: Path) -> dict[str, Any]:
+    """Read a TOML file.
+
+    Raises:
+        FileNotFoundError: there is none.
+        ConfigError: it cannot be read, or is not TOML.
+    """
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return parse_toml(read_bytes(file).decode("utf-8-sig"))  # editors of Windows write a byte-order mark
     except FileNotFoundError:
-        raise ConfigError(f"{file}: no such file; give the path of a TOML configuration, or none for the lab") from None
-    except (IsADirectoryError, PermissionError) as error:
-        raise ConfigError(f"{file}: {error.strerror}; give the path of a readable TOML configuration") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise
+    except OSError as error:
+        raise ConfigError(trouble(error)) from None
+    except ValueError as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables of a TOML text.
+
+    Raises:
+        ValueError: it is not TOML, has integers of thousands of digits, or is nested too deeply.
+    """
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _read_overrides(words: Sequence[str]) -> dict[str, Any]:
@@ -170,7 +197,7 @@ def _read_overrides(words: Sequence[str]) -> dict[str, Any]:
         word = queue.pop(0)
         if not word.startswith("--"):
             hint = f" (a list is one value: --{name} '[{text}, {word}]')" if name else ""
-            raise ConfigError(f"got {word!r}; allowed: one TOML file, then options of the form --name value{hint}")
+            raise ConfigError(f"got {short(word)}; allowed: one TOML file, then options of the form --name value{hint}")
         name, equals, text = word[2:].partition("=")
         if not equals:
             if not queue:
@@ -195,7 +222,7 @@ def _set(values: dict[str, Any], name: str, value: Any) -> None:
         values.setdefault(section, {})["kind"] = kind
         _put(values, ALIASES[name], value)
     elif name in ("model", "data"):  # a whole section
-        values[name] = value
+        _put(values, (name,), value)
     else:
         _put(values, ALIASES.get(name) or _known_path(name), value)
 
@@ -213,7 +240,7 @@ def _known_path(name: str) -> tuple[str, ...]:
     tail = path.split(".")[-1]
     same_tail = sorted(k for k in known if k.split(".")[-1] == tail)
     hint = f" (did you mean --{same_tail[0]}?)" if same_tail else nearest(path, known).replace("'", "")
-    raise ConfigError(f"unknown option --{name}{hint}; `scalerl train --help` lists all")
+    raise ConfigError(f"unknown option --{name[:80]}{hint}; `scalerl train --help` lists all")
 
 
 def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
@@ -221,16 +248,26 @@ def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
         inner = values.setdefault(step, {})
         if isinstance(inner, str):
             inner = values[step] = {"kind": inner}
+        if not isinstance(inner, dict):
+            raise ConfigError(f"--{'.'.join(path)}: --{step} was given as {short(inner)}; give one of the two")
         values = inner
     inner = values.get(path[-1])
+    if isinstance(inner, dict) and not isinstance(value, str):
+        given = ", ".join(f"--{'.'.join((*path, key))}" for key in inner)
+        raise ConfigError(
+            f"--{'.'.join(path)}: got {short(value)}, which would drop {given} given before it; give the whole table "
+            "first, or its fields alone"
+        )
     values[path[-1]] = {**inner, "kind": value} if isinstance(inner, dict) and isinstance(value, str) else value
 
 
 def _parse(text: str) -> Any:
+    """Return an option's value as TOML reads it; a word that is no TOML value, or goes on after it, is text."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        found = parse_toml(f"value = {text}")
+    except ValueError:
         return text
+    return text if len(found) > 1 or ("#" in text and isinstance(found["value"], int | float)) else found["value"]
 
 
 def _without_nulls(value: Any) -> Any:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from scalerl.config.base import Part
-from scalerl.config.recipe import Count, Custom, Natural, or_custom
+from scalerl.config.numbers import Count, Few, Natural, NoneOrFew, Positive, Seconds
+from scalerl.config.recipe import Custom, or_custom
 
 
 class ModelNumbers(Part):
@@ -67,16 +68,16 @@ class Placement(Part):
     """local: processes of this machine. ray: actors on a Ray cluster; those that die are started again."""
     ray_address: str = "auto"
     """Ray cluster: `auto` (the one this machine belongs to), `local` (a new one on this machine) or HOST:PORT."""
-    trainer_ranks: Count = 1
+    trainer_ranks: Few = 1
     """Processes that train together, each with a share of the weights (FSDP2) and a GPU where `hardware.device` is
     cuda. 1: the trainer is one process and nothing is sharded."""
-    generators: Count = 1
+    generators: Few = 1
     """Engines. On one machine one runs in the generator's process; several each have a process of their own."""
     engine: Annotated[Literal["torch", "vllm"] | Custom, or_custom("torch", "vllm")] = "torch"
     """What samples: the project's own engine, vLLM behind its HTTP server, or an engine of your own on this machine."""
     gpus_per_generator: Natural = 0
     """GPUs of each generator; 0: as many as `tensor_parallel` where `hardware.device` is cuda, else none."""
-    tensor_parallel: Count = 1
+    tensor_parallel: Few = 1
     """GPUs over which vLLM splits one model; a divisor of its attention heads and of its key-value heads."""
     servers: tuple[str, ...] = ()
     """Addresses of vLLM servers that already run, http://HOST:PORT; empty: servers are started and stopped with the
@@ -85,7 +86,7 @@ class Placement(Part):
     """Python of an environment with vLLM, for servers that the run starts; empty: the one that runs scalerl."""
     vllm_arguments: tuple[str, ...] = ()
     """More arguments of the servers that the run starts, such as ["--gpu-memory-utilization", "0.9"]."""
-    scorers: Natural = 0
+    scorers: NoneOrFew = 0
     """ray: actors that judge completions, each with `scoring.workers` processes (1 where that is 0) and as many cores;
     one that dies is replaced. 0: processes beside the trainer."""
     restarts: Natural = 3
@@ -93,15 +94,15 @@ class Placement(Part):
     each checkpoint. Engines that die are replaced without that."""
     gpus: Natural = 0
     """GPUs that the run may take in all, those of servers given by address not counted; 0: not checked."""
-    gpu_gb: Annotated[float, Field(gt=0)] = 80.0
+    gpu_gb: Positive = 80.0
     """Memory of each GPU, GB (10^9 bytes), that `--dry-run` and `scalerl plan` reckon with."""
     model_numbers: ModelNumbers | None = None
     """Sizes of the model, for `--dry-run` and `scalerl plan` where its config.json cannot be read; none: read it, or
     take them from a table of well-known models."""
-    transfer_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    transfer_timeout_s: Seconds = 600.0
     """Seconds that one transfer of weights may take before the run stops and names it."""
 
-    step_timeout_s: Annotated[float, Field(gt=0)] = 3600.0
+    step_timeout_s: Seconds = 3600.0
     """Seconds that several trainer ranks may take for one update, for loading or for a checkpoint before the run stops
     and names the rank that did not answer."""
 

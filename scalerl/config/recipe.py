@@ -10,13 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from scalerl.config.base import Part, nearest, replace
-
-Positive = Annotated[float, Field(gt=0)]
-Fraction = Annotated[float, Field(gt=0, le=1)]
-Count = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
+from scalerl.config.base import Part, nearest, replace, short
+from scalerl.config.numbers import Count, Few, Fraction, Natural, Positive
 
 # ------------------------------------------------------------------------------------------------------- your functions
 
@@ -38,7 +33,7 @@ def or_custom(*names: str) -> Any:
         if isinstance(value, Custom | dict) or value in names:
             return value
         close = nearest(str(value), names)
-        raise ValueError(f"got {value!r}{close}; allowed: {', '.join(names)}, or a table with kind = 'custom'")
+        raise ValueError(f"got {short(value)}{close}; allowed: {', '.join(names)}, or a table with kind = 'custom'")
 
     return BeforeValidator(check)
 
@@ -99,7 +94,7 @@ class PipelineRL(Part):
     """Generators stream without pause; every update is swapped in mid-sequence, the old KV cache is kept."""
 
     kind: Literal["pipeline"] = "pipeline"
-    max_lag: Annotated[int, Field(ge=0)] = 8
+    max_lag: Natural = 8
     """k: no trained token was sampled by weights more than this many updates old. 0 is on-policy."""
     stale: Literal["wait", "mask", "drop"] = "wait"
     """What keeps that bound where lengths are long-tailed. wait: start fewer groups, and let an update wait for a long
@@ -124,7 +119,7 @@ class PpoOffPolicy(Part):
     """Generate `batches` batches with one frozen policy, then take as many updates, one batch each."""
 
     kind: Literal["ppo-off-policy"] = "ppo-off-policy"
-    batches: Count = 8
+    batches: Few = 8
     """k: batches a round. 1 is on-policy."""
 
     @property
@@ -172,7 +167,7 @@ class Interruption(Part):
         if low > high:
             raise ValueError(f"thinking_tokens: got ({low}, {high}); the low end must not exceed the high end")
         if not self.end_tag or not self.phrase.endswith(self.end_tag):
-            raise ValueError(f"phrase: got {self.phrase!r}; it must end with the end_tag {self.end_tag!r}")
+            raise ValueError(f"phrase: got {short(self.phrase)}; it must end with the end_tag {self.end_tag!r}")
         return self
 
     @property
@@ -210,12 +205,24 @@ LengthControl = Annotated[Interruption | LengthPenalty | NoLengthControl, Field(
 # ----------------------------------------------------------------------------------------------------------- optimiser
 
 
+class LaterRate(Part):
+    """A learning rate that a resume has set.
+
+    Example: LaterRate(after_step=40, learning_rate=2.5e-7)
+    """
+
+    after_step: Annotated[int, Field(ge=0)]
+    """Updates that the run had done; the rate holds from the next one on."""
+    learning_rate: Positive
+    """Step size after the warm-up."""
+
+
 class AdamW(Part):
     """AdamW with linear warm-up, then a constant rate (ScaleRL appendix A.3)."""
 
     learning_rate: Positive = 5e-7
     """Step size after the warm-up."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 100
+    warmup_steps: Natural = 100
     """Updates over which the rate grows linearly to `learning_rate`."""
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     """Decay of the first and second moment; the paper states none, these are the field's usual ones."""
@@ -225,10 +232,21 @@ class AdamW(Part):
     """Decoupled decay of matrices; norms and biases are not decayed."""
     max_grad_norm: Positive = 1.0
     """The gradient's global L2 norm is scaled down to this."""
+    later_rates: tuple[LaterRate, ...] = ()
+    """Rates that `scalerl resume RUN --recipe.optimizer.learning_rate X` has set, in order; it writes them itself."""
+
+    def rate(self, updates: int) -> float:
+        """Return the learning rate of the update that follows so many updates."""
+        latest = next((r.learning_rate for r in reversed(self.later_rates) if r.after_step <= updates), None)
+        rate = self.learning_rate if latest is None else latest
+        return rate * min(1.0, (updates + 1) / max(1, self.warmup_steps))
 
 
 # -------------------------------------------------------------------------------------------------------------- recipe
 
+
+MOST_COMPLETIONS = 10**7
+"""Completions of one update's batch that are accepted: it is held in memory as a whole."""
 
 AGGREGATION_OF_LOSS = {"gspo": "sample"}
 """Aggregation of a recipe that names none, by the kind of its loss; of all others it is `prompt`."""
@@ -239,9 +257,9 @@ class Recipe(Part):
 
     name: str = "scalerl"
     """Free text, printed in tables and figures."""
-    prompts_per_step: Count = 48
+    prompts_per_step: Annotated[int, Field(ge=1, le=10**6)] = 48
     """P: prompts in one update's batch."""
-    generations_per_prompt: Annotated[int, Field(ge=2)] = 16
+    generations_per_prompt: Annotated[int, Field(ge=2, le=10**4)] = 16
     """G: rollouts of each prompt; a batch holds P x G of them."""
     loss: Loss = Cispo()
     """The surrogate: cispo, dapo, grpo, gspo or reinforce, each with its own parameters; or custom, your own."""
@@ -256,7 +274,7 @@ class Recipe(Part):
     zero_variance: Literal["drop", "keep"] = "drop"
     """Prompts whose rollouts all got the same reward, truncated ones not asked where they carry no loss: out of the
     loss and its denominator, or kept in it."""
-    retire_pass_rate: Annotated[float, Field(gt=0, le=1)] | None = 0.9
+    retire_pass_rate: Fraction | None = 0.9
     """No-Positive-Resampling: a prompt whose latest pass rate reaches this is never drawn again. None: off."""
     length: LengthControl = Interruption()
     """How long rollouts are kept in check: interruption, penalty or none."""
@@ -285,6 +303,15 @@ class Recipe(Part):
             return values
         chosen = AGGREGATION_OF_LOSS.get(kind_of(values.get("loss")))
         return values if chosen is None else {**values, "aggregation": chosen}
+
+    @model_validator(mode="after")
+    def _check(self) -> Recipe:
+        if self.completions_per_step > MOST_COMPLETIONS:
+            raise ValueError(
+                f"prompts_per_step: got {self.prompts_per_step:,} with {self.generations_per_prompt:,} generations_per_"
+                f"prompt; allowed: at most {MOST_COMPLETIONS:,} completions a step"
+            )
+        return self
 
     @property
     def completions_per_step(self) -> int:

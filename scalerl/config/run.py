@@ -6,11 +6,12 @@ The resolved configuration is saved as config.toml in the run directory and re-r
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from scalerl.config.base import Part
+from scalerl.config.base import Part, short
 from scalerl.config.data import (
     AnyTask,
     ArithmeticTask,
@@ -25,8 +26,9 @@ from scalerl.config.data import (
 from scalerl.config.hardware import Hardware
 from scalerl.config.model import HuggingFaceModel, Lora, TinyModel
 from scalerl.config.named import NAMED
+from scalerl.config.numbers import Count, Few, Held, Natural, NoneOrFew, Seconds, Seed, Share
 from scalerl.config.placement import Placement
-from scalerl.config.recipe import SCALERL, Count, Natural, Recipe, Share
+from scalerl.config.recipe import SCALERL, Recipe
 from scalerl.config.sandbox import Sandbox
 from scalerl.config.stop import StopWhen
 
@@ -36,9 +38,9 @@ class Evaluation(Part):
 
     every: Count = 100
     """Training steps between evaluations."""
-    prompts: Count = 1000
+    prompts: Held = 1000
     """Held-out prompts of each task, chosen by a hash of their content and never trained on."""
-    samples: Count = 16
+    samples: Few = 16
     """k: samples of each prompt."""
     replayed: Natural = 8
     """Samples of each evaluation whose log-probabilities the trainer computes again; 0: none. A run stops where they
@@ -46,6 +48,9 @@ class Evaluation(Part):
     saved: Natural = 16
     """Samples of each evaluation and task that are written to rollouts.jsonl as text; 0: none."""
 
+
+MOST_SEQUENCES = 10**8
+"""Sequences of one evaluation that are accepted."""
 
 FULL_SLOTS = 256
 """Sequences from which on a decode step's cost grows with their number (a tiny model on one CPU core)."""
@@ -57,15 +62,15 @@ EXPECTED_LENGTH = 0.4
 def _check_lag(value: Any) -> Any:
     if value == -1 and not isinstance(value, bool):  # how earlier versions wrote it
         return "measure"
-    if value in ("auto", "measure") or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+    if value in ("auto", "measure") or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**9):
         return value
-    raise ValueError(f"got {value!r}; allowed: auto, measure, or a number of decode steps of at least 0")
+    raise ValueError(f"got {short(value)}; allowed: auto, measure, or a number of decode steps of at least 0")
 
 
 class Rollouts(Part):
     """How the generators run."""
 
-    slots: Natural = 0
+    slots: Annotated[int, Field(ge=0, le=10**6)] = 0
     """Sequences decoded together, by all generators; 0: as many as a batch has rollouts, or, for small batches, up to
     256 if the expected lengths keep them busy."""
     expected_tokens: Natural = 0
@@ -91,13 +96,13 @@ class Rollouts(Part):
 class Scoring(Part):
     """How completions are judged, beside training."""
 
-    workers: Natural = 0
+    workers: NoneOrFew = 0
     """Completions judged at a time; 0: for verifiers in processes one less than the cores, for code the cores, else 1.
     Raise it for a verifier or reward function that waits (a judge model)."""
-    timeout_s: Annotated[float, Field(gt=0)] = 10.0
+    timeout_s: Seconds = 10.0
     """Seconds a verifier may take for one completion before it is stopped and the completion has failed; programs have
     limits of their own (`sandbox`)."""
-    reward_timeout_s: Annotated[float, Field(gt=0)] = 600.0
+    reward_timeout_s: Seconds = 600.0
     """Seconds your reward function may take for the completions of one prompt before they count as failed."""
     failing_references: Share = 0.05
     """Share of a task's references that may fail their own verifier before the run is refused; 1: any."""
@@ -136,7 +141,7 @@ class Checkpointing(Part):
 class RunConfig(Part):
     """Everything a run is."""
 
-    seed: Natural = 0
+    seed: Seed = 0
     """Seed of sampling, prompt order and interruption points."""
     steps: Count = 1000
     """Updates to train for."""
@@ -169,11 +174,11 @@ class RunConfig(Part):
     def _moved(cls, values: Any) -> Any:
         """Read `rollouts.generators`, as earlier versions wrote it, as `placement.generators`."""
         rollouts = values.get("rollouts") if isinstance(values, dict) else None
-        if not isinstance(rollouts, dict) or "generators" not in rollouts:
+        placement = values.get("placement", {}) if isinstance(values, dict) else None
+        if not isinstance(rollouts, dict) or "generators" not in rollouts or not isinstance(placement, Mapping | Part):
             return values
         rest = {name: value for name, value in rollouts.items() if name != "generators"}
-        placement = {**dict(values.get("placement", {})), "generators": rollouts["generators"]}
-        return {**values, "rollouts": rest, "placement": placement}
+        return {**values, "rollouts": rest, "placement": {**dict(placement), "generators": rollouts["generators"]}}
 
     @model_validator(mode="before")
     @classmethod
@@ -188,6 +193,11 @@ class RunConfig(Part):
     @model_validator(mode="after")
     def _check(self) -> RunConfig:
         check_tasks(self.data)
+        if self.evaluated_sequences > MOST_SEQUENCES:
+            raise ValueError(
+                f"evaluation: got {self.evaluated_sequences:,} sequences (held-out prompts x samples of all tasks); "
+                f"allowed: at most {MOST_SEQUENCES:,}"
+            )
         kinds = [task.kind for task in self.data if isinstance(task, TextTask)]
         if isinstance(self.model, TinyModel) and kinds:
             raise ValueError(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from scalerl.config.base import Part
-from scalerl.config.recipe import Count
+from scalerl.config.numbers import Count, Seconds
 
 
 class Sandbox(Part):
@@ -16,11 +16,11 @@ class Sandbox(Part):
     mode: Literal["auto", "bubblewrap", "gvisor", "unsafe"] = "auto"
     """auto: bubblewrap, or gVisor (runsc) where bubblewrap does not work; a run without either is refused. unsafe:
     plain processes with limits and no isolation, for programs that you trust."""
-    test_s: Annotated[float, Field(gt=0)] = 6.0
+    test_s: Seconds = 6.0
     """Seconds a program may take for one test or one call; LiveCodeBench's default."""
-    program_s: Annotated[float, Field(gt=0)] = 60.0
+    program_s: Seconds = 60.0
     """Seconds all tests of one program may take."""
-    memory_mb: Annotated[int, Field(ge=64)] = 1024
+    memory_mb: Annotated[int, Field(ge=64, le=10**9)] = 1024
     """MiB of address space of a program, at least 64."""
     output_kb: Count = 4096
     """KiB of standard output, or of one returned value."""

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from scalerl.config.base import Part
 from scalerl.config.model import Lora
-from scalerl.config.recipe import Count, Natural, Positive
+from scalerl.config.numbers import Count, Natural, NoneOrFew, Positive, Seed
 
 
 class Supervised(Part):
@@ -55,13 +55,13 @@ class Supervised(Part):
     """auto: a GPU where torch sees one."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Weights of the forward pass; auto: float32 on CPU, bfloat16 on GPU (the optimiser keeps float32 masters)."""
-    lora_rank: Natural = 0
+    lora_rank: NoneOrFew = 0
     """Rank of adapters that are trained in place of all weights, with about ten times the learning rate; 0: none."""
     lora_alpha: Positive = 32.0
     """The product of an adapter's matrices is scaled by alpha / rank."""
     lora_targets: str = "all-linear"
     """Linear modules with an adapter, by the ends of their names with commas between; all-linear: all."""
-    seed: Natural = 0
+    seed: Seed = 0
     """Seed of the order of the rows, and of the adapters."""
 
     @model_validator(mode="after")

@@ -17,6 +17,7 @@ from scalerl.config.base import ConfigError
 from scalerl.config.data import PromptFile, TaskData
 from scalerl.config.run import Scoring
 from scalerl.evaluate.metrics import majority, pass_at_powers
+from scalerl.files import whole
 from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer
 from scalerl.prompts.dataset import load_prompts, task_prompts
 from scalerl.rollouts.engine import Sampling
@@ -34,7 +35,7 @@ from scalerl.types import Prompt, ScoredGroup
 CPU_CACHE, GPU_SHARE = 1 << 30, 0.5
 """Cache of keys and values that an evaluation may fill: bytes on CPU; on a GPU this share of its free memory."""
 
-RUN_COLUMNS = ("step", "versions", "staleness", "log_ratio_min", "log_ratio_max")
+RUN_COLUMNS = ("step", "versions", "staleness", "log_ratio_min", "log_ratio_max", "token_detail")
 """Columns of a training run's rollouts that mean nothing here."""
 
 
@@ -206,10 +207,10 @@ class Evaluator:
 
     def _write(self, scored: Sequence[ScoredGroup], texts: Path) -> None:
         texts.parent.mkdir(parents=True, exist_ok=True)
-        with texts.open("w", encoding="utf-8") as file:
+        with whole(texts) as temporary, temporary.open("w", encoding="utf-8") as file:
             for one in scored:
                 for sample in range(len(one.scores)):
-                    row = {"sample": sample, **rollout_row(self.tokenizer, 0, one, sample)}
+                    row = rollout_row(self.tokenizer, 0, one, sample)
                     file.write(json.dumps({k: v for k, v in row.items() if k not in RUN_COLUMNS}) + "\n")
 
     def _majority(self, task: TaskData, scored: Sequence[ScoredGroup]) -> float | None:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import csv
-import json
+import io
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from scalerl.files import parse_json, read_bytes, trouble
 from scalerl.importers.rows import RUN_COLUMNS, Row, as_cell, flat
 from scalerl.scaling import CurveError
 
-UNREADABLE = (ValueError, RecursionError)
-"""Exceptions of json: for invalid JSON, for numbers with thousands of digits, and for very deep nesting."""
 BAD_LINES = 0.1
 """With a larger share of unreadable lines, the file is refused."""
 
@@ -40,12 +40,12 @@ def read_log(path: Path) -> Log:
     """
     if path.is_dir():
         return read_directory(path)
-    if not path.is_file():
+    if not path.exists():
         raise CurveError(f"{path}: no such file or directory")
     try:
-        data = path.read_bytes()
+        data = read_bytes(path)
     except OSError as error:
-        raise CurveError(f"{path} cannot be read: {error.strerror}") from error
+        raise CurveError(trouble(error)) from error
     for recognises, reader in BINARY:
         if recognises(path, data):
             return reader(path)
@@ -134,28 +134,35 @@ def read_text(path: Path, text: str) -> Log:
 def read_json(path: Path, text: str) -> Log | None:
     """One JSON document: a trainer_state.json or a list of rows; None where the text is JSONL."""
     try:
-        document = json.loads(text)
-    except UNREADABLE as error:
+        document = parse_json(text)
+    except ValueError as error:
         if text.lstrip().split("\n", 1)[0].strip() in ("{", "["):
             raise CurveError(
                 f"{path} is incomplete or damaged JSON ({error}); an earlier checkpoint has a complete file"
             ) from error
         return None
     if isinstance(document, list):
-        return Log([flat(row) for row in document if isinstance(row, dict)], "jsonl")
+        return log_of(path, document, "jsonl")
     if isinstance(document, dict) and isinstance(document.get("log_history"), list):
-        return Log([flat(row) for row in document["log_history"] if isinstance(row, dict)], "trainer_state")
+        return log_of(path, document["log_history"], "trainer_state")
     return None
+
+
+def log_of(path: Path, document: list[Any], container: str) -> Log:
+    """The rows of a list; what is no object in it is left out with a note."""
+    rows = [flat(row) for row in document if isinstance(row, dict)]
+    other = len(document) - len(rows)
+    return Log(rows, container, (f"{other} entries of {path.name} are no objects and were left out",) if other else ())
 
 
 def read_jsonl(path: Path, text: str) -> Log:
     """One object per line. Other lines are left out with a note, unless there are many."""
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     rows, bad = [], []
     for number, line in lines:
         try:
-            row = json.loads(line)
-        except UNREADABLE:
+            row = parse_json(line)
+        except ValueError:
             row = None
         if isinstance(row, dict):
             rows.append(flat(row))
@@ -175,6 +182,8 @@ def left_out(path: Path, bad: list[int], last: int) -> tuple[str, ...]:
     return ()
 
 
+LINE_END = re.compile(r"\r\n|\n|\r")
+"""Progress bars end their lines by a carriage return; other ends, such as U+2028, may stand inside a text."""
 CONSOLE = re.compile(r"(?:^|[\s)\]])step:(\d+) - (.+:.+)$")
 """verl's console line, `step:5 - actor/lr:1e-06 - ...`, sometimes after Ray's `(TaskRunner pid=7)`."""
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -185,7 +194,7 @@ NUMPY = re.compile(r"^np\.\w+\((.*)\)$")
 def console_rows(text: str) -> Iterator[Row]:
     """The metric lines of a console log. An incomplete value at the end of the file is left out."""
     ends_whole = text.endswith("\n")
-    lines = text.splitlines()
+    lines = LINE_END.split(text.removesuffix("\n"))
     for number, line in enumerate(lines, 1):
         if "step:" not in line:
             continue
@@ -209,10 +218,10 @@ def read_csv(path: Path, text: str) -> Log:
     """A header, then one row per line; in a chart exported from wandb, the run's name is removed from the header."""
     from scalerl.importers.wandb_run import plain_header
 
-    lines = text.lstrip().splitlines()
-    separator = max(",;\t", key=lines[0].count)
+    text = text.lstrip()
+    separator = max(",;\t", key=LINE_END.split(text, 1)[0].count)
     try:
-        reader = list(csv.reader(lines, delimiter=separator))
+        reader = list(csv.reader(io.StringIO(text, newline=""), delimiter=separator))
     except csv.Error as error:
         raise CurveError(f"{path} is not a CSV file: {error}") from error
     header = [name.strip() for name in reader[0]]
@@ -222,6 +231,9 @@ def read_csv(path: Path, text: str) -> Log:
             f"not a CSV header with two columns or more: {header[0][:60] if header else ''!r}"
         )
     header, owners = plain_header(header)
+    columns = [column for column in zip(header, owners, strict=True) if column[0]]
+    if twice := sorted({name for name, owner in columns if columns.count((name, owner)) > 1}):
+        raise CurveError(f"{path}: the header has {twice[0][:60]!r} more than once; give every column its own name")
     runs = sorted(set(owners) - {""})
     rows, bad, number = [], [], 1
     for number, cells in enumerate(reader[1:], 2):

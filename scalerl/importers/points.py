@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scalerl.files import write_whole
 from scalerl.importers import open_instruct, pipeline_rl, prime_rl, skyrl, table, tensorboard, trl, verl, wandb_run
 from scalerl.importers.choose import LISTED, Candidate, choose, others
 from scalerl.importers.containers import Log, names_of, read_log
@@ -335,9 +336,24 @@ def check_bounds(points: list[dict[str, Any]], bounds: tuple[float, float], metr
 
 
 def write_points(imported: Imported, path: str | Path) -> None:
-    """Write points as JSONL, one evaluation per line; an existing file is replaced."""
+    """Write points as JSONL, one evaluation per line; an existing file is replaced, whole or not at all."""
     text = "".join(json.dumps(row) + "\n" for row in imported.rows)
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        write_whole(Path(path), text)
     except OSError as error:
         raise CurveError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def holds_part_of(imported: Imported, path: Path) -> bool:
+    """Return whether a file holds points of this import and no others, such as those of the log when it was shorter."""
+    mine = {_identity(row) for row in imported.rows}
+    try:
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, ValueError):
+        return False
+    return all(isinstance(row, dict) and _identity(row) in mine for row in rows)
+
+
+def _identity(row: Mapping[str, Any]) -> str:
+    """Return what tells an evaluation from others; seconds and tokens may be counted anew when the log has grown."""
+    return json.dumps([row.get(name) for name in ("task", "step", "pass_rate", "metric")])

@@ -14,12 +14,17 @@ RUN_COLUMNS = ("run", "run_name", "run_id")
 TEXT_COLUMNS = frozenset({"task", *RUN_COLUMNS})
 
 
-def flat(row: Mapping[str, Any], prefix: str = "") -> Row:
+DEEPEST = 20
+"""Objects inside each other that a row may have; what lies deeper is no metric and is left out."""
+
+
+def flat(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Row:
     """A row of numbers: nested objects become `outer/inner`; the content of `data` (verl) moves to the top level."""
     cells: Row = {}
     for name, value in row.items():
         if isinstance(value, Mapping):
-            cells.update(flat(value, prefix if name == "data" else f"{prefix}{name}/"))
+            if depth < DEEPEST:
+                cells.update(flat(value, prefix if name == "data" else f"{prefix}{name}/", depth + 1))
         elif (cell := as_cell(name, value)) is not None:
             cells[prefix + name] = cell
     return cells

@@ -6,13 +6,13 @@ for it; the records are decoded with wandb's protobuf messages.
 
 from __future__ import annotations
 
-import json
 import struct
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from scalerl.files import parse_json
 from scalerl.importers.dialect import GENERIC_EVALUATIONS, Dialect
 from scalerl.importers.rows import Row, flat
 from scalerl.scaling import CurveError
@@ -29,21 +29,42 @@ def wandb_rows(path: Path) -> tuple[list[Row], tuple[str, ...]]:
         CurveError: wandb is not installed, or the file has no history.
     """
     try:
+        from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
         from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined,unused-ignore]
     except ImportError as error:
         raise CurveError(f"{path} is read with wandb's own library: pip install wandb") from error
     frames = Frames(path.read_bytes())
-    rows = []
+    rows, broken = [], 0
     for frame in frames:
-        record: Any = Record()
-        record.ParseFromString(frame)
-        if record.WhichOneof("record_type") == "history":
-            cells = {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        try:
+            cells = history(Record(), frame)
+        except (DecodeError, ValueError):
+            broken += 1
+            continue
+        if cells is not None:
             rows.append(flat(cells))
     if not rows:
-        raise CurveError(f"{path} has no history: the run logged nothing before it ended")
-    note = f"{path.name} is incomplete or damaged (was the run killed?): everything after {len(rows)} rows was left out"
-    return rows, (note,) if frames.cut else ()
+        damaged = "is damaged" if broken or frames.cut else "has no history: the run logged nothing before it ended"
+        raise CurveError(f"{path} {damaged}; give the file of a run that has logged")
+    notes = [f"{broken} records of {path.name} cannot be read and were left out"] if broken else []
+    if frames.cut:
+        notes.append(
+            f"{path.name} is incomplete or damaged (was the run killed?): everything after {len(rows)} rows was "
+            "left out"
+        )
+    return rows, tuple(notes)
+
+
+def history(record: Any, frame: bytes) -> dict[str, Any] | None:
+    """The cells of a record of the history; None for a record of another kind.
+
+    Raises:
+        ValueError, DecodeError: the record cannot be read.
+    """
+    record.ParseFromString(frame)
+    if record.WhichOneof("record_type") != "history":
+        return None
+    return {item.key or "/".join(item.nested_key): parse_json(item.value_json) for item in record.history.item}
 
 
 class Frames:

@@ -15,6 +15,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from scalerl.files import write_whole
 from scalerl.scaling import Curve, CurveError, Forecast, advise, fit, forecast
 from scalerl.scaling.forecast import amount
 from scalerl.scaling.stop import StopRule, reason_to_stop, stop_rule
@@ -119,10 +120,8 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         return {text: reason for text, reason in judged.items() if reason is not None}
 
     def write(self) -> None:
-        """Replace the file atomically, so that a killed run leaves a complete one."""
-        beside = self.path.with_name(self.path.name + ".new")
-        beside.write_text("".join(json.dumps(row) + "\n" for row in self.points), encoding="utf-8")
-        beside.replace(self.path)
+        """Replace the file whole, so that a killed run leaves a complete one."""
+        write_whole(self.path, "".join(json.dumps(row) + "\n" for row in self.points))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the clock; evaluation, logging and checkpoints happen between steps and are not counted."""

@@ -54,7 +54,7 @@ def advantages(choice: str | Custom, rewards_PG: Tensor) -> Tensor:
     if isinstance(choice, str):
         return ADVANTAGES[choice](rewards_PG)
     function = plugins.loaded(choice.function, "recipe.advantage.function")
-    found_PG = plugins.call(function, choice.function, rewards_PG, **choice.params)
+    found_PG = plugins.call(function, choice.function, rewards_PG.clone(), **choice.params)
     fits = isinstance(found_PG, Tensor) and found_PG.shape == rewards_PG.shape and found_PG.is_floating_point()
     if not isinstance(found_PG, Tensor) or not fits or not bool(found_PG.isfinite().all()):
         raise plugins.PluginError(

@@ -72,7 +72,7 @@ def token_weights(choice: str | Custom, mask_BT: Tensor, prompt_B: Tensor) -> Te
     if isinstance(choice, str):
         return AGGREGATIONS[choice](mask_BT, prompt_B)
     function = plugins.loaded(choice.function, "recipe.aggregation.function")
-    weights_BT = plugins.call(function, choice.function, mask_BT, prompt_B, **choice.params)
+    weights_BT = plugins.call(function, choice.function, mask_BT.clone(), prompt_B.clone(), **choice.params)
     expected = f"expected weights_BT of the shape of mask_BT, {tuple(mask_BT.shape)}"
     fits = isinstance(weights_BT, Tensor) and weights_BT.shape == mask_BT.shape
     if not isinstance(weights_BT, Tensor) or not fits or not weights_BT.is_floating_point():

@@ -5,12 +5,15 @@ from __future__ import annotations
 import torch
 
 from scalerl import plugins
+from scalerl.boundary import time_limit
 from scalerl.config.base import ConfigError
 from scalerl.config.recipe import Custom, Recipe
 from scalerl.learn.advantages import advantages
 from scalerl.learn.aggregate import token_weights
 from scalerl.learn.losses import custom
 
+START_S = 60.0
+"""Seconds that the functions may take for the made-up batch."""
 TENSORS = {
     "loss": ("logp_BT", "behavior_BT", "advantages_B", "mask_BT"),
     "advantage": ("rewards_PG",),
@@ -34,10 +37,11 @@ def check_functions(recipe: Recipe) -> None:
     mask_BT = torch.arange(5) < torch.tensor([1, 2, 3, 4, 5, 5])[:, None]
     prompt_B = torch.tensor([0, 0, 0, 1, 1, 1])
     try:
-        advantages_B = advantages(recipe.advantage, rewards_PG).view(-1)
-        token_weights(recipe.aggregation, mask_BT, prompt_B)
-        if isinstance(recipe.loss, Custom):
-            _check_loss(recipe.loss, advantages_B, mask_BT)
+        with time_limit(START_S):
+            advantages_B = advantages(recipe.advantage, rewards_PG).view(-1)
+            token_weights(recipe.aggregation, mask_BT, prompt_B)
+            if isinstance(recipe.loss, Custom):
+                _check_loss(recipe.loss, advantages_B, mask_BT)
     except plugins.PluginError as error:
         raise ConfigError(f"recipe: on a made-up batch of 2 prompts with 3 rollouts, {error}") from None
 

@@ -108,7 +108,8 @@ def custom(
     """
     _check(logp_BT, behavior_BT, advantages_B, mask_BT)
     function = plugins.loaded(params.function, "recipe.loss.function")
-    found = plugins.call(function, params.function, logp_BT, behavior_BT, advantages_B, mask_BT, **params.params)
+    given = (part.clone() for part in (logp_BT, behavior_BT, advantages_B, mask_BT))  # it may write into them
+    found = plugins.call(function, params.function, *given, **params.params)
     loss_BT, clipped_BT = found if isinstance(found, tuple) and len(found) == 2 else (found, torch.zeros_like(mask_BT))
     for part in (loss_BT, clipped_BT):
         if not isinstance(part, Tensor) or part.shape != logp_BT.shape:

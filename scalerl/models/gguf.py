@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.config.base import ConfigError
-from scalerl.files import cache_root
+from scalerl.files import as_umask, cache_root
 
 MAGIC = b"GGUF"
 ENDING = ".gguf"
@@ -23,10 +23,9 @@ def is_gguf(path: str) -> bool:
     """Return whether a model's path means a GGUF file: by its ending, or by its first bytes."""
     if path.lower().endswith(ENDING):
         return True
-    file = Path(path)
-    if not file.is_file():
+    if not os.path.isfile(path):  # not Path.is_file, which raises for a name that is too long
         return False
-    with file.open("rb") as opened:
+    with open(path, "rb") as opened:
         return opened.read(len(MAGIC)) == MAGIC
 
 
@@ -50,7 +49,7 @@ def converted(path: str, dtype: str) -> Path:
         ConfigError: no such file, not GGUF, a package is missing, or transformers cannot read the architecture.
     """
     file = Path(path)
-    _check_file(file)
+    check_gguf_file(file)
     directory = gguf_directory(file, dtype)
     if (directory / "config.json").exists():
         return directory
@@ -61,6 +60,7 @@ def converted(path: str, dtype: str) -> Path:
         model, tokenizer = _read(file, dtype)
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        as_umask(temporary)
         if not (directory / "config.json").exists():  # another process may have made it meanwhile
             shutil.rmtree(directory, ignore_errors=True)
             temporary.rename(directory)
@@ -69,7 +69,12 @@ def converted(path: str, dtype: str) -> Path:
     return directory
 
 
-def _check_file(file: Path) -> None:
+def check_gguf_file(file: Path) -> None:
+    """Refuse what is no file, or does not begin as a GGUF file does.
+
+    Raises:
+        ConfigError: the message says what it is.
+    """
     if not file.is_file():
         what = "a directory" if file.is_dir() else "no such file"
         raise ConfigError(f"model.path: {file} is {what}; allowed: a GGUF file, a model directory or a hub name")
@@ -95,7 +100,7 @@ def _read(file: Path, dtype: str) -> tuple[Any, Any]:
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
+    where = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name, "trust_remote_code": False}
     try:
         read, info = AutoModelForCausalLM.from_pretrained(
             **where, dtype=getattr(torch, dtype), output_loading_info=True
@@ -143,7 +148,7 @@ def sizes(path: str) -> dict[str, Any]:
     Raises:
         ConfigError: no such file, not a whole GGUF file, or the package gguf is missing.
     """
-    _check_file(Path(path))
+    check_gguf_file(Path(path))
     try:
         from gguf import GGUFReader
     except ImportError:

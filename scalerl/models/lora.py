@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from scalerl.config.base import ConfigError, nearest
 from scalerl.config.model import Lora
+from scalerl.files import as_umask
 from scalerl.models.checkpoint_names import plain_model
 from scalerl.models.policy import Policy
 
@@ -82,6 +83,7 @@ class LoraPolicy(Policy):
     def export(self, directory: Path) -> None:
         """Write the merged weights as a Hugging Face model."""
         plain_model(self.model, {name: weight.cpu() for name, weight in self.weights()}).save_pretrained(directory)
+        as_umask(directory)
 
     def save_adapter(self, directory: Path) -> None:
         """Write the adapters in peft's form, which `PeftModel.from_pretrained(model, directory)` reads."""
@@ -93,6 +95,7 @@ class LoraPolicy(Policy):
         tensors = {f"base_model.model.{name}": tensor.cpu().contiguous() for name, tensor in found.items()}
         save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
         dataclasses.replace(self.adapter_config, inference_mode=True).save_pretrained(str(directory))
+        as_umask(directory)
 
 
 def _merged(layer: Any, weight_OI: Tensor) -> Tensor:

@@ -17,9 +17,11 @@ import torch
 from torch import Tensor, nn
 
 from scalerl.config.base import ConfigError
-from scalerl.models.family import ATTENTION_KINDS, check_config, check_model
+from scalerl.files import as_umask
+from scalerl.models.family import ATTENTION_KINDS, check_model
 from scalerl.models.flops import ModelShape
 from scalerl.models.head import HeadRule, token_logprobs
+from scalerl.models.loading import load_model, load_tokenizer
 from scalerl.models.packing import Segments
 from scalerl.models.prefix import SharedPrompts, SharedRow
 
@@ -195,6 +197,7 @@ class Policy(nn.Module):
     def export(self, directory: Path) -> None:
         """Write the weights as a Hugging Face model."""
         self.model.save_pretrained(directory)
+        as_umask(directory)
 
     @torch.no_grad()
     def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:
@@ -236,47 +239,11 @@ def load_policy(
     Raises:
         ConfigError: no such model, not a causal LM, or one whose head or cache this project does not understand.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    where = {"revision": revision, "trust_remote_code": False}  # unset, transformers would ask on the terminal
-    try:
-        check_config(AutoConfig.from_pretrained(path, **where))
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype), **where)
-    except (OSError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        reason = str(error).strip().split("\n")[0]
-        raise ConfigError(
-            f"model.path: got {path!r}; allowed: a directory with config.json and weights, or a hub name of a causal "
-            f"language model that this machine can reach ({reason})"
-        ) from None
+    model = load_model(path, revision, dtype)
     check_model(model)
     policy = Policy(model.to(device), fp32_head=fp32_head, matmul=matmul)
     check_head(policy)
     return policy
-
-
-def load_tokenizer(path: str, revision: str = "main") -> Any:
-    """Load a tokenizer.
-
-    Raises:
-        ConfigError: the directory holds none.
-    """
-    from transformers import AutoTokenizer
-
-    where = Path(path) / "tokenizer.json" if Path(path).is_dir() else path
-    advice = f"model.path: found no tokenizer at {where}; save one there with tokenizer.save_pretrained(...)"
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise ConfigError(f"{advice} ({reason})") from None
-    # transformers makes an empty tokenizer of the architecture's class where a directory has no tokenizer files
-    if not set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens):
-        raise ConfigError(f"{advice} (what loads from there has no vocabulary)")
-    return tokenizer
 
 
 def check_vocabulary(tokenizer: Any, policy: Policy, path: str) -> None:

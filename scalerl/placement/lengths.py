@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy.typing as npt
 
 from scalerl.config.base import ConfigError
 from scalerl.config.recipe import Interruption, LengthControl
+from scalerl.files import parse_json, read_bytes, trouble
 
 Lengths = npt.NDArray[np.int64]
 
@@ -71,18 +71,22 @@ def read_lengths(file: Path) -> Lengths:
     """
     found: list[int] = []
     try:
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
+        for number, line in enumerate(read_bytes(file).decode("utf-8-sig").split("\n"), 1):
             if not line.strip():
                 continue
-            row = json.loads(line)
+            row = parse_json(line)
             value = next((row[key] for key in KEYS if key in row), None) if isinstance(row, dict) else row
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 1:
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 1 <= value <= 10**9:
                 raise ConfigError(
-                    f"{file}, line {number}: got {line[:60]!r}; allowed: a number of tokens, or an object with one of "
-                    f"{', '.join(KEYS)}"
+                    f"{file}, line {number}: got {line[:60]!r}; allowed: a number of tokens from 1 to 10^9, "
+                    f"or an object with one of {', '.join(KEYS)}"
                 )
             found.append(round(value))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except OSError as error:
+        raise ConfigError(trouble(error)) from None
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
         raise ConfigError(f"{file}: not a readable file of lengths, one JSON value a line ({error})") from None
     if not found:
         raise ConfigError(f"{file}: it holds no lengths; give a JSONL file with one a line")

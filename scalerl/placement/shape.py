@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from scalerl.config.base import ConfigError
 from scalerl.config.model import HuggingFaceModel, TinyModel
 from scalerl.config.placement import ModelNumbers
 from scalerl.config.run import RunConfig
+from scalerl.models.files import check_model_files, read_model_config
 from scalerl.models.gguf import is_gguf, sizes
 
 
@@ -201,6 +201,7 @@ def shape_of(config: RunConfig) -> Found:
         return Found(of_tiny(config.model), "[model], the lab's tiny Qwen3")
     assert isinstance(config.model, HuggingFaceModel)
     path = config.model.path
+    check_model_files(path, weights=False)
     if is_gguf(path):
         return _decoder(lambda: sizes(path), path)
     file = Path(path) / "config.json"
@@ -229,15 +230,19 @@ def _in_hub_cache(name: str, revision: str) -> Path | None:
 
 
 def _read(file: Path) -> Found:
-    return _decoder(lambda: json.loads(file.read_text(encoding="utf-8")), str(file))
+    return _decoder(lambda: read_model_config(file), str(file))
 
 
 def _decoder(read: Callable[[], Mapping[str, Any]], source: str) -> Found:
     try:
-        return Found(from_config_json(read()), source)
+        shape = from_config_json(read())
+        sizes = (shape.width, shape.layers, shape.heads, shape.kv_heads, shape.head_dim, shape.vocabulary)
+        if min(sizes) < 1:
+            raise ValueError(f"sizes are {sizes}, and each must be at least 1")
+        return Found(shape, source)
     except ConfigError:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise ConfigError(
             f"{source}: not the configuration of a decoder that this can read ({type(error).__name__}: {error}); give "
             "its sizes in a table [placement.model_numbers]"

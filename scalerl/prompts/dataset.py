@@ -14,6 +14,7 @@ from typing import Any
 from scalerl.config import RunConfig
 from scalerl.config.base import ConfigError
 from scalerl.config.data import GeneratedTask, PromptFile, TaskData, TextTask, is_suite, shares
+from scalerl.models.template import check_template, render
 from scalerl.prompts import custom, environments, gym
 from scalerl.prompts.decontaminate import decontaminated
 from scalerl.prompts.layouts import Row, identity, read_rows
@@ -83,6 +84,8 @@ def task_prompts(task: TaskData, tokenizer: Any, held_out: int) -> tuple[list[Pr
         rows = [Row(r["prompt"], r["answer"], {}, "") for r in made]
         return _tokenize(rows, task.curve, lambda row: _encode_plain(tokenizer, str(row.prompt))), []
     assert isinstance(task, TextTask), task
+    if tokenizer.chat_template and task.chat_template != "never":
+        check_template(tokenizer)
     rows, notes = SOURCES[task.kind](task, held_out)
     prompts = _tokenize(rows, task.curve, lambda row: encode_prompt(tokenizer, row.prompt, task))
     prompts, dropped = _within_limit(prompts, rows, task)
@@ -149,7 +152,7 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]], data: Text
         data: system prompt and use of the chat template.
 
     Raises:
-        ConfigError: a chat template is asked for, and the tokenizer has none.
+        ConfigError: a chat template is asked for, and the tokenizer has none, or the template fails.
     """
     if data.chat_template == "always" and not tokenizer.chat_template:
         raise ConfigError(
@@ -159,7 +162,7 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]], data: Text
     system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
     if tokenizer.chat_template and data.chat_template != "never":
         messages = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
-        text = tokenizer.apply_chat_template(system + messages, tokenize=False, add_generation_prompt=True)
+        text = render(tokenizer, system + messages)
         return text, list(tokenizer(text, add_special_tokens=False)["input_ids"])
     spoken = prompt if isinstance(prompt, str) else "\n\n".join(message["content"] for message in prompt)
     return _encode_plain(tokenizer, f"{data.system_prompt}\n\n{spoken}" if data.system_prompt else spoken)

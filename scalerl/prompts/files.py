@@ -6,14 +6,16 @@ Whatever is wrong with a file is an error that names the file and the line: no l
 from __future__ import annotations
 
 import gzip
-import json
+import zlib
 from collections.abc import Callable, Iterator
+from inspect import signature
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from scalerl.config.base import ConfigError, nearest
 from scalerl.config.data import PromptFile
 from scalerl.config.named import NAMED
+from scalerl.files import check_file, parse_json, trouble
 
 BOM = b"\xef\xbb\xbf"
 UTF16 = (b"\xff\xfe", b"\xfe\xff")
@@ -60,13 +62,14 @@ def _form(path: Path) -> Callable[[Path, int], Iterator[Found]] | None:
 
 def _on_disk(path: Path, read: Callable[[Path, int], Iterator[Found]], limit_mb: int) -> Iterator[Found]:
     try:
+        check_file(path)
         yield from read(path, limit_mb)
     except FileNotFoundError:
         raise ConfigError(
             f"data.path: no such file: {path}; give a JSONL, JSON or Parquet file or the name of a hub data set"
         ) from None
-    except PermissionError:
-        raise ConfigError(f"data.path: {path} may not be read by this user; give it read permission") from None
+    except OSError as error:
+        raise ConfigError(f"data.path: {trouble(error)}") from None
 
 
 def _jsonl(path: Path, limit_mb: int) -> Iterator[Found]:
@@ -78,7 +81,7 @@ def _gzipped(path: Path, limit_mb: int) -> Iterator[Found]:
     try:
         with gzip.open(path, "rb") as file:
             yield from _lines(cast(BinaryIO, file), path, limit_mb)
-    except (EOFError, gzip.BadGzipFile) as error:
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise ConfigError(f"{path}: not a whole gzip file ({error}); copy it again") from None
 
 
@@ -107,18 +110,16 @@ def _without_bom(line: bytes, path: Path) -> bytes:
 
 def _parse(text: bytes, where: str) -> Any:
     try:
-        return json.loads(text.decode("utf-8"))
+        return parse_json(text.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{where}: not UTF-8 text (byte {error.start} of the line is 0x{text[error.start]:02x}); "
             "allowed: one JSON object a line, in UTF-8"
         ) from None
-    except json.JSONDecodeError as error:
-        at = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno} column {error.colno}"
-        raise ConfigError(f"{where}: not valid JSON ({error.msg} at {at})") from None
-    except RecursionError:
-        raise ConfigError(f"{where}: the JSON is nested too deeply; allowed: one flat object with prompt and answer") \
-            from None  # fmt: skip
+    except ValueError as error:
+        raise ConfigError(
+            f"{where}: not valid JSON ({error}); allowed: one flat object with prompt and answer, on one line"
+        ) from None
 
 
 def _object(values: Any, where: str) -> dict[str, Any]:
@@ -182,9 +183,11 @@ def _hub(data: PromptFile) -> Iterator[Found]:
             f"data.path: there is no file {data.path!r}, and reading it from the hub needs: pip install datasets"
         ) from None
     words = [data.path, data.subset] if data.subset else [data.path]
+    # before version 4 a data set could bring a program of its own, which is never run
+    safe = {"trust_remote_code": False} if "trust_remote_code" in signature(load_dataset).parameters else {}
     try:
         rows = load_dataset(
-            *words, split=data.split, revision=data.revision, download_config=DownloadConfig(max_retries=1)
+            *words, split=data.split, revision=data.revision, download_config=DownloadConfig(max_retries=1), **safe
         )
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: loading scripts, which `datasets` runs no more
         reason = str(error).strip().split("\n")[0]

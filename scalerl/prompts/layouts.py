@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from scalerl.config.base import ConfigError
+from scalerl.config.base import ConfigError, short
 from scalerl.config.data import PromptFile
 from scalerl.config.named import NAMED
+from scalerl.files import parse_json
 from scalerl.prompts.code_rows import ROW_FORMS
 from scalerl.prompts.files import read_objects
 
@@ -106,8 +108,8 @@ def column(values: Mapping[str, Any], name: str) -> Any:
 
 def _parsed(text: str) -> Any:
     try:
-        return json.loads(text)
-    except json.JSONDecodeError:
+        return parse_json(text)
+    except ValueError:
         return None
 
 
@@ -148,9 +150,10 @@ def _prompt(prompt: Any, at: str, values: Mapping[str, Any], where: str) -> str 
             asked -= 1
         for text in (value for message in prompt[:asked] for value in message.values() if isinstance(value, str)):
             _text(text, at, where)
-        return list(prompt[:asked])
+        if any(message["content"].strip() for message in prompt[:asked]):
+            return list(prompt[:asked])
     raise ConfigError(
-        f"{where}: {at!r} is {_short(prompt)}; allowed: text or a list of chat messages with text in `content` "
+        f"{where}: {at!r} is {short(prompt)}; allowed: text or a list of chat messages with text in `content` "
         f"(columns here: {', '.join(values)}; choose another with --data.prompt_column)"
     )
 
@@ -161,17 +164,19 @@ def _answer(data: PromptFile, answer: Any, at: str, values: Mapping[str, Any], w
     if isinstance(answer, list) and len(answer) == 1:
         answer = answer[0]
     if data.reward is None and isinstance(answer, list | dict) and data.task not in ANSWERLESS:
-        raise ConfigError(f"{where}: {at!r} is {_short(answer)}; allowed: one reference answer, text or a number")
+        raise ConfigError(f"{where}: {at!r} is {short(answer)}; allowed: one reference answer, text or a number")
+    if data.reward is None and (isinstance(answer, bool) or (isinstance(answer, float) and not math.isfinite(answer))):
+        raise ConfigError(f"{where}: {at!r} is {short(answer)}; allowed: text or a finite number")
     text = "" if answer is None else _text(str(answer), at, where)
     found = ANSWER_FORMS[data.answers](text)
     if found is None:
         raise ConfigError(
-            f"{where}: {at!r} is {_short(answer)}, where data.answers = {data.answers!r} finds no answer; allowed: "
+            f"{where}: {at!r} is {short(answer)}, where data.answers = {data.answers!r} finds no answer; allowed: "
             "whole, hashes (after ####), boxed (in \\boxed{})"
         )
     if not found.strip() and data.task not in ANSWERLESS:
         raise ConfigError(
-            f"{where}: {at!r} is {_short(answer)}; allowed: the reference answer "
+            f"{where}: {at!r} is {short(answer)}; allowed: the reference answer "
             f"(columns here: {', '.join(values)}; choose another with --data.answer_column)"
         )
     return found
@@ -186,7 +191,7 @@ def _check_id(data: PromptFile, row: Row, seen: dict[str, tuple[str, str]]) -> N
     where, content = seen.setdefault(str(value), (row.where, identity(row)))
     if content != identity(row):
         raise ConfigError(
-            f"{row.where}: {at!r} is {_short(value)}, as in {where.rpartition('/')[2]}, which has another prompt or "
+            f"{row.where}: {at!r} is {short(value)}, as in {where.rpartition('/')[2]}, which has another prompt or "
             'answer; give every row an id of its own, or set data.columns = {id = ""} to take no notice of ids'
         )
 
@@ -201,11 +206,6 @@ def _text(text: str, at: str, where: str) -> str:
             f"{error.start + 1}; write the whole character, or take it out"
         ) from None
     return text
-
-
-def _short(value: Any, most: int = 80) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= most else f"{shown[:most]}... ({len(shown)} characters)"
 
 
 def after_hashes(text: str) -> str | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scalerl.files import whole
 from scalerl.report.quantities import MASSES, QUANTITIES, Slope, common_unit, joint_density
 from scalerl.scaling.curve import UNITS
 from scalerl.scaling.estimate import Estimate, shown
@@ -189,8 +190,11 @@ def save_curves(path: Path, fits: Sequence[Fit], note: str = "") -> None:
     )
     for axes, found in zip(panels[0], fits, strict=True):
         plot_curve(axes, found, note=note)
-    figure.savefig(path)
-    plt.close(figure)
+    try:
+        with whole(path) as temporary:
+            figure.savefig(temporary)
+    finally:
+        plt.close(figure)
 
 
 def _draw_fit(axes: Any, found: Fit, grid_M: Any) -> None:

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import scalerl
 from scalerl.config.base import ConfigError
+from scalerl.files import write_whole
 from scalerl.report.drawing import Figure
 from scalerl.scaling import CurveError, Estimate
 from scalerl.scaling.estimate import one_power
@@ -73,28 +74,28 @@ def html_page(content: PageContent) -> str:
         title=content.title,
         subtitle=content.subtitle,
         css=_asset("page.css"),
-        js=_asset("page.js"),
+        js=_asset("theme.js") + _asset("page.js"),
         verdicts=content.verdicts,
         terms="\n".join(f"<dt>{term}</dt><dd>{meaning}</dd>" for term, meaning in content.terms.items()),
         table_title=content.table_title,
         table=content.table,
         figures="\n".join(_figure(name, figure, name in content.wide) for name, figure in content.figures.items()),
         more=content.more,
-        plotly=_plotly(),
+        plotly=plotly_script(),
         # inside a script element "<" could end it
         json=json.dumps(drawings, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
     )
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a page to a file.
+    """Write a page to a file, whole or not at all.
 
     Raises:
         CurveError: it cannot be written there.
     """
     try:
-        path.write_text(page, encoding="utf-8")
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        write_whole(path, page)
+    except OSError as error:
         raise CurveError(
             f"the page cannot be written to {path}: {error.strerror}; give another path with -o"
         ) from error
@@ -173,7 +174,12 @@ def _asset(name: str) -> str:
     return (files("scalerl.report") / "assets" / name).read_text(encoding="utf-8")
 
 
-def _plotly() -> str:
+def plotly_script() -> str:
+    """Return plotly.js.
+
+    Raises:
+        ConfigError: the ``plotly`` package is not installed.
+    """
     try:
         from plotly.offline import get_plotlyjs
     except ImportError as error:

@@ -11,7 +11,7 @@ from scalerl.report.analysis import Analysis, RunAnalysis
 from scalerl.report.drawing import LOG, Figure, Json, compute_axes, cut, number_html, plain, rounded, whiskers
 from scalerl.report.figures import SERIES, metric_name
 from scalerl.report.quantities import MASSES, Slope, common_unit
-from scalerl.scaling import Curve, Estimate
+from scalerl.scaling import Curve, Estimate, Fit
 
 AHEAD = 4.0
 """How far forecasts are drawn, in multiples of the last point's compute."""
@@ -22,7 +22,14 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 
 def curves(analysis: Analysis) -> Figure:
     """Points, fits, bands, forecasts and ceilings of all runs."""
-    data = [trace for number, run in enumerate(analysis.runs) for trace in _curve_traces(analysis, number, run)]
+    least = _least(analysis)
+    data = [
+        {**trace, "legendgroup": str(number)}
+        for number, run in enumerate(analysis.runs)
+        for trace in curve_traces(
+            run.name, run.curve, run.outlook.fit, style_of(analysis, number), least, _aside(number)
+        )
+    ]
     title = f"training compute ({analysis.axis})"
     layout = {"xaxis": {"title": {"text": title}}, "yaxis": {"title": {"text": metric_name(analysis.runs[0].curve)}}}
     caption = (
@@ -30,7 +37,7 @@ def curves(analysis: Analysis) -> Figure:
         "mark at the right end of each line is its ceiling A with a 90% interval. Click a name to hide its run."
     )
     furthest = max(run.outlook.fit.last_compute for run in analysis.runs)
-    axes = compute_axes(0.6 * _least(analysis), AHEAD * furthest * _aside(len(analysis.runs) + 1))
+    axes = compute_axes(0.6 * least, AHEAD * furthest * _aside(len(analysis.runs) + 1))
     return Figure("Curves and forecasts", caption, data, layout, {"Compute axis": axes})
 
 
@@ -44,19 +51,29 @@ def _aside(number: int) -> float:
     return 1.05 * 1.03**number
 
 
-def _curve_traces(analysis: Analysis, number: int, run: RunAnalysis) -> list[Json]:
-    found, last = run.outlook.fit, run.outlook.fit.last_compute
+def curve_traces(name: str, curve: Curve, found: Fit, style: tuple[str, str], least: float, aside: float) -> list[Json]:
+    """The points, fit, band, forecast and ceiling of a run, in this order: band (two), fit, forecast, points, ceiling.
+
+    Args:
+        name: of the run, plain text.
+        curve: its points, including those left out of the fit.
+        found: its fit.
+        style: colour and dash.
+        least: least compute above 0 of the figure.
+        aside: factor beyond the forecast at which the ceiling is drawn.
+    """
+    last, unit = found.last_compute, curve.unit
     # dense for both axes; a log axis draws the first step from 0 as a level line, left of its range
     spaced = np.linspace(0, AHEAD * last, 61)[1:]
-    grid = np.unique(np.concatenate([[0.0, last], spaced, np.geomspace(0.5 * _least(analysis), AHEAD * last, 100)]))
+    grid = np.unique(np.concatenate([[0.0, last], spaced, np.geomspace(0.5 * least, AHEAD * last, 100)]))
     band = found.predict(grid)
-    color, dash = style_of(analysis, number)
-    name = html.escape(run.name)
+    color, dash = style
+    name = html.escape(name)
     seen, ahead = grid <= last, grid >= last
-    group: Json = {"legendgroup": str(number), "name": name}
+    group: Json = {"name": name}
     quiet: Json = {**group, "showlegend": False, "hoverinfo": "skip", "mode": "lines"}
-    where = f"{analysis.axis} %{{x:.4g}}<br>%{{y:.3f}}<extra>{name}</extra>"
-    error = None if run.curve.stderr is None else {"array": plain(run.curve.stderr), "width": 0, "thickness": 1}
+    where = f"{unit} %{{x:.4g}}<br>%{{y:.3f}}<extra>{name}</extra>"
+    error = None if curve.stderr is None else {"array": plain(curve.stderr), "width": 0, "thickness": 1}
     ceiling = found.asymptote
     return [
         {**quiet, "x": plain(grid), "y": plain(band.low), "line": {"width": 0}},
@@ -65,10 +82,10 @@ def _curve_traces(analysis: Analysis, number: int, run: RunAnalysis) -> list[Jso
         {**quiet, "x": plain(grid[seen]), "y": plain(band.mean[seen]), "line": {"color": color, "width": 2}},
         {**group, "showlegend": False, "mode": "lines", "x": plain(grid[ahead]), "y": plain(band.mean[ahead]),
          "line": {"color": color, "width": 2, "dash": "dash"}, "hovertemplate": "forecast<br>" + where},
-        {**group, "mode": "markers", "x": plain(run.curve.compute), "y": plain(run.curve.metric),
+        {**group, "mode": "markers", "x": plain(curve.compute), "y": plain(curve.metric),
          "marker": {"color": color, "size": 6, "symbol": DASHES.index(dash)}, "hovertemplate": where,
          **({"error_y": {**error, "color": f"{color}/0.5"}} if error else {})},
-        {**group, "showlegend": False, "mode": "markers", "x": [rounded(AHEAD * last * _aside(number))],
+        {**group, "showlegend": False, "mode": "markers", "x": [rounded(AHEAD * last * aside)],
          "y": [rounded(ceiling.mean)], "marker": {"color": color, "size": 9, "symbol": "line-ew-open"},
          "error_y": {**whiskers(ceiling), "color": color, "width": 5},
          "hovertemplate": f"ceiling A: %{{y:.3f}}<extra>{name}</extra>"},

@@ -54,7 +54,7 @@ def read_sources(
         CurveError: a path that holds no curve.
         ConfigError: a run directory with a broken config.toml.
     """
-    return [_read(path, name, axis, task, bounds) for path, name in zip(paths, _names(paths), strict=True)]
+    return [_read(path, name, axis, task, bounds) for path, name in zip(paths, names_of(paths), strict=True)]
 
 
 @contextmanager
@@ -83,7 +83,7 @@ def _suites(path: Path, config: RunConfig, axis: str) -> tuple[Curve, ...]:
     return tuple(replace(Curve.read(path, axis=axis, task=name), label=name) for name in names)
 
 
-def _names(paths: Sequence[Path]) -> list[str]:
+def names_of(paths: Sequence[Path]) -> list[str]:
     """Return the shortest ends of the paths that are unique; a path given twice has the same name twice."""
     parts = [_telling_parts(path) for path in paths]
     for depth in range(1, max(map(len, parts), default=1) + 1):

@@ -9,6 +9,8 @@ from typing import Any
 
 from scalerl.config import RunConfig
 from scalerl.config.data import generated
+from scalerl.files import write_whole
+from scalerl.outputs import why_not
 from scalerl.report.outlook import Outlook, points_by_task, run_outlook
 from scalerl.scaling import CurveError
 from scalerl.types import EvalPoint
@@ -32,8 +34,11 @@ def summarise(directory: Path, config: RunConfig, points: Sequence[EvalPoint]) -
             lines += ahead.lines()
     lines += [f"suite     {name}: {_suite_line(own[-1])}" for name, own in suites.items()]
     if any(found.values()):
-        write_summary(directory, found, note, {name: own[-1] for name, own in suites.items()})
-        lines.append(f"picture   {directory / 'curve.png'}")
+        try:
+            write_summary(directory, found, note, {name: own[-1] for name, own in suites.items()})
+            lines.append(f"picture   {directory / 'curve.png'}")
+        except OSError as error:  # the run is complete without its picture
+            lines.append(f"picture   none: {why_not(directory / 'curve.png', error)}")
     return [*lines, f"run       {directory}"]
 
 
@@ -65,11 +70,19 @@ def write_summary(
     )
     path = directory / "summary.json"
     if suites is None:
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-        kept = {"suites": before["suites"]} if "suites" in before else {}
+        kept = _suites_before(path)
     else:
         kept = {"suites": {name: point.to_dict() for name, point in suites.items()}} if suites else {}
-    path.write_text(json.dumps({**content, **kept}, indent=1) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps({**content, **kept}, indent=1) + "\n")
+
+
+def _suites_before(path: Path) -> dict[str, Any]:
+    """Return the suites that a summary has; nothing where there is no summary that can be read: it is made again."""
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {"suites": before["suites"]} if isinstance(before, dict) and "suites" in before else {}
 
 
 def refresh(directory: Path, config: RunConfig, ahead: Outlook, note: str) -> Path:
@@ -94,7 +107,16 @@ def default_axis(config: RunConfig) -> str:
 
 
 def data_note(config: RunConfig) -> str:
-    """Return what a reader of the curve must know about the data."""
+    """Return what a reader of the curve must know about the data, and of what was changed during the run."""
+    return "; ".join(part for part in (_noise_note(config), _rates_note(config)) if part)
+
+
+def _rates_note(config: RunConfig) -> str:
+    rates = [f"{rate.learning_rate:g} after step {rate.after_step}" for rate in config.recipe.optimizer.later_rates]
+    return f"the learning rate was set to {', then '.join(rates)}" if rates else ""
+
+
+def _noise_note(config: RunConfig) -> str:
     noise = {task.curve: f"{task.label_noise:.0%}" for task in generated(config.data) if task.label_noise}
     if not noise:
         return ""

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from scalerl.boundary import raised
 from scalerl.config.base import ConfigError
 from scalerl.config.recipe import Custom
 from scalerl.models.policy import Policy
-from scalerl.plugins import load_function, raised
+from scalerl.plugins import PluginError
 from scalerl.rollouts.custom import EngineParts, make_engine
 from scalerl.rollouts.engine import POLL_S, Engine, Finished, Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
@@ -287,8 +288,10 @@ def check_engine_plugin(
         raise
     except EngineError as error:
         raise ConfigError(f"placement.engine: on made-up prompts, {choice.function}: {error}") from None
-    except Exception as error:  # user code: whatever it raises is reported with its place
-        said = raised(error, load_function(choice.function, "placement.engine.function"))
+    except PluginError as error:
+        raise ConfigError(f"placement.engine: on made-up prompts, {error}") from None
+    except Exception as error:  # what it returned led to it
+        said = raised(error, choice.function.partition(":")[0])
         raise ConfigError(f"placement.engine: on made-up prompts, {choice.function} {said}") from None
     if deterministic and not made[0].deterministic:
         raise ConfigError(

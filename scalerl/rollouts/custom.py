@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from scalerl.config.base import ConfigError
@@ -80,7 +80,26 @@ def make_engine(choice: Custom, parts: EngineParts) -> Engine:
             f"{FIELD}: {choice.function} made {describe(made)}, which lacks {', '.join(missing)}; allowed: an engine "
             "with the methods of docs/engines.md"
         )
-    return made  # type: ignore[no-any-return]
+    guarded: Any = Guarded(made, choice.function)
+    return guarded  # type: ignore[no-any-return]
+
+
+class Guarded:
+    """An engine of the user whose methods are called inside a boundary (boundary.py)."""
+
+    def __init__(self, engine: Any, name: str) -> None:
+        """Wrap.
+
+        Args:
+            engine: of the user.
+            name: of its class or factory, `module:function`, for messages.
+        """
+        self._engine, self._name = engine, name
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute; a method of the contract raises PluginError where the user's raises anything."""
+        found = call(getattr, self._name, self._engine, name) if name in DECLARED else getattr(self._engine, name)
+        return partial(call, found, f"{self._name}.{name}") if name in METHODS else found
 
 
 class Swapping:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import signal
 import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
-from scalerl.processes import obey_parent
+from scalerl.plugins import PluginError
+from scalerl.processes import ChildContext
 from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request, Work
 
 BuildEngines = Callable[[], Sequence[Engine]]
@@ -36,7 +35,7 @@ class EngineProcess:
             build: makes the engines inside it.
             name: for messages.
         """
-        context = get_context("spawn")
+        context = ChildContext()
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, build), name=name, daemon=True)
         self._process.start()
@@ -136,7 +135,6 @@ def serve(connection: Connection, build: BuildEngines) -> None:
     Consumes: messages. Produces: one answer to each. Waits for: a message.
     Unblocked by: a message, or the death of the coordinator, which ends this process.
     """
-    obey_parent(signal.SIGINT, signal.SIGTERM)
     try:
         engines = build()
         _answer(connection, "ready", [(e.occupancy(), (e.deterministic, e.exact_resume)) for e in engines])
@@ -145,6 +143,8 @@ def serve(connection: Connection, build: BuildEngines) -> None:
             _answer(connection, method, ANSWERS[method](engines[number], *arguments))
     except (BrokenPipeError, EOFError, ConnectionResetError):
         return  # the coordinator is gone
+    except PluginError as error:  # an engine of the user: the message has its place
+        _answer(connection, "failed", str(error))
     except Exception:  # a worker may die here: the coordinator is told, and raises
         with contextlib.suppress(OSError):
             _answer(connection, "failed", traceback.format_exc())

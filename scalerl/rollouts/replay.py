@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from scalerl.models.policy import Policy
-from scalerl.types import Rollout
+from scalerl.types import FloatArray, Rollout
 
 BOUNDS = {torch.float32: 1e-3}
 """Mean |difference| in nats that rounding explains, by the type of the weights."""
@@ -32,7 +32,7 @@ class ReplayMismatch(RuntimeError):
     """The weights that an engine samples with are not those that were sent."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Difference:
     """How far an engine's log-probabilities are from those computed again.
 
@@ -46,9 +46,9 @@ class Difference:
     """Largest |difference|, nats."""
     mean: float
     """Mean |difference|, nats."""
-    extremes: tuple[tuple[float, float] | None, ...] = ()
-    """For each rollout given to `check_current`, least and greatest difference (policy minus engine, nats: the log
-    ratio); None for one that was not compared."""
+    log_ratios: tuple[FloatArray | None, ...] = ()
+    """For each rollout given to `check_current`, policy minus engine at its sampled tokens (nats), those of other
+    versions too; None for one that was not computed."""
 
 
 @torch.no_grad()
@@ -116,7 +116,7 @@ def check_current(
     bound: float | None = None,
     most: int = 32,
 ) -> Difference | None:
-    """Compare rollouts of the policy's own version with the policy; others are left out.
+    """Compare rollouts of the policy's own version with the policy; others have log ratios and no part in the verdict.
 
     A trainer has no older weights, and a rollout that crossed a swap has a cache of two versions, which one forward
     pass does not have. What remains are rollouts whose tokens all have the trainer's version: those of an evaluation,
@@ -129,7 +129,7 @@ def check_current(
         rollouts: with their prompts.
         temperature: of the sampling.
         bound: mean |difference| allowed, nats; None chooses by the type of the weights.
-        most: rollouts compared at most, for the time it takes.
+        most: rollouts computed at most, for the time it takes.
 
     Returns:
         The difference; None if no rollout is of this version.
@@ -138,19 +138,19 @@ def check_current(
         ReplayMismatch: the mean difference is beyond the bound, or not a number.
     """
     given = list(rollouts)
-    usable = [
-        number
-        for number, (_, rollout) in enumerate(given)
-        if rollout.sampled.any() and (rollout.versions[rollout.sampled] == version).all()
-    ][:most]
+    sampled = [number for number, (_, rollout) in enumerate(given) if rollout.sampled.any()]
+    usable = [n for n in sampled if (given[n][1].versions[given[n][1].sampled] == version).all()][:most]
     if not usable:
         return None
-    parts: list[Tensor] = []
-    for start in range(0, len(usable), _ROWS):
-        parts += _differences(policy, [given[number] for number in usable[start : start + _ROWS]], temperature)
-    of_rollout = {number: (float(part.min()), float(part.max())) for number, part in zip(usable, parts, strict=True)}
-    extremes = tuple(of_rollout.get(number) for number in range(len(given)))
-    difference = replace(_difference(len(usable), [part.abs() for part in parts]), extremes=extremes)
+    others = [n for n in sampled if n not in usable][: most - len(usable)]
+    computed, parts = [*usable, *others], list[Tensor]()
+    for start in range(0, len(computed), _ROWS):
+        parts += _differences(policy, [given[number] for number in computed[start : start + _ROWS]], temperature)
+    of_rollout = {number: part.numpy() for number, part in zip(computed, parts, strict=True)}
+    difference = replace(
+        _difference(len(usable), [part.abs() for part in parts[: len(usable)]]),
+        log_ratios=tuple(of_rollout.get(number) for number in range(len(given))),
+    )
     check_difference(difference, version, bound_of(policy.head_weight.dtype) if bound is None else bound)
     return difference
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import multiprocessing
-import signal
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Protocol
 
-from scalerl.processes import obey_parent
+from scalerl.processes import ChildContext
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.rollouts.worker import Build, First, serve
 
@@ -40,9 +38,9 @@ class SpawnedWorker:
 
     def __init__(self, channel: WeightChannel, build: Build, first: First) -> None:
         """Start it."""
-        context = multiprocessing.get_context("spawn")
+        context = ChildContext()
         self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=_main, args=(theirs, channel, build, first), name="generator")
+        self._process = context.Process(target=serve, args=(theirs, channel, build, first), name="generator")
         self._process.start()
         atexit.register(self._process.kill)  # before multiprocessing's own handler, which would wait for ever
         theirs.close()  # else the end of the process would not end the pipe
@@ -62,8 +60,3 @@ class SpawnedWorker:
             self._process.kill()
             self._process.join()
         atexit.unregister(self._process.kill)
-
-
-def _main(connection: Connection, *parts: Any) -> None:
-    obey_parent(signal.SIGINT, signal.SIGTERM)
-    serve(connection, *parts)

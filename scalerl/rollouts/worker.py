@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.config.base import ConfigError
+from scalerl.plugins import PluginError
 from scalerl.rollouts.coordinator import Coordinator, Formed, Update
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.types import Visit
@@ -66,6 +67,8 @@ def serve(connection: Connection, channel: WeightChannel, build: Build, first: F
         return  # the parent is gone
     except ConfigError as error:  # something that a person can correct: no traceback
         connection.send(("refused", str(error)))
+    except PluginError as error:  # an engine of the user: the message has its place
+        connection.send(("failed", str(error)))
     except Exception:  # the one place where a worker may die: the parent is told, and raises
         connection.send(("failed", traceback.format_exc()))
 

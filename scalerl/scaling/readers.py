@@ -6,12 +6,14 @@ A table is ``{"column": [value, ...]}``, with None where a row has no such cell.
 from __future__ import annotations
 
 import csv
-import json
+import io
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from scalerl.files import parse_json, read_bytes, trouble
 
 Table = dict[str, list[Any]]
 
@@ -31,14 +33,16 @@ def read_table(path: str | Path) -> tuple[Table, tuple[str, ...]]:
         if not (path / "points.jsonl").is_file():
             raise CurveError(f"{path} is a directory without a points.jsonl; give a run directory or a file")
         path = path / "points.jsonl"
-    if not path.is_file():
+    if not path.exists():
         raise CurveError(f"{path}: no such file")
     reader = READERS.get(path.suffix.lower())
     if reader is None:
         raise CurveError(f"{path}: files may end in {', '.join(READERS)}; this ends in {path.suffix or 'nothing'!r}")
     try:
         # utf-8-sig: spreadsheets write a byte-order mark before the first column name
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_bytes(path).decode("utf-8-sig")
+    except OSError as error:
+        raise CurveError(trouble(error)) from error
     except UnicodeDecodeError as error:
         raise CurveError(f"{path} is not text (byte {error.start} is not UTF-8); give a JSONL or CSV file") from error
     if "\0" in text:
@@ -50,17 +54,17 @@ def read_table(path: str | Path) -> tuple[Table, tuple[str, ...]]:
 
 def read_jsonl(path: Path, text: str) -> tuple[Table, tuple[str, ...]]:
     """One JSON object per line. An incomplete last line is left out with a note; any other bad line is an error."""
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     rows: list[Mapping[str, Any]] = []
     notes: tuple[str, ...] = ()
     for number, line in lines:
         try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
+            row = parse_json(line)
+        except ValueError as error:
             if number == lines[-1][0] and not text.endswith("\n") and rows:
                 notes = (f"line {number} of {path.name} is incomplete (was the run killed?) and was left out",)
                 break
-            raise CurveError(f"{path}, line {number} is not JSON ({error.msg}): {line[:60]!r}") from error
+            raise CurveError(f"{path}, line {number} is not JSON ({error}): {line[:60]!r}") from error
         if not isinstance(row, dict):
             raise CurveError(f"{path}, line {number}: each line must be a JSON object, got {line[:60]!r}")
         rows.append(row)
@@ -69,8 +73,13 @@ def read_jsonl(path: Path, text: str) -> tuple[Table, tuple[str, ...]]:
 
 def read_csv(path: Path, text: str) -> tuple[Table, tuple[str, ...]]:
     """A header line, then one row per line. An incomplete last row is left out with a note."""
-    header, *rows = csv.reader(text.splitlines())
+    try:
+        header, *rows = csv.reader(io.StringIO(text.lstrip(), newline=""))
+    except csv.Error as error:  # such as a cell of over 128 KiB
+        raise CurveError(f"{path} is not a CSV file of numbers ({error}); give one row for each evaluation") from error
     header = [name.strip() for name in header]
+    if twice := sorted({name for name in header if header.count(name) > 1}):
+        raise CurveError(f"{path}: the header has {twice[0][:60]!r} more than once; give every column its own name")
     notes: tuple[str, ...] = ()
     rows = [row for row in rows if row]
     if rows and len(rows[-1]) < len(header) and not text.endswith("\n"):
@@ -78,7 +87,9 @@ def read_csv(path: Path, text: str) -> tuple[Table, tuple[str, ...]]:
         notes = (f"the last line of {path.name} is incomplete (was the run killed?) and was left out",)
     for number, row in enumerate(rows, 2):
         if len(row) != len(header):
-            raise CurveError(f"{path}, row {number} has {len(row)} cells, the header has {len(header)}: {row[:6]}")
+            raise CurveError(
+                f"{path}, row {number} has {len(row)} cells, the header has {len(header)}: {str(row)[:70]}"
+            )
     cells = [[cell.strip() or None for cell in column] for column in zip(*rows, strict=True)]
     return dict(zip(header, cells or [[] for _ in header], strict=True)), notes
 

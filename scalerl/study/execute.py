@@ -16,6 +16,7 @@ from typing import Protocol
 
 from scalerl.config import RunConfig, to_toml
 from scalerl.config.base import replace
+from scalerl.files import write_whole
 from scalerl.study.allocations import Spending
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import RunKey
@@ -24,7 +25,7 @@ from scalerl.study.workers import Job, Workers
 POLL_S = 0.2
 """Seconds between two polls of the processes."""
 
-STOPPED = {130, 143, -2, -15}
+STOPPED = {129, 130, 143, -1, -2, -15}
 """Exit codes of a run that was asked to stop."""
 
 
@@ -133,9 +134,9 @@ class Execution:
             words = ["resume", str(run), "--steps", str(target)]
         else:
             file = study.file(key, "toml")
-            file.write_text(to_toml(replace(config, steps=target)), encoding="utf-8")
+            write_whole(file, to_toml(replace(config, steps=target)))
             words = ["train", str(file), "--run-dir", str(run)]
-        job = self.workers.start([sys.executable, "-m", "scalerl.cli", *words], study.file(key, "log"))
+        job = self.workers.start([sys.executable, "-m", "scalerl.cli", *words, "--trust"], study.file(key, "log"))
         self._jobs[key] = _Running(job, config, target, began)
 
     def _ended(self, key: RunKey, running: _Running, code: int) -> None:

@@ -81,13 +81,13 @@ def study_page(found: StudyResult) -> str:
 def _verdicts(found: StudyResult) -> str:
     groups = "\n".join(_group(found, title, effects) for title, effects in GROUPS.items())
     return (
-        f'<div class="card verdict"><p class="sentence">{html.escape(_summary(found))}</p>'
+        f'<div class="card verdict"><p class="sentence">{html.escape(summary(found))}</p>'
         f'{warnings(found.notes, found.name)}</div>\n<div class="cards groups">\n{groups}\n</div>'
     )
 
 
-def _summary(found: StudyResult) -> str:
-    """The whole study in one sentence."""
+def summary(found: StudyResult) -> str:
+    """Return the whole study in one sentence."""
     counts = [sum(arm.effect in effects for arm in found.arms) for effects in GROUPS.values()]
     ceiling, efficiency, none, unknown = counts
     parts = [

@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field, field_validator
 
 from scalerl.config import PRESETS, RunConfig, merge, plain_values, read_config, to_toml
-from scalerl.config.base import ConfigError, Part, build, nearest, replace
+from scalerl.config.base import ConfigError, Part, build, nearest, replace, short
+from scalerl.config.numbers import Seed
+from scalerl.config.overrides import read_toml
 from scalerl.config.recipe import Recipe
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
@@ -70,7 +72,7 @@ class Plan(Part):
     """The question that the study answers."""
     reference: str
     """Name of the arm that all others are compared with."""
-    seeds: tuple[Annotated[int, Field(ge=0)], ...] = (0, 1, 2)
+    seeds: tuple[Seed, ...] = (0, 1, 2)
     """Seeds of every arm; the scatter between seeds can be estimated from three or more."""
     base: RunConfig
     """Configuration that the arms share. `base.steps` is the budget: steps of an arm with the base's batch."""
@@ -120,8 +122,10 @@ def check(plan: Plan) -> Plan:
             few evaluations for a fit, or a seed given twice.
     """
     names = [arm.name for arm in plan.arms]
-    if len(names) < 2:
-        raise ConfigError(f"{plan.name}: a study needs at least two arms; got {', '.join(names) or 'none'}")
+    if not 2 <= len(names) <= MOST_ARMS:
+        raise ConfigError(
+            f"{plan.name}: got {len(names)} arms; allowed: 2 to {MOST_ARMS}, a table [arms.NAME] for each"
+        )
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"{plan.name}: arm {name!r} is given {names.count(name)} times; names must differ")
@@ -129,8 +133,8 @@ def check(plan: Plan) -> Plan:
         raise ConfigError(
             f"reference: got {plan.reference!r}{nearest(plan.reference, names)}; allowed: {', '.join(names)}"
         )
-    if not plan.seeds or len(set(plan.seeds)) < len(plan.seeds):
-        raise ConfigError(f"seeds: got {list(plan.seeds)}; allowed: at least one, each once")
+    if len(set(plan.seeds)) < len(plan.seeds) or not 1 <= len(plan.seeds) <= MOST_SEEDS:
+        raise ConfigError(f"seeds: got {short(list(plan.seeds))}; allowed: 1 to {MOST_SEEDS} of them, each once")
     configs = {arm.name: plan.config(arm, plan.seeds[0]) for arm in plan.arms}
     for one, other in combinations(configs, 2):
         if unnamed(configs[one]) == unnamed(configs[other]):
@@ -145,6 +149,8 @@ def check(plan: Plan) -> Plan:
     return plan
 
 
+MOST_SEEDS, MOST_ARMS = 1000, 1000
+"""Numbers that are accepted; every pair of an arm and a seed is a run."""
 LEAST_EVALUATIONS = 5
 """Number of points that a fit needs, including the one before training."""
 
@@ -248,10 +254,12 @@ def read_plan(file: Path) -> Plan:
     known = ("name", "about", "base", "reference", "seeds", "changes", "arms")
     for key in values:
         if key not in known:
-            raise ConfigError(f"{file}: unknown key {key!r}{nearest(key, known)}; allowed here: {', '.join(known)}")
+            raise ConfigError(
+                f"{file}: unknown key {short(key)}{nearest(key, known)}; allowed here: {', '.join(known)}"
+            )
     arms = values.get("arms")
     if not isinstance(arms, dict) or not all(isinstance(table, dict) for table in arms.values()):
-        raise ConfigError(f"{file}: arms: got {arms!r}; a study needs a table [arms.NAME] for each arm")
+        raise ConfigError(f"{file}: arms: got {short(arms)}; a study needs a table [arms.NAME] for each arm")
     base = build(RunConfig, merge(_base(values.get("base", "quick"), file), values.get("changes", {})), str(file))
     listed = [
         {
@@ -278,17 +286,17 @@ def plan_toml(plan: Plan) -> str:
 def _base(base: Any, file: Path) -> dict[str, Any]:
     if isinstance(base, dict):
         return merge(plain_values(PRESETS["lab"]), base)
-    if base in PRESETS:
+    if isinstance(base, str) and base in PRESETS:
         return plain_values(PRESETS[base])
     if isinstance(base, str) and (file.parent / base).exists():
         return plain_values(read_config(file.parent / base, []))
-    raise ConfigError(f"{file}: base: got {base!r}; allowed: {', '.join(PRESETS)}, the path of a TOML file, or a table")
+    raise ConfigError(
+        f"{file}: base: got {short(base)}; allowed: {', '.join(PRESETS)}, the path of a TOML file, or a table"
+    )
 
 
 def _toml(file: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return read_toml(file)
     except FileNotFoundError:
         raise ConfigError(f"{file}: no such file; give the name of a plan or the path of a TOML file") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{file}: not a readable TOML file: {error}") from None

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from scalerl.config.base import ConfigError
+from scalerl.signals import PARENT
 
 
 class Job(Protocol):
@@ -34,12 +35,17 @@ class Workers(Protocol):
 
 
 class LocalJob:
-    """A child process in its own session, so that Ctrl-C does not reach it directly."""
+    """A child process in its own session, so that Ctrl-C does not reach it; it gets SIGTERM when this process ends."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
         with log.open("ab") as out:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                env=_environment(),
             )
 
     def poll(self) -> int | None:
@@ -124,11 +130,16 @@ class RayWorkers:
         return RayJob(self._ray, self._task.remote(list(command), str(log), os.getcwd()))
 
 
+def _environment() -> dict[str, str]:
+    """Return the environment of a run, which stops with a checkpoint where this process ends before it."""
+    return {**os.environ, PARENT: str(os.getpid())}
+
+
 def run_to_its_end(command: list[str], log: str, directory: str) -> int:
     """Run a process on the node of the task; an interrupt of the task is passed on as SIGTERM."""
     with open(log, "ab") as out:
         process = subprocess.Popen(
-            command, cwd=directory, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+            command, cwd=directory, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=_environment()
         )
         try:
             while process.poll() is None:

@@ -6,16 +6,20 @@ A prompt's columns name the class and hold the row: {"function": "tasks:Sums", "
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any
 
+from scalerl.boundary import said
 from scalerl.config.base import ConfigError
 from scalerl.config.data import CustomTask
-from scalerl.plugins import PluginError, call, check_arguments, describe, load_function
+from scalerl.plugins import PluginError, call, check_arguments, describe, load_function, number
 from scalerl.tasks.base import Verdict
 from scalerl.types import Prompt
 
+START_S, MAKE_S = 60.0, 600.0
+"""Seconds that a task may take at the start for one score, and to be made."""
 ALLOWED = "a number from 0 to 1, True or False, or a pair of that and a reason"
 
 
@@ -41,10 +45,22 @@ def rows(task: CustomTask, count: int) -> list[dict[str, Any]]:
     try:
         made = make(task.function, task.params)
         found = _distinct(_rows(made, task.function, 4 * count), count, task.function)
-        _score(call(made.score, f"{task.function}.score", found[0], ""), task.function)
+        first = _sent(found[0], task.function)
+        _score(call(made.score, f"{task.function}.score", first, "", limit_s=START_S), task.function)
     except PluginError as error:
         raise ConfigError(f"data.function: {error}") from None
     return found
+
+
+def _sent(row: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a copy of a row as the processes get it that call `score`."""
+    try:
+        return pickle.loads(pickle.dumps(row))  # type: ignore[no-any-return]
+    except Exception as error:  # whatever the user's values raise where they are written or read
+        raise PluginError(
+            f"{name}.rows made a row that cannot be sent to other processes ({said(error)}); allowed: rows of plain "
+            "values (text, numbers, lists, dicts)"
+        ) from None
 
 
 def _rows(made: Any, name: str, count: int) -> Iterator[Any]:
@@ -64,11 +80,11 @@ def _rows(made: Any, name: str, count: int) -> Iterator[Any]:
 def _distinct(made: Iterable[Any], count: int, name: str) -> list[dict[str, Any]]:
     """Return the first rows with different prompts, of at most four times as many."""
     found: dict[str, dict[str, Any]] = {}
-    for number, row in enumerate(made):
-        if not isinstance(row, Mapping) or not isinstance(row.get("prompt"), str | list):
+    for index, row in enumerate(made):
+        if not isinstance(row, Mapping) or not _asks(row.get("prompt")):
             raise ConfigError(
-                f"data.function: row {number} of {name} is {str(row)[:200]!r}; allowed: a dict with `prompt`, text or "
-                "a list of chat messages"
+                f"data.function: row {index} of {name} is {describe(row)}; allowed: a dict with `prompt`, text or a "
+                "list of chat messages with text in `role` and `content`"
             )
         found.setdefault(json.dumps(row["prompt"], default=repr), dict(row))
         if len(found) == count:
@@ -77,6 +93,24 @@ def _distinct(made: Iterable[Any], count: int, name: str) -> list[dict[str, Any]
         f"data.prompts: {name} made {len(found)} distinct prompts; allowed: at least {count} (data.prompts and "
         "held-out prompts together)"
     )
+
+
+def _asks(prompt: Any) -> bool:
+    """Return whether a prompt is text, or chat messages, that can be written as UTF-8."""
+    if isinstance(prompt, list):
+        return bool(prompt) and all(
+            isinstance(message, dict) and isinstance(message.get("role"), str) and _asks(message.get("content"))
+            for message in prompt
+        )
+    return isinstance(prompt, str) and bool(prompt.strip()) and _encodes(prompt)
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
+    return True
 
 
 def make(function: str, params: Mapping[str, Any]) -> Any:
@@ -88,7 +122,7 @@ def make(function: str, params: Mapping[str, Any]) -> Any:
     """
     found = load_function(function, "data.function")
     check_arguments(found, function, "data.function", (), params)
-    made = call(found, function, **params)
+    made = call(found, function, limit_s=MAKE_S, **params)
     missing = [name for name in ("rows", "score") if not callable(getattr(made, name, None))]
     if missing:
         raise ConfigError(
@@ -106,7 +140,8 @@ def _made(function: str, params: str) -> Any:
 
 
 def _score(found: Any, name: str) -> tuple[float, str]:
-    value, reason = found if isinstance(found, tuple) and len(found) == 2 else (found, "")
-    if not isinstance(value, bool | int | float) or not 0 <= value <= 1:
+    given, reason = found if isinstance(found, tuple) and len(found) == 2 else (found, "")
+    value = number(given)
+    if value is None or not 0 <= value <= 1:
         raise PluginError(f"{name}.score returned {describe(found)}; allowed: {ALLOWED}")
-    return float(value), str(reason) or f"score {float(value):g}"
+    return value, (reason if isinstance(reason, str) else describe(reason)) or f"score {value:g}"

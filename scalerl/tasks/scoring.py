@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import signal
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -17,7 +16,8 @@ from typing import Any, Protocol
 
 from scalerl.config.data import EnvironmentTask, PromptFile, TaskData
 from scalerl.config.run import RunConfig, Scoring
-from scalerl.processes import obey_parent
+from scalerl.plugins import PluginError
+from scalerl.processes import ChildContext
 from scalerl.tasks import environments
 from scalerl.tasks.base import Verdict, Verifier, reward, verdict
 from scalerl.tasks.failures import Failures
@@ -218,6 +218,8 @@ class ProcessScorer:
             said = f"the verifier took longer than {self._limit_s:g} s"
         except ProcessExpired as error:
             said = f"the verifier's process ended with exit code {error.exitcode}"
+            if self._name == "custom":  # code of the user, which is broken; other verifiers die of a completion
+                return said
         self.timeouts += 1
         return verdict(False, said)
 
@@ -315,6 +317,8 @@ def _safely(verify: Callable[[Prompt, str], Verdict], prompt: Prompt, completion
     """Return the verdict, or what the verifier did instead of giving one."""
     try:
         found = verify(prompt, completion)
+    except PluginError as error:
+        return f"the task {error}"
     except Exception as error:  # whatever it is, it is counted (failures.py) and costs one completion
         where = traceback.extract_tb(error.__traceback__)[-1]
         return f"the verifier raised {type(error).__name__}: {str(error)[:300]} ({where.filename}:{where.lineno})"
@@ -337,13 +341,9 @@ def worker_pool(workers: int, prepare: Callable[[Scoring], None] | None, setting
         prepare: what a verifier needs in each of them; None: nothing.
         settings: given to `prepare`.
     """
-    from multiprocessing import get_context
-
     from pebble import ProcessPool
 
-    return ProcessPool(
-        max_workers=workers, context=get_context("spawn"), initializer=_prepare, initargs=(prepare, settings)
-    )
+    return ProcessPool(max_workers=workers, context=ChildContext(), initializer=_prepare, initargs=(prepare, settings))
 
 
 def _stop(pool: Any) -> None:
@@ -353,7 +353,6 @@ def _stop(pool: Any) -> None:
 
 def _prepare(prepare: Callable[[Scoring], None] | None, settings: Scoring) -> None:
     """Prepare a worker process."""
-    obey_parent(signal.SIGINT)
     os.setpgid(0, 0)  # a SIGTERM to the run's whole process group, as `timeout` sends it, must not end a verdict
     if prepare is not None:
         prepare(settings)

@@ -6,11 +6,12 @@ A function that raises, exits or takes its process down is named, counted, and s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
 from functools import cache
+from itertools import islice
 from typing import Any
 
-from scalerl.plugins import describe, load_function, raised, signature_of
+from scalerl.plugins import PluginError, call, describe, load_function, number, signature_of
 from scalerl.types import Prompt
 
 
@@ -60,17 +61,18 @@ def call_reward(
     ]
     named = {**columns_taken(function, prompts), **(params or {})}
     try:
-        found = function(prompts=asked, completions=answers, **named)
-        rewards = None if isinstance(found, str | bytes | Mapping) else _listed(found)
-    except (Exception, SystemExit) as error:  # user code: whatever it raises is reported with its place
-        return [f"reward function {name} {raised(error, function)}"] * len(completions)
+        found = call(function, name, prompts=asked, completions=answers, **named)
+        rewards = call(_listed, name, found, len(completions) + 1)  # a generator of the user's runs here
+    except PluginError as error:
+        return [f"reward function {error}"] * len(completions)
     if rewards is None:
         problem = (
             f"reward function {name} returned {describe(found)}; allowed: a list with a number for each completion"
         )
         return [problem] * len(completions)
     if len(rewards) != len(completions):
-        problem = f"reward function {name} returned {len(rewards)} rewards for {len(completions)} completions"
+        count = len(found) if isinstance(found, Sized) else f"{len(rewards)} or more"
+        problem = f"reward function {name} returned {count} rewards for {len(completions)} completions"
         return [problem] * len(completions)
     return [_finite(reward, name) for reward in rewards]
 
@@ -86,18 +88,25 @@ def columns_taken(function: Callable[..., Any], prompts: Sequence[Prompt]) -> di
     return {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
 
 
-def _listed(found: Any) -> list[Any] | None:
-    """Return a sequence, an array or a tensor as a list; None for anything else."""
-    if not isinstance(found, Iterable) or getattr(found, "shape", (1,)) == ():
+def _listed(found: Any, most: int) -> list[Any] | None:
+    """Return at most so many entries of a sequence, an array or a tensor; None for what has no order of its own."""
+    if not isinstance(found, Iterable) or isinstance(found, str | bytes | Mapping | Set):
         return None
-    return list(found)
+    if len(getattr(found, "shape", (1,))) != 1:
+        return None
+    return list(islice(found, most))
+
+
+LARGEST = 1e9
+"""Largest size of a reward: squares of larger ones lose their differences in FP32, or overflow."""
 
 
 def _finite(reward: Any, name: str) -> float | str:
-    try:
-        value = float("nan") if isinstance(reward, str | bytes) else float(reward)
-    except (TypeError, ValueError):
-        value = float("nan")
-    if not abs(value) < float("inf"):
-        return f"reward function {name} returned {repr(reward)[:200]}; allowed: a finite number for each completion"
+    value = number(reward)
+    if value is None:
+        return f"reward function {name} returned {describe(reward)}; allowed: a finite number for each completion"
+    if abs(value) > LARGEST:
+        return (
+            f"reward function {name} returned {value:g}; allowed: numbers from -{LARGEST:g} to {LARGEST:g}; scale them"
+        )
     return value

@@ -13,7 +13,9 @@ from scalerl.tasks.user_rewards import RewardError
 from scalerl.training.finish import run_to_end
 from scalerl.training.launch import resume
 from scalerl.training.recovery import DIED, Recovery
+from scalerl.training.run_dir import RunMoved
 from scalerl.training.session import Session, TrainingFailed
+from scalerl.training.status import Heartbeat
 
 MakeSession = Callable[[RunDisplay, Callable[[], bool]], Session]
 """(display, whether a stop was asked for) -> a run that is ready to train."""
@@ -22,13 +24,15 @@ MakeSession = Callable[[RunDisplay, Callable[[], bool]], Session]
 class Ended(NamedTuple):
     """What a run leaves for its user.
 
-    Example: Ended(path=Path("runs/scalerl-001"), closing=["trained 480 updates (0 skipped)", "forecast ..."])
+    Example: Ended(Path("runs/scalerl-001"), ["trained 480 updates (0 skipped)", "forecast ..."], finished=True)
     """
 
     path: Path
     """The run directory."""
     closing: list[str]
     """Lines that sum the run up."""
+    finished: bool
+    """Whether it reached its end; otherwise a signal stopped it."""
 
 
 class RunFailed(RuntimeError):
@@ -45,7 +49,8 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
 
     Raises:
         ConfigError: something a user can correct, found before the first step.
-        RunFailed: training failed, a reward function failed, or a process died; what was saved is kept.
+        RunFailed: training failed, a reward function failed, a process died, or the run directory was moved; what was
+            saved is kept.
     """
     session, recovery = None, Recovery()
     try:
@@ -53,14 +58,22 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
             session = make_session(display, stop_requested)
             display.start()
             try:
-                return Ended(session.directory.path, run_to_end(session))
+                with Heartbeat(session.directory.path) as beating:
+                    closing = run_to_end(session)
+                    beating.ended("finished" if session.finished else "stopped", closing[0])
+                return Ended(session.directory.path, closing, session.finished)
             except DIED as error:
                 if stop_requested() or not recovery.allows(session):
                     raise
                 display.note(f"{error}\ngoing back to the last checkpoint")
                 session.close()
                 make_session = partial(resume, session.directory.path, None)
-    except (TrainingFailed, RewardError, PluginError, *DIED) as error:
+    except (TrainingFailed, RewardError, PluginError, RunMoved, OSError, *DIED) as error:
+        moved = session.directory.moved() if session else ""
+        if moved:
+            raise RunFailed(moved) from error
+        if isinstance(error, OSError):
+            raise
         advice = f"\nNothing saved is lost; continue with: scalerl resume {session.directory.path}" if session else ""
         raise RunFailed(f"{error}{advice}") from error
     finally:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+
+from scalerl.files import move_into
 from scalerl.report.summary import summarise
 from scalerl.rollouts.pipeline import Interrupted
 from scalerl.tasks.user_rewards import RewardError
@@ -17,6 +20,9 @@ def run_to_end(run: Session) -> list[str]:
     """
     try:
         run.pipeline.wait_ready()
+    except Interrupted:  # nothing was done since the checkpoint, or since the start
+        return [_stopped(run)]
+    try:
         run.evaluate_if_missing()  # R(0), before the first update; or one that a failing reward function cut short
         run.clock.start()
         train(run)
@@ -29,7 +35,7 @@ def run_to_end(run: Session) -> list[str]:
     if run.progress.step not in run.checkpoints.steps():
         run.checkpoint(wait=True)
     if not run.finished:
-        return [f"stopped at step {run.progress.step}; continue with: scalerl resume {run.directory.path}"]
+        return [_stopped(run)]
     export_model(run)
     early = run.progress.step < run.config.steps
     reason = "every prompt is solved and retired; " if early and run.progress.exhausted else ""
@@ -41,9 +47,16 @@ def run_to_end(run: Session) -> list[str]:
     return closing + summarise(run.directory.path, run.config, run.points)
 
 
+def _stopped(run: Session) -> str:
+    return f"stopped at step {run.progress.step}; continue with: scalerl resume {run.directory.path}"
+
+
 def export_model(run: Session) -> None:
-    """Write the last weights as a Hugging Face directory with tokenizer, and adapters beside it."""
-    path = run.directory.path / "model"
-    run.learner.export(path)
-    run.learner.export_adapter(path.with_name("adapter"))
-    run.tokenizer.save_pretrained(path)
+    """Write the last weights as a Hugging Face directory with tokenizer, and adapters beside it; every file whole."""
+    path, temporary = run.directory.path, run.directory.path / ".export.tmp"
+    run.directory.check_place()
+    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+    run.learner.export(temporary / "model")
+    run.learner.export_adapter(temporary / "adapter")
+    run.tokenizer.save_pretrained(temporary / "model")
+    move_into(temporary, path)

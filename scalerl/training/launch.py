@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,12 +18,14 @@ from scalerl.config.hardware import Hardware
 from scalerl.config.recipe import Custom
 from scalerl.learn.custom import check_functions
 from scalerl.models.checkpoint_names import checkpoint_weights
+from scalerl.models.files import check_model_files
 from scalerl.models.flops import FLOPS_RULE
 from scalerl.models.gguf import converted, gguf_directory, is_gguf
 from scalerl.models.layout import WeightLayout
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer
 from scalerl.models.routing import can_record
+from scalerl.outputs import check_apart
 from scalerl.prompts.dataset import PromptSplit, load_prompts
 from scalerl.prompts.mixture import make_curriculum
 from scalerl.rollouts.build import GeneratorSpec, ModelFacts
@@ -44,11 +46,21 @@ from scalerl.training.learner.base import Learner
 from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.learner.ranks import LearnerGroup
 from scalerl.training.learner.single import SingleLearner
+from scalerl.training.manifest import finish_stamps
 from scalerl.training.matmul import check_matmul, resolve_matmul
 from scalerl.training.pinned import pinned
-from scalerl.training.resumed import check_unchanged, flops_notes, flops_rule_of, hours_of, overrule
-from scalerl.training.run_dir import RunDirectory, check_empty
+from scalerl.training.resumed import (
+    check_unchanged,
+    flops_notes,
+    flops_rule_of,
+    hours_of,
+    overrule,
+    sound_checkpoint,
+    with_options,
+)
+from scalerl.training.run_dir import RunDirectory, check_empty, inputs_of
 from scalerl.training.session import Display, Progress, Session
+from scalerl.training.start_notes import length_notes, nucleus_notes
 from scalerl.training.stopwatch import Stopwatch
 from scalerl.training.warm_start import warm_start, warm_start_directory
 
@@ -98,10 +110,17 @@ def start(config: RunConfig, path: Path, display: Display, stop_requested: Calla
     """
     config = pinned(resolve(config), display.note)
     check_empty(path)  # before the warm start, which takes minutes
+    check_apart(path, inputs_of(config), "--run-dir")
     return _assemble(config, path, display, stop_requested, checkpoint=None)
 
 
-def resume(path: Path, steps: int | None, display: Display, stop_requested: Callable[[], bool]) -> Session:
+def resume(
+    path: Path,
+    steps: int | None,
+    display: Display,
+    stop_requested: Callable[[], bool],
+    options: Mapping[str, Any] | Sequence[str] = (),
+) -> Session:
     """Go on with a run from its last good checkpoint.
 
     Args:
@@ -109,16 +128,34 @@ def resume(path: Path, steps: int | None, display: Display, stop_requested: Call
         steps: a new total number of steps, to train on beyond the old one; None keeps it.
         display: shows the run.
         stop_requested: asked while waiting.
+        options: of the few fields that a resume may change (resumed.py).
 
     Raises:
-        ConfigError: no run there, or its configuration was changed.
+        ConfigError: no run there, its configuration was changed, or an option would make another run.
     """
     directory, config = RunDirectory.resume(path)
-    checkpoint = CheckpointStore(path / "checkpoints", config.checkpoint.keep).latest()
+    try:
+        return _resume(directory, config, steps, options, display, stop_requested)
+    except BaseException:
+        directory.close()
+        raise
+
+
+def _resume(
+    directory: RunDirectory,
+    config: RunConfig,
+    steps: int | None,
+    options: Mapping[str, Any] | Sequence[str],
+    display: Display,
+    stop_requested: Callable[[], bool],
+) -> Session:
+    path = directory.path
+    store = CheckpointStore(path / "checkpoints", config.checkpoint.keep)
+    checkpoint = sound_checkpoint(directory, store, display.note)
     if checkpoint is not None:
         check_unchanged(config, checkpoint, path)
-    if steps is not None:
-        config = replace(config, steps=steps)
+    saved, config = config, with_options(path, config, options, steps, checkpoint)
+    if config != saved:
         directory.save_config(config)
     session = _assemble(config, path, display, stop_requested, checkpoint, directory)
     if checkpoint is None:
@@ -176,7 +213,7 @@ def _assemble(
     session = Session(
         config=config,
         directory=directory,
-        checkpoints=CheckpointStore(path / "checkpoints", config.checkpoint.keep),
+        checkpoints=CheckpointStore.create(path / "checkpoints", config.checkpoint.keep),
         pipeline=Pipeline(spec, channel, scoring.submit, stop_requested, backend.launch),
         learner=learner,
         curriculum=make_curriculum(config, prompts.training),
@@ -194,7 +231,7 @@ def _assemble(
 def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, *, resumed: bool) -> list[str]:
     """Return what a person should know before the first step; references are only judged when a run begins."""
     check_rewards(config, prompts.training)
-    notes = [*prompts.notes, *_length_notes(rule), *nucleus_notes(config.recipe.top_p), *sandbox_notes(config)]
+    notes = [*prompts.notes, *length_notes(rule), *nucleus_notes(config.recipe.top_p), *sandbox_notes(config)]
     return notes if resumed else notes + reference_notes(config, (*prompts.training, *prompts.held_out))
 
 
@@ -262,7 +299,8 @@ def _begin(session: Session, checkpoint: Path | None) -> Session:
     session.learner.load(checkpoint, session.progress.step)
     session.curriculum.load_state(state["curriculum"])
     session.clock = Stopwatch(3600.0 * hours_of(state) / session.devices.held)
-    session.directory.rewind(state["cursors"])
+    for note in session.directory.rewind(state):
+        session.display.note(note)
     session.points = session.directory.points()
     sampling = load_plain(checkpoint, "generator")["sampling_version"]
     if sampling == session.progress.step:
@@ -295,8 +333,9 @@ def local_model(path: str, dtype: str, note: Callable[[str], None]) -> str:
         note: told where a file is converted to.
 
     Raises:
-        ConfigError: a GGUF file that cannot be read.
+        ConfigError: files that are missing, damaged or pickled; a GGUF file that cannot be read.
     """
+    check_model_files(path)
     if not is_gguf(path):
         return path
     if Path(path).is_file() and not gguf_directory(Path(path), dtype).exists():
@@ -338,33 +377,22 @@ def check_length(policy: Policy, rule: LengthRule, longest_prompt: int) -> None:
         )
 
 
-def nucleus_notes(top_p: float) -> list[str]:
-    """Return what a person should know of a nucleus (`recipe.top_p`)."""
-    if top_p >= 1:
-        return []
-    return [
-        f"recipe.top_p is {top_p:g}: log-probabilities are those before the nucleus, so a token's ratio is up to "
-        f"{1 / top_p:.3g} times too large, and tokens outside the nucleus are never tried; 1 has no such bias "
-        "(docs/recipe.md)"
-    ]
-
-
-def _length_notes(rule: LengthRule) -> list[str]:
-    if len(rule.end_tag) <= 1:
-        return []
-    return [
-        f"the end-of-thinking tag is {len(rule.end_tag)} tokens in this vocabulary, in {len(rule.tags)} ways, "
-        "which depend on the text around it; where the model writes it in yet another way the end goes unnoticed and "
-        "the phrase is written after it. A single added token avoids that, and length control 'none' fits a model that "
-        "does not think"
-    ]
-
-
 def stop_tokens(policy: Policy, tokenizer: Any) -> tuple[int, ...]:
-    """Return every id that ends a sequence, by the model's generation settings and by its tokenizer."""
+    """Return every id that ends a sequence, by the model's generation settings and by its tokenizer.
+
+    Raises:
+        ConfigError: there is none, so that every completion would run into its limit.
+    """
     eos = policy.model.generation_config.eos_token_id
-    ids = set(eos if isinstance(eos, list) else [eos]) | {tokenizer.eos_token_id}
-    return tuple(sorted(i for i in ids if i is not None))
+    given = set(eos if isinstance(eos, list) else [eos]) | {tokenizer.eos_token_id}
+    ids = tuple(sorted(i for i in given if isinstance(i, int) and 0 <= i < policy.vocab_size))
+    if not ids:
+        raise ConfigError(
+            "model.path: no token ends a text: neither generation_config.json, config.json nor the tokenizer names an "
+            f"eos token among the model's {policy.vocab_size} tokens; set eos_token in tokenizer_config.json, or "
+            "eos_token_id in generation_config.json"
+        )
+    return ids
 
 
 @dataclass(frozen=True)
@@ -395,5 +423,6 @@ class LoadState:
         return None if self.checkpoint is None else load_state(self.checkpoint, "generator")
 
     def save(self, path: Path, name: str, state: dict[str, Any]) -> None:
-        """Write a part of a checkpoint."""
+        """Write a part of a checkpoint, with its digests: another process seals it."""
         save_state(path, name, state)
+        finish_stamps(path)

@@ -2,16 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from scalerl.config import RunConfig, parse_config, to_toml
+from scalerl.config import RunConfig, parse_config, read_config, to_toml
 from scalerl.config.base import ConfigError, replace
+from scalerl.config.recipe import LaterRate
 from scalerl.models.flops import FLOPS_RULE
-from scalerl.training.checkpoint import FORMAT, load_plain
+from scalerl.training.checkpoint import FORMAT, CheckpointStore, load_plain
 from scalerl.training.devices import devices_of
+from scalerl.training.manifest import Damaged, check_files
+from scalerl.training.run_dir import RunDirectory
 from scalerl.training.session import Display, Progress
+
+
+def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[str], None]) -> Path | None:
+    """Return the newest checkpoint that is what was written and whose rows are there; None if a run had none yet.
+
+    Newer ones are renamed, so that they do not count any more; a note names each with its fault.
+
+    Args:
+        run: its row files are compared with what the checkpoint counts.
+        store: the run's checkpoints.
+        note: told what a person should know.
+
+    Raises:
+        ConfigError: no checkpoint is left, where there were some; nothing was changed.
+    """
+    faults: dict[int, str] = {}
+    for step in reversed(store.steps()):
+        try:
+            sealed = check_files(store.path(step))
+            run.check_rows(load_plain(store.path(step), "trainer"))
+        except Damaged as error:
+            faults[step] = str(error)
+            continue
+        for newer, fault in faults.items():
+            note(f"the checkpoint of step {newer} cannot be used: {fault}; it is kept as {store.set_aside(newer)}")
+        if faults:
+            note(f"going back to the checkpoint of step {step}; the steps since then are trained again")
+        if not sealed:
+            note(f"the checkpoint of step {step} is of an earlier version, without checksums: damage may go unnoticed")
+        return store.path(step)
+    if not faults and not _trained(run.path, store):
+        return None
+    what = "; ".join(f"step {step}: {fault}" for step, fault in faults.items()) if faults else "they were removed"
+    raise ConfigError(
+        f"{run.path}: this run had checkpoints, and none of them can be used ({what}). Starting over would remove its "
+        "rows, so nothing was changed. Put the files back from a copy, or start a new run: "
+        f"scalerl train {run.path}/config.toml{_from_export(run.path)}. `scalerl fit {run.path}` still reads its curve"
+    )
+
+
+def _trained(path: Path, store: CheckpointStore) -> bool:
+    """Return whether a run must have had a checkpoint: it says so, or it has what only a finished run has.
+
+    The directory of the checkpoints is made before the first row, so rows without it say that it was removed.
+    """
+    if not store.directory.exists() and any(file.stat().st_size for file in path.glob("*.jsonl")):
+        return True
+    return store.had_some or (path / "model").exists() or (path / "summary.json").exists()
+
+
+def _from_export(path: Path) -> str:
+    return f", or from its exported weights: --model {path}/model" if (path / "model/config.json").exists() else ""
 
 
 def flops_rule_of(checkpoint: Path | None) -> int:
@@ -46,8 +101,53 @@ def hours_of(state: Mapping[str, Any]) -> float:
     return devices_of(before).held * float(state["training_s"]) / 3600.0
 
 
+LEARNING_RATE = "recipe.optimizer.learning_rate"
+
+FREE = ("steps", "stop_when", "checkpoint", "placement")
+"""Parts of a configuration that change nothing of what a run has done; a resume may change them."""
+
+
+def with_options(
+    path: Path,
+    config: RunConfig,
+    options: Mapping[str, Any] | Sequence[str],
+    steps: int | None,
+    checkpoint: Path | None,
+) -> RunConfig:
+    """Return the configuration of a run with the options of a resume.
+
+    Args:
+        path: of the run.
+        config: as it is saved there.
+        options: as typed or by dotted names, without `--steps`.
+        steps: `--steps`.
+        checkpoint: that is resumed. A learning rate holds from there on, and is recorded so.
+
+    Raises:
+        ConfigError: an option that would make another run.
+    """
+    config = config if steps is None else replace(config, steps=steps)
+    if not options:
+        return config
+    asked, optimizer = read_config(path / "config.toml", options), config.recipe.optimizer
+    if any(word.removeprefix("--").partition("=")[0] == LEARNING_RATE for word in options):
+        step = 0 if checkpoint is None else int(load_plain(checkpoint, "trainer")["progress"]["step"])
+        rates = _rates_until(step, config)
+        rates.append(LaterRate(after_step=step, learning_rate=asked.recipe.optimizer.learning_rate))
+        optimizer = replace(optimizer, later_rates=tuple(rates))
+    wanted = replace(config, **{name: getattr(asked, name) for name in FREE if name != "steps"})
+    same = replace(asked.recipe.optimizer, learning_rate=optimizer.learning_rate)
+    if replace(asked, steps=config.steps, recipe=replace(asked.recipe, optimizer=same)) != wanted:
+        raise ConfigError(
+            f"scalerl resume: got {' '.join(map(str, options))}; allowed: --steps, --{LEARNING_RATE}, and the fields "
+            f"of {', '.join(FREE)}. Anything else would make another run: scalerl train {path}/config.toml "
+            "--run-dir ANOTHER, with these options"
+        )
+    return replace(wanted, recipe=replace(config.recipe, optimizer=optimizer))
+
+
 def check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
-    """Refuse a checkpoint of an earlier version or another configuration; steps, stop_when and placement may change.
+    """Refuse a checkpoint of an earlier version or another configuration; but for what a resume may change.
 
     Args:
         config: of the run directory.
@@ -65,8 +165,11 @@ def check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
             f"start a new run from its weights, once exported: scalerl train --model {path}/model"
         )
     before = parse_config(state["config"], f"{checkpoint}/trainer.json")
-    names = ("steps", "stop_when", "checkpoint", "placement")
-    free = {name: getattr(before, name) for name in names}
+    free: dict[str, Any] = {name: getattr(before, name) for name in FREE}
+    step, optimizer = int(state["progress"]["step"]), config.recipe.optimizer
+    if _rates_until(step, config) == _rates_until(step, before):  # later ones may be new
+        optimizer = replace(optimizer, later_rates=before.recipe.optimizer.later_rates)
+        free["recipe"] = replace(config.recipe, optimizer=optimizer)
     if replace(config, **free) == before:
         return
     old, new = to_toml(before).splitlines(), to_toml(replace(config, **free)).splitlines()
@@ -76,3 +179,7 @@ def check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
         f"{'; '.join(changed[:5]) or 'sections differ'}. "
         "Put it back to resume, or start a new run with `scalerl train CONFIG.toml`"
     )
+
+
+def _rates_until(step: int, config: RunConfig) -> list[LaterRate]:
+    return [rate for rate in config.recipe.optimizer.later_rates if rate.after_step < step]

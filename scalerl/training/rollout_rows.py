@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from scalerl.types import Rollout, Score, ScoredGroup
+import numpy as np
+
+from scalerl.types import FloatArray, Rollout, Score, ScoredGroup
+
+Row = dict[str, Any]
 
 INJECTED = "⟦{}⟧"
 """How text is shown that was written into a rollout, such as the phrase of an interruption."""
 
-Extremes = Mapping[int, tuple[float, float]]
-"""By the number of a group: least and greatest log ratio of its first rollout, where it was replayed."""
+LogRatios = Mapping[int, FloatArray]
+"""By the number of a group: log ratios of its first rollout at its sampled tokens, where it was replayed."""
+
+SAMPLES = 16
+"""Training rollouts of one group that are written at an evaluation."""
+
+DETAILED = 4
+"""How many of them have `token_detail`."""
+
+DETAIL_TOKENS = 512
+"""Tokens of a rollout that `token_detail` has: the first and the last half."""
 
 
 def marked_text(tokenizer: Any, rollout: Rollout) -> str:
@@ -26,7 +40,12 @@ def marked_text(tokenizer: Any, rollout: Rollout) -> str:
 
 
 def rollout_row(
-    tokenizer: Any, step: int, scored: ScoredGroup, sample: int, log_ratio: tuple[float, float] | None = None
+    tokenizer: Any,
+    step: int,
+    scored: ScoredGroup,
+    sample: int,
+    log_ratio_N: FloatArray | None = None,
+    detailed: bool = False,
 ) -> dict[str, Any]:
     """Return one rollout as a row.
 
@@ -35,16 +54,19 @@ def rollout_row(
         step: updates done.
         scored: its group.
         sample: its number in the group.
-        log_ratio: least and greatest log ratio of its tokens (nats), where the trainer computed them again.
+        log_ratio_N: log ratio of each of its N sampled tokens (nats), where the trainer computed them again.
+        detailed: with `token_detail`.
     """
     prompt = scored.group.visit.prompt
     rollout: Rollout = scored.group.rollouts[sample]
     score: Score = scored.scores[sample]
     versions = rollout.versions[rollout.sampled] if rollout.sampled.any() else rollout.versions
+    known = log_ratio_N is not None and len(log_ratio_N) > 0
     return {
         "step": step,
         "task": prompt.task,
         "prompt_id": prompt.id,
+        "sample": sample,
         "prompt": prompt.text,
         "completion": marked_text(tokenizer, rollout),
         "answer": prompt.answer,
@@ -56,14 +78,74 @@ def rollout_row(
         "interrupted": rollout.interrupted,
         "versions": [int(versions.min()), int(versions.max())],
         "staleness": step - int(versions.min()),
-        "log_ratio_min": None if log_ratio is None else log_ratio[0],
-        "log_ratio_max": None if log_ratio is None else log_ratio[1],
+        "log_ratio_min": float(np.min(log_ratio_N)) if log_ratio_N is not None and known else None,
+        "log_ratio_max": float(np.max(log_ratio_N)) if log_ratio_N is not None and known else None,
+        "token_detail": token_detail(tokenizer, step, rollout, log_ratio_N) if detailed else None,
     }
 
 
+def token_detail(
+    tokenizer: Any, step: int, rollout: Rollout, log_ratio_N: FloatArray | None
+) -> dict[str, list[Any] | int]:
+    """Return text, staleness and log ratio of each token; of a long rollout its first and its last tokens.
+
+    Example: {"text": ["7", "+", "4"], "staleness": [2, 1, null], "log_ratio": [0.01, -0.2, null], "left_out": 0}
+    """
+    total, half = len(rollout), DETAIL_TOKENS // 2
+    shown = list(range(total)) if total <= DETAIL_TOKENS else [*range(half), *range(total - half, total)]
+    ratio_T: list[float | None] = [None] * total
+    if log_ratio_N is not None:
+        for at, value in zip(np.flatnonzero(rollout.sampled).tolist(), log_ratio_N.tolist(), strict=True):
+            ratio_T[at] = round(value, 4) if math.isfinite(value) else None
+    tokens, left_out = rollout.tokens.tolist(), total - len(shown)
+    parts = [tokens] if not left_out else [tokens[:half], tokens[-half:]]
+    return {
+        "text": [text for part in parts for text in token_texts(tokenizer, part)],
+        "staleness": [step - int(rollout.versions[t]) if rollout.sampled[t] else None for t in shown],
+        "log_ratio": [ratio_T[t] for t in shown],
+        "left_out": left_out,
+    }
+
+
+def token_texts(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
+    """Return the text of each token; a character of several tokens belongs to the last of them.
+
+    Each is decoded together with those before it, since many tokenizers drop a space at the start of what they decode.
+    """
+    texts, start, end = [], 0, 0
+    for count in range(1, len(tokens) + 1):
+        before, now = tokenizer.decode(tokens[start:end]), tokenizer.decode(tokens[start:count])
+        whole = not now.endswith("\ufffd") or count - end >= 4  # no character has more than four bytes
+        texts.append(now[len(before) :] if whole else "")
+        if whole:
+            start, end = end, count
+    return texts
+
+
+def sample_rows(tokenizer: Any, step: int, group: ScoredGroup, log_ratios: Sequence[FloatArray | None]) -> list[Row]:
+    """Return the rollouts of one group of the last batch, at most `SAMPLES`.
+
+    Args:
+        tokenizer: of the model.
+        step: updates done.
+        group: of `telling_group`.
+        log_ratios: of its first `DETAILED` rollouts, under the weights of `step`; empty if they were not computed.
+    """
+    ratios = [*log_ratios, *[None] * SAMPLES]
+    return [
+        rollout_row(tokenizer, step, group, sample, ratios[sample], detailed=sample < DETAILED)
+        for sample in range(min(SAMPLES, len(group.scores)))
+    ]
+
+
+def telling_group(groups: Sequence[ScoredGroup]) -> ScoredGroup:
+    """Return the first group whose rewards differ, from which something is learned; the first one where none does."""
+    return next((scored for scored in groups if len({score.reward for score in scored.scores}) > 1), groups[0])
+
+
 def evaluation_rows(
-    tokenizer: Any, step: int, groups: Sequence[ScoredGroup], extremes: Extremes, count: int
-) -> list[dict[str, Any]]:
+    tokenizer: Any, step: int, groups: Sequence[ScoredGroup], log_ratios: LogRatios, count: int
+) -> list[Row]:
     """Return a sample of an evaluation, `count` rows a task: the first rollouts of groups spread over its prompts.
 
     Replayed groups are among them, so that their rows have log ratios. A task with fewer prompts than `count` gives
@@ -75,13 +157,20 @@ def evaluation_rows(
         numbers.setdefault(scored.group.visit.prompt.task, []).append(number)
     for own in (numbers[task] for task in sorted(numbers)):
         spread = own[:: max(1, len(own) // count)] if count else []
-        first = list(dict.fromkeys([*(n for n in own if n in extremes), *spread]))[:count]
+        first = list(dict.fromkeys([*(n for n in own if n in log_ratios), *spread]))[:count]
         chosen = [(n, 0) for n in sorted(first)]
         width = min(len(groups[n].scores) for n in own)
         more = ((n, sample) for sample in range(1, width) for n in own)
         chosen += [pair for pair, _ in zip(more, range(count - len(chosen)), strict=False)]
         rows += [
-            rollout_row(tokenizer, step, groups[n], sample, extremes.get(n) if sample == 0 else None)
+            rollout_row(
+                tokenizer,
+                step,
+                groups[n],
+                sample,
+                log_ratios.get(n) if sample == 0 else None,
+                detailed=sample == 0 and n in log_ratios,
+            )
             for n, sample in chosen
         ]
     return rows

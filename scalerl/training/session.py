@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -23,15 +23,17 @@ from scalerl.rollouts.replay import ReplayMismatch, bound_of, check_difference
 from scalerl.rollouts.schedule import groups_beyond
 from scalerl.serialization import to_plain
 from scalerl.tasks.scoring import ScoringService
+from scalerl.training.bad_update import message, save_batch
 from scalerl.training.checkpoint import FORMAT, CheckpointStore, save_state
 from scalerl.training.devices import Devices
 from scalerl.training.evaluation import by_task, eval_point, held_out_visits
+from scalerl.training.lag import measured_lag
 from scalerl.training.learner.base import BadGradient, Learner, StepStats, TrainBatch
-from scalerl.training.rollout_rows import Extremes, evaluation_rows, rollout_row
+from scalerl.training.rollout_rows import DETAILED, LogRatios, evaluation_rows, sample_rows, telling_group
 from scalerl.training.run_dir import RunDirectory
 from scalerl.training.stop_when import first_to_stop
 from scalerl.training.stopwatch import Stopwatch
-from scalerl.types import EvalPoint, GeneratorStats, ScoredGroup, Visit
+from scalerl.types import EvalPoint, FloatArray, GeneratorStats, ScoredGroup, Visit
 
 
 class TrainingFailed(RuntimeError):
@@ -174,7 +176,7 @@ class Session:
         try:
             stats = self.learner.step(batch)
         except BadGradient as error:
-            raise self._failed(batch, error) from None
+            raise self._failed(error, batch) from None
         self.progress.training_flops += self.learner.training_flops(batch)
         self.progress.step += 1
         if not stats.trained_tokens:
@@ -194,26 +196,18 @@ class Session:
         self.pipeline.publish(update, self.learner.send)
 
     def _measure_lag(self, batch: TrainBatch) -> None:
-        """Set the lag in ticks from the first batch's timing, and write it into the run's configuration for good.
-
-        The lag must cover the longer of an update's time and a batch's generation, so that neither side waits for the
-        other; half as much again absorbs the variation of both.
-        """
-        config, stats = self.config, self.progress.generator
-        update_ticks = self.learner.rehearse(batch) / (stats.busy_s / stats.tick)
-        batch_ticks = sum(len(r) for scored in self._taken.groups for r in scored.group.rollouts) / config.slots
-        lag = math.ceil(1.5 * max(update_ticks, batch_ticks))
+        """Set the lag in ticks from the first batch's timing, and write it into the run's configuration for good."""
+        config = self.config
+        lag = measured_lag(self.learner.rehearse(batch), self._taken, config.slots)
         self.config = replace(config, rollouts=replace(config.rollouts, lag_ticks=lag))
         self.directory.save_config(self.config)
 
-    def _failed(self, batch: TrainBatch, error: BadGradient) -> TrainingFailed:
-        step = self.progress.step + 1
-        path = self.directory.path / "bad_batch"
-        save_state(path, f"step_{step - 1:06d}", {f.name: getattr(batch, f.name) for f in fields(batch)})
+    def _failed(self, error: BadGradient, batch: TrainBatch | None = None) -> TrainingFailed:
+        step, path = self.progress.step, self.directory.path
+        saved = save_batch(path, step, batch) if batch else None
         self.commit_checkpoints(wait=True)
         return TrainingFailed(
-            f"step {step}: {error}. The batch is saved in {path}; the last good checkpoint is "
-            f"{self.checkpoints.latest() or 'the start'}. A lower recipe.optimizer.learning_rate is the usual remedy"
+            message(error, saved, self.checkpoints.latest(), step, path, self.config.recipe.optimizer)
         )
 
     # ---------------------------------------------------------------------------------------------------- evaluation
@@ -221,8 +215,7 @@ class Session:
     def evaluate_if_due(self, taken: RolloutBatch) -> None:
         """Evaluate on the schedule and at the end, and keep a sample of the batch's rollouts beside it."""
         if self._evaluation_is_due:
-            self._record_samples(taken)
-            self.evaluate()
+            self.evaluate(taken)
 
     def evaluate_if_missing(self) -> None:
         """Evaluate where the run stands, if that is due and no point of it was recorded: step 0, as a rule."""
@@ -233,16 +226,18 @@ class Session:
     def _evaluation_is_due(self) -> bool:
         return self.progress.step % self.config.evaluation.every == 0 or self.finished
 
-    def evaluate(self) -> None:
+    def evaluate(self, taken: RolloutBatch | None = None) -> None:
         """Measure each task's held-out pass rate; its seconds are left out of the training time.
 
-        Generation goes on while the samples are scored and replayed: those seconds of the generators count.
+        A group of `taken` is written beside it. Generation goes on while the samples are scored and replayed: those
+        seconds of the generators count.
         """
         step, visits = self.progress.step, held_out_visits(self.prompts.held_out)
         samples = {task.curve: self.config.samples(task) for task in self.config.data}
         wanted = [samples[visit.prompt.task] for visit in visits]
         groups, eval_s = self.pipeline.evaluate(step, self.learner.send, visits, wanted)
-        extremes, replay_s = self._replay(step, groups)
+        sample = telling_group(taken.groups) if taken else None
+        log_ratios, of_sample, replay_s = self._replay(step, groups, sample)
         asked = time.perf_counter()
         generated_s = self._generated_s()
         self.clock.leave_out(eval_s + replay_s + time.perf_counter() - asked)
@@ -262,7 +257,9 @@ class Session:
         self.points += points
         self.directory.add_points(points)
         saved = self.config.evaluation.saved
-        self.directory.append("rollouts.jsonl", evaluation_rows(self.tokenizer, step, groups, extremes, saved))
+        self.directory.append("rollouts.jsonl", evaluation_rows(self.tokenizer, step, groups, log_ratios, saved))
+        if sample:
+            self.directory.append("rollouts/samples.jsonl", sample_rows(self.tokenizer, step, sample, of_sample))
         self.display.point(self.points)
         if not self.finished:
             self._judge_conditions()
@@ -275,30 +272,33 @@ class Session:
             self.progress.stopped_by, reason = found
             self.display.note(f"step {self.progress.step}: stopping, because {reason}")
 
-    def _replay(self, step: int, groups: Sequence[ScoredGroup]) -> tuple[Extremes, float]:
+    def _replay(
+        self, step: int, groups: Sequence[ScoredGroup], sample: ScoredGroup | None
+    ) -> tuple[LogRatios, Sequence[FloatArray | None], float]:
         """Check that a few samples have the probability of the learner's weights.
 
         Returns:
-            Their least and greatest log ratios by number of group, and the seconds it took.
+            Their log ratios by number of group, those of the first rollouts of a training group, and the seconds.
 
         Raises:
             TrainingFailed: they have not.
         """
         wanted, began = self.config.evaluation.replayed, time.perf_counter()
         if not wanted:
-            return {}, 0.0
+            return {}, (), 0.0
         numbers = range(len(groups))[:: max(1, len(groups) // wanted)][:wanted]
-        spread = [groups[number].group for number in numbers]
-        difference = self.learner.check(step, [(group.visit.prompt.tokens, group.rollouts[0]) for group in spread])
-        extremes = {}
-        if difference is not None:
-            self.progress.replay_difference = difference.largest
-            extremes = {n: found for n, found in zip(numbers, difference.extremes, strict=False) if found}
-            try:
-                check_difference(difference, step, bound_of(getattr(torch, self.config.hardware.dtype)))
-            except ReplayMismatch as error:
-                raise TrainingFailed(f"step {step}: {error}") from None
-        return extremes, time.perf_counter() - began
+        chosen = [(groups[number].group, groups[number].group.rollouts[0]) for number in numbers]
+        chosen += [(sample.group, one) for one in sample.group.rollouts[:DETAILED]] if sample else []
+        difference = self.learner.check(step, [(group.visit.prompt.tokens, rollout) for group, rollout in chosen])
+        if difference is None:
+            return {}, (), time.perf_counter() - began
+        found, self.progress.replay_difference = difference.log_ratios, difference.largest
+        try:
+            check_difference(difference, step, bound_of(getattr(torch, self.config.hardware.dtype)))
+        except ReplayMismatch as error:
+            raise TrainingFailed(f"step {step}: {error}") from None
+        by_group = {n: own_N for n, own_N in zip(numbers, found, strict=False) if own_N is not None}
+        return by_group, found[len(numbers) :], time.perf_counter() - began
 
     @property
     def device_hours(self) -> float:
@@ -330,7 +330,10 @@ class Session:
         with self.clock.paused():
             self.pipeline.mark()
             path = self.checkpoints.begin(self.progress.step)
-            self.learner.save(path)
+            try:
+                self.learner.save(path)
+            except BadGradient as error:
+                raise self._failed(error) from None
             self.clock.add(self._generated_s())
             state = {
                 "format": FORMAT,
@@ -339,7 +342,9 @@ class Session:
                 "progress": to_plain(self.progress),
                 "curriculum": self.curriculum.state(),
                 "device_hours": self.device_hours,
-                "cursors": self.directory.cursors(),
+                "cursors": (cursors := self.directory.cursors()),
+                "row_digests": self.directory.row_digests(cursors),
+                "sealed": True,  # a manifest lies beside it, or was removed
             }
             save_state(path, "trainer", state)
             self.pipeline.snapshot(self.progress.step, path)
@@ -391,9 +396,3 @@ class Session:
         for note in (*self.pipeline.notes(), *self.scoring.notes()):
             self.display.note(note)
         self.display.step(full_row)
-
-    def _record_samples(self, taken: RolloutBatch, count: int = 4) -> None:
-        """Write the first rollouts of a batch as text, with their rewards."""
-        pairs = [(scored, sample) for scored in taken.groups for sample in range(len(scored.scores))]
-        rows = [rollout_row(self.tokenizer, self.progress.step, scored, sample) for scored, sample in pairs[:count]]
-        self.directory.append("rollouts/samples.jsonl", rows)

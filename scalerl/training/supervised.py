@@ -26,6 +26,7 @@ from scalerl.config.recipe import AdamW, Reinforce
 from scalerl.config.supervised import Supervised
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer
+from scalerl.outputs import check_apart, check_new_directory
 from scalerl.prompts.demonstrations import Demonstration, Demonstrations, load_demonstrations
 from scalerl.training.launch import local_model, resolve_hardware, stop_tokens
 from scalerl.training.learner.base import BadGradient, TrainBatch
@@ -63,12 +64,14 @@ def fine_tune(settings: Supervised, directory: Path, report: Report, stop_reques
         settings: what and how.
         directory: where the model goes, with tokenizer and sft.json; it must not exist yet or be empty.
         report: told a line now and then.
-        stop_requested: asked after every update; what was learned until then is written.
+        stop_requested: asked before every update; what was learned until then is written.
 
     Raises:
         ConfigError: the directory holds something, the model or the rows cannot be used, or the loss is not finite.
     """
-    _check_free(directory)
+    check_new_directory(directory, "--out")
+    named = (("MODEL", settings.model), ("--data", settings.data))
+    check_apart(directory, [(name, Path(path)) for name, path in named], "--out")
     policy, tokenizer = _load(settings, report)
     limit = _limit(settings, policy)
     rows = load_demonstrations(settings, tokenizer, stop_tokens(policy, tokenizer), limit)
@@ -91,13 +94,13 @@ def fine_tune(settings: Supervised, directory: Path, report: Report, stop_reques
     report(_opening(rows, total, before))
     steps: list[dict[str, float]] = []
     for batch in batches(rows.training, settings):
+        if stop_requested():
+            break
         steps.append(_step(learner, collate(batch), settings))
         row = steps[-1]
         report(
             f"step {row['step']:g}/{total}  loss {row['loss']:.4f}  tokens {row['tokens']:g}  {row['seconds']:.1f} s"
         )
-        if stop_requested():
-            break
     after = held_out_loss(policy, rows.held_out, settings.micro_batch_tokens)
     outcome = Outcome(steps, before, after, stopped=len(steps) < total)
     _write(directory, learner, tokenizer, settings, rows, outcome)
@@ -155,14 +158,6 @@ def held_out_loss(policy: Policy, rows: Sequence[Demonstration], micro_batch_tok
         logp_n, _ = policy(tokens_bt, trained_bt)
         total, tokens = total - float(logp_n.sum()), tokens + len(logp_n)
     return total / tokens
-
-
-def _check_free(directory: Path) -> None:
-    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
-        what = "holds files already" if directory.is_dir() else "is a file"
-        raise ConfigError(
-            f"--out: {directory} {what}; give a directory that does not exist yet or is empty. Nothing was changed"
-        )
 
 
 def _load(settings: Supervised, report: Report) -> tuple[Policy, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,9 +22,10 @@ from scalerl.config import TinyModel
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.data import TaskData
 from scalerl.config.data import generated as generated_tasks
-from scalerl.files import cache_root
+from scalerl.files import as_umask, cache_root
 from scalerl.models.head import token_logprobs
 from scalerl.models.policy import Policy
+from scalerl.outputs import check_new_directory
 from scalerl.tasks.lab import common as lab
 from scalerl.tasks.lab import generated
 
@@ -65,6 +67,7 @@ def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, repo
     """
     if (directory / "warm_start.json").exists():
         return directory
+    check_new_directory(directory, "--out")
     tokenizer = make_tokenizer()
     history: list[dict[str, float]] = []
     for attempt in range(ATTEMPTS):
@@ -88,16 +91,24 @@ def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, repo
             f"model.warm_start: after {model.warm_start.steps} updates the model knows {shares} of the 300 "
             f"single steps, from {ATTEMPTS} seeds; at least {GATE:.0%} are needed for a clean curve; give it more steps"
         )
-    temporary = directory.with_name(f"{directory.name}.{os.getpid()}.tmp")
-    policy.model.save_pretrained(temporary)
-    tokenizer.save_pretrained(temporary)
-    (temporary / "warm_start.json").write_text("".join(json.dumps(row) + "\n" for row in history))
-    if directory.exists():  # left by a process that was killed, or made by another one meanwhile
-        import shutil
-
-        shutil.rmtree(directory)
-    temporary.rename(directory)
+    _save(policy, tokenizer, history, directory)
     return directory
+
+
+def _save(policy: Policy, tokenizer: Any, history: Sequence[dict[str, float]], directory: Path) -> None:
+    """Write the directory under another name first, so that it appears whole or not at all."""
+    temporary = directory.with_name(f"{directory.name}.{os.getpid()}.tmp")
+    try:
+        policy.model.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+        as_umask(temporary)
+        (temporary / "warm_start.json").write_text("".join(json.dumps(row) + "\n" for row in history))
+        temporary.rename(directory)  # an empty directory may be there; whatever else is there stays
+    except OSError:
+        if not (directory / "warm_start.json").exists():  # else another process has made the same model
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def make_tokenizer() -> Any:

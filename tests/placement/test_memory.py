@@ -134,7 +134,7 @@ def test_numbers_of_the_configuration_go_before_everything_and_an_unknown_model_
         shape_of(config)
     given = replace(config, placement=replace(config.placement, model_numbers=numbers))
     assert shape_of(given).shape == SMALL and "model_numbers" in shape_of(given).source
-    (tmp_path / "config.json").write_text('{"hidden_size": 8}')
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 8}')
     broken = replace(config, model=HuggingFaceModel(path=str(tmp_path)))
     with pytest.raises(ConfigError, match=r"config\.json: not the configuration of a decoder.*num_attention_heads"):
         shape_of(broken)

@@ -73,7 +73,7 @@ def test_a_long_value_of_the_wrong_kind_does_not_fill_the_message(tmp_path):
 BAD_BYTES = [
     (b'{"prompt": "1+1=", "answer": "2"}\n{"prompt": "\xff", "answer": "2"}\n', r"line 2: not UTF-8 text \(byte 12 of"),
     (b'{"prompt": "1+1=", "answer": "2"', r"line 1: not valid JSON \(Expecting ',' delimiter at column 33\)"),
-    (b"[" * 200_000, r"line 1: the JSON is nested too deeply"),
+    (b"[" * 200_000, r"line 1: not valid JSON \(it is nested too deeply\)"),
     (b'{"prompt": "1+1=", "answer": "  "}', r"line 1: 'answer' is '  '; allowed: the reference answer"),
     (b'{"prompt": "1+1=", "answer": null}', r"line 1: 'answer' is None"),
     (b'{"prompt": "\\ud83d", "answer": "2"}', r"line 1: 'prompt' holds half of a surrogate pair, \\ud83d, at char"),
@@ -120,7 +120,7 @@ def test_a_damaged_parquet_or_gzip_file_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"p.parquet: not a whole Parquet file, after row 0 \(.*; copy or write it"):
         read(tmp_path / "p.parquet")
     (tmp_path / "p.parquet").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"p.parquet: not a whole Parquet file"):
+    with pytest.raises(ConfigError, match=r"p.parquet: the file is empty"):
         read(tmp_path / "p.parquet")
     packed = gzip.compress(LINES.encode() * 50)
     (tmp_path / "p.jsonl.gz").write_bytes(packed[:-20])

@@ -119,6 +119,20 @@ def test_a_backtest_scores_each_fraction(capsys, points):
     assert code == 0 and "first 70% (29 points) predicting 12:" in out
 
 
+@pytest.mark.parametrize("trouble", ["the place", "plotly"])
+def test_a_page_that_cannot_be_made_still_shows_its_verdict(capsys, monkeypatch, tmp_path, points, trouble):
+    place = tmp_path / "page.html"
+    if trouble == "the place":
+        place = tmp_path / "no/where.html"
+    else:
+        monkeypatch.setitem(sys.modules, "plotly.offline", None)
+    code, out, error = call(capsys, "report", points, "--method", "least-squares", "-o", place)
+    assert code == 1 and "one" in out and "page  " not in out and error.count("\n") == 1
+    assert ("cannot be written to" if trouble == "the place" else "needs the plotly package") in error
+    found = call(capsys, "report", points, "--method", "least-squares", "-o", place, "--json")[1]
+    assert json.loads(found)["page"] is None and len(json.loads(found)["runs"]) == 1
+
+
 def test_excluded_points_are_not_fitted_but_the_one_before_training_is(capsys, points):
     # 41 points at multiples of 400: those at 400 .. 1600 go
     assert answer(capsys, "fit", points, "--exclude-below", 1601)["points"] == 37
@@ -151,7 +165,6 @@ def test_the_papers_method_gives_a_point_and_says_that_it_is_one(capsys, points)
             "a fit needs at least 5 points; got 4 after leaving out",
         ),
         (["report", "{points}", "{steps}"], "different compute axes (device_hours, step); name one with --compute"),
-        (["report", "{points}", "-o", "{tmp}/no/where.html"], "cannot be written to"),
         (["report", "{short}"], "short.jsonl: a fit needs at least 5 points"),
     ],
 )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import os
-from collections.abc import Callable
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import runs
 
@@ -71,7 +76,54 @@ def check(case: Case, here: Path, monkeypatch: object) -> None:
         text, _ = process.communicate(timeout=SECONDS)
     finally:
         process.kill()
-    code, after = process.returncode, contents(here)
+    _assert_rule(case, process.returncode, text, before, contents(here))
+
+
+def check_here(case: Case, here: Path, monkeypatch: Any, run: Callable[[Sequence[str]], int] | None = None) -> None:
+    """Assert the rule as `check` does, in this process: milliseconds a case, for commands that start no process.
+
+    Args:
+        case: its command must end before it starts a run.
+        here: an empty directory.
+        monkeypatch: of pytest.
+        run: what a command line does, to an exit code; None: the command line of scalerl.
+    """
+    from scalerl.cli.main import main
+
+    case.arrange(here)
+    before = contents(here)
+    monkeypatch.chdir(here)
+    for name, value in case.environment.items():
+        monkeypatch.setenv(name, value)
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), within(SECONDS, case.name):
+        try:
+            code = (run or main)([*case.words])
+        except SystemExit as error:  # argparse
+            code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+        except Exception:  # what would be a traceback of the command
+            code = 1
+            traceback.print_exc(file=said)
+    _assert_rule(case, code, said.getvalue(), before, contents(here))
+
+
+@contextlib.contextmanager
+def within(seconds: float, name: str) -> Iterator[None]:
+    """End what takes longer by an error that no handler of OSError or Exception takes for one of its own."""
+
+    def late(number: int, frame: object) -> None:
+        raise KeyboardInterrupt(f"{name}: not refused within {seconds:g} s")
+
+    old = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+
+
+def _assert_rule(case: Case, code: int, text: str, before: dict[str, str], after: dict[str, str]) -> None:
     assert code in case.allowed, f"{case.name}: exit code {code}\n{text[-3000:]}"
     assert "Traceback (most recent call last)" not in text, f"{case.name}\n{text[-3000:]}"
     assert not (lost := {name for name in before if after.get(name) != before[name]}), f"{case.name} changed {lost}"

@@ -131,7 +131,10 @@ def test_an_engine_that_breaks_the_contract_is_told_what_it_did(name, said):
         ("NoArguments", r"placement.engine: checked_engines:NoArguments must take \(parts\)"),
         ("makes_none", r"made None, which lacks occupancy\(\), submit\(\), .*deterministic"),
         ("RaisesEarly", r"raised OSError: no such server \(.*checked_engines.py:\d+\)"),
-        ("Raises", r"on made-up prompts, checked_engines:Raises raised KeyError: 'slot' \(.*checked_engines.py:\d+\)"),
+        (
+            "Raises",
+            r"on made-up prompts, checked_engines:Raises.poll raised KeyError: 'slot' \(.*checked_engines.py:\d+\)",
+        ),
         ("OtherLogps", "on made-up prompts, checked_engines:OtherLogps: the generator's weights are not what was sent"),
         ("Eager", "not deterministic; allowed: rollouts.schedule = 'eager'"),
     ],

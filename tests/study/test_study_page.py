@@ -141,13 +141,17 @@ def test_a_study_without_any_fit_has_a_page_too(tmp_path):
     assert "<b>fp32</b>: not measured yet (not started)" in text and "<figure" not in text
 
 
-def test_a_page_that_cannot_be_written_is_a_mistake_in_one_line(tmp_path, capsys):
+def test_a_page_that_cannot_be_written_still_shows_the_results(tmp_path, capsys):
     from scalerl import cli
 
     study = write_study(tmp_path / "new", {"scalerl": Truth(last_step=-1), "fp32": Truth(last_step=-1)})
-    assert cli.main(["study", "show", str(study.path), "-o", str(tmp_path / "no/where.html")]) == 2
+    assert cli.main(["study", "show", str(study.path), "-o", str(tmp_path / "no/where.html")]) == 1
     said = capsys.readouterr()
-    assert "the page cannot be written to" in said.err and "fp32" in said.out
+    assert "where.html was not written" in said.err and said.err.count("\n") == 1
+    assert "fp32" in said.out and "no page: the page cannot be written to" in said.out
+    (study.path / "report.html").mkdir()
+    assert cli.main(["study", "show", str(study.path)]) == 0  # nobody asked for that place
+    assert "no page: the page cannot be written to" in capsys.readouterr().out
 
 
 def test_the_page_is_written_even_if_nobody_reads_what_is_printed(tmp_path):

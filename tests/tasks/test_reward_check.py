@@ -32,6 +32,7 @@ MODULE = """
     def none(prompts, completions): return [None, 1.0]
     def raises(prompts, completions): raise KeyError("level")
     def leaves(prompts, completions): os._exit(7)
+    def dies(prompts, completions): os.kill(os.getpid(), 9)
     def sleeps(prompts, completions): time.sleep(60)
     not_a_function = 3
 """
@@ -143,7 +144,14 @@ def test_a_reward_function_is_tried_on_made_up_completions(here, name, params, s
         check_reward(reward(name, **params), ROW, Scoring())
 
 
-@pytest.mark.parametrize(("name", "said"), [("leaves", "exit code 7"), ("sleeps", "took longer than 3 s")])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("leaves", r"called os._exit\(7\) \(.*checked_rewards.py:19\)"),
+        ("dies", "ended its process with exit code -9"),
+        ("sleeps", "took longer than 3 s"),
+    ],
+)
 def test_a_reward_function_that_ends_its_process_or_hangs_is_refused_too(name, said):
     with pytest.raises(ConfigError, match=said):
         check_reward(reward(name), ROW, Scoring(reward_timeout_s=3))

@@ -168,7 +168,7 @@ BAD = """
     [
         ("raises", r"reward function my_rewards:raises raised KeyError: 'level' \(.*my_rewards.py:\d+\)"),
         ("sleeps", r"my_rewards:sleeps took longer than 3 s .*; make it quicker, or raise scoring.reward_timeout_s"),
-        ("vanishes", "my_rewards:vanishes ended its process with exit code 7"),
+        ("vanishes", r"my_rewards:vanishes called os._exit\(7\) \(.*my_rewards.py:11\)"),
     ],
 )
 def test_a_reward_function_that_breaks_in_its_own_process_is_named_and_counted_with_the_run_alive(

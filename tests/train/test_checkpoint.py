@@ -1,8 +1,18 @@
+import hashlib
+import json
+import os
+import shutil
+
 import numpy as np
 import pytest
 import torch
 
+from scalerl.config import LAB
+from scalerl.config.base import ConfigError
 from scalerl.training.checkpoint import CheckpointStore, load_state, save_state
+from scalerl.training.manifest import Damaged, check_files, digest
+from scalerl.training.resumed import sound_checkpoint
+from scalerl.training.run_dir import RunDirectory
 
 
 def test_nested_state_comes_back_as_it_was(tmp_path):
@@ -61,3 +71,179 @@ def test_a_write_that_fails_leaves_the_last_good_checkpoint(tmp_path, monkeypatc
     with pytest.raises(OSError, match="No space left"):
         save_state(store.begin(20), "trainer", {"a": np.zeros(2)})
     assert load_state(CheckpointStore(tmp_path, keep=1).latest(), "trainer") == {"step": 10}
+
+
+@pytest.fixture
+def two(tmp_path):
+    """A store with the checkpoints of steps 10 and 20, each of every kind of file."""
+    store = CheckpointStore.create(tmp_path / "checkpoints", keep=2)
+    for step in (10, 20):
+        path = store.begin(step)
+        save_state(path, "trainer", {"step": step, "cursors": {}, "sealed": True})
+        save_state(path, "generator", {"tokens": np.arange(step), "sampling_version": step})
+        (path / "learner").mkdir()
+        (path / "learner/__0_0.distcp").write_bytes(b"shard" * step)  # of several ranks
+        (path / "learner/.metadata").write_bytes(b"shapes")
+        store.commit(step)
+    return store
+
+
+NAMES = (
+    "trainer.json", "trainer.safetensors", "generator.json", "generator.safetensors", "learner/__0_0.distcp",
+    "learner/.metadata",
+)  # fmt: skip
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+FAULTS = {
+    "missing": (lambda path: path.unlink(), r"{name} is missing; \d+ bytes were written"),
+    "truncated": (lambda path: os.truncate(path, path.stat().st_size - 1), r"{name} has \d+ bytes; \d+ were written"),
+    "longer": (lambda path: path.write_bytes(path.read_bytes() + b"x"), r"{name} has \d+ bytes; \d+ were written"),
+    "empty": (lambda path: path.write_bytes(b""), r"{name} has 0 bytes; \d+ were written"),
+    "flipped": (flip, r"{name} has other contents than were written \(SHA-256 \w{{12}}, expected \w{{12}}\)"),
+}
+
+
+def test_a_manifest_lists_every_file_with_the_digest_that_sha256sum_gives(two):
+    listed = json.loads((two.path(20) / "manifest.json").read_text())
+    assert listed["step"] == 20 and sorted(listed["files"]) == sorted(NAMES)
+    expected = hashlib.sha256(b"shard" * 20).hexdigest()
+    assert listed["files"]["learner/__0_0.distcp"] == {"bytes": 100, "sha256": expected}
+    trainer = (two.path(20) / "trainer.json").read_bytes()
+    assert listed["files"]["trainer.json"]["sha256"] == hashlib.sha256(trainer).hexdigest()
+    assert not list(two.path(20).rglob("*.sha256")) and check_files(two.path(20))
+
+
+@pytest.mark.parametrize("kind", FAULTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_damaged_part_of_any_kind_is_found(two, name, kind):
+    harm, expected = FAULTS[kind]
+    harm(two.path(20) / name)
+    with pytest.raises(Damaged, match=f"^{expected.format(name=name)}$"):
+        check_files(two.path(20))
+    assert check_files(two.path(10))
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        (lambda path: path.unlink(), "manifest.json is missing"),
+        (lambda path: path.write_text("{"), "manifest.json cannot be read"),
+        (lambda path: path.write_text("[]"), "manifest.json holds list and not an object"),
+        (lambda path: path.write_text('{"files": {"trainer.json": 3}}'), "manifest.json does not list the files"),
+    ],
+)
+def test_a_damaged_manifest_is_found(two, harm, said):
+    harm(two.path(20) / "manifest.json")
+    with pytest.raises(Damaged, match=said):
+        check_files(two.path(20))
+
+
+def earlier_version(path):
+    """Make a checkpoint one of a version without manifests."""
+    (path / "manifest.json").unlink()
+    trainer = json.loads((path / "trainer.json").read_text())
+    del trainer["sealed"]
+    (path / "trainer.json").write_text(json.dumps(trainer))
+
+
+def test_a_checkpoint_of_an_earlier_version_is_read_if_its_form_is_right(two):
+    earlier_version(two.path(20))
+    assert check_files(two.path(20)) is False
+    os.truncate(two.path(20) / "generator.safetensors", 100)
+    with pytest.raises(Damaged, match=r"generator.safetensors cannot be read"):
+        check_files(two.path(20))
+    (two.path(20) / "generator.json").unlink()
+    with pytest.raises(Damaged, match=r"generator.json is missing"):
+        check_files(two.path(20))
+
+
+def run_of(store):
+    run = RunDirectory.create(store.directory.parent / "run", LAB)
+    run.path.joinpath("metrics.jsonl").write_text("{}\n")
+    return run
+
+
+def test_the_newest_whole_checkpoint_is_resumed_from_and_damaged_ones_are_kept_aside(two):
+    run, notes = run_of(two), []
+    assert sound_checkpoint(run, two, notes.append) == two.path(20) and not notes
+    flip(two.path(20) / "generator.safetensors")
+    assert sound_checkpoint(run, two, notes.append) == two.path(10)
+    assert two.steps() == [10] and (two.directory / "damaged_step_000020-001/generator.safetensors").exists()
+    assert notes[0].startswith("the checkpoint of step 20 cannot be used: generator.safetensors has other contents")
+    assert notes[1] == "going back to the checkpoint of step 10; the steps since then are trained again"
+
+
+def test_rows_that_a_checkpoint_counts_and_that_are_gone_are_a_damage_too(two):
+    run, notes = run_of(two), []
+    for step, size in ((10, 3), (20, 4)):
+        save_state(two.begin(step), "trainer", {"cursors": {"metrics.jsonl": size}})
+        save_state(two.begin(step), "generator", {})
+        two.commit(step)
+    assert sound_checkpoint(run, two, notes.append) == two.path(10)
+    assert "metrics.jsonl has 3 bytes, and the checkpoint counts 4: rows are missing" in notes[0]
+
+
+def test_a_checkpoint_without_manifest_is_used_with_a_note(two):
+    earlier_version(two.path(20))
+    notes = []
+    assert sound_checkpoint(run_of(two), two, notes.append) == two.path(20)
+    assert notes == ["the checkpoint of step 20 is of an earlier version, without checksums: damage may go unnoticed"]
+
+
+def test_without_a_whole_checkpoint_nothing_is_changed_and_the_message_says_what_to_do(two):
+    for step in (10, 20):
+        flip(two.path(step) / "learner/__0_0.distcp")
+    run = run_of(two)
+    with pytest.raises(ConfigError) as refused:
+        sound_checkpoint(run, two, pytest.fail)
+    said = str(refused.value)
+    assert "step 20: learner/__0_0.distcp has other contents" in said and "step 10: learner/__0_0.distcp has" in said
+    assert f"start a new run: scalerl train {run.path}/config.toml. " in said
+    assert two.steps() == [10, 20] and (run.path / "metrics.jsonl").read_text() == "{}\n"
+
+
+@pytest.mark.parametrize("how", ["their directories", "all of checkpoints/", "of an earlier version"])
+def test_a_run_whose_checkpoints_were_removed_does_not_start_over(two, how):
+    run, store = run_of(two), two
+    for step in (10, 20):
+        shutil.rmtree(two.path(step))
+    if how == "all of checkpoints/":
+        shutil.rmtree(two.directory)
+        store = CheckpointStore(two.directory, keep=2)
+    if how == "of an earlier version":
+        (two.directory / ".written").unlink()
+        (run.path / "summary.json").touch()
+    with pytest.raises(ConfigError, match=r"none of them can be used \(they were removed\)\. Starting over"):
+        sound_checkpoint(run, store, pytest.fail)
+    with pytest.raises(ConfigError, match="they were removed"):  # and not at the second attempt either
+        sound_checkpoint(run, CheckpointStore(two.directory, keep=2), pytest.fail)
+
+
+def test_a_run_that_was_killed_before_its_first_checkpoint_starts_over(tmp_path):
+    store = CheckpointStore.create(tmp_path / "checkpoints", keep=2)
+    assert sound_checkpoint(run_of(store), store, pytest.fail) is None
+
+
+@pytest.mark.parametrize("moment", ["before the new one has its name", "before the old one is removed"])
+def test_a_kill_while_a_checkpoint_is_replaced_leaves_one(two, moment):
+    final, replaced = two.path(20), two.directory / ".replaced_step_000020"
+    if moment == "before the new one has its name":
+        save_state(two.begin(20), "trainer", {"step": "half"})
+        final.rename(replaced)
+    else:
+        shutil.copytree(final, replaced)
+    again = CheckpointStore(two.directory, keep=2)
+    assert again.steps() == [10, 20] and check_files(again.latest()) and not list(two.directory.glob(".r*"))
+
+
+def test_a_digest_of_a_beginning_is_that_of_its_bytes(tmp_path):
+    data = bytes(range(256)) * 20000  # more than one block
+    (tmp_path / "f").write_bytes(data)
+    assert digest(tmp_path / "f") == hashlib.sha256(data).hexdigest()
+    assert digest(tmp_path / "f", 4500001) == hashlib.sha256(data[:4500001]).hexdigest()

@@ -1,9 +1,13 @@
+import shutil
+
 import pytest
 
-from scalerl.config import LAB
+from scalerl.config import LAB, read_config
 from scalerl.config.base import ConfigError
 from scalerl.files import next_directory
-from scalerl.training.run_dir import RunDirectory
+from scalerl.outputs import check_apart
+from scalerl.training.manifest import Damaged
+from scalerl.training.run_dir import ROW_FILES, RunDirectory, RunMoved, inputs_of
 from scalerl.types import EvalPoint
 
 POINT = EvalPoint(100, 0.021, 3.1e14, 4200000, "arithmetic", 0.412, 0.006, 1000, 16)
@@ -61,10 +65,121 @@ def test_points_come_back_and_rows_after_a_checkpoint_are_cut_off(tmp_path):
     run.add_points([POINT])
     run.append("metrics.jsonl", [{"step": 2, "loss": float("nan")}])
     assert (tmp_path / "run/metrics.jsonl").read_text().endswith('"loss": null}\n')
-    run.rewind(cursors)
+    assert run.rewind({"cursors": cursors}) == []
     assert run.points() == [POINT] and (tmp_path / "run/metrics.jsonl").read_text() == '{"step": 1, "loss": 0.5}\n'
 
 
 def test_a_fresh_name_is_found(tmp_path):
     (tmp_path / "lab-001").mkdir()
     assert next_directory(tmp_path, "lab").name == "lab-002"
+
+
+def counted(path):
+    """A run with a row in every file, and the state of a checkpoint that counts them."""
+    run = RunDirectory.create(path, LAB)
+    for name in ROW_FILES:
+        run.append(name, [{"step": 1, "text": "abc"}])
+    cursors = run.cursors()
+    return run, {"cursors": cursors, "row_digests": run.row_digests(cursors)}
+
+
+def test_rows_are_on_disk_before_a_checkpoint_counts_them(tmp_path, monkeypatch):
+    run, _ = counted(tmp_path / "run")
+    synced = []
+    monkeypatch.setattr("scalerl.training.run_dir.sync", synced.append)
+    assert set(run.cursors()) == set(ROW_FILES)
+    assert synced == [run.path / name for name in ROW_FILES]
+
+
+def test_rows_that_are_there_pass_and_later_ones_do_not_matter(tmp_path):
+    run, state = counted(tmp_path / "run")
+    run.append("metrics.jsonl", [{"step": 2}])
+    run.check_rows(state)
+    assert len((run.path / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "points.jsonl"])
+def test_rows_that_are_missing_or_changed_are_found(tmp_path, name):
+    run, state = counted(tmp_path / "run")
+    file = run.path / name
+    whole = file.read_text()  # {"step": 1, "text": "abc"} and the end of the line: 27 bytes
+    file.write_text(whole[:-5])
+    with pytest.raises(Damaged, match=rf"{name} has 22 bytes, and the checkpoint counts 27: rows are missing"):
+        run.check_rows(state)
+    file.write_text(whole.replace("abc", "abd"))
+    with pytest.raises(Damaged, match=rf"the first 27 bytes of {name} are not the rows that the checkpoint counts"):
+        run.check_rows(state)
+    file.unlink()
+    with pytest.raises(Damaged, match=f"{name} has 0 bytes"):
+        run.check_rows(state)
+
+
+@pytest.mark.parametrize("name", ["rollouts.jsonl", "rollouts/samples.jsonl"])
+def test_samples_that_are_short_are_no_reason_to_stop_and_get_no_nul_bytes(tmp_path, name):
+    run, state = counted(tmp_path / "run")
+    run.append(name, [{"step": 2}])
+    state["cursors"][name] = 99
+    whole = (run.path / name).read_text()
+    (run.path / name).write_text(whole + '{"half')
+    run.check_rows(state)
+    (note,) = run.rewind(state)
+    assert note.startswith(f"{name} has 45 bytes, and the checkpoint counts 99") and "goes on with the samples" in note
+    assert (run.path / name).read_text() == whole
+
+
+def test_the_digest_of_rows_goes_on_where_the_last_one_ended(tmp_path):
+    run, first = counted(tmp_path / "run")
+    run.append("metrics.jsonl", [{"step": 2}])
+    cursors = run.cursors()
+    second = run.row_digests(cursors)
+    assert second["metrics.jsonl"] != first["row_digests"]["metrics.jsonl"]
+    assert second["points.jsonl"] == first["row_digests"]["points.jsonl"]
+    run.check_rows({"cursors": cursors, "row_digests": second})
+
+
+def test_a_checkpoint_of_earlier_versions_counts_sizes_alone(tmp_path):
+    run, state = counted(tmp_path / "run")
+    (run.path / "metrics.jsonl").write_text("x" * 27)
+    run.check_rows({"cursors": state["cursors"]})
+    (run.path / "metrics.jsonl").write_text("x")
+    with pytest.raises(Damaged, match=r"metrics.jsonl has 1 bytes, and the checkpoint counts 27"):
+        run.check_rows({"cursors": state["cursors"]})
+
+
+def test_points_that_cannot_be_read_are_named(tmp_path):
+    run, _ = counted(tmp_path / "run")
+    (run.path / "points.jsonl").write_text("{\n")
+    with pytest.raises(ConfigError, match=r"points.jsonl: a row cannot be read"):
+        run.points()
+
+
+def test_a_run_does_not_write_where_it_is_no_more(tmp_path):
+    run, _ = counted(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "elsewhere")
+    with pytest.raises(RunMoved, match=r"was moved while .* is in .*/elsewhere; continue with: scalerl resume .*elsew"):
+        run.append("metrics.jsonl", [{"step": 2}])
+    RunDirectory.create(tmp_path / "run", LAB)  # another run in the same place is not written to either
+    with pytest.raises(RunMoved, match="elsewhere"):
+        run.cursors()
+    with pytest.raises(RunMoved, match="elsewhere"):
+        run.write("config.toml", "")
+    assert not (tmp_path / "run/metrics.jsonl").exists() and (tmp_path / "run/config.toml").stat().st_size
+
+
+def test_a_run_whose_directory_was_removed_says_so(tmp_path):
+    run, _ = counted(tmp_path / "run")
+    shutil.rmtree(run.path)
+    assert run.moved() == f"{run.path} was removed while the run was going on, with what was computed"
+
+
+def test_a_run_directory_apart_from_its_model_and_data(tmp_path):
+    for name in ("model", "data"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "data/rows.jsonl").touch()
+    config = read_config(None, ["--model", str(tmp_path / "model"), "--data", str(tmp_path / "data/rows.jsonl")])
+    inputs = inputs_of(config)
+    assert [path.name for _, path in inputs] == ["model", "rows.jsonl"]
+    check_apart(tmp_path / "runs/1", inputs, "--run-dir")
+    for place, words in (("model", "is"), ("model/run", "lies in"), (".", "holds"), ("data", "holds")):
+        with pytest.raises(ConfigError, match=rf"--run-dir: {tmp_path / place} {words} {tmp_path}/.*path names"):
+            check_apart(tmp_path / place, inputs, "--run-dir")

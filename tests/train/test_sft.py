@@ -216,7 +216,7 @@ def test_the_command_line_says_losses_and_where_the_model_is(model, rows, tmp_pa
         (["MODEL"], "data: a value is needed and none was given"),
         (["MODEL", "--data", "nowhere.jsonl"], "no such file: nowhere.jsonl"),
         (["MODEL", "--data", "x", "--learning-rate", "-1"], "learning_rate: got '-1'; input should be greater than 0"),
-        (["/nowhere/at/all", "--data", "x.jsonl"], "model.path: found no tokenizer at /nowhere/at/all"),
+        (["/nowhere/at/all", "--data", "x.jsonl"], "got '/nowhere/at/all'; there is no such directory"),
         (["nowhere.gguf", "--data", "x.jsonl"], "nowhere.gguf is no such file"),
     ],
 )

@@ -1,5 +1,6 @@
 """A run with an evaluation suite beside its held-out prompts, and its rollouts as a user reads them."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -8,7 +9,8 @@ import runs
 
 from scalerl.config import read_config
 from scalerl.report.sources import read_sources
-from scalerl.training.rollout_rows import evaluation_rows, marked_text
+from scalerl.training import rollout_rows
+from scalerl.training.rollout_rows import evaluation_rows, marked_text, telling_group, token_detail, token_texts
 from scalerl.types import Group, Prompt, Rollout, Score, ScoredGroup, Visit
 
 
@@ -77,6 +79,16 @@ def test_every_evaluation_leaves_readable_rollouts_of_each_task(run):
     assert all(abs(row["log_ratio_min"]) < 1e-4 and row["log_ratio_min"] <= row["log_ratio_max"] for row in replayed)
     training = runs.rows(path, "rollouts/samples.jsonl")
     assert training and all(0 <= row["staleness"] <= 5 for row in training)
+    for step in (3, 6):  # the rollouts of one group, side by side; its first four token by token
+        group = [row for row in training if row["step"] == step]
+        assert len({row["prompt_id"] for row in group}) == 1 and [row["sample"] for row in group] == list(range(4))
+        for row in group:
+            detail, ratios = row["token_detail"], [r for r in row["token_detail"]["log_ratio"] if r is not None]
+            assert len(detail["text"]) == len(detail["staleness"]) == len(detail["log_ratio"]) == row["tokens"]
+            assert "".join(detail["text"]) == row["completion"].replace("⟦", "").replace("⟧", "")
+            assert max(age for age in detail["staleness"] if age is not None) == row["staleness"]
+            assert [min(ratios), max(ratios)] == pytest.approx([row["log_ratio_min"], row["log_ratio_max"]], abs=1e-4)
+            assert detail["staleness"].count(None) == detail["log_ratio"].count(None)  # injected tokens have neither
 
 
 class Letters:
@@ -100,9 +112,38 @@ def test_text_that_was_written_into_a_rollout_is_marked():
 
 def test_a_sample_holds_the_replayed_groups_and_further_samples_where_prompts_are_few():
     groups = [scored(f"{i}", "many" if i < 20 else "few", 2) for i in range(22)]
-    rows = evaluation_rows(Letters(), 9, groups, {7: (-0.5, 0.25)}, 4)
+    rows = evaluation_rows(Letters(), 9, groups, {7: np.array([-0.5, 0.25, 0.0])}, 4)
     many, few = [row for row in rows if row["task"] == "many"], [row for row in rows if row["task"] == "few"]
     assert len(many) == len(few) == 4 and [row["prompt_id"] for row in few] == ["20", "21", "20", "21"]
     with_ratio = [(row["prompt_id"], row["log_ratio_min"]) for row in rows if row["log_ratio_min"] is not None]
     assert with_ratio == [("7", -0.5)] and many[0]["versions"] == [3, 5] and many[0]["staleness"] == 6
-    assert evaluation_rows(Letters(), 9, groups, {7: (-0.5, 0.25)}, 0) == []
+    assert evaluation_rows(Letters(), 9, groups, {7: np.array([-0.5, 0.25, 0.0])}, 0) == []
+
+
+class Bytes:
+    """A token is a byte; a space at the start of what is decoded is dropped, as by many tokenizers."""
+
+    def decode(self, tokens):
+        return bytes(tokens).decode("utf-8", errors="replace").removeprefix(" ")
+
+
+def test_tokens_that_share_a_character_and_leading_spaces_have_texts_that_join_to_the_whole():
+    tokens = list("a b → c".encode())
+    assert token_texts(Bytes(), tokens) == ["a", " ", "b", " ", "", "", "→", " ", "c"]
+    assert token_texts(Bytes(), [0xFF, *b"x"]) == ["", "�x"]  # no character at all: it is not waited for for long
+
+
+def test_the_detail_of_a_long_rollout_is_its_first_and_last_tokens(monkeypatch):
+    monkeypatch.setattr(rollout_rows, "DETAIL_TOKENS", 4)
+    versions, sampled = np.array([3, 3, 3, 4, 4, 4]), np.array([True, True, True, True, False, True])
+    rollout = Rollout(np.arange(6), np.zeros(6, np.float32), versions, sampled, True, True)
+    detail = token_detail(Letters(), 5, rollout, np.array([0.1, 0.2, 0.3, 0.4, float("inf")]))
+    assert detail == {
+        "text": ["a", "b", "e", "f"], "staleness": [2, 2, None, 1], "log_ratio": [0.1, 0.2, None, None], "left_out": 2,
+    }  # fmt: skip
+
+
+def test_the_group_that_is_written_is_one_whose_rewards_differ():
+    alike, telling = scored("1", "t", 2), scored("2", "t", 2)
+    telling = dataclasses.replace(telling, scores=(Score(1.0, True, ""), Score(-1.0, False, "no")))
+    assert telling_group([alike, telling]) is telling and telling_group([alike]) is alike

@@ -1,48 +1,6 @@
-// Draws the figures in the colours of the reader's theme, sorts the table, and saves raw data.
-"use strict";
+// Draws the figures in the colours of the reader's theme, sorts the table, and saves raw data. theme.js stands before it.
 
 const figures = JSON.parse(document.getElementById("figures").textContent);
-const dark = window.matchMedia("(prefers-color-scheme: dark)");
-const narrow = window.matchMedia("(max-width: 600px)");
-const coarse = window.matchMedia("(pointer: coarse)");
-
-// "@s0/0.2" is the colour of the CSS variable --s0 with opacity 0.2
-function color(token) {
-  const [, name, opacity] = token.match(/^@(\w+)(?:\/([\d.]+))?$/);
-  const hex = getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-  if (!opacity) return hex;
-  const [red, green, blue] = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
-  return `rgba(${red}, ${green}, ${blue}, ${opacity})`;
-}
-
-function colored(value) {
-  if (typeof value === "string") return value.startsWith("@") ? color(value) : value;
-  if (Array.isArray(value)) return typeof value[0] === "number" ? value : value.map(colored);
-  if (value && typeof value === "object")
-    return Object.fromEntries(Object.entries(value).map(([key, inner]) => [key, colored(inner)]));
-  return value;
-}
-
-function merged(base, changes) {
-  const both = { ...base };
-  for (const [key, value] of Object.entries(changes ?? {})) {
-    const nested = value && typeof value === "object" && !Array.isArray(value);
-    both[key] = nested ? merged(base[key] ?? {}, value) : value;
-  }
-  return both;
-}
-
-const AXIS = { automargin: true, gridcolor: "@line", linecolor: "@line", zeroline: false, ticks: "outside", tickcolor: "@line" };
-const LAYOUT = {
-  autosize: true,
-  paper_bgcolor: "rgba(0,0,0,0)",
-  plot_bgcolor: "rgba(0,0,0,0)",
-  margin: { l: 12, r: 12, t: 12, b: 12 },
-  legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" },
-  hoverlabel: { bgcolor: "@raised", bordercolor: "@line", font: { color: "@ink" } },
-  xaxis: { ...AXIS, exponentformat: "power", minexponent: 5 },
-  yaxis: AXIS,
-};
 
 function draw(id) {
   const figure = figures[id];

@@ -8,6 +8,8 @@ from typing import Any
 
 from safetensors.torch import load_file, save_file
 
+from scalerl.files import as_umask
+
 
 class DirectoryChannel:
     """One file a version, `version_00000012.safetensors`, which appears whole or not at all."""
@@ -28,6 +30,7 @@ class DirectoryChannel:
         """Write a version."""
         temporary = self.path / f".version_{version:08d}.safetensors"
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in weights}, temporary)
+        as_umask(temporary)
         temporary.replace(self.file(version))
 
     def receive(self, version: int) -> Mapping[str, Any]:

@@ -69,7 +69,7 @@ def gvisor(settings: Sandbox, runsc: str) -> Command:
         f'exec {runsc} --rootless --network=none --ignore-cgroups --root "{bundle}/state-$$" run '
         f'--bundle "{bundle}" "scalerl-$$"'
     )
-    return Command(["/bin/sh", "-c", starter], _limits(settings, b""))
+    return Command([*_dying_with_parent(), "/bin/sh", "-c", starter], _limits(settings, b""))
 
 
 def unsafe(settings: Sandbox) -> Command:
@@ -79,7 +79,13 @@ def unsafe(settings: Sandbox) -> Command:
     place.parent.mkdir(parents=True)
     place.symlink_to(GUEST, target_is_directory=True)
     atexit.register(shutil.rmtree, root, ignore_errors=True)
-    return Command([*_python(settings), f"{place}/main.py"], _limits(settings, b""))
+    return Command([*_dying_with_parent(), *_python(settings), f"{place}/main.py"], _limits(settings, b""))
+
+
+def _dying_with_parent() -> list[str]:
+    """Return what lets the kernel kill the command that follows with whoever started it; bubblewrap has its own."""
+    setpriv = shutil.which("setpriv")  # of util-linux
+    return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 
 
 def _oci(words: list[str], mounts: list[tuple[str, str]]) -> dict[str, Any]:

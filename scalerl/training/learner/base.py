@@ -187,7 +187,7 @@ class Learner(Protocol):
 
         Args:
             version: of the learner's weights.
-            rollouts: with their prompts; those of other versions are left out.
+            rollouts: with their prompts; those of other versions have log ratios and no part in the difference.
 
         Returns:
             The difference; None if no rollout is of this version.
@@ -195,7 +195,11 @@ class Learner(Protocol):
         ...
 
     def save(self, directory: Path) -> None:
-        """Write the learner's part of a checkpoint."""
+        """Write the learner's part of a checkpoint.
+
+        Raises:
+            BadGradient: a weight is not finite; nothing is written.
+        """
         ...
 
     def load(self, directory: Path, updates: int) -> None:

@@ -21,6 +21,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from scalerl.config.recipe import AdamW, Loss
+from scalerl.files import as_umask
 from scalerl.models.checkpoint_names import plain_model
 from scalerl.models.policy import Policy
 from scalerl.rollouts.replay import Difference
@@ -129,6 +130,7 @@ class ShardedLearner(PolicyLearner):
         if dist.get_rank() == 0:
             weights = {name: weight.cpu().contiguous() for name, weight in self._whole_weights()}
             plain_model(self.policy.model, weights).save_pretrained(directory)
+            as_umask(directory)
         else:
             for _ in self._whole_weights():
                 pass
@@ -142,8 +144,16 @@ class ShardedLearner(PolicyLearner):
     # ---------------------------------------------------------------------------------------------------- checkpoint
 
     def save(self, directory: Path) -> None:
-        """Write every rank's share of weights and moments, and force them to disk."""
+        """Write every rank's share of weights and moments, and force them to disk.
+
+        Raises:
+            BadGradient: a weight is not finite; nothing is written.
+        """
+        self.check_finite()
         save_shards(directory, self.tensors())
+
+    def _own(self, master: Tensor) -> Tensor:
+        return master.to_local() if isinstance(master, DTensor) else master
 
     def load(self, directory: Path, updates: int) -> None:
         """Restore what any number of ranks has saved after `updates` updates.

@@ -234,7 +234,7 @@ class PolicyLearner:
         if not norm < float("inf"):
             self._discard_gradient()
             raise BadGradient(f"the gradient's norm is {norm}")
-        rate = self._settings.learning_rate * min(1.0, (self.updates + 1) / max(1, self._settings.warmup_steps))
+        rate = self._settings.rate(self.updates)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.step()
@@ -258,6 +258,20 @@ class PolicyLearner:
         self.policy.weights_changed()
 
     # ---------------------------------------------------------------------------------------------------- checkpoint
+
+    def check_finite(self) -> None:
+        """Refuse weights that no update could follow, so that every checkpoint is one that a run can go on from.
+
+        Raises:
+            BadGradient: a weight is not finite.
+        """
+        for name, master in zip(self._names, self._masters, strict=True):
+            if not torch.isfinite(self._own(master)).all():
+                raise BadGradient(f"the weight {name} is not finite after update {self.updates}")
+
+    def _own(self, master: Tensor) -> Tensor:
+        """Return the part of a weight that lies in this process."""
+        return master
 
     def tensors(self) -> dict[str, Tensor]:
         """Return master weights and optimiser moments by name."""

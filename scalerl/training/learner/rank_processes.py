@@ -10,20 +10,18 @@ import atexit
 import contextlib
 import pickle
 import shutil
-import signal
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
-from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 from scalerl.config.base import ConfigError
 from scalerl.config.run import RunConfig
-from scalerl.processes import obey_parent
+from scalerl.processes import ChildContext
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.training.learner.base import BadGradient, Learner
 from scalerl.training.learner.ranks import RAISED_S, LearnerDied, RankSpec, build_rank, perform
@@ -49,7 +47,7 @@ class RankProcesses:
             ConfigError: from building.
             LearnerDied: a rank ended, failed or took too long.
         """
-        context = get_context("spawn")
+        context = ChildContext()
         self._connections: list[Connection] = []
         self._processes: list[Any] = []
         self._death: str | None = None
@@ -178,7 +176,6 @@ def serve_rank(connection: Connection, build: BuildLearner, channels: Sequence[W
     Waits for: a call, and inside a call for the other ranks.
     Unblocked by: a call, or the death of the loop's process, which ends this one.
     """
-    obey_parent(signal.SIGINT, signal.SIGTERM)
     try:
         learner = _answered(connection, build)
         while learner is not None:

@@ -102,7 +102,7 @@ def load_sharded(
     source = None
     if mesh.get_rank() == 0:
         source = load_policy(path, revision=revision, dtype=dtype, fp32_head=fp32_head, matmul=matmul)
-    config = AutoConfig.from_pretrained(path, revision=revision)
+    config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     policy = Policy(model, fp32_head=fp32_head)

@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from scalerl.config.base import ConfigError
 from scalerl.files import sync
+from scalerl.training.manifest import stamp
 
 NAME = "learner"
 """Directory inside a checkpoint."""
@@ -34,8 +35,10 @@ def save_shards(directory: Path, tensors: Mapping[str, Tensor]) -> None:
         tensors: sharded ones, and plain ones that are equal on all ranks, by name.
     """
     path = directory / NAME
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(exist_ok=True)
     save(dict(tensors), storage_writer=FileSystemWriter(path, sync_files=True))
+    for own in path.glob(f"__{dist.get_rank()}_*.distcp"):
+        stamp(own)
     if dist.get_rank() == 0:  # the files are synced by their writers, their names are not
         sync(path)
         sync(directory)

@@ -62,7 +62,12 @@ class SingleLearner(PolicyLearner):
         self.policy.export(directory)
 
     def save(self, directory: Path) -> None:
-        """Write master weights and optimiser moments."""
+        """Write master weights and optimiser moments.
+
+        Raises:
+            BadGradient: a weight is not finite; nothing is written.
+        """
+        self.check_finite()
         save_state(directory, "learner", self.tensors())
 
     def load(self, directory: Path, updates: int) -> None:

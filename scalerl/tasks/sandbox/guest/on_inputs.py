@@ -21,15 +21,17 @@ COMPLAINT = 4096
 
 def run(channel: jail.Channel, limits: jail.Limits, program: str) -> None:
     """Answer each frame, an input, with a report and the program's standard output."""
+    import ctypes  # noqa: F401  loaded once here, not in every child
+
     jail.limit(limits, 3600)
-    code = compiled(channel, program)
-    if limits.filter:
-        import ctypes  # noqa: F401  loaded once here, not in every child
+    code, own = compiled(channel, program), os.getpid()
     while True:
         _, data = channel.receive()
         inputs, outputs, errors = os.pipe(), os.pipe(), os.pipe()
         child = os.fork()
         if child == 0:
+            if not limits.filter:
+                jail.end_with(own)
             _run_child(limits, code, inputs[0], outputs[1], errors[1])
         for end in (inputs[0], outputs[1], errors[1]):
             os.close(end)

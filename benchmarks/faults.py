@@ -1,0 +1,246 @@
+"""Faults in real runs: what became of them, and whether the results are those of an undisturbed run.
+
+    python benchmarks/faults.py                     # all kinds (an hour of one core)
+    python benchmarks/faults.py kills --count 10    # some
+
+Every fault is followed by `scalerl resume`; in the end weights, points, metrics and samples are compared with those of
+a run that nothing disturbed. Processes that are left a second after the trainer's end are counted. Writes
+benchmarks/results/faults.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+
+import runs
+
+RESULTS = Path(__file__).parent / "results" / "faults.json"
+A_RUN = 8
+"""Faults that one run gets before it may go on to its end."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@dataclass
+class Found:
+    """What became of one kind of fault.
+
+    Example: Found("kills", faults=50, runs=7, identical=7, left=0, tracebacks=0, seconds=610.0, remarks=[])
+    """
+
+    kind: str
+    faults: int = 0
+    """Faults that reached a process before its end."""
+    runs: int = 0
+    identical: int = 0
+    """Runs whose outcome is that of the undisturbed one."""
+    left: int = 0
+    """Processes that were still there a second after the trainer's end."""
+    tracebacks: int = 0
+    wrong_codes: int = 0
+    """Ends with an exit code that does not say what happened."""
+    seconds: float = 0.0
+    remarks: list[str] | None = None
+
+    def note(self, text: str) -> None:
+        """Keep something that should not be."""
+        self.remarks = [*(self.remarks or []), text[-600:]]
+        print("   ", text[-600:], flush=True)
+
+
+class Campaign:
+    """One model, one undisturbed run, and faults in others."""
+
+    def __init__(self, place: Path, seed: int) -> None:
+        self.place, self.random = place, random.Random(seed)
+        self.model = runs.make_model(place / "model")
+        began = time.monotonic()
+        self.code_of(self.begin("whole"))
+        self.whole_s, self.outcome = time.monotonic() - began, runs.outcome(place / "whole")
+        print(f"undisturbed: {self.whole_s:.0f} s", flush=True)
+
+    def begin(self, name: str) -> runs.Forked:
+        """Start a run, or continue it."""
+        path = self.place / name
+        if (path / "config.toml").exists():
+            return runs.start(["resume", str(path)])
+        return runs.start(["train", "--model", str(self.model), "--run-dir", str(path), *runs.SMALL])
+
+    def code_of(self, process: runs.Forked) -> int:
+        """Wait for a run that should finish."""
+        text, _ = process.communicate(timeout=900)
+        assert process.returncode == 0, text
+        return 0
+
+    def finish(self, name: str, found: Found) -> None:
+        """Let a run go on to its end, and compare."""
+        process = self.begin(name)
+        text, _ = process.communicate(timeout=900)
+        found.runs += 1
+        same = process.returncode == 0 and runs.outcome(self.place / name) == self.outcome
+        found.identical += same
+        if not same:
+            found.note(f"{name} ended with {process.returncode} and is not identical: {text}")
+
+    def disturb(self, found: Found, count: int, act: Callable[[runs.Forked, Found], None]) -> None:
+        """Let runs meet faults at random moments, several each, then finish and compare."""
+        number = 0
+        while found.faults < count:
+            name, number = f"{found.kind}-{number}", number + 1
+            for _ in range(min(A_RUN, count - found.faults)):
+                process = self.begin(name)
+                time.sleep(self.random.uniform(0.0, 0.7 * self.whole_s))
+                if process.poll() is None:
+                    found.faults += 1
+                act(process, found)
+            self.finish(name, found)
+            print(f"  {found.kind}: {found.faults} faults, {found.identical} of {found.runs} identical", flush=True)
+
+    def wait(self, process: runs.Forked, found: Found, started: dict[int, str], codes: Sequence[int]) -> None:
+        """Wait for the end after a fault, and judge it."""
+        text, _ = process.communicate(timeout=120)
+        left = runs.left_of(started, 1.0)
+        found.left += len(left)
+        if left:
+            found.note(f"left: {left}")
+        if "Traceback" in text:
+            found.tracebacks += 1
+            found.note(text)
+        if process.returncode not in codes:
+            found.wrong_codes += 1
+            found.note(f"exit code {process.returncode}, expected {codes}: {text}")
+
+    def kill(self, process: runs.Forked, found: Found) -> None:
+        """Kill the trainer, its generator or all that it has started."""
+        started = runs.descendants(process.pid)
+        victims = self.random.choice(("trainer", "generator", "all"))
+        generators = runs.children(process.pid)
+        chosen = {"trainer": [], "generator": generators, "all": list(started)}[victims]
+        for pid in [*chosen, *([] if victims == "generator" and generators else [process.pid])]:
+            if process.poll() is None and os.path.exists(f"/proc/{pid}"):
+                os.kill(pid, signal.SIGKILL)
+        self.wait(process, found, started, (0, 1, -9))
+
+    def signal_it(self, process: runs.Forked, found: Found) -> None:
+        """Ask it to stop, as a terminal does: the whole process group."""
+        number, started = self.random.choice(SIGNALS), runs.descendants(process.pid)
+        if process.poll() is None:
+            os.killpg(process.pid, number)
+        # a process that has not set its handlers yet ends by the signal itself
+        self.wait(process, found, started, (0, 128 + number, -number))
+
+    def pause(self, process: runs.Forked, found: Found) -> None:
+        """Stop the trainer or its generator for a few seconds, and let it go on to its end."""
+        pid = self.random.choice([process.pid, *runs.children(process.pid)])
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            if process.poll() is None and os.path.exists(f"/proc/{pid}"):
+                os.kill(pid, number)
+            time.sleep(self.random.uniform(0.5, 5.0) if number == signal.SIGSTOP else 0)
+        self.wait(process, found, {}, (0,))
+
+
+def kills(campaign: Campaign, found: Found, count: int) -> None:
+    """SIGKILL at random moments to the trainer, its generator, or every process."""
+    campaign.disturb(found, count, campaign.kill)
+
+
+def signals(campaign: Campaign, found: Found, count: int) -> None:
+    """SIGINT, SIGTERM or SIGHUP at random moments."""
+    campaign.disturb(found, count, campaign.signal_it)
+
+
+def pauses(campaign: Campaign, found: Found, count: int) -> None:
+    """SIGSTOP for 0.5 to 5 s, then SIGCONT."""
+    for number in range(count):
+        process = campaign.begin(f"paused-{number}")
+        time.sleep(campaign.random.uniform(0.0, 0.7 * campaign.whole_s))
+        found.faults += process.poll() is None
+        campaign.pause(process, found)
+        campaign.finish(f"paused-{number}", found)
+
+
+def full_disk(campaign: Campaign, found: Found, count: int) -> None:
+    """A disk that is full after a random number of bytes; then there is room again. Needs the right to mount."""
+    for number in range(count):
+        path = campaign.place / f"full-{number}"
+        path.mkdir()
+        kilobytes = campaign.random.randint(100, 3000)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kilobytes}k", "tmpfs", str(path)], check=True)
+        try:
+            process = campaign.begin(path.name)
+            text, _ = process.communicate(timeout=900)
+            found.faults += process.returncode != 0
+            if process.returncode != 0 and ("Traceback" in text or "no space left" not in text):
+                found.tracebacks += 1
+                found.note(f"{kilobytes} KiB: {text}")
+            subprocess.run(["mount", "-o", "remount,size=1g", str(path)], check=True)
+            campaign.finish(path.name, found)
+        finally:
+            subprocess.run(["umount", str(path)], check=True)
+
+
+def flipped_bytes(campaign: Campaign, found: Found, count: int) -> None:
+    """A byte of the newest checkpoint is another one; the run goes back to the checkpoint before."""
+    for number in range(count):
+        name = f"flipped-{number}"
+        process = campaign.begin(name)
+        steps = campaign.place / name / "checkpoints"
+        runs.wait_for(lambda steps=steps: len(list(steps.glob("step_*"))) >= 2, 600, "two checkpoints")
+        process.kill()
+        process.communicate(timeout=60)
+        newest = max(steps.glob("step_*"))
+        file = campaign.random.choice([f for f in sorted(newest.rglob("*")) if f.is_file() and f.stat().st_size])
+        content = bytearray(file.read_bytes())
+        place = campaign.random.randrange(len(content))
+        content[place] ^= 1 << campaign.random.randrange(8)
+        file.write_bytes(content)
+        found.faults += 1
+        campaign.finish(name, found)
+
+
+KINDS: dict[str, tuple[Callable[[Campaign, Found, int], None], int]] = {
+    "kills": (kills, 50),
+    "signals": (signals, 24),
+    "pauses": (pauses, 6),
+    "full_disk": (full_disk, 8),
+    "flipped_bytes": (flipped_bytes, 8),
+}
+"""Kind -> what it does, and how many faults by default."""
+
+
+def main() -> None:
+    """Run the campaign."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kinds", nargs="*", help=f"some of {', '.join(KINDS)}; default: all")
+    parser.add_argument("--count", type=int, help="faults of each kind")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}"
+    saved = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"faults": {}}
+    with tempfile.TemporaryDirectory(prefix="scalerl-faults-") as place:
+        campaign = Campaign(Path(place), given.seed)
+        for kind in given.kinds or KINDS:
+            act, usual = KINDS[kind]
+            found, began = Found(kind), time.monotonic()
+            act(campaign, found, given.count or usual)
+            found.seconds = round(time.monotonic() - began, 1)
+            print(json.dumps(asdict(found)), flush=True)
+            saved["faults"][kind] = {**asdict(found), "date": time.strftime("%Y-%m-%d"), "machine": machine}
+            RESULTS.write_text(json.dumps(saved, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""`scalerl watch`: serves a live page about runs and studies."""
+
+from __future__ import annotations
+
+import argparse
+import secrets
+import socket
+from pathlib import Path
+from typing import Any
+
+from scalerl.config.base import ConfigError
+
+PORT = 8265
+
+
+def add_watch_parser(commands: Any) -> None:
+    """Add the parser of `scalerl watch`."""
+    words = "serve a page that follows runs and studies while they train; it only reads their directories"
+    parser = commands.add_parser("watch", help="serve a live page about runs and studies", description=words)
+    parser.add_argument(
+        "paths", nargs="*", type=Path, metavar="DIR",
+        help="run directories, studies, or directories that hold them; default runs and studies here",
+    )  # fmt: skip
+    parser.add_argument("--port", type=int, default=PORT, help=f"default {PORT}; 0 takes a free one")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1. With any other a token is needed"
+    )
+    parser.add_argument("--open", action="store_true", help="open the page in the browser")
+    parser.set_defaults(run=watch)
+
+
+def watch(arguments: argparse.Namespace) -> int:
+    """Serve the page until Ctrl-C; return the exit code.
+
+    Raises:
+        ConfigError: a package is missing, a path does not exist, or the port cannot be used.
+    """
+    try:
+        from scalerl.watch.guard import is_loopback
+        from scalerl.watch.server import serve
+    except ImportError as error:
+        raise ConfigError(f"the live page needs {error.name}: pip install 'scalerl[watch]'") from error
+    from scalerl.report.html import plotly_script
+    from scalerl.watch.watcher import Watcher
+
+    plotly_script()  # its absence is said now, not by an empty figure
+    paths = arguments.paths or [path for path in (Path("runs"), Path("studies")) if path.is_dir()]
+    if not paths:
+        raise ConfigError("no directory runs or studies here; name the directories: scalerl watch DIR ...")
+    watcher = Watcher(paths)
+    try:
+        listening = _listen(arguments.host, arguments.port)
+    except ConfigError:
+        watcher.close()
+        raise
+    token = "" if is_loopback(arguments.host) else secrets.token_urlsafe(24)
+    address = _address(arguments.host, listening.getsockname()[1], token)
+    print(f"{len(watcher.runs)} runs, {len(watcher.studies)} studies\nwatch at  {address}\nCtrl-C ends it", flush=True)
+    if arguments.open:
+        import webbrowser
+
+        webbrowser.open(address)
+    try:
+        serve(watcher, listening, arguments.host, token)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        if not 0 <= port < 1 << 16:
+            raise OSError("a port is a number from 0 to 65535")
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=128)
+    except OSError as error:
+        raise ConfigError(
+            f"--host {host} --port {port}: {error}; give another port (0 is a free one), or an address of this machine"
+        ) from error
+
+
+def _address(host: str, port: int, token: str) -> str:
+    name = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname(), "": socket.gethostname()}.get(host, host)
+    shown = f"[{name}]" if ":" in name else name
+    return f"http://{shown}:{port}/" + (f"?token={token}" if token else "")

@@ -1,0 +1,122 @@
+"""Loads models and tokenizers by transformers, without code of theirs, and refuses what it would fill in by itself."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scalerl.config.base import ConfigError
+from scalerl.models.family import check_config
+from scalerl.models.files import check_model_files
+
+IN_LAYERS = re.compile(r"\.(layers|h|blocks)\.\d+\.")
+"""A weight of a decoder layer."""
+
+
+def load_model(path: str, revision: str, dtype: str) -> Any:
+    """Return a causal language model of transformers, with every weight read from its files.
+
+    Args:
+        path: directory or name on the hub.
+        revision: branch, tag or commit.
+        dtype: of the weights.
+
+    Raises:
+        ConfigError: no such model, files that are damaged, weights that are missing, of other sizes, left over or not
+            finite, an architecture that needs code of its own, or none that transformers knows.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    check_model_files(path, weights=False)
+    where = {"revision": revision, "trust_remote_code": False}  # unset, transformers would ask on the terminal
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # it prints a table of what is missing, which is said below
+    try:
+        check_config(AutoConfig.from_pretrained(path, **where))
+        check_model_files(path)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=getattr(torch, dtype),
+            use_safetensors=True,  # never a pickle
+            ignore_mismatched_sizes=True,  # they are named below
+            output_loading_info=True,
+            **where,
+        )
+    except ConfigError:
+        raise
+    except Exception as error:  # transformers and its parsers raise whatever a damaged model leads them to
+        raise ConfigError(_not_loaded(path, error)) from None
+    finally:
+        logging.set_verbosity(level)
+    _check_loaded(path, model, info)
+    return model
+
+
+def _not_loaded(path: str, error: Exception) -> str:
+    if "trust_remote_code" in str(error):
+        return (
+            f"model.path: {path} needs Python code of its own (auto_map in its config.json), which is never run here; "
+            "allowed: models whose architecture transformers has built in"
+        )
+    reason = str(error).strip().split("\n")[0][:300] or type(error).__name__
+    return (
+        f"model.path: got {path!r}; allowed: a directory with config.json and weights, or a hub name of a causal "
+        f"language model that this machine can reach ({reason})"
+    )
+
+
+def _check_loaded(path: str, model: Any, info: dict[str, Any]) -> None:
+    """Refuse a model of which transformers read less than all, and weights that are not finite."""
+    missing = sorted(info["missing_keys"])  # tied weights are not among them
+    if missing:  # transformers has filled them with random numbers
+        raise ConfigError(
+            f"model.path: {path} lacks {len(missing)} of the weights of a {type(model).__name__}: "
+            f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}; download the whole model, or give a model "
+            "that was saved as a causal language model"
+        )
+    wrong = sorted(info["mismatched_keys"], key=str)
+    if wrong:
+        name, there, expected = wrong[0]
+        raise ConfigError(
+            f"model.path: {path}: {len(wrong)} weights have other sizes than config.json says; {name} is "
+            f"{tuple(there)}, expected {tuple(expected)}; use the config.json that belongs to the weights"
+        )
+    left = sorted(name for name in info["unexpected_keys"] if IN_LAYERS.search(name) and "inv_freq" not in name)
+    if left:
+        raise ConfigError(
+            f"model.path: {path} has {len(left)} weights of layers that a {type(model).__name__} by its config.json "
+            f"does not have, the first is {left[0]}; use the config.json that belongs to the weights"
+        )
+    bad = [name for name, weight in model.named_parameters() if not bool(weight.sum(dtype=torch.float32).isfinite())]
+    if bad:
+        raise ConfigError(
+            f"model.path: {path}: {len(bad)} weights hold NaN or infinity, the first is {bad[0]}; download the model "
+            "again, or give an earlier checkpoint"
+        )
+
+
+def load_tokenizer(path: str, revision: str = "main") -> Any:
+    """Load a tokenizer.
+
+    Raises:
+        ConfigError: the directory holds none, or one that cannot be read.
+    """
+    from transformers import AutoTokenizer
+
+    where = Path(path) / "tokenizer.json" if Path(path).is_dir() else path
+    advice = f"model.path: found no tokenizer at {where}; save one there with tokenizer.save_pretrained(...)"
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
+        words = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
+    except Exception as error:  # transformers and its parsers raise whatever a damaged file leads them to
+        reason = "it needs Python code of its own, which is never run here" if "trust_remote_code" in str(error) else ""
+        raise ConfigError(f"{advice} ({reason or str(error).strip().split(chr(10))[0][:300]})") from None
+    # transformers makes an empty tokenizer of the architecture's class where a directory has no tokenizer files
+    if not words:
+        raise ConfigError(f"{advice} (what loads from there has no vocabulary)")
+    return tokenizer

@@ -1,0 +1,124 @@
+"""What a command writes where its user says: never over an input or over a file of another kind."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from scalerl.config.base import ConfigError
+from scalerl.files import write_whole
+
+PAGE_STARTS = b"<!doctype html"
+"""How every page of this package begins, in lower case."""
+
+
+def is_page(path: Path) -> bool:
+    """Return whether a file is an HTML page, as `report` and `study show` write them."""
+    with path.open("rb") as file:
+        return file.read(len(PAGE_STARTS)).lower() == PAGE_STARTS
+
+
+def check_output(
+    path: Path,
+    inputs: Iterable[Path],
+    replaceable: Callable[[Path], bool] = is_page,
+    *,
+    what: str = "an HTML page",
+    option: str = "-o",
+) -> Path:
+    """Return where to write an output; refuse a place that is an input, or holds a file of another kind.
+
+    Files are compared by inode, so links and `./x` are seen through. An empty file may be replaced.
+
+    Args:
+        path: of the output.
+        inputs: files and directories that the command reads.
+        replaceable: whether an existing file is of the kind that the command writes, so that it may be replaced.
+        what: that kind, for the message.
+        option: that names the output, for the message.
+
+    Returns:
+        The path, after the links.
+
+    Raises:
+        ConfigError: the output would destroy a file; nothing was changed.
+    """
+    # os.path answers no where Path raises, for example for a name that is too long
+    place = Path(os.path.realpath(path)) if os.path.islink(path) else path
+    if not os.path.isfile(path):  # new, a directory (refused when it is written), or a device
+        return place
+    for source in inputs:
+        if os.path.exists(source) and path.samefile(source):
+            raise ConfigError(
+                f"{option}: {path} is an input of this command and would be overwritten; give another path for the "
+                "output. Nothing was changed"
+            )
+    if path.stat().st_size and not replaceable(path):
+        raise ConfigError(
+            f"{option}: {path} exists and is not {what}; give a path that does not exist yet, or remove the file. "
+            "Nothing was changed"
+        )
+    return place
+
+
+def check_new_directory(path: Path, option: str) -> None:
+    """Refuse a directory of outputs that holds anything: what lies there would be overwritten.
+
+    Args:
+        path: of the directory.
+        option: that names it, for the message.
+
+    Raises:
+        ConfigError: it is a file, a link to nothing, or a directory with files in it.
+    """
+    advice = "give a directory that does not exist yet or is empty. Nothing was changed"
+    if os.path.islink(path) and not os.path.exists(path):
+        raise ConfigError(f"{option}: {path} is a link to something that does not exist; {advice}")
+    if not os.path.exists(path):
+        return
+    if not path.is_dir():
+        raise ConfigError(f"{option}: {path} is a file; {advice}")
+    # what a run leaves that was killed before it saved its configuration
+    rest = [p.name for p in path.iterdir() if p.name != ".lock" and not (p.name == "rollouts" and not any(p.iterdir()))]
+    if rest:
+        named = ", ".join(sorted(rest)[:5]) + (", ..." if len(rest) > 5 else "")
+        raise ConfigError(f"{option}: {path} is not empty (it holds {named}); {advice}")
+
+
+def check_apart(path: Path, inputs: Iterable[tuple[str, Path]], option: str) -> None:
+    """Refuse a directory of outputs that is, holds or lies in something that is read.
+
+    Args:
+        path: of the directory; it need not exist.
+        inputs: names of fields, and the files or directories that they name.
+        option: that names the directory, for the message.
+
+    Raises:
+        ConfigError: which input it is.
+    """
+    own = path.resolve()
+    for name, source in inputs:
+        if not os.path.exists(source):
+            continue
+        there = source.resolve()
+        if own == there or there in own.parents or own in there.parents:
+            how = "is" if own == there else "lies in" if there in own.parents else "holds"
+            raise ConfigError(
+                f"{option}: {path} {how} {source}, which {name} names as an input; give a directory apart from it. "
+                "Nothing was changed"
+            )
+
+
+def write_or_explain(path: Path, text: str) -> str:
+    """Write a file whole; return why it could not be written, as a sentence, or nothing."""
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        return why_not(path, error)
+    return ""
+
+
+def why_not(path: Path, error: OSError) -> str:
+    """Return why a file could not be written, in words."""
+    return f"{path} cannot be written ({error.strerror or error}); what was there before is unchanged"

@@ -1,0 +1,205 @@
+"""Names the code that a configuration will run, and asks once before code runs that nobody here has confirmed.
+
+A run directory or a configuration of somebody else is a program: it can name any function, and engines and sandboxes
+by the path of an executable. What the user typed, gave from Python or confirmed is remembered by its content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+from scalerl.config.base import ConfigError
+from scalerl.config.data import CustomTask, EnvironmentTask, PromptFile
+from scalerl.config.model import HuggingFaceModel
+from scalerl.config.recipe import Custom
+from scalerl.config.run import RunConfig
+from scalerl.files import cache_root, write_whole
+
+
+@dataclass(frozen=True)
+class Code:
+    """Something of a configuration that runs with the user's rights.
+
+    Example: Code(field="data.reward", name="my_rewards:length", file="/home/me/my_rewards.py", digest="9f86d0...")
+    """
+
+    field: str
+    """Of the configuration."""
+    name: str
+    """Import path, program or arguments, as the configuration has it."""
+    file: str
+    """Where it would be taken from; empty: nowhere, as for arguments."""
+    digest: str
+    """SHA-256 of the file, with those of the packages around it; hex. Empty: it cannot be remembered."""
+
+    @property
+    def key(self) -> str:
+        """Under which it is remembered: what is run and what that file holds."""
+        return hashlib.sha256(f"{self.name}\0{self.digest}".encode()).hexdigest()
+
+    def __str__(self) -> str:
+        return f"{self.field} = {self.name[:200]}" + (f" ({self.file})" if self.file else "")
+
+
+def code_of(config: RunConfig) -> list[Code]:
+    """Return the code that a run of this configuration imports or starts; nothing is imported here."""
+    functions = [(f"recipe.{part}", getattr(config.recipe, part)) for part in ("loss", "advantage", "aggregation")]
+    functions.append(("placement.engine", config.placement.engine))
+    found = [_function(field, choice.function) for field, choice in functions if isinstance(choice, Custom)]
+    for task in config.data:
+        if isinstance(task, PromptFile) and task.reward is not None:
+            found.append(_function("data.reward", task.reward.function))
+        elif isinstance(task, CustomTask):
+            found.append(_function("data.function", task.function))
+        elif isinstance(task, EnvironmentTask):
+            found.append(_environment(task.environment))
+    sandbox, placement = config.scoring.sandbox, config.placement
+    programs = {"placement.vllm_python": placement.vllm_python, "scoring.sandbox.python": sandbox.python}
+    found += [_program(field, program) for field, program in programs.items() if program]
+    if placement.vllm_arguments:
+        text = json.dumps(list(placement.vllm_arguments))
+        found.append(Code("placement.vllm_arguments", text, "", _digest([text.encode()])))
+    if (
+        sandbox.mode == "unsafe"
+    ):  # the model's programs run bare, so the model is code: another model is asked for again
+        model = config.model.path if isinstance(config.model, HuggingFaceModel) else config.model.kind
+        where = os.path.abspath(model) if os.path.exists(model) else model
+        found.append(Code("scoring.sandbox.mode", "unsafe", "", _digest([b"unsafe", where.encode()])))
+    return list(dict.fromkeys(found))
+
+
+def check_trust(configs: Iterable[RunConfig], source: str, *, trusted: bool = False, typed: Sequence[str] = ()) -> None:
+    """Refuse code that this user has neither named nor confirmed, or ask for it on a terminal.
+
+    Args:
+        configs: that will be run.
+        source: where they come from, for the message.
+        trusted: the user has said `--trust`, or made the configuration in Python.
+        typed: words of the command line; code that is named in them is the user's own choice.
+
+    Raises:
+        ConfigError: there is code that is not known and no terminal to ask on, or the answer was no.
+    """
+    found = list(dict.fromkeys(code for config in configs for code in code_of(config)))
+    if not found:
+        return
+    known = _remembered()
+    new = [code for code in found if not code.digest or code.key not in known]
+    mine = [code for code in new if trusted or any(_spells(word, code) for word in typed)]
+    unknown = [code for code in new if code not in mine]
+    if unknown:
+        _ask(unknown, source)
+    _remember([code for code in new if code.digest], known)
+
+
+def _spells(word: str, code: Code) -> bool:
+    """Return whether a word of the command line names this code, whole, and not as a part of another name."""
+    name = code.field if code.field == "placement.vllm_arguments" else code.name
+    return (
+        re.search(rf"(?<![\w.:/-]){re.escape(name)}(?![\w.:/-])", word.removeprefix("--").replace("=", " ")) is not None
+    )
+
+
+def _ask(unknown: Sequence[Code], source: str) -> None:
+    listed = "; ".join(map(str, unknown[:5])) + (f"; and {len(unknown) - 5} more" if len(unknown) > 5 else "")
+    said = f"{source} runs code that was not confirmed on this machine, or has changed since: {listed}"
+    rights = "It runs with your rights, as any program of yours"
+    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigError(f"{said}. {rights}: look at it, then give --trust (from Python trust=True)")
+    print(f"scalerl: {said}. {rights}.\nRun it? [y/N] ", end="", file=sys.stderr, flush=True)
+    answer = sys.stdin.readline()
+    if answer.strip().lower() not in ("y", "yes"):
+        raise ConfigError("nothing was run; look at the code, and start again to confirm it")
+
+
+def _store() -> Path:
+    return cache_root() / "trusted.json"
+
+
+def _remembered() -> dict[str, Any]:
+    """Return what was confirmed before; a store that cannot be read holds nothing, so the user is asked again."""
+    try:
+        held = json.loads(_store().read_text(encoding="utf-8"))["code"]
+        return dict(held)
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def _remember(codes: Sequence[Code], known: Mapping[str, Any]) -> None:
+    new = {code.key: {"name": code.name, "file": code.file} for code in codes}
+    if not new:
+        return
+    try:
+        _store().parent.mkdir(parents=True, exist_ok=True)
+        write_whole(_store(), json.dumps({"code": {**known, **new}}, indent=1) + "\n")
+    except OSError:  # a cache that cannot be written: the user is asked again next time
+        return
+
+
+def _function(field: str, name: str) -> Code:
+    files = _sources(name.partition(":")[0])
+    return Code(field, name, files[-1] if files else "", _digest_of_files(files))
+
+
+def _environment(name: str) -> Code:
+    files = _sources(name.rpartition("/")[2].replace("-", "_"))
+    return Code("data.environment", name, files[-1] if files else "", _digest_of_files(files))
+
+
+def _program(field: str, name: str) -> Code:
+    file = shutil.which(name) or ""
+    return Code(field, name, os.path.abspath(file) if file else "", _digest_of_files([file] if file else []))
+
+
+def _digest_of_files(files: Sequence[str]) -> str:
+    try:
+        return _digest(Path(file).read_bytes() for file in files) if files else ""
+    except OSError:
+        return ""
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).hexdigest()
+
+
+def _sources(module: str) -> list[str]:
+    """Return the files that importing a module would run, packages first; empty where it or its file is not found."""
+    files: list[str] = []
+    for spec in _specs(module):
+        if spec is None:
+            return []
+        if spec.has_location and spec.origin:
+            files.append(os.path.abspath(spec.origin))
+    return files
+
+
+def _specs(module: str) -> Iterator[ModuleSpec | None]:
+    """Yield the specification of each part of a dotted name without importing any; None where one is not found."""
+    parts = module.split(".")
+    if not all(part.isidentifier() for part in parts):
+        yield None
+        return
+    spec = PathFinder.find_spec(parts[0], [os.getcwd()]) or _top(parts[0])
+    yield spec
+    for number in range(1, len(parts)):
+        inside = None if spec is None else spec.submodule_search_locations
+        spec = None if inside is None else PathFinder.find_spec(".".join(parts[: number + 1]), list(inside))
+        yield spec
+
+
+def _top(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)  # a name without a dot, so nothing is imported
+    except (ImportError, ValueError):
+        return None

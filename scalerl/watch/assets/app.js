@@ -1,0 +1,151 @@
+// Follows the server's stream, chooses the page by the address, and draws it again when something changes.
+"use strict";
+
+const known = { runs: new Map(), studies: new Map(), problems: [] };
+const main = document.getElementById("main");
+const live = document.getElementById("live");
+const LOAD_MS = 900; // least time between two questions of a page that changes all the time
+let view = null;
+let [loading, again, loaded] = [false, false, 0];
+
+function viewOf(address) {
+  const [path, query] = address.replace(/^#\/?/, "").split("?");
+  const [kind, ids, part] = path.split("/");
+  const parameters = new URLSearchParams(query ?? "");
+  if (kind === "run" && part === "rollouts") return rolloutsPage(ids, parameters);
+  if (kind === "run") return runPage(ids);
+  if (kind === "compare") return comparePage(ids.split(","), parameters);
+  if (kind === "study") return studyPage(ids);
+  return listPage;
+}
+
+function complain(error) {
+  live.textContent = `something went wrong: ${error.message}`;
+  live.className = "lost";
+}
+
+function render() {
+  const fresh = el("main", { id: "main", tabindex: "-1" }, view.render());
+  morph(main, fresh);
+  for (const box of document.querySelectorAll("[data-compare]")) box.checked = chosen.has(box.dataset.compare);
+  document.title = `${view.title()} · scalerl watch`;
+  view.draw?.();
+}
+
+// one question at a time; what comes meanwhile is asked for once more afterwards
+async function refresh() {
+  if (loading) {
+    again = true;
+    return;
+  }
+  loading = true;
+  try {
+    do {
+      again = false;
+      const own = view;
+      const wait = LOAD_MS - (performance.now() - loaded);
+      if (wait > 0 && own.seen) await new Promise((done) => setTimeout(done, wait));
+      if (own.load) await own.load();
+      own.seen = true;
+      loaded = performance.now();
+      if (own === view) render();
+      else again = true;
+    } while (again);
+  } catch (error) {
+    complain(error);
+  } finally {
+    loading = false;
+  }
+}
+
+function go() {
+  if (location.hash === "#main") return; // the link for those who skip the navigation
+  const before = view;
+  view = viewOf(location.hash);
+  const stays = before && before.title() === view.title();
+  if (view.load && stays) {
+    refresh(); // another rollout of the same list: the page stays until it is there
+    return;
+  }
+  document.getElementById("large").close();
+  main.replaceChildren();
+  if (known.ready) {
+    if (view.load) render();
+    refresh();
+    if (before) main.focus();
+    window.scrollTo(0, 0);
+  }
+}
+
+let points = "";
+
+function take(found) {
+  for (const run of found.runs) known.runs.set(run.id, run);
+  for (const study of found.studies) known.studies.set(study.id, study);
+  known.problems = found.problems;
+  known.ready = true;
+  // rollouts come with evaluations: a page of rollouts asks again when there is a new one
+  const now = JSON.stringify([...known.runs.values()].map((run) => run.points));
+  if (view.slow && view.seen && now === points) return;
+  points = now;
+  refresh();
+}
+
+function follow() {
+  const stream = new EventSource("/api/stream");
+  stream.onopen = () => {
+    live.textContent = "live";
+    live.className = "on";
+  };
+  stream.onmessage = (event) => take(JSON.parse(event.data));
+  stream.onerror = () => {
+    live.textContent = "connection lost, trying again …";
+    live.className = "lost";
+  };
+}
+
+// ------------------------------------------------------------------------------------------------------ what a reader does
+
+document.addEventListener("click", (event) => {
+  const large = event.target.closest("[data-large]");
+  if (large) showLarge(view, large.dataset.large).catch(complain);
+  if (event.target.closest("[data-close]")) document.getElementById("large").close();
+});
+
+document.addEventListener("change", (event) => {
+  const { compare, log, metric, by, filter } = event.target.dataset;
+  if (compare !== undefined) {
+    if (event.target.checked) chosen.add(compare);
+    else chosen.delete(compare);
+    render();
+  }
+  if (log !== undefined) view.scale(event.target.checked);
+  if (metric !== undefined) location.hash = `#/compare/${metric}?metric=${event.target.value}`;
+  if (by !== undefined) view.color(event.target.value);
+  if (filter !== undefined) view.filter(event.target.form);
+});
+
+document.addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (event.target.dataset.filters) view.filter(event.target);
+});
+
+// "toggle" does not bubble
+document.addEventListener("toggle", (event) => {
+  if (event.target.dataset?.config && event.target.open) showConfig(event.target.dataset.config).catch(complain);
+}, true);
+
+const STEPS = { ArrowDown: 1, ArrowRight: 1, ArrowUp: -1, ArrowLeft: -1, Home: -Infinity, End: Infinity };
+
+document.addEventListener("keydown", (event) => {
+  const list = event.target.closest("[data-arrows]");
+  if (!(event.key in STEPS) || !list || !event.target.matches("[data-arrow]")) return;
+  const all = [...list.querySelectorAll("[data-arrow]")];
+  const next = Math.min(all.length - 1, Math.max(0, all.indexOf(event.target) + STEPS[event.key]));
+  all[next].focus();
+  event.preventDefault();
+});
+
+window.addEventListener("hashchange", go);
+go();
+follow();

@@ -1,0 +1,91 @@
+// Elements from data. Whatever runs, tasks and rollouts say becomes a text node, never HTML.
+"use strict";
+
+// el("p", {class: "muted"}, "text", child): attributes that are null or false are left out
+function el(tag, attributes, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes ?? {}))
+    if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
+  node.append(...children.flat(9).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+// Makes `old` like `fresh` and keeps the nodes that are there, with their focus, selection and scroll. What is inside an
+// element with data-keep belongs to a figure or a form and is left alone.
+function morph(old, fresh) {
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
+  for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  if (old.tagName === "PROGRESS") old.value = fresh.value;
+  if (fresh.hasAttribute("data-keep") && old.childNodes.length) return;
+  const [before, after] = [[...old.childNodes], [...fresh.childNodes]];
+  after.forEach((node, at) => {
+    const there = before[at];
+    if (!there) old.append(node);
+    else if (there.nodeType !== node.nodeType || there.nodeName !== node.nodeName || there.dataset?.key !== node.dataset?.key)
+      there.replaceWith(node);
+    else if (node.nodeType === Node.TEXT_NODE) {
+      if (there.data !== node.data) there.data = node.data;
+    } else morph(there, node);
+  });
+  before.slice(after.length).forEach((node) => node.remove());
+  if (old.tagName === "SELECT" && document.activeElement !== old)
+    for (const option of old.options) if (option.hasAttribute("selected")) option.selected = true;
+}
+
+function svg(tag, attributes, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
+async function ask(path, parameters) {
+  const query = new URLSearchParams(Object.entries(parameters ?? {}).filter(([, value]) => value !== "" && value !== null));
+  const answer = await fetch(path + (String(query) ? "?" + query : ""));
+  if (!answer.ok) throw new Error(`${answer.status}: ${await answer.text()}`);
+  return answer.json();
+}
+
+function shown(value, metric) {
+  if (value === null || value === undefined) return "–";
+  if (metric?.share) return (100 * value).toFixed(Math.abs(value) < 0.01 && value !== 0 ? 2 : 1) + "%";
+  if (value === 0) return "0";
+  const size = Math.abs(value);
+  if (size >= 1e7 || size < 1e-3) {
+    const [digits, power] = value.toExponential(2).replace("+", "").split("e");
+    return `${digits.replace("-", "−")} × 10${[...power].map((sign) => "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"["-0123456789".indexOf(sign)]).join("")}`;
+  }
+  if (size >= 1000) return Math.round(value).toLocaleString("en");
+  return String(Number(value.toPrecision(3))).replace("-", "−");
+}
+
+function lasting(seconds) {
+  if (seconds === null || seconds === undefined) return "–";
+  if (seconds < 90) return `${Math.round(seconds)} s`;
+  if (seconds < 5400) return `${Math.round(seconds / 60)} min`;
+  return seconds < 172800 ? `${(seconds / 3600).toFixed(1)} h` : `${(seconds / 86400).toFixed(1)} days`;
+}
+
+const level = (value) => (value === null || value === undefined ? "–" : value.toFixed(3));
+const interval = ([mean, low, high]) => `${level(mean)} (${level(low)} to ${level(high)})`;
+
+const MEANINGS = {
+  training: "Steps are being done.",
+  waiting: "The process lives, and no step was done for a while.",
+  finished: "The run is complete.",
+  stopped: "Stopped in order; scalerl resume continues it.",
+  failed: "Ended by an error.",
+  dead: "No sign of life; scalerl resume continues it.",
+  unreadable: "Its config.toml cannot be read.",
+};
+
+const badge = (run) => el("span", { class: `badge ${run.state in MEANINGS ? run.state : "dead"}`, title: MEANINGS[run.state] ?? "" }, run.state);
+
+function progress(run) {
+  const words = [`step ${run.step} of ${run.steps}`];
+  if (run.step_s !== null && (run.state === "training" || run.state === "waiting")) {
+    words.push(`${shown(run.step_s)} s a step`);
+    if (run.left_s !== null) words.push(`${lasting(run.left_s)} left`);
+  }
+  return words.join(" · ");
+}

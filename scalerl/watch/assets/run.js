@@ -1,0 +1,132 @@
+// One run: its state, its curve with the forecast, and every metric with its meaning.
+"use strict";
+
+const GROUPS = {
+  learning: "Learning",
+  staleness: "Staleness and mismatch",
+  lengths: "Lengths",
+  speed: "Speed and cost",
+  occupancy: "Occupancy and trouble",
+};
+
+const sentence = (metric) => metric.meaning[0].toUpperCase() + metric.meaning.slice(1) + (metric.unit ? ` (${metric.unit}).` : ".");
+
+function forecastCards(task, found, several) {
+  const fit = found.fit;
+  const of = several ? ` of ${task}` : "";
+  const now = el("article", { class: "card" }, el("h3", {}, `Pass rate${of}`), el("p", { class: "big" }, level(found.pass_rate)),
+    el("p", { class: "muted" }, `± ${level(found.stderr)} (one standard error), held-out, at step ${found.step}; ${found.evaluations} evaluations`));
+  if (!fit) return [now, el("article", { class: "card" }, el("h3", {}, `Forecast${of}`), el("p", {}, "fitting …"))];
+  if (fit.problem)
+    return [now, el("article", { class: "card" }, el("h3", {}, `Forecast${of}`), el("p", {}, `None yet: ${fit.problem}.`))];
+  return [
+    now,
+    el("article", { class: "card" }, el("h3", {}, `Forecast${of} at twice the compute`), el("p", { class: "big" }, level(fit.twice[0])),
+      el("p", { class: "muted" }, `${level(fit.twice[1])} to ${level(fit.twice[2])} with 90% probability; at four times ${interval(fit.four)}`)),
+    el("article", { class: "card" }, el("h3", {}, `Ceiling${of}`), el("p", { class: "big" }, fit.identified ? level(fit.ceiling[0]) : "not known yet"),
+      el("p", { class: "muted" }, fit.identified
+        ? `${level(fit.ceiling[1])} to ${level(fit.ceiling[2])} with 90% probability: the level with unlimited compute`
+        : `A range and not a result: ${level(fit.ceiling[1])} to ${level(fit.ceiling[2])}, because ${fit.reason}`)),
+    el("article", { class: "card" }, el("h3", {}, `Advice${of}`), el("p", { class: "big words" }, fit.action || "none"), el("p", { class: "muted" }, fit.advice)),
+  ];
+}
+
+function tile(metric) {
+  return el("button", { type: "button", class: `tile ${metric.level}`, "data-large": metric.name, "data-key": metric.name, "data-arrow": true },
+    el("span", { class: "label" }, metric.label),
+    el("span", { class: "value" }, shown(metric.last, metric), metric.unit && metric.last !== null ? el("small", {}, ` ${metric.unit}`) : null),
+    spark(metric),
+    metric.level ? el("span", { class: "flag" }, metric.level === "bad" ? "unstable" : "caution") : null,
+    el("span", { class: "meaning" }, metric.meaning));
+}
+
+function runPage(id) {
+  const curves = new Map();
+  let metrics = null;
+  let logarithmic = false;
+  const run = () => known.runs.get(id);
+  const place = (task) => `curve-${Object.keys(run().tasks).indexOf(task)}`;
+  return {
+    title: () => run()?.name ?? "Run",
+    async load() {
+      if (!run()) return;
+      const [found, ...rest] = await Promise.all([
+        ask(`/api/runs/${id}/metrics`),
+        ...Object.keys(run().tasks).map((task) => ask(`/api/runs/${id}/curve`, { task }).then((curve) => curves.set(task, curve))),
+      ]);
+      metrics = found.metrics;
+    },
+    render() {
+      const own = run();
+      if (!own) return [el("h1", {}, "No such run")];
+      const tasks = Object.entries(own.tasks);
+      const fallen = own.warnings.some((text) => text.includes("has fallen by"));
+      const ofFits = tasks.flatMap(([, found]) => found.fit?.warnings ?? []).filter((text) => !(fallen && text.startsWith("decline:")));
+      const warned = [...own.warnings, ...ofFits];
+      return [
+        el("h1", {}, own.name),
+        el("p", { class: "stateline" }, badge(own), " ", el("span", {}, own.detail || MEANINGS[own.state] || "")),
+        el("div", { class: "progress" },
+          el("progress", { max: Math.max(own.steps, 1), value: own.step, "aria-label": "Steps done" }), el("span", {}, progress(own))),
+        el("p", { class: "tools" }, el("a", { class: "button", href: `#/run/${id}/rollouts` }, "Read its rollouts"), " ", el("span", { class: "muted path" }, own.path)),
+        warned.length ? el("ul", { class: "warnings", "aria-label": "Warnings" }, warned.map((text) => el("li", {}, text))) : null,
+        own.note ? el("p", { class: "muted" }, `About the data: ${own.note}.`) : null,
+        el("div", { class: "cards four" }, tasks.flatMap(([task, found]) => forecastCards(task, found, tasks.length > 1))),
+        tasks.map(([task]) => el("figure", { "data-key": task },
+          el("figcaption", {}, el("h2", {}, tasks.length > 1 ? `Curve and forecast of ${task}` : "Curve and forecast"),
+            el("p", {}, "Dots are held-out evaluations with one standard error. The line is the fitted law with its 90% band, dashed where it is a forecast. The mark on the right is the ceiling.")),
+          el("p", { class: "choices" }, el("label", {}, el("input", { type: "checkbox", "data-log": true }), " logarithmic compute")),
+          el("div", { class: "plot", id: place(task), "data-keep": true, role: "img", "aria-label": `Curve and forecast of ${task}` }))),
+        metrics === null ? el("p", { class: "muted" }, "reading the metrics …")
+          : metrics.length === 0 ? el("p", { class: "muted" }, "No step is done yet; metrics come with the first.")
+          : Object.entries(GROUPS).map(([group, title]) => el("section", { "data-key": group }, el("h2", {}, title),
+              el("div", { class: "tiles", "data-arrows": true }, metrics.filter((one) => one.group === group).map(tile)))),
+        el("h2", {}, "Configuration"),
+        el("details", { "data-config": id }, el("summary", {}, "Every field of config.toml"), el("div", { id: "config", "data-keep": true }, "")),
+      ];
+    },
+    draw() {
+      if (!run()) return;
+      for (const task of Object.keys(run().tasks))
+        if (curves.has(task)) curveFigure(document.getElementById(place(task)), [{ found: curves.get(task), name: run().name }], logarithmic);
+    },
+    scale(on) {
+      logarithmic = on;
+      this.draw();
+    },
+    metric: (name) => metrics.find((one) => one.name === name),
+    id,
+  };
+}
+
+async function showConfig(id) {
+  const place = document.getElementById("config");
+  const { fields } = await ask(`/api/runs/${id}/config`);
+  place.replaceChildren(el("table", {}, el("tbody", {}, Object.entries(fields).map(([name, value]) =>
+    el("tr", {}, el("th", { scope: "row" }, name), el("td", { class: "value" }, value))))));
+}
+
+// One metric in a dialog; a zoom asks for the steps that are seen, in full.
+async function showLarge(view, name, logarithmic) {
+  const dialog = document.getElementById("large");
+  const metric = view.metric(name);
+  const close = el("button", { type: "button", class: "plain", "data-close": true }, "Close");
+  const scale = el("label", {}, el("input", { type: "checkbox", "data-large-log": name }), " logarithmic");
+  const place = el("div", { class: "plot" });
+  const title = el("h2", { id: "large-title" }, `${metric.label}: ${shown(metric.last, metric)} ${metric.unit}`);
+  dialog.replaceChildren(title, el("p", {}, sentence(metric) + " The band is from the least to the greatest of neighbouring steps. Drag to zoom in, double-click to zoom out."), el("p", { class: "tools" }, scale, " ", close), place);
+  if (!dialog.open) dialog.showModal();
+  const draw = async (from, to) => {
+    const found = await ask(`/api/runs/${view.id}/series`, { name, from, to });
+    seriesFigure(place, [{ ...found, name: metric.label }], metric, scale.firstChild.checked);
+  };
+  scale.firstChild.addEventListener("change", () => draw(null, null));
+  await draw(null, null);
+  let asked = "";
+  place.on("plotly_relayout", (change) => {
+    const [from, to] = [change["xaxis.range[0]"] ?? null, change["xaxis.range[1]"] ?? null];
+    if ((from === null && !change["xaxis.autorange"]) || asked === `${from} ${to}`) return;
+    asked = `${from} ${to}`;
+    draw(from, to).catch(complain);
+  });
+}

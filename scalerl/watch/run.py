@@ -1,0 +1,276 @@
+"""One run as the page follows it: new rows, its evaluations, its warnings, and what was fitted of it."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import tomllib
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from scalerl.config import RunConfig
+from scalerl.config.base import ConfigError
+from scalerl.report.falling import KEPT
+from scalerl.report.outlook import curve_of, points_by_task
+from scalerl.report.summary import data_note, default_axis
+from scalerl.scaling import CurveError
+from scalerl.types import EvalPoint
+from scalerl.watch.fits import TaskFit
+from scalerl.watch.follow import RowFile
+from scalerl.watch.metrics import GROUPS, METRICS, fall, level_of, warnings
+from scalerl.watch.rollouts import RolloutIndex
+from scalerl.watch.series import Columns, bucketed, number
+from scalerl.watch.state import RunState, modified, saved_config, sign_of_life, state_of, tail_rows
+
+TAIL = 1 << 19
+"""Bytes of metrics.jsonl that are read when a run is first seen: about 400 rows."""
+
+LIFE_S = 2.0
+"""How often the sign of life is looked at, seconds."""
+
+
+class WatchedRun:
+    """Follows one run directory. Not for several threads at once: the watcher's lock is held where it is used."""
+
+    def __init__(self, path: Path, name: str, study: str = "") -> None:
+        """Read the ends of its files.
+
+        Args:
+            path: of the run directory.
+            name: what the page calls it.
+            study: the id of the study that it belongs to; empty for none.
+        """
+        self.path, self.name, self.study, self.id = path, name, study, id_of(path)
+        self.fits: dict[str, TaskFit] = {}
+        """The last fit of each task; the watcher puts it there."""
+        self.version = 0
+        """Grows with every change."""
+        self.rollouts = RolloutIndex(path)
+        self._tail = RowFile(path / "metrics.jsonl")
+        self._points_file = RowFile(path / "points.jsonl")
+        self._rows: deque[dict[str, Any]] = deque(tail_rows(path / "metrics.jsonl", TAIL), maxlen=KEPT)
+        self._tail.skip()
+        self._points: list[EvalPoint] = []
+        self._history: Columns | None = None
+        self._history_file = RowFile(path / "metrics.jsonl")
+        self._config: RunConfig | None = None
+        self._life, self._looked = ("waiting", ""), -math.inf
+        self._config_written = -1.0
+        self._falls: dict[str, str | None] = {}
+
+    def poll(self, now: float) -> bool:
+        """Read what is new; return whether anything changed.
+
+        Args:
+            now: seconds since 1970.
+        """
+        restarts = self._tail.restarts
+        lines = [line.row for line in self._tail.new_lines()]
+        if self._tail.restarts != restarts:
+            self._rows.clear()
+        self._rows += lines
+        new_points = self._read_points()
+        changed = bool(lines) or new_points or self._tail.restarts != restarts
+        if changed or now - self._looked >= LIFE_S:
+            changed |= self._look(now)
+        if self._history is not None:
+            self._read_history()
+        if new_points:
+            self._falls = {task: self._fall(task) for task in self.tasks}
+        self.version += changed
+        return changed
+
+    def _look(self, now: float) -> bool:
+        """Look at configuration and sign of life."""
+        self._looked = now
+        written, before = modified(self.path / "config.toml"), self._life
+        error = ""
+        if written != self._config_written:
+            self._config_written = written
+            try:
+                self._config = saved_config(self.path, written)
+            except (ConfigError, UnicodeDecodeError) as problem:
+                self._config, error = None, str(problem)
+        if self._config is not None:
+            self._life = sign_of_life(self.path, list(self._rows), self._config, now)
+        elif error:
+            self._life = ("unreadable", error)
+        return self._life != before
+
+    def _read_points(self) -> bool:
+        restarts = self._points_file.restarts
+        lines = list(self._points_file.new_lines())
+        again = self._points_file.restarts != restarts
+        if again:
+            self._points = []
+        for line in lines:
+            try:
+                self._points.append(EvalPoint(**line.row))
+            except TypeError:  # not a row of this package; the others are shown
+                self._points_file.broken += 1
+        return bool(lines) or again
+
+    def _read_history(self) -> None:
+        assert self._history is not None
+        restarts = self._history_file.restarts
+        for line in self._history_file.new_lines():
+            if self._history_file.restarts != restarts:
+                restarts = self._history_file.restarts
+                self._history.clear()
+            self._history.add(line.row)
+
+    # ---------------------------------------------------------------------------------------------- what is known of it
+
+    @property
+    def state(self) -> RunState:
+        """How it stands."""
+        points = [point.to_dict() for own in points_by_task(self._points).values() for point in own[-1:]]
+        return state_of(self.path, list(self._rows), points, self._config, self._life)
+
+    @property
+    def axis(self) -> str:
+        """The compute axis of its curve."""
+        return default_axis(self._config) if self._config else "step"
+
+    @property
+    def tasks(self) -> list[str]:
+        """Tasks with evaluations, suites left out."""
+        found = list(points_by_task(self._points))
+        main = self._config.main_tasks if self._config else found
+        return [task for task in found if task in main]
+
+    def points(self, task: str) -> list[EvalPoint]:
+        """Return the evaluations of a task."""
+        return points_by_task(self._points).get(task, [])
+
+    def _fall(self, task: str) -> str | None:
+        try:
+            return fall(curve_of(self.points(task), self.axis), list(self._rows))
+        except CurveError:  # too few points
+            return None
+
+    def warnings(self) -> list[str]:
+        """What a reader must look at, the most important first."""
+        found = [text for text in self._falls.values() if text]
+        if self._config is not None:
+            found += warnings(list(self._rows), self._config)
+        broken = self._tail.broken + self._points_file.broken
+        return [*found, f"{broken} lines of metrics.jsonl and points.jsonl cannot be read"] if broken else found
+
+    def summary(self) -> dict[str, Any]:
+        """Return the run's line in the list, as JSON values."""
+        state = self.state
+        return {
+            "id": self.id,
+            "name": self.name,
+            "path": str(self.path),
+            "study": self.study,
+            "version": self.version,
+            "state": state.state,
+            "detail": state.detail,
+            "step": state.step,
+            "steps": state.steps,
+            "step_s": or_none(state.step_s),
+            "left_s": or_none(state.left_s),
+            "points": len(self._points),
+            "tasks": {task: self._task(task) for task in self.tasks},
+            "warnings": self.warnings(),
+            "note": data_note(self._config) if self._config else "",
+        }
+
+    def _task(self, task: str) -> dict[str, Any]:
+        last = self.points(task)[-1]
+        found = self.fits.get(task)
+        return {
+            "pass_rate": or_none(last.pass_rate),
+            "stderr": or_none(last.stderr),
+            "step": last.step,
+            "evaluations": len(self.points(task)),
+            "fit": found.to_dict() if found else None,
+        }
+
+    def curve(self, task: str) -> dict[str, Any]:
+        """Return what draws the curve of a task: the traces of its last fit with the points known now."""
+        points, found = self.points(task), self.fits.get(task)
+        x = [or_none(float(getattr(point, self.axis))) for point in points]
+        y = [or_none(point.pass_rate) for point in points]
+        error = [or_none(point.stderr) for point in points]
+        return {
+            "axis": self.axis,
+            "x": x,
+            "y": y,
+            "stderr": error,
+            "step": [point.step for point in points],
+            "traces": list(found.traces) if found else [],
+        }
+
+    # --------------------------------------------------------------------------------------------------------- metrics
+
+    def history(self) -> Columns:
+        """Return all its rows as columns; the first call reads the whole file."""
+        if self._history is None:
+            self._history = Columns(("step", *METRICS))
+            self._read_history()
+        return self._history
+
+    def metrics(self, places: int) -> list[dict[str, Any]]:
+        """Return every metric with its meaning, its last value, and a series of at most so many places."""
+        columns = self.history()
+        step_N = columns.column("step")
+        found = []
+        for name, metric in METRICS.items():
+            value_N = columns.column(name)
+            last = number(self._rows[-1].get(name)) if self._rows else math.nan
+            if not np.isfinite(value_N).any():
+                continue  # such as the router's, of a dense model
+            found.append(
+                {
+                    "name": name,
+                    "group": metric.group,
+                    "label": metric.label,
+                    "meaning": metric.meaning,
+                    "unit": metric.unit,
+                    "share": metric.share,
+                    "last": or_none(last),
+                    "level": level_of(name, last) if math.isfinite(last) else "",
+                    "bounds": [*metric.above, *metric.below],
+                    **bucketed(step_N, value_N, places),
+                }
+            )
+        return sorted(found, key=lambda one: GROUPS.index(one["group"]))
+
+    def series(self, name: str, low: float, high: float, places: int) -> dict[str, list[float | None]]:
+        """Return one metric between two steps."""
+        columns = self.history()
+        part = columns.between(low, high)
+        return bucketed(columns.column("step")[part], columns.column(name)[part], places)
+
+    def config_fields(self) -> dict[str, str]:
+        """Return every field of config.toml by its dotted name; empty where it cannot be read."""
+        try:
+            text = (self.path / "config.toml").read_text(encoding="utf-8")
+            return dict(_flat(tomllib.loads(text), ""))
+        except (OSError, ValueError):  # the state says so
+            return {}
+
+
+def _flat(value: Any, name: str) -> list[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        return [pair for key, inner in value.items() for pair in _flat(inner, f"{name}.{key}" if name else str(key))]
+    if isinstance(value, list) and value and all(isinstance(inner, Mapping) for inner in value):
+        return [pair for at, inner in enumerate(value) for pair in _flat(inner, f"{name}.{at}")]
+    return [(name, str(value))]
+
+
+def id_of(path: Path) -> str:
+    """Return the name of a directory in addresses of the page."""
+    return hashlib.sha256(str(path.absolute()).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+
+
+def or_none(value: float) -> float | None:
+    """Return a number for JSON, which has no NaN."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,220 @@
+"""The server of the page: files, JSON of runs, and a stream of changes. It only reads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+import socket
+from collections.abc import AsyncIterator, Callable
+from importlib.resources import files
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.routing import Route
+
+from scalerl.report.html import plotly_script
+from scalerl.watch.guard import Guard
+from scalerl.watch.metrics import METRICS
+from scalerl.watch.rollouts import FILES, Search
+from scalerl.watch.run import WatchedRun
+from scalerl.watch.watcher import POLL_S, Watcher
+
+SPARK = 120
+"""Places of the small pictures of metrics."""
+
+PLACES = 400
+"""Places of a large one."""
+
+BEAT_S = 15.0
+"""A comment is sent this often where nothing changes, so that a page that was closed is noticed."""
+
+TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+
+
+class Pages:
+    """What the server answers. Every method is a route."""
+
+    def __init__(self, watcher: Watcher, closing: Callable[[], bool]) -> None:
+        """Prepare.
+
+        Args:
+            watcher: of the runs.
+            closing: whether the server is about to end; streams then end too.
+        """
+        self.watcher, self._closing = watcher, closing
+        self._changed = asyncio.Condition()
+        self._plotly: bytes | None = None
+
+    def app(self) -> Starlette:
+        """Return the application."""
+        routes = [
+            Route("/", self.index),
+            Route("/assets/{name}", self.asset),
+            Route("/plotly.js", self.plotly),
+            Route("/api/stream", self.stream),
+            Route("/api/runs/{id}/curve", self.curve),
+            Route("/api/runs/{id}/metrics", self.metrics),
+            Route("/api/runs/{id}/series", self.series),
+            Route("/api/runs/{id}/config", self.config),
+            Route("/api/runs/{id}/rollouts", self.rollouts),
+            Route("/api/runs/{id}/group", self.group),
+        ]
+        return Starlette(routes=routes, lifespan=self._lifespan)
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        task = asyncio.create_task(self._poll())
+        yield
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        self.watcher.close()
+
+    async def _poll(self) -> None:
+        while True:
+            before = self.watcher.version
+            await run_in_threadpool(self.watcher.poll)
+            if self.watcher.version != before:
+                async with self._changed:
+                    self._changed.notify_all()
+            await asyncio.sleep(POLL_S)
+
+    # ------------------------------------------------------------------------------------------------------------ files
+
+    async def index(self, request: Request) -> Response:
+        """The page."""
+        return _asset("index.html")
+
+    async def asset(self, request: Request) -> Response:
+        """Its scripts and styles; those that it shares with reports are the report's."""
+        return _asset(request.path_params["name"])
+
+    async def plotly(self, request: Request) -> Response:
+        """The script of the plotly package."""
+        if self._plotly is None:
+            self._plotly = (await run_in_threadpool(plotly_script)).encode()
+        return Response(self._plotly, media_type="text/javascript", headers={"cache-control": "max-age=86400"})
+
+    # ------------------------------------------------------------------------------------------------------------- data
+
+    async def stream(self, request: Request) -> Response:
+        """Server-sent events: first everything, then whatever changes."""
+
+        async def events() -> AsyncIterator[str]:
+            version, quiet = -1, 0.0
+            while not self._closing():
+                if self.watcher.version != version:
+                    found = await run_in_threadpool(self.watcher.changes_since, version)
+                    version, quiet = found["version"], 0.0
+                    yield f"data: {_json(found)}\n\n"
+                async with self._changed:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._changed.wait(), 1.0)
+                quiet += 1.0
+                if quiet >= BEAT_S:
+                    quiet = 0.0
+                    yield ": still here\n\n"
+
+        return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
+
+    async def curve(self, request: Request) -> Response:
+        """The curve of one task of a run."""
+        task = request.query_params.get("task", "")
+        return await self._of_run(request, lambda run: run.curve(task))
+
+    async def metrics(self, request: Request) -> Response:
+        """Every metric of a run, small."""
+        return await self._of_run(request, lambda run: {"metrics": run.metrics(SPARK)})
+
+    async def series(self, request: Request) -> Response:
+        """One metric of a run between two steps, large."""
+        asked = request.query_params
+        name = asked.get("name", "")
+        low, high = _number(asked, "from", -math.inf), _number(asked, "to", math.inf)
+        if name not in METRICS:
+            raise HTTPException(400, f"name: no metric {name!r}")
+        return await self._of_run(request, lambda run: run.series(name, low, high, PLACES))
+
+    async def config(self, request: Request) -> Response:
+        """The fields of a run's configuration."""
+        return await self._of_run(request, lambda run: {"fields": run.config_fields()})
+
+    async def rollouts(self, request: Request) -> Response:
+        """Rollouts that are searched for."""
+        try:
+            search = Search.of(request.query_params)
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from error
+        return await self._of_run(request, lambda run: run.rollouts.find(search))
+
+    async def group(self, request: Request) -> Response:
+        """All rollouts of one prompt at one step."""
+        kind, at = request.query_params.get("kind", ""), _number(request.query_params, "row", 0)
+        if kind not in FILES:
+            raise HTTPException(400, f"kind: got {kind!r}; allowed: {', '.join(FILES)}")
+        return await self._of_run(request, lambda run: {"rows": run.rollouts.group(kind, max(0, int(at)))})
+
+    async def _of_run(self, request: Request, make: Callable[[WatchedRun], dict[str, Any]]) -> Response:
+        run = self.watcher.runs.get(request.path_params["id"])
+        if run is None:
+            raise HTTPException(404, "no such run")
+
+        def answer() -> str:
+            with self.watcher.lock:
+                return _json(make(run))
+
+        try:
+            text = await run_in_threadpool(answer)
+        except IndexError as error:
+            raise HTTPException(404, "no such row") from error
+        return Response(text, media_type="application/json", headers={"cache-control": "no-store"})
+
+
+def serve(watcher: Watcher, listening: socket.socket, host: str, token: str) -> None:
+    """Serve the page until the process is interrupted.
+
+    Args:
+        watcher: of the runs; it is closed at the end.
+        listening: a socket that listens.
+        host: as the user gave it, for the names that the server answers to.
+        token: that is asked for; empty where none is.
+    """
+    port = listening.getsockname()[1]
+    server: uvicorn.Server
+
+    pages = Pages(watcher, lambda: server.should_exit)
+    app = Guard(pages.app(), host, port, token)
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="error", access_log=False, server_header=False, timeout_graceful_shutdown=3)
+    )
+    server.run(sockets=[listening])
+
+
+def _asset(name: str) -> Response:
+    ending = name.rpartition(".")[2]
+    for package in ("scalerl.watch", "scalerl.report"):
+        found = {file.name: file for file in (files(package) / "assets").iterdir()}.get(name)
+        if found is not None and ending in TYPES:
+            return Response(found.read_bytes(), media_type=TYPES[ending], headers={"cache-control": "no-cache"})
+    raise HTTPException(404, "no such file")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, allow_nan=False, separators=(",", ":"))
+
+
+def _number(asked: Any, name: str, default: float) -> float:
+    try:
+        found = float(asked.get(name) or default)
+    except ValueError as error:
+        raise HTTPException(400, f"{name}: got {asked[name]!r}; a number is needed") from error
+    if math.isnan(found):
+        raise HTTPException(400, f"{name}: not a number")
+    return found

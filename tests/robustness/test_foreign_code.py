@@ -1,0 +1,504 @@
+"""Every kind of plug-in with every fault: one message that says what was got, what is allowed, and where."""
+
+import os
+import random
+import signal
+import sys
+import textwrap
+import threading
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from scalerl import plugins
+from scalerl.config import Scoring
+from scalerl.config.base import ConfigError, replace
+from scalerl.config.data import CustomTask, RewardFunction
+from scalerl.config.recipe import SCALERL, Custom
+from scalerl.learn.custom import check_functions
+from scalerl.rollouts.custom import make_engine
+from scalerl.tasks import custom, reward_check, user_rewards
+from scalerl.tasks.reward_check import check_reward
+from scalerl.types import Prompt
+
+MODULE = """
+    import os, random, signal, sys, threading, time
+    import numpy as np
+    import torch
+
+    class Task:
+        '''A task that works; the others change one method.'''
+        def rows(self, count): return [{"prompt": str(n)} for n in range(count)]
+        def score(self, row, completion): return 0.5
+    class TaskOfOtherRows(Task):
+        def rows(self): return []
+    class TaskOfOtherScore(Task):
+        def score(self, completion): return 0.5
+    class TaskRaisesMade(Task):
+        def __init__(self): raise KeyError("gone")
+    class TaskRaisesRow(Task):
+        def rows(self, count):
+            yield {"prompt": "0"}
+            raise KeyError("gone")
+    class TaskRaisesScore(Task):
+        def score(self, row, completion): raise KeyError("gone")
+    class TaskNone(Task):
+        def rows(self, count): return None
+    class TaskNoneScore(Task):
+        def score(self, row, completion): return None
+    class TaskNan(Task):
+        def score(self, row, completion): return float("nan")
+    class TaskTensor(Task):
+        def score(self, row, completion): return torch.ones(1)
+
+    def other_arguments(wanted_1, wanted_2, *, wanted_3): pass
+    def raises(*given, **named):
+        raise KeyError("gone")
+    def raises_in_torch(*given, **named):
+        return torch.ones(2) @ torch.ones(3)
+    def exits(*given, **named): raise SystemExit(0)
+    def none(*given, **named): return None
+    def text(*given, **named): return "0.5"
+    def a_list(*given, **named): return [[0.0] * 3] * 2
+    def one_entry(first=None, *given, **named): return torch.ones(1)
+    def nan(first=None, *given, completions=(), **named):
+        if first is None: return [float("nan")] * len(completions)
+        return first * float("nan")
+    def whole_numbers(first, *given): return torch.zeros(first.shape, dtype=torch.long)
+    def float_capped(logp_BT, behavior_BT, advantages_B, mask_BT): return logp_BT, mask_BT.float()
+    def negative(mask_BT, prompt_B):
+        weights_BT = mask_BT / mask_BT.sum()
+        weights_BT[0, 0] = -weights_BT[0, 0]
+        return weights_BT
+    def leaves(*given, **named): os._exit(0)
+    def leaves_posix(*given, **named): sys.exit()
+    def endless(*given, **named): return endless(*given, **named)
+    def own_base(*given, **named): raise Odd("odd")
+    def unsaid(*given, **named): raise Unsaid()
+    def interrupted_text(*given, **named): raise ValueError("one\\ntwo" + "x" * 5000)
+    def loops(*given, **named):
+        while True: pass
+    class Odd(BaseException): pass
+    class Unsaid(Exception):
+        def __str__(self): raise KeyError("no text")
+    class Hidden:
+        def __repr__(self): raise KeyError("no repr")
+    def hidden(*given, **named): return Hidden()
+
+    class Engine:
+        '''All methods of the contract; the others change one.'''
+        deterministic = exact_resume = True
+        version, work = 0, None
+        def __init__(self, parts): pass
+        def occupancy(self): pass
+        submit = cancel = advance = swap = state = load_state = occupancy
+        def poll(self, timeout_s=0.0): raise KeyError("slot")
+    class EngineLeaves(Engine):
+        def poll(self, timeout_s=0.0): os._exit(0)
+    class EngineExits(Engine):
+        def poll(self, timeout_s=0.0): sys.exit(0)
+    class EngineLoops(Engine):
+        def poll(self, timeout_s=0.0): return self.poll()
+
+    class TaskOfText(Task):
+        def score(self, row, completion): return "1"
+    class TaskOfHuge(Task):
+        def score(self, row, completion): return 10 ** 400
+    class TaskOfDict(Task):
+        def score(self, row, completion): return {1: 1}
+    class TaskExits(Task):
+        def score(self, row, completion): sys.exit(0)
+    class TaskLeaves(Task):
+        def rows(self, count): os._exit(0)
+    class TaskEndless(Task):
+        def score(self, row, completion): return self.score(row, completion)
+    class TaskOfLambdas(Task):
+        def rows(self, count): return [{"prompt": str(n), "f": lambda: n} for n in range(count)]
+    class TaskOfHalves(Task):
+        def rows(self, count): return [{"prompt": "\\ud800" + str(n)} for n in range(count)]
+    class TaskOfNoContent(Task):
+        def rows(self, count): return [{"prompt": [{"role": "user", "content": None}]}] * count
+    class TaskOfOne(Task):
+        def rows(self, count):
+            while True: yield {"prompt": "the same"}
+    class TaskOfHidden(Task):
+        def rows(self, count): return [Hidden()] * count
+    class TaskRaisesExit(Task):
+        def __init__(self): sys.exit(3)
+    class TaskOfNumpy(Task):
+        def score(self, row, completion): return np.float32(0.5), 7
+    class TaskWrites(Task):
+        def score(self, row, completion):
+            row["prompt"] = "changed"
+            return 1
+
+    def rewarded(values):
+        def reward(prompts, completions, **columns): return values
+        return reward
+    a_dict = rewarded({0: 1.0, 1: 0.5})
+    a_set = rewarded({1.0, 0.5})
+    keys = rewarded({0.0: 1, 1.0: 2}.keys())
+    huge = rewarded([1e300, 0.0])
+    huge_integer = rewarded([10 ** 400, 0.0])
+    longest_integer = rewarded([10 ** 5000, 0.0])
+    too_large = rewarded([2e9, 0.0])
+    infinite = rewarded([float("inf"), 0.0])
+    complex_one = rewarded([1j, 0.0])
+    nested = rewarded([[1.0], [0.5]])
+    column = rewarded(np.ones((2, 1)))
+    texts = rewarded(["1.0", "0.5"])
+    hidden_entries = rewarded([Hidden(), Hidden()])
+    too_few = rewarded([1.0])
+    too_many = rewarded([1.0] * 3)
+    an_array_scalar = rewarded(np.float64(1.0))
+    def counts(prompts, completions, **columns):
+        while True: yield 1.0
+    def raises_late(prompts, completions, **columns):
+        yield 1.0
+        raise KeyError("gone")
+    truths = rewarded([True, False])
+    numpy_scalars = rewarded([np.float32(0.5), np.bool_(True)])
+    an_array = rewarded(np.array([1, 0]))
+    a_tensor = rewarded(torch.tensor([0.5, 1.0]))
+    def generated(prompts, completions, **columns): return (float(len(c)) for c in completions)
+
+    def disturb():
+        os.chdir("/")
+        sys.stdout = sys.stderr = open(os.devnull, "w")
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *given: None)
+        for seeded in (random.seed, np.random.seed, torch.manual_seed): seeded(1)
+        sys.setrecursionlimit(500)
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        threading.Thread(target=time.sleep, args=(60,)).start()
+    def disturbs(function):
+        def inner(*given, **named):
+            found = function(*given, **named)
+            disturb()
+            return found
+        return inner
+    disturbing_loss = disturbs(lambda logp_BT, behavior_BT, advantages_B, mask_BT: -logp_BT)
+    disturbing_advantage = disturbs(lambda rewards_PG: rewards_PG * 1.0)
+    disturbing_aggregation = disturbs(lambda mask_BT, prompt_B: mask_BT / mask_BT.sum())
+    disturbing_reward = disturbs(lambda prompts, completions, **columns: [0.0] * len(completions))
+    class Disturbing(Task):
+        def __init__(self): disturb()
+        def score(self, row, completion):
+            disturb()
+            return 0.5
+    class DisturbingEngine(Engine):
+        def __init__(self, parts): disturb()
+
+    def writing_loss(logp_BT, behavior_BT, advantages_B, mask_BT):
+        loss_BT = -logp_BT * advantages_B[:, None]
+        behavior_BT.zero_(); advantages_B.zero_(); mask_BT.zero_()
+        return loss_BT
+    def writing_advantage(rewards_PG):
+        rewards_PG -= rewards_PG.mean()
+        return rewards_PG
+    def writing_aggregation(mask_BT, prompt_B):
+        weights_BT = mask_BT / mask_BT.sum()
+        mask_BT.zero_(); prompt_B.zero_()
+        return weights_BT
+    def draws(prompts, completions, **columns): return [random.random() for _ in completions]
+    number = 3
+"""
+IMPORTS = {
+    "at_import_exits": "import sys\nsys.exit(0)\n",
+    "at_import_leaves": "import os\nos._exit(0)\n",
+    "at_import_raises": "limit = {}['limit']\n",
+    "at_import_loops": "while True:\n    pass\n",
+    "at_import_sleeps": "import time\ntime.sleep(600)\n",
+    "at_import_recurses": "def f(): f()\nf()\n",
+    "at_import_odd": "class Odd(BaseException): pass\nraise Odd('odd')\n",
+    "no_python": "def f(:\n",
+    "no_indent": "def f():\nreturn 1\n",
+    "nul_bytes": "x = 1\0\n",
+    "needs_more": "\nimport a_module_that_is_not_there\n",
+    "needs_name": "from os import no_such_name\n",
+    "at_import_disturbs": "import faulty_functions\nfaulty_functions.disturb()\nfrom faulty_functions import *\n",
+}
+"""Modules of one fault each, by name."""
+ROW = Prompt("0" * 16, "2+2=", (1,), "4", "math", {"answer": "4"}, where="prompts.jsonl, line 1")
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch):
+    (tmp_path / "faulty_functions.py").write_text(textwrap.dedent(MODULE))
+    for name, text in IMPORTS.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.setenv("SCALERL_IMPORT_S", "2")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(reward_check, "FunctionScorer", here)
+    yield
+    for name in ("faulty_functions", *IMPORTS):
+        sys.modules.pop(name, None)
+    plugins.loaded.cache_clear()
+    user_rewards._loaded.cache_clear()
+    custom._made.cache_clear()
+
+
+def here(function, pass_reward, settings, params):
+    """Call a reward function in this process; tests/tasks/test_reward_check.py has those of its own."""
+
+    def rewards(prompt, completions):
+        return user_rewards.call_by_name(function, [prompt] * len(completions), completions, params)
+
+    return SimpleNamespace(rewards=rewards, close=lambda: None)
+
+
+def check(kind, name):
+    """Do what the start of a run does with a plug-in."""
+    if kind == "task":
+        custom.rows(CustomTask(function=name), 4)
+    elif kind == "reward":
+        check_reward(RewardFunction(function=name), ROW, Scoring())
+    elif kind == "engine":
+        make_engine(Custom(function=name), None)
+    else:
+        check_functions(replace(SCALERL, **{kind: Custom(function=name)}))
+
+
+FIELDS = {
+    "loss": "recipe.loss.function",
+    "advantage": "recipe.advantage.function",
+    "aggregation": "recipe.aggregation.function",
+    "task": "data.function",
+    "reward": "data.reward",
+    "engine": "placement.engine.function",
+}
+NAMES = [
+    ("faulty_functions", "got 'faulty_functions'; allowed: package.module:function"),
+    (
+        "no_such_module:f",
+        r"cannot import 'no_such_module' from .* \(No module named .*; allowed: a module of the",
+    ),
+    ("no_python:f", r"cannot import 'no_python' from .* \(invalid syntax .*\(/.*no_python.py:1\)"),
+    ("no_indent:f", r"expected an indented block .*\(/.*no_indent.py:2\)"),
+    ("nul_bytes:f", "cannot import 'nul_bytes'.*null bytes"),
+    ("needs_more:f", r"No module named 'a_module_that_is_not_there' \(/.*needs_more.py:2\)"),
+    ("needs_name:f", r"raised ImportError: cannot import name 'no_such_name'.*needs_name.py:1\)"),
+    ("at_import_exits:f", r"it calls sys.exit\(0\) \(/.*at_import_exits.py:2\)"),
+    ("at_import_leaves:f", r"called os._exit\(0\) \(/.*at_import_leaves.py:2\)"),
+    ("at_import_raises:f", r"raised KeyError: 'limit' \(/.*at_import_raises.py:1\)"),
+    ("at_import_recurses:f", r"raised RecursionError: .* \(/.*at_import_recurses.py:1\)"),
+    ("at_import_odd:f", r"raised Odd: odd \(/.*at_import_odd.py:2\)"),
+    ("../faulty_functions:raises", "got '../faulty_functions:raises'; allowed: package.module:function"),
+    ("faulty_functions:", "got 'faulty_functions:'; allowed: package.module:function"),
+    ("faulty_functions:exit", r"has no function 'exit' \(did you mean 'exits'\?\)"),
+    ("faulty_functions:number", "faulty_functions:number is 3; allowed: a function or a class"),
+]
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+@pytest.mark.parametrize(("name", "said"), NAMES)
+def test_a_name_that_leads_nowhere_is_refused_with_its_field(kind, name, said):
+    with pytest.raises(ConfigError, match=f"{FIELDS[kind]}: .*{said}"):
+        check(kind, name)
+
+
+HERE = r"\(.*faulty_functions.py:\d+\)"
+EXPECTED = {
+    "loss": "expected loss_BT, or \\(loss_BT, clipped_BT\\), of the shape of logp_BT, \\(6, 5\\)",
+    "advantage": "expected finite advantages_PG of the shape of rewards_PG, \\(2, 3\\), in floating point",
+    "aggregation": "expected weights_BT of the shape of mask_BT, \\(6, 5\\)",
+}
+FAULTS = [
+    ("loss", "other_arguments", r"must take \(logp_BT, behavior_BT, advantages_B, mask_BT\); too many positional"),
+    ("advantage", "other_arguments", r"must take \(rewards_PG\); missing a required argument: 'wanted_2'"),
+    ("aggregation", "other_arguments", r"must take \(mask_BT, prompt_B\); missing a required .*'wanted_3'"),
+    ("reward", "other_arguments", r"must take \(prompts, completions, \*\*columns\) by name; missing a required"),
+    ("task", "TaskOfOtherRows", r"TaskOfOtherRows.rows must take \(count\); too many positional"),
+    ("task", "TaskOfOtherScore", r"TaskOfOtherScore.score must take \(row, completion\); too many positional"),
+    *((kind, "raises", f"faulty_functions:raises raised KeyError: 'gone' {HERE}") for kind in FIELDS if kind != "task"),
+    *((kind, "raises_in_torch", f"raised RuntimeError: .* {HERE}") for kind in EXPECTED),
+    *((kind, "exits", f"raised SystemExit: 0 {HERE}") for kind in FIELDS if kind != "task"),
+    *((kind, "leaves", rf"called os._exit\(0\) {HERE}") for kind in FIELDS if kind != "task"),
+    *((kind, "leaves_posix", f"raised SystemExit {HERE}") for kind in FIELDS if kind != "task"),
+    *((kind, "endless", f"raised RecursionError: .* {HERE}") for kind in FIELDS if kind != "task"),
+    *((kind, "own_base", f"raised Odd: odd {HERE}") for kind in FIELDS if kind != "task"),
+    *(
+        (kind, "unsaid", rf"raised Unsaid: \(its text cannot be made: KeyError\) {HERE}")
+        for kind in FIELDS
+        if kind != "task"
+    ),
+    *((kind, "interrupted_text", rf"raised ValueError: one twox+\.\.\. {HERE}") for kind in FIELDS if kind != "task"),
+    *((kind, "hidden", r"a Hidden \(KeyError where it is shown\)") for kind in FIELDS if kind != "task"),
+    ("task", "TaskOfText", "returned '1'; allowed: a number from 0 to 1"),
+    ("task", "TaskOfHuge", "returned 1000.*; allowed: a number from 0 to 1"),
+    ("task", "TaskOfDict", "returned {1: 1}; allowed: a number from 0 to 1"),
+    ("task", "TaskExits", f"TaskExits.score raised SystemExit: 0 {HERE}"),
+    ("task", "TaskLeaves", rf"TaskLeaves.rows called os._exit\(0\) {HERE}"),
+    ("task", "TaskEndless", f"TaskEndless.score raised RecursionError: .* {HERE}"),
+    ("task", "TaskRaisesExit", f"TaskRaisesExit raised SystemExit: 3 {HERE}"),
+    ("task", "TaskOfLambdas", "a row that cannot be sent to other processes .*; allowed: rows of plain values"),
+    ("task", "TaskOfHalves", "row 0 of .* allowed: a dict with `prompt`, text or"),
+    ("task", "TaskOfNoContent", "row 0 of .* allowed: a dict with `prompt`, text or"),
+    ("task", "TaskOfHidden", "row 0 of .* a Hidden .* allowed: a dict with `prompt`, text or"),
+    ("task", "TaskOfOne", "made 1 distinct prompts; allowed: at least 4"),
+    *(
+        ("reward", name, "allowed: a list with a number for each completion")
+        for name in ("a_dict", "a_set", "keys", "column", "an_array_scalar")
+    ),
+    *(
+        ("reward", name, "allowed: a finite number for each completion")
+        for name in ("huge_integer", "longest_integer", "infinite", "complex_one", "nested", "texts", "hidden_entries")
+    ),
+    ("reward", "huge", r"returned 1e\+300; allowed: numbers from -1e\+09 to 1e\+09; scale them"),
+    ("reward", "too_large", r"returned 2e\+09; allowed: numbers from -1e\+09 to 1e\+09; scale them"),
+    ("reward", "too_few", "returned 1 rewards for 2 completions"),
+    ("reward", "too_many", "returned 3 rewards for 2 completions"),
+    ("reward", "counts", "returned 3 or more rewards for 2 completions"),
+    ("reward", "raises_late", f"raises_late raised KeyError: 'gone' {HERE}"),
+    ("task", "TaskRaisesMade", f"TaskRaisesMade raised KeyError: 'gone' {HERE}"),
+    ("task", "TaskRaisesRow", f"TaskRaisesRow.rows raised KeyError: 'gone' {HERE}"),
+    ("task", "TaskRaisesScore", f"TaskRaisesScore.score raised KeyError: 'gone' {HERE}"),
+    *((kind, "none", f"returned None; {said}") for kind, said in EXPECTED.items()),
+    *((kind, "text", f"returned '0.5'; {said}") for kind, said in EXPECTED.items()),
+    *((kind, "a_list", f"returned \\[\\[0.0, 0.0, 0.0\\], .*; {said}") for kind, said in EXPECTED.items()),
+    *((kind, "one_entry", f"\\(torch.float32\\) of shape \\(1,\\); {said}") for kind, said in EXPECTED.items()),
+    ("reward", "none", "returned None; allowed: a list with a number for each completion"),
+    ("reward", "text", "returned '0.5'; allowed: a list with a number for each completion"),
+    ("reward", "a_list", r"returned \[0.0, 0.0, 0.0\]; allowed: a finite number for each completion"),
+    ("reward", "one_entry", "returned 1 rewards for 2 completions"),
+    ("reward", "nan", "returned nan; allowed: a finite number for each completion"),
+    ("task", "TaskNone", "TaskNone.rows returned None; allowed: rows, each a dict with `prompt`"),
+    ("task", "TaskNoneScore", "TaskNoneScore.score returned None; allowed: a number from 0 to 1"),
+    ("task", "TaskNan", "returned nan; allowed: a number from 0 to 1"),
+    ("task", "TaskTensor", r"returned a Tensor \(torch.float32\) of shape \(1,\); allowed: a number from 0 to 1"),
+    ("loss", "nan", "returned a loss that is not finite"),
+    ("advantage", "nan", r"\(torch.float32, 6 entries not finite\) of shape \(2, 3\); expected finite"),
+    ("aggregation", "nan", "weights that sum to nan"),
+    ("aggregation", "negative", "at least 0, zero off the mask"),
+    ("loss", "whole_numbers", "returned a loss_BT of torch.int64 and a clipped_BT of torch.bool; expected a floating"),
+    ("loss", "float_capped", "a clipped_BT of torch.float32; expected a floating-point loss_BT and a clipped_BT of"),
+    ("advantage", "whole_numbers", r"\(torch.int64\) of shape \(2, 3\); expected finite .*, in floating point"),
+    ("aggregation", "whole_numbers", r"\(torch.int64\) of shape \(6, 5\); expected weights_BT"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "said"), FAULTS)
+def test_a_plug_in_with_a_fault_is_refused_at_start_with_what_was_expected(kind, name, said):
+    with pytest.raises(ConfigError, match=said):
+        check(kind, f"faulty_functions:{name}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("task", "Task"),
+        ("task", "TaskOfNumpy"),
+        ("task", "TaskWrites"),
+        *(("reward", name) for name in ("truths", "numpy_scalars", "an_array", "a_tensor", "generated")),
+        ("engine", "Engine"),
+    ],
+)
+def test_a_plug_in_without_a_fault_passes(kind, name):
+    check(kind, f"faulty_functions:{name}")
+
+
+@pytest.mark.parametrize("name", ["at_import_loops", "at_import_sleeps"])
+@pytest.mark.parametrize("seconds", ["0.2"])
+def test_an_import_that_does_not_end_is_refused_after_its_limit(name, seconds, monkeypatch):
+    monkeypatch.setenv("SCALERL_IMPORT_S", seconds)
+    with pytest.raises(
+        ConfigError, match=rf"the import took longer than 0.2 s \(/.*{name}.py:\d\); SCALERL_IMPORT_S=N"
+    ):
+        plugins.load_function(f"{name}:f", "recipe.loss.function")
+
+
+@pytest.mark.parametrize("kind", ["loss", "advantage", "aggregation"])
+def test_a_function_that_does_not_return_on_the_made_up_batch_is_refused(kind, monkeypatch):
+    monkeypatch.setattr("scalerl.learn.custom.START_S", 0.2)
+    with pytest.raises(ConfigError, match=f"faulty_functions:loops took longer than 0.2 s {HERE}"):
+        check(kind, "faulty_functions:loops")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("Engine", f"Engine.poll raised KeyError: 'slot' {HERE}"),
+        ("EngineLeaves", rf"EngineLeaves.poll called os._exit\(0\) {HERE}"),
+        ("EngineExits", f"EngineExits.poll raised SystemExit: 0 {HERE}"),
+        ("EngineLoops", f"EngineLoops.poll raised RecursionError: .* {HERE}"),
+    ],
+)
+def test_a_method_of_an_engine_that_fails_is_named_with_its_line(name, said):
+    engine = make_engine(Custom(function=f"faulty_functions:{name}"), None)
+    with pytest.raises(plugins.PluginError, match=said):
+        engine.poll(0.0)
+
+
+def state():
+    """What code of the user must not change in this process."""
+    return (
+        os.getcwd(), sys.stdout, sys.stderr, signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM),
+        random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(), sys.getrecursionlimit(),
+        torch.get_default_dtype(), torch.is_grad_enabled(), threading.current_thread().daemon,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("loss", "faulty_functions:disturbing_loss"),
+        ("advantage", "faulty_functions:disturbing_advantage"),
+        ("aggregation", "faulty_functions:disturbing_aggregation"),
+        ("reward", "faulty_functions:disturbing_reward"),
+        ("task", "faulty_functions:Disturbing"),
+        ("engine", "faulty_functions:DisturbingEngine"),
+        ("task", "at_import_disturbs:Task"),
+        ("reward", "at_import_disturbs:disturbing_reward"),
+    ],
+)
+def test_code_of_the_user_does_not_change_this_process_and_its_threads_do_not_keep_it(kind, name):
+    before, threads = state(), set(threading.enumerate())
+    check(kind, name)
+    assert state() == before
+    started = set(threading.enumerate()) - threads
+    assert started and all(thread.daemon for thread in started)
+
+
+@pytest.mark.parametrize("kind", ["loss", "advantage", "aggregation"])
+def test_a_function_that_writes_into_what_it_is_given_changes_a_copy(kind):
+    from scalerl.learn.advantages import advantages
+    from scalerl.learn.aggregate import token_weights
+    from scalerl.learn.losses import custom as custom_loss
+
+    choice = Custom(function=f"faulty_functions:writing_{kind}")
+    given = {
+        "loss": (-torch.rand(2, 3), -torch.rand(2, 3), torch.tensor([1.0, -1.0]), torch.ones(2, 3, dtype=torch.bool)),
+        "advantage": (torch.tensor([[1.0, 0.0]]),),
+        "aggregation": (torch.ones(2, 3, dtype=torch.bool), torch.tensor([0, 1])),
+    }[kind]
+    before = [tensor.clone() for tensor in given]
+    {"loss": custom_loss, "advantage": advantages, "aggregation": token_weights}[kind](choice, *given)
+    assert all(torch.equal(one, other) for one, other in zip(given, before, strict=True)) and before
+
+
+def test_random_numbers_of_the_user_go_on_from_call_to_call_and_those_of_the_run_do_not_move():
+    random.seed(3)
+    expected = random.getstate()
+    drawn = [user_rewards.call_by_name("faulty_functions:draws", [ROW] * 2, ["a", "b"]) for _ in range(3)]
+    assert len({value for pair in drawn for value in pair}) == 6 and random.getstate() == expected
+
+
+def test_a_time_limit_leaves_an_earlier_timer_as_it_was():
+    heard = []
+    before = signal.signal(signal.SIGALRM, lambda *given: heard.append(time.monotonic()))
+    old = signal.setitimer(signal.ITIMER_REAL, 0.5)
+    began = time.monotonic()
+    try:
+        with pytest.raises(plugins.PluginError, match=r"took longer than 0\.1 s"):
+            plugins.call(lambda: time.sleep(30), "here", limit_s=0.1)
+        assert not heard
+        time.sleep(0.6)
+        assert len(heard) == 1 and heard[0] - began > 0.4
+    finally:
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *old)

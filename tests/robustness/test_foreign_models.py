@@ -1,0 +1,466 @@
+"""Models that cannot be used: each is refused with what is wrong with which file, and nothing of it is run."""
+
+import ast
+import json
+import shutil
+import struct
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import tiny_model
+
+import scalerl
+from robustness.campaign import Case, check, write
+from scalerl.cli.plan import plan
+from scalerl.config import read_config
+from scalerl.config.base import ConfigError
+from scalerl.models.files import check_model_files
+from scalerl.models.loading import load_model
+from scalerl.models.policy import check_vocabulary, load_policy, load_tokenizer
+from scalerl.models.template import check_template, render
+from scalerl.placement.shape import shape_of
+from scalerl.training.launch import local_model, stop_tokens
+from scalerl.training.warm_start import make_tokenizer
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+OPENED = "opened.txt"
+"""Written by a pickle or a program of a model that is run."""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A tiny model with its tokenizer."""
+    path = tmp_path_factory.mktemp("whole") / "m"
+    tiny_model("qwen3").save_pretrained(path)
+    make_tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def model(whole, tmp_path, monkeypatch):
+    shutil.copytree(whole, tmp_path / "m")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "m"
+
+
+def config(**changes):
+    """Return a change of config.json; None takes a field away."""
+
+    def change(model):
+        values = json.loads((model / "config.json").read_text())
+        values = {name: value for name, value in {**values, **changes}.items() if value is not None}
+        (model / "config.json").write_text(json.dumps(values))
+
+    return change
+
+
+def text(name, content):
+    return lambda model: (model / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def gone(*names):
+    return lambda model: [(model / name).unlink() for name in names]
+
+
+def cut(name, size):
+    """Return a change that keeps so many bytes of a file; a negative number takes so many away."""
+
+    def change(model):
+        data = (model / name).read_bytes()
+        (model / name).write_bytes(data[:size])
+
+    return change
+
+
+def more(model):
+    (model / WEIGHTS).write_bytes((model / WEIGHTS).read_bytes() + b"more")
+
+
+def header(change_header):
+    """Return a change of the JSON header of the weights, its length and the tensors as they are."""
+
+    def change(model):
+        data = (model / WEIGHTS).read_bytes()
+        length = int.from_bytes(data[:8], "little")
+        values = json.loads(data[8 : 8 + length])
+        change_header(values)
+        written = json.dumps(values).encode()
+        (model / WEIGHTS).write_bytes(struct.pack("<Q", len(written)) + written + data[8 + length :])
+
+    return change
+
+
+def tensors(change_tensors):
+    def change(model):
+        held = load_file(model / WEIGHTS)
+        change_tensors(held)
+        save_file(held, model / WEIGHTS, metadata={"format": "pt"})
+
+    return change
+
+
+def sharded(after=lambda model: None):
+    """Return a change that splits the weights into two files, and then does something to them."""
+
+    def change(model):
+        held = load_file(model / WEIGHTS)
+        (model / WEIGHTS).unlink()
+        names = sorted(held)
+        parts = {"a.safetensors": names[: len(names) // 2], "b.safetensors": names[len(names) // 2 :]}
+        for file, chosen in parts.items():
+            save_file({name: held[name] for name in chosen}, model / file, metadata={"format": "pt"})
+        places = {name: file for file, chosen in parts.items() for name in chosen}
+        (model / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+        after(model)
+
+    return change
+
+
+def index(**places):
+    """Return a change of the index's map, for `sharded`."""
+
+    def change(model):
+        values = json.loads((model / INDEX).read_text())
+        values["weight_map"].update(places)
+        (model / INDEX).write_text(json.dumps(values))
+
+    return change
+
+
+def pickled(model):
+    """Put a pickle in place of the weights that writes a file where it is read."""
+    (model / WEIGHTS).unlink()
+    (model / "pytorch_model.bin").write_bytes(b"cbuiltins\nexec\n(S'open(\"" + OPENED.encode() + b'", "w")\'\ntR.')
+
+
+def inside(model):
+    """Put the model into a directory of the directory, as a run does."""
+    shutil.move(model, model.parent / "x")
+    model.mkdir()
+    shutil.move(model.parent / "x", model / "model")
+
+
+def a_file(name, content=b"x"):
+    """Return a change that puts a file in place of the directory."""
+
+    def change(model):
+        shutil.rmtree(model)
+        model.write_bytes(content)
+
+    return change
+
+
+LAYER = "model.layers.0.mlp.up_proj.weight"
+FILES = [
+    ("weights: empty", text(WEIGHTS, b""), "no whole safetensors file (0 bytes)"),
+    ("weights: one byte", text(WEIGHTS, b"x"), "no whole safetensors file (1 bytes)"),
+    ("weights: a header and no more", cut(WEIGHTS, 8), "no whole safetensors file (8 bytes)"),
+    ("weights: cut in the header", cut(WEIGHTS, 100), "no whole safetensors file (100 bytes)"),
+    ("weights: cut at the end", cut(WEIGHTS, -1), "m/model.safetensors is cut off"),
+    ("weights: cut in the middle", cut(WEIGHTS, -20_000), "m/model.safetensors is cut off"),
+    ("weights: bytes after the end", more, "longer than its header says"),
+    ("weights: NUL bytes", text(WEIGHTS, b"\0" * 4096), "no whole safetensors file (4,096 bytes)"),
+    ("weights: a header of 2**63 bytes", text(WEIGHTS, b"\xff" * 4096), "no whole safetensors file"),
+    ("weights: text", text(WEIGHTS, "version https://git-lfs.github.com/spec/v1\noid sha256:00\n"), "no whole saf"),
+    ("weights: a header that is no JSON", text(WEIGHTS, struct.pack("<Q", 4) + b"{{{{"), "the header of"),
+    ("weights: a header that is a list", text(WEIGHTS, struct.pack("<Q", 2) + b"[]"), "the header of"),
+    ("weights: no tensors", text(WEIGHTS, struct.pack("<Q", 2) + b"{}"), "holds no tensors"),
+    ("weights: a shape of another size", header(lambda h: h[LAYER].update(shape=[1, 2])),
+     f"the size of {LAYER} is not that of its shape"),
+    ("weights: offsets that run backwards", header(lambda h: h[LAYER].update(data_offsets=[9, 3])),
+     f"the size of {LAYER} is not that of its shape"),
+    ("weights: offsets that are text", header(lambda h: h[LAYER].update(data_offsets="ab")), "the header of"),
+    ("weights: an entry without a type", header(lambda h: h[LAYER].pop("dtype")), "the header of"),
+    ("weights: an entry that is a number", header(lambda h: h.update({LAYER: 3})), "the header of"),
+    ("weights: none", gone(WEIGHTS), "m has no weights"),
+    ("weights: an index and none of its parts", sharded(gone("a.safetensors", "b.safetensors")), "lacks 2 of 2 files"),
+    ("weights: a missing part", sharded(gone("b.safetensors")), "lacks 1 of 2 files of weights, the first is b.saf"),
+    ("weights: an empty part", sharded(text("b.safetensors", b"")), "b.safetensors is no whole safetensors file"),
+    ("weights: a part cut off", sharded(cut("b.safetensors", -5)), "b.safetensors is cut off"),
+    ("weights: parts without an index", sharded(gone(INDEX)), f"has a.safetensors and no {INDEX}"),
+    ("weights: an index that is no JSON", sharded(text(INDEX, "{")), "cannot be read as JSON"),
+    ("weights: an index without a map", sharded(text(INDEX, "{}")), "has no weight_map"),
+    ("weights: an index of numbers", sharded(text(INDEX, '{"weight_map": {"a": 1}}')), "has no weight_map"),
+    ("weights: an index out of the directory", sharded(index(x="../../x.safetensors")), "names the file '../../x.saf"),
+    ("weights: an index to /etc", sharded(index(x="/etc/passwd")), "names the file '/etc/passwd'"),
+    ("weights: a tensor that no part holds", sharded(index(no_such="a.safetensors")), "lacks no_such"),
+    ("weights: a pickle", pickled, "pytorch_model.bin, a pickle, which is not read because it can run any code"),
+    ("model: a safetensors file", a_file("m"), "is a file; give the directory"),
+    ("config: none", gone("config.json"), "m has no config.json"),
+    ("config: empty", text("config.json", ""), "config.json cannot be read as JSON"),
+    ("config: cut off", cut("config.json", 100), "config.json cannot be read as JSON"),
+    ("config: a list", text("config.json", "[]"), "config.json holds '[]'; allowed: a JSON object"),
+    ("config: text", text("config.json", '"qwen3"'), "allowed: a JSON object"),
+    ("config: NUL bytes", text("config.json", b"\0" * 99), "config.json cannot be read as JSON"),
+    ("config: Latin-1", text("config.json", b'{"a": "\xe4"}'), "config.json cannot be read as JSON"),
+    ("config: deep", text("config.json", "[" * 100_000), "config.json cannot be read as JSON"),
+    ("config: no type and no architecture", config(model_type=None, architectures=None), "names no model_type"),
+    ("config: no type", config(model_type=None), "names no model_type"),
+    ("config: a type that is a list", config(model_type=["qwen3"]), "allowed: text and a list of names"),
+    ("config: architectures that are text", config(architectures="Qwen3ForCausalLM"), "allowed: text and a list"),
+    ("model: an adapter", text("adapter_config.json", "{}"), "holds an adapter (adapter_config.json), not a model"),
+    ("model: a run directory", inside, "; give m/model"),
+    ("model: a directory around a GGUF file", lambda m: [gone("config.json")(m), text("q.gguf", "x")(m)], "m/q.gguf"),
+]  # fmt: skip
+"""Found in the files' headers, before torch is loaded."""
+
+
+@pytest.mark.parametrize(("name", "change", "said"), FILES, ids=[name for name, *_ in FILES])
+def test_a_model_whose_files_are_damaged_is_refused_alike_by_every_verb(model, name, change, said):
+    change(model)
+    for refuse in (
+        lambda: check_model_files("m"),
+        lambda: load_model("m", "main", "float32"),
+        lambda: local_model("m", "float32", print),  # before train, sft and eval load a tokenizer
+    ):
+        with pytest.raises(ConfigError) as caught:
+            refuse()
+        assert str(caught.value).startswith("model.path: ") and said in str(caught.value)
+        assert len(str(caught.value)) < 500 and "\n" not in str(caught.value)
+    assert not (model.parent / OPENED).exists()
+
+
+SIZES = [case for case in FILES if case[0].startswith(("config:", "model: an ad")) and "Latin" not in case[0]]
+
+
+@pytest.mark.parametrize(("name", "change", "said"), SIZES, ids=[name for name, *_ in SIZES])
+def test_a_plan_refuses_a_broken_configuration_in_the_same_words(model, name, change, said):
+    change(model)
+    with pytest.raises(ConfigError) as caught:
+        plan(["--model", "m", "--data", "d.jsonl", "--gpus", "4"])
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"num_attention_heads": 0}, {"hidden_size": "wide"}, {"num_hidden_layers": None}, {"vocab_size": [1]}],
+    ids=str,
+)
+def test_a_plan_refuses_sizes_that_are_no_sizes(model, changes):
+    config(**changes)(model)
+    with pytest.raises(ConfigError, match="not the configuration of a decoder that this can read"):
+        shape_of(read_config(None, ["--model", "m", "--data", "d.jsonl"]))
+
+
+def nan(name, value=float("nan")):
+    return tensors(lambda held: held[name].view(-1)[:1].fill_(value))
+
+
+def without(part):
+    """Return a change that takes out the tensors with these letters in their names."""
+    return tensors(lambda held: [held.pop(name) for name in list(held) if part in name])
+
+
+def renamed(model):
+    held = load_file(model / WEIGHTS)
+    save_file({f"x.{name}": tensor for name, tensor in held.items()}, model / WEIGHTS, metadata={"format": "pt"})
+
+
+def own_code(model):
+    named = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.Own"}
+    config(model_type="own", auto_map=named)(model)
+    text("own.py", f"open({OPENED!r}, 'w')")(model)
+
+
+LOADED = [
+    ("a missing tensor", without(LAYER), f"lacks 1 of the weights of a Qwen3ForCausalLM: {LAYER}"),
+    ("a missing layer", without(".layers.1."), "lacks 11 of the weights"),
+    ("a missing head", config(tie_word_embeddings=False), "lacks 1 of the weights of a Qwen3ForCausalLM: lm_head.w"),
+    ("no known tensor", renamed, "lacks 25 of the weights"),
+    ("a wider configuration", config(intermediate_size=64), "6 weights have other sizes than config.json says"),
+    ("a larger vocabulary", config(vocab_size=96), "model.embed_tokens.weight is (48, 32), expected (96, 32)"),
+    ("more layers than weights", config(num_hidden_layers=3, layer_types=None), "lacks 11 of the weights"),
+    ("fewer layers than weights", config(num_hidden_layers=1, layer_types=None), "has 11 weights of layers that a"),
+    ("NaN in a layer", nan(LAYER), f"1 weights hold NaN or infinity, the first is {LAYER}"),
+    ("infinity in a norm", nan("model.norm.weight", float("inf")), "the first is model.norm.weight"),
+    ("NaN in an embedding", nan("model.embed_tokens.weight"), "the first is model.embed_tokens.weight"),
+    ("an architecture that nobody knows", config(model_type="qwen99", architectures=["Qwen99ForCausalLM"]), "qwen99"),
+    ("an encoder", config(model_type="bert", architectures=["BertForMaskedLM"]), "m"),
+    ("sizes that are text", config(hidden_size="wide"), "allowed: a directory with config.json and weights"),
+    ("no attention heads", config(num_attention_heads=0), "m"),
+    ("a negative size", config(intermediate_size=-5), "m"),
+    ("an activation that nobody knows", config(hidden_act="swigloo"), "swigloo"),
+    ("code of its own", own_code, "needs Python code of its own (auto_map in its config.json), which is never run"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "change", "said"), LOADED, ids=[name for name, *_ in LOADED])
+def test_a_model_of_which_less_than_all_can_be_loaded_is_refused(model, name, change, said, capfd):
+    change(model)
+    with pytest.raises(ConfigError) as caught:
+        load_policy("m")
+    assert str(caught.value).startswith("model.path: ") and said in str(caught.value)
+    assert len(str(caught.value)) < 700 and "\n" not in str(caught.value)
+    assert not (model.parent / OPENED).exists()
+    assert "LOAD REPORT" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: None,
+        sharded(),
+        config(architectures=None),
+        lambda model: (model / "training_args.bin").write_bytes(b"x"),
+        lambda model: config(auto_map={"AutoModelForCausalLM": "own.Own"})(model),  # built in all the same, as Phi-3
+    ],
+)
+def test_whole_models_load_with_tied_weights_in_parts_and_with_files_beside_them(model, change):
+    change(model)
+    assert torch.equal(load_policy("m").head_weight, tiny_model("qwen3").get_input_embeddings().weight)
+
+
+def own_tokenizer(model):
+    values = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    text("tokenizer_config.json", json.dumps(values))(model)
+    text("own.py", f"open({OPENED!r}, 'w')")(model)
+    gone("tokenizer.json", "config.json")(model)
+
+
+TOKENIZERS = [
+    ("none", gone("tokenizer.json", "tokenizer_config.json")),
+    ("no vocabulary", gone("tokenizer.json")),
+    ("empty", text("tokenizer.json", "")),
+    ("cut off", cut("tokenizer.json", 200)),
+    ("a list", text("tokenizer.json", "[]")),
+    ("NUL bytes", text("tokenizer.json", b"\0" * 99)),
+    ("a model that nobody knows", text("tokenizer.json", '{"model": {"type": "Odd", "vocab": {}}}')),
+    ("a configuration that is no JSON", text("tokenizer_config.json", "{")),
+    ("code of its own", own_tokenizer),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "change"), TOKENIZERS, ids=[name for name, _ in TOKENIZERS])
+def test_a_tokenizer_that_cannot_be_read_is_refused(model, name, change):
+    change(model)
+    with pytest.raises(ConfigError, match=r"found no tokenizer at m/tokenizer.json; save one there"):
+        load_tokenizer("m")
+    assert not (model.parent / OPENED).exists()
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(model):
+    tokenizer = load_tokenizer("m")
+    tokenizer.add_tokens([f"<extra {n}>" for n in range(40)])
+    tokenizer.save_pretrained("m")
+    with pytest.raises(ConfigError, match=r"ids up to .*, the model has 48 embeddings"):
+        check_vocabulary(load_tokenizer("m"), load_policy("m"), "m")
+
+
+@pytest.mark.parametrize("eos", [None, 4800, -3])
+def test_a_model_that_names_no_token_to_end_with_is_refused(model, eos):
+    policy, tokenizer = load_policy("m"), load_tokenizer("m")
+    assert stop_tokens(policy, tokenizer) == tuple(sorted({1, tokenizer.eos_token_id}))
+    policy.model.generation_config.eos_token_id = eos
+    tokenizer.eos_token = None
+    with pytest.raises(ConfigError, match=r"no token ends a text: .*set eos_token in tokenizer_config.json"):
+        stop_tokens(policy, tokenizer)
+
+
+TEMPLATES = [
+    ("raises", "{{ raise_exception('only tools') }}", "TemplateError: only tools"),
+    ("cannot be parsed", "{% for %}", "TemplateSyntaxError"),
+    ("an undefined function", "{{ strftime_then(1) }}", "UndefinedError: 'strftime_then' is undefined"),
+    ("a field of an undefined name", "{{ messagez[0].content }}", "UndefinedError: 'messagez' is undefined"),
+    ("divides by zero", "{{ 1 // 0 }}", "ZeroDivisionError"),
+    ("reaches for Python", "{{ messages.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
+    ("leaves the question out", "Hello {{ question }}", "makes 'Hello ' of every question"),
+    ("is empty", " ", "makes ' ' of every question"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "template", "said"), TEMPLATES, ids=[name for name, *_ in TEMPLATES])
+def test_a_chat_template_that_cannot_be_used_is_refused(model, name, template, said):
+    tokenizer = load_tokenizer("m")
+    tokenizer.chat_template = template
+    with pytest.raises(ConfigError) as caught:
+        check_template(tokenizer)
+    assert said in str(caught.value) and "set data.chat_template = 'never'" in str(caught.value)
+
+
+def test_a_template_that_works_is_used_and_one_that_fails_on_a_role_names_it(model):
+    tokenizer = load_tokenizer("m")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    check_template(tokenizer)
+    assert render(tokenizer, [{"role": "user", "content": "1+1="}]) == "1+1="
+    with pytest.raises(ConfigError, match=r"fails on messages of the roles system, user .*no system"):
+        render(tokenizer, [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}])
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("./none", "there is no such directory"),
+        ("/none/at/all", "there is no such directory"),
+        ("a/b/c", "there is no such directory"),
+        ("..", "has no config.json"),
+        ("", "there is no such directory"),
+        ("m" * 300, "there is no such directory"),
+        ("a\0b", "there is no such directory"),
+        ("none.gguf", "none.gguf is no such file"),
+    ],
+)
+def test_a_path_that_leads_nowhere_is_refused_before_anyone_asks_the_hub(tmp_path, monkeypatch, path, said):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(ConfigError) as caught:
+        check_model_files(path)
+    assert said in str(caught.value) and len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("ending", [".bin", ".pt", ".safetensors", ".txt", ""])
+def test_a_file_in_place_of_a_directory_is_refused(tmp_path, ending):
+    (tmp_path / f"m{ending}").write_bytes(b"x" * 10)
+    with pytest.raises(ConfigError, match=r"give the directory|convert it to safetensors"):
+        check_model_files(str(tmp_path / f"m{ending}"))
+
+
+def test_the_check_of_a_model_with_a_thousand_tensors_takes_milliseconds(tmp_path):
+    held = {f"model.layers.{n}.weight": torch.zeros(2, 2) for n in range(1000)}
+    save_file(held, tmp_path / WEIGHTS)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    began = time.perf_counter()
+    check_model_files(str(tmp_path))
+    assert time.perf_counter() - began < 0.1
+
+
+def test_nothing_that_loads_a_model_may_run_code_of_the_model():
+    """Each call of transformers that could asks not to."""
+    asked = []
+    for file in Path(scalerl.__file__).parent.rglob("*.py"):
+        source = file.read_text()
+        for node in ast.walk(ast.parse(source)) if "from_pretrained" in source else ():
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("from_pretrained"):
+                asked.append((file, {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}))
+    assert len(asked) >= 5
+    for file, named in asked:
+        unsafe = named.get("trust_remote_code") != "False" and '"trust_remote_code": False' not in file.read_text()
+        assert not unsafe, (file, named)
+
+
+ROWS = '{"prompt": "1+1=", "answer": "2"}\n'
+
+
+def broken(here):
+    write("p.jsonl", ROWS)(here)
+    write("m/config.json", '{"model_type": "qwen3"}')(here)
+    write("m/model.safetensors", b"")(here)
+
+
+VERBS = (
+    Case("model: train", ("train", "--model", "m", "--data", "p.jsonl"), broken, says="no whole safetensors file"),
+    Case("model: dry run", ("train", "--model", "x/y/z", "--data", "p.jsonl", "--dry-run"), broken, says="no such dir"),
+    Case("model: eval", ("eval", "m", "--suite", "p.jsonl"), broken, says="no whole safetensors file"),
+    Case("model: sft", ("sft", "m", "--data", "p.jsonl", "--out", "o"), broken, says="no whole safetensors file"),
+    Case("model: plan", ("plan", "--model", "p.jsonl", "--data", "p.jsonl", "--gpus", "4"), broken, says="is a file"),
+)
+
+
+@pytest.mark.parametrize("case", VERBS, ids=lambda case: case.name)
+def test_a_broken_model_is_one_line_and_changes_nothing(case, tmp_path, monkeypatch):
+    check(case, tmp_path, monkeypatch)

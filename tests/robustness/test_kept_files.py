@@ -1,0 +1,285 @@
+"""Commands that would destroy a file of their user, and damaged checkpoints: by the rule of campaign.py.
+
+Every case checks that no file that was there before has changed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from simulated_study import Truth, write_study
+
+from robustness.campaign import Case, check_here, write
+from scalerl.cli.main import main
+from scalerl.config import LAB
+from scalerl.training.checkpoint import CheckpointStore, save_state
+from scalerl.training.run_dir import ROW_FILES, RunDirectory
+
+GOOD = "".join(f'{{"step": {n}, "flops": {n}e12, "pass_rate": {0.2 + 0.02 * n}}}\n' for n in range(12))
+OTHER = GOOD.replace("0.2", "0.1")
+CSV = "step,pass_rate\n" + "".join(f"{n},{0.2 + 0.02 * n}\n" for n in range(12))
+Arrange = Callable[[Path], object]
+
+
+def both(*parts: Arrange) -> Arrange:
+    """Return an `arrange` that does several things in order."""
+
+    def arrange(here: Path) -> None:
+        for part in parts:
+            part(here)
+
+    return arrange
+
+
+def link(name: str, target: str, *, hard: bool = False) -> Arrange:
+    def arrange(here: Path) -> None:
+        os.link(here / target, here / name) if hard else (here / name).symlink_to(target)
+
+    return arrange
+
+
+def folder(name: str) -> Arrange:
+    return lambda here: (here / name).mkdir(parents=True)
+
+
+POINTS = both(write("p.jsonl", GOOD), write("q.jsonl", OTHER), write("t.csv", CSV), write("notes.txt", "mine"))
+MODEL = both(write("m/config.json", "{}"), write("m/model.safetensors", b"weights"))
+DATA = write("d.jsonl", '{"prompt": "1+1", "answer": "2"}\n')
+
+
+def run(here: Path) -> None:
+    """Make a run of four steps whose checkpoint of step 4 has every kind of part."""
+    made = RunDirectory.create(here / "run", LAB)
+    for name in ROW_FILES:
+        made.append(name, [{"step": step, "text": "abc"} for step in range(1, 5)])
+    store = CheckpointStore.create(here / "run/checkpoints", keep=2)
+    path, cursors = store.begin(4), made.cursors()
+    save_state(path, "learner", {"master.w": np.arange(64.0)})
+    save_state(path, "generator", {"cache": np.arange(9), "sampling_version": 4})
+    digests = made.row_digests(cursors)
+    save_state(path, "trainer", {"format": 2, "cursors": cursors, "row_digests": digests, "sealed": True})
+    store.commit(4)
+    made.close()
+
+
+def study(here: Path) -> None:
+    write_study(here / "study", {"scalerl": Truth(last_step=48), "fp32": Truth(last_step=48)}, seeds=1)
+
+
+def curve(here: Path) -> None:
+    """Make a run directory with a curve that can be fitted."""
+    study(here)
+    (here / "study/scalerl/seed-0").rename(here / "run")
+    (here / "run/curve.png").write_bytes(b"my picture")
+
+
+def harm(name: str, kind: str) -> Arrange:
+    """Return an `arrange` that damages one file of a run."""
+
+    def arrange(here: Path) -> None:
+        path = here / "run" / name
+        data = path.read_bytes()
+        path.unlink()
+        if kind == "removed":
+            return
+        middle = bytes([data[len(data) // 2] ^ 1])
+        changed = {
+            "cut short": data[:-9],
+            "emptied": b"",
+            "flipped": data[: len(data) // 2] + middle + data[len(data) // 2 + 1 :],
+            "NUL bytes at its end": data[:-9] + b"\0" * 9,
+            "of another run": data.replace(b"abc", b"xyz"),
+            "a directory": b"",
+        }
+        path.mkdir() if kind == "a directory" else path.write_bytes(changed[kind])
+
+    return arrange
+
+
+INPUT, FOREIGN = "is an input of this command", "exists and is not"
+TAKEN, UNCHANGED = "is not empty", "Nothing was changed"
+FIT = ("--method", "least-squares")
+
+PAGES = tuple(
+    Case(f"report: -o {what}", ("report", *words, *FIT), both(POINTS, *parts), says=says)
+    for what, words, parts, says in (
+        ("is the input", ("p.jsonl", "-o", "p.jsonl"), (), (INPUT, UNCHANGED)),
+        ("is the input by another name", ("p.jsonl", "-o", "./p.jsonl"), (), INPUT),
+        ("is the input by a long way", ("p.jsonl", "-o", "x/../p.jsonl"), (folder("x"),), INPUT),
+        ("links to the input", ("p.jsonl", "-o", "l.html"), (link("l.html", "p.jsonl"),), INPUT),
+        ("is linked to by the input", ("l", "-o", "p.jsonl"), (link("l", "p.jsonl"),), INPUT),
+        ("is a hard link to the input", ("p.jsonl", "-o", "h.html"), (link("h.html", "p.jsonl", hard=True),), INPUT),
+        ("is the second input", ("p.jsonl", "q.jsonl", "-o", "q.jsonl"), (), INPUT),
+        ("is the other side", ("p.jsonl", "--versus", "q.jsonl", "-o", "q.jsonl"), (), INPUT),
+        ("is another file of points", ("p.jsonl", "-o", "q.jsonl"), (), (FOREIGN, UNCHANGED)),
+        ("is a text", ("p.jsonl", "-o", "notes.txt"), (), FOREIGN),
+        ("is a table", ("p.jsonl", "-o", "t.csv"), (), FOREIGN),
+        ("links to a text", ("p.jsonl", "-o", "l.html"), (link("l.html", "notes.txt"),), FOREIGN),
+        ("is a directory", ("p.jsonl", "-o", "x"), (folder("x"),), "cannot be written to x"),
+        ("lies in no directory", ("p.jsonl", "-o", "no/page.html"), (), "cannot be written to no/page.html"),
+        ("lies in a file", ("p.jsonl", "-o", "notes.txt/page.html"), (), "cannot be written to"),
+        ("has no name", ("p.jsonl", "-o", "."), (), "cannot be written to"),
+        ("has a name too long", ("p.jsonl", "-o", "x" * 300 + ".html"), (), "cannot be written to"),
+        ("is read-only", ("p.jsonl", "-o", "/proc/version"), (), "cannot be written to /proc/version"),
+    )
+)
+RUN_PAGES = tuple(
+    Case(f"report: -o is {name} of the run", ("report", "run", "-o", f"run/{name}"), curve, says=FOREIGN)
+    for name in ("points.jsonl", "metrics.jsonl", "config.toml", "curve.png")
+)
+IMPORTS = tuple(
+    Case(f"import: -o {what}", ("import", *words), both(POINTS, *parts), says=says)
+    for what, words, parts, says in (
+        ("is the log", ("t.csv", "-o", "t.csv"), (), (INPUT, UNCHANGED)),
+        ("is the log by another name", ("t.csv", "-o", "./t.csv"), (), INPUT),
+        ("links to the log", ("t.csv", "-o", "l"), (link("l", "t.csv"),), INPUT),
+        ("is a hard link to the log", ("t.csv", "-o", "h"), (link("h", "t.csv", hard=True),), INPUT),
+        ("has points of another origin", ("t.csv", "-o", "q.jsonl"), (), (FOREIGN, UNCHANGED)),
+        ("is a text", ("t.csv", "-o", "notes.txt"), (), FOREIGN),
+        ("is a directory", ("t.csv", "-o", "x"), (folder("x"),), "cannot be written"),
+        ("lies in no directory", ("t.csv", "-o", "no/p.jsonl"), (), "cannot be written"),
+        ("has a name too long", ("t.csv", "-o", "x" * 300), (), "cannot be written"),
+    )
+)
+SHOWN = tuple(
+    Case(f"study show: -o is {name}", ("study", "show", "study", "-o", f"study/{name}"), study, says=FOREIGN)
+    for name in ("study.toml", "scalerl/seed-0/points.jsonl", "scalerl/seed-0/config.toml")
+)
+TRAIN = ("train", "--model", "m", "--data", "d.jsonl", "--run-dir")
+PLACES = tuple(
+    Case(f"train: --run-dir {what}", (*words,), both(MODEL, DATA, *parts), says=says)
+    for what, words, parts, says in (
+        ("is the model", (*TRAIN, "m"), (), (TAKEN, UNCHANGED)),
+        ("is here, beside the model", (*TRAIN, "."), (), TAKEN),
+        ("is here, in the model", ("train", "--model", ".", "--run-dir", "."), (), TAKEN),
+        ("lies in the model", (*TRAIN, "m/run"), (), ("lies in m", UNCHANGED)),
+        ("lies in the model by a link", (*TRAIN, "l/run"), (link("l", "m"),), "lies in m"),
+        ("is a link to the model", (*TRAIN, "l"), (link("l", "m"),), TAKEN),
+        ("is the data", (*TRAIN, "d.jsonl"), (), "is a file"),
+        ("is the model's file", (*TRAIN, "m/config.json"), (), "is a file"),
+        ("lies in the model by default", ("train", "--model", "."), (write("config.json", "{}"),), "lies in ."),
+        ("holds rows", (*TRAIN, "r"), (write("r/metrics.jsonl", GOOD),), TAKEN),
+        ("holds points", (*TRAIN, "r"), (write("r/points.jsonl", GOOD),), TAKEN),
+        ("holds notes", (*TRAIN, "r"), (write("r/notes.txt", "mine"),), TAKEN),
+        ("holds a hidden file", (*TRAIN, "r"), (write("r/.git/HEAD", "ref"),), TAKEN),
+        ("holds rollouts", (*TRAIN, "r"), (write("r/rollouts/samples.jsonl", "{}"),), TAKEN),
+        ("holds a run", (*TRAIN, "run"), (run,), "already holds a run"),
+        ("is a run's part", (*TRAIN, "run/checkpoints"), (run,), TAKEN),
+        ("holds a study", (*TRAIN, "study"), (study,), TAKEN),
+        ("is a link to nothing", (*TRAIN, "l"), (link("l", "nowhere"),), "is a link to something that does not exist"),
+        ("is a link to a full directory", (*TRAIN, "l"), (write("r/a", "a"), link("l", "r")), TAKEN),
+        ("holds the configuration", ("train", "r/c.toml", "--run-dir", "r"), (write("r/c.toml", ""),), TAKEN),
+        (
+            "is the run that is repeated",
+            ("train", "run/config.toml", "--run-dir", "run"),
+            (run,),
+            "already holds a run",
+        ),
+    )
+)
+SFT = ("sft", "m", "--data", "d.jsonl", "--out")
+MODELS = tuple(
+    Case(f"sft: --out {what}", (*words,), both(MODEL, DATA, *parts), says=says)
+    for what, words, parts, says in (
+        ("is the base model", (*SFT, "m"), (), (TAKEN, UNCHANGED)),
+        ("lies in the base model", (*SFT, "m/tuned"), (), "lies in m"),
+        ("is a link to the base model", (*SFT, "l"), (link("l", "m"),), TAKEN),
+        ("is here", (*SFT, "."), (), TAKEN),
+        ("is the data", (*SFT, "d.jsonl"), (), "is a file"),
+        ("holds notes", (*SFT, "r"), (write("r/notes.txt", "mine"),), TAKEN),
+        ("is a link to nothing", (*SFT, "l"), (link("l", "nowhere"),), "does not exist"),
+        ("of the lab is a model", ("sft", "--steps", "1", "--out", "m"), (), (TAKEN, UNCHANGED)),
+        ("of the lab is a file", ("sft", "--steps", "1", "--out", "d.jsonl"), (), "is a file"),
+        ("of the lab is here", ("sft", "--steps", "1", "--out", "."), (), TAKEN),
+    )
+)
+EVAL = ("eval", "m", "--suite", "d.jsonl", "-o")
+TEXTS = tuple(
+    Case(f"eval: -o {what}", (*EVAL, word), both(MODEL, DATA, *parts), says=says)
+    for what, word, parts, says in (
+        ("has the suite, whose name the texts get", ".", (), (TAKEN, UNCHANGED)),
+        ("is the model", "m", (), TAKEN),
+        ("is the suite", "d.jsonl", (), "is a file"),
+        ("holds a summary", "r", (write("r/summary.json", "{}"),), TAKEN),
+        ("is a link to nothing", "l", (link("l", "nowhere"),), "does not exist"),
+    )
+)
+STUDIES = tuple(
+    Case(f"study: {what}", ("study", *words), both(*parts), says=says)
+    for what, words, parts, says in (
+        ("-o holds notes", ("loo", "-o", "r"), (write("r/notes.txt", "mine"),), "holds no study"),
+        ("-o is a file", ("loo", "-o", "f"), (write("f", "mine"),), "holds no study"),
+        ("-o is a run", ("loo", "-o", "run"), (run,), "holds no study"),
+        ("-o is another study", ("loo", "-o", "study"), (study,), ("another study", UNCHANGED)),
+        ("resume of a run", ("resume", "run"), (run,), "no study here"),
+        ("resume of a directory of notes", ("resume", "r"), (write("r/notes.txt", "mine"),), "no study here"),
+        ("show of a model", ("show", "m"), (MODEL,), "no study here"),
+        ("resume with a plan that is damaged", ("resume", "r"), (write("r/study.toml", "name = ["),), "study.toml"),
+    )
+)
+PARTS = ("learner.json", "learner.safetensors", "trainer.json", "trainer.safetensors", "generator.json",
+         "generator.safetensors")  # fmt: skip
+NONE_LEFT = ("none of them can be used", "nothing was changed", "scalerl train run/config.toml")
+RESUMED = (
+    *(
+        Case(f"resume: {part} {kind}", ("resume", "run"), both(run, harm(f"checkpoints/step_000004/{part}", kind)),
+             says=(part, *NONE_LEFT))
+        for part in PARTS
+        for kind in ("removed", "cut short", "flipped", "emptied", "a directory")
+    ),
+    *(
+        Case(f"resume: the manifest {kind}", ("resume", "run"),
+             both(run, harm("checkpoints/step_000004/manifest.json", kind)), says=("manifest.json", *NONE_LEFT))
+        for kind in ("removed", "cut short", "emptied")
+    ),
+    *(
+        Case(f"resume: {name} {kind}", ("resume", "run"), both(run, harm(name, kind)), says=(name, *NONE_LEFT))
+        for name in ("metrics.jsonl", "points.jsonl")
+        for kind in ("removed", "cut short", "flipped", "NUL bytes at its end", "of another run")
+    ),
+    *(
+        Case(f"resume: {what}", ("resume", "run"), both(run, lambda here, name=name: shutil.rmtree(here / name)),
+             says=("they were removed", *NONE_LEFT))
+        for what, name in (("no checkpoint", "run/checkpoints/step_000004"), ("no checkpoints/", "run/checkpoints"))
+    ),
+    Case("resume: a model", ("resume", "m"), MODEL, says="no run here"),
+    Case("resume: a study", ("resume", "study"), study, says="no run here"),
+    Case("resume: rows without a configuration", ("resume", "r"), write("r/metrics.jsonl", GOOD), says="no run here"),
+)  # fmt: skip
+PARTIAL = (
+    Case("fit: the picture cannot be written", ("fit", "run"), both(curve, harm("curve.png", "a directory")),
+         says=("advice", "picture   none: run/curve.png cannot be written"), allowed=(0,)),
+    Case("fit: the summary cannot be written", ("fit", "run"), both(study, folder("study/fp32/seed-0/summary.json"),
+         lambda here: (here / "study/fp32/seed-0").rename(here / "run")), says=("advice", "picture   none"),
+         allowed=(0,)),
+    Case("study show: the page cannot be written", ("study", "show", "study"), both(study, folder("study/report.html")),
+         says=("fp32", "no page: the page cannot be written"), allowed=(0,)),
+    Case("report: the page cannot be written", ("report", "p.jsonl", "-o", "no/p.html", *FIT), POINTS,
+         says=("p: Continue", "cannot be written to no/p.html"), allowed=(1,)),
+)  # fmt: skip
+CASES = (*PAGES, *RUN_PAGES, *IMPORTS, *SHOWN, *PLACES, *MODELS, *TEXTS, *STUDIES, *RESUMED, *PARTIAL)
+
+
+def main_here(words: list[str]) -> int:
+    """Run the command line, and give the signals back that a run takes."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        return main(words)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_no_file_is_lost(case, tmp_path, monkeypatch):
+    check_here(case, tmp_path, monkeypatch, main_here)
+
+
+def test_the_campaign_has_as_many_cases_as_it_says():
+    assert len({case.name for case in CASES}) == len(CASES) >= 80

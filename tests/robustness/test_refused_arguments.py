@@ -1,0 +1,273 @@
+"""Command lines, paths and TOML files that cannot be meant: each is refused by the rule of campaign.py."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from robustness.campaign import Case, check_here, write
+
+POINTS = "".join(f'{{"flops": {n}e12, "pass_rate": {0.2 + 0.02 * n:.2f}}}\n' for n in range(12))
+LONG = "n" * 300
+VERBS = (
+    "train", "plan", "study", "resume", "fit", "forecast", "compare", "backtest", "report", "score", "eval", "sft",
+    "recipes", "import",
+)  # fmt: skip
+DRY = ("train", "--dry-run")
+
+
+def nothing(here):
+    """Arrange nothing."""
+
+
+def options(fault, *words, says=(), arrange=nothing, allowed=(1, 2)):
+    return Case(f"options: {fault}", words, arrange, says, allowed)
+
+
+def toml(fault, text, says, allowed=(2,)):
+    return Case(f"configuration: {fault}", ("train", "c.toml", "--dry-run"), write("c.toml", text), says, allowed)
+
+
+def plan(fault, text, says):
+    return Case(f"study plan: {fault}", ("study", "s.toml", "--dry-run"), write("s.toml", text), says, (2,))
+
+
+ARMS = "[arms.one]\n[arms.two]\nrecipe.loss.max_ratio = 8\n"
+
+PLANS = [
+    plan("an empty file", "", "empty"),
+    plan("no arms", 'base = "quick"', "arms"),
+    plan("arms a number", "arms = 5", "arms"),
+    plan("an arm a number", "[arms]\none = 5\ntwo = 6", "arms"),
+    plan("one arm", "[arms.one]", "2 to"),
+    plan("equal arms", "[arms.one]\n[arms.two]", "same run"),
+    plan("2,000 arms", "".join(f"[arms.a{n}]\n" for n in range(2000)), "2000 arms"),
+    plan("an arm's name that leaves the folder", '[arms."../../x"]\n[arms.two]', "name of an arm"),
+    plan("an arm's name of dots", '[arms.".."]\n[arms.two]', "name of an arm"),
+    plan("an arm's name with a slash", '[arms."a/b"]\n[arms.two]', "name of an arm"),
+    plan("an arm's name like an option", '[arms."-rf"]\n[arms.two]', "name of an arm"),
+    plan("an arm's name of 300 characters", f"[arms.{LONG}]\n[arms.two]", "name of an arm"),
+    plan("an arm's name of nothing", '[arms.""]\n[arms.two]', "name of an arm"),
+    plan("an unknown key", "sedes = [1]\n" + ARMS, "seeds"),
+    plan("a seed given twice", "seeds = [1, 1]\n" + ARMS, "seeds"),
+    plan("no seeds", "seeds = []\n" + ARMS, "seeds"),
+    plan("a negative seed", "seeds = [-1]\n" + ARMS, "seeds"),
+    plan("a seed of true", "seeds = [true]\n" + ARMS, "seeds"),
+    plan("a seed of 1e30", f"seeds = [{10**30}]\n" + ARMS, "seeds"),
+    plan("100,000 seeds", f"seeds = {list(range(100_000))}\n" + ARMS, "1000"),
+    plan("an unknown reference", 'reference = "three"\n' + ARMS, "reference"),
+    plan("a reference that is no text", "reference = 5\n" + ARMS, "reference"),
+    plan("an unknown base", 'base = "quickest"\n' + ARMS, "base"),
+    plan("a base that is a number", "base = 5\n" + ARMS, "base"),
+    plan("a base that is a list", "base = [1]\n" + ARMS, "base"),
+    plan("a base of unknown keys", ARMS + "[base]\nstesp = 5", "stesp"),
+    plan("changes that are a number", "changes = 5\n" + ARMS, "changes"),
+    plan("changes of unknown keys", ARMS + "[changes]\nstesp = 5", "stesp"),
+    plan("an arm of unknown keys", "[arms.one]\nstesp = 5\n[arms.two]", "stesp"),
+    plan("an arm without a chance of evaluations", "[arms.one]\nsteps = 1\n[arms.two]\nsteps = 2", "evaluations"),
+    plan("a name that is a number", "name = 5\n" + ARMS, "name"),
+    plan("broken", "[arms.one", "TOML"),
+    plan("a table twice", "[arms.one]\n[arms.one]", "TOML"),
+]  # fmt: skip
+
+TOMLS = [
+    toml("an empty file", "", "empty"),
+    toml("broken", "steps = ", "TOML"),
+    toml("a key twice", "steps = 5\nsteps = 6", "TOML"),
+    toml("a table twice", "[recipe]\n[recipe]", "TOML"),
+    toml("JSON", '{"steps": 5}', "TOML"),
+    toml("NUL bytes", "\0" * 64, "TOML"),
+    toml("Latin-1", b'preset = "caf\xe9"', "TOML"),
+    toml("UTF-16", "steps = 5".encode("utf-16"), "TOML"),
+    toml("a byte-order mark", "\ufeffsteps = 50", "steps = 50", (0,)),
+    toml("lines that end as on Windows", "steps = 50\r\nseed = 1\r\n", "steps = 50", (0,)),
+    toml("nested deeply", "suites = " + "[" * 5000 + "]" * 5000, "nested"),
+    toml("an integer of 5,000 digits", "steps = " + "9" * 5000, "digits"),
+    toml("a date", "steps = 2026-01-02", "steps"),
+    toml("a time", "seed = 07:32:00", "seed"),
+    toml("true for a number", "steps = true", "steps: got True; allowed: a number"),
+    toml("infinity", "[recipe]\ntemperature = inf", "finite"),
+    toml("nan", "[recipe.optimizer]\nlearning_rate = nan", "finite"),
+    toml("a hexadecimal number of 1e30", "steps = 0x" + "f" * 26, "steps"),
+    toml("400,000 unknown keys", "".join(f"key_{n} = 1\n" for n in range(40_000)), "39995 more"),
+    toml("a key of 100,000 characters", "k" * 100_000 + " = 1", "unknown key"),
+    toml("a value of 100,000 characters", f'preset = "{"v" * 100_000}"', "100000 characters"),
+    toml("a control character in a value", 'preset = "\\u001b[2J"', r"\x1b"),
+    toml("a NUL in a path", '[model]\nkind = "hf"\npath = "a\\u0000b"', "path"),
+    toml("operations from high to low", "[data]\noperations = [6, 2]", "operations"),
+    toml("three operations", "[data]\noperations = [1, 2, 3]", "operations"),
+    toml("thinking tokens from high to low", "[recipe.length]\nthinking_tokens = [9, 2]", "thinking_tokens"),
+    toml("a cache over the limit", '[recipe.length]\nkind = "penalty"\ncache_tokens = 20000', "cache_tokens"),
+    toml("a phrase without its end", '[recipe.length]\nphrase = "stop"', "phrase"),
+    toml("a recipe that is a number", "recipe = 5", "recipe"),
+    toml("a recipe that is a list", "recipe = [1]", "recipe"),
+    toml("data that is text", 'data = "prompts.jsonl"', "data"),
+    toml("data of numbers", "data = [1, 2]", "data"),
+    toml("no data", "data = []", "data"),
+    toml("two tasks of one name", "[[data]]\n[[data]]", "two tasks"),
+    toml("a task without a kind", '[[data]]\nname = "a"\n[[data]]\nname = "b"', "kind"),
+    toml("mixed tasks of numbers", '[data]\nkind = "mixed"\narithmetic = 5', "arithmetic"),
+    toml("mixed tasks shared by true", '[data]\nkind = "mixed"\nshare = true', "share"),
+    toml("suites of numbers", "suites = [1]", "suites"),
+    toml("suites as text", 'suites = "aime-24"', "suites"),
+    toml("a set that is a list", '[data]\nkind = "file"\nset = [1]', "set"),
+    toml("an unknown set", '[data]\nkind = "file"\nset = "gsm9k"', "gsm8k"),
+    toml("placement as a number, in an old file", "placement = 5\n[rollouts]\ngenerators = 2", "placement"),
+    toml("a stop condition that says nothing", 'stop_when = "soon"', "stop_when"),
+    toml("a stop condition of numbers", "stop_when = [1]", "stop_when"),
+    toml("a preset that is a table", "preset = {a = 1}", "preset"),
+    toml("1e12 prompts", "[data]\nprompts = 1000000000000", "10000000"),
+    toml("1e12 held-out prompts", "[evaluation]\nprompts = 1000000000000", "10000000"),
+    toml("1e11 sequences an evaluation", "[evaluation]\nprompts = 10000000\nsamples = 10000", "sequences"),
+    toml("1e10 completions a step", "[recipe]\nprompts_per_step = 1000000\ngenerations_per_prompt = 10000", "a step"),
+    toml("a time limit of 1e300 s", "[scoring]\ntimeout_s = 1e300", "timeout_s"),
+    toml("a line of 1e12 MiB", '[data]\nkind = "file"\npath = "p"\nmax_line_mb = 1000000000000', "max_line_mb"),
+    toml("of a newer version", "[recipe]\nnovelty = 0.5", "novelty"),
+    toml("fewer slots than generators", "[rollouts]\nslots = 1\n[placement]\ngenerators = 4", "slots"),
+]  # fmt: skip
+
+NUMBERS = {  # option -> what comes before it
+    "--bounds": ("fit", "p.jsonl"), "--exclude-below": ("fit", "p.jsonl"), "--target": ("forecast", "p.jsonl"),
+    "--level": ("compare", "p.jsonl", "--versus", "p.jsonl"), "--fractions": ("backtest", "p.jsonl"),
+    "--at": ("forecast", "p.jsonl"),
+}  # fmt: skip
+
+WORDS = [
+    options("no command of that name", "trian", says="did you mean 'train'"),
+    options("a command of 10,000 characters", "x" * 10_000, says="no command"),
+    options("an unknown option of the program", "--versoin", says="--versoin"),
+    *(options(f"{verb} --bogus", verb, "--bogus", says="--bogus") for verb in VERBS),
+    *(options(f"{verb} without arguments", verb, says="required") for verb in VERBS
+      if verb not in ("train", "plan", "sft", "recipes")),
+    *(options(f"{verb} --help", verb, "--help", says="usage", allowed=(0,)) for verb in VERBS),
+    *(options(f"{verb} of no such path", verb, "no-such-place", *more, says="no-such-place") for verb, *more in (
+        ("train", "--dry-run"), ("plan",), ("study", "--dry-run"), ("resume",), ("fit",), ("forecast",),
+        ("compare", "--versus", "p"), ("backtest",), ("report",), ("score", "--task", "math"), ("import",))),
+    *(options(f"{verb[0]} {option} {value}", *verb, option, value, *([value] if option == "--bounds" else []),
+              arrange=write("p.jsonl", POINTS)) for option, verb in NUMBERS.items()
+      for value in ("nan", "inf", "-inf", "many", "")),
+    options("--steps 0", *DRY, "--steps", "0", says="steps"),
+    options("--steps true", *DRY, "--steps", "true", says="allowed: a number"),
+    options("--steps of 6,000 digits", *DRY, "--steps", "9" * 6000, says="steps"),
+    options("--steps with a second line", *DRY, "--steps", "5\nseed = 7", says="steps"),
+    options("--steps with a comment", *DRY, "--steps", "5 # five", says="steps"),
+    options("--steps without a value", *DRY, "--steps", says="--steps"),
+    options("--steps empty", *DRY, "--steps", "", says="steps"),
+    options("a list as two words", *DRY, "--data.operations", "2", "6", says="[2, 6]"),
+    options("two files", "train", "a.toml", "b.toml", says="toml"),
+    options("a loss that drops an option", *DRY, "--recipe.loss.max_ratio", "4", "--recipe.loss", "gspo",
+            says="max_ratio"),
+    options("a table that drops an option", *DRY, "--data.path", "x", "--data", "{kind = 'programs'}", says="drop"),
+    options("a table after its field", *DRY, "--recipe.name", "x", "--recipe", "{}", says="drop"),
+    options("a field of a number", *DRY, "--recipe.loss", "5", "--recipe.loss.max_ratio", "4", says="loss"),
+    options("a field of a list", *DRY, "--data", "[1]", "--data.path", "x", says="data"),
+    options("a misspelt field", *DRY, "--recipe.los", "gspo", says="recipe.loss"),
+    options("an option of 10,000 characters", *DRY, "--" + "x" * 10_000, "5", says="unknown option"),
+    options("a value of 100,000 characters", *DRY, "--recipe.loss", "x" * 100_000, says="loss"),
+    options("bytes that are no UTF-8", *DRY, "--recipe.name", os.fsdecode(b"\xff"), says="UTF-8"),
+    options("--run-dir with --dry-run", *DRY, "--run-dir", "x", says="--run-dir"),
+    options("--run-dir empty", "train", "--run-dir", "", says="--run-dir"),
+    options("--run-dir before another option", "train", "--run-dir", "--seed", says="--run-dir"),
+    options("--run-dir twice", "train", "--run-dir", "a", "--run-dir", "b", says="once"),
+    options("seeds from -1", "study", "loo", "--dry-run", "--seeds=-1,2", says="--seeds"),
+    options("no seeds", "study", "loo", "--dry-run", "--seeds", "0", says="--seeds"),
+    options("seeds of words", "study", "loo", "--dry-run", "--seeds", "a,b", says="--seeds"),
+    options("100,000 seeds", "study", "loo", "--dry-run", "--seeds", "100000", says="1000"),
+    options("seeds twice", "study", "loo", "--dry-run", "--seeds", "1,1", says="seeds"),
+    options("a budget of 0", "study", "loo", "--dry-run", "--budget", "0", says="--budget: got 0"),
+    options("a budget of -5", "study", "loo", "--dry-run", "--budget=-5", says="--budget: got -5"),
+    options("a budget of words", "study", "loo", "--dry-run", "--budget", "many", says="--budget"),
+    options("an arm that is not there", "study", "loo", "--dry-run", "--only", "none-such", says="--only"),
+    options("a study that is not there", "study", "resume", "nowhere", says="nowhere"),
+    options("a page of a study that is not there", "study", "show", "nowhere", says="nowhere"),
+    options("rates of a study that is not there", "study", "loo", "--dry-run", "--rates", "nowhere", says="nowhere"),
+    options("runs of a study that is not there", "study", "loo", "--dry-run", "--reuse", "nowhere", says="nowhere"),
+    options("a negative number of jobs", "study", "loo", "--jobs=-1", says="--jobs"),
+    options("0 GPUs", "plan", "--gpus", "0", says="--gpus"),
+    options("1e9 GPUs", "plan", "--gpus", "1000000000", "--preset", "scalerl", "--model", "m", says=""),
+    options("a GPU that nobody has", "plan", "--gpu", "H900", says="H100"),
+    options("a plan at no speed", "plan", "--generator-tokens-per-s", "0", "--trainer-tokens-per-s", "5",
+            says="--generator-tokens-per-s"),
+    options("a plan at speed nan", "plan", "--generator-tokens-per-s", "nan", "--trainer-tokens-per-s", "5",
+            says="--generator-tokens-per-s"),
+    options("a plan at infinite speed", "plan", "--generator-tokens-per-s", "9", "--trainer-tokens-per-s", "inf",
+            says="--trainer-tokens-per-s"),
+    *(options(f"plan --{name} {value}", "plan", f"--{name}={value}", "--generator-tokens-per-s", "9",
+              "--trainer-tokens-per-s", "9", says=f"--{name}")
+      for name in ("mean-tokens", "sigma", "transfer-s", "training-share", "decode-share")
+      for value in ("nan", "inf", "-1", "many")),
+    options("lengths of a directory", "plan", "--lengths", ".", "--generator-tokens-per-s", "9",
+            "--trainer-tokens-per-s", "9", says="directory"),
+    options("a plan from no run", "plan", "--from", "nowhere", says="nowhere"),
+    options("sft of a model without data", "sft", "model", says="data"),
+    options("sft of data without a model", "sft", "--data", "x.jsonl", says="model"),
+    options("sft of 0 steps", "sft", "model", "--data", "x.jsonl", "--steps", "0", says="steps"),
+    options("sft of steps and epochs", "sft", "m", "--data", "x", "--steps", "5", "--epochs", "2", says="epochs"),
+    options("sft at a rate of nan", "sft", "m", "--data", "x", "--learning-rate", "nan", says="learning_rate"),
+    options("the lab's sft of -1 steps", "sft", "--steps=-1", says="steps"),
+    options("eval without a suite", "eval", "model", says="--suite"),
+    options("eval on an unknown suite", "eval", "model", "--suite", "aime-42", says="aime-2"),
+    options("eval at temperature nan", "eval", "m", "--suite", "aime-24", "--temperature", "nan", says="temperature"),
+    options("eval of 0 samples", "eval", "m", "--suite", "aime-24", "--samples", "0", says="--samples"),
+    options("eval of 10^12 samples", "eval", "m", "--suite", "aime-24", "--samples", str(10**12), says="samples"),
+    options("score by no verifier", "score", "x", "--task", "maths", says="math"),
+    options("score in -1 s", "score", "x", "--task", "math", "--timeout=-1", says="timeout_s"),
+    options("score by -1 workers", "score", "x", "--task", "math", "--workers=-1", says="workers"),
+    options("score in no sandbox", "score", "x", "--task", "code", "--sandbox", "none", says="bubblewrap"),
+    *(options(f"score: {fault}", "score", "s.jsonl", "--task", "math", arrange=write("s.jsonl", text), says=says)
+      for fault, text, says in (
+          ("an empty file", "", "empty"), ("blank lines", "\n\n", "no rows"), ("a list", "[1]\n", "line 1"),
+          ("deep JSON", "[" * 100_000, "line 1"), ("an integer of 5,000 digits", "9" * 5000, "line 1"),
+          ("a key twice", '{"completion": "a", "completion": "b"}', "twice"),
+          ("no answer", '{"completion": "a"}', "answer"),
+          ("no completion", '{"answer": "a"}', "completion"), ("Latin-1", b"\xe9", "UTF-8"),
+          ("completion a number", '{"completion": 5, "answer": "5"}', "completion"),
+          ("half a pair", r'{"completion": "\ud800", "answer": "5"}', "surrogate"),
+          ("answer a list", '{"completion": "5", "answer": [5]}', "answer"))),
+]  # fmt: skip
+
+
+def a_run(here: Path) -> None:
+    """Arrange what the paths below name."""
+    (here / "p.jsonl").write_text(POINTS)
+    (here / "dangling.jsonl").symlink_to("nowhere")
+    (here / "circle.jsonl").symlink_to("circle.jsonl")
+    (here / "folder.jsonl").mkdir()
+    (here / "folder.toml").mkdir()
+    os.mkfifo(here / "pipe.jsonl")
+    os.mkfifo(here / "pipe.toml")
+    (here / "run").mkdir()
+    (here / "run" / "config.toml").mkdir()
+    (here / "run" / "points.jsonl").mkdir()
+    (here / "kmsg.jsonl").symlink_to("/proc/kmsg")
+    (here / "zero.jsonl").symlink_to("/dev/zero")
+    (here / "null.jsonl").symlink_to("/dev/null")
+    (here / "null.toml").symlink_to("/dev/null")
+    (here / "zero.toml").symlink_to("/dev/zero")
+
+
+ODD = ("folder", "pipe", "null", "zero", "dangling", "circle", "kmsg")
+READERS = (("fit",), ("import",), ("score", "--task", "math"), ("plan", "--generator-tokens-per-s", "9",
+           "--trainer-tokens-per-s", "9", "--lengths"))  # fmt: skip
+
+
+def place(verb, path, says=(), allowed=(1, 2)):
+    return Case(f"path: {' '.join(verb)} {path[:40]}", (*verb, path), a_run, says, allowed)
+
+
+PATHS = [
+    *(place(verb, f"{name}.jsonl", f"{name}.jsonl") for verb in READERS for name in ODD),
+    *(place(verb, f"{name}.toml", f"{name}.toml") for verb in (("train",), ("plan",), ("study",))
+      for name in ("folder", "pipe", "null", "zero")),
+    *(place(verb, path) for verb in (*READERS, ("resume",), ("eval", "--suite", "aime-24"), ("study", "show"))
+      for path in (LONG, f"{LONG}.jsonl", "p.jsonl/x.jsonl", "", ".", "..", "/", "/dev/null", "\n.jsonl", "~")),
+    *(place(("report", "p.jsonl", "-o"), path) for path in ("p.jsonl/x.html", ".", LONG + ".html", "/proc/x.html")),
+    *(place(("import", "p.jsonl", "-o"), path) for path in ("p.jsonl/x", ".", LONG, "/proc/x")),
+    *(place(("resume",), path, path) for path in ("run", "p.jsonl", "pipe.jsonl")),
+    place(("fit",), "run", "points.jsonl"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*PLANS, *TOMLS, *WORDS, *PATHS], ids=lambda case: case.name)
+def test_what_cannot_be_meant_is_refused_in_one_line(case, tmp_path, monkeypatch):
+    check_here(case, tmp_path, monkeypatch)

@@ -1,0 +1,187 @@
+"""Prompt files in every format, damaged in every way: each is refused by the rule of campaign.py, or read as meant."""
+
+import gzip
+import io
+import json
+
+import pyarrow
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+from pyarrow import parquet
+
+from robustness.campaign import Case, check_here, write
+from scalerl.cli.exits import guarded
+from scalerl.config.base import build
+from scalerl.config.data import PromptFile
+from scalerl.prompts.layouts import read_rows
+
+ROW = '{"prompt": "What is 1+1?", "answer": "2"}\n'
+
+
+def read(words):
+    """Read the prompts of a file, as every command does that takes prompts; print how many there are."""
+
+    def count():
+        fields = {"path": words[0], "task": words[1] if words[1:] else "math"}
+        print(f"rows: {len(list(read_rows(build(PromptFile, fields, 'data'))))}")
+        return 0
+
+    return guarded(count)
+
+
+def case(fault, content, says, name="p.jsonl", allowed=(2,)):
+    return Case(f"data: {fault}", (name,), write(name, content), says, allowed)
+
+
+def row(**fields):
+    return json.dumps({"prompt": "What is 1+1?", "answer": "2", **fields}) + "\n"
+
+
+def table(rows=64):
+    out = io.BytesIO()
+    parquet.write_table(pyarrow.table({"prompt": [f"{n} + 1?" for n in range(rows)], "answer": ["2"] * rows}), out)
+    return out.getvalue()
+
+
+def beyond(prompt):
+    return row(prompt=prompt)
+
+
+def chat(content, role="user"):
+    return row(prompt=[{"role": role, "content": content}])
+
+
+PARQUET, GZIPPED = table(), gzip.compress(ROW.encode() * 200)
+DEEP = "[" * 100_000 + "]" * 100_000
+
+CASES = [
+    case("an empty file", b"", "empty"),
+    case("only blank lines", "\n\n  \n", "no rows"),
+    case("a byte-order mark", "\ufeff" + ROW, "rows: 1", allowed=(0,)),
+    case("lines that end as on Windows", ROW.replace("\n", "\r\n") * 3, "rows: 3", allowed=(0,)),
+    case("lines that end as on old Macs", ROW.replace("\n", "\r") * 3, "line 1"),
+    case("U+2028 inside a string", ROW.replace("1+1", "1\u20281"), "rows: 1", allowed=(0,)),
+    case("U+0085 inside a string", ROW.replace("1+1", "1\x851"), "rows: 1", allowed=(0,)),
+    case("U+2029 and form feed between rows", ROW + "\u2029\n", "line 2"),
+    case("a tab inside a string", ROW.replace("What is", "What\tis"), "line 1"),
+    case("a NUL byte inside a string", ROW.replace("What is", "What\0is"), "line 1"),
+    case("an escaped NUL in a prompt", beyond("a\0b"), "rows: 1", allowed=(0,)),
+    case("NUL bytes alone", b"\0" * 4096, "line 1"),
+    case("Latin-1 text", ROW.replace("1+1", "\xe9").encode("latin-1"), "not UTF-8"),
+    case("UTF-16 text", ROW.encode("utf-16"), "UTF-16"),
+    case("UTF-8 of half a surrogate pair", ROW.replace("1+1", "\ud83d"), "not UTF-8"),
+    case("an escaped half of a surrogate pair", r'{"prompt": "a\ud83d", "answer": "2"}', "surrogate"),
+    case("an escaped half of a pair in an answer", r'{"prompt": "a", "answer": "\udc00"}', "surrogate"),
+    case("an escaped half of a pair in a chat", r'{"prompt": [{"role": "user", "content": "\ud800"}], "answer": "2"}',
+         "surrogate"),
+    case("nested 100,000 deep", f'{{"prompt": {DEEP}, "answer": "2"}}', "nested too deeply"),
+    case("deep alone", DEEP, "nested too deeply"),
+    case("an integer of 5,000 digits", f'{{"prompt": "a", "answer": {"9" * 5000}}}', "line 1"),
+    case("an integer of 5,000 digits as text", f'{{"prompt": "a", "answer": "{"9" * 5000}"}}', "rows: 1", allowed=(0,)),
+    case("NaN for an answer", '{"prompt": "a", "answer": NaN}', "nan"),
+    case("Infinity for an answer", '{"prompt": "a", "answer": Infinity}', "inf"),
+    case("1e999 for an answer", '{"prompt": "a", "answer": 1e999}', "inf"),
+    case("NaN in a column of its own", '{"prompt": "a", "answer": "2", "level": NaN}', "rows: 1", allowed=(0,)),
+    case("one row in brackets", "[" + ROW.strip() + "]", "list"),
+    case("a number a line", "1\n2\n", "int"),
+    case("null a line", "null\n", "NoneType"),
+    case("a comma after each row", ROW.strip() + ",\n", "line 1"),
+    case("single quotes", ROW.replace('"', "'"), "line 1"),
+    case("two rows on one line", ROW.strip() + ROW, "line 1"),
+    case("a row over two lines", '{"prompt": "a",\n"answer": "2"}', "line 1"),
+    case("a comment", "# rows\n" + ROW, "line 1"),
+    case("a CSV file", "prompt,answer\na,2\n", "line 1"),
+    case("an HTML page", "<!DOCTYPE html>\n<html>", "line 1"),
+    case("an LFS pointer", "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "line 1"),
+    case("the same key twice", '{"prompt": "a", "prompt": "b", "answer": "2"}', "twice"),
+    case("the same nested key twice", '{"prompt": "a", "answer": "2", "x": {"y": 1, "y": 2}}', "twice"),
+    case("no answer", '{"prompt": "a"}', "answer"),
+    case("no prompt", '{"answer": "2"}', "prompt"),
+    case("an empty object", "{}", "prompt"),
+    case("the answer null", row(answer=None), "answer"),
+    case("the answer true", row(answer=True), "answer"),
+    case("the answer empty", row(answer=""), "answer"),
+    case("the answer blank", row(answer="  \n"), "answer"),
+    case("the answer a list of two", row(answer=["1", "2"]), "answer"),
+    case("the answer a list of a list", row(answer=[["1"]]), "answer"),
+    case("the answer a list of null", row(answer=[None]), "answer"),
+    case("the answer an object", row(answer={"a": 1}), "answer"),
+    case("the prompt null", row(prompt=None), "prompt"),
+    case("the prompt a number", row(prompt=7), "prompt"),
+    case("the prompt true", row(prompt=True), "prompt"),
+    case("the prompt empty", row(prompt=""), "prompt"),
+    case("the prompt blank", row(prompt=" \u2003"), "prompt"),
+    case("the prompt an empty list", row(prompt=[]), "prompt"),
+    case("the prompt a list of text", row(prompt=["a"]), "prompt"),
+    case("the prompt a list of lists", row(prompt=[[]]), "prompt"),
+    case("the prompt one message", row(prompt={"role": "user", "content": "a"}), "prompt"),
+    case("chat content null", chat(None), "content"),
+    case("chat content a list", chat([{"type": "text", "text": "a"}]), "content"),
+    case("chat content a number", chat(5), "content"),
+    case("chat content true", chat(True), "content"),
+    case("chat content an object", chat({"text": "a"}), "content"),
+    case("chat content absent", row(prompt=[{"role": "user"}]), "content"),
+    case("chat content empty everywhere", chat(""), "prompt"),
+    case("chat role null", chat("a", None), "prompt"),
+    case("chat role a number", chat("a", 5), "prompt"),
+    case("chat role absent", row(prompt=[{"content": "a"}]), "prompt"),
+    case("a chat that holds null", row(prompt=[None]), "prompt"),
+    case("a row of 300 unreadable characters in a column", row(answer={"a": "\x1b[2J" * 300}), "answer"),
+    case("two rows of one id", row(id=1) + row(id=1, answer="3"), "id"),
+    case("ids that are lists", row(id=[1]) + row(id=[1], answer="3"), "id"),
+    case("a bad row after good ones", ROW * 50 + "{", "line 51"),
+    case("a last line cut off", ROW * 3 + ROW[:20], "line 4"),
+    case("JSON: a list of rows", "[" + ROW.strip() + "," + ROW.strip() + "]", "rows: 2", "p.json", (0,)),
+    case("JSON: an empty list", "[]", "no rows", "p.json"),
+    case("JSON: a list of numbers", "[1, 2]", "row 1", "p.json"),
+    case("JSON: a list cut off", "[" + ROW, "not valid JSON", "p.json"),
+    case("JSON: one object over several lines", '{\n"data": []\n}', "line 1", "p.json"),
+    case("JSON: deep", DEEP, "nested too deeply", "p.json"),
+    case("JSON: NaN", '[{"prompt": "a", "answer": NaN}]', "nan", "p.json"),
+    case("JSON: an integer of 5,000 digits", f'[{{"prompt": "a", "answer": {"9" * 5000}}}]', "p.json", "p.json"),
+    case("JSON: NUL bytes", b"\0" * 99, "p.json", "p.json"),
+    case("gzip: whole", GZIPPED, "rows: 200", "p.jsonl.gz", (0,)),
+    case("gzip: plain text under that name", ROW, "gzip", "p.jsonl.gz"),
+    case("gzip: an empty file", b"", "empty", "p.jsonl.gz"),
+    case("gzip: a flipped byte", GZIPPED[:40] + bytes([GZIPPED[40] ^ 0xFF]) + GZIPPED[41:], "p.jsonl.gz", "p.jsonl.gz"),
+    case("gzip: a wrong checksum", GZIPPED[:-8] + bytes(8), "gzip", "p.jsonl.gz"),
+    case("gzip: rubbish after the end", GZIPPED + b"rubbish", "gzip", "p.jsonl.gz"),
+    case("gzip under a plain name", GZIPPED, "line 1", "p.jsonl"),
+    *(case(f"gzip: cut off at {k}", GZIPPED[:k], "gzip", "p.jsonl.gz") for k in range(1, len(GZIPPED), 9)),
+    case("Parquet: whole", PARQUET, "rows: 64", "p.parquet", (0,)),
+    case("Parquet: an empty file", b"", "empty", "p.parquet"),
+    case("Parquet: text under that name", ROW, "Parquet", "p.parquet"),
+    case("Parquet: no rows", table(0), "no rows", "p.parquet"),
+    case("Parquet: zeroed in the middle", PARQUET[:64] + bytes(64) + PARQUET[128:], "Parquet", "p.parquet"),
+    case("Parquet under a plain name", PARQUET, "line 1", "p.jsonl"),
+    *(case(f"Parquet: cut off at {k}", PARQUET[:k], "Parquet", "p.parquet") for k in range(1, len(PARQUET), 97)),
+    case("ZIP under a plain name", b"PK\x03\x04" + bytes(range(256)), "line 1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_prompts_are_read_as_meant_or_refused_by_file_and_line(case, tmp_path, monkeypatch):
+    check_here(case, tmp_path, monkeypatch, read)
+
+
+LEAVES = some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=8)
+DOCUMENTS = some.recursive(
+    LEAVES,
+    lambda inner: some.lists(inner, max_size=3) | some.dictionaries(some.text(max_size=4), inner, max_size=3),
+    max_leaves=4,
+)
+FIELDS = some.sampled_from(["prompt", "answer", "messages", "reward_model", "solution", "id", "ground_truth"])
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=some.lists(some.dictionaries(FIELDS, DOCUMENTS), min_size=1, max_size=3))
+def test_rows_of_any_content_are_read_or_refused(rows, tmp_path, monkeypatch):
+    text = "".join(json.dumps(row) + "\n" for row in rows)
+    check_here(case("any JSON", text, (), allowed=(0, 2)), tmp_path, monkeypatch, read)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(content=some.binary(min_size=1, max_size=200), ending=some.sampled_from(["jsonl", "json", "parquet"]))
+def test_bytes_of_any_kind_are_refused(content, ending, tmp_path, monkeypatch):
+    check_here(case("any bytes", content, (), f"p.{ending}", (2,)), tmp_path, monkeypatch, read)

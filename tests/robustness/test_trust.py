@@ -1,0 +1,290 @@
+"""Code that a configuration names runs only where the user has named or confirmed it."""
+
+import io
+import json
+import os
+import stat
+import sys
+import textwrap
+import time
+
+import pytest
+import runs
+from hypothesis import given
+from hypothesis import strategies as st
+
+from robustness.campaign import Case, check
+from scalerl import files, trust
+from scalerl.config import parse_config, read_config, to_toml
+from scalerl.config.base import ConfigError
+from scalerl.study.plan import read_plan
+from scalerl.trust import check_trust, code_of
+
+BASE = '[model]\nkind = "hf"\npath = "m"\n'
+DATA = '[data]\nkind = "file"\npath = "p.jsonl"\n'
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """A directory with code of a stranger, which leaves a file behind where it is run, and a cache of its own."""
+    here = tmp_path / "here"
+    (here / "pack/inner").mkdir(parents=True)
+    told = "open('ran.txt', 'w')\ndef f(*given, **named): return []\n"
+    for name in ("theirs.py", "pack/__init__.py", "pack/inner/__init__.py", "pack/inner/code.py"):
+        (here / name).write_text(told)
+    monkeypatch.chdir(here)
+    monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
+    yield here
+    assert not (here / "ran.txt").exists()
+
+
+def config(text, data=DATA):
+    return parse_config(BASE + data + text, "here")
+
+
+REWARD = DATA + 'reward = "theirs:f"\n'
+NAMED = [
+    ("reward", "", REWARD, "data.reward = theirs:f ({here}/theirs.py)"),
+    ("reward with parameters", "", DATA + 'reward = {function = "theirs:f", params = {n = 1}}\n', "data.reward = "),
+    ("reward of the second task", "", REWARD.replace("[data]", '[[data]]\nname = "a"'), "data.reward = theirs:f"),
+    ("task", "", '[data]\nkind = "custom"\nfunction = "theirs:f"\n', "data.function = theirs:f ({here}/theirs.py)"),
+    ("environment", "", '[data]\nkind = "verifiers"\nenvironment = "me/theirs"\n',
+     "data.environment = me/theirs ({here}/theirs.py)"),
+    *((part, f'[recipe.{part}]\nkind = "custom"\nfunction = "theirs:f"\n', DATA, f"recipe.{part} = theirs:f (")
+      for part in ("loss", "advantage", "aggregation")),
+    ("engine", '[placement.engine]\nkind = "custom"\nfunction = "theirs:f"\n', DATA, "placement.engine = theirs:f ("),
+    ("a module in a package", "", DATA + 'reward = "pack.inner.code:f"\n', "({here}/pack/inner/code.py)"),
+    ("a module of Python", "", DATA + 'reward = "os:system"\n', "data.reward = os:system"),
+    ("a module of Python with a file", "", DATA + 'reward = "subprocess:call"\n', "data.reward = subprocess:call ("),
+    ("a module without a file", "", DATA + 'reward = "posix:system"\n', "data.reward = posix:system"),
+    ("a module that is not there", "", DATA + 'reward = "no_such_module:f"\n', "data.reward = no_such_module:f"),
+    ("arguments of vLLM", '[placement]\nengine = "vllm"\nvllm_arguments = ["--trust-remote-code"]\n', DATA,
+     'placement.vllm_arguments = ["--trust-remote-code"]'),
+    ("a Python of vLLM", '[placement]\nengine = "vllm"\nvllm_python = "/bin/sh"\n', DATA, "placement.vllm_python = "),
+    ("a Python of the sandbox", '[scoring.sandbox]\npython = "/bin/sh"\n', DATA, "scoring.sandbox.python = /bin/sh ("),
+    ("no sandbox", '[scoring.sandbox]\nmode = "unsafe"\n', DATA, "scoring.sandbox.mode = unsafe"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "data", "said"), NAMED, ids=[name for name, *_ in NAMED])
+def test_code_of_a_configuration_is_named_and_refused_without_a_terminal(place, name, text, data, said):
+    with pytest.raises(ConfigError) as caught:
+        check_trust([config(text, data)], "run-of-a-stranger")
+    message = str(caught.value)
+    assert message.startswith("run-of-a-stranger runs code that was not confirmed on this machine")
+    assert said.format(here=place) in message and "give --trust" in message and len(message) < 1000
+
+
+@pytest.mark.parametrize(("name", "text", "data", "said"), NAMED, ids=[name for name, *_ in NAMED])
+def test_code_that_was_confirmed_is_not_asked_for_again_where_its_file_can_be_told(name, text, data, said):
+    chosen = config(text, data)
+    check_trust([chosen], "mine", trusted=True)
+    if name in ("a module of Python", "a module without a file", "a module that is not there"):
+        with pytest.raises(ConfigError, match="was not confirmed"):
+            check_trust([chosen], "mine")
+    else:
+        check_trust([parse_config(to_toml(chosen), "again")], "mine")
+
+
+def test_a_configuration_without_code_asks_nothing_and_writes_nothing():
+    check_trust([config(""), read_config(None, [])], "run")
+    assert code_of(config("")) == [] and not files.cache_root().exists()
+
+
+def test_code_is_asked_for_again_when_its_file_changes_and_another_function_of_it_too(place):
+    check_trust([config("", REWARD)], "mine", trusted=True)
+    with pytest.raises(ConfigError, match="theirs:g"):
+        check_trust([config("", REWARD.replace("theirs:f", "theirs:g"))], "mine")
+    (place / "theirs.py").write_text("open('ran.txt', 'w')  # changed\n")
+    with pytest.raises(ConfigError, match=r"or has changed since: data\.reward = theirs:f"):
+        check_trust([config("", REWARD)], "mine")
+
+
+def test_code_is_asked_for_again_when_a_package_around_it_changes(place):
+    inner = config("", DATA + 'reward = "pack.inner.code:f"\n')
+    check_trust([inner], "mine", trusted=True)
+    (place / "pack/__init__.py").write_text("open('ran.txt', 'w')  # changed\n")
+    with pytest.raises(ConfigError, match=r"pack\.inner\.code:f"):
+        check_trust([inner], "mine")
+
+
+@pytest.mark.parametrize(
+    ("typed", "mine"),
+    [
+        (["--reward", "theirs:f"], True),
+        (["--data.reward=theirs:f"], True),
+        (["--data.reward", '{function = "theirs:f", params = {n = 1}}'], True),
+        (["--steps", "3"], False),
+        (["--reward", "theirs:ff"], False),
+        (["--reward", "not_theirs:f"], False),
+        (["--reward", "pack.theirs:f"], False),
+    ],
+)
+def test_code_named_on_the_command_line_is_the_users_own_and_parts_of_other_names_are_not(typed, mine):
+    if not mine:
+        with pytest.raises(ConfigError, match="theirs:f"):
+            check_trust([config("", REWARD)], "run", typed=typed)
+        return
+    check_trust([config("", REWARD)], "run", typed=typed)
+    check_trust([config("", REWARD)], "run")  # and is remembered
+
+
+def test_another_model_without_a_sandbox_is_asked_for_again():
+    bare = '[scoring.sandbox]\nmode = "unsafe"\n'
+    check_trust([config(bare)], "mine", trusted=True)
+    with pytest.raises(ConfigError, match=r"scoring\.sandbox\.mode = unsafe"):
+        check_trust([parse_config(BASE.replace('"m"', '"other"') + DATA + bare, "here")], "theirs")
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("answer", "goes_on"), [("y\n", True), ("Yes\n", True), ("n\n", False), ("\n", False), ("", False)]
+)
+def test_a_terminal_is_asked_once(monkeypatch, answer, goes_on):
+    shown = Terminal()
+    monkeypatch.setattr(sys, "stdin", Terminal(answer))
+    monkeypatch.setattr(sys, "stderr", shown)
+    if not goes_on:
+        with pytest.raises(ConfigError, match="nothing was run"):
+            check_trust([config("", REWARD)], "run")
+        return
+    check_trust([config("", REWARD)], "run")
+    assert "theirs.py" in shown.getvalue() and shown.getvalue().endswith("Run it? [y/N] ")
+    check_trust([config("", REWARD)], "run")
+    assert shown.getvalue().count("Run it?") == 1
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"code": 3}', b"\0\xff", b'{"code": {"a": 1}}'])
+def test_a_store_that_cannot_be_read_asks_again_and_is_written_anew(content):
+    files.cache_root().mkdir()
+    trust._store().write_bytes(content)
+    with pytest.raises(ConfigError, match="was not confirmed"):
+        check_trust([config("", REWARD)], "run")
+    check_trust([config("", REWARD)], "run", trusted=True)
+    check_trust([config("", REWARD)], "run")
+
+
+def test_a_cache_that_cannot_be_written_remembers_nothing_and_stops_nothing(place, monkeypatch):
+    (place / "file").write_text("")
+    monkeypatch.setenv("SCALERL_CACHE", str(place / "file" / "cache"))
+    check_trust([config("", REWARD)], "run", trusted=True)
+    with pytest.raises(ConfigError, match="was not confirmed"):
+        check_trust([config("", REWARD)], "run")
+
+
+def test_the_arms_of_a_study_are_asked_for_together(place):
+    (place / "plan.toml").write_text(
+        'base = "quick"\n[arms.a]\n[arms.b.recipe.loss]\nkind = "custom"\nfunction = "theirs:f"\n'
+        '[arms.c.recipe.advantage]\nkind = "custom"\nfunction = "pack.inner.code:f"\n'
+    )
+    plan = read_plan(place / "plan.toml")
+    with pytest.raises(ConfigError, match=r"recipe\.loss = theirs:f .*; recipe\.advantage = pack"):
+        check_trust([plan.config(arm, 0) for arm in plan.arms], "plan.toml")
+
+
+def test_the_check_takes_milliseconds():
+    chosen = config("", REWARD)
+    check_trust([chosen], "run", trusted=True)
+    began = time.perf_counter()
+    check_trust([chosen], "run")
+    assert time.perf_counter() - began < 0.05
+
+
+def model(here):
+    """Write a run directory of a stranger: its model is only looked at."""
+    run = here / "run"
+    (run / "model").mkdir(parents=True)
+    (here / "p.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
+    (here / "theirs.py").write_text("open('ran.txt', 'w')\n")
+    (here / "theirs.toml").write_text(textwrap.dedent('[data]\nkind = "arithmetic"\n[recipe.loss]\n'
+                                                      'kind = "custom"\nfunction = "theirs:f"\n'))  # fmt: skip
+    (here / "plan.toml").write_text('base = "quick"\n[arms.a]\n[arms.b.recipe.loss]\nkind = "custom"\n'
+                                    'function = "theirs:f"\n')  # fmt: skip
+    (run / "config.toml").write_text(to_toml(read_config(here / "theirs.toml", [])))
+
+
+ASKED = (
+    Case("trust: resume", ("resume", "run"), model, says=("run runs code that was not", "theirs:f", "--trust")),
+    Case("trust: train CONFIG", ("train", "theirs.toml"), model, says=("theirs.toml runs code", "theirs.py")),
+    Case("trust: a saved configuration", ("train", "run/config.toml"), model, says="recipe.loss = theirs:f"),
+    Case("trust: study", ("study", "plan.toml", "--seeds", "1"), model, says="plan.toml runs code"),
+    Case("trust: a dry run imports nothing", ("train", "theirs.toml", "--dry-run"), model, allowed=(0,)),
+)
+
+
+@pytest.mark.parametrize("case", ASKED, ids=lambda case: case.name)
+def test_a_strangers_directory_is_refused_in_one_line_and_nothing_of_it_runs(case, tmp_path, monkeypatch):
+    (tmp_path / "stranger").mkdir()
+    check(case, tmp_path / "stranger", monkeypatch)
+    assert not (tmp_path / "stranger/ran.txt").exists()
+
+
+@given(st.text(max_size=300))
+def test_a_name_is_a_file_of_its_directory_whatever_it_holds(name):
+    made = files.safe_name(name)
+    assert made not in ("", ".", "..") and "/" not in made and "\0" not in made and len(made.encode()) <= 107
+    assert os.path.basename(made) == made and files.safe_name(made) == made
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("scalerl", "scalerl"),
+        ("aime-24", "aime-24"),
+        ("org/model.v2", "org-model.v2"),
+        ("my:fn", "my-fn-"),
+        ("../../etc", "etc-"),
+        ("/etc/passwd", "etc-passwd-"),
+        ("..", "unnamed-"),
+        ("", "unnamed-"),
+        ("a\nb", "a-b-"),
+    ],
+)
+def test_safe_names_worked_by_hand(name, made):
+    found = files.safe_name(name)
+    assert found == made or (made.endswith("-") and found.startswith(made) and len(found) == len(made) + 6)
+
+
+def test_a_recipe_with_a_path_for_its_name_still_writes_below_runs(place):
+    parent = place / "runs"
+    assert files.next_directory(parent, "../../away").parent == parent
+    assert files.next_directory(parent, "scalerl") == parent / "scalerl-001"
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_files_are_created_with_the_umask_of_the_user(place, mask):
+    import torch
+    from tiny_models import tiny_model
+
+    from scalerl.models.policy import Policy
+    from scalerl.rollouts.weights.directory import DirectoryChannel
+    from scalerl.training.checkpoint import save_state
+
+    before = os.umask(mask)
+    try:
+        files.write_whole(place / "text", "x")
+        check_trust([config("", REWARD)], "run", trusted=True)
+        Policy(tiny_model("qwen3")).export(place / "model")
+        save_state(place, "state", {"a": torch.ones(2)})
+        DirectoryChannel(place / "weights", 2).send(0, [("a", torch.ones(2))])
+    finally:
+        os.umask(before)
+    made = [place / "text", place / "state.json", place / "state.safetensors", trust._store()]
+    made += [*(place / "model").iterdir(), *(place / "weights").iterdir()]
+    assert len(made) >= 7
+    assert {stat.S_IMODE(path.stat().st_mode) for path in made} == {0o666 & ~mask}
+    assert json.loads(trust._store().read_text())["code"]
+
+
+def test_a_command_that_names_its_code_is_not_asked_for_it(tmp_path, monkeypatch):
+    """The reward has a fault, so the run ends at once: what matters is that its module was imported."""
+    (tmp_path / "mine.py").write_text("raise OSError('imported')\n")
+    (tmp_path / "p.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 3)
+    monkeypatch.chdir(tmp_path)
+    words = ["--recipe.loss", '{kind = "custom", function = "mine:f"}']
+    code, text = runs.call("train", "--steps", "1", *words, timeout=60)
+    assert code == 2 and "cannot import 'mine'" in text and "raised OSError: imported" in text and "mine.py:1" in text

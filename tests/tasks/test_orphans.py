@@ -1,0 +1,82 @@
+"""What runs programs and rewards ends with the process that asked, even where that is killed."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import runs
+
+BUSY = """
+import sys, time
+from scalerl.config.sandbox import Sandbox
+from scalerl.tasks.sandbox.box import Box
+from scalerl.tasks.sandbox.detect import offer
+box = Box(offer(Sandbox(mode=sys.argv[1])).command)
+deadline = time.monotonic() + 60
+box.begin("stdin", deadline, program="while True: pass")
+box.send(b"I", b"", deadline)
+print("begun", flush=True)
+box.receive(deadline)
+"""
+
+SCORER = """
+import re, time
+from scalerl.config import Scoring
+from scalerl.tasks.scoring import worker_pool
+if __name__ == "__main__":
+    pool = worker_pool(1, None, Scoring())
+    pool.schedule(re.match, args=("(a+)+$", "a" * 64 + "b"))  # for ever, with the interpreter's lock held
+    print("begun", flush=True)
+    time.sleep(60)
+"""
+STARTING = """
+import time
+from scalerl.processes import ChildContext
+class Slow:
+    def __reduce__(self):
+        return sum, (range(10**11),)
+if __name__ == "__main__":
+    ChildContext().Process(target=print, args=(Slow(),)).start()
+    print("begun", flush=True)
+    time.sleep(60)
+"""
+
+
+def killed(process):
+    """Kill a process once everything that it started is there; return what is left of that a second later."""
+    started = runs.descendants(process.pid)
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=10)
+    assert started
+    return runs.left_of(started, 1.0)
+
+
+@pytest.mark.parametrize("mode", ["bubblewrap", "gvisor", "unsafe"])
+def test_a_busy_program_ends_with_the_process_that_runs_it(mode):
+    words = [sys.executable, "-c", BUSY, mode]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if not line:
+            pytest.skip(process.stderr.read())
+        assert line == "begun\n"
+        runs.wait_for(lambda: any(seconds_of(pid) > 0.5 for pid in runs.descendants(process.pid)), 30, "the program")
+        assert not killed(process)
+
+
+def seconds_of(pid):
+    """Seconds of CPU time that a process has used."""
+    stat = runs._stat(pid)
+    return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK") if stat else 0.0
+
+
+@pytest.mark.parametrize("script", [SCORER, STARTING], ids=["scoring", "starting"])
+def test_a_process_ends_with_its_parent_though_no_thread_of_it_runs(script, tmp_path):
+    file = tmp_path / "script.py"
+    file.write_text(script)
+    with subprocess.Popen([sys.executable, str(file)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "begun\n"
+        runs.wait_for(lambda: any(seconds_of(pid) > 0.5 for pid in runs.descendants(process.pid)), 60, "its child")
+        assert not killed(process)

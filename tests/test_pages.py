@@ -1,0 +1,85 @@
+"""Blocks of the documentation pages that no other test runs: configurations are read, study commands pass a dry run."""
+
+import ast
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from scalerl import cli
+from scalerl.config import read_config
+from scalerl.study.plan import read_plan
+
+ROOT = Path(__file__).parents[1]
+WITHOUT = {"--reuse", "--rates"}
+"""Options that name studies of the reader."""
+
+
+def blocks(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(), re.S)
+
+
+def study_commands():
+    """Return the words of every command that plans a study, and the page that it is from."""
+    pages = ("studies.md", "replication.md", "scale.md")
+    text = [(page, block.replace("\\\n", " ")) for page in pages for block in blocks(page, "bash")]
+    lines = [(page, line) for page, block in text for line in block.splitlines() if line.startswith("scalerl study ")]
+    return [pytest.param(shlex.split(line)[1:], id=f"{page}: {line[:60]}") for page, line in lines]
+
+
+def without_studies(words):
+    """Leave out the options that name other studies, with their values."""
+    kept, skipping = [], False
+    for word in words:
+        skipping = word in WITHOUT or (skipping and not word.startswith("-"))
+        kept += [] if skipping else [word]
+    return kept
+
+
+def test_the_pages_have_commands_that_plan_studies():
+    assert len(study_commands()) >= 15
+
+
+@pytest.mark.parametrize("words", study_commands())
+def test_a_study_command_of_a_page_passes_a_dry_run(words, monkeypatch, tmp_path, capsys):
+    (tmp_path / "base.toml").write_text('preset = "quick"\n')
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main([*without_studies(words), "--dry-run"]) == 0, capsys.readouterr().err
+    assert "arms" in capsys.readouterr().out
+
+
+def test_the_study_of_the_page_is_a_plan(tmp_path):
+    (block,) = blocks("studies.md", "toml")
+    (tmp_path / "study.toml").write_text(block)
+    plan = read_plan(tmp_path / "study.toml")
+    assert [arm.name for arm in plan.arms] == ["five", "eight"] and plan.reference == "five"
+    assert plan.config(plan.arm("eight"), 0).recipe.loss.max_ratio == 8.0
+
+
+@pytest.mark.parametrize("page", ["recipe.md", "models.md"])
+def test_a_configuration_of_a_page_is_read(page, tmp_path):
+    (block,) = blocks(page, "toml")
+    (tmp_path / "run.toml").write_text(block)
+    options = [] if "[model]" in block else ["--model", "my-model"]
+    read_config(
+        tmp_path / "run.toml", options if "[data]" in block or "[[data]]" in block else [*options, "--data", "p.jsonl"]
+    )
+
+
+def test_the_names_of_the_vllm_example_exist_and_take_its_arguments():
+    (block,) = blocks("vllm.md", "python")
+    tree = ast.parse(block)
+    imported = {
+        name.name: getattr(importlib.import_module(node.module), name.name)
+        for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names
+    }  # fmt: skip
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.keywords]
+    assert {call.func.id for call in calls} == {"ServerSpec", "vllm_engines"}
+    for call in calls:
+        named = {keyword.arg for keyword in call.keywords}
+        function = imported[call.func.id]
+        code = function.__init__ if isinstance(function, type) else function
+        assert named <= set(code.__annotations__) | set(code.__code__.co_varnames), call.func.id

@@ -1,0 +1,106 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import runs
+
+from scalerl.cli import exits
+
+NAMES = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
+
+
+def read_until(process, text, seconds=120.0):
+    """Read what a process prints until a text is there; return all of it."""
+    said, until = "", time.monotonic() + seconds
+    while text not in said:
+        assert time.monotonic() < until, said
+        piece = os.read(process._out, 1 << 16).decode(errors="replace")
+        assert piece, said
+        said += piece
+    return said
+
+
+@pytest.fixture
+def handlers():
+    """Give the signals back after a test."""
+    before = {number: signal.getsignal(number) for number in NAMES}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", NAMES)
+def test_a_signal_before_there_is_anything_to_save_ends_the_command_with_128_plus_its_number(number, handlers, capsys):
+    code = exits.guarded(lambda: os.kill(os.getpid(), number) or 0)
+    error = capsys.readouterr().err
+    assert code == 128 + number and error.count("\n") == 1
+    assert f"stopped before the end by {number.name}" in error
+
+
+@pytest.mark.parametrize("number", NAMES)
+def test_a_flag_that_was_asked_keeps_the_signal_for_the_next_time(number, handlers, capsys):
+    flag = exits.StopFlag()
+    assert not flag()
+    os.kill(os.getpid(), number)
+    assert flag() and flag.signal == number
+    assert "stopping after this step, with a checkpoint" in capsys.readouterr().err
+    with pytest.raises(exits.Stopped):
+        os.kill(os.getpid(), number)
+
+
+def test_a_signal_that_was_ignored_at_the_start_stays_ignored(handlers):
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup leaves it
+    flag = exits.StopFlag()
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert not flag()
+
+
+def test_the_second_signal_ends_a_process_that_is_inside_a_c_function():
+    code = (
+        "import hashlib; from scalerl.cli import exits; exits.watch_signals(); flag = exits.StopFlag(); flag()\n"
+        "print('ready', flush=True); hashlib.pbkdf2_hmac('sha256', b'', b'', 10**9)"  # minutes, without a Python step
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=-1, stderr=-1, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        began = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.1)
+        process.send_signal(signal.SIGHUP)
+        _, error = process.communicate(timeout=10)
+    assert process.returncode == 128 + signal.SIGHUP and time.monotonic() - began < 5
+    assert "stopped at once by SIGHUP" in error and "Traceback" not in error
+
+
+def test_a_signal_in_the_warm_start_ends_it_and_leaves_nothing(tmp_path):
+    process = runs.start(["train", "--run-dir", str(tmp_path / "run")], SCALERL_CACHE=str(tmp_path / "cache"))
+    said = read_until(process, "warm start: training")
+    process.send_signal(signal.SIGTERM)
+    text, _ = process.communicate(timeout=20)
+    assert process.returncode == 143 and "Traceback" not in said + text, said + text
+    assert "stopped before the end by SIGTERM" in text
+    assert not (tmp_path / "run").exists() and not list((tmp_path / "cache").glob("warm-*"))
+
+
+def test_a_signal_while_the_generator_starts_stops_before_the_first_step(lab_model, tmp_path):
+    path = tmp_path / "run"
+    process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL])
+    runs.wait_for(lambda: runs.children(process.pid), what="the generator")
+    os.killpg(process.pid, signal.SIGHUP)  # as a terminal that is closed does: to the generator too
+    text, _ = process.communicate(timeout=30)
+    assert process.returncode == 129 and "Traceback" not in text, text
+    assert runs.rows(path, "metrics.jsonl") == []
+
+
+def test_two_signals_end_a_run_at_once_and_nothing_of_it_is_left(lab_model, tmp_path):
+    process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(tmp_path / "run"), *runs.SMALL])
+    runs.wait_for(lambda: runs.rows(tmp_path / "run", "metrics.jsonl"), what="a step")
+    started = runs.descendants(process.pid)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    text, _ = process.communicate(timeout=10)
+    assert process.returncode == 143 and "Traceback" not in text, text
+    assert started and not runs.left_of(started, 1.0)

@@ -1,0 +1,76 @@
+"""`scalerl watch` in a process of its own, and requests to it."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def served(*words, cwd=None):
+    """Start `scalerl watch` on a free port; yield the address that it prints."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "scalerl.cli", "watch", "--port", "0", *map(str, words)],
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        said = ""
+        while "Ctrl-C" not in said:
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+        yield re.search(r"watch at +(\S+)", said)[1]
+        process.send_signal(signal.SIGINT)
+        rest, _ = process.communicate(timeout=20)
+        assert process.returncode == 130 and "Error" not in rest, rest
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def get(address, path="/", method="GET", **headers):
+    """Return status, headers and body of a request."""
+    place = re.match(r"http://([^/:]+):(\d+)", address)
+    connection = http.client.HTTPConnection(place[1], int(place[2]), timeout=20)
+    try:
+        connection.putrequest(method, path, skip_host=bool(headers.get("Host")))
+        for name, value in headers.items():
+            connection.putheader(name, value)
+        connection.endheaders()
+        answer = connection.getresponse()
+        return answer.status, dict(answer.getheaders()), answer.read().decode()
+    finally:
+        connection.close()
+
+
+def ask(address, path):
+    """Return the JSON of a path."""
+    status, _, body = get(address, path)
+    assert status == 200, body
+    return json.loads(body)
+
+
+def first_event(address):
+    """Return the first event of the stream: everything there is."""
+    place = re.match(r"http://([^/:]+):(\d+)", address)
+    connection = http.client.HTTPConnection(place[1], int(place[2]), timeout=20)
+    try:
+        connection.request("GET", "/api/stream")
+        line = connection.getresponse().readline().decode()
+    finally:
+        connection.close()
+    assert line.startswith("data: ")
+    return json.loads(line.removeprefix("data: "))

@@ -1,0 +1,122 @@
+"""The state of a run, from what is on disk."""
+
+import json
+import os
+import time
+
+import pytest
+from watched import add_points, add_steps, write_run
+
+from scalerl.config.base import ConfigError
+from scalerl.training.status import Heartbeat, read_status
+from scalerl.watch.state import duration, find, run_state, summary_line, tail_rows
+
+
+def age(path, seconds):
+    """Make every file of a run directory so old."""
+    files = [file for file in path.iterdir() if file.is_file()]
+    assert files
+    for file in files:
+        os.utime(file, (time.time() - seconds,) * 2)
+
+
+def test_a_living_run_that_writes_rows_is_training_with_its_rate_and_the_time_left(tmp_path):
+    run = write_run(tmp_path / "run", rows=100, points=11, steps=400)
+    with Heartbeat(run, every_s=0.05):
+        found = run_state(run)
+    assert (found.state, found.step, found.steps, found.step_s, found.left_s) == ("training", 100, 400, 1.5, 450.0)
+    assert summary_line(found) == "training, step 100/400, 1.5 s a step, 8 min left, pass rate 0.451 ± 0.006"
+
+
+@pytest.mark.parametrize(("silent_s", "state"), [(10, "training"), (59, "waiting"), (61, "dead")])
+def test_a_run_waits_without_rows_and_is_dead_without_a_heartbeat_for_a_minute(tmp_path, silent_s, state):
+    run = write_run(tmp_path / "run", rows=30)
+    with Heartbeat(run):
+        age(run, silent_s)
+        found = run_state(run)
+    assert found.state == state and (found.detail or state == "training")
+
+
+def test_a_run_says_how_it_ended(tmp_path):
+    run = write_run(tmp_path / "run", rows=30)
+    with Heartbeat(run) as beating:
+        beating.ended("stopped", "stopped at step 30")
+    assert (run_state(run).state, run_state(run).detail) == ("stopped", "stopped at step 30")
+    with pytest.raises(ValueError), Heartbeat(run):
+        raise ValueError("no gradient")
+    age(run, 9999)
+    assert (run_state(run).state, run_state(run).detail) == ("failed", "no gradient")
+    with pytest.raises(KeyboardInterrupt), Heartbeat(run):
+        raise KeyboardInterrupt
+    assert run_state(run).state == "stopped"
+
+
+def test_a_heartbeat_renews_its_file_and_survives_a_directory_that_went_away(tmp_path):
+    run = write_run(tmp_path / "run")
+    with Heartbeat(run, every_s=0.01):
+        first = read_status(run).beat
+        until = time.monotonic() + 10
+        while read_status(run).beat == first:
+            assert time.monotonic() < until
+        run.rename(tmp_path / "away")
+    assert read_status(run) is None and read_status(tmp_path / "away").state == "running"
+
+
+@pytest.mark.parametrize(
+    ("rows", "silent_s", "state"), [(0, 5, "waiting"), (30, 5, "training"), (30, 500, "dead"), (400, 500, "finished")]
+)
+def test_without_status_the_rows_and_their_age_tell(tmp_path, rows, silent_s, state):
+    run = write_run(tmp_path / "run", rows=rows)
+    age(run, silent_s)
+    assert run_state(run).state == state
+
+
+def test_a_broken_configuration_and_broken_files_are_a_state_and_no_error(tmp_path):
+    run = write_run(tmp_path / "run", rows=3)
+    (run / "status.json").write_text("{")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('oh\n[1]\n{"step": 4')
+    found = run_state(run)
+    assert (found.state, found.step) == ("training", 3)
+    (run / "config.toml").write_text("steps = 'many'")
+    os.utime(run / "config.toml", (1, 1))
+    found = run_state(run)
+    assert found.state == "unreadable" and "steps" in found.detail and found.step == 3
+
+
+def test_suites_do_not_count_as_the_pass_rate_of_a_run(tmp_path):
+    run = write_run(tmp_path / "run", rows=3)
+    add_points(run, [1], task="arithmetic")
+    add_points(run, [1], task="aime")
+    found = run_state(run)
+    assert set(found.points) == {"arithmetic", "aime"} and set(found.main_points) == set(found.config.main_tasks)
+
+
+def test_only_the_end_of_a_file_is_read_and_half_rows_are_left_out(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(1000)) + '{"step": 10')
+    assert [row["step"] for row in tail_rows(file, size=40)] == [998, 999]  # 15 bytes a row, 12 of the half one
+    assert len(tail_rows(file)) == 1000 and tail_rows(tmp_path / "none") == []
+
+
+def test_runs_and_studies_are_found_below_a_directory(tmp_path):
+    one, two = write_run(tmp_path / "runs/one"), write_run(tmp_path / "runs/two")
+    inner = write_run(tmp_path / "studies/loo/scalerl/seed-0")
+    (tmp_path / "studies/loo/study.toml").write_text("")
+    (tmp_path / "runs/notes").mkdir()
+    assert find([tmp_path / "runs"]) == ([one, two], [])
+    assert find([tmp_path / "runs/two", tmp_path / "studies"]) == ([two, inner], [tmp_path / "studies/loo"])
+    with pytest.raises(ConfigError, match="nowhere: no such directory"):
+        find([tmp_path / "nowhere"])
+
+
+def test_durations_read_well():
+    assert [duration(s) for s in (4, 89, 90, 5399, 5400, 86_400, 200_000, float("nan"))] == [
+        "4 s", "89 s", "2 min", "90 min", "1.5 h", "24.0 h", "2.3 days", "-",
+    ]  # fmt: skip
+
+
+def test_rows_that_are_added_are_seen(tmp_path):
+    run = write_run(tmp_path / "run", rows=2)
+    add_steps(run, [3])
+    assert run_state(run).step == 3
