@@ -29,7 +29,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import runs
 
 RESULTS = Path(__file__).parent / "results" / "faults.json"
-A_RUN = 8
+WORDS = [*runs.SMALL, "--steps", "12"]
+"""Updates, evaluations at 0, 6 and 12, and checkpoints every 4 updates."""
+A_RUN = 10
 """Faults that one run gets before it may go on to its end."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -64,9 +66,9 @@ class Found:
 class Campaign:
     """One model, one undisturbed run, and faults in others."""
 
-    def __init__(self, place: Path, seed: int) -> None:
+    def __init__(self, place: Path, seed: int, model: Path | None) -> None:
         self.place, self.random = place, random.Random(seed)
-        self.model = runs.make_model(place / "model")
+        self.model = model or runs.make_model(place / "model")
         began = time.monotonic()
         self.code_of(self.begin("whole"))
         self.whole_s, self.outcome = time.monotonic() - began, runs.outcome(place / "whole")
@@ -77,7 +79,7 @@ class Campaign:
         path = self.place / name
         if (path / "config.toml").exists():
             return runs.start(["resume", str(path)])
-        return runs.start(["train", "--model", str(self.model), "--run-dir", str(path), *runs.SMALL])
+        return runs.start(["train", "--model", str(self.model), "--run-dir", str(path), *WORDS])
 
     def code_of(self, process: runs.Forked) -> int:
         """Wait for a run that should finish."""
@@ -102,10 +104,12 @@ class Campaign:
             name, number = f"{found.kind}-{number}", number + 1
             for _ in range(min(A_RUN, count - found.faults)):
                 process = self.begin(name)
-                time.sleep(self.random.uniform(0.0, 0.7 * self.whole_s))
-                if process.poll() is None:
-                    found.faults += 1
+                time.sleep(self.random.uniform(0.0, min(15.0, 0.4 * self.whole_s)))
+                alive = process.poll() is None
                 act(process, found)
+                if not alive:
+                    break
+                found.faults += 1
             self.finish(name, found)
             print(f"  {found.kind}: {found.faults} faults, {found.identical} of {found.runs} identical", flush=True)
 
@@ -227,11 +231,12 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", help=f"some of {', '.join(KINDS)}; default: all")
     parser.add_argument("--count", type=int, help="faults of each kind")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", type=Path, help="a lab model of an earlier campaign; default: made anew")
     given = parser.parse_args()
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}"
     saved = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"faults": {}}
     with tempfile.TemporaryDirectory(prefix="scalerl-faults-") as place:
-        campaign = Campaign(Path(place), given.seed)
+        campaign = Campaign(Path(place), given.seed, given.model)
         for kind in given.kinds or KINDS:
             act, usual = KINDS[kind]
             found, began = Found(kind), time.monotonic()

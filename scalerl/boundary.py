@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import importlib
 import os
 import random
@@ -15,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 IMPORT_S = 60.0
-"""Seconds that a module of the user may take to be imported; $SCALERL_IMPORT_S is used instead where it is set."""
+"""Seconds that a module of the user may take to be imported, where $SCALERL_IMPORT_S is no positive number."""
 
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGCHLD") if hasattr(signal, name)
@@ -34,9 +35,10 @@ class TimeLimit(BaseException):
 def import_limit_s() -> float:
     """Return the seconds that an import of the user's code may take."""
     try:
-        return float(os.environ.get("SCALERL_IMPORT_S", ""))
+        given = float(os.environ.get("SCALERL_IMPORT_S", ""))
     except ValueError:
         return IMPORT_S
+    return given if 0 < given < float("inf") else IMPORT_S
 
 
 @contextmanager
@@ -47,7 +49,7 @@ def boundary(limit_s: float | None = None) -> Iterator[None]:
     default type, device, gradient mode and number of threads. The random streams of `random`, numpy and torch are
     the user's own inside: they go on from call to call, and the run's do not move. What is printed goes to standard
     error. os._exit raises `Ended`, and threads that are started are daemons, which do not outlive the run. A boundary
-    inside another one does nothing more.
+    inside another one adds nothing, its limit included.
 
     Args:
         limit_s: seconds until `TimeLimit` is raised; None: no limit. It is kept in the main thread only, and code that
@@ -104,27 +106,40 @@ def _exits() -> Iterator[None]:
     ordinary, pid, thread = os._exit, os.getpid(), threading.get_ident()
 
     def refuse(status: int) -> None:
-        if (os.getpid(), threading.get_ident()) != (pid, thread) or _inside.ident is None:
+        ours = sys._getframe(1).f_code.co_filename.startswith(NOT_THEIRS[0])  # a handler of a signal that came now
+        if ours or (os.getpid(), threading.get_ident()) != (pid, thread) or _inside.ident is None:
             ordinary(status)
         raise Ended(f"called os._exit({status})")
 
-    os._exit = refuse  # type: ignore[assignment]
+    modules: list[Any] = [os, *(module for name in ("posix", "nt") if (module := sys.modules.get(name)))]
+    for module in modules:
+        module._exit = refuse
     try:
         yield
     finally:
-        os._exit = ordinary
+        for module in modules:
+            module._exit = ordinary
 
 
 @contextmanager
 def _threads() -> Iterator[None]:
-    """Make new threads daemons: a thread is one where the thread that makes it is."""
-    thread = threading.current_thread()
-    before = thread.daemon
-    thread._daemonic = True  # type: ignore[attr-defined]
+    """Make daemons of the threads that this thread starts; Python waits for all others when the process ends."""
+    ordinary, thread = threading.Thread.start, threading.get_ident()
+
+    def start(self: threading.Thread) -> None:
+        if threading.get_ident() == thread:
+            self._daemonic = True  # type: ignore[attr-defined]
+        ordinary(self)
+
+    queues: Any = concurrent.futures.thread._threads_queues
+    before = set(queues)
+    threading.Thread.start = start  # type: ignore[method-assign]
     try:
         yield
     finally:
-        thread._daemonic = before  # type: ignore[attr-defined]
+        threading.Thread.start = ordinary  # type: ignore[method-assign]
+        for worker in set(queues) - before:  # of a ThreadPoolExecutor, which Python waits for too
+            queues.pop(worker, None)
 
 
 @contextmanager
@@ -147,28 +162,35 @@ _theirs: dict[str, Any] = {}
 
 @contextmanager
 def _random_streams() -> Iterator[None]:
-    """Give the user's code random streams of its own, of those libraries that are loaded."""
+    """Give the user's code random streams of its own, of those libraries that are loaded; they begin where ours are."""
     ours = {name: get() for name, (get, _) in _generators().items()}
     for name, (_, put) in _generators().items():
-        if name in _theirs:
-            put(_theirs[name])
+        put(_theirs[name] if name in _theirs else _begun(name, ours[name]))
     try:
         yield
     finally:
         for name, (get, put) in _generators().items():
             _theirs[name] = get()
-            if name in ours:  # else it was loaded just now
-                put(ours[name])
+            put(ours[name] if name in ours else _begun(name, _theirs[name]))  # the second: it was loaded just now
+
+
+def _begun(name: str, state: Any) -> Any:
+    """Return a stream that begins at a state, and goes on without it."""
+    if name != "numpy":
+        return state
+    stream = type(state)()
+    stream.state = state.state
+    return stream
 
 
 def _generators() -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
     """Return, by library, how its global random state is read and set."""
     found: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {"random": (random.getstate, random.setstate)}
-    numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
-    if hasattr(numpy, "random"):
-        found["numpy"] = (numpy.random.get_state, numpy.random.set_state)  # type: ignore[union-attr]
-    if hasattr(torch, "set_rng_state"):
-        found["torch"] = (torch.get_rng_state, torch.set_rng_state)  # type: ignore[union-attr]
+    numpy, torch = (sys.modules.get(name) for name in ("numpy", "torch"))
+    if numpy is not None and hasattr(numpy, "random"):  # swapped: to copy its state takes ten times as long
+        found["numpy"] = (numpy.random.get_bit_generator, numpy.random.set_bit_generator)
+    if torch is not None and hasattr(torch, "set_rng_state"):
+        found["torch"] = (torch.get_rng_state, torch.set_rng_state)
     return found
 
 

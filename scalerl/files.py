@@ -143,12 +143,15 @@ def whole(path: Path) -> Iterator[Path]:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if os.path.isfile(path) and not os.access(path, os.W_OK):  # moving a file over it would not ask
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-    temporary = path.with_name(
-        f".{path.name[:200]}.{os.getpid()}.tmp{path.suffix}"
-    )  # writers of pictures ask the suffix
+    # the suffix stays, because writers of pictures choose the format by it
+    temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}.tmp{path.suffix[:20]}")
     try:
         yield temporary
         temporary.replace(path)
+    except OSError as error:
+        if error.filename == str(temporary):  # a name that the user has never seen
+            error.filename, error.filename2 = str(path), None
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -16,7 +16,9 @@ from scalerl.signals import STOPPING, end_with
 
 
 class _ChildProcess(SpawnProcess):
-    """A spawned process that ignores STOPPING and is killed when its parent ends."""
+    """A spawned process that ignores signals which ask to stop, and is killed when its parent ends."""
+
+    ignored: tuple[signal.Signals, ...] = STOPPING
 
     def start(self) -> None:
         """Start the process.
@@ -46,9 +48,19 @@ class ChildContext(SpawnContext):
     Process = _ChildProcess
 
 
+class _PoolProcess(_ChildProcess):
+    ignored = (signal.SIGINT, signal.SIGHUP)
+
+
+class PoolContext(ChildContext):
+    """The same for the workers of a pool, which ends them by SIGTERM."""
+
+    Process = _PoolProcess
+
+
 def _arrive(kind: type[_ChildProcess], parent: int) -> _ChildProcess:
     """Return a process object without its state, inside the child, before anything heavy is imported."""
-    for number in STOPPING:
+    for number in kind.ignored:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     end_with(parent)

@@ -130,3 +130,12 @@ def test_only_the_learner_half_knows_torch_at_import():
     ):
         code = f"import sys, {module}; assert 'torch' not in sys.modules"
         subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_decision_depends_on_the_wall_clock_which_may_jump():
+    shown = {ROOT / "training/status.py", *(ROOT / "watch").rglob("*.py")}  # times for the reader of the live page
+    files = list({*ROOT.rglob("*.py")} - shown)
+    assert len(files) > 100
+    for path in files:
+        read = {ast.unparse(node) for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)}
+        assert not read & {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow"}, path

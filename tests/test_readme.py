@@ -9,9 +9,12 @@ from pathlib import Path
 
 import pytest
 import runs
+from serving import first_event, get, served
 from simulated_study import LEAVE_ONE_OUT, write_study
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
+SERVERS = {"scalerl watch"}
+"""Run until they are interrupted."""
 BY_CI = {"make train", "make test"}
 """Run whole by .ci/run, in a fresh clone."""
 
@@ -51,7 +54,7 @@ def place(lab_model, tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("command", [c for c in commands() if c not in BY_CI])
+@pytest.mark.parametrize("command", [c for c in commands() if c not in BY_CI | SERVERS])
 @pytest.mark.slow
 def test_a_command_of_the_readme_works(place, command):
     name, *words = shlex.split(command)
@@ -59,6 +62,14 @@ def test_a_command_of_the_readme_works(place, command):
     words = [FEWER.get(word, word) for word in words] + (SHORT if "--data" in words else [])
     done = subprocess.run(runs.command(*words), cwd=place, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and done.stdout, done.stdout + done.stderr
+
+
+def test_the_servers_of_the_readme_serve_the_runs_and_studies_there_are(tmp_path):
+    pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
+    write_study(tmp_path / "studies/loo", {name: LEAVE_ONE_OUT[name] for name in ("scalerl", "dapo")}, seeds=1)
+    assert set(commands()) >= SERVERS
+    with served(cwd=tmp_path) as address:
+        assert "<main" in get(address)[2] and len(first_event(address)["runs"]) == 2
 
 
 @pytest.mark.parametrize("snippet", blocks("python"))

@@ -72,4 +72,4 @@ def test_bad_rows_are_named_by_file_and_line_and_nothing_is_scored(tmp_path, cap
 
 def test_a_file_that_is_not_there_is_named(tmp_path, capsys):
     assert main(["score", str(tmp_path / "none.jsonl"), "--task", "math"]) == 2
-    assert "none.jsonl: cannot be read" in capsys.readouterr().err
+    assert "none.jsonl: no such file" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,7 +72,9 @@ def run_eval(arguments: argparse.Namespace) -> int:
 
     config = replace(resolve(config), rollouts=config.rollouts)  # so that 0 slots stay 0: the cache decides
     evaluator = Evaluator(config, lambda text: None if arguments.json else print(text))
-    name = Path(arguments.model).resolve().name if Path(arguments.model).exists() else Path(arguments.model).name
+    name = (
+        Path(os.path.realpath(arguments.model)).name if Path(arguments.model).exists() else Path(arguments.model).name
+    )
     where = arguments.output or next_directory(Path("evaluations"), name)
     held_out = {} if tasks else evaluator.held_out_of_run(arguments.prompts)
     results = []
@@ -165,6 +168,6 @@ def _suite(name: str, task: str | None, reward: str | None, system: str) -> Prom
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a whole number of at least 1")
+    if not (text.isdecimal() and len(text) < 9 and int(text)):
+        raise argparse.ArgumentTypeError(f"got {text[:80]!r}; allowed: a whole number of at least 1, below 10^8")
     return int(text)

@@ -59,7 +59,8 @@ class StopFlag:
     def restore(self) -> None:
         """Give the signals back to whoever handled them before."""
         for number, handler in self._before.items():
-            signal.signal(number, handler)
+            if handler is not None:  # one that no Python code has set cannot be set by it either
+                signal.signal(number, handler)
 
     def __call__(self) -> bool:
         """Return whether a stop was asked for."""

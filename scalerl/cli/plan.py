@@ -19,6 +19,10 @@ measured are assumed, from a roofline; the output says which. Every field of the
 `scalerl train`."""
 
 
+MOST = 1e12
+"""Largest speed, length and time that is accepted."""
+
+
 def plan_parser() -> argparse.ArgumentParser:
     """Return the parser of `scalerl plan`; what it does not know are fields of the configuration."""
     usage = "scalerl plan [CONFIG.toml] [options] [--any.field VALUE ...]"
@@ -109,10 +113,10 @@ def _given(config: RunConfig, options: argparse.Namespace) -> tuple[RunConfig, G
             )
     for name in ("gpus", "trainer_tokens_per_s", "mean_tokens", "sigma", "updates"):
         value = getattr(options, name)
-        if value is not None and not value > 0:
-            raise ConfigError(f"--{name.replace('_', '-')}: got {value:g}; allowed: a number above 0")
-    if options.transfer_s is not None and not options.transfer_s >= 0:
-        raise ConfigError(f"--transfer-s: got {options.transfer_s:g}; allowed: a number of seconds of at least 0")
+        if value is not None and not 0 < value <= MOST:
+            raise ConfigError(f"--{name.replace('_', '-')}: got {value:g}; allowed: a number above 0, at most {MOST:g}")
+    if options.transfer_s is not None and not 0 <= options.transfer_s <= MOST:
+        raise ConfigError(f"--transfer-s: got {options.transfer_s:g}; allowed: a number of seconds from 0 to {MOST:g}")
     measured = measure(options.runs) if options.runs else None
     given = Given(
         found=shape_of(config),
@@ -153,7 +157,7 @@ def _rates(words: list[str], full: float) -> tuple[tuple[float, float], ...]:
             point = (float(running) if colon else full, float(rate))
         except ValueError:
             point = (0.0, 0.0)
-        if not (point[0] > 0 and point[1] > 0):
+        if not (0 < point[0] <= MOST and 0 < point[1] <= MOST):
             raise ConfigError(
                 f"--generator-tokens-per-s: got {word!r}; allowed: tokens/s, or RUNNING:TOKENS_PER_S, such as 64:2500"
             )

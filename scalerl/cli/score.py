@@ -97,7 +97,7 @@ def _rows(path: Path, task: str) -> Iterator[tuple[str, Prompt, str]]:
     Raises:
         ConfigError: no such file, or a bad row; with file, line and field.
     """
-    from scalerl.config.base import ConfigError
+    from scalerl.config.base import ConfigError, short
     from scalerl.files import parse_json, read_bytes, trouble
     from scalerl.tasks.references import with_tests
     from scalerl.types import Prompt
@@ -121,6 +121,12 @@ def _rows(path: Path, task: str) -> Iterator[tuple[str, Prompt, str]]:
             raise ConfigError(f"{where}: 'completion' is missing or no text; allowed: an object with 'completion'")
         if task in ("math", "arithmetic", "programs") and row.get("answer") in (None, ""):
             raise ConfigError(f"{where}: 'answer' is {row.get('answer')!r}; allowed: the reference answer")
+        if isinstance(row.get("answer"), bool | list | dict):
+            raise ConfigError(f"{where}: 'answer' is {short(row['answer'])}; allowed: text or a number")
+        try:
+            json.dumps(row, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"{where}: it holds half of a surrogate pair; write the whole character") from None
         prompt = row.get("prompt", "")
         asked = Prompt(f"{number:016x}", prompt if isinstance(prompt, str) else json.dumps(prompt), (),
                        str(row.get("answer", "")), task, row, where)  # fmt: skip

@@ -102,9 +102,11 @@ def problems(error: ValidationError, cls: type[Part] | None = None) -> str:
         cls: the record that was validated, whose names are suggested for unknown keys.
     """
     details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] == "missing")
-    lines = list(dict.fromkeys(_explain(cls, detail) for detail in details))
-    more = [f"and {len(lines) - LISTED} more"] if len(lines) > LISTED else []
-    return "; ".join([*lines[:LISTED], *more])
+    lines = list(
+        dict.fromkeys(_explain(cls, detail) for detail in details[:LISTED])
+    )  # of 400,000 the first tell enough
+    more = [f"and {len(details) - LISTED:,} more"] if len(details) > LISTED else []
+    return "; ".join([*lines, *more])
 
 
 def short(value: Any, most: int = 80) -> str:

@@ -14,6 +14,9 @@ from scalerl.config.recipe import AGGREGATION_OF_LOSS, kind_of
 from scalerl.config.run import RunConfig
 from scalerl.files import read_bytes, trouble
 
+LARGEST = 1 << 20
+"""Bytes of a configuration; reading and naming the faults of a larger file would take minutes."""
+
 ALIASES = {
     "model": ("model", "path"),
     "data": ("data", "path"),
@@ -169,11 +172,16 @@ def read_toml(file: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, or is not TOML.
     """
     try:
-        return parse_toml(read_bytes(file).decode("utf-8-sig"))  # editors of Windows write a byte-order mark
+        content = read_bytes(file)
+        if len(content) > LARGEST:
+            raise ConfigError(f"{file}: got {len(content):,} bytes; allowed: a TOML file of at most {LARGEST:,}")
+        return parse_toml(content.decode("utf-8-sig"))  # editors of Windows write a byte-order mark
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ConfigError(trouble(error)) from None
+    except ConfigError:
+        raise
     except ValueError as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from None
 

@@ -18,7 +18,7 @@ from scalerl.config.data import PromptFile, TaskData
 from scalerl.config.run import Scoring
 from scalerl.evaluate.metrics import majority, pass_at_powers
 from scalerl.files import whole
-from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer
+from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer, stop_tokens
 from scalerl.prompts.dataset import load_prompts, task_prompts
 from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.generate import generate
@@ -28,7 +28,7 @@ from scalerl.tasks.answers import ANSWERS
 from scalerl.tasks.scoring import make_scoring, worker_pool
 from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.training.evaluation import held_out_visits, mean_at_k
-from scalerl.training.launch import check_length, local_model, stop_tokens
+from scalerl.training.launch import check_length, local_model
 from scalerl.training.rollout_rows import rollout_row
 from scalerl.types import Prompt, ScoredGroup
 

@@ -260,6 +260,24 @@ def check_vocabulary(tokenizer: Any, policy: Policy, path: str) -> None:
         )
 
 
+def stop_tokens(policy: Policy, tokenizer: Any) -> tuple[int, ...]:
+    """Return every id that ends a sequence, by the model's generation settings and by its tokenizer.
+
+    Raises:
+        ConfigError: there is none, so that every completion would run into its limit.
+    """
+    eos = policy.model.generation_config.eos_token_id
+    given = set(eos if isinstance(eos, list) else [eos]) | {tokenizer.eos_token_id}
+    ids = tuple(sorted(i for i in given if isinstance(i, int) and 0 <= i < policy.vocab_size))
+    if not ids:
+        raise ConfigError(
+            "model.path: no token ends a text: neither generation_config.json, config.json nor the tokenizer names an "
+            f"eos token among the model's {policy.vocab_size} tokens; set eos_token in tokenizer_config.json, or "
+            "eos_token_id in generation_config.json"
+        )
+    return ids
+
+
 @torch.no_grad()
 def check_head(policy: Policy) -> None:
     """Refuse an architecture whose logits are not head(final hidden state), which all log-probabilities rely on."""
@@ -308,4 +326,4 @@ def _experts(config: Any) -> int:
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
-__all__ = ["Policy", "check_head", "check_vocabulary", "load_policy", "load_tokenizer", "model_shape"]
+__all__ = ["Policy", "check_head", "check_vocabulary", "load_policy", "load_tokenizer", "model_shape", "stop_tokens"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from scalerl.config.base import ConfigError
 from scalerl.config.overrides import parse_config
 from scalerl.config.recipe import LengthControl
 from scalerl.config.run import RunConfig
+from scalerl.files import parse_json, read_bytes, trouble
 from scalerl.placement.lengths import lognormal
 from scalerl.placement.speed import Lengths, StepSeconds, UpdateSeconds, steps_from_line
 
@@ -102,11 +102,16 @@ def read_run(path: Path) -> RunRows:
         ConfigError: no run there, or too few steps.
     """
     try:
-        config = parse_config((path / "config.toml").read_text(encoding="utf-8"), str(path / "config.toml"))
-        lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not a run directory with config.toml and metrics.jsonl ({error})") from None
-    rows = [json.loads(line) for line in lines if line.endswith("}")]
+        config = parse_config(read_bytes(path / "config.toml").decode(), str(path / "config.toml"))
+        lines = read_bytes(path / "metrics.jsonl").decode().split("\n")
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: not a run directory with config.toml and metrics.jsonl ({trouble(error)})"
+        ) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: config.toml or metrics.jsonl is not UTF-8 text; give an undamaged run") from None
+    # the last line of a run that is training, or was killed, may be half of one
+    rows = [_row(line, f"{path / 'metrics.jsonl'} line {n}") for n, line in enumerate(lines, 1) if line.endswith("}")]
     kept = rows[math.ceil(WARM_UP * len(rows)) :]
     if len(kept) < 5:
         raise ConfigError(f"{path}: got {len(rows)} steps; at least 7 are needed to read speeds from")
@@ -114,6 +119,25 @@ def read_run(path: Path) -> RunRows:
         config,
         [{**row, "before": before["tokens"]} for before, row in zip(rows[-len(kept) - 1 : -1], kept, strict=True)],
     )
+
+
+NUMBERS = (
+    "tokens", "trained_tokens", "prompts", "completion_tokens_mean", "completion_tokens_max", "generator_idle",
+    "step_s", "trainer_tokens_per_s", "swap_ms",
+)  # fmt: skip
+"""Columns that every row must have; `occupancy` and `generator_tokens_per_s` may be null."""
+
+
+def _row(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = parse_json(line)
+    except ValueError as error:
+        raise ConfigError(f"{where}: not valid JSON ({error}); give an undamaged run") from None
+    odd = [name for name in NUMBERS if not isinstance(row, dict) or not isinstance(row.get(name), int | float)]
+    odd += [name for name in ("occupancy", "generator_tokens_per_s") if name not in odd and name not in row]
+    if odd:
+        raise ConfigError(f"{where}: no number in {', '.join(odd[:3])}; give a run of this version")
+    return dict(row)
 
 
 def generator_steps(run: RunRows) -> list[tuple[float, float, float] | None]:

@@ -11,11 +11,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scalerl.config.base import ConfigError
+from scalerl.config.base import ConfigError, short
 from scalerl.config.data import PromptFile, TextTask
 from scalerl.config.supervised import Supervised
 from scalerl.prompts.dataset import encode_prompt
 from scalerl.prompts.files import read_objects
+from scalerl.prompts.layouts import whole_text
 
 Messages = list[dict[str, str]]
 
@@ -139,20 +140,18 @@ def _messages(value: Any, column: str, where: str) -> Messages:
     )  # fmt: skip
     if not fits:
         raise ConfigError(
-            f"{where}: {column!r} is {_short(value)}; allowed: text, or a list of chat messages with role and content"
+            f"{where}: {column!r} is {short(value)}; allowed: text, or a list of chat messages with role and content"
         )
-    return [{"role": m["role"], "content": m["content"]} for m in value]
+    return [
+        {"role": whole_text(m["role"], column, where), "content": whole_text(m["content"], column, where)}
+        for m in value
+    ]
 
 
 def _filled(value: Any, column: str, where: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ConfigError(f"{where}: {column!r} is {_short(value)}; allowed: text that is not empty")
-    return value
-
-
-def _short(value: Any, most: int = 80) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= most else f"{shown[:most]}... ({len(shown)} characters)"
+        raise ConfigError(f"{where}: {column!r} is {short(value)}; allowed: text that is not empty")
+    return whole_text(value, column, where)
 
 
 def _within_limit(rows: list[Demonstration], limit: int, too_long: str) -> list[Demonstration]:

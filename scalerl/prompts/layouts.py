@@ -140,7 +140,7 @@ def _row(data: PromptFile, values: dict[str, Any], where: str) -> Row:
 def _prompt(prompt: Any, at: str, values: Mapping[str, Any], where: str) -> str | list[dict[str, str]]:
     """Return a prompt as text or messages; answers of the assistant at its end belong to no prompt."""
     if isinstance(prompt, str) and prompt.strip():
-        return _text(prompt, at, where)
+        return whole_text(prompt, at, where)
     messages = isinstance(prompt, list) and prompt and all(
         isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in prompt
     )  # fmt: skip
@@ -149,7 +149,7 @@ def _prompt(prompt: Any, at: str, values: Mapping[str, Any], where: str) -> str 
         while asked > 1 and prompt[asked - 1]["role"] == "assistant" and at == "messages":
             asked -= 1
         for text in (value for message in prompt[:asked] for value in message.values() if isinstance(value, str)):
-            _text(text, at, where)
+            whole_text(text, at, where)
         if any(message["content"].strip() for message in prompt[:asked]):
             return list(prompt[:asked])
     raise ConfigError(
@@ -167,7 +167,7 @@ def _answer(data: PromptFile, answer: Any, at: str, values: Mapping[str, Any], w
         raise ConfigError(f"{where}: {at!r} is {short(answer)}; allowed: one reference answer, text or a number")
     if data.reward is None and (isinstance(answer, bool) or (isinstance(answer, float) and not math.isfinite(answer))):
         raise ConfigError(f"{where}: {at!r} is {short(answer)}; allowed: text or a finite number")
-    text = "" if answer is None else _text(str(answer), at, where)
+    text = "" if answer is None else whole_text(str(answer), at, where)
     found = ANSWER_FORMS[data.answers](text)
     if found is None:
         raise ConfigError(
@@ -196,8 +196,12 @@ def _check_id(data: PromptFile, row: Row, seen: dict[str, tuple[str, str]]) -> N
         )
 
 
-def _text(text: str, at: str, where: str) -> str:
-    """Refuse text that cannot be written as UTF-8: half of a surrogate pair, which a JSON escape can hold."""
+def whole_text(text: str, at: str, where: str) -> str:
+    """Return a text, unless it cannot be written as UTF-8: half of a surrogate pair, which a JSON escape can hold.
+
+    Raises:
+        ConfigError: where it is.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:

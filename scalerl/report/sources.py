@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -95,7 +96,7 @@ def names_of(paths: Sequence[Path]) -> list[str]:
 
 def _telling_parts(path: Path) -> tuple[str, ...]:
     """Return the parts of a path that can identify a run: without the extension, and without the name points.jsonl."""
-    full = path.resolve()
+    full = Path(os.path.realpath(path))  # Path.resolve raises for links in a circle
     if full.is_dir():
         return full.parts[1:]
     return full.parts[1:-1] if full.stem == "points" else (*full.parts[1:-1], full.stem)

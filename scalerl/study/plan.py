@@ -122,10 +122,10 @@ def check(plan: Plan) -> Plan:
             few evaluations for a fit, or a seed given twice.
     """
     names = [arm.name for arm in plan.arms]
-    if not 2 <= len(names) <= MOST_ARMS:
-        raise ConfigError(
-            f"{plan.name}: got {len(names)} arms; allowed: 2 to {MOST_ARMS}, a table [arms.NAME] for each"
-        )
+    if len(names) < 2:
+        raise ConfigError(f"{plan.name}: a study needs at least two arms; got {', '.join(names) or 'none'}")
+    if len(names) > MOST_ARMS:
+        raise ConfigError(f"{plan.name}: got {len(names)} arms; allowed: 2 to {MOST_ARMS}")
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"{plan.name}: arm {name!r} is given {names.count(name)} times; names must differ")
@@ -260,6 +260,8 @@ def read_plan(file: Path) -> Plan:
     arms = values.get("arms")
     if not isinstance(arms, dict) or not all(isinstance(table, dict) for table in arms.values()):
         raise ConfigError(f"{file}: arms: got {short(arms)}; a study needs a table [arms.NAME] for each arm")
+    if not isinstance(values.get("changes", {}), dict):
+        raise ConfigError(f"{file}: changes: got {short(values['changes'])}; allowed: a table [changes] of fields")
     base = build(RunConfig, merge(_base(values.get("base", "quick"), file), values.get("changes", {})), str(file))
     listed = [
         {

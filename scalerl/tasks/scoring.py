@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from scalerl.config.data import EnvironmentTask, PromptFile, TaskData
 from scalerl.config.run import RunConfig, Scoring
 from scalerl.plugins import PluginError
-from scalerl.processes import ChildContext
+from scalerl.processes import PoolContext
 from scalerl.tasks import environments
 from scalerl.tasks.base import Verdict, Verifier, reward, verdict
 from scalerl.tasks.failures import Failures
@@ -343,7 +343,7 @@ def worker_pool(workers: int, prepare: Callable[[Scoring], None] | None, setting
     """
     from pebble import ProcessPool
 
-    return ProcessPool(max_workers=workers, context=ChildContext(), initializer=_prepare, initargs=(prepare, settings))
+    return ProcessPool(max_workers=workers, context=PoolContext(), initializer=_prepare, initargs=(prepare, settings))
 
 
 def _stop(pool: Any) -> None:

@@ -23,7 +23,7 @@ from scalerl.models.flops import FLOPS_RULE
 from scalerl.models.gguf import converted, gguf_directory, is_gguf
 from scalerl.models.layout import WeightLayout
 from scalerl.models.lora import LoraPolicy
-from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer
+from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer, stop_tokens
 from scalerl.models.routing import can_record
 from scalerl.outputs import check_apart
 from scalerl.prompts.dataset import PromptSplit, load_prompts
@@ -375,24 +375,6 @@ def check_length(policy: Policy, rule: LengthRule, longest_prompt: int) -> None:
             f"recipe.length: the longest prompt ({longest_prompt} tokens) and completion ({rule.capacity}) need "
             f"{needed} positions; this model has {limit}. Lower recipe.length's limits or data.max_prompt_tokens"
         )
-
-
-def stop_tokens(policy: Policy, tokenizer: Any) -> tuple[int, ...]:
-    """Return every id that ends a sequence, by the model's generation settings and by its tokenizer.
-
-    Raises:
-        ConfigError: there is none, so that every completion would run into its limit.
-    """
-    eos = policy.model.generation_config.eos_token_id
-    given = set(eos if isinstance(eos, list) else [eos]) | {tokenizer.eos_token_id}
-    ids = tuple(sorted(i for i in given if isinstance(i, int) and 0 <= i < policy.vocab_size))
-    if not ids:
-        raise ConfigError(
-            "model.path: no token ends a text: neither generation_config.json, config.json nor the tokenizer names an "
-            f"eos token among the model's {policy.vocab_size} tokens; set eos_token in tokenizer_config.json, or "
-            "eos_token_id in generation_config.json"
-        )
-    return ids
 
 
 @dataclass(frozen=True)

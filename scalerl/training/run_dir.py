@@ -138,7 +138,7 @@ class RunDirectory:
         Raises:
             Damaged: a file is shorter, or its beginning has other contents.
         """
-        for name, size in state["cursors"].items():
+        for name, size in state.get("cursors", {}).items():
             if name not in SAMPLES and (fault := self._row_fault(name, size, state)):
                 raise Damaged(fault)
 

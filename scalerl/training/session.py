@@ -349,14 +349,22 @@ class Session:
             save_state(path, "trainer", state)
             self.pipeline.snapshot(self.progress.step, path)
             self._begun.add(self.progress.step)
-            if wait:
-                self.commit_checkpoints(wait=True)
+        if wait:
+            self.commit_checkpoints(wait=True)
 
     def commit_checkpoints(self, wait: bool = False) -> None:
         """Make those checkpoints count whose generator part has arrived; or wait for all that were begun."""
-        for step in self.pipeline.snapshots_done(self._begun if wait else ()):
-            self.checkpoints.commit(step)
-            self._begun.discard(step)
+        done = list(self.pipeline.snapshots_done(self._begun if wait else ()))
+        if not done:
+            return
+        with self.clock.paused():  # a large checkpoint is digested and synced for seconds
+            if not wait:  # a run that waits is about to end, and its generator may have ended
+                self.pipeline.mark()
+            for step in done:
+                self.checkpoints.commit(step)
+                self._begun.discard(step)
+            if not wait:
+                self.clock.add(self._generated_s())
 
     # ------------------------------------------------------------------------------------------------------- records
 

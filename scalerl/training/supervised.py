@@ -25,10 +25,10 @@ from scalerl.config.hardware import Hardware
 from scalerl.config.recipe import AdamW, Reinforce
 from scalerl.config.supervised import Supervised
 from scalerl.models.lora import LoraPolicy
-from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer
+from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer, stop_tokens
 from scalerl.outputs import check_apart, check_new_directory
 from scalerl.prompts.demonstrations import Demonstration, Demonstrations, load_demonstrations
-from scalerl.training.launch import local_model, resolve_hardware, stop_tokens
+from scalerl.training.launch import local_model, resolve_hardware
 from scalerl.training.learner.base import BadGradient, TrainBatch
 from scalerl.training.learner.single import SingleLearner
 

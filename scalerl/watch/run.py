@@ -7,6 +7,7 @@ import math
 import tomllib
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,22 @@ from scalerl.watch.follow import RowFile
 from scalerl.watch.metrics import GROUPS, METRICS, fall, level_of, warnings
 from scalerl.watch.rollouts import RolloutIndex
 from scalerl.watch.series import Columns, bucketed, number
-from scalerl.watch.state import RunState, modified, saved_config, sign_of_life, state_of, tail_rows
+from scalerl.watch.state import (
+    RunState,
+    modified,
+    saved_config,
+    sign_of_life,
+    sound_points,
+    sound_rows,
+    state_of,
+    tail_rows,
+)
 
 TAIL = 1 << 19
 """Bytes of metrics.jsonl that are read when a run is first seen: about 400 rows."""
+
+COLUMNS = frozenset(field.name for field in fields(EvalPoint))
+"""Columns of points.jsonl."""
 
 LIFE_S = 2.0
 """How often the sign of life is looked at, seconds."""
@@ -52,9 +65,10 @@ class WatchedRun:
         self.rollouts = RolloutIndex(path)
         self._tail = RowFile(path / "metrics.jsonl")
         self._points_file = RowFile(path / "points.jsonl")
-        self._rows: deque[dict[str, Any]] = deque(tail_rows(path / "metrics.jsonl", TAIL), maxlen=KEPT)
+        self._rows: deque[dict[str, Any]] = deque(sound_rows(tail_rows(path / "metrics.jsonl", TAIL)), maxlen=KEPT)
         self._tail.skip()
         self._points: list[EvalPoint] = []
+        self._strange = 0
         self._history: Columns | None = None
         self._history_file = RowFile(path / "metrics.jsonl")
         self._config: RunConfig | None = None
@@ -69,7 +83,7 @@ class WatchedRun:
             now: seconds since 1970.
         """
         restarts = self._tail.restarts
-        lines = [line.row for line in self._tail.new_lines()]
+        lines = sound_rows(line.row for line in self._tail.new_lines())
         if self._tail.restarts != restarts:
             self._rows.clear()
         self._rows += lines
@@ -103,15 +117,13 @@ class WatchedRun:
 
     def _read_points(self) -> bool:
         restarts = self._points_file.restarts
-        lines = list(self._points_file.new_lines())
+        lines = [line.row for line in self._points_file.new_lines()]
         again = self._points_file.restarts != restarts
         if again:
-            self._points = []
-        for line in lines:
-            try:
-                self._points.append(EvalPoint(**line.row))
-            except TypeError:  # not a row of this package; the others are shown
-                self._points_file.broken += 1
+            self._points, self._strange = [], 0
+        sound = sound_points(lines)
+        self._strange += len(lines) - len(sound)
+        self._points += [EvalPoint(**{name: value for name, value in row.items() if name in COLUMNS}) for row in sound]
         return bool(lines) or again
 
     def _read_history(self) -> None:
@@ -121,7 +133,8 @@ class WatchedRun:
             if self._history_file.restarts != restarts:
                 restarts = self._history_file.restarts
                 self._history.clear()
-            self._history.add(line.row)
+            if sound_rows([line.row]):
+                self._history.add(line.row)
 
     # ---------------------------------------------------------------------------------------------- what is known of it
 
@@ -158,7 +171,7 @@ class WatchedRun:
         found = [text for text in self._falls.values() if text]
         if self._config is not None:
             found += warnings(list(self._rows), self._config)
-        broken = self._tail.broken + self._points_file.broken
+        broken = self._tail.broken + self._points_file.broken + self._strange
         return [*found, f"{broken} lines of metrics.jsonl and points.jsonl cannot be read"] if broken else found
 
     def summary(self) -> dict[str, Any]:

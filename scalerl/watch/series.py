@@ -30,7 +30,10 @@ class Columns:
         """Take in a row."""
         if self._count == len(self._values):
             self._values = np.concatenate([self._values, np.empty_like(self._values)])
-        self._values[self._count] = [number(row.get(name)) for name in self.names]
+        try:
+            self._values[self._count] = [row.get(name) for name in self.names]  # numpy reads None as NaN
+        except (TypeError, ValueError):  # a text or a list in the place of a number
+            self._values[self._count] = [number(row.get(name)) for name in self.names]
         self._count += 1
 
     def clear(self) -> None:
@@ -80,5 +83,11 @@ def bucketed(step_N: Array, value_N: Array, most: int) -> dict[str, list[float |
 
 
 def plain(value_N: Array) -> list[float | None]:
-    """Return numbers with six digits; None where they are not finite."""
-    return [float(f"{value:.6g}") if np.isfinite(value) else None for value in value_N.tolist()]
+    """Return numbers with about six digits; None where they are not finite."""
+    known_N = np.isfinite(value_N)
+    safe_N = np.where(known_N & (value_N != 0), value_N, 1.0)
+    # a power of ten above 1 is exact, so that dividing by it leaves the nearest number with few digits
+    power_N = np.clip(5 - np.floor(np.log10(np.abs(safe_N))), -300, 300)
+    up_N, down_N = 10.0 ** np.maximum(power_N, 0), 10.0 ** np.maximum(-power_N, 0)
+    rounded = np.where(value_N == 0, 0.0, np.round(safe_N * up_N / down_N) / up_N * down_N).tolist()
+    return [value if known else None for value, known in zip(rounded, known_N.tolist(), strict=True)]

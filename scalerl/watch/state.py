@@ -9,7 +9,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -86,7 +86,7 @@ def run_state(path: Path, now: float | None = None) -> RunState:
         now: seconds since 1970; None is the clock's.
     """
     now = time.time() if now is None else now
-    rows, points = tail_rows(path / "metrics.jsonl"), tail_rows(path / "points.jsonl")
+    rows, points = sound_rows(tail_rows(path / "metrics.jsonl")), sound_points(tail_rows(path / "points.jsonl"))
     try:
         config = saved_config(path, modified(path / "config.toml"))
     except ConfigError as error:
@@ -115,7 +115,7 @@ def state_of(
     steps = config.steps if config else step
     step_s = pace(rows)
     left_s = step_s * (steps - step) if state in ("training", "waiting") else math.nan
-    last = {str(point["task"]): point for point in points if "task" in point}
+    last = {str(point["task"]): point for point in points}
     return RunState(path, path.name, state, detail, step, steps, step_s, left_s, rows[-1] if rows else {}, last, config)
 
 
@@ -204,6 +204,23 @@ def tail_rows(path: Path, size: int = TAIL_BYTES) -> list[dict[str, Any]]:
         return []
     found = (parsed(line) for line in lines[1 if start else 0 : -1])
     return [row for row in found if row is not None]
+
+
+def sound_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows of metrics.jsonl that have a step; what else a row says is looked at where it is used."""
+    return [row for row in rows if isinstance(row.get("step"), int)]
+
+
+def sound_points(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows that can be points of a curve, with NaN for an unknown pass rate or standard error."""
+    found = []
+    for row in rows:
+        compute = [row.get(name) for name in ("step", "device_hours", "flops", "tokens")]
+        measured = {name: math.nan if row.get(name) is None else row[name] for name in ("pass_rate", "stderr")}
+        numbers = [*compute, *measured.values()]
+        if isinstance(row.get("task"), str) and all(isinstance(value, int | float) for value in numbers):
+            found.append({**row, **measured})
+    return found
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:

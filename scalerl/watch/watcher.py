@@ -40,6 +40,8 @@ class Watcher:
         self.runs: dict[str, WatchedRun] = {}
         self.studies: dict[str, WatchedStudy] = {}
         self.version = 0
+        self.problems: list[str] = []
+        """What went wrong with a run that should not have; the page shows it."""
         self._asked: dict[tuple[str, str], int] = {}
         self._changes: dict[str, int] = {}
         self._searched = 0.0
@@ -57,10 +59,14 @@ class Watcher:
             self._search()
         now = time.time()
         for run in list(self.runs.values()):
-            with self.lock:
-                if run.poll(now):
-                    self._changed(run.id)
-                self._ask_for_fits(run)
+            try:
+                with self.lock:
+                    if run.poll(now):
+                        self._changed(run.id)
+                    self._ask_for_fits(run)
+            except Exception as error:  # rows that nobody foresaw, in one run, must not stop the page of all others
+                if (words := f"{run.name}: {type(error).__name__}: {error}") not in self.problems:
+                    self.problems.append(words)
         for study in list(self.studies.values()):
             if study.due([run for run in self.runs.values() if run.study == study.id]):
                 self._worker.ask(study.id, lambda study=study: self._judge(study))  # type: ignore[misc]
@@ -73,7 +79,7 @@ class Watcher:
                 "version": self.version,
                 "runs": [self.runs[key].summary() for key in changed if key in self.runs],
                 "studies": [self.studies[key].summary() for key in changed if key in self.studies],
-                "problems": self._worker.failures[-3:],
+                "problems": [*self.problems, *self._worker.failures][-3:],
             }
 
     def _search(self) -> None:

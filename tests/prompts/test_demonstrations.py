@@ -93,7 +93,7 @@ def test_a_row_that_cannot_be_used_is_named_by_file_and_line(row, said, tmp_path
 
 
 def test_a_file_without_rows_is_said(tmp_path):
-    with pytest.raises(ConfigError, match="the file holds no rows"):
+    with pytest.raises(ConfigError, match="the file is empty"):
         load(file_of(tmp_path))
 
 

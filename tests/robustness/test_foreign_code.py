@@ -1,7 +1,9 @@
 """Every kind of plug-in with every fault: one message that says what was got, what is allowed, and where."""
 
+import concurrent.futures
 import os
 import random
+import re
 import signal
 import sys
 import textwrap
@@ -11,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import runs
 import torch
 
 from scalerl import plugins
@@ -25,7 +28,7 @@ from scalerl.tasks.reward_check import check_reward
 from scalerl.types import Prompt
 
 MODULE = """
-    import os, random, signal, sys, threading, time
+    import concurrent.futures, io, os, posix, random, signal, sys, threading, time
     import numpy as np
     import torch
 
@@ -74,7 +77,7 @@ MODULE = """
         weights_BT[0, 0] = -weights_BT[0, 0]
         return weights_BT
     def leaves(*given, **named): os._exit(0)
-    def leaves_posix(*given, **named): sys.exit()
+    def leaves_posix(*given, **named): posix._exit(0)
     def endless(*given, **named): return endless(*given, **named)
     def own_base(*given, **named): raise Odd("odd")
     def unsaid(*given, **named): raise Unsaid()
@@ -167,7 +170,7 @@ MODULE = """
 
     def disturb():
         os.chdir("/")
-        sys.stdout = sys.stderr = open(os.devnull, "w")
+        sys.stdout = sys.stderr = io.StringIO()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, lambda *given: None)
         for seeded in (random.seed, np.random.seed, torch.manual_seed): seeded(1)
@@ -175,6 +178,8 @@ MODULE = """
         torch.set_default_dtype(torch.float64)
         torch.set_grad_enabled(False)
         threading.Thread(target=time.sleep, args=(60,)).start()
+        threading.Thread(target=time.sleep, args=(60,), daemon=False).start()
+        concurrent.futures.ThreadPoolExecutor(1).submit(time.sleep, 60)
     def disturbs(function):
         def inner(*given, **named):
             found = function(*given, **named)
@@ -319,7 +324,7 @@ FAULTS = [
     *((kind, "raises_in_torch", f"raised RuntimeError: .* {HERE}") for kind in EXPECTED),
     *((kind, "exits", f"raised SystemExit: 0 {HERE}") for kind in FIELDS if kind != "task"),
     *((kind, "leaves", rf"called os._exit\(0\) {HERE}") for kind in FIELDS if kind != "task"),
-    *((kind, "leaves_posix", f"raised SystemExit {HERE}") for kind in FIELDS if kind != "task"),
+    *((kind, "leaves_posix", rf"called os._exit\(0\) {HERE}") for kind in FIELDS if kind != "task"),
     *((kind, "endless", f"raised RecursionError: .* {HERE}") for kind in FIELDS if kind != "task"),
     *((kind, "own_base", f"raised Odd: odd {HERE}") for kind in FIELDS if kind != "task"),
     *(
@@ -439,7 +444,7 @@ def state():
     return (
         os.getcwd(), sys.stdout, sys.stderr, signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM),
         random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist(), sys.getrecursionlimit(),
-        torch.get_default_dtype(), torch.is_grad_enabled(), threading.current_thread().daemon,
+        torch.get_default_dtype(), torch.is_grad_enabled(), threading.Thread.start, os._exit,
     )  # fmt: skip
 
 
@@ -461,7 +466,8 @@ def test_code_of_the_user_does_not_change_this_process_and_its_threads_do_not_ke
     check(kind, name)
     assert state() == before
     started = set(threading.enumerate()) - threads
-    assert started and all(thread.daemon for thread in started)
+    assert len(started) >= 3 and all(thread.daemon for thread in started)
+    assert not started & set(concurrent.futures.thread._threads_queues)
 
 
 @pytest.mark.parametrize("kind", ["loss", "advantage", "aggregation"])
@@ -502,3 +508,51 @@ def test_a_time_limit_leaves_an_earlier_timer_as_it_was():
     finally:
         signal.signal(signal.SIGALRM, before)
         signal.setitimer(signal.ITIMER_REAL, *old)
+
+
+LATE = """
+    import os, threading, time
+
+    calls = 0
+
+    def leaves(logp_BT, behavior_BT, advantages_B, mask_BT):
+        global calls
+        calls += 1
+        if calls == 1:
+            threading.Thread(target=time.sleep, args=(600,), daemon=False).start()
+        if calls > 3:
+            os.chdir("/")
+            os._exit(0)
+        return -logp_BT * advantages_B[:, None]
+
+    class Engine:
+        def __init__(self, parts): self.inner, self.polls = parts.torch_engine(), 0
+        def __getattr__(self, name): return getattr(self.inner, name)
+        def poll(self, timeout_s=0.0):
+            self.polls += 1
+            if self.polls > 40: raise KeyError("slot")
+            return self.inner.poll(timeout_s)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--recipe.loss", '{kind = "custom", function = "late:leaves"}'],
+            r"late:leaves called os._exit\(0\) \(.*late.py:13",
+        ),
+        (
+            ["--placement.engine", '{kind = "custom", function = "late:Engine"}'],
+            r"late:Engine.poll raised KeyError: 'slot' \(.*late.py:21\)",
+        ),
+    ],
+)
+def test_code_that_ends_a_run_ends_it_with_a_message_and_an_exit_code(lab_model, tmp_path, monkeypatch, words, said):
+    (tmp_path / "late.py").write_text(textwrap.dedent(LATE))
+    monkeypatch.chdir(tmp_path)
+    given = [*runs.SMALL, "--model", str(lab_model), "--run-dir", "run", *words]
+    code, text = runs.call("train", *given, timeout=200)
+    assert code == 1 and re.search(said, text), text
+    assert "Traceback" not in text and "continue with: scalerl resume" in text

@@ -7,22 +7,24 @@ import struct
 import time
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import tiny_model
 
 import scalerl
-from robustness.campaign import Case, check, write
+from robustness.campaign import Case, check_here, write
 from scalerl.cli.plan import plan
 from scalerl.config import read_config
 from scalerl.config.base import ConfigError
 from scalerl.models.files import check_model_files
 from scalerl.models.loading import load_model
-from scalerl.models.policy import check_vocabulary, load_policy, load_tokenizer
+from scalerl.models.policy import check_vocabulary, load_policy, load_tokenizer, stop_tokens
 from scalerl.models.template import check_template, render
 from scalerl.placement.shape import shape_of
-from scalerl.training.launch import local_model, stop_tokens
+from scalerl.training.launch import local_model
 from scalerl.training.warm_start import make_tokenizer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -413,6 +415,41 @@ def test_a_path_that_leads_nowhere_is_refused_before_anyone_asks_the_hub(tmp_pat
     assert said in str(caught.value) and len(str(caught.value)) < 500
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "is not a GGUF file (it begins with b'')"),
+        (b"GGU", "is not a GGUF file"),
+        (b"<html>", "is not a GGUF file (it begins with b'<htm')"),
+        (None, "is a directory"),
+    ],
+)
+def test_what_is_no_gguf_file_is_refused_by_its_first_bytes(tmp_path, content, said):
+    file = tmp_path / "m.gguf"
+    file.write_bytes(content) if content is not None else file.mkdir()
+    with pytest.raises(ConfigError) as caught:
+        check_model_files(str(file))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("kept", [4, 24, 200])
+def test_a_gguf_file_that_is_cut_off_is_refused_by_a_plan_and_by_a_run(tmp_path, monkeypatch, kept):
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
+    writer.add_block_count(2)
+    writer.add_token_list(["a"] * 100)
+    writer.add_tensor("output.weight", np.ones((32, 32), dtype=np.float32))
+    for write_part in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write_part()
+    writer.close()
+    (tmp_path / "m.gguf").write_bytes((tmp_path / "m.gguf").read_bytes()[:kept])
+    monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
+    with pytest.raises(ConfigError, match=r"m.gguf cannot be read .*; give a whole GGUF file"):
+        shape_of(read_config(None, ["--model", str(tmp_path / "m.gguf"), "--data", "d.jsonl"]))
+    with pytest.raises(ConfigError, match=r"transformers cannot read .*m.gguf: .*; allowed: a whole GGUF"):
+        local_model(str(tmp_path / "m.gguf"), "float32", print)
+    assert not list(tmp_path.glob("cache/*"))
+
+
 @pytest.mark.parametrize("ending", [".bin", ".pt", ".safetensors", ".txt", ""])
 def test_a_file_in_place_of_a_directory_is_refused(tmp_path, ending):
     (tmp_path / f"m{ending}").write_bytes(b"x" * 10)
@@ -463,4 +500,4 @@ VERBS = (
 
 @pytest.mark.parametrize("case", VERBS, ids=lambda case: case.name)
 def test_a_broken_model_is_one_line_and_changes_nothing(case, tmp_path, monkeypatch):
-    check(case, tmp_path, monkeypatch)
+    check_here(case, tmp_path, monkeypatch)

@@ -39,7 +39,7 @@ PLANS = [
     plan("no arms", 'base = "quick"', "arms"),
     plan("arms a number", "arms = 5", "arms"),
     plan("an arm a number", "[arms]\none = 5\ntwo = 6", "arms"),
-    plan("one arm", "[arms.one]", "2 to"),
+    plan("one arm", "[arms.one]", "two arms"),
     plan("equal arms", "[arms.one]\n[arms.two]", "same run"),
     plan("2,000 arms", "".join(f"[arms.a{n}]\n" for n in range(2000)), "2000 arms"),
     plan("an arm's name that leaves the folder", '[arms."../../x"]\n[arms.two]', "name of an arm"),
@@ -89,7 +89,8 @@ TOMLS = [
     toml("infinity", "[recipe]\ntemperature = inf", "finite"),
     toml("nan", "[recipe.optimizer]\nlearning_rate = nan", "finite"),
     toml("a hexadecimal number of 1e30", "steps = 0x" + "f" * 26, "steps"),
-    toml("400,000 unknown keys", "".join(f"key_{n} = 1\n" for n in range(40_000)), "39995 more"),
+    toml("400,000 unknown keys", "".join(f"key_{n} = 1\n" for n in range(400_000)), "at most 1,048,576"),
+    toml("20,000 unknown keys", "".join(f"key_{n} = 1\n" for n in range(20_000)), "19,995 more"),
     toml("a key of 100,000 characters", "k" * 100_000 + " = 1", "unknown key"),
     toml("a value of 100,000 characters", f'preset = "{"v" * 100_000}"', "100000 characters"),
     toml("a control character in a value", 'preset = "\\u001b[2J"', r"\x1b"),
@@ -104,7 +105,7 @@ TOMLS = [
     toml("data that is text", 'data = "prompts.jsonl"', "data"),
     toml("data of numbers", "data = [1, 2]", "data"),
     toml("no data", "data = []", "data"),
-    toml("two tasks of one name", "[[data]]\n[[data]]", "two tasks"),
+    toml("two tasks of one name", '[[data]]\nkind = "arithmetic"\n' * 2, "two tasks"),
     toml("a task without a kind", '[[data]]\nname = "a"\n[[data]]\nname = "b"', "kind"),
     toml("mixed tasks of numbers", '[data]\nkind = "mixed"\narithmetic = 5', "arithmetic"),
     toml("mixed tasks shared by true", '[data]\nkind = "mixed"\nshare = true', "share"),
@@ -136,7 +137,7 @@ WORDS = [
     options("no command of that name", "trian", says="did you mean 'train'"),
     options("a command of 10,000 characters", "x" * 10_000, says="no command"),
     options("an unknown option of the program", "--versoin", says="--versoin"),
-    *(options(f"{verb} --bogus", verb, "--bogus", says="--bogus") for verb in VERBS),
+    *(options(f"{verb} --bogus", verb, "--bogus") for verb in VERBS),
     *(options(f"{verb} without arguments", verb, says="required") for verb in VERBS
       if verb not in ("train", "plan", "sft", "recipes")),
     *(options(f"{verb} --help", verb, "--help", says="usage", allowed=(0,)) for verb in VERBS),
@@ -209,7 +210,7 @@ WORDS = [
     options("eval on an unknown suite", "eval", "model", "--suite", "aime-42", says="aime-2"),
     options("eval at temperature nan", "eval", "m", "--suite", "aime-24", "--temperature", "nan", says="temperature"),
     options("eval of 0 samples", "eval", "m", "--suite", "aime-24", "--samples", "0", says="--samples"),
-    options("eval of 10^12 samples", "eval", "m", "--suite", "aime-24", "--samples", str(10**12), says="samples"),
+    options("eval of 10^12 samples", "eval", "m", "--suite", "aime-24", "--samples", str(10**12), says="--samples"),
     options("score by no verifier", "score", "x", "--task", "maths", says="math"),
     options("score in -1 s", "score", "x", "--task", "math", "--timeout=-1", says="timeout_s"),
     options("score by -1 workers", "score", "x", "--task", "math", "--workers=-1", says="workers"),
@@ -260,11 +261,11 @@ PATHS = [
     *(place(verb, f"{name}.toml", f"{name}.toml") for verb in (("train",), ("plan",), ("study",))
       for name in ("folder", "pipe", "null", "zero")),
     *(place(verb, path) for verb in (*READERS, ("resume",), ("eval", "--suite", "aime-24"), ("study", "show"))
-      for path in (LONG, f"{LONG}.jsonl", "p.jsonl/x.jsonl", "", ".", "..", "/", "/dev/null", "\n.jsonl", "~")),
+      for path in (LONG, f"{LONG}.jsonl", "p.jsonl/x.jsonl", "", ".", "..", "/dev/null", "\n.jsonl", "~")),
     *(place(("report", "p.jsonl", "-o"), path) for path in ("p.jsonl/x.html", ".", LONG + ".html", "/proc/x.html")),
     *(place(("import", "p.jsonl", "-o"), path) for path in ("p.jsonl/x", ".", LONG, "/proc/x")),
     *(place(("resume",), path, path) for path in ("run", "p.jsonl", "pipe.jsonl")),
-    place(("fit",), "run", "points.jsonl"),
+    place(("fit",), "run", "run"),
 ]  # fmt: skip
 
 

@@ -7,13 +7,14 @@ import stat
 import sys
 import textwrap
 import time
+import warnings
 
 import pytest
 import runs
 from hypothesis import given
 from hypothesis import strategies as st
 
-from robustness.campaign import Case, check
+from robustness.campaign import Case, check_here
 from scalerl import files, trust
 from scalerl.config import parse_config, read_config, to_toml
 from scalerl.config.base import ConfigError
@@ -219,7 +220,7 @@ ASKED = (
 @pytest.mark.parametrize("case", ASKED, ids=lambda case: case.name)
 def test_a_strangers_directory_is_refused_in_one_line_and_nothing_of_it_runs(case, tmp_path, monkeypatch):
     (tmp_path / "stranger").mkdir()
-    check(case, tmp_path / "stranger", monkeypatch)
+    check_here(case, tmp_path / "stranger", monkeypatch)
     assert not (tmp_path / "stranger/ran.txt").exists()
 
 
@@ -280,11 +281,56 @@ def test_files_are_created_with_the_umask_of_the_user(place, mask):
     assert json.loads(trust._store().read_text())["code"]
 
 
+@pytest.mark.slow
 def test_a_command_that_names_its_code_is_not_asked_for_it(tmp_path, monkeypatch):
     """The reward has a fault, so the run ends at once: what matters is that its module was imported."""
     (tmp_path / "mine.py").write_text("raise OSError('imported')\n")
     (tmp_path / "p.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 3)
     monkeypatch.chdir(tmp_path)
     words = ["--recipe.loss", '{kind = "custom", function = "mine:f"}']
-    code, text = runs.call("train", "--steps", "1", *words, timeout=60)
+    code, text = runs.call("train", "--steps", "1", *words, timeout=120)
     assert code == 2 and "cannot import 'mine'" in text and "raised OSError: imported" in text and "mine.py:1" in text
+
+
+def sharded(path):
+    import torch
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    tensors = {"a": torch.arange(12.0).view(4, 3), "step": torch.tensor(3), "half": torch.ones(2, dtype=torch.bfloat16)}
+    with warnings.catch_warnings(action="ignore"):  # torch says that it saves in one process
+        save(tensors, storage_writer=FileSystemWriter(path / "learner"), no_dist=True)
+    return tensors
+
+
+def test_the_description_of_a_checkpoint_of_ranks_is_read_as_torch_reads_it(place):
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+    from scalerl.training.learner.plain_reader import PlainReader
+    from scalerl.training.learner.sharded_checkpoint import stored_shapes
+
+    sharded(place)
+    ours, theirs = (reader(place / "learner").read_metadata() for reader in (PlainReader, FileSystemReader))
+    assert ours.state_dict_metadata == theirs.state_dict_metadata and ours.storage_data == theirs.storage_data
+    assert stored_shapes(place) == {"a": (4, 3), "step": (), "half": (2,)}
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        b"cbuiltins\nexec\n(S\"open('ran.txt', 'w')\"\ntR.",
+        b"cos\nsystem\n(S'touch ran.txt'\ntR.",
+        b"\x80\x04\x8c\x05torch\x8c\x0bSize.__new__\x93.",  # a dotted name reaches whatever a class holds
+        b"\x80\x04\x8c\x05torch\x8c\x04load\x93.",
+        b"I3\n.",
+        b"",
+        b"\0" * 64,
+    ],
+)
+def test_a_checkpoint_of_ranks_whose_description_is_a_program_is_refused_and_not_run(place, written):
+    from scalerl.training.learner.sharded_checkpoint import stored_shapes
+
+    sharded(place)
+    (place / "learner/.metadata").write_bytes(written)
+    with pytest.raises(ConfigError, match="is no description of a checkpoint"):
+        stored_shapes(place)

@@ -133,7 +133,7 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(made, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("name = 1 = 2", "not a readable TOML file"),
+        ("name = 1 = 2", "not valid TOML"),
         ("nme = 'x'\n[arms.a]", r"unknown key 'nme' \(did you mean 'name'\?\)"),
         ("name = 'x'", r"needs a table \[arms.NAME\] for each arm"),
         ("base = 'quack'\n[arms.a]", "got 'quack'; allowed: lab, quick, long-tail, scalerl, the path of a TOML file"),

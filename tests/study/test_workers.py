@@ -1,9 +1,11 @@
 """Workers: real processes here, and on a Ray of this machine; exit codes, logs and orderly stops."""
 
+import subprocess
 import sys
 import time
 
 import pytest
+import runs
 
 from scalerl.config.base import ConfigError
 from scalerl.study.workers import LocalWorkers, RayWorkers
@@ -78,3 +80,30 @@ def test_tasks_of_a_cluster_leave_exit_code_and_words_and_can_be_stopped(ray, tm
     assert RayWorkers("auto", 0, 0.5, 0.0, {"CPU": 1.0, "GPU": 0.0}).count == 1  # two runs would leave no core
     with pytest.raises(ConfigError, match="a run needs 3 cores and 1 GPUs; the cluster has 2 cores"):
         RayWorkers("auto", 0, 1.0, 0.0, {"CPU": 2.0, "GPU": 1.0})
+
+
+STUDY = """
+import sys, time
+from pathlib import Path
+from scalerl.study.workers import LocalWorkers
+LocalWorkers(1).start([sys.executable, "-c", sys.argv[1]], Path(sys.argv[2]))
+time.sleep(60)
+"""
+RUN = """
+import signal, time
+from scalerl.signals import obey_study
+signal.signal(signal.SIGTERM, lambda *_: (print("a checkpoint", flush=True), exit(143)))
+obey_study()
+print("begun", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_run_gets_sigterm_when_its_study_is_killed(tmp_path):
+    log = tmp_path / "log"
+    with subprocess.Popen([sys.executable, "-c", STUDY, RUN, str(log)]) as study:
+        runs.wait_for(lambda: log.exists() and "begun" in log.read_text(), what="the run")
+        started = runs.descendants(study.pid)
+        study.kill()
+    assert len(started) == 1 and not runs.left_of(started, 5.0)
+    assert log.read_text() == "begun\na checkpoint\n"

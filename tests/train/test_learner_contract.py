@@ -282,6 +282,8 @@ def test_the_export_is_an_ordinary_model_with_the_learners_weights(benches, mode
 @pytest.mark.slow
 def test_what_two_ranks_save_goes_on_on_three_and_on_one(benches, model, tmp_path):
     two = benches.group(2, model)
+    (tmp_path / "first").mkdir()  # as the store of checkpoints does
+    (tmp_path / "later").mkdir()
     two.save(tmp_path / "first")
     for number in range(3):
         two.step(batch(seed=number))
@@ -317,6 +319,7 @@ def test_equal_ranks_go_on_to_the_same_bits(benches, tmp_path):
 
 def test_a_checkpoint_of_another_model_or_of_one_process_is_refused_with_what_to_do(benches, tmp_path):
     two, single = benches.group(2), benches.single()
+    (tmp_path / "two").mkdir()  # as the store of checkpoints does
     two.save(tmp_path / "two")
     single.save(tmp_path / "one")
     with pytest.raises(ConfigError, match=r"several trainer ranks.*placement.trainer_ranks = 2 or more"):

@@ -1,5 +1,6 @@
 """Whole runs with several trainer ranks: they train, a death is told by name, and resuming loses no bit."""
 
+import json
 import os
 import shutil
 import signal
@@ -50,6 +51,21 @@ def test_a_rank_that_is_killed_ends_the_run_with_its_name_and_a_resume_loses_no_
         text
     )  # the last one before the eighth, which ends the run
     assert runs.outcome(path) == runs.outcome(undisturbed)
+
+
+@pytest.mark.slow
+def test_a_damaged_share_of_one_rank_takes_the_run_back_to_the_checkpoint_before(undisturbed, tmp_path):
+    path = tmp_path / "damaged"
+    shutil.copytree(undisturbed, path)
+    checkpoint = path / "checkpoints/step_000008"
+    listed = json.loads((checkpoint / "manifest.json").read_text())["files"]
+    assert {"learner/.metadata", "learner/__0_0.distcp", "learner/__1_0.distcp", "trainer.json"} < listed.keys()
+    os.truncate(checkpoint / "learner/__1_0.distcp", 100)
+    process = runs.start(["resume", str(path)])
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0 and "Traceback" not in text, text
+    assert "the checkpoint of step 8 cannot be used: learner/__1_0.distcp has 100 bytes" in text
+    assert "resumed at step 4" in text and runs.outcome(path) == runs.outcome(undisturbed)
 
 
 @pytest.mark.slow

@@ -15,6 +15,9 @@ from pathlib import Path
 import pytest
 import runs
 
+from scalerl.training.status import read_status
+from scalerl.watch.state import run_state
+
 
 @pytest.fixture(scope="module")
 def undisturbed(lab_model, tmp_path_factory):
@@ -36,6 +39,7 @@ def test_a_run_leaves_everything_it_promises(undisturbed):
         assert later["device_hours"] > earlier["device_hours"]
     assert "24 steps of 4 prompts x 4 generations = 16 completions" in printed
     assert f"run       {path}" in printed and "curve.png" in printed and "advice" in printed
+    assert run_state(path).state == "finished" and read_status(path).message.startswith("trained 24 updates")
 
 
 def test_every_component_of_the_recipe_acted(undisturbed):
@@ -193,6 +197,7 @@ def test_a_signal_stops_in_order_with_a_checkpoint_of_the_last_step(undisturbed,
     steps = len(runs.rows(path, "metrics.jsonl"))
     assert process.returncode == 128 + number and "Traceback" not in text, text
     assert f"stopped at step {steps}; continue with: scalerl resume {path}" in text
+    assert run_state(path).state == "stopped" and read_status(path).message.startswith(f"stopped at step {steps}")
     assert (path / f"checkpoints/step_{steps:06d}").exists()
     resume_to_the_end(path)
     assert runs.outcome(path) == runs.outcome(undisturbed[0])
@@ -215,11 +220,13 @@ def test_a_run_of_before_goes_on_counting_flops_by_the_rule_it_began_with(undist
     shutil.copytree(undisturbed[0], path)
     trainer = path / "checkpoints/step_000024/trainer.json"
     state = json.loads(trainer.read_text())
-    assert state.pop("flops_rule") == 2
+    assert state.pop("flops_rule") == 2 and state.pop("sealed") and state.pop("row_digests")
     trainer.write_text(json.dumps(state))
+    (path / "checkpoints/step_000024/manifest.json").unlink()
     process = runs.start(["resume", str(path), "--steps", "25"])
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0 and "cannot be compared with those of other runs" in text, text
+    assert "the checkpoint of step 24 is of an earlier version, without checksums" in text
     assert json.loads((path / "checkpoints/step_000025/trainer.json").read_text())["flops_rule"] == 1
 
 
@@ -236,6 +243,31 @@ def test_a_condition_ends_the_run_as_finished_and_resume_overrules_it(lab_model,
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0 and "this condition no longer counts" in text, text
     assert len(runs.rows(path, "metrics.jsonl")) == 12 and "stopping, because" not in text
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_the_run_ends_in_the_same_bits(undisturbed, tmp_path):
+    path = tmp_path / "damaged"
+    shutil.copytree(undisturbed[0], path)
+    part = path / "checkpoints/step_000024/generator.safetensors"
+    data = bytearray(part.read_bytes())
+    data[-1] ^= 1
+    part.write_bytes(data)
+    text = resume_to_the_end(path)
+    assert "the checkpoint of step 24 cannot be used: generator.safetensors has other contents than were" in text
+    assert "going back to the checkpoint of step 20" in text and "resumed at step 20" in text
+    assert runs.outcome(path) == runs.outcome(undisturbed[0])
+    assert (path / "checkpoints/damaged_step_000024-001/generator.safetensors").read_bytes() == data
+
+
+def test_a_run_directory_that_is_moved_ends_the_run_in_one_line_and_goes_on_where_it_is(lab_model, tmp_path):
+    path, there = tmp_path / "run", tmp_path / "moved"
+    process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL, "--steps", "500"])
+    runs.wait_for(lambda: list(path.glob("checkpoints/step_*")), what="a checkpoint")
+    path.rename(there)
+    text, _ = process.communicate(timeout=60)
+    assert process.returncode == 1 and "Traceback" not in text, text
+    assert f"{path} was moved while the run was going on. What was computed is in {there}; continue with:" in text
+    assert not path.exists() and runs.rows(there, "points.jsonl")
 
 
 def test_a_configuration_changed_before_a_resume_is_refused_by_name(undisturbed, tmp_path):

@@ -144,7 +144,7 @@ def test_a_directory_that_holds_something_is_left_as_it_is(model, rows, tmp_path
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
     with pytest.raises(
-        ConfigError, match=r"--out: .*mine holds files already; give a directory .* Nothing was changed"
+        ConfigError, match=r"--out: .*mine is not empty \(it holds notes.txt\); give a directory .* Nothing was changed"
     ):
         train(model, rows, tmp_path / "mine")
     with pytest.raises(ConfigError, match=r"--out: .*file is a file"):
@@ -206,7 +206,7 @@ def test_the_command_line_says_losses_and_where_the_model_is(model, rows, tmp_pa
     assert lines[1].startswith("step 1/2  loss 3.") and lines[3].startswith("held-out loss 3.")
     assert lines[4] == f"saved: {tmp_path / 'made'}"
     assert cli.main([*words, "60"]) == 2
-    assert "holds files already" in capsys.readouterr().err
+    assert "is not empty" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,7 @@ def test_a_signal_in_the_warm_start_ends_it_and_leaves_nothing(tmp_path):
     assert not (tmp_path / "run").exists() and not list((tmp_path / "cache").glob("warm-*"))
 
 
+@pytest.mark.slow
 def test_a_signal_while_the_generator_starts_stops_before_the_first_step(lab_model, tmp_path):
     path = tmp_path / "run"
     process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL])
@@ -92,6 +93,16 @@ def test_a_signal_while_the_generator_starts_stops_before_the_first_step(lab_mod
     text, _ = process.communicate(timeout=30)
     assert process.returncode == 129 and "Traceback" not in text, text
     assert runs.rows(path, "metrics.jsonl") == []
+
+
+@pytest.mark.slow
+def test_nothing_of_a_run_is_left_a_second_after_its_trainer_was_killed(lab_model, tmp_path):
+    words = ["--run-dir", str(tmp_path / "run"), *runs.SMALL, "--placement.generators", "2", "--rollouts.slots", "8"]
+    process = runs.start(["train", "--model", str(lab_model), *words])
+    runs.wait_for(lambda: len(runs.descendants(process.pid)) >= 4, what="generator and two engines")
+    started = runs.descendants(process.pid)
+    process.kill()
+    assert not runs.left_of(started, 1.0)
 
 
 def test_two_signals_end_a_run_at_once_and_nothing_of_it_is_left(lab_model, tmp_path):

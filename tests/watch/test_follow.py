@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -17,6 +18,7 @@ from scalerl.watch.metrics import GROUPS, METRICS, level_of, warnings
 from scalerl.watch.rollouts import RolloutIndex, Search
 from scalerl.watch.run import WatchedRun
 from scalerl.watch.series import Columns, bucketed
+from scalerl.watch.state import STATES
 from scalerl.watch.watcher import Watcher
 
 
@@ -197,6 +199,26 @@ def test_a_watcher_finds_new_runs_fits_new_evaluations_and_tells_only_what_chang
     last = watcher.changes_since(-1)["version"]
     watcher.poll()
     assert watcher.changes_since(last)["runs"] == []
+    watcher.close()
+
+
+def test_a_run_whose_directory_goes_and_rows_that_nobody_foresaw_stop_no_other(tmp_path):
+    gone = write_run(tmp_path / "runs/gone", rows=3, points=2)
+    odd = write_run(tmp_path / "runs/odd", rows=3)
+    whole = write_run(tmp_path / "runs/whole", rows=3)
+    watcher = Watcher([tmp_path / "runs"])
+    shutil.rmtree(gone)
+    with (odd / "metrics.jsonl").open("a") as file:
+        file.write('{"step": "four", "step_s": [], "loss": {}}\n{"no": "step"}\n')
+    add_points(odd, [1], pass_rate="high", step=None)
+    add_steps(whole, [4])
+    for run in watcher.runs.values():
+        run._looked = 0.0
+    watcher.poll()
+    found = {run["name"]: run for run in watcher.changes_since(-1)["runs"]}
+    assert found["whole"]["step"] == 4 and found["gone"]["state"] == "unreadable"
+    assert found["odd"]["state"] in STATES
+    json.dumps([run.metrics(10) for run in watcher.runs.values()], allow_nan=False)
     watcher.close()
 
 

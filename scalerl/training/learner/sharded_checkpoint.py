@@ -11,13 +11,14 @@ from pathlib import Path
 
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from scalerl.config.base import ConfigError
 from scalerl.files import sync
+from scalerl.training.learner.plain_reader import PlainReader
 from scalerl.training.manifest import stamp
 
 NAME = "learner"
@@ -58,7 +59,7 @@ def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
             "allowed: placement.trainer_ranks = 1 to resume it; or a new run from its weights, once exported: "
             f"scalerl train --model {directory.parent.parent}/model"
         )
-    entries = FileSystemReader(path).read_metadata().state_dict_metadata
+    entries = PlainReader(path).read_metadata().state_dict_metadata
     return {key: tuple(entry.size) for key, entry in entries.items() if isinstance(entry, TensorStorageMetadata)}
 
 
@@ -67,4 +68,4 @@ def read_shards(directory: Path, tensors: Mapping[str, Tensor]) -> None:
 
     Consumes: the files. Produces: the values. Waits for: the other ranks. Unblocked by: them.
     """
-    load(dict(tensors), storage_reader=FileSystemReader(directory / NAME))
+    load(dict(tensors), storage_reader=PlainReader(directory / NAME))

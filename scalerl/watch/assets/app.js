@@ -149,3 +149,4 @@ document.addEventListener("keydown", (event) => {
 window.addEventListener("hashchange", go);
 go();
 follow();
+setTimeout(() => plotly().catch(complain), 1500); // for the first figure, when the list is long there

@@ -24,7 +24,9 @@ function plotly() {
 
 function figure(place, data, layout) {
   if (!place) return;
-  drawn.set(place, [data, layout]);
+  const said = JSON.stringify([data, layout]);
+  if (drawn.get(place)?.said === said && place.childNodes.length) return; // a step has changed other parts of the page
+  drawn.set(place, { said, data, layout });
   if (!window.Plotly) {
     plotly().then(drawAgain).catch(complain);
     return;
@@ -38,9 +40,10 @@ function figure(place, data, layout) {
 }
 
 function drawAgain() {
-  for (const [place, [data, layout]] of drawn)
+  for (const [place, { data, layout }] of [...drawn]) {
+    drawn.delete(place);
     if (place.isConnected) figure(place, data, layout);
-    else drawn.delete(place);
+  }
 }
 for (const query of [dark, narrow]) query.addEventListener("change", drawAgain);
 

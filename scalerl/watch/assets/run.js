@@ -43,13 +43,15 @@ function tile(metric) {
 function runPage(id) {
   const curves = new Map();
   let metrics = null;
+  let version = -1; // what was asked for last: changes of other runs need no answer
   let logarithmic = false;
   const run = () => known.runs.get(id);
   const place = (task) => `curve-${Object.keys(run().tasks).indexOf(task)}`;
   return {
     title: () => run()?.name ?? "Run",
     async load() {
-      if (!run()) return;
+      if (!run() || run().version === version) return;
+      version = run().version;
       const [found, ...rest] = await Promise.all([
         ask(`/api/runs/${id}/metrics`),
         ...Object.keys(run().tasks).map((task) => ask(`/api/runs/${id}/curve`, { task }).then((curve) => curves.set(task, curve))),

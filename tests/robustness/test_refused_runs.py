@@ -1,0 +1,196 @@
+"""Run directories, configurations and rows of demonstrations with parts missing, damaged or of another kind."""
+
+import json
+import os
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as some
+
+from robustness.campaign import Case, check_here, write
+from scalerl.cli.exits import guarded
+from scalerl.config import PRESETS, to_toml
+from scalerl.config.base import ConfigError, replace
+from scalerl.config.data import PromptFile
+from scalerl.placement.measured import read_run
+from scalerl.prompts.demonstrations import conversation
+from scalerl.prompts.files import read_objects
+
+CONFIG = to_toml(PRESETS["lab"])
+METRICS = [
+    {"step": n, "tokens": 1000 * n, "trained_tokens": 900, "prompts": 16, "completion_tokens_mean": 4.0,
+     "completion_tokens_max": 9, "generator_idle": 0.1, "step_s": 1.0, "trainer_tokens_per_s": 900.0, "swap_ms": 1.0,
+     "occupancy": 0.5, "generator_tokens_per_s": 1000.0}
+    for n in range(1, 21)
+]  # fmt: skip
+POINTS = [
+    {"step": 15 * n, "task": "arithmetic", "pass_rate": 0.3 + 0.02 * n, "device_hours": 0.1 * n, "flops": 1e12 * n,
+     "tokens": 1000 * n, "stderr": 0.01, "mean_tokens": 20.0} for n in range(12)
+]  # fmt: skip
+VERBS = (("fit",), ("report",), ("plan", "--from"))
+
+
+def lines(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def run(fault, says=(), config=CONFIG, points=None, metrics=None, allowed=(1, 2), verbs=VERBS):
+    """A run directory of these files (None: a good one; empty bytes: an empty file; False: no such file)."""
+    files = {
+        "config.toml": config,
+        "points.jsonl": lines(POINTS) if points is None else points,
+        "metrics.jsonl": lines(METRICS) if metrics is None else metrics,
+    }
+
+    def arrange(here):
+        (here / "run").mkdir()
+        for name, content in files.items():
+            if content is not False:
+                write(f"run/{name}", content)(here)
+
+    return [
+        Case(f"run: {fault} ({verb[0]})", (*verb, *(["run"] if verb != POINTS_OF else [])), arrange, says, allowed)
+        for verb in verbs
+    ]
+
+
+FIT, PLAN = (("fit",),), (("plan", "--from"),)
+POINTS_OF = ("fit", "run/points.jsonl")
+"""Without the picture that a fit of a run directory draws, which takes seconds."""
+RUNS = [
+    *run("no points", "points", points=False, verbs=FIT),
+    *run("no metrics", "metrics.jsonl", metrics=False, verbs=PLAN),
+    *run("empty points", "empty", points=b"", verbs=FIT),
+    *run("empty metrics", "empty", metrics=b"", verbs=PLAN),
+    *run("an empty configuration", "empty", config=b""),
+    *run("a configuration of NUL bytes", "TOML", config=b"\0" * 512),
+    *run("a configuration of another version", "novelty", config=CONFIG + "\n[novelty]\na = 1\n"),
+    *run("points of NUL bytes", "points.jsonl", points=b"\0" * 512, verbs=FIT),
+    *run("metrics of NUL bytes", "run", metrics=b"\0" * 512, verbs=PLAN),
+    *run("metrics in Latin-1", "UTF-8", metrics=b"\xe9\n" * 30, verbs=PLAN),
+    *run("metrics of lists", "steps", metrics="[1]\n" * 30, verbs=PLAN),
+    *run("a broken row", "line 9", verbs=PLAN, metrics=lines(METRICS[:8]) + "{]}\n" + lines(METRICS[8:])),
+    *run("few steps", "7", metrics=lines(METRICS[:5]), verbs=PLAN),
+    *(case for name in METRICS[0] if name != "step" for case in run(
+        f"metrics with {name} as text", name, verbs=PLAN,
+        metrics=lines([{**row, name: "many"} if row["step"] > 3 and name not in ("occupancy", "generator_tokens_per_s")
+                       else {k: v for k, v in row.items() if k != name} for row in METRICS]))),
+    *(case for k in range(1, 8) for case in run(f"points cut at {k} of 8", allowed=(0, 1, 2), verbs=(POINTS_OF,),
+      points=lines(POINTS)[: len(lines(POINTS)) * k // 8])),
+    *(case for name in ("pass_rate", "device_hours", "flops", "step", "task") for value in (None, "x", [1], {}, True)
+      for case in run(f"points with {name} = {value!r}", allowed=(0, 1, 2), verbs=(POINTS_OF,),
+                      points=lines([{**row, name: value} for row in POINTS]))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RUNS, ids=lambda case: case.name)
+def test_a_damaged_run_directory_is_read_in_part_or_refused(case, tmp_path, monkeypatch):
+    check_here(case, tmp_path, monkeypatch)
+
+
+def test_speeds_are_read_from_a_run_whose_last_row_is_half_written(tmp_path):
+    (tmp_path / "config.toml").write_text(CONFIG)
+    (tmp_path / "metrics.jsonl").write_text(lines(METRICS) + json.dumps(METRICS[5])[:50])
+    assert [row["step"] for row in read_run(tmp_path).rows] == list(range(5, 21))  # the first fifth is left out
+
+
+def test_a_file_where_a_run_must_be_and_a_folder_where_a_file_must_be(tmp_path, monkeypatch):
+    def folders(here):
+        for name in ("config.toml", "points.jsonl", "metrics.jsonl"):
+            (here / "run" / name).mkdir(parents=True)
+
+    for number, verb in enumerate((*VERBS, ("resume",), ("eval",))):
+        here = tmp_path / str(number)
+        here.mkdir()
+        check_here(Case(f"run: folders for files ({verb[0]})", (*verb, "run"), folders), here, monkeypatch)
+
+
+VALUES = some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=4) | some.lists(
+    some.integers(), max_size=2
+)  # fmt: skip
+
+
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(at=some.integers(0, len(CONFIG) - 1), change=some.binary(min_size=1, max_size=3))
+def test_a_configuration_with_other_bytes_in_it_is_read_or_refused(at, change, tmp_path, monkeypatch):
+    data = CONFIG.encode()
+    case = Case("configuration: other bytes", ("train", "c.toml", "--dry-run"),
+                write("c.toml", data[:at] + change + data[at + len(change) :]), (), (0, 1, 2))  # fmt: skip
+    check_here(case, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("k", range(20))
+def test_a_configuration_cut_anywhere_is_read_or_refused(k, tmp_path, monkeypatch):
+    text = CONFIG[: len(CONFIG) * k // 20]
+    case = Case("configuration: cut", ("train", "c.toml", "--dry-run"), write("c.toml", text), (), (0, 1, 2))
+    check_here(case, tmp_path, monkeypatch)
+
+
+def read(words):
+    """Read the rows of a supervised warm start, as `scalerl sft` does."""
+
+    def each():
+        for where, values in read_objects(PromptFile(path=words[0])):
+            conversation(values, where)
+        return 0
+
+    return guarded(each)
+
+
+def chat(*contents):
+    roles = ("user", "assistant")
+    return {"messages": [{"role": roles[n % 2], "content": content} for n, content in enumerate(contents)]}
+
+
+SFT = [
+    Case(f"sft data: {fault}", ("p.jsonl",), write("p.jsonl", text if isinstance(text, bytes) else json.dumps(text)),
+         says, (2,))
+    for fault, text, says in (
+        ("no completion", {"prompt": "a"}, "completion"), ("a null", {"prompt": "a", "completion": None}, "comp"),
+        ("completion a number", {"prompt": "a", "completion": 5}, "completion"),
+        ("completion empty", {"prompt": "a", "completion": ""}, "completion"),
+        ("completion of half a pair", {"prompt": "a", "completion": "\ud800"}, "surrogate"),
+        ("prompt of half a pair", {"prompt": "\udc00", "completion": "b"}, "surrogate"),
+        ("prompt null", {"prompt": None, "completion": "b"}, "prompt"), ("no columns", {}, "messages"),
+        ("messages null", {"messages": None}, "messages"), ("messages empty", {"messages": []}, "messages"),
+        ("messages of text", {"messages": ["a", "b"]}, "messages"), ("one message", chat("a"), "messages"),
+        ("content null", chat("a", None), "messages"), ("content a list", chat("a", [{"text": "b"}]), "messages"),
+        ("content a number", chat(5, "b"), "messages"), ("content empty", chat("a", ""), "not empty"),
+        ("content of half a pair", chat("a", "\udfff"), "surrogate"), ("a list", [1], "object"),
+        ("deep JSON", b"[" * 100_000, "nested"), ("a key twice", b'{"prompt": "a", "prompt": "b"}', "twice"),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SFT, ids=lambda case: case.name)
+def test_rows_of_a_warm_start_are_refused_by_file_and_line(case, tmp_path, monkeypatch):
+    check_here(case, tmp_path, monkeypatch, read)
+
+
+def test_errors_of_the_system_become_sentences_about_a_path(capsys, monkeypatch, tmp_path):
+    """Root may write everywhere, so the errors are raised by hand."""
+    import errno
+
+    from scalerl.files import ADVICE
+
+    assert len(ADVICE) > 10
+    for number, advice in ADVICE.items():
+
+        def failing(number=number):
+            raise OSError(number, os.strerror(number), str(tmp_path / "place"))
+
+        assert guarded(failing) in (1, 2)
+        said = capsys.readouterr().err
+        assert said == f"scalerl: {tmp_path}/place: {advice}\n"
+    assert errno.EROFS in ADVICE
+
+    def unknown():
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
+
+    with pytest.raises(ConnectionRefusedError):  # no path: not the user's, so it is not hidden
+        guarded(unknown)
+
+
+def test_replacing_a_field_of_a_record_says_what_a_configuration_would():
+    with pytest.raises(ConfigError, match="steps: got 0"):
+        replace(PRESETS["lab"], steps=0)

@@ -1,0 +1,135 @@
+"""Files are written whole or not at all, with the user's umask, and never where that would replace something else."""
+
+import errno
+import os
+import stat
+
+import pytest
+
+from scalerl.config.base import ConfigError
+from scalerl.files import move_into, whole, write_whole
+from scalerl.importers.points import Imported, holds_part_of
+from scalerl.outputs import check_new_directory, check_output, write_or_explain
+
+
+def test_a_write_that_is_interrupted_leaves_the_old_file_and_nothing_beside_it(tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt), whole(path) as temporary:
+        temporary.write_text("ha")
+        assert path.read_text() == "old"
+        raise KeyboardInterrupt
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT])
+def test_a_file_that_cannot_be_moved_into_place_leaves_the_old_one_and_is_explained(tmp_path, monkeypatch, number):
+    path = tmp_path / "results.json"
+    path.write_text("old")
+
+    def refuse(self, target):
+        raise OSError(number, os.strerror(number), str(target))
+
+    monkeypatch.setattr("pathlib.Path.replace", refuse)
+    said = write_or_explain(path, "new")
+    assert said == f"{path} cannot be written ({os.strerror(number)}); what was there before is unchanged"
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_written_gets_the_permissions_of_the_umask(tmp_path):
+    before = os.umask(0o027)
+    try:
+        write_whole(tmp_path / "f", "text")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o640
+
+
+def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "curve.png").symlink_to("mine")
+    write_whole(tmp_path / "curve.png", "new")
+    assert (tmp_path / "mine").read_text() == "mine" and (tmp_path / "curve.png").read_text() == "new"
+
+
+def test_a_pipe_and_a_device_are_written_to_and_not_replaced(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_whole(pipe, "through")
+    assert os.read(reader, 99) == b"through" and stat.S_ISFIFO(pipe.stat().st_mode)
+    os.close(reader)
+    null = os.stat("/dev/null")
+    with whole(type(pipe)("/dev/null")) as place:
+        assert str(place) == "/dev/null"
+    assert os.stat("/dev/null").st_ino == null.st_ino
+
+
+def test_a_file_without_permission_to_write_is_not_replaced(tmp_path, monkeypatch):
+    (tmp_path / "f").write_text("old")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everything
+    with pytest.raises(PermissionError):
+        write_whole(tmp_path / "f", "new")
+    assert (tmp_path / "f").read_text() == "old"
+
+
+def test_the_suffix_stays_for_writers_that_choose_the_format_by_it(tmp_path):
+    with whole(tmp_path / "curve.png") as temporary:
+        assert temporary.suffix == ".png" and temporary.parent == tmp_path and temporary.name != "curve.png"
+        temporary.touch()
+
+
+def test_files_of_other_names_stay_where_a_directory_is_moved_into(tmp_path):
+    for name, text in (
+        ("run/model/config.json", "old"),
+        ("run/model/README.md", "mine"),
+        ("tmp/model/config.json", "new"),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    move_into(tmp_path / "tmp", tmp_path / "run")
+    assert (tmp_path / "run/model/config.json").read_text() == "new"
+    assert (tmp_path / "run/model/README.md").read_text() == "mine" and not (tmp_path / "tmp").exists()
+
+
+def test_an_output_may_replace_a_page_and_an_empty_file_and_a_link_to_them_is_followed(tmp_path):
+    (tmp_path / "page.html").write_text("<!DOCTYPE html>\n<html>")
+    (tmp_path / "empty").touch()
+    (tmp_path / "link").symlink_to("page.html")
+    (tmp_path / "later").symlink_to("not-yet.html")
+    for name, place in (("page.html", "page.html"), ("empty", "empty"), ("link", "page.html"), ("new", "new"),
+                        ("later", "not-yet.html")):  # fmt: skip
+        assert check_output(tmp_path / name, []) == tmp_path / place
+    with pytest.raises(ConfigError, match="is an input of this command"):
+        check_output(tmp_path / "link", [tmp_path / "page.html"])  # a page may be an input too
+
+
+def test_a_directory_for_outputs_is_new_or_empty(tmp_path):
+    check_new_directory(tmp_path / "new", "--out")
+    check_new_directory(tmp_path, "--out")
+    (tmp_path / "a").touch()
+    with pytest.raises(ConfigError, match=r"--out: .* is not empty \(it holds a\)"):
+        check_new_directory(tmp_path, "--out")
+
+
+def imported(count):
+    rows = [{"step": n, "tokens": 10.0 * n, "task": "math", "pass_rate": 0.1 * n} for n in range(count)]
+    return Imported(rows, (), "table", "pass_rate", "tokens", (0.0, 1.0))
+
+
+def test_points_are_replaced_by_those_of_the_same_log_when_it_has_grown_and_by_no_others(tmp_path):
+    from scalerl.importers.points import write_points
+
+    path = tmp_path / "points.jsonl"
+    write_points(imported(4), path)
+    grown = imported(6)
+    for row in grown.rows:
+        row["tokens"] += 1.0  # counted anew
+    assert holds_part_of(grown, path)
+    grown.rows[2]["pass_rate"] += 0.05
+    assert not holds_part_of(grown, path)  # another metric
+    assert not holds_part_of(imported(3), path)  # a shorter log
+    path.write_text("[1, 2]\n")
+    assert not holds_part_of(imported(6), path)
+    path.write_bytes(b"\xff")
+    assert not holds_part_of(imported(6), path)
