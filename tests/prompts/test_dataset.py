@@ -78,7 +78,7 @@ def test_the_chat_template_is_applied_to_strings_and_messages_and_can_be_refused
     ("lines", "message"),
     [
         ([], "the file is empty"),
-        (["", "  "], "the file holds no rows"),
+        (["", "  "], "the file has no rows"),
         ([ROWS[0], "{nonsense"], "p.jsonl line 2: not valid JSON"),
         ([ROWS[0], "[1, 2]"], "p.jsonl line 2: got list; allowed: a JSON object"),
         (

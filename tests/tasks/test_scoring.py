@@ -240,7 +240,7 @@ def test_a_reference_in_dollars_is_money_and_no_broken_formula(reference, comple
 
 
 def test_a_reference_that_cannot_be_read_says_so_in_every_verdict():
-    assert math_task.verify(prompt(" "), "\\boxed{7}").reason == "the reference ' ' is no mathematical expression"
+    assert math_task.verify(prompt(" "), "\\boxed{7}").reason == "the reference ' ' is not a mathematical expression"
 
 
 @pytest.mark.parametrize(
