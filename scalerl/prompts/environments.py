@@ -27,7 +27,7 @@ def rows(task: EnvironmentTask, held_out: int) -> tuple[list[Row], list[str]]:
         row = _row(task, dict(values), f"{task.environment} row {number}")
         unique.setdefault(identity(row), row)
     if not unique:
-        raise ConfigError(f"data.environment: the data set of {task.environment!r} holds no rows")
+        raise ConfigError(f"data.environment: the data set of {task.environment!r} has no rows")
     dropped = len(found) - len(unique)
     return list(unique.values()), [f"dropped {dropped} duplicate rows of {task.environment}"] if dropped else []
 
