@@ -244,7 +244,7 @@ def said(error: BaseException, most: int = 300) -> str:
     try:
         text = " ".join(str(error).split())
     except Exception as second:  # the user's __str__
-        text = f"(its text cannot be made: {type(second).__name__})"
+        text = f"(its __str__ raises {type(second).__name__})"
     return text if len(text) <= most else f"{text[:most]}..."
 
 

@@ -160,7 +160,7 @@ def describe(value: Any) -> str:
         try:
             text = repr(value)
         except Exception as error:  # the user's __repr__; ValueError for integers over 4,300 digits
-            return f"a {type(value).__name__} ({type(error).__name__} where it is shown)"
+            return f"a {type(value).__name__} (its repr raises {type(error).__name__})"
         return text if len(text) <= 200 else f"{text[:200]}..."
     facts = [str(getattr(value, "dtype", ""))]
     if hasattr(value, "isfinite") and int((~value.isfinite()).sum()):

@@ -147,7 +147,7 @@ def find_dialect(source: str | None, logs: list[Log], rows: list[Row], name: str
     found = {known: marks for known, marks in found.items() if marks}
     if len(found) > 1:
         told = "; ".join(f"{known} by {', '.join(marks[:3])}" for known, marks in found.items())
-        raise CurveError(f"{name} could be from {len(found)} sources ({told}); say which with source= (--from)")
+        raise CurveError(f"{name} could be from {len(found)} sources ({told}); choose one with source= (--from)")
     if found:
         return IMPORTERS[next(iter(found))]
     layouts = {log.container for log in logs}

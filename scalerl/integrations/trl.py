@@ -158,7 +158,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             stop = self.look_ahead(task)
             for reason in self.reasons(task).values() if self.rules else ():
                 stop = True
-                self.say(f"stopping, because {reason}; resume from the last checkpoint to train on all the same")
+                self.say(f"stopping, because {reason}; resume from the last checkpoint to continue anyway")
         # only the first process drops rules on a resume, so its decision counts
         if (self.stop_below_gain is not None or self.conditions) and agreed(stop):
             control.should_training_stop = True

@@ -100,7 +100,7 @@ def _file_rows(data: PromptFile, held_out: int) -> tuple[list[Row], list[str]]:
         count += 1
         unique[identity(row)] = row
     if not unique:
-        raise ConfigError(f"{data.path}: no row belongs to the set {data.set!r}; give the edition that holds it")
+        raise ConfigError(f"{data.path}: no row belongs to the set {data.set!r}; give the edition that contains it")
     notes = [f"dropped {count - len(unique)} duplicate rows of {data.path}"] if len(unique) < count else []
     kept, said = decontaminated(list(unique.values()), data)
     return kept, notes + said
@@ -133,7 +133,7 @@ def _tokenize(rows: Sequence[Row], task: str, encode: Callable[[Row], tuple[str,
     for row in rows:
         text, tokens = encode(row)
         if not tokens:
-            raise ConfigError(f"{row.where}: the prompt {text!r} is no token at all under the model's tokenizer")
+            raise ConfigError(f"{row.where}: the model's tokenizer gives no token for the prompt {text!r}")
         columns = {**row.columns, "prompt": row.prompt} if row.columns else {}
         prompts.append(Prompt(identity(row), text, tuple(tokens), row.answer, task, columns, row.where))
     return prompts

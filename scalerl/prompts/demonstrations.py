@@ -72,7 +72,7 @@ def load_demonstrations(settings: Supervised, tokenizer: Any, stop: Collection[i
         _, start = encode_prompt(tokenizer, prompt, task)
         tokens = (*start, *tokenizer(completion, add_special_tokens=False)["input_ids"], end)
         if not start:
-            raise ConfigError(f"{where}: the prompt is no token at all under the model's tokenizer")
+            raise ConfigError(f"{where}: the model's tokenizer gives no token for the prompt")
         content = json.dumps(prompt, sort_keys=True).encode()
         name = hashlib.blake2b(content, digest_size=8).hexdigest()
         rows.setdefault(tokens, Demonstration(tokens, len(start), name, where))
@@ -96,8 +96,8 @@ def conversation(values: dict[str, Any], where: str) -> tuple[str | Messages, st
         messages = _messages(values["messages"], "messages", where)
         if messages[-1]["role"] != "assistant" or len(messages) < 2:
             raise ConfigError(
-                f"{where}: 'messages' has {len(messages)} of the roles {', '.join(m['role'] for m in messages)}; "
-                "allowed: at least one message and then an answer of the assistant, which is trained"
+                f"{where}: 'messages' has the roles {', '.join(m['role'] for m in messages)}; allowed: at least one "
+                "message, and an answer of the assistant as the last one"
             )
         return messages[:-1], _filled(messages[-1]["content"], "messages", where)
     if "prompt" not in values or "completion" not in values:

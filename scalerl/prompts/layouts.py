@@ -172,7 +172,7 @@ def _answer(data: PromptFile, answer: Any, at: str, values: Mapping[str, Any], w
     found = ANSWER_FORMS[data.answers](text)
     if found is None:
         raise ConfigError(
-            f"{where}: {at!r} is {short(answer)}, where data.answers = {data.answers!r} finds no answer; allowed: "
+            f"{where}: {at!r} is {short(answer)}; data.answers = {data.answers!r} finds no answer in it; allowed: "
             "whole, hashes (after ####), boxed (in \\boxed{})"
         )
     if not found.strip() and data.task not in ANSWERLESS:
@@ -208,7 +208,7 @@ def whole_text(text: str, at: str, where: str) -> str:
     except UnicodeEncodeError as error:
         raise ConfigError(
             f"{where}: {at!r} holds half of a surrogate pair, \\u{ord(text[error.start]):04x}, at character "
-            f"{error.start + 1}; write the whole character, or take it out"
+            f"{error.start + 1}; write the whole character, or remove it"
         ) from None
     return text
 

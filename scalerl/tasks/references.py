@@ -70,13 +70,13 @@ def reference_notes(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
         if not failed:
             continue
         named = "; ".join([*failed[:NAMED], *_more(len(failed))])
-        found = f"{task.curve}: {len(failed)} of {len(answers)} references do not pass their own verifier, so that no "
+        found = f"{task.curve}: {len(failed)} of {len(answers)} references fail their own verifier, so that no "
         if len(failed) > allowed * len(answers):
             raise ConfigError(
-                f"{found}completion can; allowed: at most {allowed:.0%} of them. Correct or remove these rows, choose "
+                f"{found}completion can pass; allowed: at most {allowed:.0%} of them. Correct or remove these rows, choose "
                 f"another data.task or a data.reward, or raise scoring.failing_references: {named}"
             )
-        notes.append(f"{found}completion can: {named}")
+        notes.append(f"{found}completion can pass: {named}")
     return notes
 
 

@@ -295,7 +295,7 @@ class FunctionScorer:
         except TimeoutError:
             problem = (
                 f"reward function {self._function} took longer than {self._limit_s:g} s for the completions of one "
-                "prompt; make it quicker, or raise scoring.reward_timeout_s"
+                "prompt; make it faster, or raise scoring.reward_timeout_s"
             )
         except ProcessExpired as error:
             problem = f"reward function {self._function} ended its process with exit code {error.exitcode}"

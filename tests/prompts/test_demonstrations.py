@@ -82,7 +82,7 @@ def test_the_last_answer_of_a_conversation_is_the_completion():
         ({"prompt": "", "completion": "2"}, "line 2: 'prompt' is ''; allowed: text that is not empty"),
         ({"prompt": 3, "completion": "2"}, "line 2: 'prompt' is 3; allowed: text, or a list of chat messages"),
         ({"messages": []}, r"line 2: 'messages' is \[\]; allowed"),
-        ({"messages": [{"role": "user", "content": "1+1="}]}, "line 2: 'messages' has 1 of the roles user; allowed"),
+        ({"messages": [{"role": "user", "content": "1+1="}]}, "line 2: 'messages' has the roles user; allowed"),
         ({"messages": [{"role": "user"}]}, "line 2: 'messages' is .*; allowed: text, or a list of chat messages"),
         ([1], "line 2: got list; allowed: a JSON object"),
     ],

@@ -107,7 +107,7 @@ def test_a_boxed_answer_is_the_last_one_with_balanced_braces(text, answer):
 
 def test_a_row_without_an_answer_in_the_given_form_is_reported(tmp_path):
     path = write(tmp_path / "p.jsonl", {"prompt": "p", "answer": "72"})
-    with pytest.raises(ConfigError, match=r"p.jsonl line 1: 'answer' is '72', where data.answers = 'hashes' finds no"):
+    with pytest.raises(ConfigError, match=r"p.jsonl line 1: 'answer' is '72'; data.answers = 'hashes' finds no"):
         read(path, answers="hashes")
 
 

@@ -238,7 +238,7 @@ def test_assertions_exchange_only_plain_data_with_a_program(judge, program, test
         (
             "def f(g): return g(1)",
             ["assert f(lambda x: x) == 1"],
-            "hand a function to the program, and only plain data",
+            "pass a function to the program; allowed: plain data",
         ),
     ],
 )

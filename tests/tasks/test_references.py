@@ -39,7 +39,7 @@ def test_references_that_fail_are_reported_with_file_and_line(tmp_path):
     file = written(tmp_path / "p.jsonl", *({"prompt": f"q{i}", "answer": a} for i, a in enumerate(answers)))
     config = config_of(file, "--scoring.failing_references", "0.2")
     (note,) = reference_notes(config, loaded(config))
-    assert note.startswith("math: 1 of 5 references do not pass their own verifier") and f"{file} line 5 (got " in note
+    assert note.startswith("math: 1 of 5 references fail their own verifier") and f"{file} line 5 (got " in note
 
 
 def test_a_run_with_too_many_failing_references_is_refused(tmp_path):

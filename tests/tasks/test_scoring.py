@@ -167,7 +167,7 @@ BAD = """
     ("name", "message"),
     [
         ("raises", r"reward function my_rewards:raises raised KeyError: 'level' \(.*my_rewards.py:\d+\)"),
-        ("sleeps", r"my_rewards:sleeps took longer than 3 s .*; make it quicker, or raise scoring.reward_timeout_s"),
+        ("sleeps", r"my_rewards:sleeps took longer than 3 s .*; make it faster, or raise scoring.reward_timeout_s"),
         ("vanishes", r"my_rewards:vanishes called os._exit\(7\) \(.*my_rewards.py:11\)"),
     ],
 )

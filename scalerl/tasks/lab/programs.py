@@ -72,7 +72,7 @@ def rows(task: ProgramsTask, count: int) -> list[dict[str, str]]:
         sizes = ", ".join(f"{100 * math.perm(len(_OTHERS), n - 2):,} with {n}" for n in (3, 4, 5))
         raise ConfigError(
             f"data.points: got {task.points}, which makes {len(functions):,} distinct prompts; data.prompts and "
-            f"evaluation.prompts together ask for {count:,}. There are {sizes}: show more points or ask for fewer"
+            f"evaluation.prompts together need {count:,}. There are {sizes}: give more points or fewer prompts"
         )
     random.Random(task.seed).shuffle(functions)
     prompts = [_prompt(function) for function in functions[:count]]

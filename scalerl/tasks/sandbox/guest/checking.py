@@ -92,7 +92,7 @@ def _number(value: Any) -> int:
     """Return the number of an object that is kept in the program's process."""
     if type(value) is Remote and isinstance(value._target, int):
         return value._target
-    raise ProgramError(f"the tests hand a {type(value).__name__} to the program, and only plain data can cross to it")
+    raise ProgramError(f"the tests pass a {type(value).__name__} to the program; allowed: plain data")
 
 
 def _where(error: BaseException, tests: str) -> str:

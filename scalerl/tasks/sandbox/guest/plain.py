@@ -59,7 +59,7 @@ def loads(data: bytes, remote: Callable[[int], Any] | None = None) -> Any:
     except (struct.error, IndexError, KeyError, UnicodeDecodeError) as error:
         raise NotPlain(f"a broken value ({error})") from None
     if end != len(data):
-        raise NotPlain("a value and more")
+        raise NotPlain("bytes after the end of a value")
     return value
 
 
