@@ -70,13 +70,16 @@ def reference_notes(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
         if not failed:
             continue
         named = "; ".join([*failed[:NAMED], *_more(len(failed))])
-        found = f"{task.curve}: {len(failed)} of {len(answers)} references fail their own verifier, so that no "
+        found = (
+            f"{task.curve}: {len(failed)} of {len(answers)} references fail their own verifier, so no completion of "
+            "these rows can pass"
+        )
         if len(failed) > allowed * len(answers):
             raise ConfigError(
-                f"{found}completion can pass; allowed: at most {allowed:.0%} of them. Correct or remove these rows, choose "
-                f"another data.task or a data.reward, or raise scoring.failing_references: {named}"
+                f"{found}; allowed: at most {allowed:.0%} of them. Correct or remove these rows, choose another "
+                f"data.task or a data.reward, or raise scoring.failing_references: {named}"
             )
-        notes.append(f"{found}completion can pass: {named}")
+        notes.append(f"{found}: {named}")
     return notes
 
 

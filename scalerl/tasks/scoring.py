@@ -355,7 +355,7 @@ def _stop(pool: Any) -> None:
 
 def _prepare(prepare: Callable[[Scoring], None] | None, settings: Scoring) -> None:
     """Prepare a worker process."""
-    os.setpgid(0, 0)  # `timeout` sends SIGTERM to the run's process group, which must not end a verdict
+    os.setpgid(0, 0)  # `timeout` sends SIGTERM to the run's process group, which must not end a verifier
     if prepare is not None:
         prepare(settings)
 

@@ -50,7 +50,7 @@ def test_a_run_with_too_many_failing_references_is_refused(tmp_path):
         reference_notes(config, loaded(config))
     written(file, *({"prompt": f"q{i}", "answer": a} for i, a in enumerate([*answers, "18"])))  # 1 of 20 is 5%
     (note,) = reference_notes(config, loaded(config))
-    assert note.startswith("math: 1 of 20 references do not pass")
+    assert note.startswith("math: 1 of 20 references fail their own verifier")
 
 
 def test_a_solution_that_fails_its_tests_is_reported(tmp_path):
