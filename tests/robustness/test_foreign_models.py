@@ -1,4 +1,4 @@
-"""Models that cannot be used: each is refused with what is wrong with which file, and nothing of it is run."""
+"""Unusable models: each is refused with the file and its problem, and no code of the model runs."""
 
 import ast
 import json
@@ -29,7 +29,7 @@ from scalerl.training.warm_start import make_tokenizer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 OPENED = "opened.txt"
-"""Written by a pickle or a program of a model that is run."""
+"""File written if a pickle or program of a model runs."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def model(whole, tmp_path, monkeypatch):
 
 
 def config(**changes):
-    """Return a change of config.json; None takes a field away."""
+    """Return a change of config.json; None removes a field."""
 
     def change(model):
         values = json.loads((model / "config.json").read_text())
@@ -68,7 +68,7 @@ def gone(*names):
 
 
 def cut(name, size):
-    """Return a change that keeps so many bytes of a file; a negative number takes so many away."""
+    """Return a change that truncates a file to a number of bytes; a negative number removes bytes from the end."""
 
     def change(model):
         data = (model / name).read_bytes()
@@ -82,7 +82,7 @@ def more(model):
 
 
 def header(change_header):
-    """Return a change of the JSON header of the weights, its length and the tensors as they are."""
+    """Return a change of the JSON header of the weights that keeps its length and the tensors."""
 
     def change(model):
         data = (model / WEIGHTS).read_bytes()
@@ -105,7 +105,7 @@ def tensors(change_tensors):
 
 
 def sharded(after=lambda model: None):
-    """Return a change that splits the weights into two files, and then does something to them."""
+    """Return a change that splits the weights into two files and then changes them."""
 
     def change(model):
         held = load_file(model / WEIGHTS)
@@ -122,7 +122,7 @@ def sharded(after=lambda model: None):
 
 
 def index(**places):
-    """Return a change of the index's map, for `sharded`."""
+    """Return a change of the weight map in the index, for `sharded`."""
 
     def change(model):
         values = json.loads((model / INDEX).read_text())
@@ -133,20 +133,20 @@ def index(**places):
 
 
 def pickled(model):
-    """Put a pickle in place of the weights that writes a file where it is read."""
+    """Replace the weights by a pickle that writes a file when it is loaded."""
     (model / WEIGHTS).unlink()
     (model / "pytorch_model.bin").write_bytes(b"cbuiltins\nexec\n(S'open(\"" + OPENED.encode() + b'", "w")\'\ntR.')
 
 
 def inside(model):
-    """Put the model into a directory of the directory, as a run does."""
+    """Move the model into a subdirectory, like a run."""
     shutil.move(model, model.parent / "x")
     model.mkdir()
     shutil.move(model.parent / "x", model / "model")
 
 
 def a_file(name, content=b"x"):
-    """Return a change that puts a file in place of the directory."""
+    """Return a change that replaces the directory by a file."""
 
     def change(model):
         shutil.rmtree(model)
@@ -207,11 +207,11 @@ FILES = [
     ("model: a run directory", inside, "; give m/model"),
     ("model: a directory around a GGUF file", lambda m: [gone("config.json")(m), text("q.gguf", "x")(m)], "m/q.gguf"),
 ]  # fmt: skip
-"""Found in the files' headers, before torch is loaded."""
+"""Faults found in the files' headers, before torch is loaded."""
 
 
 @pytest.mark.parametrize(("name", "change", "said"), FILES, ids=[name for name, *_ in FILES])
-def test_a_model_whose_files_are_damaged_is_refused_alike_by_every_verb(model, name, change, said):
+def test_a_damaged_model_is_refused_equally_by_every_command(model, name, change, said):
     change(model)
     for refuse in (
         lambda: check_model_files("m"),
@@ -229,7 +229,7 @@ SIZES = [case for case in FILES if case[0].startswith(("config:", "model: an ad"
 
 
 @pytest.mark.parametrize(("name", "change", "said"), SIZES, ids=[name for name, *_ in SIZES])
-def test_a_plan_refuses_a_broken_configuration_in_the_same_words(model, name, change, said):
+def test_a_plan_refuses_a_broken_configuration_with_the_same_message(model, name, change, said):
     change(model)
     with pytest.raises(ConfigError) as caught:
         plan(["--model", "m", "--data", "d.jsonl", "--gpus", "4"])
@@ -241,7 +241,7 @@ def test_a_plan_refuses_a_broken_configuration_in_the_same_words(model, name, ch
     [{"num_attention_heads": 0}, {"hidden_size": "wide"}, {"num_hidden_layers": None}, {"vocab_size": [1]}],
     ids=str,
 )
-def test_a_plan_refuses_sizes_that_are_no_sizes(model, changes):
+def test_a_plan_refuses_invalid_sizes(model, changes):
     config(**changes)(model)
     with pytest.raises(ConfigError, match="not the configuration of a decoder that this can read"):
         shape_of(read_config(None, ["--model", "m", "--data", "d.jsonl"]))
@@ -252,7 +252,7 @@ def nan(name, value=float("nan")):
 
 
 def without(part):
-    """Return a change that takes out the tensors with these letters in their names."""
+    """Return a change that removes the tensors whose names contain a text."""
     return tensors(lambda held: [held.pop(name) for name in list(held) if part in name])
 
 
@@ -290,7 +290,7 @@ LOADED = [
 
 
 @pytest.mark.parametrize(("name", "change", "said"), LOADED, ids=[name for name, *_ in LOADED])
-def test_a_model_of_which_less_than_all_can_be_loaded_is_refused(model, name, change, said, capfd):
+def test_a_model_that_can_only_be_loaded_in_part_is_refused(model, name, change, said, capfd):
     change(model)
     with pytest.raises(ConfigError) as caught:
         load_policy("m")
@@ -307,10 +307,10 @@ def test_a_model_of_which_less_than_all_can_be_loaded_is_refused(model, name, ch
         sharded(),
         config(architectures=None),
         lambda model: (model / "training_args.bin").write_bytes(b"x"),
-        lambda model: config(auto_map={"AutoModelForCausalLM": "own.Own"})(model),  # built in all the same, as Phi-3
+        lambda model: config(auto_map={"AutoModelForCausalLM": "own.Own"})(model),  # built in, like Phi-3
     ],
 )
-def test_whole_models_load_with_tied_weights_in_parts_and_with_files_beside_them(model, change):
+def test_complete_models_load_with_tied_weights_shards_and_extra_files(model, change):
     change(model)
     assert torch.equal(load_policy("m").head_weight, tiny_model("qwen3").get_input_embeddings().weight)
 
@@ -336,7 +336,7 @@ TOKENIZERS = [
 
 
 @pytest.mark.parametrize(("name", "change"), TOKENIZERS, ids=[name for name, _ in TOKENIZERS])
-def test_a_tokenizer_that_cannot_be_read_is_refused(model, name, change):
+def test_an_unreadable_tokenizer_is_refused(model, name, change):
     change(model)
     with pytest.raises(ConfigError, match=r"found no tokenizer at m/tokenizer.json; save one there"):
         load_tokenizer("m")
@@ -352,7 +352,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(model):
 
 
 @pytest.mark.parametrize("eos", [None, 4800, -3])
-def test_a_model_that_names_no_token_to_end_with_is_refused(model, eos):
+def test_a_model_without_an_end_token_is_refused(model, eos):
     policy, tokenizer = load_policy("m"), load_tokenizer("m")
     assert stop_tokens(policy, tokenizer) == tuple(sorted({1, tokenizer.eos_token_id}))
     policy.model.generation_config.eos_token_id = eos
@@ -374,7 +374,7 @@ TEMPLATES = [
 
 
 @pytest.mark.parametrize(("name", "template", "said"), TEMPLATES, ids=[name for name, *_ in TEMPLATES])
-def test_a_chat_template_that_cannot_be_used_is_refused(model, name, template, said):
+def test_an_invalid_chat_template_is_refused(model, name, template, said):
     tokenizer = load_tokenizer("m")
     tokenizer.chat_template = template
     with pytest.raises(ConfigError) as caught:
@@ -382,7 +382,7 @@ def test_a_chat_template_that_cannot_be_used_is_refused(model, name, template, s
     assert said in str(caught.value) and "set data.chat_template = 'never'" in str(caught.value)
 
 
-def test_a_template_that_works_is_used_and_one_that_fails_on_a_role_names_it(model):
+def test_a_valid_template_is_used_and_an_unsupported_role_is_reported(model):
     tokenizer = load_tokenizer("m")
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
@@ -407,7 +407,7 @@ def test_a_template_that_works_is_used_and_one_that_fails_on_a_role_names_it(mod
         ("none.gguf", "none.gguf is no such file"),
     ],
 )
-def test_a_path_that_leads_nowhere_is_refused_before_anyone_asks_the_hub(tmp_path, monkeypatch, path, said):
+def test_a_missing_path_is_refused_without_a_request_to_the_hub(tmp_path, monkeypatch, path, said):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(ConfigError) as caught:
@@ -424,7 +424,7 @@ def test_a_path_that_leads_nowhere_is_refused_before_anyone_asks_the_hub(tmp_pat
         (None, "is a directory"),
     ],
 )
-def test_what_is_no_gguf_file_is_refused_by_its_first_bytes(tmp_path, content, said):
+def test_a_file_that_is_not_gguf_is_refused_by_its_first_bytes(tmp_path, content, said):
     file = tmp_path / "m.gguf"
     file.write_bytes(content) if content is not None else file.mkdir()
     with pytest.raises(ConfigError) as caught:
@@ -433,7 +433,7 @@ def test_what_is_no_gguf_file_is_refused_by_its_first_bytes(tmp_path, content, s
 
 
 @pytest.mark.parametrize("kept", [4, 24, 200])
-def test_a_gguf_file_that_is_cut_off_is_refused_by_a_plan_and_by_a_run(tmp_path, monkeypatch, kept):
+def test_a_truncated_gguf_file_is_refused_by_a_plan_and_by_a_run(tmp_path, monkeypatch, kept):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     writer.add_block_count(2)
     writer.add_token_list(["a"] * 100)
@@ -466,8 +466,8 @@ def test_the_check_of_a_model_with_a_thousand_tensors_takes_milliseconds(tmp_pat
     assert time.perf_counter() - began < 0.1
 
 
-def test_nothing_that_loads_a_model_may_run_code_of_the_model():
-    """Each call of transformers that could asks not to."""
+def test_no_call_that_loads_a_model_runs_code_of_the_model():
+    """Every call of transformers that could run such code disables it."""
     asked = []
     for file in Path(scalerl.__file__).parent.rglob("*.py"):
         source = file.read_text()
