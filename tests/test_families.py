@@ -210,7 +210,7 @@ def test_code_that_comes_with_a_model_is_not_run(tmp_path):
         '{"model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.OwnForCausalLM"}}'
     )
     (tmp_path / "own.py").write_text("raise SystemExit('this ran')\n")
-    with pytest.raises(ConfigError, match=r"needs Python code of its own \(auto_map in its config.json\)"):
+    with pytest.raises(ConfigError, match=r"needs custom Python code \(auto_map in its config.json\)"):
         load_policy(str(tmp_path))
 
 

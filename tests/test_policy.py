@@ -22,7 +22,7 @@ def test_body_and_head_together_give_the_models_own_logits(name):
 def test_a_head_that_is_not_understood_is_refused():
     policy = Policy(tiny_model("granite-scaled"))
     policy.rule = type(policy.rule)(scale=1.0)  # as if the architecture's scale were unknown
-    with pytest.raises(ConfigError, match="transforms its logits in a way this project does not know"):
+    with pytest.raises(ConfigError, match="transforms its logits in an unsupported way"):
         check_head(policy)
 
 

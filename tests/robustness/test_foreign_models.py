@@ -171,16 +171,16 @@ FILES = [
     ("weights: a header that is a list", text(WEIGHTS, struct.pack("<Q", 2) + b"[]"), "the header of"),
     ("weights: no tensors", text(WEIGHTS, struct.pack("<Q", 2) + b"{}"), "holds no tensors"),
     ("weights: a shape of another size", header(lambda h: h[LAYER].update(shape=[1, 2])),
-     f"the size of {LAYER} is not that of its shape"),
+     f"the size of {LAYER} does not match its shape"),
     ("weights: offsets that run backwards", header(lambda h: h[LAYER].update(data_offsets=[9, 3])),
-     f"the size of {LAYER} is not that of its shape"),
+     f"the size of {LAYER} does not match its shape"),
     ("weights: offsets that are text", header(lambda h: h[LAYER].update(data_offsets="ab")), "the header of"),
     ("weights: an entry without a type", header(lambda h: h[LAYER].pop("dtype")), "the header of"),
     ("weights: an entry that is a number", header(lambda h: h.update({LAYER: 3})), "the header of"),
     ("weights: none", gone(WEIGHTS), "m has no weights"),
     ("weights: an index and none of its parts", sharded(gone("a.safetensors", "b.safetensors")), "lacks 2 of 2 files"),
     ("weights: a missing part", sharded(gone("b.safetensors")), "lacks 1 of 2 files of weights, the first is b.saf"),
-    ("weights: an empty part", sharded(text("b.safetensors", b"")), "b.safetensors is no whole safetensors file"),
+    ("weights: an empty part", sharded(text("b.safetensors", b"")), "b.safetensors is not a complete safetensors file"),
     ("weights: a part cut off", sharded(cut("b.safetensors", -5)), "b.safetensors is cut off"),
     ("weights: parts without an index", sharded(gone(INDEX)), f"has a.safetensors and no {INDEX}"),
     ("weights: an index that is no JSON", sharded(text(INDEX, "{")), "cannot be read as JSON"),
@@ -285,7 +285,7 @@ LOADED = [
     ("no attention heads", config(num_attention_heads=0), "m"),
     ("a negative size", config(intermediate_size=-5), "m"),
     ("an activation that nobody knows", config(hidden_act="swigloo"), "swigloo"),
-    ("code of its own", own_code, "needs Python code of its own (auto_map in its config.json), which is never run"),
+    ("custom code", own_code, "needs custom Python code (auto_map in its config.json), which is never run"),
 ]  # fmt: skip
 
 
@@ -331,7 +331,7 @@ TOKENIZERS = [
     ("NUL bytes", text("tokenizer.json", b"\0" * 99)),
     ("a model that nobody knows", text("tokenizer.json", '{"model": {"type": "Odd", "vocab": {}}}')),
     ("a configuration that is no JSON", text("tokenizer_config.json", "{")),
-    ("code of its own", own_tokenizer),
+    ("custom code", own_tokenizer),
 ]  # fmt: skip
 
 
@@ -443,9 +443,9 @@ def test_a_gguf_file_that_is_cut_off_is_refused_by_a_plan_and_by_a_run(tmp_path,
     writer.close()
     (tmp_path / "m.gguf").write_bytes((tmp_path / "m.gguf").read_bytes()[:kept])
     monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(ConfigError, match=r"m.gguf cannot be read .*; give a whole GGUF file"):
+    with pytest.raises(ConfigError, match=r"m.gguf cannot be read .*; give a complete GGUF file"):
         shape_of(read_config(None, ["--model", str(tmp_path / "m.gguf"), "--data", "d.jsonl"]))
-    with pytest.raises(ConfigError, match=r"transformers cannot read .*m.gguf: .*; allowed: a whole GGUF"):
+    with pytest.raises(ConfigError, match=r"transformers cannot read .*m.gguf: .*; allowed: a complete GGUF"):
         local_model(str(tmp_path / "m.gguf"), "float32", print)
     assert not list(tmp_path.glob("cache/*"))
 

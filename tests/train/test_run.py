@@ -266,7 +266,7 @@ def test_a_run_directory_that_is_moved_ends_the_run_in_one_line_and_goes_on_wher
     path.rename(there)
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 1 and "Traceback" not in text, text
-    assert f"{path} was moved while the run was going on. What was computed is in {there}; continue with:" in text
+    assert f"{path} was moved during the run. Its results are in {there}; continue with:" in text
     assert not path.exists() and runs.rows(there, "points.jsonl")
 
 

@@ -123,7 +123,9 @@ def test_samples_that_are_short_are_no_reason_to_stop_and_get_no_nul_bytes(tmp_p
     (run.path / name).write_text(whole + '{"half')
     run.check_rows(state)
     (note,) = run.rewind(state)
-    assert note.startswith(f"{name} has 45 bytes, and the checkpoint counts 99") and "goes on with the samples" in note
+    assert (
+        note.startswith(f"{name} has 45 bytes, and the checkpoint counts 99") and "continues with the samples" in note
+    )
     assert (run.path / name).read_text() == whole
 
 
@@ -156,7 +158,9 @@ def test_points_that_cannot_be_read_are_named(tmp_path):
 def test_a_run_does_not_write_where_it_is_no_more(tmp_path):
     run, _ = counted(tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "elsewhere")
-    with pytest.raises(RunMoved, match=r"was moved while .* is in .*/elsewhere; continue with: scalerl resume .*elsew"):
+    with pytest.raises(
+        RunMoved, match=r"was moved during .* are in .*/elsewhere; continue with: scalerl resume .*elsew"
+    ):
         run.append("metrics.jsonl", [{"step": 2}])
     RunDirectory.create(tmp_path / "run", LAB)  # another run in the same place is not written to either
     with pytest.raises(RunMoved, match="elsewhere"):
@@ -169,7 +173,7 @@ def test_a_run_does_not_write_where_it_is_no_more(tmp_path):
 def test_a_run_whose_directory_was_removed_says_so(tmp_path):
     run, _ = counted(tmp_path / "run")
     shutil.rmtree(run.path)
-    assert run.moved() == f"{run.path} was removed while the run was going on, with what was computed"
+    assert run.moved() == f"{run.path} was removed during the run, with all its results"
 
 
 def test_a_run_directory_apart_from_its_model_and_data(tmp_path):

@@ -30,7 +30,9 @@ def test_the_vocabulary_is_thirty_two_tokens_and_text_survives_it():
 
 def test_an_untrained_model_does_not_pass_the_gate_and_nothing_is_saved(tmp_path):
     rows = []
-    with pytest.raises(ConfigError, match=r"knows .* of the 300 single steps, from 3 seeds; at least 99% are needed"):
+    with pytest.raises(
+        ConfigError, match=r"gets .* of the 300 single steps right, after 3 seeds; at least 99% are needed"
+    ):
         warm_start(SMALL, TASK, tmp_path / "made", rows.append)
     assert not (tmp_path / "made").exists() and rows[-1]["fact_accuracy"] < 0.5 and rows[0]["step"] == 4
     assert [row["seed"] for row in rows if "seed" in row] == [0, 1000, 2000]
