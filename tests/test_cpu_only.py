@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 
-def test_a_model_on_another_device_loads_nothing_of_models_cpu():
+def test_a_model_on_another_device_does_not_import_models_cpu():
     code = """
 import sys, torch
 from transformers import Qwen3Config, Qwen3ForCausalLM

@@ -11,7 +11,7 @@ from scalerl.types import GeneratorStats
 
 
 @pytest.mark.parametrize(("passed", "of"), [(9, 10), (18, 20), (27, 30), (7, 10), (3, 5)])
-def test_a_pass_rate_reaches_the_share_that_it_is(passed, of):
+def test_pass_rates_are_computed_in_double_precision(passed, of):
     """In single precision 9/10, 18/20 and 27/30 are below 0.9, and such prompts were never retired."""
     told = []
     run = SimpleNamespace(curriculum=SimpleNamespace(record=lambda visit, rate: told.append(rate)), progress=Progress())
