@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from scalerl.types import GeneratorStats
+
 
 class Stopwatch:
     """Seconds of training; the time of evaluations and checkpoints is excluded and summed in `left_out`."""
@@ -47,3 +49,12 @@ class Stopwatch:
             self.left_out += time.perf_counter() - began
             if running:
                 self._since = time.perf_counter()
+
+
+IDLE_SHARE = 0.02
+"""Minimum idle share of the generators' time at which helpers of the trainer are worth the cores they take."""
+
+
+def waited(before: GeneratorStats, now: GeneratorStats) -> bool:
+    """Return whether the generators waited for the trainer between two readings of their counters."""
+    return now.idle_s - before.idle_s > IDLE_SHARE * (now.busy_s - before.busy_s)

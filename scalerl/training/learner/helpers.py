@@ -1,0 +1,120 @@
+"""Threads that compute micro-batches on cores that the generator leaves idle; results are returned in a fixed order.
+
+On CPU the trainer often has more work than the generator, whose core is then idle between batches. A second OpenMP
+thread would use that core poorly, because every operation would wait for the half that the generator delays. A helper
+computes whole micro-batches instead.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Generic, TypeVar
+
+from scalerl.config.hardware import Hardware
+
+Result = TypeVar("Result")
+
+AHEAD = 2
+"""Number of results per helper that may wait for their turn; each is as large as the gradient."""
+
+MOST = 3
+"""Maximum number of helpers for `auto`; each holds the activations of a micro-batch and gradients."""
+
+
+def helpers_of(hardware: Hardware) -> int:
+    """Return the number of helper threads: the configured number, or as many as there are cores for."""
+    if hardware.trainer_helpers != "auto":
+        return hardware.trainer_helpers
+    return max(0, min(MOST, (os.cpu_count() or 1) // hardware.trainer_threads - 1))
+
+
+class Helpers:
+    """Computes lists of tasks in the calling thread and in helper threads."""
+
+    def __init__(self, count: int) -> None:
+        """Prepare the helpers; threads start with the first tasks.
+
+        Args:
+            count: Number of helpers; with 0 the caller computes everything.
+        """
+        self.count = count
+        self._pool = ThreadPoolExecutor(count, "helper") if count else None
+
+    def in_order(self, tasks: Sequence[Callable[[], Result]], helped: bool = True) -> Iterator[Result]:
+        """Yield the results of all tasks in order.
+
+        Each free thread takes the next task. When no task is left, the caller waits for the helpers.
+
+        Args:
+            tasks: Tasks in the order of the results; they may run at the same time.
+            helped: Whether helpers are used.
+
+        Raises:
+            BaseException: The exception of a task, raised at its turn.
+        """
+        shared = _Shared(tasks, AHEAD * self.count)
+        helpers = min(self.count, len(tasks) - 1) if helped and self._pool else 0
+        helping = [self._pool.submit(shared.help) for _ in range(helpers)] if self._pool else []
+        try:
+            for number in range(len(tasks)):
+                while not shared.results[number].done() and shared.compute_next():
+                    pass
+                yield shared.results[number].result()
+                shared.give_out()
+        finally:
+            shared.close()
+            for one in helping:
+                one.result()
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+class _Shared(Generic[Result]):
+    """State shared by the threads of one call."""
+
+    def __init__(self, tasks: Sequence[Callable[[], Result]], ahead: int) -> None:
+        self._tasks, self._ahead = tasks, ahead
+        self.results: list[Future[Result]] = [Future() for _ in tasks]
+        self._taken = self._given = 0
+        self._changed = threading.Condition()
+
+    def help(self) -> None:
+        """Compute tasks until none is left, at most `ahead` tasks before the results that were yielded."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._taken - self._given <= self._ahead or self._none_left())
+            if not self.compute_next():
+                return
+
+    def compute_next(self) -> bool:
+        """Compute the first free task; return False if there is none."""
+        with self._changed:
+            if self._none_left():
+                return False
+            number, self._taken = self._taken, self._taken + 1
+        try:
+            self.results[number].set_result(self._tasks[number]())
+        except BaseException as error:  # raised again by `result`, in the calling thread
+            self.results[number].set_exception(error)
+        return True
+
+    def give_out(self) -> None:
+        """Count one more result as yielded."""
+        with self._changed:
+            self._given += 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Cancel the tasks that have not started."""
+        with self._changed:
+            self._taken = len(self._tasks)
+            self._changed.notify_all()
+
+    def _none_left(self) -> bool:
+        return self._taken >= len(self._tasks)
