@@ -101,7 +101,7 @@ def test_a_vllm_sequence_costs_its_prompt_and_every_input_token():
 
 @pytest.mark.parametrize("name", ["llama", "llama-untied", "qwen3", "gemma3-mixed"])
 def test_forward_flops_agree_with_torchs_counter(name):
-    """torch counts the scores of all pairs, masked too, and those of its own CPU kernel not at all; hence eager."""
+    """torch counts the scores of all pairs, including masked ones, and does not count its CPU kernel, so use eager."""
     model = tiny_model(name, attn_implementation="eager")
     shape = model_shape(model)
     tokens = torch.randint(2, 48, (1, 24))

@@ -1,4 +1,4 @@
-"""Code that exists for speed on CPUs is loaded there and nowhere else."""
+"""Code for speed on CPUs is imported only on CPUs."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Every family of models by one contract: engine, trainer, weights and export agree with transformers' own forward."""
+"""One contract for every model family: engine, trainer, weights and export agree with the transformers forward."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def training_batch(rows=5, width=14):
 
 
 def plain_gradient(model, batch):
-    """Return the gradient of the same loss by transformers' own forward of each sequence alone, without padding."""
+    """Return the gradient of the same loss from the transformers forward of each sequence alone, without padding."""
     loss = torch.zeros(())
     for tokens_T, length, weights_T, advantage in zip(
         batch.tokens_BT, batch.length_B.tolist(), batch.weights_BT, batch.advantages_B, strict=True
@@ -106,12 +106,12 @@ def test_weights_and_export_contain_the_whole_model(name, tmp_path):
         expected = source.model(tokens_BT).logits
         assert torch.equal(target.model(tokens_BT).logits, expected)
         torch.testing.assert_close(exported(tokens_BT).logits, expected, atol=1e-5, rtol=1e-5)
-        assert float((tiny_model(name, seed=1)(tokens_BT).logits - expected).abs().max()) > 1e-3  # it did train
+        assert float((tiny_model(name, seed=1)(tokens_BT).logits - expected).abs().max()) > 1e-3  # the weights changed
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_weights_sent_to_vllm_equal_the_exported_checkpoint(name, tmp_path):
-    """Experts one by one where they are published so: `mlp.experts.3.up_proj.weight` of Qwen3-MoE, for example."""
+    """Experts are sent one by one if they are published so, such as `mlp.experts.3.up_proj.weight` of Qwen3-MoE."""
     learner = SingleLearner(Policy(tiny_model(name)), AdamW(), Reinforce(), checkpoint_names=True)
     channel = DirectoryChannel(tmp_path / "weights")
     learner.send(0, channel)

@@ -1,4 +1,4 @@
-"""GGUF files: the converted directory is the model that the file was written from, whatever reads it afterwards."""
+"""GGUF files: the converted directory equals the model from which the file was written, for all readers."""
 
 import json
 import os
@@ -109,7 +109,7 @@ def test_a_file_is_converted_once_and_again_after_a_change(written, tmp_path, mo
     monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
     os.utime(path, ns=(1, 1))
     assert converted(str(path), "float32") != first
-    assert len(list((tmp_path / "cache").iterdir())) == 2  # nothing half made is left
+    assert len(list((tmp_path / "cache").iterdir())) == 2  # no temporary directory is left
 
 
 def test_the_plan_reads_the_sizes_from_the_files_header(written):

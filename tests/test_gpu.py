@@ -1,4 +1,4 @@
-"""What only a GPU can show: the engine's replay in bf16 with an FP32 head, ranks over NCCL, and a whole run."""
+"""Tests on a GPU: the engine's replay in bf16 with an FP32 head, ranks over NCCL, and a whole run."""
 
 import numpy as np
 import pytest

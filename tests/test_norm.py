@@ -1,4 +1,4 @@
-"""RMS norms on CPU: torch's values and gradients, and only where a model's own formula is that one."""
+"""RMS norms on CPU: values and gradients equal those of torch, and norms with another formula are not replaced."""
 
 import pytest
 import torch

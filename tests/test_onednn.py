@@ -22,7 +22,7 @@ def test_values_and_gradients_equal_those_of_torch(shape, width, bias):
 
 
 def test_it_does_not_use_the_linear_of_torch(monkeypatch):
-    """Else the speed would be that of MKL, and nobody would notice."""
+    """Otherwise the speed would silently be that of MKL."""
     assert onednn.available()
 
     def forbidden(*args):

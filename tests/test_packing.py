@@ -1,4 +1,4 @@
-"""Packed micro-batches: the gradients of padded ones, and no tensor of the size tokens x tokens."""
+"""Packed micro-batches: gradients equal those of padded ones, and no tensor has tokens x tokens entries."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ PACKABLE = [name for name in FAMILIES if name not in EAGER]
 
 
 def attention_by_hand(query_TD, key_TD, value_TD, scaling, window):
-    """Softmax over the positions each token may see, one token at a time."""
+    """Softmax over the visible positions, one token at a time."""
     out = []
     for t in range(len(query_TD)):
         first = max(0, t - window + 1) if window else 0
@@ -82,7 +82,7 @@ def test_micro_batches_are_filled_with_tokens_instead_of_padding():
 
 
 class LargestTensor(TorchDispatchMode):
-    """Notes the entries of the largest tensor that any operation returns."""
+    """Records the number of entries of the largest tensor that any operation returns."""
 
     entries = 0
 
@@ -96,7 +96,7 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral-sliding"])
 def test_no_mask_of_tokens_x_tokens_is_created(name):
-    """600 tokens: 600 x 600 is 360,000; the largest that is needed is the MLP's 600 x 48 or the logits' 600 x 48."""
+    """With 600 tokens, a mask has 360,000 entries; the largest needed tensors (MLP, logits) have 600 x 48."""
     policy = Policy(tiny_model(name, max_position_embeddings=1024))
     install(policy.model)
     length_B = torch.tensor([300, 300])
@@ -120,7 +120,7 @@ def test_calls_without_segments_use_the_previous_attention():
 
 
 def test_auto_packs_if_more_than_a_tenth_would_be_padding():
-    """Lengths 14 to 4 in rows of 14 are 46 of 70 tokens, with a budget of 14 each rollout stands alone."""
+    """Lengths 14 to 4 in rows of 14 are 46 of 70 tokens; with a budget of 14 each rollout is a micro-batch."""
     policy, batch = Policy(tiny_model("qwen3")), training_batch()
     assert SingleLearner(policy, AdamW(), Reinforce(), packing="auto").packs(batch)
     assert not SingleLearner(policy, AdamW(), Reinforce(), packing="auto", micro_batch_tokens=14).packs(batch)

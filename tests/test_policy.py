@@ -27,7 +27,7 @@ def test_an_unsupported_head_is_refused():
 
 
 def send(source, target, version):
-    """Load one policy's weights into another out of a flat block, as they come through shared memory."""
+    """Load one policy's weights into another from a flat block, as from shared memory."""
     layout = WeightLayout.of(source.weights())
     views = layout.views(torch.zeros(layout.total, dtype=torch.uint8))
     for name, tensor in source.weights():
@@ -53,7 +53,7 @@ def test_weights_are_sent_through_a_block_of_bytes_with_tied_ones_once(name):
 
 
 def test_a_swap_renews_the_fp32_copy_of_a_bf16_head():
-    """A stale copy would leave the head of the old weights in place, and nothing would crash."""
+    """With a stale copy the engine would silently use the head of the old weights."""
     source, target = (Policy(tiny_model("qwen3", seed=s).bfloat16()) for s in (1, 2))
     hidden = torch.randn(3, 32).bfloat16()
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, with the user's umask, and never where that would replace something else."""
+"""Files are written atomically, with the user's umask, and never replace files of another kind."""
 
 import errno
 import os
@@ -124,7 +124,7 @@ def test_points_are_replaced_only_by_points_of_the_same_log(tmp_path):
     write_points(imported(4), path)
     grown = imported(6)
     for row in grown.rows:
-        row["tokens"] += 1.0  # counted anew
+        row["tokens"] += 1.0  # counted again
     assert holds_part_of(grown, path)
     grown.rows[2]["pass_rate"] += 0.05
     assert not holds_part_of(grown, path)  # another metric

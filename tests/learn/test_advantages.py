@@ -52,7 +52,7 @@ def test_zero_variance_ignores_rounding_but_not_small_differences():
 
 
 def test_the_filter_uses_only_the_rewards_of_trained_rollouts():
-    # the first prompt's only failure is not trained; of the third nothing is
+    # the only failure of the first prompt is not trained, nor is any rollout of the third
     rewards = torch.tensor([[-1.0, 1.0, 1.0], [-1.0, -1.0, 1.0], [0.5, 1.0, 0.0]])
     trained = torch.tensor([[False, True, True], [False, True, True], [False, False, False]])
     assert with_variance(rewards).tolist() == [True, True, True]

@@ -1,4 +1,4 @@
-"""Losses, advantages and aggregations of the user by import path."""
+"""Custom losses, advantages and aggregations by import path."""
 
 import textwrap
 

@@ -123,7 +123,7 @@ def test_a_ratio_beyond_float_range_gives_a_finite_loss_and_gradient(params):
 
 @pytest.mark.parametrize("params", [Dapo(), Grpo(), Gspo()], ids=lambda p: p.kind)
 def test_a_ratio_bounded_only_by_the_limit_has_no_gradient_and_counts_as_capped(params):
-    """One token a rollout: log ratios 25 and 19 under a negative advantage, -25 and -19 under a positive one."""
+    """One token per rollout: log ratios 25 and 19 with a negative advantage, -25 and -19 with a positive one."""
     logp = torch.tensor([[-1.0], [-1.0], [-30.0], [-30.0]], requires_grad=True)
     behavior = logp.detach() - torch.tensor([[25.0], [19.0], [-25.0], [-19.0]])
     advantages = torch.tensor([-1.0, -1.0, 1.0, 1.0])

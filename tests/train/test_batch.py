@@ -90,6 +90,6 @@ def test_a_prompt_whose_failures_are_all_truncated_is_dropped():
     assert keep.tolist() == [False, True]
     trained = trained_tokens(batch, keep, SCALERL, oldest=0)
     assert trained.int().tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 1, 1]]
-    # where truncated rollouts are trained, or nothing is filtered, both prompts stay
+    # if truncated rollouts are trained, or nothing is filtered, both prompts are kept
     for recipe in (replace(SCALERL, truncated="keep"), replace(SCALERL, zero_variance="keep")):
         assert kept_prompts(batch, batch.rewards_PG, recipe).tolist() == [True, True]

@@ -11,7 +11,7 @@ from scalerl.training.resumed import with_options
 
 @pytest.fixture
 def run(tmp_path):
-    """A run directory, and a checkpoint of step 8 in it."""
+    """A run directory with a checkpoint of step 8."""
     (tmp_path / "config.toml").write_text(to_toml(LAB))
     save_state(tmp_path / "step_000008", "trainer", {"progress": {"step": 8}})
     return tmp_path

@@ -145,7 +145,7 @@ def test_a_damaged_manifest_is_detected(two, harm, said):
 
 
 def earlier_version(path):
-    """Make a checkpoint one of a version without manifests."""
+    """Turn a checkpoint into one of a version without manifests."""
     (path / "manifest.json").unlink()
     trainer = json.loads((path / "trainer.json").read_text())
     del trainer["sealed"]

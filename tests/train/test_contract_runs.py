@@ -1,4 +1,4 @@
-"""Whole runs over other implementations of the contracts: several engines, another channel, the rules of staleness."""
+"""Whole runs with other implementations: several engines, another channel and other staleness rules."""
 
 import os
 import random
@@ -71,7 +71,7 @@ def test_a_directory_channel_gives_the_same_bits_as_shared_memory(lab_model, tmp
     runs.train(lab_model, tmp_path / "memory")
     runs.train(lab_model, tmp_path / "directory", "--rollouts.weights", "directory")
     assert runs.outcome(tmp_path / "directory") == runs.outcome(tmp_path / "memory")
-    assert list((tmp_path / "directory/weights").iterdir()) == []  # nothing is left behind
+    assert list((tmp_path / "directory/weights").iterdir()) == []  # no files are left
 
 
 @pytest.mark.parametrize("rule", ["mask", "drop"])

@@ -1,4 +1,4 @@
-"""Device-hours: which devices count, what counts while the clock stands still, and what a resumed run makes of it."""
+"""Device-hours: which devices count, work while the clock is paused, and resumed runs."""
 
 from types import SimpleNamespace
 

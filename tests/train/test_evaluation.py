@@ -1,4 +1,4 @@
-"""Held-out mean@k by hand."""
+"""Held-out mean@k against values computed by hand."""
 
 import math
 

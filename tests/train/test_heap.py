@@ -1,4 +1,4 @@
-"""Free memory goes back to the system when the heap has grown, and not at every update."""
+"""Free memory is returned to the system when the heap has grown, not at every update."""
 
 import ctypes
 import platform

@@ -29,7 +29,7 @@ def batch(rows=6, width=10, scale=1.0):
 
 
 def gradients(learner, given):
-    """Return the gradient of a batch's loss as the optimiser sees it, and forget it again."""
+    """Return the gradient of a batch's loss as the optimizer gets it, and discard it."""
     learner._add_gradients(given)
     found = [master.grad.clone() for master in learner._masters]
     learner._discard_gradient()
@@ -71,7 +71,7 @@ def test_the_rate_warms_up_linearly_and_is_then_constant():
 
 
 def test_the_first_adam_step_changes_every_weight_by_the_rate():
-    """Adam's first step is rate * sign(gradient), however small the gradient: that is what eps = 1e-15 is for."""
+    """Adam's first step is rate * sign(gradient) even for small gradients, because eps is 1e-15."""
     learner = make(AdamW(learning_rate=1e-2, warmup_steps=0, weight_decay=0.0, max_grad_norm=1e9))
     before, given = copies(learner), batch(scale=1e-9)
     grads = gradients(learner, given)
@@ -118,7 +118,7 @@ def test_fp32_masters_of_bf16_weights_accumulate_small_steps():
 
 
 def test_gradients_of_bf16_weights_are_accumulated_in_fp32():
-    """A sum of 64 in bf16 is off by about one percent, for it loses terms below a 256th of the sum so far."""
+    """A bf16 sum of 64 terms has an error of about 1%, because it loses terms below 1/256 of the sum so far."""
     given, rows = batch(rows=64), torch.eye(64, dtype=torch.bool)
     learner = make(dtype=torch.bfloat16, micro_batch_tokens=1)
     assert sum(1 for _ in given.micro_batches(1)) == 64
@@ -177,7 +177,9 @@ def test_a_nonfinite_loss_or_gradient_raises_and_keeps_the_weights(poison, dtype
     assert learner.updates == 0 and unchanged(learner, before)
     if poison == "gradient":
         hook.remove()
-    assert learner.step(given) == fresh.step(given) and unchanged(learner, copies(fresh))  # and nothing of it is left
+    assert learner.step(given) == fresh.step(given) and unchanged(
+        learner, copies(fresh)
+    )  # and the gradient is discarded
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,4 +1,4 @@
-"""The contract of a learner, for one process and for one, two and three ranks: the same updates, whoever takes them."""
+"""The contract of a learner: one process and one, two and three ranks make the same updates."""
 
 import math
 import os
@@ -48,7 +48,7 @@ def paths(tmp_path_factory):
 
 
 class Benches:
-    """Ranks by their number, started when first asked for and again when they were killed."""
+    """Ranks by their number, started on first use and restarted after they were killed."""
 
     def __init__(self, paths, parent):
         self.paths, self.parent, self.started = paths, parent, {}
@@ -176,7 +176,7 @@ def test_gradient_and_twenty_updates_equal_those_of_one_process(benches, ranks, 
     assert group.updates == single.updates == 20
     after = benches.weights(single)
     close(benches.weights(group), after, atol=1e-4)
-    assert max(float((after[name] - before[name]).abs().max()) for name in after) > 5e-3  # they did move
+    assert max(float((after[name] - before[name]).abs().max()) for name in after) > 5e-3  # the weights changed
 
 
 @pytest.mark.parametrize("option", [{"gradient_checkpointing": True}, {"accumulate": "sharded"}, {"packing": "packed"}])
@@ -230,7 +230,7 @@ def test_a_nonfinite_value_on_one_rank_raises_on_all_and_keeps_the_weights(bench
     with pytest.raises(BadGradient, match="the loss is nan" if poison == "loss" else "the gradient's norm is inf"):
         group.step(bad)
     assert group.updates == 0 and equal(benches.weights(group), before)
-    ours, theirs = group.step(given), single.step(given)  # and nothing of it is left
+    ours, theirs = group.step(given), single.step(given)  # and the gradient is discarded
     assert ours.loss == pytest.approx(theirs.loss, abs=1e-5)
     assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-4)
     close(benches.weights(group), benches.weights(single), atol=1e-5)

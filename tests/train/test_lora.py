@@ -1,4 +1,4 @@
-"""A learner whose policy has adapters, by the contract of learners, against numbers by hand and against peft itself."""
+"""A learner whose policy has adapters, against the learner contract, values computed by hand, and peft."""
 
 import warnings
 from dataclasses import replace
@@ -132,7 +132,7 @@ def test_an_engine_with_merged_weights_has_the_log_probabilities_of_the_learner(
     rollouts = [(PROMPTS[done.id[0]], done.rollout) for done in finished]
     difference = learner.check(3, rollouts)
     assert difference.largest < 1e-4 and difference.tokens > 30, difference
-    assert check_current(Policy(tiny_model(name)), 3, rollouts, bound=9.0).largest > 1e-3  # it did train
+    assert check_current(Policy(tiny_model(name)), 3, rollouts, bound=9.0).largest > 1e-3  # the weights changed
 
 
 def test_merged_bf16_weights_are_rounded_once_and_pass_the_replay(tmp_path):
@@ -201,7 +201,7 @@ def test_a_checkpoint_of_all_weights_or_of_another_rank_is_refused(tmp_path):
 
 
 def test_training_adapters_raises_the_reward_of_the_merged_model(tmp_path):
-    """The reward is the share of the sampled tokens below 24, of a vocabulary of 48; each update is on policy."""
+    """The reward is the share of sampled tokens below 24 in a vocabulary of 48; each update is on policy."""
     learner, channel = make(settings=AdamW(learning_rate=1e-2, warmup_steps=0, eps=1e-8)), DirectoryChannel(tmp_path)
     policy = Policy(tiny_model("qwen3", seed=9))
     rule, rewards = LengthRule(thinking=None, answer_tokens=12, max_tokens=12), []
@@ -242,7 +242,7 @@ def test_training_flops_by_hand():
 
 
 def test_training_flops_agree_with_torchs_counter():
-    """It counts no gradient by the inputs of the first layer's q, k and v, which come from the frozen embedding."""
+    """torch does not compute the gradient for the inputs of the first layer's q, k and v (frozen embedding)."""
     model = tiny_model("llama", attn_implementation="eager")
     plain_shape, policy = model_shape(model), LoraPolicy(Policy(model), SMALL, seed=0)
     for module in policy.model.modules():

@@ -1,4 +1,4 @@
-"""A whole run with adapters: in processes of its own, resumed to the same bits, exported merged and as an adapter."""
+"""A whole run with adapters: separate processes, a resume to the same bits, a merged export and an adapter export."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Which library multiplies: the choice by time, its place in the cache and in config.toml, and equal results."""
+"""The library for FP32 products: choice by timing, cache, config.toml, and equal results."""
 
 import json
 import tomllib

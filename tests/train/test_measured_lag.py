@@ -1,4 +1,4 @@
-"""The lag that `rollouts.lag_ticks = "measure"` sets, by hand."""
+"""The lag set by `rollouts.lag_ticks = "measure"`, against values computed by hand."""
 
 from types import SimpleNamespace
 

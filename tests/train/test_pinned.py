@@ -1,4 +1,4 @@
-"""Branches and tags of the hub are recorded as the commits that they name when a run starts."""
+"""Hub branches and tags are recorded as their commits when a run starts."""
 
 import huggingface_hub
 import pytest
@@ -16,7 +16,7 @@ COMMITS = {
 
 @pytest.fixture
 def asked(monkeypatch):
-    """A hub that knows three repositories; returns what it was asked."""
+    """A fake hub with three repositories; returns the list of requests."""
     seen = []
 
     def repo_info(self, repo_id, *, revision, repo_type, timeout):

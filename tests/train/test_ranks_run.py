@@ -1,4 +1,4 @@
-"""Whole runs with several trainer ranks: they train, a death is told by name, and resuming loses no bit."""
+"""Whole runs with several trainer ranks: training, a named dead rank, and a resume to the same bits."""
 
 import json
 import os

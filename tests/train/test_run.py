@@ -1,4 +1,4 @@
-"""Whole runs: what they write, that nothing but data decides, and that killing them loses nothing."""
+"""Whole runs: their files, determinism, and resumes after kills."""
 
 import contextlib
 import json
@@ -129,8 +129,8 @@ def resume_to_the_end(path):
 
 
 def kill_at(path, process, row, victims, rng):
-    """Kill processes a moment after the run has written a given number of rows of metrics; return its output."""
-    # a resumed run cuts its files back before it starts its generator
+    """Kill processes shortly after the run has written a given number of metrics rows; return its output."""
+    # a resumed run truncates its files before it starts its generator
     runs.wait_for(lambda: process.poll() is not None or runs.children(process.pid), what="the generator")
     runs.wait_for(lambda: len(runs.rows(path, "metrics.jsonl")) >= row or process.poll() is not None, what=f"row {row}")
     time.sleep(rng.random() * 0.05)

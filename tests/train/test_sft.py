@@ -1,4 +1,4 @@
-"""Supervised warm start: its loss is cross-entropy, what it writes is a model for RL, and nothing is overwritten."""
+"""Supervised warm start: its loss is cross-entropy, RL can use its output, and nothing is overwritten."""
 
 import json
 import os
@@ -128,7 +128,7 @@ def test_the_written_model_has_learned_its_rows(model, rows, tmp_path):
     prompt = tokenizer(json.loads(line)["prompt"], return_tensors="pt")["input_ids"]
     after = policy.logits(policy.hidden(torch.cat([prompt, prompt[:, :1]], dim=1))[0, -1:]).argmax()
     assert int(after) == tokenizer.eos_token_id  # an answer of one digit, then the end
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["made", "rows.jsonl"]  # nothing half made is left
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["made", "rows.jsonl"]  # no temporary directory is left
 
 
 def test_equal_settings_give_equal_weights(model, rows, tmp_path):

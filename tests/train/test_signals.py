@@ -13,7 +13,7 @@ NAMES = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
 
 
 def read_until(process, text, seconds=120.0):
-    """Read what a process prints until a text is there; return all of it."""
+    """Read the output of a process until a text appears; return all of it."""
     said, until = "", time.monotonic() + seconds
     while text not in said:
         assert time.monotonic() < until, said
@@ -25,7 +25,7 @@ def read_until(process, text, seconds=120.0):
 
 @pytest.fixture
 def handlers():
-    """Give the signals back after a test."""
+    """Restore the signal handlers after a test."""
     before = {number: signal.getsignal(number) for number in NAMES}
     yield
     for number, handler in before.items():

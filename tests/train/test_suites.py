@@ -1,4 +1,4 @@
-"""A run with an evaluation suite beside its held-out prompts, and its rollouts as a user reads them."""
+"""A run with an evaluation suite next to its held-out prompts, and its rollouts as readable text."""
 
 import dataclasses
 import json
@@ -92,7 +92,7 @@ def test_every_evaluation_leaves_readable_rollouts_of_each_task(run):
 
 
 class Letters:
-    """Token 1 is "b": no vocabulary, but a decode."""
+    """A fake tokenizer that only decodes; token 1 is "b"."""
 
     def decode(self, tokens):
         return "".join(chr(97 + token) for token in tokens)
@@ -121,7 +121,7 @@ def test_saved_samples_include_replayed_groups_and_further_samples_of_few_prompt
 
 
 class Bytes:
-    """A token is a byte; a space at the start of what is decoded is dropped, as by many tokenizers."""
+    """A tokenizer of bytes that drops a leading space, as many tokenizers do."""
 
     def decode(self, tokens):
         return bytes(tokens).decode("utf-8", errors="replace").removeprefix(" ")

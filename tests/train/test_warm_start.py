@@ -103,12 +103,12 @@ def test_the_cache_depends_on_the_settings_and_its_environment_variable(tmp_path
 
 
 def test_the_cached_model_of_the_default_lab_keeps_its_name():
-    """Whoever has made it once must not wait for it again because other tasks or models were added."""
+    """A user's cached model must stay valid when other tasks or models are added."""
     assert warm_start_directory(TinyModel(), TASK).name == "warm-da24b62a48c8d937"
 
 
 def test_the_gate_counts_single_steps_by_their_most_likely_digit(monkeypatch):
-    """A model that knows the right digits of sums alone gets 100 of 300 and a tenth or so of the rest at most."""
+    """A model that only knows the digits of sums gets 100 of 300 right, and about a tenth of the rest."""
     policy, tokenizer = Policy(make_model(SMALL, make_tokenizer())), make_tokenizer()
     facts = arithmetic.facts()
 
