@@ -19,8 +19,8 @@ def check_template(tokenizer: Any) -> None:
     asked = [render(tokenizer, [{"role": "user", "content": text}]) for text in ("What is 2+2?", "Name a colour.")]
     if asked[0] == asked[1]:
         raise ConfigError(
-            f"data.chat_template: the chat template of the model's tokenizer makes {asked[0][:100]!r} of every "
-            f"question, so the policy would not see it; {TEMPLATE_ADVICE}"
+            f"data.chat_template: the chat template of the model's tokenizer renders every question as "
+            f"{asked[0][:100]!r}, so the policy would not see it; {TEMPLATE_ADVICE}"
         )
 
 

@@ -368,8 +368,8 @@ TEMPLATES = [
     ("a field of an undefined name", "{{ messagez[0].content }}", "UndefinedError: 'messagez' is undefined"),
     ("divides by zero", "{{ 1 // 0 }}", "ZeroDivisionError"),
     ("reaches for Python", "{{ messages.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
-    ("leaves the question out", "Hello {{ question }}", "makes 'Hello ' of every question"),
-    ("is empty", " ", "makes ' ' of every question"),
+    ("leaves the question out", "Hello {{ question }}", "renders every question as 'Hello '"),
+    ("is empty", " ", "renders every question as ' '"),
 ]  # fmt: skip
 
 
