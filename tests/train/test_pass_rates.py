@@ -1,5 +1,6 @@
 """Pass rates that are recorded in the curriculum."""
 
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,8 @@ from scalerl.types import GeneratorStats
 def test_pass_rates_are_computed_in_double_precision(passed, of):
     """In single precision 9/10, 18/20 and 27/30 are below 0.9, so such prompts would never be retired."""
     told = []
-    run = SimpleNamespace(curriculum=SimpleNamespace(record=lambda visit, rate: told.append(rate)), progress=Progress())
+    curriculum = SimpleNamespace(record=lambda visit, rate: told.append(rate))
+    run = SimpleNamespace(curriculum=curriculum, progress=Progress(), _lately=deque())
     taken = RolloutBatch(0, (SimpleNamespace(group=SimpleNamespace(visit=None)),), GeneratorStats(0, 0, 0.0))
     Session.record_pass_rates(run, taken, (torch.arange(of) < passed)[None])
     assert told == [passed / of]
