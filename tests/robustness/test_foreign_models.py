@@ -157,15 +157,15 @@ def a_file(name, content=b"x"):
 
 LAYER = "model.layers.0.mlp.up_proj.weight"
 FILES = [
-    ("weights: empty", text(WEIGHTS, b""), "no whole safetensors file (0 bytes)"),
-    ("weights: one byte", text(WEIGHTS, b"x"), "no whole safetensors file (1 bytes)"),
-    ("weights: a header and no more", cut(WEIGHTS, 8), "no whole safetensors file (8 bytes)"),
-    ("weights: cut in the header", cut(WEIGHTS, 100), "no whole safetensors file (100 bytes)"),
+    ("weights: empty", text(WEIGHTS, b""), "not a complete safetensors file (0 bytes)"),
+    ("weights: one byte", text(WEIGHTS, b"x"), "not a complete safetensors file (1 bytes)"),
+    ("weights: a header and no more", cut(WEIGHTS, 8), "not a complete safetensors file (8 bytes)"),
+    ("weights: cut in the header", cut(WEIGHTS, 100), "not a complete safetensors file (100 bytes)"),
     ("weights: cut at the end", cut(WEIGHTS, -1), "m/model.safetensors is cut off"),
     ("weights: cut in the middle", cut(WEIGHTS, -20_000), "m/model.safetensors is cut off"),
     ("weights: bytes after the end", more, "longer than its header says"),
-    ("weights: NUL bytes", text(WEIGHTS, b"\0" * 4096), "no whole safetensors file (4,096 bytes)"),
-    ("weights: a header of 2**63 bytes", text(WEIGHTS, b"\xff" * 4096), "no whole safetensors file"),
+    ("weights: NUL bytes", text(WEIGHTS, b"\0" * 4096), "not a complete safetensors file (4,096 bytes)"),
+    ("weights: a header of 2**63 bytes", text(WEIGHTS, b"\xff" * 4096), "not a complete safetensors file"),
     ("weights: text", text(WEIGHTS, "version https://git-lfs.github.com/spec/v1\noid sha256:00\n"), "no whole saf"),
     ("weights: a header that is no JSON", text(WEIGHTS, struct.pack("<Q", 4) + b"{{{{"), "the header of"),
     ("weights: a header that is a list", text(WEIGHTS, struct.pack("<Q", 2) + b"[]"), "the header of"),
@@ -490,10 +490,12 @@ def broken(here):
 
 
 VERBS = (
-    Case("model: train", ("train", "--model", "m", "--data", "p.jsonl"), broken, says="no whole safetensors file"),
+    Case(
+        "model: train", ("train", "--model", "m", "--data", "p.jsonl"), broken, says="not a complete safetensors file"
+    ),
     Case("model: dry run", ("train", "--model", "x/y/z", "--data", "p.jsonl", "--dry-run"), broken, says="no such dir"),
-    Case("model: eval", ("eval", "m", "--suite", "p.jsonl"), broken, says="no whole safetensors file"),
-    Case("model: sft", ("sft", "m", "--data", "p.jsonl", "--out", "o"), broken, says="no whole safetensors file"),
+    Case("model: eval", ("eval", "m", "--suite", "p.jsonl"), broken, says="not a complete safetensors file"),
+    Case("model: sft", ("sft", "m", "--data", "p.jsonl", "--out", "o"), broken, says="not a complete safetensors file"),
     Case("model: plan", ("plan", "--model", "p.jsonl", "--data", "p.jsonl", "--gpus", "4"), broken, says="is a file"),
 )
 
