@@ -157,30 +157,30 @@ def a_file(name, content=b"x"):
 
 LAYER = "model.layers.0.mlp.up_proj.weight"
 FILES = [
-    ("weights: empty", text(WEIGHTS, b""), "no whole safetensors file (0 bytes)"),
-    ("weights: one byte", text(WEIGHTS, b"x"), "no whole safetensors file (1 bytes)"),
-    ("weights: a header and no more", cut(WEIGHTS, 8), "no whole safetensors file (8 bytes)"),
-    ("weights: cut in the header", cut(WEIGHTS, 100), "no whole safetensors file (100 bytes)"),
+    ("weights: empty", text(WEIGHTS, b""), "not a complete safetensors file (0 bytes)"),
+    ("weights: one byte", text(WEIGHTS, b"x"), "not a complete safetensors file (1 bytes)"),
+    ("weights: a header and no more", cut(WEIGHTS, 8), "not a complete safetensors file (8 bytes)"),
+    ("weights: cut in the header", cut(WEIGHTS, 100), "not a complete safetensors file (100 bytes)"),
     ("weights: cut at the end", cut(WEIGHTS, -1), "m/model.safetensors is cut off"),
     ("weights: cut in the middle", cut(WEIGHTS, -20_000), "m/model.safetensors is cut off"),
     ("weights: bytes after the end", more, "longer than its header says"),
-    ("weights: NUL bytes", text(WEIGHTS, b"\0" * 4096), "no whole safetensors file (4,096 bytes)"),
-    ("weights: a header of 2**63 bytes", text(WEIGHTS, b"\xff" * 4096), "no whole safetensors file"),
-    ("weights: text", text(WEIGHTS, "version https://git-lfs.github.com/spec/v1\noid sha256:00\n"), "no whole saf"),
+    ("weights: NUL bytes", text(WEIGHTS, b"\0" * 4096), "not a complete safetensors file (4,096 bytes)"),
+    ("weights: a header of 2**63 bytes", text(WEIGHTS, b"\xff" * 4096), "not a complete safetensors file"),
+    ("weights: text", text(WEIGHTS, "version https://git-lfs.github.com/spec/v1\noid sha256:00\n"), "not a complete saf"),
     ("weights: a header that is no JSON", text(WEIGHTS, struct.pack("<Q", 4) + b"{{{{"), "the header of"),
     ("weights: a header that is a list", text(WEIGHTS, struct.pack("<Q", 2) + b"[]"), "the header of"),
     ("weights: no tensors", text(WEIGHTS, struct.pack("<Q", 2) + b"{}"), "holds no tensors"),
     ("weights: a shape of another size", header(lambda h: h[LAYER].update(shape=[1, 2])),
-     f"the size of {LAYER} is not that of its shape"),
+     f"the size of {LAYER} does not match its shape"),
     ("weights: offsets that run backwards", header(lambda h: h[LAYER].update(data_offsets=[9, 3])),
-     f"the size of {LAYER} is not that of its shape"),
+     f"the size of {LAYER} does not match its shape"),
     ("weights: offsets that are text", header(lambda h: h[LAYER].update(data_offsets="ab")), "the header of"),
     ("weights: an entry without a type", header(lambda h: h[LAYER].pop("dtype")), "the header of"),
     ("weights: an entry that is a number", header(lambda h: h.update({LAYER: 3})), "the header of"),
     ("weights: none", gone(WEIGHTS), "m has no weights"),
     ("weights: an index and none of its parts", sharded(gone("a.safetensors", "b.safetensors")), "lacks 2 of 2 files"),
     ("weights: a missing part", sharded(gone("b.safetensors")), "lacks 1 of 2 files of weights, the first is b.saf"),
-    ("weights: an empty part", sharded(text("b.safetensors", b"")), "b.safetensors is no whole safetensors file"),
+    ("weights: an empty part", sharded(text("b.safetensors", b"")), "b.safetensors is not a complete safetensors file"),
     ("weights: a part cut off", sharded(cut("b.safetensors", -5)), "b.safetensors is cut off"),
     ("weights: parts without an index", sharded(gone(INDEX)), f"has a.safetensors and no {INDEX}"),
     ("weights: an index that is no JSON", sharded(text(INDEX, "{")), "cannot be read as JSON"),
@@ -285,7 +285,7 @@ LOADED = [
     ("no attention heads", config(num_attention_heads=0), "m"),
     ("a negative size", config(intermediate_size=-5), "m"),
     ("an activation that nobody knows", config(hidden_act="swigloo"), "swigloo"),
-    ("code of its own", own_code, "needs Python code of its own (auto_map in its config.json), which is never run"),
+    ("custom code", own_code, "needs custom Python code (auto_map in its config.json), which is never run"),
 ]  # fmt: skip
 
 
@@ -331,7 +331,7 @@ TOKENIZERS = [
     ("NUL bytes", text("tokenizer.json", b"\0" * 99)),
     ("a model that nobody knows", text("tokenizer.json", '{"model": {"type": "Odd", "vocab": {}}}')),
     ("a configuration that is no JSON", text("tokenizer_config.json", "{")),
-    ("code of its own", own_tokenizer),
+    ("custom code", own_tokenizer),
 ]  # fmt: skip
 
 
@@ -368,8 +368,8 @@ TEMPLATES = [
     ("a field of an undefined name", "{{ messagez[0].content }}", "UndefinedError: 'messagez' is undefined"),
     ("divides by zero", "{{ 1 // 0 }}", "ZeroDivisionError"),
     ("reaches for Python", "{{ messages.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
-    ("leaves the question out", "Hello {{ question }}", "makes 'Hello ' of every question"),
-    ("is empty", " ", "makes ' ' of every question"),
+    ("leaves the question out", "Hello {{ question }}", "renders every question as 'Hello '"),
+    ("is empty", " ", "renders every question as ' '"),
 ]  # fmt: skip
 
 
@@ -443,9 +443,9 @@ def test_a_truncated_gguf_file_is_refused_by_a_plan_and_by_a_run(tmp_path, monke
     writer.close()
     (tmp_path / "m.gguf").write_bytes((tmp_path / "m.gguf").read_bytes()[:kept])
     monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(ConfigError, match=r"m.gguf cannot be read .*; give a whole GGUF file"):
+    with pytest.raises(ConfigError, match=r"m.gguf cannot be read .*; give a complete GGUF file"):
         shape_of(read_config(None, ["--model", str(tmp_path / "m.gguf"), "--data", "d.jsonl"]))
-    with pytest.raises(ConfigError, match=r"transformers cannot read .*m.gguf: .*; allowed: a whole GGUF"):
+    with pytest.raises(ConfigError, match=r"transformers cannot read .*m.gguf: .*; allowed: a complete GGUF"):
         local_model(str(tmp_path / "m.gguf"), "float32", print)
     assert not list(tmp_path.glob("cache/*"))
 
@@ -490,10 +490,12 @@ def broken(here):
 
 
 VERBS = (
-    Case("model: train", ("train", "--model", "m", "--data", "p.jsonl"), broken, says="no whole safetensors file"),
+    Case(
+        "model: train", ("train", "--model", "m", "--data", "p.jsonl"), broken, says="not a complete safetensors file"
+    ),
     Case("model: dry run", ("train", "--model", "x/y/z", "--data", "p.jsonl", "--dry-run"), broken, says="no such dir"),
-    Case("model: eval", ("eval", "m", "--suite", "p.jsonl"), broken, says="no whole safetensors file"),
-    Case("model: sft", ("sft", "m", "--data", "p.jsonl", "--out", "o"), broken, says="no whole safetensors file"),
+    Case("model: eval", ("eval", "m", "--suite", "p.jsonl"), broken, says="not a complete safetensors file"),
+    Case("model: sft", ("sft", "m", "--data", "p.jsonl", "--out", "o"), broken, says="not a complete safetensors file"),
     Case("model: plan", ("plan", "--model", "p.jsonl", "--data", "p.jsonl", "--gpus", "4"), broken, says="is a file"),
 )
 

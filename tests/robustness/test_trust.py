@@ -332,5 +332,5 @@ def test_a_checkpoint_of_ranks_with_code_in_its_metadata_is_refused(place, writt
 
     sharded(place)
     (place / "learner/.metadata").write_bytes(written)
-    with pytest.raises(ConfigError, match="is no description of a checkpoint"):
+    with pytest.raises(ConfigError, match="is not the metadata of a checkpoint"):
         stored_shapes(place)
