@@ -1,6 +1,6 @@
-"""When new weights become active: at a tick that the data fixes, or as they arrive.
+"""When new weights become active: at a tick that the data determines, or on arrival.
 
-A rule is an object with two answers; a new one is a class here and an entry in ACTIVATIONS.
+To add a rule, write a class that implements `Activation` and add it to ACTIVATIONS.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Protocol
 
 
 class Activation(Protocol):
-    """When the generators use the weights that a batch has trained."""
+    """A rule for when the generators start to use the weights trained on a batch."""
 
     @property
     def on_arrival(self) -> bool:
@@ -22,7 +22,7 @@ class Activation(Protocol):
         """Return whether the weights trained on a batch must be active before this tick.
 
         Args:
-            tick: the tick about to be done.
+            tick: the next tick.
             formed_at: tick at which the batch was complete.
         """
         ...
@@ -34,15 +34,16 @@ class Activation(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AtTick:
-    """A fixed number of ticks after the batch was complete: a run's bits do not depend on the clock.
+    """Weights become active a fixed number of ticks after their batch was complete.
 
-    If the trainer is late the generators wait at that tick; if it is early the weights lie ready.
+    The results of a run do not depend on the clock. If the trainer is late, the generators wait at that tick. If it is
+    early, the weights wait.
 
     Example: AtTick(lag_ticks=42)
     """
 
     lag_ticks: int
-    """Ticks; -1: not known yet, so that the generators wait at the first batch, where the trainer measures it."""
+    """Lag in ticks; -1: unknown. The generators then wait for the first weights, and the trainer measures it."""
     on_arrival: bool = False
 
     def due(self, tick: int, formed_at: int) -> bool:
@@ -56,12 +57,12 @@ class AtTick:
 
 @dataclass(frozen=True, slots=True)
 class OnArrival:
-    """As soon as the weights arrive: never a wait, and bits that depend on the clock."""
+    """Weights become active as soon as they arrive. Nothing waits, and the results depend on the clock."""
 
     on_arrival: bool = True
 
     def due(self, tick: int, formed_at: int) -> bool:
-        """Return False: no tick is waited at."""
+        """Return False: the generators never wait for weights."""
         return False
 
     def measured(self, lag_ticks: int) -> Activation:
@@ -73,4 +74,4 @@ ACTIVATIONS: dict[str, Callable[[int], Activation]] = {
     "deterministic": AtTick,
     "eager": lambda lag_ticks: OnArrival(),
 }
-"""By `rollouts.schedule`; each is given the lag in ticks."""
+"""Rules by `rollouts.schedule`; each factory takes the lag in ticks."""

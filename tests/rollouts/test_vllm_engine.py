@@ -318,5 +318,5 @@ def test_a_stop_token_beyond_the_budget_of_the_answer_is_left_out_and_is_no_faul
     open_ended = TokenSequence(Request((0, 0), (1, 2), key=3), rule, (9,))
     open_ended.begin()
     open_ended.extend((4, 5), (-0.5, -0.5), version=3)
-    with pytest.raises(BadAnswer, match="it stopped after token 5, which is none of the stop tokens"):
+    with pytest.raises(BadAnswer, match="it stopped after token 5, which is not a stop token"):
         _settle(open_ended, Chunk((5,), (-0.5,), "stop", (Span(3, 0, 2),)), allowance)

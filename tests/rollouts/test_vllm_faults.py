@@ -90,7 +90,7 @@ def test_a_server_that_is_gone_ends_the_engine(make, server):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("nonsense", "which is no answer of /inference/v1/generate"),
+        ("nonsense", "which is not an answer of /inference/v1/generate"),
         ("short", "1 before its limit; start it with a larger --max-model-len"),
     ],
 )
@@ -120,14 +120,14 @@ def test_a_server_that_says_it_has_other_weights_than_it_was_given_ends_the_engi
     engine, _ = make()
     server.label, server.faults["wrong_label"] = "4", 1
     engine.swap(3)
-    with pytest.raises(EngineDied, match="given weights of version 3 and says that it uses version 4"):
+    with pytest.raises(EngineDied, match="received version 3 of the weights, but reports version 4"):
         while True:
             engine.poll(0.05)
 
 
 def test_weights_that_are_not_there_are_told_at_once(make, files):
     engine, _ = make()
-    with pytest.raises(EngineDied, match=r"weights of version 9 were asked for, and .* is not there"):
+    with pytest.raises(EngineDied, match=r"version 9 of the weights was requested, but .* does not exist"):
         engine.swap(9)
 
 
@@ -142,7 +142,7 @@ def test_spans_give_each_token_its_version_and_must_cover_all():
     sequence.extend([4, 5, 6], [-1.0, -1.0, -1.0], 5)
     sequence.settle([Span(5, 0, 1), Span(6, 1, 9)])  # the server sampled more than the sequence may have
     assert sequence.versions == [4, 4, 5, 6, 6]
-    with pytest.raises(BadAnswer, match="named the weights of 2 tokens, and had sent 3"):
+    with pytest.raises(BadAnswer, match="named the weights of 2 tokens, but had sent 3"):
         sequence.settle([Span(5, 0, 1), Span(6, 1, 2)])
     with pytest.raises(BadAnswer, match="named the weights of 1 tokens"):
         sequence.settle([Span(5, 0, 1), Span(6, 2, 3)])
@@ -154,7 +154,7 @@ def test_spans_give_each_token_its_version_and_must_cover_all():
         (b'{"choices": [{"token_ids": [3], "finish_reason": null, "weight_versions": null, "logprobs": {"content": '
          b'[{"token_id": 3, "logprob": -9999.0}]}}]}', "reports for NaN"),
         (b'{"choices": [{"token_ids": [3, 4], "finish_reason": null, "weight_versions": null, "logprobs": {"content": '
-         b'[{"token_id": 3, "logprob": -1.0}]}}]}', "2 tokens with log-probabilities of 1 others"),
+         b'[{"token_id": 3, "logprob": -1.0}]}}]}', "2 tokens, but log-probabilities of 1 other tokens"),
         (b'{"choices": [{"token_ids": [], "finish_reason": "stop", "logprobs": null, "weight_versions": '
          b'[{"version": "nightly", "start": 0, "end": 1}]}]}', "calls its weights 'nightly'"),
         (b"<html>502 Bad Gateway</html>", "which is no answer"),

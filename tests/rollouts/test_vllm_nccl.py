@@ -107,7 +107,7 @@ def test_pushed_weights_that_never_come_end_the_engine(make):
     engine, _ = make()
     engine._connection._updates = PushedUpdates(timeout_s=0.1)
     engine.swap(3)
-    with pytest.raises(EngineDied, match="version 3 were asked for 0 s ago and it still uses version 0"):
+    with pytest.raises(EngineDied, match="version 3 of the weights was requested 0 s ago, but it still uses version 0"):
         while True:
             engine.poll(0.05)
 

@@ -49,7 +49,7 @@ def test_the_engine_asks_what_was_recorded_and_reads_what_was_answered(tmp_path)
         engine.submit([Request((1, 0), (5, 9, 2), 1)])
         (after,) = drain(engine)
         engine.swap(8)
-        with pytest.raises(EngineDied, match=r"/update_weights failed 1 times, at last by: 500: .*No such file"):
+        with pytest.raises(EngineDied, match=r"/update_weights failed 1 times; the last error: 500: .*No such file"):
             while True:
                 engine.poll(0.05)
         engine.close()

@@ -37,7 +37,7 @@ def test_a_server_that_is_what_is_needed_passes_without_a_note(server):
         ({"scale_out": False}, r"has no /inference/v1/generate; start it with --enable-scale-out"),
         ({"processed": False}, r"which must have 0; start it with --logprobs-mode processed_logprobs"),
         ({"max_model_len": 199}, r"has --max-model-len 199; needed: 200 .* or lower recipe.length"),
-        ({"vocabulary": VOCABULARY + 1}, r"more tokens than the policy's 12; start it with the policy's own model"),
+        ({"vocabulary": VOCABULARY + 1}, r"more tokens than the policy's 12; start it with the policy's model"),
         ({"vocabulary": VOCABULARY - 1}, r"fewer tokens than the policy's 12"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -55,9 +55,7 @@ def test_another_way_to_take_weights_and_a_head_in_bf16_are_refused(server):
         check_server(server.address, dataclasses.replace(NEEDS, backend="nccl"))
     server.settings["model_config"]["dtype"] = "torch.bfloat16"
     needs = dataclasses.replace(NEEDS, fp32_head=True)
-    with pytest.raises(
-        ConfigError, match=r"in torch.bfloat16, recipe.fp32_head asks for FP32; start it with --hf-over"
-    ):
+    with pytest.raises(ConfigError, match=r"in torch.bfloat16, recipe.fp32_head needs FP32; start it with --hf-over"):
         check_server(server.address, needs)
     server.settings["model_config"]["hf_overrides"] = {"head_dtype": "float32"}
     assert check_server(server.address, needs) == []
@@ -67,7 +65,7 @@ def test_an_address_where_nothing_or_something_else_answers_is_refused(server):
     with pytest.raises(ConfigError, match=r"no answer from http://127.0.0.1:9 .* start a server there"):
         check_server("http://127.0.0.1:9", NEEDS)
     server.settings = []
-    with pytest.raises(ConfigError, match="does not answer as vLLM does"):
+    with pytest.raises(ConfigError, match="gives an answer that vLLM does not give"):
         check_server(server.address, NEEDS)
 
 
