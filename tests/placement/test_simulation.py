@@ -208,7 +208,7 @@ def test_lengths_are_read_from_numbers_and_objects(tmp_path):
     file = tmp_path / "lengths.jsonl"
     file.write_text('12\n{"completion_tokens": 30}\n\n{"tokens": 7, "reward": 1}\n')
     assert read_lengths(file).tolist() == [12, 30, 7]
-    for content, message in (('{"reward": 1}\n', "line 1: got"), ("0\n", "line 1"), ("\n", "holds no lengths")):
+    for content, message in (('{"reward": 1}\n', "line 1: got"), ("0\n", "line 1"), ("\n", "has no lengths")):
         file.write_text(content)
         with pytest.raises(ConfigError, match=message):
             read_lengths(file)

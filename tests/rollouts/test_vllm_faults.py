@@ -157,7 +157,7 @@ def test_spans_give_each_token_its_version_and_must_cover_all():
          b'[{"token_id": 3, "logprob": -1.0}]}}]}', "2 tokens, but log-probabilities of 1 other tokens"),
         (b'{"choices": [{"token_ids": [], "finish_reason": "stop", "logprobs": null, "weight_versions": '
          b'[{"version": "nightly", "start": 0, "end": 1}]}]}', "calls its weights 'nightly'"),
-        (b"<html>502 Bad Gateway</html>", "which is no answer"),
+        (b"<html>502 Bad Gateway</html>", "which is not an answer"),
     ],
 )  # fmt: skip
 def test_an_answer_that_cannot_be_right_is_refused(data, message):

@@ -71,7 +71,7 @@ def test_an_address_where_nothing_or_something_else_answers_is_refused(server):
 
 def test_a_server_that_decodes_fewer_sequences_together_is_noted(server):
     (note,) = check_server(server.address, dataclasses.replace(NEEDS, sequences=65))
-    assert "decodes 64 sequences together, 65 are sent" in note and "--max-num-seqs 65" in note
+    assert "decodes 64 sequences together, but 65 are sent" in note and "--max-num-seqs 65" in note
 
 
 def test_a_server_that_takes_weights_from_a_network_is_noted():
