@@ -360,7 +360,7 @@ class Coordinator:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore a state; call `begin` with the weights of its `sampling_version` afterwards."""
         self.schedule.load_state(state["schedule"])
-        self.schedule.activation = self.schedule.activation.measured(state["activation"].get("lag_ticks", -1))
+        self.schedule.activation = self.schedule.activation.restored(state["activation"])
         self.ticks = state["ticks"]
         self._queue = deque(from_plain(Visit, v) for v in state["queue"])
         self._last = state["last"]
