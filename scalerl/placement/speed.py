@@ -80,8 +80,8 @@ class Assumptions:
         return (
             f"{gpu.name}: {gpu.flops / 1e12:,.0f} TFLOP/s BF16, {gpu.bytes_per_s / 1e12:.2f} TB/s; training reaches "
             f"{self.training_share:.0%} of the peak, decoding {self.decode_share:.0%} of both and "
-            f"{1e3 * self.step_overhead_s:g} ms of overhead per step; {self.network / 1e9:g} GB/s per GPU between nodes "
-            f"of {self.node}"
+            f"{1e3 * self.step_overhead_s:g} ms of overhead per step; {self.network / 1e9:g} GB/s per GPU between "
+            f"nodes of {self.node}"
         )
 
 

@@ -141,7 +141,7 @@ def test_the_best_split_is_the_one_with_the_most_useful_tokens_and_both_sides_ar
     assert useful == sorted(useful, reverse=True)
     assert abs(outcomes[0].trainer_ranks - 8) <= 1  # a rank trains 1,000 tokens/s and a generator samples as many
     too_large = replace(config, model=HuggingFaceModel(path="meta-llama/Llama-4-Scout-17B-16E"))
-    with pytest.raises(ConfigError, match="no split into trainers and generators holds the model"):
+    with pytest.raises(ConfigError, match="no split of them into trainers and generators fits the model"):
         best_split(too_large, Given(shape_of(too_large), given.assumed), lengths_of(config, None), 8)
 
 

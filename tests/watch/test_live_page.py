@@ -91,7 +91,7 @@ def test_a_new_step_and_a_new_point_are_seen_within_two_seconds(live, tab, place
 def test_a_run_shows_its_curve_its_forecast_and_every_metric_with_its_meaning(tab):
     open_run(tab, NAME)
     text = tab.locator("main").inner_text()
-    assert "step 130 of 500" in text and "1.5 s a step" in text and "9 min left" in text
+    assert "step 130 of 500" in text and "1.5 s per step" in text and "9 min left" in text
     assert "13% of the rollouts are truncated: above 10% training usually becomes unstable" in text
     assert "with 90% probability" in text and "advice" in text.lower()
     shown = [metric for name, metric in METRICS.items() if name != "router_disagreement"]

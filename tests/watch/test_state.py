@@ -25,7 +25,7 @@ def test_a_living_run_that_writes_rows_is_training_with_its_rate_and_the_time_le
     with Heartbeat(run, every_s=0.05):
         found = run_state(run)
     assert (found.state, found.step, found.steps, found.step_s, found.left_s) == ("training", 100, 400, 1.5, 450.0)
-    assert summary_line(found) == "training, step 100/400, 1.5 s a step, 8 min left, pass rate 0.451 ± 0.006"
+    assert summary_line(found) == "training, step 100/400, 1.5 s per step, 8 min left, pass rate 0.451 ± 0.006"
 
 
 @pytest.mark.parametrize(("silent_s", "state"), [(10, "training"), (59, "waiting"), (61, "dead")])
