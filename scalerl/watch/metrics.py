@@ -60,7 +60,7 @@ METRICS = {
         "staleness", "Too stale", "share of sampled tokens that are staler than k and carry no loss", share=True
     ),
     "log_ratio_mean": Metric(
-        "staleness", "Log ratio, mean", "mean log probability ratio of trainer and generator, over trained tokens", "nats"
+        "staleness", "Log ratio, mean", "mean log probability ratio trainer / generator over trained tokens", "nats"
     ),
     "log_ratio_min": Metric(
         "staleness", "Log ratio, minimum", "smallest log ratio of a token, less likely under the trainer", "nats"

@@ -158,7 +158,7 @@ def _without_status(
 
 
 def summary_line(found: RunState) -> str:
-    """Return a run's state as one line: "training, step 120/480, 1.5 s per step, 9 min left, pass rate 0.412 ± 0.006"."""
+    """Return a one-line state: "training, step 120/480, 1.5 s per step, 9 min left, pass rate 0.412 ± 0.006"."""
     parts = [found.state, f"step {found.step}/{found.steps}"]
     if found.state in ("training", "waiting") and math.isfinite(found.step_s):
         parts += [f"{found.step_s:.3g} s per step", f"{duration(found.left_s)} left"]
