@@ -137,7 +137,7 @@ def _row(line: str, where: str) -> dict[str, Any]:
     odd = [name for name in NUMBERS if not isinstance(row, dict) or not isinstance(row.get(name), int | float)]
     odd += [name for name in ("occupancy", "generator_tokens_per_s") if name not in odd and name not in row]
     if odd:
-        raise ConfigError(f"{where}: no number in {', '.join(odd[:3])}; give a run of this version")
+        raise ConfigError(f"{where}: no number in {', '.join(odd[:3])}; give a run of this version of scalerl")
     return dict(row)
 
 

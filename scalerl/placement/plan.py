@@ -237,7 +237,7 @@ def splits(gpus: int, of_a_generator: int, node: int) -> list[tuple[int, int]]:
     if not found:
         raise ConfigError(
             f"--gpus: got {gpus} with generators of {of_a_generator} GPUs; allowed: at least {of_a_generator + 1}, so "
-            "that one trainer rank and one generator have theirs"
+            "that one trainer rank and one generator have GPUs"
         )
     return found
 
@@ -311,7 +311,7 @@ def balance_line(config: RunConfig, found: Found) -> str:
 
 def outcome_table(outcomes: Sequence[Outcome]) -> list[str]:
     """Return a table of the outcomes as lines."""
-    head = "  trainers generators   slots   updates/h   tokens/s  occupancy  idle: gen, train  staleness   too old"
+    head = "  trainers generators   slots   updates/h   tokens/s  occupancy  idle: gen, train  staleness     stale"
     rows = []
     for one in outcomes:
         f = one.figures

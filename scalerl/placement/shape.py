@@ -246,6 +246,6 @@ def _decoder(read: Callable[[], Mapping[str, Any]], source: str) -> Found:
         raise
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise ConfigError(
-            f"{source}: not the configuration of a decoder that this can read ({type(error).__name__}: {error}); give "
+            f"{source}: not a supported decoder configuration ({type(error).__name__}: {error}); give "
             "its sizes in a table [placement.model_numbers]"
         ) from None

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 LAG_BATCHES = 1.5
-"""Lag in batches. Where both sides are balanced an update takes as long as a batch; half as much again absorbs the
-variation of both."""
+"""Lag in batches. If both sides are balanced, an update takes as long as a batch; the extra half absorbs the variation
+of both."""
 
 WINDOW = 8
-"""Batches over which Following takes the mean."""
+"""Batches over which Following averages."""
 
 
 class Activation(Protocol):
@@ -40,11 +40,11 @@ class Activation(Protocol):
         ...
 
     def formed(self, tick: int) -> Activation:
-        """Return the rule after one more batch was complete at a tick."""
+        """Return the rule after another batch was complete at a tick."""
         ...
 
     def restored(self, state: Mapping[str, Any]) -> Activation:
-        """Return the rule as a checkpoint holds it: its fields by name."""
+        """Return the rule restored from a checkpoint: its fields by name."""
         ...
 
 
@@ -81,15 +81,15 @@ class AtTick:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """As AtTick, with a lag of 1.5 times the ticks that the latest batches took: for runs of unknown lengths.
+    """As AtTick, with a lag of 1.5 times the mean ticks of the latest batches, for runs with unknown lengths.
 
-    Ticks are counted, not timed, so a run's bits do not depend on the clock either.
+    Ticks are counted and not timed, so that the results do not depend on the clock.
 
     Example: Following(lag_ticks=24, recent=(64, 80, 96, 112, 128, 144, 160, 176, 192))
     """
 
     lag_ticks: int
-    """In use; an estimate until WINDOW batches were complete."""
+    """Lag in ticks; an estimate until WINDOW batches are complete."""
     recent: tuple[int, ...] = ()
     """Ticks at which the latest batches were complete."""
     on_arrival: bool = False
@@ -99,18 +99,18 @@ class Following:
         return tick >= formed_at + self.lag_ticks
 
     def measured(self, lag_ticks: int) -> Self:
-        """Return the same rule: it measures by itself."""
+        """Return the same rule: it computes its lag from the ticks of batches."""
         return self
 
     def formed(self, tick: int) -> Self:
-        """Return the rule with the lag that follows from the latest batches."""
+        """Return the rule with the lag of the latest batches."""
         recent = (*self.recent, tick)[-WINDOW - 1 :]
         if len(recent) <= WINDOW:
             return replace(self, recent=recent)
         return replace(self, recent=recent, lag_ticks=math.ceil(LAG_BATCHES * (recent[-1] - recent[0]) / WINDOW))
 
     def restored(self, state: Mapping[str, Any]) -> Self:
-        """Return the rule with the batches it had seen; one of another kind had seen none."""
+        """Return the rule with the saved batches; the state of another rule has none."""
         return replace(self, lag_ticks=state.get("lag_ticks", self.lag_ticks), recent=tuple(state.get("recent", ())))
 
 

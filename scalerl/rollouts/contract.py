@@ -173,7 +173,7 @@ def check_repeats(bench: Bench, first: Mapping[tuple[int, int], Rollout]) -> Non
     expect(
         again.tokens.tolist() == first[number].tokens.tolist(),
         f"alone in the batch, request {number} gave {again.tokens.tolist()}, and with others "
-        f"{first[number].tokens.tolist()}; an engine that is deterministic gives equal tokens for equal keys",
+        f"{first[number].tokens.tolist()}; a deterministic engine gives equal tokens for equal keys",
     )
 
 
@@ -187,7 +187,7 @@ def check_cancel(bench: Bench) -> None:
     found = finish(engine)
     expect(
         found.keys() == {request.id for request in requests} - gone,
-        f"after cancel({sorted(gone)}) it returned {sorted(found)}; expected the others and no more",
+        f"after cancel({sorted(gone)}) it returned {sorted(found)}; expected only the others",
     )
 
 
@@ -297,5 +297,5 @@ def check_engine_plugin(
     if deterministic and not made[0].deterministic:
         raise ConfigError(
             f"placement.engine: {choice.function} is not deterministic; allowed: rollouts.schedule = 'eager', or "
-            "deterministic = True of an engine whose poll is one decode step"
+            "an engine with deterministic = True, whose poll is one decode step"
         )

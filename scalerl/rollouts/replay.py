@@ -168,9 +168,9 @@ def check_difference(difference: Difference, version: int, bound: float) -> None
     """
     if not difference.mean <= bound:
         raise ReplayMismatch(
-            f"the generator's weights are not what was sent: {difference.tokens} tokens that it says it sampled with "
+            f"the generator's weights are not what was sent: {difference.tokens} tokens reported as sampled with "
             f"version {version} have log-probabilities {difference.mean:.2g} off those of that version on average "
-            f"(largest {difference.largest:.2g}, allowed on average {bound:g}). Nothing that it samples can be trusted"
+            f"(largest {difference.largest:.2g}, allowed on average {bound:g}). Do not use its samples"
         )
 
 

@@ -192,7 +192,9 @@ class Supervisor:
         if now - self._heard_at > (limits.transfer_s if swapping else limits.silence_s):
             raise EngineDied(f"{self.name} has not answered for {now - self._heard_at:.0f} s")
         if not swapping and now - self._moved_at > limits.silence_s:
-            raise EngineDied(f"{self.name} has sampled no token for {now - self._moved_at:.0f} s, with sequences to do")
+            raise EngineDied(
+                f"{self.name} has sampled no token for {now - self._moved_at:.0f} s, although it has sequences"
+            )
 
     def _bury(self, error: EngineDied) -> None:
         self.close()
@@ -202,9 +204,7 @@ class Supervisor:
         again = sum(engine.bury() for engine in self.engines)
         if self._in_a_row >= self._limits.deaths:
             raise EngineDied(f"{self.name} died {self._in_a_row} times without finishing a sequence; the last: {error}")
-        self._note(
-            f"{error}\nIt is started again; its {again} unfinished sequences are sampled again from their prompts"
-        )
+        self._note(f"{error}\nIt is restarted; its {again} unfinished sequences are sampled again from their prompts")
         self._future = self._begin()
 
 

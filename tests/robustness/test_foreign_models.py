@@ -243,7 +243,7 @@ def test_a_plan_refuses_a_broken_configuration_in_the_same_words(model, name, ch
 )
 def test_a_plan_refuses_sizes_that_are_no_sizes(model, changes):
     config(**changes)(model)
-    with pytest.raises(ConfigError, match="not the configuration of a decoder that this can read"):
+    with pytest.raises(ConfigError, match="not a supported decoder configuration"):
         shape_of(read_config(None, ["--model", "m", "--data", "d.jsonl"]))
 
 

@@ -61,7 +61,7 @@ def check_server(address: str, needs: Needs) -> list[str]:
         except httpx.TransportError as error:
             raise ConfigError(
                 f"vllm: no answer from {address} ({error or type(error).__name__}); start a server there, or give the "
-                "address of one that runs"
+                "address of a running one"
             ) from None
         except (ValueError, KeyError, IndexError, TypeError) as error:
             if isinstance(error, ConfigError):

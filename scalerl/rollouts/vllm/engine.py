@@ -136,8 +136,8 @@ def vllm_engines(
     """
     if sampling.top_p < 1:
         raise ConfigError(
-            f"recipe.top_p: got {sampling.top_p}; allowed with vLLM: 1. Its log-probabilities are those after the "
-            "nucleus, the trainer computes those before it, and the ratio of the two would be wrong on every token"
+            f"recipe.top_p: got {sampling.top_p}; allowed with vLLM: 1. Its log-probabilities include the "
+            "nucleus and the trainer's do not, so the ratio of the two would be wrong for every token"
         )
     address = (server if isinstance(server, str) else server.address).rstrip("/")
     notes = check_server(address, needs)
