@@ -35,7 +35,7 @@ STATES = {
     "training": "training steps are running",
     "waiting": "the process is alive, but no step has finished for a while: a start, an evaluation, or a slow batch",
     "finished": "all steps are done, or a condition of `stop_when` holds",
-    "stopped": "stopped cleanly; `scalerl resume` continues it",
+    "stopped": "stopped with a checkpoint; `scalerl resume` continues it",
     "failed": "ended by an error",
     "dead": "no sign of life: killed, or its machine failed; `scalerl resume` continues it",
     "unreadable": "its config.toml cannot be read",

@@ -73,7 +73,7 @@ const MEANINGS = {
   training: "Training steps are running.",
   waiting: "The process is alive, but no step has finished for a while.",
   finished: "The run is complete.",
-  stopped: "Stopped cleanly; scalerl resume continues it.",
+  stopped: "Stopped with a checkpoint; scalerl resume continues it.",
   failed: "Ended by an error.",
   dead: "No sign of life; scalerl resume continues it.",
   unreadable: "Its config.toml cannot be read.",
