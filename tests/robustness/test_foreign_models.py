@@ -243,7 +243,7 @@ def test_a_plan_refuses_a_broken_configuration_with_the_same_message(model, name
 )
 def test_a_plan_refuses_invalid_sizes(model, changes):
     config(**changes)(model)
-    with pytest.raises(ConfigError, match="not the configuration of a decoder that this can read"):
+    with pytest.raises(ConfigError, match="not a supported decoder configuration"):
         shape_of(read_config(None, ["--model", "m", "--data", "d.jsonl"]))
 
 
