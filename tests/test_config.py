@@ -222,7 +222,7 @@ def test_several_files_of_your_own_start_from_the_papers_sizes_too(tmp_path):
         (
             '[[data]]\nkind = "arithmetic"\n[[data]]\nkind = "arithmetic"\noperations = [1, 2]\n',
             [],
-            "data: got two tasks with the name 'arithmetic'; give each a `name` of its own",
+            "data: got two tasks with the name 'arithmetic'; give each task a different `name`",
         ),
     ],
 )

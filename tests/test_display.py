@@ -110,7 +110,7 @@ def test_a_fall_is_said_once_with_the_metrics_that_moved():
     text = out.getvalue()
     # the best mean of three is (0.6 + 0.63 + 0.64) / 3
     assert text.count("the held-out metric of t has fallen by") == 1
-    assert "what moved: entropy from 0.305 to 0.05" in text
+    assert "metrics that moved: entropy from 0.305 to 0.05" in text
     assert "staleness from" not in text and "truncation from" not in text
 
 

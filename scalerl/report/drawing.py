@@ -33,7 +33,7 @@ class Figure:
     data: list[Json]
     layout: Json
     choices: dict[str, dict[str, Json]] = field(default_factory=dict)
-    """What the reader can choose, by name, and the effect of each option: ``{"layout": ...}`` changes the figure's
+    """Choices for the reader, by name, with the effect of each option: ``{"layout": ...}`` changes the figure's
     layout, ``{"data": ...}`` is drawn in addition. The first option is the default."""
 
 

@@ -45,7 +45,7 @@ class PageContent:
     table: str
     """From ``table``."""
     figures: Mapping[str, Figure]
-    """By a name that is used in element ids."""
+    """By name; the name is used in element ids."""
     wide: frozenset[str] = frozenset()
     """Figures as wide as the page."""
     more: str = ""
@@ -88,10 +88,10 @@ def html_page(content: PageContent) -> str:
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a page to a file, whole or not at all.
+    """Write a page to a file atomically.
 
     Raises:
-        CurveError: it cannot be written there.
+        CurveError: the path cannot be written.
     """
     try:
         write_whole(path, page)
@@ -102,7 +102,7 @@ def write_page(path: Path, page: str) -> None:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """Return a table that its headings sort; the first column is the row header."""
+    """Return a table that is sorted by a click on a heading; the first column is the row header."""
     head = "".join(f'<th scope="col"><button type="button">{name}</button></th>' for name in columns)
     body = "\n".join(_row(cells) for cells in rows)
     return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
@@ -135,7 +135,7 @@ def swatch(color: str) -> str:
 def warnings(notes: Sequence[str], about: str) -> str:
     """A list of warnings; both arguments are plain text."""
     items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
-    label = f"What to know about {html.escape(about)}"
+    label = f"Notes about {html.escape(about)}"
     return f'<ul class="warnings" aria-label="{label}">{items}</ul>' if notes else ""
 
 

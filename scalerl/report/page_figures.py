@@ -63,7 +63,7 @@ def curve_traces(name: str, curve: Curve, found: Fit, style: tuple[str, str], le
         aside: factor beyond the forecast at which the ceiling is drawn.
     """
     last, unit = found.last_compute, curve.unit
-    # dense for both axes; a log axis draws the first step from 0 as a level line, left of its range
+    # dense for both axes; on a log axis, the segment from 0 is a level line left of the range
     spaced = np.linspace(0, AHEAD * last, 61)[1:]
     grid = np.unique(np.concatenate([[0.0, last], spaced, np.geomspace(0.5 * least, AHEAD * last, 100)]))
     band = found.predict(grid)

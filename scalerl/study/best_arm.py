@@ -54,7 +54,7 @@ def probability_best(draws: ArmDraws) -> Array:
 def relative_probability_best(draws: ArmDraws) -> Array:
     """Probability of being the best divided by that of the likeliest arm, shape (A,), in [0, 1].
 
-    The probability itself shrinks as similar arms are added: with twenty alike, a limit on it would stop all of them.
+    The probability itself shrinks as similar arms are added: a limit on it would stop all of twenty similar arms.
     """
     probability_A = probability_best(draws)
     return np.asarray(probability_A / probability_A.max())

@@ -37,7 +37,7 @@ COLORS = {
 """By effect."""
 
 CHOSEN, OTHERS = "@s1", "@muted/0.4"
-"""Colours of the arm that the reader chose, and of all arms but that and the reference."""
+"""Colors of the arm that the reader chose, and of all arms except that one and the reference."""
 
 AHEAD = 2.0
 """How far the curves of the reference and of the chosen arm are drawn, in multiples of the last compute."""
@@ -45,7 +45,7 @@ AHEAD = 2.0
 ROW = 30
 """Height of a row of a forest, pixels."""
 
-CHOICE = "Arm beside the reference"
+CHOICE = "Arm next to the reference"
 
 
 def differences(found: StudyResult) -> Figure | None:
@@ -96,7 +96,7 @@ def ratios(found: StudyResult) -> Figure | None:
 
 
 RATIOS = {"steepness B": "efficiency_ratio", "compute for the same level": "compute_ratio"}
-"""What is shown as a ratio to the reference, as in ``Comparison``."""
+"""Quantities shown as a ratio to the reference, by label; attributes of ``Comparison``."""
 
 
 def curves(found: StudyResult) -> Figure | None:

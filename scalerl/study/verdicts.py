@@ -46,7 +46,7 @@ def sentence_of(name: str, reference: str, effect: str, against: Comparison | No
         name: of the arm.
         reference: name of the arm it is compared with.
         effect: from ``effect_of``.
-        against: the comparison; None where there is none.
+        against: the comparison; None if there is none.
         problems: why the arm has no fit; empty if it has one.
     """
     if effect == "reference":
@@ -74,7 +74,7 @@ def sentence_of(name: str, reference: str, effect: str, against: Comparison | No
 
 
 NO_DIFFERENCE = " makes no difference that this much compute can show"
-"""A list with this heading leaves it out of its sentences."""
+"""Left out of the sentences of a list whose heading has the same words."""
 
 
 def _signed(estimate: Estimate) -> str:

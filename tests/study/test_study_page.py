@@ -111,9 +111,9 @@ def test_an_arm_that_is_hardly_known_does_not_flatten_the_forest(tmp_path):
 def test_the_reference_is_always_drawn_and_any_other_fitted_arm_can_be_chosen(found):
     for name in ("curves", "slopes"):
         figure = FIGURES[name](found)
-        assert list(figure.choices["Arm beside the reference"]) == ["dapo", "slow", "fp32"]
+        assert list(figure.choices["Arm next to the reference"]) == ["dapo", "slow", "fp32"]
         assert [t["name"].partition(":")[0] for t in figure.data if t.get("showlegend")] == ["scalerl"]
-    chosen = FIGURES["curves"](found).choices["Arm beside the reference"]["slow"]["data"]
+    chosen = FIGURES["curves"](found).choices["Arm next to the reference"]["slow"]["data"]
     points = [trace for trace in chosen if trace["mode"] == "markers"]
     assert len(points) == 3 and all(len(trace["x"]) == 21 for trace in points)
 
