@@ -1,6 +1,6 @@
 """Building blocks of the figures of a page, as plotly JSON: numbers, axes and error bars.
 
-A colour is a name such as "@s0", or "@s0/0.2" with an opacity; the page's script replaces it by the colour of the
+A color is a name such as "@s0", or "@s0/0.2" with an opacity; the page's script replaces it by the color of the
 theme.
 """
 

@@ -128,7 +128,7 @@ def power_cell(estimate: Estimate) -> Cell:
 
 
 def swatch(color: str) -> str:
-    """A dot in a colour such as "@s0"."""
+    """A dot in a color such as "@s0"."""
     return f'<span class="swatch" style="background: var(--{color[1:]})" aria-hidden="true"></span>'
 
 

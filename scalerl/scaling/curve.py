@@ -268,7 +268,7 @@ def rows(count: int) -> str:
 
 
 def check_range(compute_N: Array, metric_N: Array, low: float, high: float) -> None:
-    """Refuse what cannot be repaired: no points, infinite or negative compute, a metric outside its bounds."""
+    """Raise if the data cannot be repaired: no points, infinite or negative compute, a metric outside its bounds."""
     if not len(compute_N):
         raise CurveError("the curve has no points; each needs a compute and a metric value")
     if not (np.isfinite(compute_N).all() and np.isfinite(metric_N).all()):
@@ -290,7 +290,7 @@ def check_range(compute_N: Array, metric_N: Array, low: float, high: float) -> N
 
 
 def thinned(curve: Curve, most: int) -> Curve:
-    """A curve with at most this many points: neighbours are averaged in groups of nearly equal size.
+    """A curve with at most this many points: neighbors are averaged in groups of nearly equal size.
 
     Averaging changes the metric by a second-order amount (the curvature within one group) and keeps all information on
     its level. The point at compute 0 is averaged too: alone it would be noisier than all others.

@@ -41,7 +41,7 @@ def draws_of_arm(ceiling_SD: list[Array], seed_D: Array, rng: np.random.Generato
 
 
 def leader(draws: ArmDraws) -> int:
-    """The arm to choose if the study ended now: the one with the highest mean, which minimises the expected regret."""
+    """The arm to choose if the study ended now: the one with the highest mean, which minimizes the expected regret."""
     return int(draws.trained_AD.mean(axis=1).argmax())
 
 

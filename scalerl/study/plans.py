@@ -60,11 +60,11 @@ def loo(base: RunConfig) -> Plan:
 
 
 LEFT_OUT = {
-    "plan": "group instead of batch normalization",
+    "plan": "group instead of batch normalisation",
     "lp": "length penalty instead of interruption",
     "batch": "zero-variance prompts kept in the loss",
     "8op": "PPO-off-policy-8 instead of PipelineRL-8",
-    "fp32": "no FP32 head; without effect if the weights are FP32, where it checks the comparison",
+    "fp32": "no FP32 head; no effect if the weights are FP32, and then a check of the comparison",
     "savg": "sample average instead of prompt average",
     "dapo": "DAPO's loss instead of CISPO",
     "uniform-sampling": "no No-Positive-Resampling",
@@ -118,7 +118,7 @@ GSPO_CLIPS = ((3e-4, 4e-4), (3e-3, 4e-3), (4e-3, 5e-3))
 
 
 def axes(base: RunConfig) -> Plan:
-    """The scaling axes of section 5: model size, length, batch size, and generations per prompt at a fixed total."""
+    """The scaling axes of section 5: model size, length, batch, and generations per prompt at a fixed total."""
     recipe = base.recipe
     total, group = recipe.completions_per_step, recipe.generations_per_prompt
     arms = [Arm(name="scalerl", about="the base")]

@@ -7,7 +7,7 @@ from scalerl.scaling.futures import LATER_FALL, STAYS, STAYS_AFTER_FALL, has_fal
 
 
 def fallen(seed=0):
-    """Up to 0.6 by half of the run, then within five evaluations down to 0.2, where it stays."""
+    """A run that reaches 0.6 by half, then falls to 0.2 within five evaluations and stays there."""
     rng = np.random.default_rng(seed)
     compute = np.arange(31.0)
     level = np.where(compute < 16, sigmoid(compute, 0.6, 3.0, 4.0, 0.1), np.maximum(0.6 - 0.08 * (compute - 16), 0.2))
@@ -29,7 +29,7 @@ def test_a_clean_rise_is_the_law_alone():
 def test_a_fallen_run_is_forecast_to_stay_down_and_its_ceiling_is_not_identified():
     found = fit(fallen())
     assert found.futures.fallen and found.futures.stays > 0.5
-    # the law alone promises to recover to 0.4 and more
+    # the law alone forecasts a recovery to 0.4 or more
     assert found.draws.levels(np.array([60.0]), 1.0).mean() > 0.33
     assert found.predict([60.0]).mean[0] < 0.28
     assert not found.identified
@@ -94,7 +94,7 @@ def test_equal_values_at_the_start_are_forecast_with_an_honest_width(values):
     assert advise(found, "2x", 0.01).action != "stop"
 
 
-def test_the_second_rise_carries_no_identified_ceiling():
+def test_a_ceiling_from_a_second_rise_is_not_identified():
     compute = np.linspace(0, 1, 41)
     level = sigmoid(compute, 0.45, 2.5, 0.08, 0.2) + sigmoid(compute, 0.3, 6.0, 0.6, 0.0)
     found = fit(Curve(compute, level + 0.003 * np.random.default_rng(0).standard_normal(41)))
@@ -102,7 +102,7 @@ def test_the_second_rise_carries_no_identified_ceiling():
     assert not found.identified
 
 
-def test_last_points_that_contradict_the_curve_take_the_word_identified_away():
+def test_the_ceiling_is_not_identified_if_the_last_points_contradict_the_curve():
     curve = run(noise=0.002)
     metric = curve.metric.copy()
     metric[-3:] -= 0.03

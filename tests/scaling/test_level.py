@@ -11,14 +11,14 @@ def covariance(ratio, count):
 
 
 @pytest.mark.parametrize("count", [3, 4, 12])
-def test_the_modes_diagonalise_the_walk(count):
+def test_the_modes_diagonalize_the_walk(count):
     values, vectors = walk_modes(count)
     index = np.arange(count)
     assert vectors @ np.diag(values) @ vectors.T == pytest.approx(np.minimum.outer(index, index), abs=1e-10)
     assert vectors.T @ vectors == pytest.approx(np.eye(count), abs=1e-10)
 
 
-def test_the_last_level_is_that_of_generalised_least_squares_and_kriging():
+def test_the_last_level_is_that_of_generalized_least_squares_and_kriging():
     y = np.array([0.31, 0.35, 0.33, 0.41, 0.40, 0.46, 0.44])
     found = level_posterior(y, 0.0)
     for i, ratio in enumerate(STEP_RATIOS):

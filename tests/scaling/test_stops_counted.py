@@ -1,4 +1,4 @@
-"""What benchmarks/real_curves.py counts after an advice, worked by hand."""
+"""The counts of benchmarks/real_curves.py after an advice, compared with results by hand."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def bench(monkeypatch):
     return real_curves
 
 
-def test_the_share_is_that_of_the_compute_after_the_stops(bench):
+def test_the_share_is_of_the_compute_after_the_stops(bench):
     def stop(at):
         return bench.Stop("r", "lab", "flat", "stop", at, gain=0.0, smooth_gain=0.0, noise=0.0, over_best=0.0)
 
@@ -39,5 +39,5 @@ def test_a_fall_is_counted_from_the_best_and_from_the_stop(bench):
     assert (found.gain, found.smooth_gain) == pytest.approx((0.0, 0.0))
 
 
-def test_no_advice_is_counted_where_fewer_than_three_points_follow(bench):
+def test_no_advice_is_counted_if_fewer_than_three_points_follow(bench):
     assert bench.first_stop(bench.RealRun("short", "lab", "flat", Curve(np.arange(7.0), [0.5] * 7))) is None
