@@ -19,6 +19,10 @@ class Hardware(Part):
     """CPU threads of the generator process; 0: half of the cores."""
     trainer_threads: NoneOrFew = 0
     """CPU threads of the trainer process; 0: half of the cores."""
+    trainer_helpers: Literal["auto"] | NoneOrFew = "auto"
+    """Additional threads, each with `trainer_threads`, that compute micro-batches on CPU while generators wait. Results
+    do not depend on their number. auto: as many as fit on the cores, up to 3; 0: none. Each needs memory for a
+    micro-batch and two gradients."""
     generator_matmul: Literal["auto", "onednn", "torch"] = "auto"
     """Library for FP32 matrix products in the generators on CPU. onednn: oneDNN, as included in torch. torch: the
     library of torch.nn.Linear (MKL on x86). auto: the faster of both at the run's shapes, timed once per machine and

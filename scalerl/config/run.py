@@ -62,9 +62,10 @@ EXPECTED_LENGTH = 0.4
 def _check_lag(value: Any) -> Any:
     if value == -1 and not isinstance(value, bool):  # the value in earlier versions
         return "measure"
-    if value in ("auto", "measure") or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**9):
+    known = value in ("auto", "follow", "measure")
+    if known or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**9):
         return value
-    raise ValueError(f"got {short(value)}; allowed: auto, measure, or a number of decode steps of at least 0")
+    raise ValueError(f"got {short(value)}; allowed: auto, follow, measure, or a number of decode steps of at least 0")
 
 
 class Rollouts(Part):
@@ -83,9 +84,11 @@ class Rollouts(Part):
     ahead: Natural = 1
     """Eager schedule of PipelineRL: complete batches that may wait for the trainer while generation continues. Each
     batch helps to keep the trainer busy, and makes every token one update older; `max_lag` bounds the number."""
-    lag_ticks: Annotated[Literal["auto", "measure"] | int, BeforeValidator(_check_lag)] = "auto"
+    lag_ticks: Annotated[Literal["auto", "follow", "measure"] | int, BeforeValidator(_check_lag)] = "auto"
     """Deterministic schedule: decode steps from the completion of a batch to the use of the weights trained on it.
-    auto: 1.5 times the expected steps of a batch. measure: timed at the first step, so two equal runs may differ."""
+    follow: 1.5 times the steps of the latest 8 batches, so that equal runs are equal. auto: follow, or 1.5 times the
+    expected steps of a batch if `expected_tokens` is given. measure: timed at the first step, so two equal runs may
+    differ."""
     weights: Literal["auto", "shared-memory", "directory", "object-store", "nccl"] = "auto"
     """Channel by which weights reach the generators. shared-memory: torch engines on one machine. object-store: torch
     engines on Ray. nccl: vLLM servers given by address, on GPUs. directory: safetensors files in the run directory,
@@ -113,8 +116,8 @@ class Learner(Part):
     """How the trainer runs."""
 
     micro_batch_tokens: Natural = 0
-    """Tokens per forward and backward pass, including padding; 0: 16,384, or 2,048 on CPU, where larger micro-batches
-    exceed the cache of the processor."""
+    """Tokens per forward and backward pass, including padding; 0: 16,384, or 1,280 on CPU, where larger micro-batches
+    exceed the cache of the processor and give helpers (`hardware.trainer_helpers`) fewer to share."""
     packing: Literal["auto", "padded", "packed", "shared"] = "auto"
     """packed: the sequences of a micro-batch are one row without padding, each with separate attention. padded: one row
     per sequence. shared: packed, and each prompt is computed once for its rollouts (one trainer process; packed for
@@ -285,7 +288,7 @@ class RunConfig(Part):
     @property
     def micro_batch_tokens(self) -> int:
         """Tokens per forward and backward pass."""
-        return self.learner.micro_batch_tokens or (2048 if self.hardware.device == "cpu" else 16_384)
+        return self.learner.micro_batch_tokens or (1280 if self.hardware.device == "cpu" else 16_384)
 
     @property
     def slots(self) -> int:
@@ -320,11 +323,17 @@ class RunConfig(Part):
         return self.recipe.off_policy.streams and self.schedule == "deterministic"
 
     @property
+    def lag_follows(self) -> bool:
+        """Whether the lag follows the steps of recent batches, because lengths are not known before the run."""
+        asked = self.rollouts.lag_ticks
+        return self.lag_is_used and (asked == "follow" or (asked == "auto" and not self.rollouts.expected_tokens))
+
+    @property
     def lag_ticks(self) -> int:
         """Decode steps from the completion of a batch to the use of its weights: 1.5 times the steps of a batch.
 
         If both sides are balanced, an update takes as long as a batch; the factor 1.5 absorbs the variation of both.
-        The number depends on the configuration only, so that equal commands give equal bits.
+        It depends on the configuration only. With `lag_follows`, it is the initial value.
         """
         if isinstance(self.rollouts.lag_ticks, int):
             return self.rollouts.lag_ticks
@@ -344,6 +353,7 @@ class RunConfig(Part):
             for task in self.data
         )
         lag = "measured at the first step" if self.rollouts.lag_ticks == "measure" else f"{self.lag_ticks} decode steps"
+        lag += ", at first," if self.lag_follows else ""
         used = f"; weights are used {lag} after their batch is complete" if self.lag_is_used else ""
         generators = f", on {self.placement.engines} generators" if self.placement.engines > 1 else ""
         ranks = f", on {self.placement.trainer_ranks} ranks" if self.placement.trainer_ranks > 1 else ""
