@@ -353,7 +353,7 @@ class RunConfig(Part):
             for task in self.data
         )
         lag = "measured at the first step" if self.rollouts.lag_ticks == "measure" else f"{self.lag_ticks} decode steps"
-        lag += ", at first," if self.lag_follows else ""
+        lag += " (initially)" if self.lag_follows else ""
         used = f"; weights are used {lag} after their batch is complete" if self.lag_is_used else ""
         generators = f", on {self.placement.engines} generators" if self.placement.engines > 1 else ""
         ranks = f", on {self.placement.trainer_ranks} ranks" if self.placement.trainer_ranks > 1 else ""

@@ -50,7 +50,7 @@ class Curve:
 
     stderr: Array | None = None
     """Standard error of each metric value, shape (N,), or None. The posterior estimates the noise from the scatter of
-    the points; from this it takes which points count more than others, and the noise where all values are equal."""
+    the points, and uses the standard errors for their relative weights and for the noise if all values are equal."""
 
     axis: str = "compute"
     """Name of the compute axis: device_hours, flops, tokens, step, or any other name."""

@@ -48,7 +48,7 @@ def test_a_steeper_run_to_the_same_ceiling_is_more_efficient():
     assert found.advice == ""
 
 
-def test_a_steeper_run_that_is_behind_everywhere_is_not_called_the_winner():
+def test_a_steeper_run_that_is_behind_everywhere_is_not_the_winner():
     """B 2.1 against 1.8 with a midpoint three times as late: larger B, and more compute for every level short of A."""
     found = compare(seeds(3, efficiency=2.1, midpoint=4500.0), seeds(3, 10, efficiency=1.6, midpoint=1500.0))
     assert (found.verdict, found.winner, found.advice) == ("same ceiling, steeper but later", None, "")
@@ -66,7 +66,7 @@ def test_a_recipe_that_needs_half_the_compute_has_ratio_one_half():
 def test_the_same_run_twice_is_not_distinguishable_and_the_advice_is_more_seeds():
     found = compare(run(), run(seed=1))
     assert (found.verdict, found.winner) == ("not distinguishable yet", None)
-    # two means of S seeds of sd 0.012 differ surely by 0.02 from S = 2 (0.012 * 1.96 / 0.02)^2 = 2.8 on
+    # a difference of 0.02 between means of seeds of sd 0.012 is significant from S = 2 (0.012 * 1.96 / 0.02)^2 = 2.8 on
     assert found.advice.startswith(
         "To distinguish them: at this scatter a difference of 0.020 needs about 3 seeds per side"
     )
@@ -146,7 +146,7 @@ def test_a_comparison_is_json_and_prints_its_assumption():
 
 
 def risen_and_fallen(seed=0):
-    """Up to 0.6 within half of the run, then down to 0.2 within five evaluations, where it stays."""
+    """A run that reaches 0.6 by half, then falls to 0.2 within five evaluations and stays there."""
     compute = np.arange(31.0)
     level = np.where(compute < 16, sigmoid(compute, 0.6, 3.0, 4.0, 0.1), np.maximum(0.6 - 0.08 * (compute - 16), 0.2))
     return Curve(compute, level + 0.02 * RNG(seed).standard_normal(31))
@@ -156,7 +156,7 @@ def steady(level, seed):
     return Curve(np.arange(31.0), level + 0.02 * RNG(seed).standard_normal(31))
 
 
-def test_a_fallen_run_is_promised_no_recovery():
+def test_a_fallen_run_is_compared_by_the_level_where_it_stays():
     healthy = Curve(np.arange(31.0), sigmoid(np.arange(31.0), 0.5, 3.0, 4.0, 0.1) + 0.02 * RNG(9).standard_normal(31))
     down = fit(risen_and_fallen())
     found = compare(down, healthy)
@@ -173,7 +173,7 @@ def test_a_run_that_stays_below_a_level_never_needs_finite_compute_for_it():
     needed = log_compute_needed(flat, 0.5, np.zeros(2000), RNG(0))
     never = needed == np.log(1e6 * 30.0)
     assert never.mean() >= flat.futures.stays - 0.01
-    # one that stays above the level has reached it by its last point
+    # a run that stays above the level has reached it by its last point
     reached = log_compute_needed(flat, 0.1, np.zeros(2000), RNG(0))
     assert (np.sort(reached)[: round(flat.futures.stays * 2000)] <= np.log(30.0) + 1e-9).all()
 
