@@ -73,7 +73,7 @@ class StopFlag:
             return  # the watching thread ends the process
         if again or not self._asked:
             raise Stopped(number, "at once" if again else "before the end")
-        print(f"\nstopping after this step, {self._kept} (once more to stop at once)", file=sys.stderr)
+        print(f"\nstopping after this step, {self._kept} (interrupt again to stop immediately)", file=sys.stderr)
 
 
 def watch_signals() -> None:
@@ -149,7 +149,7 @@ def guarded(action: Callable[[], int]) -> int:
 
 def _stopped(number: int, when: str) -> str:
     name = signal.Signals(number).name
-    return f"stopped {when} by {name}; what was saved is kept, and `scalerl resume` continues a run from there"
+    return f"stopped {when} by {name}; saved results are kept; `scalerl resume` continues a run"
 
 
 def complain(text: str) -> None:

@@ -208,6 +208,6 @@ def _in_words(lengths: Any, outcomes: list[Any], notes: list[str], every: int, g
         f"{every} updates ({best.eval_s:,.0f} s each) {best.evaluated_updates_per_h:,.1f}",
         f"occupancy: {f.occupancy:.0%} of {best.slots} slots; idle: generators {f.generator_idle:.0%}, trainer "
         f"{f.trainer_idle:.0%} ({waits} wait{'' if waits == 'generators' else 's'} more)",
-        f"staleness: {f.staleness_mean:.1f} updates in the mean, {f.staleness_max} at most; tokens too old for the "
+        f"staleness: mean {f.staleness_mean:.1f} updates, at most {f.staleness_max}; tokens too old for the "
         f"loss {f.stale_share:.1%}, groups dropped {f.dropped_share:.1%}",
     ]

@@ -118,7 +118,7 @@ def _rows(path: Path, task: str) -> Iterator[tuple[str, Prompt, str]]:
         except ValueError as error:
             raise ConfigError(f"{where}: not valid JSON ({error})") from None
         if not isinstance(row, dict) or not isinstance(row.get("completion"), str):
-            raise ConfigError(f"{where}: 'completion' is missing or no text; allowed: an object with 'completion'")
+            raise ConfigError(f"{where}: 'completion' is missing or not text; allowed: an object with 'completion'")
         if task in ("math", "arithmetic", "programs") and row.get("answer") in (None, ""):
             raise ConfigError(f"{where}: 'answer' is {row.get('answer')!r}; allowed: the reference answer")
         if isinstance(row.get("answer"), bool | list | dict):
@@ -126,7 +126,7 @@ def _rows(path: Path, task: str) -> Iterator[tuple[str, Prompt, str]]:
         try:
             json.dumps(row, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise ConfigError(f"{where}: it holds half of a surrogate pair; write the whole character") from None
+            raise ConfigError(f"{where}: got half of a surrogate pair; write the whole character") from None
         prompt = row.get("prompt", "")
         asked = Prompt(f"{number:016x}", prompt if isinstance(prompt, str) else json.dumps(prompt), (),
                        str(row.get("answer", "")), task, row, where)  # fmt: skip

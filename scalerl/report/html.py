@@ -34,7 +34,7 @@ TERMS = {
 
 @dataclass(frozen=True)
 class PageContent:
-    """The parts of a page. All text is HTML: escape what others wrote."""
+    """The parts of a page. All text is HTML: escape untrusted text."""
 
     title: str
     subtitle: str

@@ -56,7 +56,7 @@ class OccupancyWatch:
             return "on policy, every batch waits for its longest sequence; a recipe.off_policy.max_lag above 0 does not"
         if off_policy.waits and fed < 0.9 * slots:
             return (
-                f"updates wait for long sequences ({longest} tokens, {mean:.0f} in the mean); set rollouts.slots to "
+                f"updates wait for long sequences ({longest} tokens, mean {mean:.0f}); set rollouts.slots to "
                 f"{max(1, int(fed))} or fewer, or recipe.off_policy.stale to mask, which gives old tokens no loss"
             )
         return (

@@ -13,7 +13,7 @@ from scalerl.types import EvalPoint
 MIN_POINTS = 5
 """Least number of evaluations for a fit."""
 MIN_GAIN = 0.01
-"""Default of the smallest gain at twice the compute that is worth continuing for."""
+"""Default of ``min_gain``, at twice the compute."""
 HORIZON = ("2x", "4x")
 
 

@@ -233,7 +233,7 @@ def ceilings(analysis: Analysis) -> Figure:
 
 
 def steepness(analysis: Analysis) -> Figure:
-    """B with intervals, by run and by recipe: at the common ceiling where recipes are compared."""
+    """B with intervals, by run and by recipe: at the common ceiling if recipes are compared."""
     free = [
         (run.name, run.outlook.fit.efficiency, style_of(analysis, i)[0], False) for i, run in enumerate(analysis.runs)
     ]

@@ -28,7 +28,7 @@ GRID = 60
 class Slope:
     """One run as a straight line: log F against log C, of slope B (arXiv 2510.13786, figure 7).
 
-    F(R) = C_mid^B / ((A - R0) / (R - R0) - 1), which is C^B where R follows the law. Points at or above A, or at or
+    F(R) = C_mid^B / ((A - R0) / (R - R0) - 1), which is C^B if R follows the law. Points at or above A, or at or
     below R0, have no F and are left out.
     """
 

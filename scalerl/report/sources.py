@@ -16,7 +16,7 @@ from scalerl.scaling import Curve, CurveError
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """One curve and where it came from.
+    """One curve and its source.
 
     Example: ``Source(path=Path("runs/mine"), name="mine", curve=Curve(...), config=None, note="")``
     """

@@ -57,7 +57,7 @@ def write_summary(
 
     Args:
         directory: of the run.
-        found: what was fitted; None stands for a task without a forecast.
+        found: outlooks of the tasks; None for a task without a forecast.
         note: about the data.
         suites: last points of evaluation suites; None keeps those of an earlier summary.
     """

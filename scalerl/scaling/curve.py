@@ -198,7 +198,7 @@ class Curve:
 
 
 def column(table: Table, wanted: str | None, known: tuple[str, ...], what: str, source: str) -> str:
-    """The column to use: the one asked for, or the first known name that exists and is not empty."""
+    """The column to use: the given one, or the first known name that exists and is not empty."""
     if wanted is not None:
         if wanted not in table:
             raise CurveError(f"{source} has no {what} column {wanted!r}; it has {', '.join(table) or 'none'}")
@@ -216,7 +216,7 @@ def one_task(table: Table, task: str | None, source: str) -> tuple[Table, str]:
     tasks = table.get("task")
     if tasks is None:
         if task is not None:
-            raise CurveError(f"task {task!r} was asked for, but {source} has no task column")
+            raise CurveError(f"task {task!r} was given, but {source} has no task column")
         return table, ""
     names = sorted({str(name) for name in tasks if name is not None})
     if task is None and len(names) > 1:

@@ -98,7 +98,7 @@ class Allocation:
     """Whether the study is over; then no arm continues."""
 
     reason: str
-    """Why it is over, or what is still open, in words."""
+    """Why it is over or continues, in words."""
 
     worth: float
     """Upper bound on the expected gain in the ceiling of the chosen arm from more training, in the metric's unit."""

@@ -125,7 +125,7 @@ class Execution:
         self.states[key] = "running"
         began = time.monotonic()
         if study.held(key):
-            self.display.note(f"{key}: its process of an earlier start is still running; waiting for it")
+            self.display.note(f"{key}: a process from an earlier start is still running; waiting for it")
             self._jobs[key] = _Running(_Foreign(study, key), config, target, began)
             return
         run = study.run(key)
@@ -206,7 +206,7 @@ def execute(execution: Execution, spending: Spending) -> list[str]:
     """Execute a study slice by slice.
 
     Args:
-        execution: the study and where it runs.
+        execution: the study and its workers.
         spending: the slices, and the policy that chooses the arms after each.
 
     Returns:

@@ -26,7 +26,7 @@ def notes(study: StudyDirectory, arms: Sequence[ArmResult]) -> Iterator[str]:
     seeds, comparisons = len(study.plan.seeds), len(arms) - 1
     yield (
         f"{_count(seeds, 'seed')} per arm; {_count(comparisons, 'comparison')} at the {CHANCE:.0%} level: "
-        f"{comparisons * CHANCE:.1f} false alarms are expected where nothing differs"
+        f"{comparisons * CHANCE:.1f} false alarms are expected if nothing differs"
     )
 
 

@@ -1,7 +1,7 @@
 """The figures of a study's page as plotly JSON: forest plots, curves, slopes, ceilings.
 
 No palette is large enough for thirty arms. The reference is blue, the arm that the reader chooses orange, and the
-others gray; where all arms are drawn the same way, the color shows the effect.
+others gray. If all arms are drawn the same way, the color shows the effect.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def _on_the_way(steps: int, config: RunConfig) -> bool:
 def take_over(study: StudyDirectory, others: Sequence[StudyDirectory]) -> list[str]:
     """Copy equal runs of other studies, or their first part, if this study has none; return a line for each.
 
-    The copy is renamed last, so an interruption leaves no incomplete run. Checkpoints are hard-linked where the file
+    The copy is renamed last, so an interruption leaves no incomplete run. Checkpoints are hard-linked if the file
     system allows it: they may be large and are never changed.
     """
     told = []

@@ -31,7 +31,7 @@ def effect_of(against: Comparison | None) -> str:
         "same ceiling and more efficient": ("more_efficient", "less_efficient"),
     }
     if against.verdict not in kinds:
-        # a shift along the compute axis changes neither A nor B, but it changes what a user pays
+        # a shift along the compute axis changes neither A nor B, but it changes the cost for the user
         probability = against.probability_less_compute
         sure = min(probability, 1 - probability) < LEVEL / 2
         return ("less_compute" if probability > 0.5 else "more_compute") if sure else "none"

@@ -104,7 +104,7 @@ class RayWorkers:
             cpus: cores per run.
             gpus: GPUs per run.
             own: cores (CPU) and GPUs that the actors of a run take. Only as many runs are started as leave
-                room for them: runs that hold the whole cluster would wait for their actors for ever.
+                room for them: runs that occupy the whole cluster would wait for their actors forever.
 
         Raises:
             ConfigError: Ray is not installed, or the cluster does not answer or is too small for one run.

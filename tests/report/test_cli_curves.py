@@ -153,7 +153,7 @@ def test_the_papers_method_reports_no_uncertainty(capsys, points):
     [
         (["fit", "{points}", "--method", "mcmc"], "method must be one of posterior, least-squares, paper; got 'mcmc'"),
         (["fit", "{points}", "{short}"], "short.jsonl: a fit needs at least 5 points; got 3"),
-        (["fit", "{points}", "--task", "math"], "task 'math' was asked for, but"),
+        (["fit", "{points}", "--task", "math"], "task 'math' was given, but"),
         (["forecast", "{points}", "--compute", "flops"], "has no compute column 'flops'"),
         (["forecast", "{points}", "--at", "soon"], "multiple of the last point such as '4x'; got 'soon'"),
         (["forecast", "{points}", "--target", "60"], "target must lie within the metric's bounds [0, 1]; got 60"),

@@ -34,7 +34,7 @@ def test_no_warning_at_the_limit_or_before_a_full_window():
 def test_for_long_tails_under_wait_the_number_of_slots_follows_from_the_lengths():
     # (8 + 1) * 30 / 600 * 256 = 115.2 slots can be kept busy
     (only,) = said(config(PipelineRL()), 0.4, mean=30, longest=600)
-    assert "updates wait for long sequences (600 tokens, 30 in the mean)" in only[1]
+    assert "updates wait for long sequences (600 tokens, mean 30)" in only[1]
     assert "set rollouts.slots to 115 or fewer, or recipe.off_policy.stale to mask" in only[1]
 
 

@@ -32,7 +32,7 @@ def test_a_fall_is_counted_from_the_best_and_from_the_stop(bench):
     metric = np.concatenate([np.linspace(0.05, 0.6, 12), np.full(8, 0.3)])
     found = bench.first_stop(bench.RealRun("fell", "lab", "collapse", Curve(np.arange(1.0, 21.0), metric)))
     # the best mean of three is 0.55; with one, two and three points at 0.3 it is 0.483, 0.4 and 0.3, so that it is more
-    # than 0.1 below at the second and, as is asked, at the one after it
+    # than 0.1 below at the second point and, as required, at the next
     assert (found.action, found.at) == ("go back", pytest.approx(15 / 20))
     assert found.over_best == pytest.approx(0.3 - 0.55)
     # three points before the stop are 0.3 like the last three; so are the four around it

@@ -176,7 +176,7 @@ def test_a_run_of_a_killed_study_is_awaited_and_not_started_twice(tmp_path):
     workers = ScriptedWorkers()
     _, execution = run(study, workers, stop=stop)
     assert looks[:5] == [True] * 5 and workers.started[0] == ("a/seed-0", "train", 40)
-    assert execution.display.notes == ["a/seed-0: its process of an earlier start is still running; waiting for it"]
+    assert execution.display.notes == ["a/seed-0: a process from an earlier start is still running; waiting for it"]
 
 
 @pytest.mark.parametrize(
