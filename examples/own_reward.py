@@ -12,7 +12,7 @@ LETTERS = "abcd"
 
 
 def letters(prompts, completions, letter="a", times=1, **columns):
-    """Return a number per completion, as in TRL: 1 if the letter occurs `times` times, down to 0 if it is far off."""
+    """Return a reward per completion, as in TRL: 1 for the letter `times` times and nothing else, else less."""
     wrong = [abs(text.count(letter) - times) + len(text) - text.count(letter) for text in completions]
     return [max(0.0, 1 - count / times) for count in wrong]
 
