@@ -132,7 +132,7 @@ def _rows(path: Path, task: str) -> Iterator[tuple[str, Prompt, str]]:
                        str(row.get("answer", "")), task, row, where)  # fmt: skip
         yield where, with_tests([asked], "tests")[0] if task == "code" else asked, row["completion"]
     if not count:
-        raise ConfigError(f"{path}: the file holds no rows; allowed: one JSON object per line")
+        raise ConfigError(f"{path}: the file has no rows; allowed: one JSON object per line")
 
 
 def _judge(name: str, verifier: Any, scoring: Any, rows: list[tuple[str, Prompt, str]]) -> Iterator[tuple[str, Score]]:
