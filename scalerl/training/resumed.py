@@ -103,7 +103,7 @@ def hours_of(state: Mapping[str, Any]) -> float:
 
 LEARNING_RATE = "recipe.optimizer.learning_rate"
 
-FREE = ("steps", "stop_when", "checkpoint", "placement")
+FREE = ("steps", "stop_when", "checkpoint", "placement", "loggers", "notify")
 """Parts of a configuration that change nothing of what a run has done; a resume may change them."""
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from scalerl.config import RunConfig, to_toml
 from scalerl.config.base import replace
+from scalerl.loggers.follow import Followers
 from scalerl.models.flops import FLOPS_RULE
 from scalerl.prompts.curriculum import Curriculum
 from scalerl.prompts.dataset import PromptSplit
@@ -108,6 +109,8 @@ class Session:
     """What device-hours are counted from."""
     flops_rule: int = FLOPS_RULE
     """How this run counts FLOPs: the rule that it began with."""
+    followers: Followers | None = None
+    """Loggers and notifications."""
     progress: Progress = field(default_factory=Progress)
     clock: Stopwatch = field(default_factory=Stopwatch)
     points: list[EvalPoint] = field(default_factory=list)
@@ -129,7 +132,14 @@ class Session:
         self.pipeline.close()
         self.learner.close()
         self.scoring.close()
+        if self.followers:
+            self.followers.close()
         self.directory.close()
+
+    def ended(self, state: str, message: str) -> None:
+        """Say how the run ended, before it is closed: finished, stopped or failed, and a message in words."""
+        if self.followers:
+            self.followers.ended(state, message)
 
     # ------------------------------------------------------------------------------------------------------- prompts
 
@@ -261,6 +271,8 @@ class Session:
         if sample:
             self.directory.append("rollouts/samples.jsonl", sample_rows(self.tokenizer, step, sample, of_sample))
         self.display.point(self.points)
+        if self.followers:
+            self.followers.evaluated(self.points)
         if not self.finished:
             self._judge_conditions()
 
@@ -404,3 +416,5 @@ class Session:
         for note in (*self.pipeline.notes(), *self.scoring.notes()):
             self.display.note(note)
         self.display.step(full_row)
+        if self.followers:
+            self.followers.step(full_row)
