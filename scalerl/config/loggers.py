@@ -11,9 +11,6 @@ from scalerl.config.base import Part, nearest, short
 from scalerl.config.numbers import Seconds
 from scalerl.config.recipe import Custom
 
-EVENTS = ("finished", "failed", "falling", "identified")
-"""What a run can notify of."""
-
 
 class TensorBoardLogger(Part):
     """Event files that TensorBoard reads."""
@@ -96,7 +93,12 @@ class Notify(Part):
     """Program and its arguments, started without a shell; the message is in its environment and standard input."""
     webhook: str = ""
     """URL that gets the message as a JSON body by POST."""
-    on: tuple[Literal["finished", "failed", "falling", "identified"], ...] = EVENTS
+    on: tuple[Literal["finished", "failed", "falling", "identified"], ...] = (
+        "finished",
+        "failed",
+        "falling",
+        "identified",
+    )
     """Events that are told: the run has finished or failed, its held-out metric falls, its ceiling is identified."""
     timeout_s: Seconds = 30.0
     """Seconds that the command or the request may take."""

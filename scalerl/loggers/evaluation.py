@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,19 +17,40 @@ from scalerl.report.summary import data_note, default_axis
 from scalerl.scaling import CurveError, Estimate
 from scalerl.types import EvalPoint
 
+PICTURE_SHARE = 0.005
+"""Share of a run's time that may be spent on drawing: a picture takes 0.3 s of a core, in the trainer's process."""
+
+
+class Pace:
+    """When the next picture may be drawn; one for each run."""
+
+    def __init__(self) -> None:
+        """The first picture may be drawn at once."""
+        self._next = -math.inf
+
+    def allows(self) -> bool:
+        """Return whether pictures have taken less than their share."""
+        return time.monotonic() >= self._next
+
+    def drawn(self, seconds: float) -> None:
+        """Take in what a picture has cost."""
+        self._next = time.monotonic() + seconds / PICTURE_SHARE
+
 
 class Evaluation:
     """An evaluation and all before it. What is fitted and drawn is computed once, by the first thread that asks."""
 
-    def __init__(self, points: Sequence[EvalPoint], config: RunConfig, name: str) -> None:
+    def __init__(self, points: Sequence[EvalPoint], config: RunConfig, name: str, pace: Pace) -> None:
         """Take the evaluations of a run so far, at least one.
 
         Args:
             points: of all tasks.
             config: of the run.
             name: of the run, for the picture.
+            pace: of the pictures of this run.
         """
         assert points
+        self._pace = pace
         self.step = points[-1].step
         self.by_task = points_by_task(points)
         self._config, self._name = config, name
@@ -65,12 +87,21 @@ class Evaluation:
             found[f"forecast/{task}/identified"] = float(ahead.fit.identified)
         return finite(found, but=("step",))
 
-    def picture(self) -> bytes:
-        """Return the curves as a PNG; empty without a forecast."""
+    def picture(self, *, last: bool = False) -> bytes:
+        """Return the curves as a PNG; empty without a forecast, or where pictures have taken more than their share.
+
+        Args:
+            last: of the run: it is drawn all the same.
+        """
         outlooks = self.outlooks()
         with self._lock:
-            if self._picture is None:
-                self._picture = _drawn(outlooks, data_note(self._config))
+            if self._picture is None or (last and not self._picture):
+                if not outlooks or not (last or self._pace.allows()):
+                    self._picture = b""
+                else:
+                    began = time.thread_time()
+                    self._picture = _drawn(outlooks, data_note(self._config))
+                    self._pace.drawn(time.thread_time() - began)
             return self._picture
 
 
@@ -88,8 +119,6 @@ def _named(name: str, estimate: Estimate) -> dict[str, float]:
 
 
 def _drawn(outlooks: Mapping[str, Outlook], note: str) -> bytes:
-    if not outlooks:
-        return b""
     from scalerl.report.figures import save_curves
 
     with tempfile.TemporaryDirectory(prefix="scalerl-") as directory:

@@ -11,7 +11,7 @@ from typing import Any
 
 from scalerl.config import RunConfig, plain_values
 from scalerl.loggers.base import LoggedRun, Logger
-from scalerl.loggers.evaluation import Evaluation, finite
+from scalerl.loggers.evaluation import Evaluation, Pace, finite
 from scalerl.loggers.notify import NAME as NOTIFY
 from scalerl.loggers.notify import Notifier
 from scalerl.loggers.record import Record
@@ -43,7 +43,7 @@ class Followers:
             resumed_step: updates that the resumed checkpoint has seen; None: the run begins.
         """
         self._config, self._path, self._note = config, path, note
-        self._ended = ("stopped", "")
+        self._ended, self._pace = ("stopped", ""), Pace()
         record = Record(path)
         self._logged = [_Logged(name, make, record) for name, make in makers.items()]
         for logged in self._logged:
@@ -73,7 +73,7 @@ class Followers:
             points: all evaluations of the run so far.
         """
         if self._workers and points:
-            evaluation = Evaluation(tuple(points), self._config, self._path.name)
+            evaluation = Evaluation(tuple(points), self._config, self._path.absolute().name, self._pace)
             for logged in self._logged:
                 logged.worker.put(partial(logged.evaluation, evaluation))
             if self._messages and self._notifier:
@@ -117,6 +117,7 @@ class _Logged:
     logger: Logger
 
     def __init__(self, name: str, make: Callable[[], Logger], record: Record) -> None:
+        self._undrawn: Evaluation | None = None
         self.name, self.worker, self._make, self._record = name, Worker(f"logger {name}"), make, record
 
     def start(self, config: RunConfig, path: Path, resumed_step: int | None) -> None:
@@ -141,14 +142,22 @@ class _Logged:
         if not self._is_new("evaluation", evaluation.step):
             return
         self.logger.log(evaluation.metrics(), evaluation.step)
-        if picture := evaluation.picture():
-            with tempfile.TemporaryDirectory(prefix="scalerl-") as directory:
-                png = Path(directory) / f"step_{evaluation.step:06d}.png"
-                png.write_bytes(picture)
-                self.logger.figure("curve", png, evaluation.step)
+        self._undrawn = None if self._figure(evaluation, evaluation.picture(), evaluation.step) else evaluation
 
     def finish(self, state: str) -> None:
+        if self._undrawn is not None:
+            last = max(int(self._record.get(self.name, "row", 0)), self._undrawn.step)  # steps never decrease
+            self._figure(self._undrawn, self._undrawn.picture(last=True), last)
         self.logger.finish(state)
+
+    def _figure(self, evaluation: Evaluation, picture: bytes, step: int) -> bool:
+        if not picture:
+            return False
+        with tempfile.TemporaryDirectory(prefix="scalerl-") as directory:
+            png = Path(directory) / f"step_{evaluation.step:06d}.png"
+            png.write_bytes(picture)
+            self.logger.figure("curve", png, step)
+        return True
 
     def _is_new(self, key: str, step: int) -> bool:
         """Return whether a step was not logged before the run was resumed; remembered before it is logged.
