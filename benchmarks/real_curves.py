@@ -8,6 +8,10 @@ one source are alike, so errors are averaged within a source first), kind (risin
 the file) and metric. Three splits a run: the first max(5, 0.3, 0.5, 0.7 of the points) are shown and the rest is
 predicted, where at least 3 points remain. The error is the root mean square over the rest. A run has fallen if the mean
 of its last three points shown is more than 0.1 below its best mean of three neighbouring points.
+
+`advise` is asked at every evaluation whether twice the compute gains 0.01, until it first says "stop" or "go back".
+What the run did with the rest of its compute is then counted: level at the end minus level at the stop, as means of a
+tenth of the points (raw) and of a fifth of them, around the stop (smoothed).
 """
 
 from __future__ import annotations
@@ -78,19 +82,26 @@ class Split:
 
 @dataclass(frozen=True)
 class Stop:
-    """What became of a run after the first advice to stop.
+    """What became of a run after the first advice not to train on.
 
-    Example: ``Stop("qwen-s1", "rising", 0.6, 0.004, 0.003)``
+    Example: ``Stop("qwen-s1", "lab/countdown", "rising", "stop", 0.6, 0.004, 0.003, 0.003, -0.01)``
     """
 
     run: str
+    repo: str
     kind: str
+    action: str
+    """"stop" or "go back"."""
     at: float
-    """Share of the run's compute at which ``advise`` said stop."""
+    """Share of the run's compute at which ``advise`` said so."""
     gain: float
     """Level at the end minus level at the stop: means of as many points as a tenth of the run has, at least three."""
+    smooth_gain: float
+    """The same of a smoother curve: means over a fifth of the points, at the stop half of them before it."""
     noise: float
-    """Standard error of that difference from the scatter of neighbouring points."""
+    """Standard error of ``gain`` from the scatter of neighbouring points."""
+    over_best: float
+    """Level at the end minus the best mean of three points up to the stop."""
 
 
 def last_tenth(curve: Curve) -> Callable[[np.ndarray], np.ndarray]:
@@ -160,18 +171,22 @@ def split(run: RealRun, fraction: float) -> Split | str | None:
 
 
 def first_stop(run: RealRun) -> Stop | None:
-    """What became of a run after the first advice to stop, asked at each tenth of its points."""
-    curve, metric = run.curve, run.curve.metric
-    width = max(3, len(curve) // 10)
-    for tenth in range(1, 10):
-        count = max(5, round(0.1 * tenth * len(curve)))
-        if len(curve) - count < 3:
-            return None
+    """What became of a run after the first advice not to train on, asked at every evaluation with three to come."""
+    curve, metric, points = run.curve, run.curve.metric, len(run.curve)
+    few, many = max(3, points // 10), max(3, points // 5)
+    for count in range(5, points - 2):
         shown = curve.first(count)
-        if advise(fit(shown), "2x", GAIN * float(np.ptp(curve.bounds))).action == "stop":
-            gain = float(metric[-width:].mean() - metric[max(0, count - width) : count].mean())
-            noise = float(np.sqrt(np.mean(np.diff(metric) ** 2) / 2 * 2 / width))
-            return Stop(run.name, run.kind, shown.last_compute / curve.last_compute, gain, noise)
+        action = advise(fit(shown), "2x", GAIN * float(np.ptp(curve.bounds))).action
+        if action in ("stop", "go back"):
+            end, around = metric[-many:].mean(), metric[max(0, count - many // 2) : count + (many + 1) // 2].mean()
+            return Stop(
+                run.name, run.repo, run.kind, action,
+                at=shown.last_compute / curve.last_compute,
+                gain=float(metric[-few:].mean() - metric[max(0, count - few) : count].mean()),
+                smooth_gain=float(end - around),
+                noise=float(np.sqrt(np.mean(np.diff(metric) ** 2) / few)),
+                over_best=float(metric[-few:].mean() - rolling_mean(metric[:count]).max()),
+            )  # fmt: skip
     return None
 
 
@@ -207,20 +222,29 @@ def table(splits: Sequence[Split]) -> dict[str, Any]:
     return rows
 
 
-def advice(runs: Sequence[RealRun]) -> dict[str, Any]:
-    """Compute after the advice to stop, in shares of each run's compute, and the gain missed by stopping."""
-    stops = [stop for run in runs if (stop := first_stop(run)) is not None]
+def share(stops: Sequence[Stop], gains: Sequence[float]) -> float | None:
+    """Share of the compute after the stops that gained less than ``GAIN``, or None without a stop."""
     after = np.array([1 - stop.at for stop in stops])
-    gain = np.array([stop.gain for stop in stops])
-    clear = gain - 1.645 * np.array([stop.noise for stop in stops])
+    return float(after @ (np.array(gains) < GAIN) / after.sum()) if stops else None
+
+
+def advice(runs: Sequence[RealRun]) -> dict[str, Any]:
+    """Compute after the advice not to train on, in shares of each run's compute, and what it gained."""
+    found = [stop for run in runs if (stop := first_stop(run)) is not None]
+    stops, back = ([stop for stop in found if stop.action == action] for action in ("stop", "go back"))
+    saved = {name: float(sum(1 - s.at for s in chosen)) for name, chosen in (("stop", stops), ("go back", back))}
     return {
         "runs": len(runs),
         "told to stop": len(stops),
-        "compute saved, runs": float(after.sum()),
-        "share of it that gained less than 0.01": float(after @ (gain < GAIN) / after.sum()) if stops else None,
-        "the same, counting only gains beyond noise": float(after @ (clear < GAIN) / after.sum()) if stops else None,
-        "mean gain missed": float(gain.mean()) if stops else None,
-        "stops": [asdict(stop) for stop in stops],
+        "compute saved by it, share of all": saved["stop"] / len(runs),
+        "share of it that gained less than 0.01": share(stops, [s.gain for s in stops]),
+        "the same, of the smoothed curve": share(stops, [s.smooth_gain for s in stops]),
+        "the same, counting only gains beyond noise": share(stops, [s.gain - 1.645 * s.noise for s in stops]),
+        "mean gain missed": float(np.mean([s.gain for s in stops])) if stops else None,
+        "told to go back": len(back),
+        "compute saved by that, share of all": saved["go back"] / len(runs),
+        "share of it that ended less than 0.01 above the best": share(back, [s.over_best for s in back]),
+        "stops": [asdict(stop) for stop in found],
     }
 
 

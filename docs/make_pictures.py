@@ -64,6 +64,11 @@ def rises_twice(compute: Any) -> Any:
     return sigmoid(compute, 0.45, 2.5, 1500.0, 0.2) + sigmoid(compute, 0.2, 5.0, 10_000.0, 0.0)
 
 
+def ends_slowly(compute: Any) -> Any:
+    """Rise fast, and end more slowly than the law."""
+    return sigmoid(compute, 0.45, 2.5, 1500.0, 0.2) + sigmoid(compute, 0.2, 2.0, 6000.0, 0.0)
+
+
 def creeps(compute: Any) -> Any:
     """Rise, then drift on in proportion to compute."""
     return sigmoid(compute, 0.5, 2.5, 1500.0, 0.2) + 0.06 * compute / LAST
@@ -75,6 +80,7 @@ SYMPTOMS: dict[str, Curve] = {
     "saturation before the window": run(points=15, midpoint=60.0, efficiency=3.0),
     "late take-off": run(law=starts_late),
     "two-phase rise": run(law=rises_twice),
+    "slow end": run(law=ends_slowly),
     "creep": run(law=creeps),
 }
 """A run for each warning."""
@@ -141,14 +147,17 @@ def tested(path: Path) -> None:
 
 def symptoms(path: Path) -> None:
     """Draw a run for each warning."""
-    figure, axes = new_figure(2, 3, (15, 8))
-    for drawn, (name, curve) in zip(axes.ravel(), SYMPTOMS.items(), strict=True):
+    figure, axes = new_figure(2, 4, (19, 8))
+    for unused in axes.ravel()[len(SYMPTOMS) :]:
+        unused.remove()
+    for drawn, (name, curve) in zip(axes.ravel(), SYMPTOMS.items(), strict=False):
         band = fit(curve).predict(np.linspace(0, curve.last_compute, 200))
         drawn.fill_between(band.compute, band.low, band.high, color=BLUE, alpha=0.18, lw=0)
         drawn.plot(band.compute, band.mean, color=BLUE, lw=1.5)
         drawn.plot(curve.compute, curve.metric, "o", color=INK, ms=3.5)
         drawn.set_title(name, loc="left")
         drawn.set(xlabel="training compute (device-hours)", ylabel="pass rate", ylim=(0.1, 0.75))
+        drawn.locator_params(axis="x", nbins=5)
         drawn.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
 

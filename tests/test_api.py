@@ -73,7 +73,7 @@ def test_a_run_fits_forecasts_advises_and_draws(trained):
     found, ahead = run.fit(), run.forecast(at=["2x"])
     assert len(found.curve) == 7 and found.curve.metric[-1] == run.points["pass_rate"].iloc[-1]
     assert len(ahead.at) == 1 and ahead.at[0].low <= ahead.at[0].mean <= ahead.at[0].high
-    assert run.advise().action in ("continue", "stop", "not identified yet")
+    assert run.advise().action in ("continue", "stop", "not known yet")
     axes = run.plot(compute="tokens")
     assert "token" in axes.get_xlabel()
 

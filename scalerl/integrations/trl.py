@@ -53,7 +53,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             metric: the evaluation's metric, as TRL logs it.
             devices: accelerators that the run uses; by default one for each of the trainer's processes.
             bounds: least and greatest value of the metric.
-            stop_below_gain: stop if `advise` says stop for this least gain.
+            stop_below_gain: stop if `advise` says stop or go back for this least gain.
             budget: compute at which the gain is judged: "2x" of the last point, or an amount on the axis.
             axis: compute axis of the curve: device_hours, tokens (if the trainer counts them) or step.
             say: prints a line for the user.
@@ -194,7 +194,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             self.say(f"forecast  none at step {rows[-1]['step']}: {error}")
             return False
         self.say(f"advice    {advice.sentence}")
-        return advice.action == "stop"
+        return advice.action in ("stop", "go back")
 
 
 def earlier_points(path: Path) -> list[dict[str, Any]]:

@@ -156,6 +156,7 @@ class RunDisplay:
             )
             if task in self._outlooks:
                 lines.append(Text(_forecast_line(self._outlooks[task]), style="bold"))
+                lines.append(Text(f"advice{of_task}: {self._outlooks[task].advice}"))
         return Group(*lines)
 
 

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 
 from scalerl.report.analysis import Analysis, RunAnalysis
-from scalerl.report.drawing import number_html
 from scalerl.report.html import (
     TERMS,
     Cell,
@@ -114,15 +113,7 @@ def _advice(run: RunAnalysis) -> tuple[str, str]:
     advice = run.outlook.advice
     if advice is None:
         return "No advice.", html.escape(run.outlook.fit.reason)
-    sure = "above 0.99" if advice.probability > 0.99 else "below 0.01"
-    chance = f"{advice.probability:.2f}" if 0.01 <= advice.probability <= 0.99 else sure
-    gain = f"With probability {chance}, twice the compute gains more than {advice.min_gain:g}."
-    if advice.action != "not identified yet":
-        return advice.action.capitalize() + ".", gain
-    reach = advice.train_to if math.isfinite(advice.train_to) else 30 * run.outlook.fit.last_compute
-    far = "at least" if math.isfinite(advice.train_to) else "further than"
-    where = f"{number_html(reach)} {html.escape(run.curve.unit)}"
-    return "Not identified yet.", f"Train {far} to {where} and ask again. {gain}"
+    return advice.action.capitalize() + ".", html.escape(advice.reason[0].upper() + advice.reason[1:])
 
 
 def _level_format(run: RunAnalysis) -> Callable[[float], str]:

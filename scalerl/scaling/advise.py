@@ -1,27 +1,28 @@
-"""Advice on a run from its fit: continue, stop, or train further until the ceiling is identified.
+"""Advice on a run from its fit: continue, stop, go back to the best checkpoint, or ask again later.
 
-Axes in names: D draws, N points of a planned curve, X planned amounts of compute.
+Axes in names: D draws, P draws picked from them, N points of a planned curve, K parameters.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from scalerl.scaling.estimate import Estimate, or_none, short, summarise
+from scalerl.scaling.evidence import NO_RETURN, Chance, chance_of_gain, clear_fall, climbed, doubt
 from scalerl.scaling.fit import IDENTIFIED_SD, Fit
 from scalerl.scaling.forecast import amount
-from scalerl.scaling.health import ENOUGH_POINTS
+from scalerl.scaling.futures import has_fallen
 from scalerl.scaling.law import Array, climb, log_compute
 from scalerl.scaling.readers import CurveError
 
 SURE = 0.8
 """A probability above this decides to continue, even if the ceiling is not identified."""
 
-SURELY_NOT = 0.1
-"""A probability below this decides to stop, even if the ceiling is not identified; stopping cannot be corrected."""
+SURELY_NOT = 0.2
+"""Both probabilities of a gain must be at most this to stop."""
 
 PLAN_DRAWS = 64
 """Number of draws over which ``compute_to_identify`` averages."""
@@ -32,10 +33,13 @@ class Advice:
     """Whether to continue a run, and why."""
 
     action: str
-    """"continue", "stop" or "not identified yet"."""
+    """"continue", "stop", "go back" or "not known yet"."""
 
     probability: float
-    """Probability that training to the budget gains more than ``min_gain``, in [0, 1]."""
+    """Probability, by the forecast, that training to the budget gains more than ``min_gain``, in [0, 1]."""
+
+    trend_probability: float
+    """The same if the rise goes on as over the last doubling of compute; both must be small to stop."""
 
     budget: float
     """Compute at which the gain is judged, unit of the curve's axis."""
@@ -47,28 +51,49 @@ class Advice:
     """Level at the budget minus level now."""
 
     train_to: float
-    """For "not identified yet": train at least to this compute, then ask again; NaN for the other actions.
+    """For "not known yet": train at least to this compute, then ask again; NaN for the other actions.
 
     Infinite if it is more than 28 times the last compute.
     """
 
-    sentence: str
-    """The advice in plain words."""
+    go_back_to: float
+    """For "go back": compute of the best level so far; NaN for the other actions."""
+
+    reason: str
+    """The advice without its action, in plain words."""
+
+    @property
+    def sentence(self) -> str:
+        """The advice in plain words."""
+        return f"{self.action.capitalize()}: {self.reason}"
 
     def __str__(self) -> str:
         return self.sentence
 
     def to_dict(self) -> dict[str, Any]:
         """A dict of JSON values."""
-        plain = {name: value for name, value in asdict(self).items() if name not in ("gain", "train_to")}
-        return {**plain, "gain": self.gain.to_dict(), "train_to": or_none(self.train_to)}
+        rest = {"gain": self.gain.to_dict(), "train_to": or_none(self.train_to), "go_back_to": or_none(self.go_back_to)}
+        return {**asdict(self), **rest, "sentence": self.sentence}
+
+
+class Decision(NamedTuple):
+    """What to do and why, before it is an ``Advice``."""
+
+    action: str
+    reason: str
+    train_to: float = float("nan")
+    go_back_to: float = float("nan")
 
 
 def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
-    """Continue, stop, or "not identified yet: train at least to X".
+    """Continue, stop, go back, or "not known yet: train at least to X".
 
-    The probability of a gain above ``min_gain`` decides if it is above 0.8, or below 0.1 with at least ten points. If
-    the ceiling is identified, the limit is 0.5. Otherwise the advice is to train further until it should be identified.
+    - "go back": the run has clearly fallen, at this evaluation and at the one before it.
+    - "continue": the forecast gives a gain above ``min_gain`` a probability above 0.8, or above 0.5 if the ceiling is
+      identified.
+    - "stop": the run has climbed, has ten points or more, and the probability of the gain is at most 0.2, both by the
+      forecast and by the trend of the last doubling of compute; all of this also held one evaluation earlier.
+    - "not known yet" otherwise; the sentence says what is missing.
 
     Args:
         fit: by a method that gives an uncertainty.
@@ -87,32 +112,43 @@ def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
         raise CurveError(f"min_gain must be positive; got {min_gain!r}")
     if len(fit.draws.asymptote) == 1:
         raise CurveError(f"a {fit.method} fit has no uncertainty to decide with; use method='posterior'")
-    gain_D = fit.gain(total)
-    probability = float((gain_D > min_gain).mean())
-    decided = fit.identified or probability > SURE or (probability < SURELY_NOT and len(fit.curve) >= ENOUGH_POINTS)
-    action = ("continue" if probability > 0.5 else "stop") if decided else "not identified yet"
-    train_to = float("nan") if decided else compute_to_identify(fit)
-    gain = summarise(gain_D)
-    sentence = SENTENCES[action].format(
-        p=f"{probability:.2f}", g=f"{min_gain:g}", b=short(total), unit=fit.curve.unit, gain=gain,
-        x=short(train_to) if np.isfinite(train_to) else f"more than {short(30 * last)}",
+    gain, chance = summarise(fit.gain(total)), chance_of_gain(fit, total, min_gain)
+    found = decided(fit, total, float(min_gain), chance, gain)
+    return Advice(
+        action=found.action, probability=chance.forecast, trend_probability=chance.trend, budget=total,
+        min_gain=float(min_gain), gain=gain, train_to=found.train_to, go_back_to=found.go_back_to, reason=found.reason,
     )  # fmt: skip
-    if not fit.identified and action != "not identified yet":
-        sentence += f" The ceiling is not identified: {fit.reason}."
-    if fit.futures is not None and fit.futures.fallen:
-        sentence += " The run has fallen from its best: look for the cause before training on."
-    return Advice(action, probability, total, float(min_gain), gain, train_to, sentence)
 
 
-SENTENCES = {
-    "continue": "Continue: training to {b} {unit} gains more than {g} with probability {p} (gain {gain}).",
-    "stop": "Stop: training to {b} {unit} gains more than {g} only with probability {p} (gain {gain}).",
-    "not identified yet": (
-        "Not identified yet: train at least to {x} {unit} and ask again. From these points, training to {b} gains more "
-        "than {g} with probability {p} (gain {gain})."
-    ),
-}
-"""The sentence for each action."""
+def decided(fit: Fit, total: float, min_gain: float, chance: Chance, gain: Estimate) -> Decision:
+    """What to do with a run; the arguments are those of ``advise`` and what it found."""
+    last, unit = fit.last_compute, fit.curve.unit
+    fall = clear_fall(fit)
+    if fall is not None:
+        best_at = fall.numbers["best_at"]
+        reason = (
+            f"the run has fallen by {fall.numbers['fall']:.3f} from its best near {short(best_at)} {unit} (noise "
+            f"{fall.numbers['noise']:.3f}). {NO_RETURN[0]} of {NO_RETURN[1]} public runs that fell as clearly were "
+            "never above their best again. Take the checkpoint there and look for the cause before training on."
+        )
+        return Decision("go back", reason, go_back_to=best_at)
+    promised = f"training to {short(total)} {unit} gains more than {min_gain:g}"
+    if not has_fallen(fit.curve) and (chance.forecast > SURE or (fit.identified and chance.forecast > 0.5)):
+        ceiling = "" if fit.identified else f" The ceiling is not identified: {fit.reason}."
+        return Decision("continue", f"{promised} with probability {chance.forecast:.2f} (gain {gain}).{ceiling}")
+    missing = doubt(fit, total / last, min_gain, SURELY_NOT)
+    if missing is None:
+        reason = (
+            f"{promised} only with probability {chance.forecast:.2f} by the forecast (gain {gain}), and with "
+            f"{chance.trend:.2f} by the trend: the level changed by {chance.recent.rise:.2g} ± "
+            f"{chance.recent.error:.2g} over the last doubling of compute."
+        )
+        return Decision("stop", reason)
+    by_ceiling = chance.forecast > SURELY_NOT and not fit.identified and climbed(fit) and not has_fallen(fit.curve)
+    # everything else may change with the next evaluation
+    train_to = compute_to_identify(fit) if by_ceiling else last + float(np.diff(fit.curve.compute)[-1])
+    where = f"at least to {short(train_to)}" if np.isfinite(train_to) else f"further than to {short(30 * last)}"
+    return Decision("not known yet", f"{missing}. Train {where} {unit} and ask again.", train_to)
 
 
 def compute_to_identify(fit: Fit) -> float:
@@ -124,7 +160,7 @@ def compute_to_identify(fit: Fit) -> float:
     curve = fit.curve
     limit = IDENTIFIED_SD * (curve.bounds[1] - curve.bounds[0])
     last, spacing = curve.last_compute, curve.last_compute / max(len(curve) - 1, 1)
-    picked = np.linspace(0, len(fit.draws.asymptote) - 1, PLAN_DRAWS).astype(int)
+    picked_P = np.linspace(0, len(fit.draws.asymptote) - 1, PLAN_DRAWS).astype(int)
     for factor in 1.25 ** np.arange(1, 16):
         planned = last * factor
         count = int(np.ceil((planned - last) / spacing))
@@ -132,25 +168,26 @@ def compute_to_identify(fit: Fit) -> float:
         # many future points are represented by fewer points with larger weights
         weight_N = np.concatenate([np.ones(len(curve)), np.full(len(extra), count / len(extra))])
         compute_N = np.concatenate([curve.compute, extra])
-        sd = np.mean([planned_sd(fit, int(d), compute_N, weight_N) for d in picked])
+        sd = planned_sd(fit, picked_P, compute_N, weight_N).mean()
         if sd < limit:
             return float(planned)
     return float("inf")
 
 
-def planned_sd(fit: Fit, d: int, compute_N: Array, weight_N: Array) -> float:
-    """Standard deviation of A from a curve with the given points, if the d-th draw were true."""
-    draws = fit.draws
+def planned_sd(fit: Fit, picked_P: Array, compute_N: Array, weight_N: Array) -> Array:
+    """Standard deviation of A from a curve with the given points if each picked draw were true, shape (P,)."""
+    asymptote, efficiency, midpoint, initial, phi, noise_sd = (
+        getattr(fit.draws, name)[picked_P, None]
+        for name in ("asymptote", "efficiency", "midpoint", "initial", "autocorrelation", "noise_sd")
+    )
     log_c_N = log_compute(compute_N)
-    efficiency, rise = draws.efficiency[d], draws.asymptote[d] - draws.initial[d]
-    u_N = climb(log_c_N, np.log(draws.midpoint[d]), efficiency)
-    steep_N = rise * efficiency * u_N * (1 - u_N)
-    distance_N = np.where(np.isfinite(log_c_N), log_c_N - np.log(draws.midpoint[d]), 0.0)
-    slopes_NP = np.stack([u_N, -steep_N, steep_N * distance_N, 1 - u_N], axis=1)
-    information_PP = slopes_NP.T @ (weight_N[:, None] * slopes_NP)
-    phi = draws.autocorrelation[d]
+    u_PN = climb(log_c_N, np.log(midpoint), efficiency)
+    steep_PN = (asymptote - initial) * efficiency * u_PN * (1 - u_PN)
+    distance_PN = np.where(np.isfinite(log_c_N), log_c_N - np.log(midpoint), 0.0)
+    slopes_PNK = np.stack([u_PN, -steep_PN, steep_PN * distance_PN, 1 - u_PN], axis=2)
+    information_PKK = np.swapaxes(slopes_PNK, 1, 2) @ (weight_N[:, None] * slopes_PNK)
     # n points with autocorrelated noise hold as much information as n (1 - phi) / (1 + phi) independent points
-    inflation = (1 + phi) / (1 - phi)
-    variance = np.linalg.pinv(information_PP, hermitian=True)[0, 0] * inflation * draws.noise_sd[d] ** 2
+    inflation_P = ((1 + phi) / (1 - phi) * noise_sd**2)[:, 0]
+    variance_P = np.linalg.pinv(information_PKK, hermitian=True)[:, 0, 0] * inflation_P
     # never wider than the whole range
-    return float(min(np.sqrt(max(variance, 0.0)), fit.curve.bounds[1] - fit.curve.bounds[0]))
+    return np.asarray(np.minimum(np.sqrt(np.maximum(variance_P, 0.0)), np.ptp(fit.curve.bounds)))

@@ -22,6 +22,9 @@ ENOUGH_POINTS = 10
 FALL = 0.05
 """A fall by this share of the metric's range, and by four standard deviations of the noise, is a decline."""
 
+STEEPER = 0.05
+"""A curve rises again if its slope in log compute increases by this share of the greatest slope after it decreased."""
+
 EARLY_SHARE = 0.9
 """If the first point has more than this share of the climb, the climb happened before the first evaluation."""
 
@@ -31,7 +34,7 @@ class Symptom:
     """One finding about a curve, with the numbers behind it."""
 
     name: str
-    """A key of ``CHECKS``, or late take-off, two-phase rise, creep."""
+    """A key of ``CHECKS``, or late take-off, two-phase rise, slow end, creep."""
 
     message: str
     """One sentence with the numbers and what to do."""
@@ -78,14 +81,30 @@ def late_start(curve: Curve, draws: Draws, probability: float) -> Symptom:
 
 
 def second_rise(curve: Curve, draws: Draws, probability: float) -> Symptom:
-    """A second sigmoid has begun."""
+    """A second sigmoid has begun, or describes an end of the climb that is slower than the law's."""
     rising = (draws.second_gain > 0) & (draws.second_midpoint < 10 * curve.last_compute)
     midpoint = float(np.median(draws.second_midpoint[rising]))
+    if not rises_again(curve, Draws(*(column[rising] for column in draws))):
+        message = (
+            f"with probability {probability:.2f} the climb ends more slowly than the law says, from about "
+            f"{midpoint:.4g} {curve.unit} on; C_mid and B describe its first part, and the ceiling is less certain"
+        )
+        return Symptom("slow end", message, {"probability": probability, "second_midpoint": midpoint})
     message = (
         f"with probability {probability:.2f} a second rise has begun (half complete near {midpoint:.4g} {curve.unit}); "
         f"C_mid and B describe the first rise, the ceiling is that of both"
     )
     return Symptom("two-phase rise", message, {"probability": probability, "second_midpoint": midpoint})
+
+
+def rises_again(curve: Curve, draws: Draws) -> bool:
+    """Whether most draws become steeper again after they flattened, as a function of log compute."""
+    compute_M = np.geomspace(curve.compute[curve.compute > 0][0], curve.last_compute, 60)
+    slope_MD = np.diff(draws.levels(compute_M, curve.bounds[1]), axis=0)
+    flatter_MD = np.logical_or.accumulate(np.diff(slope_MD, axis=0) < 0)
+    least_MD = np.minimum.accumulate(np.where(flatter_MD, slope_MD[1:], np.inf))
+    again_D = np.where(flatter_MD, slope_MD[1:] - least_MD, 0.0).max(axis=0)
+    return bool((again_D > STEEPER * slope_MD.max(axis=0)).mean() > 0.5)
 
 
 def creep(curve: Curve, draws: Draws, probability: float) -> Symptom:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from scalerl.scaling.evidence import chance_of_gain, doubt
 from scalerl.scaling.fit import Fit
 from scalerl.scaling.health import decline
 from scalerl.scaling.readers import CurveError
@@ -64,14 +65,15 @@ def stop_rule(text: str) -> StopRule:
 
 
 def gains_little(rule: StopRule, fit: Fit) -> str | None:
-    """The gain at the multiple is probably too small."""
-    gain_D = fit.gain(rule.factor * fit.last_compute)
-    if len(gain_D) == 1:
+    """The gain at the multiple is probably too small, by the same evidence that ``advise`` asks for."""
+    if len(fit.draws.asymptote) == 1 or doubt(fit, rule.factor, rule.gain, 1.0 - rule.probability) is not None:
         return None
-    probability = float((gain_D < rule.gain).mean())
-    if probability < rule.probability:
-        return None
-    return f"with probability {probability:.2f}, {rule.factor:g} times the compute gains less than {rule.gain:g}"
+    chance = chance_of_gain(fit, rule.factor * fit.last_compute, rule.gain)
+    return (
+        f"{rule.factor:g} times the compute gains less than {rule.gain:g} with probability "
+        f"{1 - chance.forecast:.2f} by the forecast and {1 - chance.trend:.2f} by the trend of the last doubling "
+        "of compute"
+    )
 
 
 def ceiling_identified(rule: StopRule, fit: Fit) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 from scalerl.report.sources import names_of
 from scalerl.watch.fits import TaskFit, Worker, fitted
 from scalerl.watch.run import WatchedRun, id_of
-from scalerl.watch.state import find
+from scalerl.watch.state import find, is_run
 from scalerl.watch.studies import WatchedStudy
 
 POLL_S = 0.5
@@ -77,15 +77,21 @@ class Watcher:
             changed = [key for key, at in self._changes.items() if at > version]
             return {
                 "version": self.version,
+                "known": list(self.runs),
                 "runs": [self.runs[key].summary() for key in changed if key in self.runs],
                 "studies": [self.studies[key].summary() for key in changed if key in self.studies],
                 "problems": [*self.problems, *self._worker.failures][-3:],
             }
 
     def _search(self) -> None:
-        """Find new runs; those that are known stay, even where their directory has gone."""
+        """Find new runs, and forget those whose directory has gone."""
         self._searched = time.monotonic()
         runs, studies = find(self.paths)
+        with self.lock:
+            for run in list(self.runs.values()):
+                if not is_run(run.path):
+                    del self.runs[run.id]
+                    self._changed(run.id)
         known = {run.path for run in self.runs.values()}
         if fresh := [path for path in runs if path not in known]:
             of_study = {path: study for path in fresh for study in studies if study in path.parents}

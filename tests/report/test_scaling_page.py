@@ -66,7 +66,7 @@ def test_every_command_for_curves_has_an_example():
 
 def test_every_warning_is_explained_and_the_run_drawn_for_it_raises_it(pictures):
     explained = set(re.findall(r"^\| `([\w -]+)` \|", PAGE, flags=re.MULTILINE))
-    assert explained == set(pictures.SYMPTOMS) == {*CHECKS, "late take-off", "two-phase rise", "creep"}
+    assert explained == set(pictures.SYMPTOMS) == {*CHECKS, "late take-off", "two-phase rise", "slow end", "creep"}
     for name, curve in pictures.SYMPTOMS.items():
         assert name in {symptom.name for symptom in health(curve)}, name
 

@@ -1,10 +1,13 @@
 import json
 import math
+import re
 
+import numpy as np
 import pytest
 from scaling_runs import run
 
-from scalerl.scaling import CurveError, advise, fit
+from scalerl.scaling import Curve, CurveError, advise, fit, sigmoid
+from scalerl.scaling.evidence import doubt_at, earlier
 
 
 def test_a_run_in_full_climb_is_continued():
@@ -18,18 +21,86 @@ def test_a_run_in_full_climb_is_continued():
 def test_a_finished_run_is_stopped():
     advice = advise(fit(run(last=64_000.0)), budget="2x", min_gain=0.01)
     assert advice.action == "stop"
-    assert advice.probability < 0.01
+    assert advice.probability < 0.01 and advice.trend_probability < 0.1
     assert advice.sentence.startswith(
         "Stop: training to 1.28e+05 device-hours gains more than 0.01 only with probability 0.0"
     )
+    # truth: R(64000) - R(32000) = 0.6092 - 0.6069
+    assert re.search(r"changed by 0\.00\d* ± 0\.00\d+ over the last doubling", advice.sentence)
 
 
 def test_an_undecided_run_without_a_known_ceiling_is_trained_further():
     # the truth gains 0.080 (0.489 to 0.569), just what is asked for, and the ceiling is not known yet
     advice = advise(fit(run(last=4000.0, noise=0.01)), budget="2x", min_gain=0.08)
-    assert advice.action == "not identified yet"
+    assert advice.action == "not known yet"
     assert 4000.0 < advice.train_to < math.inf
-    assert advice.sentence.startswith("Not identified yet: train at least to 1.")
+    assert advice.sentence.startswith("Not known yet: by the forecast a gain above 0.08 has probability 0.")
+    assert " the ceiling has standard deviation 0." in advice.sentence and "Train at least to 1." in advice.sentence
+
+
+def level_after_climb(noise, creep=0.0, points=41):
+    """A climb that ends at a sixteenth of the run, and after it a rise of ``creep`` per doubling of compute."""
+    rng = np.random.default_rng(0)
+    compute = np.linspace(0, 16, points)
+    rising = creep * np.log2(np.maximum(compute, 1.0))
+    return Curve(compute, sigmoid(compute, 0.5, 3.0, 0.2, 0.2) + rising + noise * rng.standard_normal(points))
+
+
+def test_a_run_that_creeps_on_after_its_climb_is_not_stopped():
+    assert advise(fit(level_after_climb(0.003)), "2x", 0.01).action == "stop"
+    creeping = advise(fit(level_after_climb(0.003, creep=0.02)), "2x", 0.01)
+    assert creeping.action in ("not known yet", "continue")
+    assert creeping.trend_probability > 0.9
+
+
+def test_noise_that_hides_the_gain_is_named_instead_of_a_stop():
+    found = fit(level_after_climb(0.05))
+    advice = advise(found, "2x", 0.01)
+    assert advice.action == "not known yet" and advice.probability < 0.2 < advice.trend_probability
+    assert "the evaluations scatter too much to exclude a gain of 0.01" in advice.reason
+    assert advice.train_to == pytest.approx(16.4)  # the next evaluation
+    # a gain that the same points could show
+    assert advise(found, "2x", 0.1).action == "stop"
+
+
+def test_a_run_without_a_climb_is_not_stopped_because_such_runs_took_off_later():
+    flat = Curve(np.arange(20.0), 0.3 + 0.003 * np.random.default_rng(1).standard_normal(20))
+    advice = advise(fit(flat), "2x", 0.01)
+    assert advice.action == "not known yet"
+    assert "13 of 28 such public runs rose by more than 0.01 later" in advice.reason
+
+
+def test_a_run_is_stopped_only_if_the_evaluation_before_said_so_too():
+    curve = level_after_climb(0.003)
+    metric = curve.metric.copy()
+    metric[-3:] += [0.015, 0.015, -0.01]  # the level seems to rise until the last point takes it back
+    found = fit(Curve(curve.compute, metric))
+    assert doubt_at(found, 2.0, 0.01, 0.2) is None and doubt_at(earlier(found), 2.0, 0.01, 0.2) is not None
+    advice = advise(found, "2x", 0.01)
+    assert advice.action == "not known yet"
+    assert advice.reason.startswith("this is so only since the last evaluation; before it, by the forecast")
+
+
+def test_nine_evaluations_stop_no_run():
+    found = fit(level_after_climb(0.001, points=9))
+    assert advise(found, "2x", 0.01).reason.startswith("9 evaluations are too few to stop on; at least 10 are needed.")
+
+
+def fallen(last_points):
+    """A run at 0.5 that then evaluates to these values."""
+    curve = level_after_climb(0.003)
+    return Curve(np.arange(41.0 + len(last_points)), np.concatenate([curve.metric, last_points]))
+
+
+def test_a_run_that_fell_twice_is_sent_back_to_its_best_and_one_that_fell_once_is_not():
+    # means of the last three points: 0.5, 0.4, 0.2 below a best of about 0.502
+    advice = advise(fit(fallen([0.2, 0.2, 0.2])), "2x", 0.01)
+    assert advice.action == "go back"
+    assert advice.go_back_to <= 40 and advice.sentence.startswith("Go back: the run has fallen by 0.3")
+    assert "10 of 11 public runs that fell as clearly were never above their best again" in advice.sentence
+    once = advise(fit(fallen([0.5, 0.1])), "2x", 0.01)
+    assert once.action == "not known yet" and once.reason.startswith("the run has fallen from its best.")
+    assert math.isnan(once.go_back_to)
 
 
 def test_less_noise_asks_for_less_training_before_the_ceiling_is_known():
@@ -65,5 +136,5 @@ def test_a_fit_without_uncertainty_cannot_advise():
 
 def test_advice_is_json():
     advice = json.loads(json.dumps(advise(fit(run()), "2x", 0.01).to_dict()))
-    assert advice["train_to"] is None
-    assert set(advice) >= {"action", "probability", "budget", "min_gain", "gain", "sentence"}
+    assert advice["train_to"] == 16400.0 and advice["go_back_to"] is None
+    assert advice["sentence"] == f"Not known yet: {advice['reason']}"

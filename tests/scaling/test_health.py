@@ -52,6 +52,16 @@ def test_a_second_rise_is_named_with_where_it_is_half_done():
     assert symptom.numbers["second_midpoint"] == pytest.approx(70, rel=0.2)
 
 
+def test_a_climb_that_only_ends_slowly_is_not_called_a_second_rise():
+    compute = np.linspace(0, 100, 41)
+    levels = sigmoid(compute, 0.35, 2.5, 9.0, 0.1) + sigmoid(compute, 0.2, 2.0, 38.0, 0.0)
+    slope = np.diff(levels[1:]) / np.diff(np.log(compute[1:]))
+    assert (np.diff(slope)[slope.argmax() :] < 0).all()  # the truth never becomes steeper again
+    (symptom,) = health(noisy(compute, levels))
+    assert symptom.name == "slow end"
+    assert "the climb ends more slowly than the law says" in symptom.message
+
+
 def test_a_creep_is_named_with_its_slope():
     compute = np.linspace(0, 100, 41)
     found = {s.name: s.numbers for s in health(noisy(compute, sigmoid(compute, 0.4, 2.5, 6.0, 0.1) + 0.0005 * compute))}

@@ -42,7 +42,9 @@ def test_each_condition_holds_where_it_should():
     gain, known, fall = (
         stop_rule(text) for text in ("gain at 2x below 0.02 with probability 0.9", "ceiling identified", "falling")
     )
-    assert "2 times the compute gains less than 0.02" in reason_to_stop(gain, [done])
+    assert "2 times the compute gains less than 0.02 with probability 1.00 by the forecast" in reason_to_stop(
+        gain, [done]
+    )
     assert "the ceiling is identified: 0.6" in reason_to_stop(known, [done])
     assert "the metric fell by 0.339 since its best" in reason_to_stop(fall, [down])
     assert [reason_to_stop(rule, [young]) for rule in (gain, known, fall)] == [None] * 3
@@ -53,3 +55,12 @@ def test_one_falling_task_is_enough_and_the_other_conditions_need_every_task():
     assert reason_to_stop(stop_rule("ceiling identified"), [done, young]) is None
     assert reason_to_stop(stop_rule("ceiling identified"), [done, done]) is not None
     assert reason_to_stop(stop_rule("falling"), []) is None
+
+
+def test_the_gain_must_be_small_by_the_forecast_and_by_the_trend():
+    # truth: the 2x of 16,000 gains 0.0093, the last doubling 0.026
+    rising = fit(run(noise=0.002))
+    asked = stop_rule("gain at 2x below 0.01 with probability 0.8")
+    assert float((rising.gain(2 * rising.last_compute) < 0.01).mean()) > 0.8
+    assert reason_to_stop(asked, [rising]) is None
+    assert reason_to_stop(stop_rule("gain at 2x below 0.04 with probability 0.8"), [rising]) is not None

@@ -202,7 +202,7 @@ def test_a_watcher_finds_new_runs_fits_new_evaluations_and_tells_only_what_chang
     watcher.close()
 
 
-def test_a_run_whose_directory_goes_and_rows_that_nobody_foresaw_stop_no_other(tmp_path):
+def test_a_run_whose_directory_goes_and_rows_that_nobody_foresaw_stop_no_other(tmp_path, monkeypatch):
     gone = write_run(tmp_path / "runs/gone", rows=3, points=2)
     odd = write_run(tmp_path / "runs/odd", rows=3)
     whole = write_run(tmp_path / "runs/whole", rows=3)
@@ -217,6 +217,10 @@ def test_a_run_whose_directory_goes_and_rows_that_nobody_foresaw_stop_no_other(t
     watcher.poll()
     found = {run["name"]: run for run in watcher.changes_since(-1)["runs"]}
     assert found["whole"]["step"] == 4 and found["gone"]["state"] == "unreadable"
+    monkeypatch.setattr("scalerl.watch.watcher.SEARCH_S", 0.0)
+    watcher.poll()
+    assert sorted(run.name for run in watcher.runs.values()) == ["odd", "whole"]
+    assert watcher.changes_since(-1)["known"] == list(watcher.runs)
     assert found["odd"]["state"] in STATES
     json.dumps([run.metrics(10) for run in watcher.runs.values()], allow_nan=False)
     watcher.close()

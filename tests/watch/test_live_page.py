@@ -1,6 +1,7 @@
 """The live page in a real browser: it follows, it reads at any width, keys are enough, and texts stay texts."""
 
 import os
+import shutil
 
 import pytest
 from browser import CHROMIUM, contrast, luminance, opened_page
@@ -100,6 +101,23 @@ def test_a_run_shows_its_curve_its_forecast_and_every_metric_with_its_meaning(ta
     assert tab.locator("main section h2").first.inner_text() == "Learning"
     kinds = tab.evaluate("document.getElementById('curve-0').data.length")
     assert kinds == 6  # band, fit, forecast, points and ceiling
+
+
+def test_a_zoom_into_a_metric_loads_the_steps_that_are_seen_in_full(live, tab, place):
+    add_steps(write_run(place / "runs/long", steps=9999), range(1, 2001))
+    live.until("[...document.querySelectorAll('table.runs a')].some((link) => link.textContent === 'long')")
+    tab.get_by_role("link", name="long", exact=True).click()
+    tab.locator(".tile[data-large=loss]").click()
+    tab.wait_for_selector("dialog[open] .main-svg")
+    shown = "document.querySelector('dialog .plot').data.at(-1).x"
+    assert tab.evaluate(f"{shown}.length") == 400  # of 2,000 steps
+    zoom = "{'xaxis.range[0]': 100, 'xaxis.range[1]': 200}"  # what a drag of the pointer says
+    tab.evaluate(f"Plotly.relayout(document.querySelector('dialog .plot'), {zoom})")
+    live.until(f"{shown}.length === 103 && {shown}[0] === 99 && {shown}.at(-1) === 201")
+    shutil.rmtree(place / "runs/long")
+    tab.keyboard.press("Escape")
+    tab.goto(live.address + "#/")
+    live.until("document.querySelectorAll('table.runs tbody tr').length === 3")
 
 
 def test_a_metric_opens_large_by_keyboard_and_escape_returns_to_it(tab):
@@ -233,6 +251,7 @@ def test_every_page_reads_at_any_width_in_light_and_dark(live, tab, width, schem
         assert contrast(luminance(behind), luminance(live.style(".rollout .text", "color"))) >= 4.5, tint
 
 
+@pytest.mark.slow
 def test_the_page_says_that_it_lost_its_server(live, place):
     tab = live.tab.context.browser.new_page()
     with served(place / "runs") as address:

@@ -26,7 +26,10 @@ function complain(error) {
 
 function render() {
   const fresh = el("main", { id: "main", tabindex: "-1" }, view.render());
+  const link = document.activeElement?.getAttribute("href");
   morph(main, fresh);
+  if (link && document.activeElement === document.body) // its row went to another place
+    main.querySelector(`[href="${CSS.escape(link)}"]`)?.focus({ preventScroll: true });
   for (const box of document.querySelectorAll("[data-compare]")) box.checked = chosen.has(box.dataset.compare);
   document.title = `${view.title()} · scalerl watch`;
   view.draw?.();
@@ -81,6 +84,7 @@ let points = "";
 
 function take(found) {
   for (const run of found.runs) known.runs.set(run.id, run);
+  for (const id of [...known.runs.keys()]) if (!found.known.includes(id)) known.runs.delete(id);
   for (const study of found.studies) known.studies.set(study.id, study);
   known.problems = found.problems;
   known.ready = true;

@@ -38,7 +38,7 @@ function runTable(runs) {
       el("td", { class: "tick" }, el("input", { type: "checkbox", "data-compare": run.id, "aria-label": `Compare ${run.name}` })),
       el("th", { scope: "row" }, el("a", { href: `#/run/${run.id}`, "data-arrow": true, title: run.path }, run.name)),
       el("td", { "data-label": "State" }, badge(run), run.detail ? el("small", { class: "clip" }, run.detail) : null),
-      el("td", { "data-label": "Step" }, `${run.step}/${run.steps}`, run.left_s !== null ? el("small", {}, `${lasting(run.left_s)} left`) : null),
+      el("td", { class: "whole", "data-label": "Step" }, `${run.step}/${run.steps}`, run.left_s !== null ? el("small", {}, `${lasting(run.left_s)} left`) : null),
       el("td", { "data-label": "Pass rate" }, passCell(run)),
       el("td", { "data-label": "Forecast at 2×" }, forecastCell(run)),
       el("td", { "data-label": "Advice" }, adviceCell(run)),
@@ -55,8 +55,11 @@ function runTable(runs) {
 
 const ORDER = ["training", "waiting", "failed", "dead", "stopped", "unreadable", "finished"];
 
+// a run that waits for an evaluation keeps its place
+const rank = (run) => ORDER.indexOf(run.state === "waiting" ? "training" : run.state);
+
 const sorted = (runs) =>
-  runs.sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state) || a.name.localeCompare(b.name, "en", { numeric: true }));
+  runs.sort((a, b) => rank(a) - rank(b) || a.name.localeCompare(b.name, "en", { numeric: true }));
 
 const counted = (runs) =>
   ORDER.map((state) => [runs.filter((run) => run.state === state).length, state]).filter(([count]) => count)

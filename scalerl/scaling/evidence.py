@@ -1,0 +1,121 @@
+"""Whether the evidence is enough to stop a run: the same test for ``advise`` and for ``stop_when``."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from scalerl.scaling.fit import DOUBTFUL, MIN_POINTS, Fit, fit
+from scalerl.scaling.futures import has_fallen
+from scalerl.scaling.health import ENOUGH_POINTS, Symptom, decline
+from scalerl.scaling.trend import Trend, trend
+
+NO_RETURN = (10, 11)
+"""Of the public runs that had fallen clearly at two successive evaluations, how many were never more than 0.01 above
+their earlier best again (means of three points). All are of one repository."""
+
+NO_CLIMB = (13, 28)
+"""Of the public runs that showed no clear climb at an evaluation from the tenth on, how many ended more than 0.01 above
+that evaluation (means over a fifth of the points)."""
+
+
+class Chance(NamedTuple):
+    """The probability that more training gains enough, estimated in two ways.
+
+    Example: ``Chance(forecast=0.02, trend=0.15, recent=Trend(0.004, 0.005, 1.0))``
+    """
+
+    forecast: float
+    """By the forecast."""
+
+    trend: float
+    """If the rise goes on as over the last doubling of compute."""
+
+    recent: Trend
+    """That rise."""
+
+
+def chance_of_gain(fitted: Fit, compute: float, gain: float) -> Chance:
+    """Both probabilities of a gain above this, from the last point to a compute beyond it.
+
+    Args:
+        fitted: by a method that gives an uncertainty.
+        compute: in the curve's unit.
+        gain: in the metric's unit.
+    """
+    recent = trend(fitted.curve)
+    doublings = float(np.log2(compute / fitted.last_compute))
+    return Chance(float((fitted.gain(compute) > gain).mean()), recent.probability(gain, doublings), recent)
+
+
+def doubt(fitted: Fit, factor: float, gain: float, limit: float) -> str | None:
+    """Why the run should not be stopped for lack of gain, or None.
+
+    The conditions must hold at this evaluation and at the one before it.
+
+    Args:
+        fitted: by a method that gives an uncertainty.
+        factor: compute at which the gain is judged, in multiples of the last point's; > 1.
+        gain: the gain that is too small, in the metric's unit.
+        limit: greatest probability of a larger gain at which a run is stopped.
+    """
+    if len(fitted.curve) < ENOUGH_POINTS:
+        return f"{len(fitted.curve)} evaluations are too few to stop on; at least {ENOUGH_POINTS} are needed"
+    now = doubt_at(fitted, factor, gain, limit)
+    if now is not None:
+        return now
+    before = doubt_at(earlier(fitted), factor, gain, limit)
+    return None if before is None else f"this is so only since the last evaluation; before it, {before}"
+
+
+def doubt_at(fitted: Fit, factor: float, gain: float, limit: float) -> str | None:
+    """``doubt`` by one evaluation alone."""
+    if has_fallen(fitted.curve):
+        return "the run has fallen from its best"
+    if not climbed(fitted):
+        return (
+            f"the run shows no clear climb so far, and {NO_CLIMB[0]} of {NO_CLIMB[1]} such public runs rose by more "
+            "than 0.01 later"
+        )
+    chance = chance_of_gain(fitted, factor * fitted.last_compute, gain)
+    if chance.forecast > limit:
+        ceiling = "" if fitted.identified else f"; {fitted.reason}"
+        return f"by the forecast a gain above {gain:g} has probability {chance.forecast:.2f}{ceiling}"
+    if chance.trend > limit:
+        return doubt_by_trend(chance, factor, gain, limit)
+    return None
+
+
+def climbed(fitted: Fit) -> bool:
+    """Whether the run has a clear climb: otherwise it may be flat so far and begin later."""
+    return fitted.futures is None or fitted.futures.stays <= DOUBTFUL
+
+
+def doubt_by_trend(chance: Chance, factor: float, gain: float, limit: float) -> str:
+    """Whether the level still rises, or is too uncertain to tell."""
+    recent = chance.recent
+    if recent._replace(rise=0.0).probability(gain, float(np.log2(factor))) > limit:
+        return (
+            f"the evaluations scatter too much to exclude a gain of {gain:g}: the rise over the last doubling of "
+            f"compute is known only to ± {recent.error:.2g}. Evaluate on more prompts, or ask for a larger gain"
+        )
+    return (
+        f"by the forecast a gain above {gain:g} has probability {chance.forecast:.2f}, but the level rose by "
+        f"{recent.rise:.2g} ± {recent.error:.2g} over the last doubling of compute; if it goes on like this, the "
+        f"probability is {chance.trend:.2f}"
+    )
+
+
+def earlier(fitted: Fit) -> Fit:
+    """The fit by the same method without the last point."""
+    return fit(fitted.curve.first(len(fitted.curve) - 1), fitted.method)
+
+
+def clear_fall(fitted: Fit) -> Symptom | None:
+    """The fall of a run that has lost more than noise explains at two successive evaluations, or None."""
+    curve = fitted.curve
+    if len(curve) <= MIN_POINTS:
+        return None
+    seen = [decline(part) if has_fallen(part) else None for part in (curve.first(len(curve) - 1), curve)]
+    return seen[1] if seen[0] is not None else None
