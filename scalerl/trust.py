@@ -170,7 +170,8 @@ def _program(field: str, name: str) -> Code:
 
 def _command(field: str, words: Sequence[str]) -> Code:
     program = shutil.which(words[0]) or ""
-    files = [os.path.abspath(file) for file in (program, *words[1:]) if os.path.isfile(file)]  # a script is an argument
+    script = next((word for word in words[1:] if not word.startswith("-")), "")  # as in `python -u tell.py`
+    files = [os.path.abspath(file) for file in (program, script) if os.path.isfile(file)]
     return Code(field, json.dumps(list(words)), files[0] if program else "", _digest_of_files(files if program else []))
 
 

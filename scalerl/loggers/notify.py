@@ -8,9 +8,11 @@ import signal
 import socket
 import subprocess
 import tempfile
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +82,13 @@ class Notifier:
         if event not in self._settings.on:
             return
         message = self.message(event, text, task)
-        problems = []
-        for send, target in ((run_command, self._settings.command), (post, self._settings.webhook)):
-            if target:
-                try:
-                    send(target, message, self._settings.timeout_s)  # type: ignore[operator]
-                except NotSent as error:
-                    problems.append(str(error))
+        settings, problems = self._settings, []
+        sends = [partial(run_command, settings.command)] if settings.command else []
+        for send in [*sends, *([partial(post, settings.webhook)] if settings.webhook else [])]:
+            try:
+                send(message, settings.timeout_s)
+            except NotSent as error:
+                problems.append(str(error))
         if problems:
             raise NotSent("; ".join(problems))
 
@@ -171,4 +173,6 @@ def post(url: str, message: Mapping[str, Any], timeout_s: float) -> None:
         request = urllib.request.Request(url, data=body, headers=headers, method="POST")
         urllib.request.urlopen(request, timeout=timeout_s).close()
     except (OSError, ValueError) as error:  # HTTPError and URLError are OSErrors; ValueError for a malformed address
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
         raise NotSent(f"the webhook did not take the message ({error})") from None

@@ -89,11 +89,12 @@ def read_mlflow(path):
 
 def read_trackio(path):
     from trackio import Api
+    from trackio.sqlite_storage import SQLiteStorage
 
     (run,) = Api().runs("scalerl")
     numbers = []
     pictures = 0
-    for entry in run.history():
+    for entry in SQLiteStorage.get_logs("scalerl", run.name):
         pictures += "curve" in entry
         numbers += [
             ((name, entry["step"]), value)
