@@ -40,20 +40,19 @@ class Pace:
 class Evaluation:
     """An evaluation and all before it. What is fitted and drawn is computed once, by the first thread that asks."""
 
-    def __init__(self, points: Sequence[EvalPoint], config: RunConfig, name: str, pace: Pace) -> None:
+    def __init__(self, points: Sequence[EvalPoint], config: RunConfig, pace: Pace) -> None:
         """Take the evaluations of a run so far, at least one.
 
         Args:
             points: of all tasks.
             config: of the run.
-            name: of the run, for the picture.
             pace: of the pictures of this run.
         """
         assert points
         self._pace = pace
         self.step = points[-1].step
         self.by_task = points_by_task(points)
-        self._config, self._name = config, name
+        self._config = config
         self._lock = threading.Lock()
         self._outlooks: dict[str, Outlook] | None = None
         self._picture: bytes | None = None
@@ -70,8 +69,7 @@ class Evaluation:
                 self._outlooks = {}
                 for task in self._config.main_tasks:
                     with suppress(CurveError):  # too early
-                        label = f"{self._name} · {task}"
-                        self._outlooks[task] = run_outlook(self.by_task.get(task, ()), self.axis, label)
+                        self._outlooks[task] = run_outlook(self.by_task.get(task, ()), self.axis)
             return self._outlooks
 
     def metrics(self) -> dict[str, float]:

@@ -73,7 +73,7 @@ class Followers:
             points: all evaluations of the run so far.
         """
         if self._workers and points:
-            evaluation = Evaluation(tuple(points), self._config, self._path.absolute().name, self._pace)
+            evaluation = Evaluation(tuple(points), self._config, self._pace)
             for logged in self._logged:
                 logged.worker.put(partial(logged.evaluation, evaluation))
             if self._messages and self._notifier:

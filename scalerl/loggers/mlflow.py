@@ -19,6 +19,12 @@ LONGEST = 500
 AT_ONCE = 100
 """Parameters of one request; MLflow's limit."""
 
+MOST = 1000
+"""Numbers of one request; MLflow's limit."""
+
+EVERY_S = 5.0
+"""Seconds after which numbers are sent with those of the next step; a process that is killed loses so much."""
+
 REFUSED = re.compile(r"[^\w\-. /:]")
 """Characters that MLflow refuses in names."""
 
@@ -31,6 +37,8 @@ class MLflow:
     def __init__(self, experiment: str = "scalerl", tracking_uri: str = "") -> None:
         """Prepare; nothing is sent."""
         self._experiment, self._uri = experiment, tracking_uri
+        self._waiting: list[Metric] = []
+        self._sent = time.monotonic()
 
     def start(self, config: Mapping[str, Any], run: LoggedRun) -> str:
         """Create the run with the configuration as parameters, or continue the one with this id."""
@@ -48,17 +56,27 @@ class MLflow:
         return self._id
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the numbers in one request."""
+        """Log the numbers with those of the steps around: a request for each step takes three times the CPU time."""
         now = int(1000 * time.time())
-        self._client.log_batch(self._id, metrics=[Metric(_name(key), x, now, step) for key, x in metrics.items()])
+        new = [Metric(_name(key), x, now, step) for key, x in metrics.items()]
+        if len(self._waiting) + len(new) > MOST or time.monotonic() > self._sent + EVERY_S:
+            self._send()
+        self._waiting += new
 
     def figure(self, name: str, png: Path, step: int) -> None:
         """Log the picture as an artifact, `curve/step_000100.png`."""
+        self._send()
         self._client.log_artifact(self._id, str(png), name)
 
     def finish(self, state: str) -> None:
         """Set the status of the run."""
+        self._send()
         self._client.set_terminated(self._id, STATUS[state])
+
+    def _send(self) -> None:
+        waiting, self._waiting, self._sent = self._waiting, [], time.monotonic()
+        for first in range(0, len(waiting), MOST):
+            self._client.log_batch(self._id, metrics=waiting[first : first + MOST])
 
 
 def _name(text: str) -> str:

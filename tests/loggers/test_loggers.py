@@ -224,8 +224,8 @@ def test_a_worker_ends_by_itself_where_its_jobs_exit():
 def test_an_evaluation_of_two_tasks_has_the_names_of_both_and_a_forecast_once_it_can_be_fitted():
     config = read_config(None, ["--data", '[{kind = "arithmetic"}, {kind = "programs"}]'])
     points = [point(10 * n, task) for n in range(8) for task in ("arithmetic", "programs")]
-    early = Evaluation(points[:4], config, "run", Pace()).metrics()
-    late = Evaluation(points, config, "run", Pace()).metrics()
+    early = Evaluation(points[:4], config, Pace()).metrics()
+    late = Evaluation(points, config, Pace()).metrics()
     assert early["eval/programs/pass_rate"] == point(10).pass_rate
     assert not [name for name in early if name.startswith("forecast/")]
     for task in ("arithmetic", "programs"):
