@@ -3,8 +3,9 @@
     python benchmarks/loggers.py [--loggers tensorboard wandb mlflow] [--steps 480] [--step-s 0.32]
 
 Rows of the lab's columns and an evaluation at every 15th step are handed over as a run does, faster. The CPU time is
-that of the whole process, after the first 90 steps with all imports; processes of the tracker's library are not counted, and
-neither are fits, which the display makes anyway. Pictures are bounded by `PICTURE_SHARE` and reported apart.
+that of the whole process, after the first 90 steps with all imports; processes of the tracker's library are not
+counted, and neither are fits, which the display makes anyway. Pictures are bounded by `PICTURE_SHARE`
+and reported apart.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import argparse
 import math
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,11 +69,13 @@ def ls(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{', '.join(map(str, paths))}: no run here; a run is a directory with a config.toml")
     print(line_of(("run", "state", "step", "pass rate", "at 2x compute", "advice")))
     for run in runs:
-        print(line_of(cells(run_state(run))), flush=True)
+        columns = cells(run_state(run))
+        in_study = (run.parent.parent / "study.toml").exists()  # STUDY/ARM/seed-0
+        print(line_of((f"{run.parent.name}/{run.name}" if in_study else columns[0], *columns[1:])), flush=True)
     return 0
 
 
-def line_of(columns: tuple[str, ...]) -> str:
+def line_of(columns: Sequence[str]) -> str:
     """Return a line of at most 80 columns.
 
     Args:
@@ -110,7 +112,7 @@ def forecast_cells(found: RunState, task: str) -> tuple[str, str]:
     return f"{twice.low:.3f}-{twice.high:.3f}", ADVICE.get(action, action)
 
 
-ADVICE = {"not identified yet": "unclear"}
+ADVICE = {"not known yet": "unknown"}
 """Words that are shorter in a table."""
 
 

@@ -45,7 +45,7 @@ def test_ls_lists_every_run_with_state_step_pass_rate_forecast_and_advice(runs, 
     assert (name, state, step, rate) == ("a-finished-..-characters", "finished", "100/100", "0.412")
     low, high = map(float, ahead.split("-"))
     assert 0.4125 < low <= high < 0.6
-    assert advice in ("continue", "stop", "unclear")
+    assert advice in ("continue", "stop", "unknown")
     assert all(len(line) <= 80 for line in lines)
 
 
