@@ -1,4 +1,5 @@
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -7,6 +8,7 @@ from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True)  # a change is judged by what it changed, not by luck
 settings.load_profile("repeatable")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs in the background with SIGINT ignored
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads make the process tests crawl
 sys.path.insert(0, str(Path(__file__).parent))  # for tiny_models and the like
 

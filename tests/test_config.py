@@ -136,9 +136,12 @@ def assert_reads_back(config, tmp_path):
         (["--data.held_out", "0"], "data.held_out: got 0 for the task 'arithmetic'; allowed: at least 1"),
         (
             ["--rollouts.lag_ticks", "-2"],
-            "rollouts.lag_ticks: got -2; allowed: auto, measure, or a number of decode steps of at least 0",
+            "rollouts.lag_ticks: got -2; allowed: auto, follow, measure, or a number of decode steps of at least 0",
         ),
-        (["--rollouts.lag_ticks", "soon"], "rollouts.lag_ticks: got 'soon'; allowed: auto, measure, or a number"),
+        (
+            ["--rollouts.lag_ticks", "soon"],
+            "rollouts.lag_ticks: got 'soon'; allowed: auto, follow, measure, or a number",
+        ),
         (
             ["--placement.generators", "4", "--rollouts.slots", "3"],
             "rollouts.slots: got 3 for 4 generators; allowed: at least one slot for each generator",

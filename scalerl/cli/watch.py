@@ -8,8 +8,6 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from scalerl.config.base import ConfigError
-
 PORT = 8265
 
 
@@ -35,6 +33,8 @@ def watch(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: a package is missing, a path does not exist, or the port cannot be used.
     """
+    from scalerl.config.base import ConfigError
+
     try:
         from scalerl.watch.guard import is_loopback
         from scalerl.watch.server import serve
@@ -68,6 +68,8 @@ def watch(arguments: argparse.Namespace) -> int:
 
 
 def _listen(host: str, port: int) -> socket.socket:
+    from scalerl.config.base import ConfigError
+
     try:
         if not 0 <= port < 1 << 16:
             raise OSError("a port is a number from 0 to 65535")

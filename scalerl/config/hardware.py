@@ -19,6 +19,10 @@ class Hardware(Part):
     """CPU threads of the generator process; 0: half of the cores."""
     trainer_threads: NoneOrFew = 0
     """CPU threads of the trainer process; 0: half of the cores."""
+    trainer_helpers: Literal["auto"] | NoneOrFew = "auto"
+    """Threads beside the trainer's own, each with `trainer_threads`, that compute micro-batches on CPU while generators
+    wait. Results do not depend on them. auto: as many as there are cores for, up to 3; 0: none. Each needs memory for
+    a micro-batch and two gradients."""
     generator_matmul: Literal["auto", "onednn", "torch"] = "auto"
     """Library that multiplies FP32 matrices in the generators on CPU. onednn: the one that ships inside torch; torch:
     what torch's own linear uses (MKL on x86). auto: the faster of both at the run's shapes, timed once a machine and

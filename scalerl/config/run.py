@@ -62,9 +62,10 @@ EXPECTED_LENGTH = 0.4
 def _check_lag(value: Any) -> Any:
     if value == -1 and not isinstance(value, bool):  # how earlier versions wrote it
         return "measure"
-    if value in ("auto", "measure") or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**9):
+    known = value in ("auto", "follow", "measure")
+    if known or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**9):
         return value
-    raise ValueError(f"got {short(value)}; allowed: auto, measure, or a number of decode steps of at least 0")
+    raise ValueError(f"got {short(value)}; allowed: auto, follow, measure, or a number of decode steps of at least 0")
 
 
 class Rollouts(Part):
@@ -83,9 +84,11 @@ class Rollouts(Part):
     ahead: Natural = 1
     """Eager schedule of PipelineRL: complete batches that may wait for the trainer while generation goes on. More keep
     the trainer busy where generation is uneven, and make every token one update older; `max_lag` bounds both."""
-    lag_ticks: Annotated[Literal["auto", "measure"] | int, BeforeValidator(_check_lag)] = "auto"
-    """Deterministic schedule: decode steps from a batch's completion to the use of the weights it trained. auto: 1.5
-    times the expected steps of a batch; measure: by the clock at the first step, so that two equal runs differ."""
+    lag_ticks: Annotated[Literal["auto", "follow", "measure"] | int, BeforeValidator(_check_lag)] = "auto"
+    """Deterministic schedule: decode steps from a batch's completion to the use of the weights it trained. follow: 1.5
+    times those that the latest 8 batches took, by count, so that equal runs are equal; auto: that, or 1.5 times the
+    expected steps of a batch where `expected_tokens` is given; measure: by the clock at the first step, so that two
+    equal runs differ."""
     weights: Literal["auto", "shared-memory", "directory", "object-store", "nccl"] = "auto"
     """How weights reach the generators. shared-memory: torch engines of one machine. object-store: torch engines on
     Ray. nccl: vLLM servers given by address, on GPUs. directory: safetensors files in the run directory, slower,
@@ -114,8 +117,8 @@ class Learner(Part):
     """How the trainer runs."""
 
     micro_batch_tokens: Natural = 0
-    """Tokens of one forward and backward pass, padding included where rows are padded; 0: 16,384, and 2,048 on CPU,
-    where larger ones leave the processor's cache."""
+    """Tokens of one forward and backward pass, padding included where rows are padded; 0: 16,384, and 1,280 on CPU,
+    where larger ones leave the processor's cache, and helpers (`hardware.trainer_helpers`) have fewer to share."""
     packing: Literal["auto", "padded", "packed", "shared"] = "auto"
     """packed: the sequences of a micro-batch lie in one row without padding, and attention runs within each; padded:
     one row a sequence; shared: packed, and each prompt is computed once for its rollouts (one trainer process; else
@@ -286,7 +289,7 @@ class RunConfig(Part):
     @property
     def micro_batch_tokens(self) -> int:
         """Tokens of one forward and backward pass."""
-        return self.learner.micro_batch_tokens or (2048 if self.hardware.device == "cpu" else 16_384)
+        return self.learner.micro_batch_tokens or (1280 if self.hardware.device == "cpu" else 16_384)
 
     @property
     def slots(self) -> int:
@@ -321,6 +324,12 @@ class RunConfig(Part):
         return self.recipe.off_policy.streams and self.schedule == "deterministic"
 
     @property
+    def lag_follows(self) -> bool:
+        """Whether the lag follows the steps that batches took, because lengths are not known before the run."""
+        asked = self.rollouts.lag_ticks
+        return self.lag_is_used and (asked == "follow" or (asked == "auto" and not self.rollouts.expected_tokens))
+
+    @property
     def lag_ticks(self) -> int:
         """Decode steps from a batch's completion to the use of its weights: 1.5 times those that a batch takes.
 
@@ -345,6 +354,7 @@ class RunConfig(Part):
             for task in self.data
         )
         lag = "measured at the first step" if self.rollouts.lag_ticks == "measure" else f"{self.lag_ticks} decode steps"
+        lag += ", at first," if self.lag_follows else ""
         used = f"; weights are used {lag} after their batch is complete" if self.lag_is_used else ""
         generators = f", on {self.placement.engines} generators" if self.placement.engines > 1 else ""
         ranks = f", on {self.placement.trainer_ranks} ranks" if self.placement.trainer_ranks > 1 else ""

@@ -68,6 +68,15 @@ class Segments:
             start += sum(part)
         return cls(tuple(buckets))
 
+    def sizes(self, tokens: int) -> list[int]:
+        """Return the tokens of each bucket, for `split`: its gradient is one copy, that of slices a sum of whole rows.
+
+        Args:
+            tokens: of the row, from the first bucket's on.
+        """
+        starts = [bucket.start for bucket in self.buckets]
+        return [end - start for start, end in zip(starts, [*starts[1:], starts[0] + tokens], strict=True)]
+
 
 def bucket_rows(start: int, lengths: Sequence[int], device: torch.device) -> Bucket:
     """Return the bucket of sequences of the given lengths, from token `start` of the row on."""
@@ -163,22 +172,21 @@ def packed_attention(
         [1, N, H, D], as transformers expects.
     """
     assert query_1HND.shape[0] == 1 and key_1HND.shape == value_1HND.shape[:3] + key_1HND.shape[3:]
-    rows_NHD = [x[0].transpose(0, 1) for x in (query_1HND, key_1HND, value_1HND)]
+    sizes = segments.sizes(query_1HND.shape[2])
+    pieces = [torch.split(x[0].transpose(0, 1), sizes) for x in (query_1HND, key_1HND, value_1HND)]
     parts = []
-    for bucket in segments.buckets:
-        query, key, value = (padded(x, bucket) for x in rows_NHD)
+    for bucket, *own in zip(segments.buckets, *pieces, strict=True):
+        query, key, value = (padded(x, bucket) for x in own)
         out_btHD = causal_attention(query, key, value, scaling, window).transpose(1, 2)
         parts.append(out_btHD.flatten(0, 1) if bucket.inside_bt is None else out_btHD[bucket.inside_bt])
     return torch.cat(parts)[None]
 
 
-def padded(x_NHD: Tensor, bucket: Bucket) -> Tensor:
-    """Return a bucket's tokens as [b, H, t, D]; a view where none is shorter than the longest."""
-    if bucket.inside_bt is None:
-        own = x_NHD[bucket.start : bucket.start + bucket.rows * bucket.width]
-    else:  # padding repeats a token: it is never seen by those before it, and its own result is dropped
-        flat = bucket.inside_bt.flatten().cumsum(0) - 1
-        own = x_NHD.index_select(0, flat + bucket.start)
+def padded(own_NHD: Tensor, bucket: Bucket) -> Tensor:
+    """Return a bucket's own tokens as [b, H, t, D]; a view where none is shorter than the longest."""
+    own = own_NHD
+    if bucket.inside_bt is not None:  # padding repeats a token: none before sees it, and its own result is dropped
+        own = own_NHD.index_select(0, bucket.inside_bt.flatten().cumsum(0) - 1)
     return own.reshape(bucket.rows, bucket.width, *own.shape[1:]).transpose(1, 2)
 
 

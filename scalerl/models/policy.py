@@ -67,8 +67,10 @@ class Policy(nn.Module):
         self._upcast_head: Tensor | None = None
         if self.device.type == "cpu":
             from scalerl.models.cpu.norm import accelerate_norms
+            from scalerl.models.cpu.rotary import accelerate_rotary
 
             accelerate_norms(model)
+            accelerate_rotary(model)
             self.use_matmul(matmul)
 
     def use_matmul(self, matmul: str) -> None:

@@ -10,7 +10,7 @@ Legend: N tokens of the row; b completions of a part, t tokens of its longest; P
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,8 @@ class SharedPrompts:
     """Tokens of all prompts."""
     prompts: Segments
     groups: tuple[Completions, ...]
+    masks: dict[tuple[int, int, int | None], Tensor] = field(default_factory=dict)
+    """Of earlier layers, by prompt, width and window."""
 
     @classmethod
     def of(cls, length_B: Tensor, prompt_length_B: Tensor, first_B: Tensor, device: torch.device) -> SharedPrompts:
@@ -68,6 +70,14 @@ class SharedPrompts:
             groups.append(Completions(prompt_start, prompt, Segments(tuple(buckets))))
             prompt_start += prompt
         return cls(sum(prompts), Segments.of(prompts, device), tuple(groups))
+
+    def mask(self, prompt: int, width: int, window: int | None, like: Tensor) -> Tensor:
+        """Return what is added to the scores [t, P + t] of a completion's tokens: 0 for keys that they may see."""
+        key = (prompt, width, window)
+        if key not in self.masks:  # made once a micro-batch, not once a layer
+            seen_tk = _mask(prompt, width, window, like.device)
+            self.masks[key] = torch.zeros_like(seen_tk, dtype=like.dtype).masked_fill_(~seen_tk, -torch.inf)
+        return self.masks[key]
 
     @property
     def attention(self) -> Callable[..., Tensor]:
@@ -133,22 +143,26 @@ def shared_attention(
     Returns:
         [1, N, H, D], as transformers expects.
     """
-    query, key, value = (x[:, :, : shared.tokens] for x in (query_1HND, key_1HND, value_1HND))
-    parts = [packed_attention(query, key, value, shared.prompts, scaling, window)[0]]
-    rows_NHD = [x[0].transpose(0, 1) for x in (query_1HND, key_1HND, value_1HND)]
-    for group in shared.groups:
-        prompt_HPD = [x[0, :, group.prompt_start :][:, : group.prompt] for x in (key_1HND, value_1HND)]
+    sizes = [shared.tokens, query_1HND.shape[2] - shared.tokens]
+    query, key, value = (torch.split(x, sizes, dim=2) for x in (query_1HND, key_1HND, value_1HND))
+    parts = [packed_attention(query[0], key[0], value[0], shared.prompts, scaling, window)[0]]
+    prompts_1HPD = [torch.split(x, [group.prompt for group in shared.groups], dim=2) for x in (key[0], value[0])]
+    completions = Segments(tuple(bucket for group in shared.groups for bucket in group.segments.buckets))
+    own_sizes = completions.sizes(sizes[1])
+    pieces = [torch.split(x[1][0].transpose(0, 1), own_sizes) for x in (query, key, value)]
+    own_of_bucket = zip(*pieces, strict=True)
+    for group, *prompt in zip(shared.groups, *prompts_1HPD, strict=True):
         for bucket in group.segments.buckets:
-            query_bHtD, *own = (padded(x, bucket) for x in rows_NHD)
+            query_bHtD, *own = (padded(x, bucket) for x in next(own_of_bucket))
             key_bHkD, value_bHkD = (
-                torch.cat([before.expand(bucket.rows, *before.shape), after], dim=2)
-                for before, after in zip(prompt_HPD, own, strict=True)
+                torch.cat([ahead.expand(bucket.rows, -1, -1, -1), behind], dim=2)
+                for ahead, behind in zip(prompt, own, strict=True)
             )
             out_bHtD = nn.functional.scaled_dot_product_attention(
                 query_bHtD,
                 key_bHkD,
                 value_bHkD,
-                attn_mask=_mask(group.prompt, bucket.width, window, query_bHtD.device),
+                attn_mask=shared.mask(group.prompt, bucket.width, window, query_bHtD),
                 scale=scaling,
                 enable_gqa=query_bHtD.shape[1] != key_bHkD.shape[1],
             )

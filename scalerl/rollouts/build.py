@@ -80,8 +80,7 @@ class GeneratorSpec:
         notes: list[str] = []
         specs = [EngineSpec(self, channel, number) for number in range(config.placement.engines)]
         pairs = self.make_engines(specs, notes.append)
-        lag = config.rollouts.lag_ticks
-        schedule = schedule_of(config, lag if isinstance(lag, int) else -1)
+        schedule = schedule_of(config, -1 if config.rollouts.lag_ticks == "measure" else config.lag_ticks)
         engines, evaluators = zip(*pairs, strict=True)
         coordinator = Coordinator(engines, schedule, recipe.generations_per_prompt, config.seed, evaluators)
         state = self.files.load()

@@ -355,7 +355,7 @@ class Coordinator:
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned; `begin` must follow with the weights of its `sampling_version`."""
         self.schedule.load_state(state["schedule"])
-        self.schedule.activation = self.schedule.activation.measured(state["activation"].get("lag_ticks", -1))
+        self.schedule.activation = self.schedule.activation.restored(state["activation"])
         self.ticks = state["ticks"]
         self._queue = deque(from_plain(Visit, v) for v in state["queue"])
         self._last = state["last"]

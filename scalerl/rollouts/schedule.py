@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from scalerl.config.recipe import PipelineRL, PpoOffPolicy
 from scalerl.config.run import RunConfig
-from scalerl.rollouts.activation import ACTIVATIONS, Activation
+from scalerl.rollouts.activation import ACTIVATIONS, Activation, Following
 
 
 class Schedule:
@@ -96,6 +96,7 @@ class Schedule:
     def _formed(self, tick: int, chosen: list[int]) -> list[int]:
         self.formed_at[self.next_batch] = tick
         self.next_batch += 1
+        self.activation = self.activation.formed(tick)
         return sorted(chosen)
 
     # ---------------------------------------------------------------------------------------------------------- state
@@ -364,6 +365,7 @@ def schedule_of(config: RunConfig, lag_ticks: int) -> Schedule:
         config: resolved.
         lag_ticks: decode steps from a batch to the use of its weights; -1: to be measured.
     """
-    activation, recipe = ACTIVATIONS[config.schedule](lag_ticks), config.recipe
+    activation = Following(lag_ticks) if config.lag_follows else ACTIVATIONS[config.schedule](lag_ticks)
+    recipe = config.recipe
     most = most_untrained(config) if activation.on_arrival else math.inf
     return SCHEDULES[recipe.off_policy.kind](recipe.off_policy, recipe.prompts_per_step, activation, most)

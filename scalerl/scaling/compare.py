@@ -1,7 +1,8 @@
 """Compares two recipes by one or several runs each: which has the higher ceiling, and which is more efficient.
 
 The order is the paper's (arXiv 2510.13786): first the ceilings A. If they are the same within the scatter between
-seeds, then the steepness B at one common A, and the compute that each needs for one level.
+seeds, then the steepness B at one common A, and the compute that each needs for one level. A run that has fallen or is
+flat counts with the level where it stays, in proportion to the probability that it stays there (``futures``).
 
 Axes in names: D draws, S runs (seeds) of a side, Z values of a run's own ceiling around the common one.
 """
@@ -114,6 +115,10 @@ class Comparison:
             f"  ratio of compute needed  {self.compute_ratio} for level {self.level:.3f}",
             f"  scatter between seeds    {self.seed_sd:.4f} ({self.seed_source})",
         ]
+        for name, side in zip(("first", "second"), self.sides, strict=True):
+            lines += [
+                f"  a run of the {name}: {f.futures.sentences()[0]}" for f in side if f.futures and f.futures.stays
+            ]
         return "\n".join(lines + ([self.advice] if self.advice else []))
 
     def to_dict(self) -> dict[str, Any]:
@@ -151,7 +156,7 @@ def compare(first: Runs, second: Runs, level: float | None = None, siblings: Seq
     rng = np.random.default_rng(0)
     width = float(np.ptp(sides[0][0].curve.bounds))
     seed_D, source = seed_scatter((*sides, *others), width, rng)
-    asymptote_D = [side_mean([shuffled(f.draws.asymptote, rng) for f in side], seed_D, rng) for side in sides]
+    asymptote_D = [side_mean([shuffled(ceilings(f), rng) for f in side], seed_D, rng) for side in sides]
     difference_D = asymptote_D[0] - asymptote_D[1]
     seed_sd = float(np.median(seed_D))
     common = common_ceiling([f for side in sides for f in side], seed_sd)
@@ -216,6 +221,13 @@ def shuffled(values_D: Array, rng: np.random.Generator) -> Array:
     return rng.permutation(values_D)
 
 
+def ceilings(f: Fit) -> Array:
+    """Draws of the level at which a run ends, shape (D,): A if it rises, the last level if it stays there."""
+    if f.futures is None or not f.futures.stays:
+        return f.draws.asymptote
+    return np.concatenate([f.futures.rising.asymptote, np.clip(f.futures.staying.level, *f.curve.bounds)])
+
+
 def seed_scatter(sides: Sequence[Sequence[Fit]], width: float, rng: np.random.Generator) -> tuple[Array, str]:
     """Draws of the standard deviation between seeds, shape (D,), and where it comes from; any number of sides.
 
@@ -230,8 +242,8 @@ def seed_scatter(sides: Sequence[Sequence[Fit]], width: float, rng: np.random.Ge
     # prior: scaled inverse chi-square on the variance, on a grid even in the logarithm
     log_weight = -PRIOR_SEEDS * np.log(grid) - 0.5 * PRIOR_SEEDS * (assumed / grid) ** 2
     for side in sides:
-        mean_S = np.array([f.asymptote.mean for f in side])
-        total_S = np.array([f.asymptote.sd for f in side])[:, None] ** 2 + grid**2
+        mean_S = np.array([ceilings(f).mean() for f in side])
+        total_S = np.array([ceilings(f).var() for f in side])[:, None] + grid**2
         precision = (1 / total_S).sum(axis=0)
         center = (mean_S[:, None] / total_S).sum(axis=0) / precision
         log_weight -= 0.5 * (np.log(total_S) + (mean_S[:, None] - center) ** 2 / total_S).sum(axis=0) + 0.5 * np.log(
@@ -257,8 +269,8 @@ def side_mean(asymptote_SD: list[Array], seed_D: Array, rng: np.random.Generator
 
 def common_ceiling(fits: Sequence[Fit], seed_sd: float) -> float:
     """Mean of the ceilings, weighted by their precision; the paper's plain mean if all have the same precision."""
-    weights = [1.0 / (f.asymptote.sd**2 + seed_sd**2) for f in fits]
-    return float(np.average([f.asymptote.mean for f in fits], weights=weights))
+    weights = [1.0 / (ceilings(f).var() + seed_sd**2) for f in fits]
+    return float(np.average([ceilings(f).mean() for f in fits], weights=weights))
 
 
 def log_efficiency(curve: Curve, common: float, seed_sd: float, rng: np.random.Generator) -> Array:
@@ -282,7 +294,9 @@ def shared_level(sides: Sides) -> float:
 
 
 def level_now(f: Fit) -> float:
-    """Level of the fitted law at the run's last point."""
+    """Level of the fitted curve at the run's last point."""
+    if f.futures is not None and f.futures.stays:
+        return float(f.mean(f.last_compute)[0])
     return float(f.draws.levels(np.array([f.last_compute]), f.curve.bounds[1]).mean())
 
 
@@ -294,16 +308,23 @@ def summarise_ratio(log_D: Array) -> Estimate:
 
 
 def log_compute_needed(f: Fit, level: float, seed_D: Array, rng: np.random.Generator) -> Array:
-    """Draws of ln compute that a recipe needs for a level, shape (D,), from one of its runs."""
+    """Draws of ln compute that a recipe needs for a level, shape (D,), from one of its runs.
+
+    A draw that stays below the level never reaches it; one that stays above it has reached it on the way.
+    """
     low, high = f.curve.bounds
     if not low < level < high:
         raise CurveError(f"level must lie within the metric's bounds ({low:g}, {high:g}); got {level:g}")
     order = rng.permutation(len(seed_D))
     draws = type(f.draws)(*(values[order] for values in f.draws))
+    ends_D = ceilings(f)[order]
+    stays_D = order >= len(ends_D) * (1.0 - (f.futures.stays if f.futures else 0.0))
     # a seed scales the whole climb
     share_D = np.clip((level - draws.initial) / np.maximum(draws.asymptote - draws.initial, 1e-9), 0, 1)
     target_D = level + share_D * seed_D * rng.standard_normal(len(seed_D))
     needed_D = draws.compute_for(target_D, high)
+    passed_D = np.minimum(needed_D, f.last_compute)
+    needed_D = np.where(stays_D, np.where(target_D > ends_D, np.inf, passed_D), needed_D)
     return np.asarray(np.log(np.clip(needed_D, 1e-3 * f.last_compute, 1e6 * f.last_compute)))
 
 
@@ -354,6 +375,9 @@ def steeper_but_later(ratio_D: Array, cost_D: Array, level: float, margin: float
 
 def what_would_help(sides: Sides, difference_D: Array, seed_sd: float, margin: float) -> str:
     """What to do next to distinguish the sides: train until the ceilings are identified, then run more seeds."""
+    fallen = [f for side in sides for f in side if f.futures is not None and f.futures.fallen]
+    if fallen:
+        return f"To distinguish them: {len(fallen)} of the runs have fallen; find the cause and repeat those runs."
     unknown = [f for side in sides for f in side if not f.identified]
     if unknown:
         furthest = max(compute_to_identify(f) for f in unknown)

@@ -49,8 +49,8 @@ class Curve:
     """Least and greatest possible value of the metric: (0, 1) for a pass rate, (-1, 1) for some rewards."""
 
     stderr: Array | None = None
-    """Standard error of each metric value, shape (N,), or None. Fits estimate the noise from the scatter of the
-    points, and use this only where all values are equal."""
+    """Standard error of each metric value, shape (N,), or None. The posterior estimates the noise from the scatter of
+    the points; from this it takes which points count more than others, and the noise where all values are equal."""
 
     axis: str = "compute"
     """Name of the compute axis: device_hours, flops, tokens, step, or any other name."""

@@ -28,8 +28,8 @@ VISIBLE = 0.05
 RISE_SCALE = 0.2
 """Mean size of a second rise before the data (exponential), as a share of the metric's range."""
 
-CREEP_REACH = 60.0
-"""A creep is a sigmoid with B = 1 and this midpoint: nearly straight up to ten times the compute of the run."""
+CREEP_REACH = 200.0
+"""A creep is a sigmoid with B = 1 and this midpoint: straight within 5% up to ten times the compute of the run."""
 
 
 class Columns(NamedTuple):

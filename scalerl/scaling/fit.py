@@ -17,9 +17,10 @@ from scalerl.scaling.draws import Draws
 from scalerl.scaling.estimate import TAILS, Estimate, summarise
 from scalerl.scaling.fit_result import FitResult, Parameters
 from scalerl.scaling.futures import Futures, futures
-from scalerl.scaling.health import departure_symptoms, local_noise, shape_symptoms
+from scalerl.scaling.health import departure_symptoms, shape_symptoms
 from scalerl.scaling.law import Array, sigmoid
 from scalerl.scaling.least_squares import Search, least_squares_result
+from scalerl.scaling.noise import evaluations, local_noise
 from scalerl.scaling.paper import PaperGrid, paper_result
 from scalerl.scaling.posterior import Prior, posterior
 from scalerl.scaling.readers import CurveError
@@ -151,8 +152,8 @@ class Fit:
             levels_MD = futures.with_rare_events(futures.levels(compute_M), compute_M)
             return futures.with_noise(levels_MD, compute_M)
         levels_MD = self.levels(compute_M)
-        noise_MD = np.random.default_rng(1).standard_normal(levels_MD.shape)
-        return np.clip(levels_MD + self.draws.noise_sd * noise_MD, *self.curve.bounds)
+        sd_MD = np.broadcast_to(self.draws.noise_sd, levels_MD.shape)
+        return evaluations(levels_MD, sd_MD, *self.curve.bounds, np.random.default_rng(1))
 
     def gain(self, compute: float) -> Array:
         """Gain of each draw from the last point to a compute, shape (D,); falls are left out."""

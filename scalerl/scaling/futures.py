@@ -17,19 +17,31 @@ import numpy as np
 
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.draws import Draws, every
-from scalerl.scaling.health import fallen_by, local_noise, rolling_mean
+from scalerl.scaling.health import fallen_by, rolling_mean
 from scalerl.scaling.law import Array
 from scalerl.scaling.level import LevelDraws, LevelPosterior, level_posterior
+from scalerl.scaling.noise import binomial, evaluations, local_noise
 from scalerl.scaling.posterior import Posterior, least_noise
 
-STAYS = 0.4
-"""Prior probability that a run stays where it is: 15 of 39 public runs that did not fall were flat."""
-
 STAYS_AFTER_FALL = 0.77
-"""The same after a fall: in 20 of 26 parts of public runs that ended after a fall, less than half of it came back."""
+"""Prior probability that a run stays where it is after a fall: in 20 of 26 parts of public runs that ended after one,
+less than half of it came back. It is also the most that other runs get."""
+
+EVEN_NOISE = 0.05
+"""Noise of one evaluation, as a share of the range, at which a run that has not fallen is as likely to stay as to rise.
+
+The prior odds are the square of the noise over this. A run counts as flat if its climb is hidden by the noise, and less
+noise hides fewer climbs: of the public runs 9 of 19 with noise above 0.03 were flat; of the 4 with noise below 0.01
+that began without a climb, 3 climbed by 0.4 later and one by 0.05."""
+
+LEAST_NOISE = 0.001
+"""Noise below this, likewise, is no smaller for the odds: equal values do not prove that there is none."""
 
 FALLEN = 0.1
-"""A run has fallen if it is this share of the metric's range below its best; for the prior above."""
+"""A run has fallen if it is this share of the metric's range below its best, and ``SURE_FALL`` times the noise."""
+
+SURE_FALL = 3.0
+"""The best of many means of three is above the last one by noise alone; seldom by three times the noise of a point."""
 
 SINCE_BEST = 5
 """Least number of points that the level after a fall is estimated from."""
@@ -47,17 +59,17 @@ LATER_FALL = {"noisy": (4, 51), "smooth": (1, 64)}
 """Parts of public runs that stood at or near their best, and how many of these ended more than 0.1 (and more than twice
 their noise) below where they were: (fell, all). The rest of a run was about one doubling of compute in the mean."""
 
-TAKE_OFF = (5, 32)
-"""Of the parts that looked flat, how many ended as much above, likewise."""
+STILL = 0.01
+"""Noise, likewise, below which a run without a climb looks as if it had not begun."""
+
+TAKE_OFF = {"still": (3, 6), "other": (3, 29)}
+"""Of the parts that a level explains better than a rise, how many ended as much above, likewise."""
 
 TAKE_OFF_DOUBLINGS = 2.0
 """Doublings of compute within which a take-off begins at that rate; longer runs were not seen."""
 
 TAKE_OFF_SPEED = 2.0
 """Inverse of the doublings of compute that a take-off takes."""
-
-NOISE_AT_BOUND = 0.01
-"""Added to p(1 - p) where noise is scaled with it, because noise does not vanish at the metric's bounds."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,12 +194,25 @@ class Futures:
         falls_MD = falls & (even_D() < rate(self.fall)) & (doublings_M1 > even_D())
         changed_MD = levels_MD - falls_MD * (FALLEN * (high - low) + even_D() * np.maximum(levels_MD[0] - low, 0.0))
         if not self.fallen:
-            # to any level up to the metric's bound, as in the prior of A; also a run that took off late may do so again
-            waiting_D = np.concatenate([self.rising.delay > 0, np.ones(len(self.walk_S), dtype=bool)])
-            chosen_D = waiting_D & (even_D() < TAKE_OFF_DOUBLINGS * rate(TAKE_OFF))
+            # to any level up to the metric's bound, as in the prior of A
+            chosen_D = even_D() < TAKE_OFF_DOUBLINGS * self.take_off_rate()
             since_MD = doublings_M1 - TAKE_OFF_DOUBLINGS * even_D()
             changed_MD += np.clip(TAKE_OFF_SPEED * since_MD, 0.0, 1.0) * chosen_D * even_D() * (high - levels_MD[0])
         return np.asarray(np.clip(changed_MD, low, high))
+
+    def take_off_rate(self) -> Array:
+        """Chance of each draw to take off within a doubling of compute, shape (D,).
+
+        Draws that stay wait for it, and those that rise and have not climbed beyond the noise yet. A run that took off
+        late may do so again.
+        """
+        waiting = rate(TAKE_OFF["still" if measured_noise(self.curve) < STILL else "other"])
+        rising = self.rising
+        climbed_R = rising.levels(self.curve.compute[-1:], self.curve.bounds[1])[0] - rising.initial
+        rate_R = np.where(
+            rising.delay > 0, rate(TAKE_OFF["other"]), np.where(climbed_R < rising.noise_sd, waiting, 0.0)
+        )
+        return np.concatenate([rate_R, np.full(len(self.walk_S), waiting)])
 
     def with_noise(self, levels_MD: Array, compute_M: Array) -> Array:
         """Levels with the noise of one evaluation, shape (M, D), within the metric's bounds.
@@ -204,14 +229,7 @@ class Futures:
         )
         here = binomial(np.array(self.curve.metric.mean()), low, high)
         sd_MD = sd_MD * np.sqrt(binomial(levels_MD, low, high) / here)
-        noise_MD = np.random.default_rng(1).standard_normal(levels_MD.shape)
-        return np.asarray(np.clip(levels_MD + sd_MD * noise_MD, low, high))
-
-
-def binomial(level: Array, low: float, high: float) -> Array:
-    """p(1 - p) of a level as a share of the range, plus ``NOISE_AT_BOUND``."""
-    p = np.clip((level - low) / (high - low), 0.0, 1.0)
-    return np.asarray(p * (1.0 - p) + NOISE_AT_BOUND)
+        return evaluations(levels_MD, sd_MD, low, high, np.random.default_rng(1))
 
 
 def rate(counts: tuple[int, int]) -> float:
@@ -221,7 +239,18 @@ def rate(counts: tuple[int, int]) -> float:
 
 def has_fallen(curve: Curve) -> bool:
     """Whether the end of a curve is far below its best."""
-    return fallen_by(curve) > FALLEN * float(np.ptp(curve.bounds))
+    return fallen_by(curve) > max(FALLEN * float(np.ptp(curve.bounds)), SURE_FALL * local_noise(curve.metric))
+
+
+def measured_noise(curve: Curve) -> float:
+    """Noise of one evaluation as a share of the metric's range."""
+    return local_noise(curve.metric) / float(np.ptp(curve.bounds))
+
+
+def prior_odds(curve: Curve) -> float:
+    """Odds before the evidence that a run stays where it is."""
+    most = STAYS_AFTER_FALL / (1.0 - STAYS_AFTER_FALL)
+    return most if has_fallen(curve) else min((max(measured_noise(curve), LEAST_NOISE) / EVEN_NOISE) ** 2, most)
 
 
 def level_since_best(curve: Curve) -> LevelPosterior:
@@ -241,10 +270,9 @@ def futures(curve: Curve, last: float, found: Posterior) -> Futures:
         found: the posterior of the law and its departures, and of the level.
     """
     fell = has_fallen(curve)
-    prior = STAYS_AFTER_FALL if fell else STAYS
     evidence = found.level.log_evidence - found.log_evidence
     # that the climb followed the law says nothing about what comes after a fall
-    log_odds = (max(evidence, 0.0) if fell else evidence) + np.log(prior / (1.0 - prior))
+    log_odds = (max(evidence, 0.0) if fell else evidence) + np.log(prior_odds(curve))
     # where the whole run looks like noise about a level, the fall is part of the noise
     after = level_since_best(curve) if fell and evidence < CLEARLY else found.level
     probability = 1.0 / (1.0 + np.exp(-np.clip(log_odds, -50.0, 50.0)))
@@ -255,7 +283,7 @@ def futures(curve: Curve, last: float, found: Posterior) -> Futures:
     level = after.draws(num_staying, rng) if num_staying else LevelDraws(*np.zeros((3, 0)))
     # in pairs of opposite deviates, so that the mean of the walks is the level
     half_S = rng.standard_normal((num_staying + 1) // 2)
-    noisy = local_noise(curve.metric) > NOISY * (high - low)
+    noisy = measured_noise(curve) > NOISY
 
     def with_draws(draws: Draws, doubtful: Futures | None) -> Futures:
         rising = every(draws, num_draws - num_staying)

@@ -14,6 +14,7 @@ import numpy as np
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.draws import Draws
 from scalerl.scaling.law import Array
+from scalerl.scaling.noise import local_noise
 from scalerl.scaling.posterior import Prior, posterior
 
 ENOUGH_POINTS = 10
@@ -125,13 +126,6 @@ DEPARTURES: dict[str, Callable[[Curve, Draws, float], Symptom]] = {
     "creep": creep,
 }
 """The symptom of each departure from the law, by its name in ``curve_families``."""
-
-
-def local_noise(metric_N: Array) -> float:
-    """Standard deviation of the noise around a locally straight curve, from second differences; robust to outliers."""
-    bend_N = metric_N[2:] - 2 * metric_N[1:-1] + metric_N[:-2]
-    # a second difference of white noise has 6 times its variance; 1.4826 turns a median deviation into a standard one
-    return float(1.4826 * np.median(np.abs(bend_N)) / np.sqrt(6)) if len(bend_N) else 0.0
 
 
 def rolling_mean(metric_N: Array, width: int = 3) -> Array:

@@ -75,19 +75,33 @@ def walk_modes(count: int) -> tuple[Array, Array]:
     return values_N, vectors_NN
 
 
-def level_posterior(y_N: Array, floor: float) -> LevelPosterior:
+def weighted_modes(weight_N: Array) -> tuple[Array, Array]:
+    """The same of the covariance of a walk whose values are multiplied by weights."""
+    step_N = np.arange(len(weight_N), dtype=np.float64)
+    values_N, vectors_NN = np.linalg.eigh(np.minimum.outer(step_N, step_N) * np.outer(weight_N, weight_N))
+    return np.maximum(values_N, 0.0), vectors_NN
+
+
+def log_scale(weight_N: Array | None) -> float:
+    """Log density of points over that of weighted ones."""
+    return 0.0 if weight_N is None else float(np.log(weight_N).sum())
+
+
+def level_posterior(y_N: Array, floor: float, weight_N: Array | None = None) -> LevelPosterior:
     """The posterior of the level model.
 
     Args:
         y_N: data, at least 3 points.
         floor: added to the residual sum of squares, as in ``linear.eliminate``.
+        weight_N: inverse of the noise of each point relative to the others; None if it is the same.
     """
     from scipy.special import gammaln
 
-    values_N, vectors_NN = walk_modes(len(y_N))
+    values_N, vectors_NN = walk_modes(len(y_N)) if weight_N is None else weighted_modes(weight_N)
+    scale_N = np.ones(len(y_N)) if weight_N is None else weight_N
     offset = float(y_N.mean())
     precision_QN = 1.0 / (1.0 + STEP_RATIOS[:, None] * values_N)
-    one_N, data_N = vectors_NN.sum(axis=0), vectors_NN.T @ (y_N - offset)
+    one_N, data_N = scale_N @ vectors_NN, (scale_N * (y_N - offset)) @ vectors_NN
     information_Q = precision_QN @ one_N**2
     mean_Q = (precision_QN @ (one_N * data_N)) / information_Q
     rss_Q = np.maximum(precision_QN @ data_N**2 - mean_Q**2 * information_Q, 0.0) + floor
@@ -98,14 +112,14 @@ def level_posterior(y_N: Array, floor: float) -> LevelPosterior:
     weight_Q = np.exp(log_density_Q - peak)
     # the level at each point: the mean, and q K times the whitened residuals
     share_QN = STEP_RATIOS[:, None] * values_N * precision_QN
-    path_QN = mean_Q[:, None] + (share_QN * (data_N - mean_Q[:, None] * one_N)) @ vectors_NN.T
-    last_N = vectors_NN[-1]
+    path_QN = mean_Q[:, None] + (share_QN * (data_N - mean_Q[:, None] * one_N)) @ vectors_NN.T / scale_N
+    last_N = vectors_NN[-1] / scale_N[-1]
     # variance at the last point: of the walk given the data, and of the mean, which the walk does not replace
     walk_Q = share_QN @ last_N**2
     kept_Q = 1.0 - share_QN @ (last_N * one_N)
     probability_Q = weight_Q / weight_Q.sum()
     return LevelPosterior(
-        log_evidence=peak + float(np.log(weight_Q.mean())),
+        log_evidence=peak + float(np.log(weight_Q.mean())) + log_scale(weight_N),
         path_N=offset + probability_Q @ path_QN,
         weight_Q=probability_Q,
         level_Q=offset + path_QN[:, -1],

@@ -16,12 +16,13 @@ from typing import NamedTuple
 import numpy as np
 
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.curve_families import CREEP_REACH, DEPARTURES, LAW, CurveFamily
+from scalerl.scaling.curve_families import CREEP, CREEP_REACH, DEPARTURES, LAW, CurveFamily
 from scalerl.scaling.draws import Draws, every, joined
 from scalerl.scaling.grid import Cells, pick, systematic, zoom
 from scalerl.scaling.law import Array, climb, log_compute
-from scalerl.scaling.level import LevelPosterior, level_posterior
+from scalerl.scaling.level import LevelPosterior, level_posterior, log_scale
 from scalerl.scaling.linear import LastCoefficient, Solved, draw, eliminate, last_coefficient, log_evidence
+from scalerl.scaling.noise import relative_noise
 from scalerl.scaling.readers import CurveError
 
 NOISE_FLOOR = 1e-5
@@ -48,6 +49,12 @@ FEW_DRAWS = 300
 
 DOUBTFUL = 0.05
 """Departures widen the intervals, without moving the mean, if their total probability is above this."""
+
+CREEP_IN_INTERVALS = 8.0
+"""Weight of a creep in the intervals, in multiples of its weight in the mean.
+
+A slow drift looks like a run that has flattened, and is many times as large at ten times the compute. With this weight
+the intervals contain four in five of simulated creeping runs at every horizon."""
 
 LEAST_LAWFUL = 0.02
 """A family is dropped if less than this share of its mass obeys the metric's limits and R0 <= A."""
@@ -113,6 +120,8 @@ class Problem(NamedTuple):
     prior: Prior
     limits: Array
     """Box of (ln C_mid, ln B), shape (2, 2)."""
+    weight_N: Array | None = None
+    """Inverse of the noise of each point relative to the others; None if it is the same."""
     asymptote: float | None = None
     """A if it is fixed; R0 is then fitted."""
 
@@ -143,7 +152,7 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
     problem = standardised(curve, r0, prior)
     cells = explore(problem, LAW)
     draws, lawful = sample(problem, LAW, cells, num_draws)
-    level = level_posterior(problem.y_N - problem.least, problem.floor)
+    level = level_posterior(problem.y_N - problem.least, problem.floor, problem.weight_N)
     evidence = cells.log_mass() + float(np.log(max(lawful, LEAST_LAWFUL))) - log_volume(problem)
     worth_it = len(curve) >= DEPARTURE_POINTS and prior.departure > 0 and lawful >= LEAST_LAWFUL
     if not worth_it or suspicion(problem, cells) < SUSPICIOUS:
@@ -156,24 +165,40 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
         some, obeying = sample(problem, family, found, FEW_DRAWS)
         few.append(some)
         log_mass.append(log_share(found.log_mass(), obeying, prior.departure))
-    weight = np.exp(np.array(log_mass) - max(log_mass))
-    weight /= weight.sum()
-    if weight[0] > 1 - DOUBTFUL:
+    # of the law and each departure; in the mean, and in the intervals
+    mean_weight, wide_weight = shares(log_mass), shares([m + f for m, f in zip(log_mass, IN_INTERVALS, strict=True)])
+    if wide_weight[0] > 1 - DOUBTFUL:
         return Posterior(draws, {"law": 1.0}, evidence, level, draws)
-    admitted = weight[0] <= 1 - ADMITTED
+    if mean_weight[0] > 1 - ADMITTED:
+        return Posterior(draws, {"law": 1.0}, evidence, level, mixture([draws, *few], wide_weight, num_draws))
+    many = [
+        sample(problem, family, found, num_draws)[0] if max(mean, wide) > LEAST_LAWFUL else some
+        for family, found, some, mean, wide in zip(
+            DEPARTURES, explored, few, mean_weight[1:], wide_weight[1:], strict=True
+        )
+    ]
+    names = ["law", *(family.name for family in DEPARTURES)]
+    evidence -= float(np.log(max(mean_weight[0], 1e-9)))
+    return Posterior(
+        draws=mixture([draws, *many], mean_weight, num_draws),
+        probability=dict(zip(names, mean_weight.tolist(), strict=True)),
+        log_evidence=evidence,
+        level=level,
+        doubtful=mixture([draws, *many], wide_weight, num_draws),
+    )
+
+
+def shares(log_mass: list[float]) -> Array:
+    """Weights that sum to one."""
+    weight = np.exp(np.array(log_mass) - max(log_mass))
+    return np.asarray(weight / weight.sum())
+
+
+def mixture(parts: list[Draws], weight: Array, num_draws: int) -> Draws:
+    """Draws of several families in proportion to their weights."""
     # rounding the cumulative sum, so that the counts add up
     count = np.diff(np.round(np.cumsum([0.0, *weight]) * num_draws).astype(int))
-    parts = [every(draws, int(count[0]))]
-    for i, n in enumerate(count[1:]):
-        if n:
-            more = sample(problem, DEPARTURES[i], explored[i], num_draws)[0] if admitted else few[i]
-            parts.append(every(more, int(n)))
-    mixed = joined(parts)
-    if not admitted:
-        return Posterior(draws, {"law": 1.0}, evidence, level, mixed)
-    names = ["law", *(family.name for family in DEPARTURES)]
-    evidence -= float(np.log(max(weight[0], 1e-9)))
-    return Posterior(mixed, dict(zip(names, weight.tolist(), strict=True)), evidence, level, mixed)
+    return joined([every(part, int(n)) for part, n in zip(parts, count, strict=True) if n])
 
 
 def held_at(curve: Curve, asymptote: float, num_draws: int = 400) -> tuple[float, Draws]:
@@ -195,6 +220,7 @@ def standardised(curve: Curve, r0: float | None, prior: Prior) -> Problem:
     low, high = curve.bounds
     width, offset, last = high - low, float(curve.metric.mean()), curve.last_compute
     first = float(curve.compute[curve.compute > 0][0]) / last
+    noise_N = relative_noise(curve)
     return Problem(
         log_c_N=log_compute(curve.compute / last),
         y_N=(curve.metric - offset) / width,
@@ -207,6 +233,7 @@ def standardised(curve: Curve, r0: float | None, prior: Prior) -> Problem:
         floor=len(curve) * least_noise(curve) ** 2,
         prior=prior,
         limits=np.log(np.array([(max(first / 2, 1 / 200), prior.midpoint_reach), prior.efficiency_range])),
+        weight_N=None if noise_N is None else 1.0 / noise_N,
     )
 
 
@@ -255,11 +282,15 @@ def solve(
         design, target_N = [rest, columns.first], problem.y_N
     if columns.second is not None:
         design, least, most = [*design, columns.second], 0.0, family.most_second
+    if problem.weight_N is not None:
+        design, target_N = [column * problem.weight_N for column in design], target_N * problem.weight_N
     solved = eliminate(design, target_N, phi, problem.floor)
     coefficient = last_coefficient(solved, least, most)
     density = log_evidence(solved, phi, coefficient) + log_prior(place_K[0], place_K[1], problem.prior)
     # prior densities of the parameters that the law does not have, so that families can be compared
     volume = np.prod([high - low for low, high in family.limits_K2]) * (family.most_second or 1.0)
+    # a density of the points themselves, not of the weighted ones
+    density = density + log_scale(problem.weight_N)
     return solved, coefficient, np.asarray(density - np.log(volume))
 
 
@@ -341,10 +372,11 @@ def suspicion(problem: Problem, cells: Cells) -> float:
     distance_N = np.where(np.isfinite(log_c_N), log_c_N - log_midpoint, 0.0)
     since_start_N = np.where(np.isfinite(log_c_N), -steep_N * np.exp(-np.maximum(log_c_N, log_c_N[1])), 0.0)
     second_LN = climb(log_c_N, np.log(TEST_MIDPOINTS)[:, None], TEST_EFFICIENCIES[:, None])
-    law_PN = whitened(np.stack([1 - u_N, u_N, steep_N, steep_N * distance_N]), phi)
-    test_LN = whitened(np.vstack([second_LN, since_start_N]), phi)
+    weight_N = np.ones_like(u_N) if problem.weight_N is None else problem.weight_N
+    law_PN = whitened(np.stack([1 - u_N, u_N, steep_N, steep_N * distance_N]) * weight_N, phi)
+    test_LN = whitened(np.vstack([second_LN, since_start_N]) * weight_N, phi)
     basis_NP, _ = np.linalg.qr(law_PN.T)
-    rest_N = whitened(problem.y_N, phi)
+    rest_N = whitened(problem.y_N * weight_N, phi)
     rest_N = rest_N - basis_NP @ (basis_NP.T @ rest_N)
     test_LN = test_LN - (test_LN @ basis_NP) @ basis_NP.T
     norm_L = np.maximum((test_LN**2).sum(axis=1), 1e-20)
@@ -357,6 +389,9 @@ def whitened(x_N: Array, phi: float) -> Array:
     """AR(1) whitening along the last axis."""
     return np.concatenate([x_N[..., :1] * np.sqrt(1 - phi**2), x_N[..., 1:] - phi * x_N[..., :-1]], axis=-1)
 
+
+IN_INTERVALS = (0.0, *(np.log(CREEP_IN_INTERVALS) if family is CREEP else 0.0 for family in DEPARTURES))
+"""Added to the log weight of the law and of each departure in the intervals."""
 
 TEST_MIDPOINTS = np.append(np.repeat([0.35, 0.6, 1.0, 1.7, 3.0], 3), CREEP_REACH)
 TEST_EFFICIENCIES = np.append(np.tile([1.0, 2.0, 4.0], 5), 1.0)

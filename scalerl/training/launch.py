@@ -43,6 +43,7 @@ from scalerl.training.backends import BACKENDS, Backend
 from scalerl.training.checkpoint import CheckpointStore, load_plain, load_state, save_state
 from scalerl.training.devices import devices_of
 from scalerl.training.learner.base import Learner
+from scalerl.training.learner.helpers import helpers_of
 from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.learner.ranks import LearnerGroup
 from scalerl.training.learner.single import SingleLearner
@@ -77,7 +78,9 @@ def resolve(config: RunConfig) -> RunConfig:
             "'cpu'"
         )
     rollouts = replace(config.rollouts, slots=config.slots)
-    if rollouts.lag_ticks == "auto" or not config.lag_is_used:
+    if config.lag_follows:
+        rollouts = replace(rollouts, lag_ticks="follow")
+    elif rollouts.lag_ticks == "auto" or not config.lag_is_used:
         rollouts = replace(rollouts, lag_ticks=replace(config, rollouts=rollouts).lag_ticks)
     config = replace(config, hardware=hardware, rollouts=rollouts)
     return replace(config, learner=replace(config.learner, micro_batch_tokens=config.micro_batch_tokens))
@@ -272,6 +275,7 @@ def _single(config: RunConfig, policy: Policy) -> Learner:
         settings.gradient_checkpointing,
         packing=settings.packing,
         checkpoint_names=config.placement.engine == "vllm",
+        helpers=helpers_of(config.hardware),
     )
 
 

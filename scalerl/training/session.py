@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -32,7 +33,7 @@ from scalerl.training.learner.base import BadGradient, Learner, StepStats, Train
 from scalerl.training.rollout_rows import DETAILED, LogRatios, evaluation_rows, sample_rows, telling_group
 from scalerl.training.run_dir import RunDirectory
 from scalerl.training.stop_when import first_to_stop
-from scalerl.training.stopwatch import Stopwatch
+from scalerl.training.stopwatch import Stopwatch, waited
 from scalerl.types import EvalPoint, FloatArray, GeneratorStats, ScoredGroup, Visit
 
 
@@ -117,6 +118,8 @@ class Session:
     _taken: RolloutBatch = field(default_factory=lambda: RolloutBatch(-1, (), GeneratorStats(0, 0, 0.0)))
     """The batch under way."""
     _begun: set[int] = field(default_factory=set)
+    _lately: deque[GeneratorStats] = field(default_factory=lambda: deque(maxlen=8))
+    """The generators' counters at the latest batches."""
 
     @property
     def finished(self) -> bool:
@@ -162,6 +165,12 @@ class Session:
         self.progress.dropped_groups += len(taken.dropped)
         self._taken = taken
         self._before, self.progress.generator = self.progress.generator, taken.stats
+        self._lately.append(taken.stats)
+
+    @property
+    def generators_idle(self) -> bool:
+        """Whether the generators have waited for the trainer during the latest batches."""
+        return waited(self._lately[0], self._lately[-1])
 
     # -------------------------------------------------------------------------------------------------------- update
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from scalerl.types import GeneratorStats
+
 
 class Stopwatch:
     """Seconds of training, with evaluation and checkpoints left out and added up apart."""
@@ -47,3 +49,12 @@ class Stopwatch:
             self.left_out += time.perf_counter() - began
             if running:
                 self._since = time.perf_counter()
+
+
+IDLE_SHARE = 0.02
+"""Of the generators' seconds: below it, a helper of the trainer would take more from them than it brings."""
+
+
+def waited(before: GeneratorStats, now: GeneratorStats) -> bool:
+    """Return whether the generators have waited for the trainer between two readings of their counters."""
+    return now.idle_s - before.idle_s > IDLE_SHARE * (now.busy_s - before.busy_s)

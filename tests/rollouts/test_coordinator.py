@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from scalerl.rollouts.activation import AtTick, OnArrival
+from scalerl.rollouts.activation import AtTick, Following, OnArrival
 from scalerl.rollouts.coordinator import Coordinator, Update, sample_key
 from scalerl.rollouts.engine import Finished, Request, Work
 from scalerl.rollouts.local.simulated import (
@@ -26,7 +26,13 @@ from scalerl.training.checkpoint import load_state, save_state
 
 PIPELINES = [("pipeline", k, rule) for k in (0, 1, 3, 8) for rule in ("wait", "mask", "drop")]
 ROUNDS = [("rounds", 1, ""), ("rounds", 4, "")]
-ACTIVATIONS = {"lag unknown": AtTick(-1), "lag 0": AtTick(0), "lag 3": AtTick(3), "lag 60": AtTick(60)}
+ACTIVATIONS = {
+    "lag unknown": AtTick(-1),
+    "lag 0": AtTick(0),
+    "lag 3": AtTick(3),
+    "lag 60": AtTick(60),
+    "follows": Following(3),
+}
 LENGTHS = by_key(lognormal_lengths(8.0))
 SEED = 5
 UPDATES = 25

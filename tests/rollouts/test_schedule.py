@@ -5,8 +5,9 @@ import pytest
 
 from scalerl.config.overrides import parse_config
 from scalerl.config.recipe import PipelineRL, PpoOffPolicy
-from scalerl.rollouts.activation import AtTick, OnArrival
+from scalerl.rollouts.activation import WINDOW, AtTick, Following, OnArrival
 from scalerl.rollouts.schedule import SCHEDULES, PipelineSchedule, RoundSchedule, schedule_of
+from scalerl.serialization import to_plain
 
 
 def pipeline(k, per_batch=2, lag=3):
@@ -175,3 +176,26 @@ def test_weights_used_on_arrival_limit_the_queue_and_weights_used_at_a_tick_do_n
     assert config.recipe.length.max_tokens == 2 * 7024  # P = 48 prompts of G = 16
     assert schedule_of(config, -1).most_untrained == 1024 / 16 * 2 + 3 * 48
     assert schedule_of(parse_config("", "test"), 5).most_untrained == math.inf
+
+
+def test_a_lag_that_follows_is_one_and_a_half_times_the_ticks_of_the_latest_batches():
+    rule = Following(lag_ticks=10)
+    for tick in range(0, 20 * WINDOW, 20):  # one batch short of what is needed: the estimate stays
+        rule = rule.formed(tick)
+    assert rule.lag_ticks == 10 and rule.due(30, 20) and not rule.due(29, 20)
+    rule = rule.formed(20 * WINDOW)
+    assert rule.lag_ticks == 30  # batches of 20 ticks
+    for tick in range(20 * WINDOW, 20 * WINDOW + 41 * WINDOW, 41):
+        rule = rule.formed(tick + 41)
+    assert rule.lag_ticks == 62 == -(-3 * 41 // 2)
+    assert rule.measured(5) == rule
+    assert Following(lag_ticks=10).restored(to_plain(rule)) == rule
+    assert Following(lag_ticks=10).restored(to_plain(AtTick(7))) == Following(lag_ticks=7)
+
+
+def test_a_schedule_tells_its_rule_of_every_batch():
+    s = PipelineSchedule(1, Following(lag_ticks=4), max_lag=8)
+    for tick in (3, 5):
+        s.finish(s.start())
+        assert s.form(tick) is not None
+    assert s.activation == Following(lag_ticks=4, recent=(3, 5))

@@ -4,8 +4,17 @@ import numpy as np
 import pytest
 from scaling_runs import run
 
-from scalerl.scaling import Curve, CurveError, compare, fit
-from scalerl.scaling.compare import ASSUMED_SEED_SD, OWN_CEILINGS, common_ceiling, judge, seed_scatter, side_mean
+from scalerl.scaling import Curve, CurveError, compare, fit, sigmoid
+from scalerl.scaling.compare import (
+    ASSUMED_SEED_SD,
+    OWN_CEILINGS,
+    ceilings,
+    common_ceiling,
+    judge,
+    log_compute_needed,
+    seed_scatter,
+    side_mean,
+)
 
 RNG = np.random.default_rng
 
@@ -134,3 +143,41 @@ def test_a_comparison_is_json_and_prints_its_assumption():
     found = compare(run(), run(seed=1))
     assert json.loads(json.dumps(found.to_dict()))["winner"] is None
     assert f"scatter between seeds    {ASSUMED_SEED_SD:.4f} (assumed" in str(found)
+
+
+def risen_and_fallen(seed=0):
+    """Up to 0.6 within half of the run, then down to 0.2 within five evaluations, where it stays."""
+    compute = np.arange(31.0)
+    level = np.where(compute < 16, sigmoid(compute, 0.6, 3.0, 4.0, 0.1), np.maximum(0.6 - 0.08 * (compute - 16), 0.2))
+    return Curve(compute, level + 0.02 * RNG(seed).standard_normal(31))
+
+
+def steady(level, seed):
+    return Curve(np.arange(31.0), level + 0.02 * RNG(seed).standard_normal(31))
+
+
+def test_a_fallen_run_is_promised_no_recovery():
+    healthy = Curve(np.arange(31.0), sigmoid(np.arange(31.0), 0.5, 3.0, 4.0, 0.1) + 0.02 * RNG(9).standard_normal(31))
+    down = fit(risen_and_fallen())
+    found = compare(down, healthy)
+    # the share that stays down ends near 0.2; the law alone ends above 0.3
+    assert down.futures.stays <= (ceilings(down) < 0.3).mean() < down.futures.stays + 0.1
+    assert found.asymptote_difference.mean < -0.2 and found.winner != "first"
+    assert "a run of the first: with probability 0.77 the run has fallen and stays down" in str(found)
+    assert found.winner == "second" or "1 of the runs have fallen; find the cause" in found.advice
+
+
+def test_a_run_that_stays_below_a_level_never_needs_finite_compute_for_it():
+    flat = fit(steady(0.3, 0))
+    assert flat.futures.stays > 0.3
+    needed = log_compute_needed(flat, 0.5, np.zeros(2000), RNG(0))
+    never = needed == np.log(1e6 * 30.0)
+    assert never.mean() >= flat.futures.stays - 0.01
+    # one that stays above the level has reached it by its last point
+    reached = log_compute_needed(flat, 0.1, np.zeros(2000), RNG(0))
+    assert (np.sort(reached)[: round(flat.futures.stays * 2000)] <= np.log(30.0) + 1e-9).all()
+
+
+def test_the_ceilings_of_a_run_that_rises_are_those_of_the_law():
+    rising = fit(run())
+    assert ceilings(rising) is rising.draws.asymptote

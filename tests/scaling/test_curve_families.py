@@ -39,9 +39,9 @@ def test_the_coefficient_of_a_creep_is_what_it_has_brought_so_far():
     assert second[-1] == pytest.approx(1.0)
     assert second == pytest.approx([0.0, 0.25, 0.5, 1.0], abs=0.01)  # a straight line, nearly
     bends = CREEP.bends(place([0.0], [0.0]), np.array([0.02]))
-    # ten times as much at ten times the compute, but for the bend that bounds it: 0.02 * 61 * 10 / 70
+    # ten times as much at ten times the compute, but for the bend that bounds it: 0.02 * 201 * 10 / 210
     at_ten = bends.second_gain / (1 + bends.second_midpoint / 10)
-    assert at_ten == pytest.approx([0.02 * 610 / 70])
+    assert at_ten == pytest.approx([0.02 * 2010 / 210])
 
 
 def test_the_density_of_second_rises_averages_to_one_over_the_uniform_one():

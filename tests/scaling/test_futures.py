@@ -3,7 +3,8 @@ import pytest
 from scaling_runs import run
 
 from scalerl.scaling import Curve, advise, fit, forecast, sigmoid
-from scalerl.scaling.futures import LATER_FALL, STAYS, STAYS_AFTER_FALL, has_fallen
+from scalerl.scaling.futures import EVEN_NOISE, LATER_FALL, STAYS_AFTER_FALL, TAKE_OFF, has_fallen, prior_odds
+from scalerl.scaling.noise import local_noise
 
 
 def fallen(seed=0):
@@ -43,9 +44,50 @@ def test_noise_about_a_level_is_forecast_to_stay_there():
     assert not found.identified
 
 
-def test_prior_probabilities_are_those_of_the_counts():
-    assert pytest.approx(15 / 39, abs=0.02) == STAYS
+def alternating(noise, points=21):
+    """Second differences of 4 times the amplitude: a local noise of 1.4826 * 4 / sqrt(6) times the amplitude."""
+    amplitude = noise * np.sqrt(6) / 4 / 1.4826
+    return Curve(np.arange(points, dtype=float), 0.5 + amplitude * (-1.0) ** np.arange(points))
+
+
+def test_the_odds_of_a_level_are_the_square_of_the_noise_and_at_most_those_after_a_fall():
+    assert prior_odds(alternating(EVEN_NOISE)) == pytest.approx(1.0)
+    assert prior_odds(alternating(EVEN_NOISE / 5)) == pytest.approx(0.04)
+    assert prior_odds(alternating(0.0)) == pytest.approx(0.0004)  # as for a noise of 0.001
+    assert prior_odds(alternating(0.2)) == pytest.approx(0.77 / 0.23)
     assert pytest.approx(20 / 26, abs=0.01) == STAYS_AFTER_FALL
+    assert prior_odds(fallen()) == pytest.approx(0.77 / 0.23)
+
+
+def test_the_odds_do_not_depend_on_the_unit_of_the_metric():
+    curve = alternating(0.03)
+    percent = Curve(curve.compute, 100 * curve.metric, bounds=(0.0, 100.0))
+    assert prior_odds(percent) == pytest.approx(prior_odds(curve))
+
+
+def test_a_fall_is_one_only_beyond_the_noise():
+    # the best mean of three is 0.50, the last one 0.38: a fall by 0.12
+    metric = np.array([0.4] * 6 + [0.5] * 6 + [0.38] * 4)
+    assert has_fallen(Curve(np.arange(16.0), metric))
+    # after eight points with second differences of 0.32 the noise is 0.08 or more, and the fall below three times that
+    shaken = np.concatenate([np.tile([0.5, 0.34], 8), metric])
+    assert local_noise(shaken) > 0.04
+    assert not has_fallen(Curve(np.arange(32.0), shaken))
+
+
+def test_a_still_run_without_a_climb_takes_off_at_the_rate_of_such_runs():
+    still = fit(
+        Curve(np.arange(12.0), [0.333, 0.333, 0.332, 0.333, 0.334, 0.333, 0.333, 0.332, 0.333, 0.333, 0.334, 0.333])
+    )
+    assert set(still.futures.take_off_rate().round(3)) <= {0.5, 0.0, round(3 / 29, 3)}
+    assert (still.futures.take_off_rate() == 0.5).mean() > 0.5
+    assert still.predict([24.0]).high[0] > 0.6
+    shaking = fit(flat()).futures
+    assert TAKE_OFF["other"] == (3, 29) and shaking.take_off_rate().max() == pytest.approx(3 / 29)
+
+
+def test_a_climb_that_is_visible_waits_for_no_take_off():
+    assert (fit(run()).futures.take_off_rate() == 0).all()
 
 
 def test_the_chance_of_a_later_fall_is_in_the_interval_and_not_in_the_mean():

@@ -60,3 +60,31 @@ def test_draws_have_the_moments_of_the_posterior():
     assert np.sort(np.unique((draws.step_sd / draws.noise_sd).round(6) ** 2)).round(3) == pytest.approx(
         STEP_RATIOS, abs=1e-3
     )
+
+
+def test_weights_are_those_of_generalised_least_squares():
+    y = np.array([0.31, 0.35, 0.33, 0.41, 0.40, 0.46, 0.44])
+    weight = np.array([1.0, 0.5, 2.0, 1.0, 0.7, 1.3, 0.8])
+    found = level_posterior(y, 0.0, weight)
+    one, index = np.ones(7), np.arange(7)
+    walk = np.minimum.outer(index, index)
+    for i, ratio in enumerate(STEP_RATIOS):
+        precision = np.linalg.inv(np.diag(weight**-2) + ratio * walk)
+        mean = one @ precision @ y / (one @ precision @ one)
+        assert found.level_Q[i] == pytest.approx(mean + ratio * walk[-1] @ precision @ (y - mean))
+        assert found.rss_Q[i] == pytest.approx((y - mean) @ precision @ (y - mean))
+        # variance of the last level: of the walk given the mean, and of the mean
+        kept = 1 - ratio * walk[-1] @ precision @ one
+        spread = ratio * 6 - ratio**2 * walk[-1] @ precision @ walk[-1] + kept**2 / (one @ precision @ one)
+        assert found.spread_Q[i] == pytest.approx(spread)
+
+
+def test_equal_weights_change_nothing_but_the_unit_of_the_noise():
+    y = np.array([0.31, 0.35, 0.33, 0.41, 0.40])
+    plain, twice = level_posterior(y, 0.0), level_posterior(y, 0.0, np.full(5, 2.0))
+    # noise of half the size: a walk of ratio q is one of 4 q, so that only q = 0 is the same model
+    assert twice.level_Q[0] == pytest.approx(plain.level_Q[0])
+    assert twice.rss_Q[0] == pytest.approx(4 * plain.rss_Q[0])
+    ones = level_posterior(y, 0.0, np.ones(5))
+    assert ones.log_evidence == pytest.approx(plain.log_evidence)
+    assert ones.path_N == pytest.approx(plain.path_N)

@@ -101,7 +101,7 @@ def test_nothing_runs_twice(study):
     [
         (["lo"], "plan: got 'lo' (did you mean 'loo'?); allowed: loo, recipes, forward, axes, rates, or the path"),
         (["none.toml"], "none.toml: no such file"),
-        (["loo", "--seeds", "x"], "--seeds: got 'x'; allowed: a number from 1, or seeds separated by commas"),
+        (["loo", "--seeds", "x"], "--seeds: got 'x'; allowed: a number from 1 to 1000, or seeds"),
         (["loo", "--budget", "16"], "16 steps with an evaluation every 8 give 3 evaluations; a fit needs 5"),
         (["loo", "--only", "dap"], "'dap' matches no arm (did you mean 'dapo'?)"),
         (["loo", "--stepz", "1"], "unknown option --stepz (did you mean steps?)"),

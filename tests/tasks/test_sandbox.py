@@ -154,12 +154,13 @@ def test_a_run_says_its_sandbox_only_where_it_runs_programs(monkeypatch):
 
 def test_gvisor_gets_a_read_only_tree_without_network_or_capabilities(tmp_path, monkeypatch):
     command = commands.gvisor(Sandbox(), "/usr/bin/runsc")
-    bundle = command.words[2].partition('--bundle "')[2].partition('"')[0]
+    starter = command.words[-1]
+    bundle = starter.partition('--bundle "')[2].partition('"')[0]
     found = json.loads(Path(bundle, "config.json").read_text())
     assert found["root"]["readonly"] and all("ro" in mount["options"] for mount in found["mounts"])
     assert set(map(tuple, found["process"]["capabilities"].values())) == {()}
     assert found["process"]["args"][-1] == f"{commands.INSIDE}/main.py" and found["process"]["env"] == []
-    assert "--network=none" in command.words[2]
+    assert "--network=none" in starter
 
 
 @pytest.mark.slow

@@ -154,7 +154,7 @@ def test_a_function_that_exits_is_counted_and_not_the_end(own_function):
 
 
 def test_a_function_that_takes_its_process_down_is_counted_with_what_it_did(own_function):
-    assert "user_module:f ended its process with exit code 3" in failed(own_function("    os._exit(3)\n"))
+    assert "user_module:f called os._exit(3)" in failed(own_function("    os._exit(3)\n"))
 
 
 def test_a_function_that_hangs_is_stopped_at_its_limit(own_function):

@@ -110,8 +110,7 @@ def test_bf16_weights_have_fp32_masters_that_add_up_steps_too_small_for_bf16():
     weight = learner.policy.model.model.layers[0].mlp.up_proj.weight
     start = weight.detach().clone()
     for _ in range(300):  # 300 steps of 1e-5 move weights of size 0.3 by 3e-3; one step is far below bf16's resolution
-        weight.grad = torch.ones_like(weight)
-        learner._collect()
+        learner._collect([torch.ones_like(p) if p is weight else None for p in learner._parameters])
         learner._update()
         learner._discard_gradient()
     assert weight.dtype == torch.bfloat16

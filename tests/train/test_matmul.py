@@ -142,7 +142,7 @@ def test_each_side_is_asked_with_its_own_rows_and_only_what_is_auto_changes():
 
     both = resolve_matmul(config, policy, chosen, resumed=False).hardware
     assert (both.generator_matmul, both.trainer_matmul) == ("torch", "torch") and not policy.rule.onednn
-    assert asked == [(24, 1, False), (2048, 2, True)]
+    assert asked == [(24, 1, False), (1280, 2, True)]
     half = config.model_copy(update={"hardware": config.hardware.model_copy(update={"trainer_matmul": "onednn"})})
     assert resolve_matmul(half, policy, chosen, resumed=False).hardware.trainer_matmul == "onednn"
 

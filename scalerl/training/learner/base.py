@@ -53,6 +53,8 @@ class TrainBatch:
     """Number of each rollout's prompt, if known: rollouts of one prompt may then share its computation."""
     prompt_length_B: Tensor | None = None
     """Tokens of each rollout's prompt."""
+    idle_cores: bool = True
+    """Whether the generators have left CPU cores idle lately: threads that help the trainer may then use them."""
 
     def __post_init__(self) -> None:
         shape = self.tokens_BT.shape

@@ -1,0 +1,125 @@
+"""Rotary position embeddings on CPU in three operations instead of six, whose gradient makes no tensors of zeros.
+
+Transformers computes x * cos + rotate_half(x) * sin with a negation, a concatenation and two slices, and the gradient
+of a slice is a tensor of zeros with a copy in it. Here the halves are added in place. The attention modules of a model
+call the function by a global name of their file; each gets a copy of its forward in which that name is this function,
+if both agree. The file itself, and other models of the class, stay as they are.
+
+Legend: H heads, D head size; the other axes are the caller's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import cache
+from inspect import signature
+from types import FunctionType
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+NAME = "apply_rotary_pos_emb"
+"""Of the function in every file of transformers that has one; its formula differs between files."""
+
+
+def accelerate_rotary(model: nn.Module) -> int:
+    """Make the attention modules of a model on CPU rotate by `rotate`, in place; return how many.
+
+    Args:
+        model: its parameters and state dict stay as they are.
+    """
+    replaced = 0
+    for module in model.modules():
+        forward = type(module).forward
+        plain = isinstance(forward, FunctionType) and not hasattr(forward, "__wrapped__")
+        if not plain or NAME not in forward.__code__.co_names or "forward" in vars(module):
+            continue
+        if _agrees(cast(FunctionType, forward).__globals__.get(NAME)):
+            module.forward = _Forward(module)
+            replaced += 1
+    return replaced
+
+
+def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
+    """Return queries and keys turned by their positions, with a gradient; the signature is that of transformers.
+
+    Args:
+        q: [B, H, T, D].
+        k: [B, H', T, D].
+        cos: [B, T, D], without a gradient.
+        sin: likewise.
+        unsqueeze_dim: where cos and sin get the axis of the heads.
+    """
+    cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
+    return _turned(q, cos, sin), _turned(k, cos, sin)
+
+
+class _Forward:
+    """The forward of one module; an object, not a closure, so that the model can still be pickled and copied."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return _copy(type(self.module).forward)(self.module, *args, **options)
+
+
+@cache
+def _copy(forward: Any) -> Callable[..., Any]:
+    """Return a function of the same code, for which NAME is `rotate`."""
+    names = {**forward.__globals__, NAME: rotate}
+    made = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
+    made.__kwdefaults__ = forward.__kwdefaults__
+    return made
+
+
+@cache
+@torch.no_grad()
+def _agrees(theirs: Any) -> bool:
+    """Return whether a function of transformers takes the same arguments and gives the same values."""
+    if not callable(theirs) or signature(theirs).parameters.keys() != signature(rotate).parameters.keys():
+        return False
+    q, k = torch.linspace(-3.0, 2.0, 48).view(1, 2, 3, 8), torch.linspace(2.0, -1.0, 24).view(1, 1, 3, 8)
+    cos, sin = torch.linspace(-1.0, 1.0, 24).view(1, 3, 8), torch.linspace(1.0, 0.5, 24).view(1, 3, 8)
+    try:
+        expected = theirs(q, k, cos, sin)
+        same = all(torch.allclose(a, b, atol=1e-6) for a, b in zip(rotate(q, k, cos, sin), expected, strict=True))
+    except (RuntimeError, IndexError):  # other shapes
+        return False
+    with contextlib.suppress(RuntimeError):
+        theirs(q, k, cos[..., :4], sin[..., :4])
+        return False  # it may be given angles of a part of the head alone, and turns only that
+    return same
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    if torch.is_grad_enabled() and x.requires_grad and x.dtype == torch.float32:
+        return cast(Tensor, _Turn.apply(x, cos, sin))  # type: ignore[no-untyped-call]
+    return _turn(x, cos, sin)
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Return x cos + (-x2, x1) sin, where x1 and x2 are the halves of x."""
+    half = x.shape[-1] // 2
+    if x.dtype != torch.float32:  # rounded as everywhere else where the model runs in it
+        return (x * cos) + (torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin)
+    out = x * cos
+    out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1.0)
+    out[..., half:].addcmul_(x[..., :half], sin[..., half:])
+    return out
+
+
+class _Turn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        cos, sin = ctx.saved_tensors
+        half = cos.shape[-1] // 2
+        # the transpose of `_turn`: the halves of sin change places and signs
+        return _turn(grads[0], cos, torch.cat([-sin[..., half:], -sin[..., :half]], dim=-1)), None, None

@@ -1,0 +1,100 @@
+"""benchmarks/real_curves.py on a small made-up file, with the figures worked by hand."""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import real_curves
+
+    return real_curves
+
+
+def rows(name, values, repo="", kind=""):
+    return [f"{name},{repo},{kind},{10 * (i + 1)},{value}" for i, value in enumerate(values)]
+
+
+FELL = [0.2, 0.4, 0.6, 0.6, 0.6, 0.4, 0.3, 0.2, 0.2, 0.2, 0.2, 0.2]
+FLAT = [0.5, 0.52, 0.48, 0.5, 0.52, 0.48, 0.5, 0.52, 0.48, 0.5]
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "runs.csv"
+    lines = ["run,repo,kind,compute,value", *rows("fell", FELL, "lab", "collapse"), *rows("flat", FLAT)]
+    path.write_text("\n".join([*lines, *rows("short", [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7])]) + "\n")
+    return path
+
+
+def test_a_run_without_a_repository_is_its_own_and_bounds_are_those_given(bench, file):
+    runs = bench.read_runs(file, (0.0, 2.0))
+    assert [(run.name, run.repo, run.kind) for run in runs] == [
+        ("fell", "lab", "collapse"), ("flat", "flat", "not named"), ("short", "short", "not named"),
+    ]  # fmt: skip
+    assert runs[0].curve.bounds == (0.0, 2.0)
+    assert runs[0].curve.compute.tolist() == [10.0 * (i + 1) for i in range(12)]
+
+
+def test_a_split_shows_the_share_and_at_least_five_points_and_scores_the_rest(bench, file):
+    fell, flat, short = bench.read_runs(file, (0.0, 1.0))
+    # 0.3 of 12 is 4, so 5 are shown; 0.7 of 12 is 8
+    early, late = bench.split(fell, 0.3), bench.split(fell, 0.7)
+    assert (early.shown, late.shown) == (5, 8)
+    # all after the eighth are 0.2, as is the last point shown; the best mean of three is 0.6, the last one 0.3
+    assert late.error["last tenth"] == pytest.approx(0.0) and late.error["last value"] == pytest.approx(0.0)
+    assert late.fallen and not early.fallen
+    # at 5 points the last is 0.6: errors 0.2, 0.3 and five of 0.4 after it
+    assert early.error["last tenth"] == pytest.approx(np.sqrt((0.04 + 0.09 + 5 * 0.16) / 7))
+    assert len(late.rank) == 4 and 0 <= min(late.rank) <= max(late.rank) <= 1
+    # three points must remain: of 7 points none do, of 10 the split at 0.7 has them
+    assert bench.split(short, 0.3) is None
+    assert bench.split(flat, 0.7).shown == 7
+
+
+def test_the_balanced_error_is_a_mean_over_repositories(bench):
+    def made(repo, error):
+        return bench.Split("r", repo, "flat", 0.5, 5, False, {"forecast": error}, 1.0, 0, False, [0.5])
+
+    # (0.1 + 0.3) / 2 = 0.2 in one, 0.6 in the other: 0.4, where the mean over splits is 1 / 3
+    assert bench.balanced([made("a", 0.1), made("a", 0.3), made("b", 0.6)], "forecast") == pytest.approx(0.4)
+
+
+def test_calibration_counts_ranks_in_central_intervals(bench):
+    made = bench.Split("r", "a", "flat", 0.5, 5, False, {"forecast": 0.1}, 1.0, 0, False, [0.5, 0.2, 0.03, 0.75])
+    # distances from one half: 0, 0.3, 0.47, 0.25; half widths 0.05 to 0.45
+    assert bench.calibration([made]) == pytest.approx([0.25] * 4 + [0.5, 0.75, 0.75, 0.75, 0.75])
+
+
+def test_the_tables_are_printed_and_written(bench, file, monkeypatch, capsys, tmp_path):
+    out = tmp_path / "out.json"
+    monkeypatch.setattr(sys, "argv", ["real_curves.py", str(file), "--no-advice", "--json", str(out)])
+    bench.main()
+    said, figures = capsys.readouterr().out, json.loads(out.read_text())
+    assert "balanced error over the best naive one's" in said and "refused: 0" in said
+    # three splits of each run of ten points and more
+    assert figures["table"]["all"]["splits"] == 6 and figures["table"]["collapse"]["splits"] == 3
+    assert figures["table"]["all"]["outside"] == 0
+    assert {s["run"] for s in figures["splits"]} == {"fell", "flat"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("run,compute\na,1\n", "lacks the columns value; it needs run, compute and value"),
+        ("run,compute,value\n" + "".join(f"a,{i},0.5\n" for i in range(1, 6)), "no run has the 8 points"),
+    ],
+)
+def test_a_file_that_cannot_be_scored_is_refused_in_words(bench, tmp_path, monkeypatch, text, message):
+    path = tmp_path / "bad.csv"
+    path.write_text(text)
+    monkeypatch.setattr(sys, "argv", ["real_curves.py", str(path)])
+    with pytest.raises(SystemExit, match=message):
+        bench.main()

@@ -1,0 +1,135 @@
+"""Helpers of the trainer change which thread computes a micro-batch, and nothing else."""
+
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from test_learner import batch, make
+
+from scalerl.config.base import replace as replaced
+from scalerl.config.hardware import Hardware
+from scalerl.training.learner.base import BadGradient
+from scalerl.training.learner.helpers import AHEAD, Helpers, helpers_of
+from scalerl.training.stopwatch import waited
+from scalerl.types import GeneratorStats
+
+
+def test_results_come_in_order_from_several_threads():
+    helpers, threads = Helpers(2), set()
+
+    def task(number):
+        threads.add(threading.current_thread().name)
+        time.sleep(0.002 * (number % 3))
+        return number
+
+    for _ in range(3):
+        assert list(helpers.in_order([partial(task, number) for number in range(12)])) == list(range(12))
+    assert len(threads) >= 2
+    threads.clear()
+    assert list(helpers.in_order([partial(task, 5)], helped=False)) == [5]
+    assert list(helpers.in_order([])) == []
+    assert threads == {threading.current_thread().name}
+    helpers.close()
+
+
+def test_an_error_is_raised_at_its_turn_and_ends_the_work():
+    helpers, done = Helpers(1), []
+
+    def task(number):
+        if number == 3:
+            raise BadGradient("the third")
+        done.append(number)
+        time.sleep(0.002)
+        return number
+
+    results = helpers.in_order([partial(task, number) for number in range(50)])
+    assert [next(results) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(BadGradient, match="the third"):
+        next(results)
+    seen = len(done)
+    time.sleep(0.02)
+    assert len(done) == seen < 50  # no task runs on after the caller has left
+    helpers.close()
+
+
+def test_a_helper_holds_back_few_results():
+    helpers, started = Helpers(1), []
+
+    def task(number):
+        started.append(number)
+        if threading.current_thread() is threading.main_thread():
+            time.sleep(0.05)  # in which the helper could do all others
+        return number
+
+    results = helpers.in_order([partial(task, number) for number in range(20)])
+    assert next(results) == 0
+    # the caller's own task, AHEAD that are complete and wait for it, and one that may be under way
+    assert 2 <= len(started) <= 1 + AHEAD + 1
+    assert list(results) == list(range(1, 20))
+    helpers.close()
+
+
+@pytest.mark.parametrize("budget", [1, 12, 30])
+def test_weights_and_measures_are_the_same_to_the_bit_with_and_without_helpers(budget):
+    given = replace(batch(rows=12), weights_BT=torch.rand(12, 10) * batch(rows=12).trained_BT)
+    alone, helped = (make(micro_batch_tokens=budget, helpers=count) for count in (0, 2))
+    for _ in range(4):
+        assert alone.step(given).to_dict() == helped.step(given).to_dict()
+    for one, other in zip(alone.policy.parameters(), helped.policy.parameters(), strict=True):
+        assert torch.equal(one, other)
+    helped.close()
+
+
+def test_a_bad_micro_batch_of_a_helper_leaves_the_weights_and_no_gradient():
+    given = batch(rows=8)
+    learner = make(micro_batch_tokens=1, helpers=1)
+    before = [p.detach().clone() for p in learner.policy.parameters()]
+    given.weights_BT[5] = torch.nan
+    with pytest.raises(BadGradient):
+        learner.step(given)
+    assert all(torch.equal(p, old) for p, old in zip(learner.policy.parameters(), before, strict=True))
+    assert all(p.grad is None for p in learner.policy.parameters())
+    learner.close()
+
+
+def test_micro_batches_are_of_equal_size():
+    given = replace(batch(rows=10), length_B=torch.full((10,), 10))
+    sizes = {budget: make(micro_batch_tokens=budget)._even_budget(given, shared=False) for budget in (1000, 90, 60, 10)}
+    # 100 tokens: one of 100 and a row to spare; two of 50; two of 50, at most 60; ten of 10, at most 10
+    assert sizes == {1000: 110, 90: 60, 60: 60, 10: 10}
+    assert [len(rows) for rows, _ in given.micro_batches(sizes[90])] == [6, 4]
+
+
+def test_helpers_follow_from_the_cores(monkeypatch):
+    found = {}
+    for cores, threads in [(1, 1), (2, 1), (4, 2), (8, 1), (8, 8)]:
+        monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
+        found[cores, threads] = helpers_of(replaced(Hardware(), trainer_threads=threads))
+    assert found == {(1, 1): 0, (2, 1): 1, (4, 2): 1, (8, 1): 3, (8, 8): 0}
+    assert helpers_of(replaced(Hardware(), trainer_threads=1, trainer_helpers=5)) == 5
+
+
+def test_helpers_take_part_where_generators_have_waited():
+    def at(busy_s, idle_s):
+        return GeneratorStats(0, 0, 0.0, busy_s=busy_s, idle_s=idle_s)
+
+    assert waited(at(10.0, 1.0), at(20.0, 1.3)) and not waited(at(10.0, 1.0), at(20.0, 1.1))
+    assert not waited(at(10.0, 1.0), at(10.0, 1.0))  # the first batch
+    given, threads = replace(batch(rows=12), idle_cores=False), set()
+    learner = make(micro_batch_tokens=1, helpers=1)
+    original = learner._gradients
+
+    def noted(*arguments):
+        threads.add(threading.current_thread())
+        time.sleep(0.002)
+        return original(*arguments)
+
+    learner._gradients = noted
+    learner.step(given)
+    assert threads == {threading.main_thread()}
+    learner.step(replace(given, idle_cores=True))
+    assert len(threads) == 2
+    learner.close()
