@@ -165,7 +165,7 @@ def test_an_interrupted_sequence_has_the_phrase_as_context_and_its_answer_budget
 
 def test_a_swap_returns_at_once_and_running_sequences_go_on_under_both_versions(make, server, files):
     server.delay_s, server.load_s = 0.003, 1.0
-    engine, _ = make(rule=LengthRule(None, NEVER, 120), sampling=Sampling())
+    engine, _ = make(rule=LengthRule(None, NEVER, 400), sampling=Sampling())
     engine.swap(2)
     sent = requests(8)
     engine.submit(sent)

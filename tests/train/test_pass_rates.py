@@ -1,5 +1,6 @@
 """What the curriculum is told of a batch."""
 
+from collections import deque
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +15,8 @@ from scalerl.types import GeneratorStats
 def test_a_pass_rate_reaches_the_share_that_it_is(passed, of):
     """In single precision 9/10, 18/20 and 27/30 are below 0.9, and such prompts were never retired."""
     told = []
-    run = SimpleNamespace(curriculum=SimpleNamespace(record=lambda visit, rate: told.append(rate)), progress=Progress())
+    curriculum = SimpleNamespace(record=lambda visit, rate: told.append(rate))
+    run = SimpleNamespace(curriculum=curriculum, progress=Progress(), _lately=deque())
     taken = RolloutBatch(0, (SimpleNamespace(group=SimpleNamespace(visit=None)),), GeneratorStats(0, 0, 0.0))
     Session.record_pass_rates(run, taken, (torch.arange(of) < passed)[None])
     assert told == [passed / of]
