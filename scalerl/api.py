@@ -1,4 +1,4 @@
-"""Train, load, fit and forecast runs from Python: what `import scalerl` offers in scripts and notebooks."""
+"""The Python interface of `import scalerl`: train, load, fit and forecast runs in scripts and notebooks."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ if TYPE_CHECKING:
 def train(
     config: Any = None, *, run_dir: str | Path | None = None, progress: bool = True, trust: bool = False, **fields: Any
 ) -> Run:
-    """Train a run to its end and return it; as `scalerl train` does.
+    """Train a run to its end and return it, like `scalerl train`.
 
-    An interrupt (Ctrl-C, or the stop button of a notebook) ends the run after its step with a checkpoint; the run that
-    is returned can then be resumed.
+    An interrupt (Ctrl-C, or the stop button of a notebook) ends the run after the current step with a checkpoint. The
+    returned run can then be resumed.
 
     Args:
         config: path of a TOML file, a RunConfig, or None for the embedded lab.
-        run_dir: where to write; None: runs/NAME-NNN.
+        run_dir: directory to write; None: runs/NAME-NNN.
         progress: whether to show the run while it trains: lines in a script, a live table and curve in a notebook.
-        trust: run the code that a TOML file names without asking; what `fields` or a RunConfig name is your own choice.
+        trust: whether to run the code in a TOML file without asking. Code in `fields` or a RunConfig is always trusted.
         fields: fields of the configuration by their dotted names, `**{"recipe.loss.max_ratio": 8}`. Two underscores
             stand for a dot, `recipe__loss__max_ratio=8`; the short names are those of the command line, `seed=1`.
 
     Raises:
-        ConfigError: something in the configuration, the model or the data that a user can correct.
+        ConfigError: the configuration, the model or the data has an error that the user can correct.
         RunFailed: the run ended early; it can be resumed.
 
     Example:
@@ -59,15 +59,15 @@ def train(
 def resume(
     path: str | Path, *, steps: int | None = None, progress: bool = True, trust: bool = False, **fields: Any
 ) -> Run:
-    """Continue a run from its last checkpoint and return it; as `scalerl resume` does.
+    """Continue a run from its last checkpoint and return it, like `scalerl resume`.
 
     Args:
         path: run directory.
-        steps: a new total number of steps; None keeps it.
+        steps: new total number of steps; None keeps it.
         progress: as for `train`.
-        fields: the few that a resume may change, by their dotted names as for `train`: the learning rate
+        fields: fields that a resume may change, by their dotted names as for `train`: the learning rate
             (`recipe__optimizer__learning_rate=5e-7`, from this step on), `stop_when`, `checkpoint` and `placement`.
-        trust: run the code that the run's configuration names without asking, where it was not confirmed here before.
+        trust: whether to run unconfirmed code in the run's configuration without asking.
 
     Raises:
         ConfigError, RunFailed: as for `train`.
@@ -90,25 +90,25 @@ def resume(
 
 
 def load(path: str | Path) -> Run:
-    """Return a run by its directory, finished or not.
+    """Return the run in a directory, finished or not.
 
     Raises:
-        ConfigError: no run there.
+        ConfigError: the directory contains no run.
     """
     return Run(path)
 
 
 class Run:
-    """A run directory, read anew at every access, so that it can be followed while it trains elsewhere.
+    """A run directory. Every access reads the files again, so that a run can be followed while it trains elsewhere.
 
     Example: Run("runs/scalerl-001").forecast(at=["2x"])
     """
 
     def __init__(self, path: str | Path) -> None:
-        """Open a run directory; nothing is changed in it.
+        """Open a run directory for reading.
 
         Raises:
-            ConfigError: no run there.
+            ConfigError: the directory contains no run.
         """
         self.path = Path(path)
         self._config()
@@ -131,39 +131,39 @@ class Run:
 
     @property
     def step(self) -> int:
-        """Updates done."""
+        """Number of updates so far."""
         rows = _rows(self.path / "metrics.jsonl")
         return int(rows[-1]["step"]) if rows else 0
 
     @property
     def finished(self) -> bool:
-        """Whether the run has reached its end: the exported model is there."""
+        """Whether the run has reached its last step and exported the model."""
         return (self.path / "model" / "config.json").exists() and self.step >= self.config.steps
 
     @property
     def model_path(self) -> Path:
-        """Directory of the exported model and tokenizer, in Hugging Face form; written when a run ends."""
+        """Directory of the exported model and tokenizer in Hugging Face format, written at the end of a run."""
         return self.path / "model"
 
     @property
     def points(self) -> Any:
-        """Evaluations (docs/metrics.md), a row each: a pandas frame where pandas is installed, else a list of dicts."""
+        """Evaluations (docs/metrics.md), one per row: a pandas DataFrame, or a list of dicts without pandas."""
         return _frame(_rows(self.path / "points.jsonl"))
 
     @property
     def metrics(self) -> Any:
-        """Training steps (docs/metrics.md), a row each: a pandas frame where pandas is installed, else a list."""
+        """Training steps (docs/metrics.md), one per row: a pandas DataFrame if pandas is installed, else a list."""
         return _frame(_rows(self.path / "metrics.jsonl"))
 
     def curve(self, task: str | None = None, compute: str | None = None) -> Curve:
         """Return the compute-performance curve.
 
         Args:
-            task: which task, where there are several.
+            task: name of the task; required if there are several.
             compute: device_hours, flops, tokens or step; None: device_hours on a GPU, else flops.
 
         Raises:
-            CurveError: no evaluations yet, or no such task.
+            CurveError: there are no evaluations yet, or no such task.
         """
         from scalerl.report.summary import default_axis
         from scalerl.scaling import Curve
@@ -174,7 +174,7 @@ class Run:
         """Fit R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B) (ScaleRL eq. 1); options are those of `scaling.fit`.
 
         Raises:
-            CurveError: fewer than five evaluations, or none that tell a curve.
+            CurveError: there are fewer than five evaluations, or the law cannot be fitted to them.
         """
         from scalerl.scaling import fit
 
@@ -183,11 +183,11 @@ class Run:
     def forecast(
         self, at: Sequence[Any] = ("2x", "4x"), task: str | None = None, compute: str | None = None
     ) -> Forecast:
-        """Return what more compute would bring.
+        """Return the forecast for more compute.
 
         Args:
             at: multiples of the compute so far ("2x"), or values on the compute axis.
-            task: which task, where there are several.
+            task: name of the task; required if there are several.
             compute: as for `curve`.
 
         Raises:
@@ -200,12 +200,12 @@ class Run:
     def advise(
         self, budget: Any = "2x", min_gain: float = 0.01, *, task: str | None = None, compute: str | None = None
     ) -> Advice:
-        """Return whether the run is worth more compute, in a sentence.
+        """Return advice on whether to continue the run, with one sentence for the reader.
 
         Args:
-            budget: compute to decide about, "2x" or a value on the compute axis.
-            min_gain: the least gain that is worth it, in units of the metric.
-            task: which task, where there are several.
+            budget: total compute in question, "2x" or a value on the compute axis.
+            min_gain: smallest gain that is worth the compute, in units of the metric.
+            task: name of the task; required if there are several.
             compute: as for `curve`.
 
         Raises:
@@ -220,7 +220,7 @@ class Run:
 
         Args:
             axes: matplotlib axes to draw on; None: new ones.
-            task: which task, where there are several.
+            task: name of the task; required if there are several.
             compute: as for `curve`.
 
         Returns:
@@ -296,7 +296,7 @@ def _display(config: RunConfig, progress: bool) -> Any:
 
 @contextmanager
 def _stop_flag() -> Iterator[Callable[[], bool]]:
-    """Turn the first interrupt into a stop with a checkpoint; only the main thread may."""
+    """Turn the first interrupt into a stop with a checkpoint. This only works in the main thread."""
     from scalerl.cli.exits import StopFlag
 
     if threading.current_thread() is not threading.main_thread():
@@ -313,7 +313,7 @@ def _stop_flag() -> Iterator[Callable[[], bool]]:
 def _children_without_main() -> Iterator[None]:
     """Keep multiprocessing from importing the caller's script in every process that a run starts.
 
-    Nothing of it is needed there, and a script without `if __name__ == "__main__"` would train again in each of them.
+    Otherwise a script without `if __name__ == "__main__"` would train again in each of them.
     """
     main = sys.modules["__main__"]
     held: dict[str, Any] = {name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__}
@@ -326,7 +326,7 @@ def _children_without_main() -> Iterator[None]:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a JSONL file that may be growing: an incomplete last line is left out."""
+    """Return the rows of a JSONL file that may still grow, without an incomplete last line."""
     if not path.exists():
         return []
     text = path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Runs code of the user so that it can neither end this process nor move what the run stands on."""
+"""A context in which the user's code can neither end this process nor change its state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 IMPORT_S = 60.0
-"""Seconds that a module of the user may take to be imported, where $SCALERL_IMPORT_S is no positive number."""
+"""Time limit in seconds for importing a module of the user, unless $SCALERL_IMPORT_S is a positive number."""
 
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGCHLD") if hasattr(signal, name)
@@ -25,15 +25,15 @@ SIGNALS = tuple(
 
 
 class Ended(BaseException):
-    """Code of the user called os._exit; not an Exception, so that `except Exception` of the user does not hide it."""
+    """The user's code called os._exit. Not an Exception, so that the user's `except Exception` does not catch it."""
 
 
 class TimeLimit(BaseException):
-    """Code of the user took longer than it may."""
+    """The user's code exceeded its time limit."""
 
 
 def import_limit_s() -> float:
-    """Return the seconds that an import of the user's code may take."""
+    """Return the time limit in seconds for an import of the user's code."""
     try:
         given = float(os.environ.get("SCALERL_IMPORT_S", ""))
     except ValueError:
@@ -43,17 +43,17 @@ def import_limit_s() -> float:
 
 @contextmanager
 def boundary(limit_s: float | None = None) -> Iterator[None]:
-    """Keep what follows, code of the user, from changing the state of this process.
+    """Keep the user's code inside the context from changing the state of this process.
 
-    Restored afterwards: the working directory, the standard streams, signal handlers, the recursion limit, torch's
-    default type, device, gradient mode and number of threads. The random streams of `random`, numpy and torch are
-    the user's own inside: they go on from call to call, and the run's do not move. What is printed goes to standard
-    error. os._exit raises `Ended`, and threads that are started are daemons, which do not outlive the run. A boundary
-    inside another one adds nothing, its limit included.
+    At the end, the working directory, the standard streams, signal handlers, the recursion limit, and torch's default
+    type, device, gradient mode and number of threads are restored. Inside, `random`, numpy and torch use separate
+    random streams, which continue from call to call; the run's streams do not change. Standard output is redirected to
+    standard error. os._exit raises `Ended`. New threads are daemons and do not outlive the run. A boundary inside
+    another one has no effect, and its time limit is ignored.
 
     Args:
-        limit_s: seconds until `TimeLimit` is raised; None: no limit. It is kept in the main thread only, and code that
-            never returns to the interpreter is not interrupted.
+        limit_s: seconds until `TimeLimit` is raised; None: no limit. It only works in the main thread, and does not
+            interrupt code that never returns to the interpreter.
     """
     if _inside.ident == threading.get_ident():
         yield
@@ -92,7 +92,7 @@ def _directory() -> Iterator[None]:
 def _streams() -> Iterator[None]:
     before = sys.stdin, sys.stdout, sys.stderr
     limit = sys.getrecursionlimit()
-    sys.stdout = sys.stderr  # what a verb prints for programs (--json) stays whole
+    sys.stdout = sys.stderr  # keeps the output of --json valid
     try:
         yield
     finally:
@@ -102,11 +102,11 @@ def _streams() -> Iterator[None]:
 
 @contextmanager
 def _exits() -> Iterator[None]:
-    """Let os._exit of this thread raise; a child that the code forks still ends by it."""
+    """Make os._exit raise in this thread. It still ends a forked child."""
     ordinary, pid, thread = os._exit, os.getpid(), threading.get_ident()
 
     def refuse(status: int) -> None:
-        ours = sys._getframe(1).f_code.co_filename.startswith(NOT_THEIRS[0])  # a handler of a signal that came now
+        ours = sys._getframe(1).f_code.co_filename.startswith(NOT_THEIRS[0])  # called by one of our signal handlers
         if ours or (os.getpid(), threading.get_ident()) != (pid, thread) or _inside.ident is None:
             ordinary(status)
         raise Ended(f"called os._exit({status})")
@@ -123,7 +123,7 @@ def _exits() -> Iterator[None]:
 
 @contextmanager
 def _threads() -> Iterator[None]:
-    """Make daemons of the threads that this thread starts; Python waits for all others when the process ends."""
+    """Make the threads that this thread starts daemons, because Python waits for all others at exit."""
     ordinary, thread = threading.Thread.start, threading.get_ident()
 
     def start(self: threading.Thread) -> None:
@@ -138,7 +138,7 @@ def _threads() -> Iterator[None]:
         yield
     finally:
         threading.Thread.start = ordinary  # type: ignore[method-assign]
-        for worker in set(queues) - before:  # of a ThreadPoolExecutor, which Python waits for too
+        for worker in set(queues) - before:  # Python also waits for the threads of a ThreadPoolExecutor
             queues.pop(worker, None)
 
 
@@ -157,12 +157,12 @@ def _handlers() -> Iterator[None]:
 
 
 _theirs: dict[str, Any] = {}
-"""States of the user's random streams, between calls."""
+"""States of the user's random streams between calls."""
 
 
 @contextmanager
 def _random_streams() -> Iterator[None]:
-    """Give the user's code random streams of its own, of those libraries that are loaded; they begin where ours are."""
+    """Give the user's code separate random streams of the loaded libraries. They start in the state of ours."""
     ours = {name: get() for name, (get, _) in _generators().items()}
     for name, (_, put) in _generators().items():
         put(_theirs[name] if name in _theirs else _begun(name, ours[name]))
@@ -171,11 +171,11 @@ def _random_streams() -> Iterator[None]:
     finally:
         for name, (get, put) in _generators().items():
             _theirs[name] = get()
-            put(ours[name] if name in ours else _begun(name, _theirs[name]))  # the second: it was loaded just now
+            put(ours[name] if name in ours else _begun(name, _theirs[name]))  # or: the user's code has just loaded it
 
 
 def _begun(name: str, state: Any) -> Any:
-    """Return a stream that begins at a state, and goes on without it."""
+    """Return an independent stream that starts in a given state."""
     if name != "numpy":
         return state
     stream = type(state)()
@@ -184,10 +184,10 @@ def _begun(name: str, state: Any) -> Any:
 
 
 def _generators() -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
-    """Return, by library, how its global random state is read and set."""
+    """Return, by library, the functions that read and set its global random state."""
     found: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {"random": (random.getstate, random.setstate)}
     numpy, torch = (sys.modules.get(name) for name in ("numpy", "torch"))
-    if numpy is not None and hasattr(numpy, "random"):  # swapped: to copy its state takes ten times as long
+    if numpy is not None and hasattr(numpy, "random"):  # swapping generators is ten times faster than copying the state
         found["numpy"] = (numpy.random.get_bit_generator, numpy.random.set_bit_generator)
     if torch is not None and hasattr(torch, "set_rng_state"):
         found["torch"] = (torch.get_rng_state, torch.set_rng_state)
@@ -215,10 +215,11 @@ def _torch_settings() -> Iterator[None]:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TimeLimit` after some seconds, by the timer of this process, whose earlier setting is kept.
+    """Raise `TimeLimit` after some seconds. An earlier setting of the process's timer is restored at the end.
 
     Args:
-        seconds: limit; kept in the main thread only, and not in code that never returns to the interpreter.
+        seconds: time limit. It only works in the main thread, and does not interrupt code that never returns to the
+            interpreter.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
@@ -239,20 +240,20 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def said(error: BaseException, most: int = 300) -> str:
-    """Return what an exception says, in one line; an exception of the user's may fail at that too."""
+    """Return the message of an exception in one line. The user's `__str__` may itself raise."""
     try:
         text = " ".join(str(error).split())
     except Exception as second:  # the user's __str__
-        text = f"(its text cannot be made: {type(second).__name__})"
+        text = f"(its __str__ raises {type(second).__name__})"
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 def raised(error: BaseException, module: str | None = None) -> str:
-    """Return what code of the user did instead of returning, and the last line of the user's own file.
+    """Return a description of an error in the user's code, with the last line of the user's file.
 
     Args:
-        error: what was raised.
-        module: name of the user's module. Lines of a library below it would not help, and lines of scalerl neither.
+        error: the exception.
+        module: name of the user's module. Its lines are preferred to those of libraries that it calls.
 
     Example: raised(error, "my_rewards") == "raised KeyError: 'level' (/home/me/my_rewards.py:7)"
     """
@@ -264,7 +265,7 @@ def raised(error: BaseException, module: str | None = None) -> str:
 
 
 def place_of(error: BaseException, module: str | None = None) -> str:
-    """Return " (FILE:LINE)" of the user's code in a traceback; empty where none of its lines ran."""
+    """Return " (FILE:LINE)" of the user's code in a traceback; empty if none of its lines ran."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f" ({error.filename}:{error.lineno})"
     frames = [
@@ -282,4 +283,4 @@ NOT_THEIRS = (
     importlib.__file__,
     "<frozen",
 )
-"""Files whose lines are in a traceback through a boundary, and are not the user's."""
+"""Beginnings of file names in a traceback that are not the user's code."""

@@ -1,4 +1,4 @@
-"""Files and directories: careful reading, locks, whole writes, free names, what an OSError means. All may import it."""
+"""File helpers: checked reads, atomic writes, locks, unused names, and advice for an OSError."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ ADVICE = {
     errno.EACCES: "this user may not use it; give it permission, or choose another place",
     errno.EPERM: "the system does not permit it; choose another place",
     errno.EISDIR: "it is a directory; give a file",
-    errno.ENOTDIR: "a part of this path is a file, where a directory must be; choose another path",
+    errno.ENOTDIR: "a part of this path is a file, not a directory; choose another path",
     errno.EEXIST: "it exists already; choose another path",
     errno.ENOTEMPTY: "the directory is not empty; choose another path",
-    errno.ENAMETOOLONG: "a name in this path is too long; allowed: at most 255 bytes a name",
+    errno.ENAMETOOLONG: "a name in this path is too long; allowed: at most 255 bytes per name",
     errno.ELOOP: "a link in this path leads back to itself; remove the link or choose another path",
     errno.EROFS: "this place is read-only; choose another place",
     errno.ENOSPC: "no space left on the disk; free some, then `scalerl resume` the run",
     errno.EDQUOT: "the quota of the disk is used up; free some, then `scalerl resume` the run",
     errno.EFBIG: "the file has reached the size that the system allows; raise the limit (ulimit -f)",
-    errno.EIO: "the disk reports an error of its own; check the disk",
+    errno.EIO: "the disk reports an input/output error; check the disk",
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
 }
-"""What a user can do about an error of the system, by its number."""
+"""Advice for the user, by errno."""
 
 
 def trouble(error: OSError) -> str:
-    """Return one sentence: which path, what is wrong with it, what to do.
+    """Describe an error in one sentence: the path, the problem and what to do.
 
     Example: trouble(error) == "runs/a: this place is read-only; choose another place"
     """
@@ -53,17 +53,18 @@ def read_bytes(path: Path) -> bytes:
     """Return the content of a file.
 
     Raises:
-        OSError: it cannot be read, or is no file: a pipe may block, a device may never end. `trouble` has words.
+        OSError: The file cannot be read, or the path is not a regular file (a pipe may block, a device may never end).
     """
     check_file(path)
     return path.read_bytes()
 
 
 def parse_json(text: str) -> Any:
-    """Return a JSON document; a key may stand only once in an object, where json keeps the last value in silence.
+    """Parse a JSON document and refuse duplicate keys, of which `json` would silently keep the last.
 
     Raises:
-        ValueError: it is not JSON, is nested too deeply, or has an integer of thousands of digits; with the place.
+        ValueError: The text is not JSON, is nested too deeply, has a duplicate key or an integer of thousands of
+            digits. The message of a syntax error contains the position.
     """
     try:
         return json.loads(text, object_pairs_hook=_once)
@@ -79,32 +80,32 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in found if names.count(name) > 1)
-        raise ValueError(f"the key {twice[:60]!r} stands twice in one object")
+        raise ValueError(f"the key {twice[:60]!r} occurs twice in one object")
     return found
 
 
 def check_file(path: Path) -> None:
-    """Refuse a path that is not a file with an end.
+    """Refuse a path that is not a regular, non-empty file.
 
     Raises:
-        OSError: as `read_bytes`.
+        OSError: As for `read_bytes`, or the file is empty.
     """
     try:
         found = os.stat(path)
     except ValueError:
-        raise OSError(errno.EINVAL, "it holds a NUL character, which no path can; take it out", repr(path)) from None
+        raise OSError(errno.EINVAL, "it contains a NUL character, which no path may; remove it", repr(path)) from None
     for is_kind, name in KINDS:
         if is_kind(found.st_mode):
             number = errno.EISDIR if name == "a directory" else errno.EINVAL
             raise OSError(number, f"it is {name}; give a file (write the content of a pipe to one first)", str(path))
-    if not found.st_size:  # reading /proc/kmsg would wait forever; a file of no bytes has nothing to read
+    if not found.st_size:  # reading files such as /proc/kmsg, whose size is 0, would block forever
         raise OSError(errno.ENODATA, "the file is empty; check what should have written it", str(path))
 
 
 def take_hold(directory: Path) -> int | None:
-    """Return the lock on a directory that one process may have at a time, and loses with its end; None if it is taken.
+    """Lock a directory for this process and return the lock's file descriptor; return None if it is locked already.
 
-    Closing the number that is returned gives it up.
+    The lock is released when the descriptor is closed or the process ends.
     """
     lock = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT)
     try:
@@ -116,40 +117,41 @@ def take_hold(directory: Path) -> int | None:
 
 
 def cache_root() -> Path:
-    """Return where models that are made once are kept: $SCALERL_CACHE, or ~/.cache/scalerl."""
+    """Return the cache directory for generated models: $SCALERL_CACHE, or ~/.cache/scalerl."""
     return Path(os.environ.get("SCALERL_CACHE") or Path.home() / ".cache" / "scalerl")
 
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Give a place beside `path` to write to, and move what was written to `path` when the block has ended.
+    """Write a file atomically: yield a temporary path next to `path`, and move it to `path` when the block ends.
 
-    Readers see the old file or the new one, never half, and a write that fails leaves the old one. A link is replaced
-    and not followed. Devices and pipes, such as /dev/stdout, are written directly: a move would replace them.
+    Readers see the old file or the new one, never a partial one, and a failed write leaves the old file. A link is
+    replaced, not followed. Devices and pipes such as /dev/stdout are written directly, because a move would replace
+    them.
 
     Args:
-        path: of the file to write.
+        path: The file to write.
 
     Yields:
         The path to write to.
 
     Raises:
-        OSError: it cannot be written; what was there before is unchanged.
+        OSError: The file cannot be written; the previous file is unchanged.
     """
     if _is_special(path):
         yield path
         return
     if os.path.isdir(path):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    if os.path.isfile(path) and not os.access(path, os.W_OK):  # moving a file over it would not ask
+    if os.path.isfile(path) and not os.access(path, os.W_OK):  # a move ignores the file's permissions
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-    # the suffix stays, because writers of pictures choose the format by it
+    # the suffix is kept because image writers choose the format by it
     temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}.tmp{path.suffix[:20]}")
     try:
         yield temporary
         temporary.replace(path)
     except OSError as error:
-        if error.filename == str(temporary):  # a name that the user has never seen
+        if error.filename == str(temporary):  # report the user's path, not the temporary one
             error.filename, error.filename2 = str(path), None
         raise
     finally:
@@ -157,7 +159,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def move_into(source: Path, target: Path) -> None:
-    """Move all files of a directory into another, each whole; other files there stay. Then remove the source."""
+    """Move all files of a directory into another, each atomically, and remove the source; keep other files there."""
     for path in [path for path in sorted(source.rglob("*")) if path.is_file()]:
         place = target / path.relative_to(source)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -166,30 +168,30 @@ def move_into(source: Path, target: Path) -> None:
 
 
 def _is_special(path: Path) -> bool:
-    """Return whether a path is a device, a pipe, or a link of /dev or /proc to something that is open."""
+    """Return whether a path is a device, a pipe, or an entry of /dev or /proc."""
     if os.path.abspath(path).startswith(("/dev/", "/proc/")):
         return True
     try:
         kind = path.stat().st_mode
-    except OSError:  # not there yet, or a link to nothing
+    except OSError:  # it does not exist, or is a dangling link
         return False
     return not (stat.S_ISREG(kind) or stat.S_ISDIR(kind))
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file so that readers see the old one or the new one, never half.
+    """Write a text file atomically.
 
     Raises:
-        OSError: it cannot be written; what was there before is unchanged.
+        OSError: The file cannot be written; the previous file is unchanged.
     """
     with whole(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def as_umask(path: Path) -> None:
-    """Give a file, or the files of a directory, the permissions that the user's umask gives to new files.
+    """Set the permissions of a file, or of the files in a directory, to those of new files under the user's umask.
 
-    safetensors 0.8 makes files that their owner alone can read, whatever the umask says.
+    safetensors 0.8 ignores the umask and creates files that only their owner can read.
     """
     mode = 0o666 & ~_umask()
     for file in (path, *path.glob("*")) if path.is_dir() else (path,):
@@ -198,7 +200,7 @@ def as_umask(path: Path) -> None:
 
 
 def _umask() -> int:
-    """Return the umask; where /proc does not tell it, it can only be read by setting it."""
+    """Return the umask from /proc; without /proc it can only be read by setting it."""
     try:
         status = Path("/proc/self/status").read_text()
         return int(next(line.split()[1] for line in status.splitlines() if line.startswith("Umask:")), 8)
@@ -209,10 +211,10 @@ def _umask() -> int:
 
 
 def safe_name(name: str) -> str:
-    """Return a file name for a name that a user, a configuration or a file has chosen: it stays in its directory.
+    """Turn any name into a file name that stays in its directory.
 
-    Letters, digits and `._-+=@,` stay. Others become dashes, dots and dashes at the beginning go, and what is longer
-    than 100 characters is cut. A name that loses more than a slash gets a few digits of its hash, so that two stay two.
+    Letters, digits and `._-+=@,` are kept; other characters become dashes. Leading dots and dashes are removed, and the
+    name is cut at 100 characters. If more than slashes changed, digits of a hash keep different names different.
 
     Example: safe_name("qwen/v2") == "qwen-v2"; safe_name("../x") == "x-d6b96a"
     """
@@ -223,7 +225,7 @@ def safe_name(name: str) -> str:
 
 
 def next_directory(parent: Path, name: str) -> Path:
-    """Return parent/name-001, or the first number that is free; the name is made safe by `safe_name`."""
+    """Return parent/name-NNN with the first unused number from 001 on; `safe_name` makes the name safe."""
     number, name = 1, safe_name(name)
     while (path := parent / f"{name}-{number:03d}").exists():
         number += 1

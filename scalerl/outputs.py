@@ -1,4 +1,4 @@
-"""What a command writes where its user says: never over an input or over a file of another kind."""
+"""Checks on output paths: a command never overwrites an input or a file of another kind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scalerl.config.base import ConfigError
 from scalerl.files import write_whole
 
 PAGE_STARTS = b"<!doctype html"
-"""How every page of this package begins, in lower case."""
+"""The first bytes of every page that this package writes, in lower case."""
 
 
 def is_page(path: Path) -> bool:
@@ -27,24 +27,24 @@ def check_output(
     what: str = "an HTML page",
     option: str = "-o",
 ) -> Path:
-    """Return where to write an output; refuse a place that is an input, or holds a file of another kind.
+    """Return the path to write an output to; refuse an input of the command and an existing file of another kind.
 
-    Files are compared by inode, so links and `./x` are seen through. An empty file may be replaced.
+    Files are compared by inode, which resolves links and paths such as `./x`. An empty file may be replaced.
 
     Args:
-        path: of the output.
-        inputs: files and directories that the command reads.
-        replaceable: whether an existing file is of the kind that the command writes, so that it may be replaced.
-        what: that kind, for the message.
-        option: that names the output, for the message.
+        path: Path of the output.
+        inputs: Files and directories that the command reads.
+        replaceable: Function that tells whether an existing file is of the kind that the command writes.
+        what: Name of that kind, for the message.
+        option: Option that gives the output, for the message.
 
     Returns:
-        The path, after the links.
+        The path with links resolved.
 
     Raises:
-        ConfigError: the output would destroy a file; nothing was changed.
+        ConfigError: The output would overwrite such a file; nothing was changed.
     """
-    # os.path answers no where Path raises, for example for a name that is too long
+    # os.path returns False in cases where Path raises, for example for a name that is too long
     place = Path(os.path.realpath(path)) if os.path.islink(path) else path
     if not os.path.isfile(path):  # new, a directory (refused when it is written), or a device
         return place
@@ -63,14 +63,14 @@ def check_output(
 
 
 def check_new_directory(path: Path, option: str) -> None:
-    """Refuse a directory of outputs that holds anything: what lies there would be overwritten.
+    """Refuse an output directory that is not empty, because its files could be overwritten.
 
     Args:
-        path: of the directory.
-        option: that names it, for the message.
+        path: The output directory.
+        option: Option that gives it, for the message.
 
     Raises:
-        ConfigError: it is a file, a link to nothing, or a directory with files in it.
+        ConfigError: The path is a file, a dangling link, or a directory with files in it.
     """
     advice = "give a directory that does not exist yet or is empty. Nothing was changed"
     if os.path.islink(path) and not os.path.exists(path):
@@ -79,7 +79,7 @@ def check_new_directory(path: Path, option: str) -> None:
         return
     if not path.is_dir():
         raise ConfigError(f"{option}: {path} is a file; {advice}")
-    # what a run leaves that was killed before it saved its configuration
+    # a run that was killed before it saved its configuration leaves these
     rest = [p.name for p in path.iterdir() if p.name != ".lock" and not (p.name == "rollouts" and not any(p.iterdir()))]
     if rest:
         named = ", ".join(sorted(rest)[:5]) + (", ..." if len(rest) > 5 else "")
@@ -87,15 +87,15 @@ def check_new_directory(path: Path, option: str) -> None:
 
 
 def check_apart(path: Path, inputs: Iterable[tuple[str, Path]], option: str) -> None:
-    """Refuse a directory of outputs that is, holds or lies in something that is read.
+    """Refuse an output directory that is an input, contains one or lies in one.
 
     Args:
-        path: of the directory; it need not exist.
-        inputs: names of fields, and the files or directories that they name.
-        option: that names the directory, for the message.
+        path: The output directory; it need not exist.
+        inputs: Names of fields, with the files or directories that they give.
+        option: Option that gives the directory, for the message.
 
     Raises:
-        ConfigError: which input it is.
+        ConfigError: The directory overlaps with an input, which the message names.
     """
     own = path.resolve()
     for name, source in inputs:
@@ -111,7 +111,7 @@ def check_apart(path: Path, inputs: Iterable[tuple[str, Path]], option: str) -> 
 
 
 def write_or_explain(path: Path, text: str) -> str:
-    """Write a file whole; return why it could not be written, as a sentence, or nothing."""
+    """Write a file atomically; return an empty string, or a sentence that explains why it could not be written."""
     try:
         write_whole(path, text)
     except OSError as error:
@@ -120,5 +120,5 @@ def write_or_explain(path: Path, text: str) -> str:
 
 
 def why_not(path: Path, error: OSError) -> str:
-    """Return why a file could not be written, in words."""
+    """Return a sentence that explains why a file could not be written."""
     return f"{path} cannot be written ({error.strerror or error}); what was there before is unchanged"

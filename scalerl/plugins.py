@@ -1,4 +1,4 @@
-"""Functions of the user by import path: found at start, called with the place named where they fail."""
+"""Import and calls of the user's functions, with errors that name the file and the line."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from scalerl.config.base import ConfigError, nearest
 
 
 class PluginError(RuntimeError):
-    """A function of the user failed during a run; the message says where."""
+    """A user function failed during a run. The message has the file and the line."""
 
 
 def load_function(name: str, field: str) -> Callable[..., Any]:
     """Import `package.module:function`, with the current directory on the path, inside a boundary (boundary.py).
 
     Args:
-        name: as the user wrote it.
-        field: dotted name of the field that holds it, for messages.
+        name: import path from the configuration.
+        field: dotted name of the configuration field, for messages.
 
     Raises:
-        ConfigError: it is not there, or its module raises, exits or takes longer than `boundary.import_limit_s()`.
+        ConfigError: it does not exist, or its module raises, exits or takes longer than `boundary.import_limit_s()`.
     """
     module_name, colon, function_name = name.partition(":")
     if not colon or not function_name or not all(part.isidentifier() for part in module_name.split(".")):
@@ -38,7 +38,7 @@ def load_function(name: str, field: str) -> Callable[..., Any]:
             function = getattr(module, function_name, None)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # user code: whatever the module raises is reported with its place
+    except BaseException as error:  # user code may raise anything
         raise ConfigError(
             f"{field}: cannot import {module_name!r} from {os.getcwd()} ({_import_problem(error)}); allowed: a module "
             "of the current directory or of the Python path that can be imported"
@@ -52,7 +52,7 @@ def load_function(name: str, field: str) -> Callable[..., Any]:
 
 
 def _import_problem(error: BaseException) -> str:
-    """Return why a module was not imported, in words."""
+    """Return the reason why a module was not imported."""
     if isinstance(error, ModuleNotFoundError | SyntaxError):
         return f"{said(error)}{place_of(error)}"
     if isinstance(error, SystemExit):
@@ -63,14 +63,14 @@ def _import_problem(error: BaseException) -> str:
 
 
 loaded = cache(load_function)
-"""The same, once a process: looking for the file in every call would cost, and would find another after an os.chdir."""
+"""`load_function`, cached because a new search is slow and could find another file after an os.chdir."""
 
 
 def _import_here(name: str) -> Any:
     """Import a module with the current directory on the path.
 
-    A module of the same name that was imported from another directory is replaced: a process that changes its directory
-    (a notebook, a test) would otherwise train with the wrong function.
+    A module of the same name that was imported from another directory is replaced. Otherwise a process that changes its
+    directory (a notebook, a test) would train with the wrong function.
     """
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -86,21 +86,21 @@ def _import_here(name: str) -> Any:
 def check_arguments(
     function: Callable[..., Any], name: str, field: str, given: Sequence[str], named: Mapping[str, Any]
 ) -> None:
-    """Refuse a function that cannot be called as it will be.
+    """Check that a function accepts the arguments that it will be called with.
 
     Args:
-        function: of the user.
-        name: of the function, for messages.
-        field: of the configuration that chose it.
-        given: what the arguments by position are called in the documentation.
-        named: arguments by name.
+        function: function of the user.
+        name: name of the function, for messages.
+        field: configuration field of the function, for messages.
+        given: documented names of the positional arguments.
+        named: keyword arguments.
 
     Raises:
-        ConfigError: the message has the arguments that are expected.
+        ConfigError: the function does not accept them; the message has the expected arguments.
     """
     signature = signature_of(function)
     if signature is None:
-        return  # the call will show
+        return  # a wrong signature fails at the first call
     try:
         signature.bind(*given, **named)
     except TypeError as error:
@@ -109,7 +109,7 @@ def check_arguments(
 
 
 def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """Return the signature of a function; None for a builtin that does not tell it."""
+    """Return the signature of a function; None for a builtin without one."""
     try:
         return inspect.signature(function)
     except (TypeError, ValueError):
@@ -120,46 +120,47 @@ def call(function: Callable[..., Any], name: str, *arguments: Any, limit_s: floa
     """Call a function of the user inside a boundary (boundary.py).
 
     Args:
-        function: of the user.
-        name: of the function, `module:function`, for messages.
-        arguments: by position.
-        limit_s: seconds that it may take; None: no limit.
-        named: arguments by name.
+        function: function of the user.
+        name: name of the function, `module:function`, for messages.
+        arguments: positional arguments.
+        limit_s: time limit in seconds; None: no limit.
+        named: keyword arguments.
 
     Raises:
-        PluginError: it raised, exited or took too long; the message names the file and the line.
+        PluginError: the function raised, exited or took too long; the message has the file and the line.
     """
     try:
         with boundary(limit_s):
             return function(*arguments, **named)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # user code: whatever it raises is reported with its place
+    except BaseException as error:  # user code may raise anything
         raise PluginError(f"{name} {raised(error, name.partition(':')[0])}") from None
 
 
 def number(value: Any) -> float | None:
-    """Return a number that user code gave, also of numpy and torch and a bool, as a float; None for anything else.
+    """Return a finite number from user code as a float; None for anything else.
 
-    Text is no number, and neither are NaN, infinities, complex numbers and arrays with more than one dimension.
+    Accepted are numbers of Python, numpy and torch, and bools. Text, NaN, infinities, complex numbers and arrays with
+    dimensions are not accepted.
     """
     if isinstance(value, str | bytes) or getattr(value, "shape", ()) != ():
         return None
     try:
         found = float(value)
-    except Exception:  # a __float__ of the user's may raise anything; OverflowError for 10**400
+    except Exception:  # the user's __float__ may raise anything; OverflowError for 10**400
         return None
     return found if abs(found) < float("inf") else None
 
 
 def describe(value: Any) -> str:
-    """Return what a value is, in words, for messages; at most about 200 characters."""
+    """Return a description of a value for messages, of at most about 200 characters."""
     shape = getattr(value, "shape", None)
     if shape is None or not isinstance(shape, tuple):
         try:
             text = repr(value)
         except Exception as error:  # the user's __repr__; ValueError for integers over 4,300 digits
-            return f"a {type(value).__name__} ({type(error).__name__} where it is shown)"
+            return f"a {type(value).__name__} (its repr raises {type(error).__name__})"
         return text if len(text) <= 200 else f"{text[:200]}..."
     facts = [str(getattr(value, "dtype", ""))]
     if hasattr(value, "isfinite") and int((~value.isfinite()).sum()):

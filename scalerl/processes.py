@@ -1,4 +1,4 @@
-"""Child processes in order: they leave signals to their parent, and end with it, however it ends."""
+"""Child processes that leave stop signals to their parent and end when it ends, even if it is killed."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from scalerl.signals import STOPPING, end_with
 
 
 class _ChildProcess(SpawnProcess):
-    """A spawned process that ignores signals which ask to stop, and is killed when its parent ends."""
+    """A spawned process that ignores stop signals and is killed when its parent ends."""
 
     ignored: tuple[signal.Signals, ...] = STOPPING
 
     def start(self) -> None:
         """Start the process.
 
-        STOPPING is blocked in it until it can ignore it, so that no signal interrupts its imports.
+        The signals in STOPPING are blocked in the child until it ignores them, so that none interrupts its imports.
         """
-        resource_tracker.ensure_running()  # else starting it would unblock them
+        resource_tracker.ensure_running()  # starting it later would unblock the signals
         with _blocked():
             super().start()
 
     def __reduce__(self) -> Any:
-        # pickle calls the function before it reads the state, which imports torch for several seconds
+        # pickle calls the function before it reads the state, and reading the state imports torch for seconds
         return _arrive, (type(self), os.getpid()), self.__dict__
 
     def run(self) -> None:
-        """Run the target, beside a thread that waits for the end of the parent."""
+        """Run the target, with a thread that waits for the end of the parent."""
         threading.Thread(target=_end_with_parent, daemon=True).start()
         super().run()
 
 
 class ChildContext(SpawnContext):
-    """`multiprocessing.get_context("spawn")`, with processes that leave signals to their parent and end with it.
+    """Like `multiprocessing.get_context("spawn")`, with processes that leave signals to their parent and end with it.
 
-    The kernel ties a process to the thread that started it: start it from a thread that lives at least as long.
+    The kernel kills a process when the thread that started it ends, so start it from a thread that lives as long.
     """
 
     Process = _ChildProcess
@@ -53,13 +53,13 @@ class _PoolProcess(_ChildProcess):
 
 
 class PoolContext(ChildContext):
-    """The same for the workers of a pool, which ends them by SIGTERM."""
+    """The same for the workers of a pool, which terminates them with SIGTERM."""
 
     Process = _PoolProcess
 
 
 def _arrive(kind: type[_ChildProcess], parent: int) -> _ChildProcess:
-    """Return a process object without its state, inside the child, before anything heavy is imported."""
+    """Return a process object without its state, in the child, before heavy imports."""
     for number in kind.ignored:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
@@ -69,7 +69,7 @@ def _arrive(kind: type[_ChildProcess], parent: int) -> _ChildProcess:
 
 @contextlib.contextmanager
 def _blocked() -> Iterator[None]:
-    """Block STOPPING in this thread; a process that is started meanwhile inherits that."""
+    """Block the signals in STOPPING in this thread; a process started in the block inherits the mask."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     try:
         yield
@@ -78,7 +78,7 @@ def _blocked() -> Iterator[None]:
 
 
 def _end_with_parent() -> None:
-    """Consumes nothing; produces nothing; waits for the parent's death; unblocked by it, and ends this process."""
+    """Wait for the end of the parent, then end this process."""
     parent = parent_process()
     if parent is not None:
         wait([parent.sentinel])

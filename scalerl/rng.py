@@ -1,7 +1,7 @@
-"""Random streams keyed by what they are for, so that no order of work changes a draw. It keeps no state.
+"""Stateless random streams keyed by their purpose, so that draws do not depend on the order of the work.
 
-Every sample owns a stream keyed by (seed, purpose, prompt, visit, sample); token t uses the t-th number. Whatever
-else is in the batch, on whatever machine, after whatever kill and resume, a sample sees the same numbers.
+Every sample has a stream keyed by (seed, purpose, prompt, visit, sample), and token t uses the t-th number. A sample
+therefore gets the same numbers in any batch, on any machine, and after any resume.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def stream_key(*parts: object) -> int:
 
 
 def uniforms(key_B: UIntArray, position_B: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
-    """Return one number in [0, 1) for each (key, position): splitmix64's output function at that counter."""
-    with np.errstate(over="ignore"):  # wrapping is the algorithm
+    """Return one number in [0, 1) for each (key, position), computed by the output function of splitmix64."""
+    with np.errstate(over="ignore"):  # the algorithm relies on wrap-around
         z_B = key_B + (position_B.astype(np.uint64) + np.uint64(1)) * _GOLDEN
         z_B = (z_B ^ (z_B >> np.uint64(30))) * _MIX_1
         z_B = (z_B ^ (z_B >> np.uint64(27))) * _MIX_2

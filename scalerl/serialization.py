@@ -1,4 +1,4 @@
-"""Wire records to plain nested values and back, arrays kept as arrays. It knows dataclasses, not what they mean."""
+"""Conversion of dataclass records to plain nested values and back; arrays stay arrays."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def to_plain(value: Any) -> Any:
-    """Turn a record into nested dicts and lists; arrays, numbers and strings stay what they are."""
+    """Convert a record to nested dicts and lists; arrays, numbers and strings are unchanged."""
     if is_dataclass(value) and not isinstance(value, type):
         return {f.name: to_plain(getattr(value, f.name)) for f in fields(value)}
     if isinstance(value, (list, tuple)):
@@ -20,7 +20,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[T], values: Any) -> T:
-    """Build a record from what `to_plain` returned; fields that an earlier version did not have take their defaults."""
+    """Build a record from the output of `to_plain`; fields missing in an older version take their defaults."""
     hints = _hints(cls)  # type: ignore[arg-type]
     return cls(**{name: _revive(hint, values[name]) for name, hint in hints.items() if name in values})
 

@@ -1,4 +1,4 @@
-"""The signals that ask a command to stop, and the one that the kernel sends when a parent has ended."""
+"""Stop signals, and the signal that the kernel sends when a parent process ends."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ import signal
 import sys
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that ask a command to stop. A terminal sends them to all its processes; only the parent is to act on them."""
+"""Signals that stop a command. A terminal sends them to all its processes, but only the parent acts on them."""
 
 PARENT = "SCALERL_PARENT"
-"""Environment variable: process id of the study that started this run."""
+"""Environment variable with the process id of the study that started this run."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def obey_study() -> None:
-    """Get SIGTERM when the study that started this process ends, so that the run stops with a checkpoint."""
+    """Receive SIGTERM when the study that started this process ends, so that the run stops with a checkpoint."""
     started_by = os.environ.get(PARENT, "")
     if started_by.isdecimal() and os.getppid() == int(started_by):
         end_with(int(started_by), signal.SIGTERM)
 
 
 def end_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
-    """Let the kernel send this process a signal when its parent ends, however it ends; on Linux alone.
+    """Let the kernel send this process a signal when its parent ends for any reason. Linux only.
 
-    The kernel ties it to the thread of the parent that started this process. Unlike a thread of this process, it also
-    acts while this process computes without giving up the interpreter's lock.
+    The kernel sends the signal when the thread that started this process ends. Unlike a watching thread in this
+    process, this also works while a computation holds the interpreter's lock.
 
     Args:
-        parent: its process id.
-        number: of the signal.
+        parent: Process id of the parent.
+        number: Number of the signal.
     """
     if not sys.platform.startswith("linux"):
         return
     import ctypes
 
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
-    if os.getppid() != parent:  # it ended before the kernel was asked
+    if os.getppid() != parent:  # the parent ended before the call to prctl
         os.kill(os.getpid(), number)

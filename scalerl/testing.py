@@ -1,4 +1,4 @@
-"""Checks for the tests of your own plug-ins: `check_engine` runs an engine through the whole contract."""
+"""Checks for tests of your plug-ins: `check_engine` runs an engine through the whole contract."""
 
 from __future__ import annotations
 
@@ -10,21 +10,24 @@ from scalerl.rollouts.custom import EngineParts
 
 
 def check_engine(function: str, model: str, params: Mapping[str, Any] | None = None) -> None:
-    """Run an engine of your own through the contract, on made-up prompts of a small model on CPU.
+    """Run your engine through the contract, with made-up prompts and a small model on CPU.
 
-    Checked are: every request finishes once, with arrays of one length, tokens of the vocabulary and log-probabilities
-    that are those of the model; cancelled requests never come. Of an engine that is deterministic also: tokens do
-    not depend on what else is in the batch, and a swap in the middle uses new weights over the old cache, label and
-    log-probability of every token included. With `exact_resume`, a new engine continues from a state with equal tokens.
+    The following is checked:
+
+    - Every request finishes once, with arrays of equal length, tokens of the vocabulary and the model's
+      log-probabilities. Cancelled requests never finish.
+    - Deterministic engines: tokens do not depend on the other requests in the batch. After a swap, the engine uses the
+      new weights with the old cache, and every token has the right version and log-probability.
+    - Engines with `exact_resume`: a new engine continues from a saved state with the same tokens.
 
     Args:
         function: `package.module:ClassOrFactory`, called with an EngineParts and the parameters.
         model: directory of a model, small enough to be loaded several times.
-        params: given by name.
+        params: keyword arguments of the engine.
 
     Raises:
-        EngineError: what the engine did, and what is expected.
-        ConfigError: it cannot be imported or made, or lacks a method.
+        EngineError: the engine violates the contract; the message has the actual and the expected behavior.
+        ConfigError: the engine cannot be imported or created, or lacks a method.
 
     Example:
         >>> check_engine("my_engine:Counting", "tiny-model", {"every": 100})   # doctest: +SKIP

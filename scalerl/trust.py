@@ -1,7 +1,7 @@
-"""Names the code that a configuration will run, and asks once before code runs that nobody here has confirmed.
+"""Listing of the code that a configuration runs, and a question before unconfirmed code runs for the first time.
 
-A run directory or a configuration of somebody else is a program: it can name any function, and engines and sandboxes
-by the path of an executable. What the user typed, gave from Python or confirmed is remembered by its content.
+A run directory or configuration from somebody else is a program: it can name any function and any executable. Code that
+the user typed, passed from Python or confirmed is remembered by a hash of its content.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ from scalerl.files import cache_root, write_whole
 
 @dataclass(frozen=True)
 class Code:
-    """Something of a configuration that runs with the user's rights.
+    """Code of a configuration that runs with the user's rights.
 
     Example: Code(field="data.reward", name="my_rewards:length", file="/home/me/my_rewards.py", digest="9f86d0...")
     """
 
     field: str
-    """Of the configuration."""
+    """Field of the configuration."""
     name: str
-    """Import path, program or arguments, as the configuration has it."""
+    """Import path, program or arguments, as in the configuration."""
     file: str
-    """Where it would be taken from; empty: nowhere, as for arguments."""
+    """File with the code; empty without one, as for arguments."""
     digest: str
-    """SHA-256 of the file, with those of the packages around it; hex. Empty: it cannot be remembered."""
+    """Hexadecimal SHA-256 of the file and of the packages that contain it. Empty: the code cannot be remembered."""
 
     @property
     def key(self) -> str:
-        """Under which it is remembered: what is run and what that file holds."""
+        """Key under which the code is remembered: a hash of name and content."""
         return hashlib.sha256(f"{self.name}\0{self.digest}".encode()).hexdigest()
 
     def __str__(self) -> str:
@@ -53,7 +53,7 @@ class Code:
 
 
 def code_of(config: RunConfig) -> list[Code]:
-    """Return the code that a run of this configuration imports or starts; nothing is imported here."""
+    """Return the code that a run of this configuration imports or starts, without importing it."""
     functions = [(f"recipe.{part}", getattr(config.recipe, part)) for part in ("loss", "advantage", "aggregation")]
     functions.append(("placement.engine", config.placement.engine))
     found = [_function(field, choice.function) for field, choice in functions if isinstance(choice, Custom)]
@@ -70,9 +70,8 @@ def code_of(config: RunConfig) -> list[Code]:
     if placement.vllm_arguments:
         text = json.dumps(list(placement.vllm_arguments))
         found.append(Code("placement.vllm_arguments", text, "", _digest([text.encode()])))
-    if (
-        sandbox.mode == "unsafe"
-    ):  # the model's programs run bare, so the model is code: another model is asked for again
+    if sandbox.mode == "unsafe":
+        # without a sandbox the model's programs are trusted code, so another model needs a new confirmation
         model = config.model.path if isinstance(config.model, HuggingFaceModel) else config.model.kind
         where = os.path.abspath(model) if os.path.exists(model) else model
         found.append(Code("scoring.sandbox.mode", "unsafe", "", _digest([b"unsafe", where.encode()])))
@@ -80,16 +79,16 @@ def code_of(config: RunConfig) -> list[Code]:
 
 
 def check_trust(configs: Iterable[RunConfig], source: str, *, trusted: bool = False, typed: Sequence[str] = ()) -> None:
-    """Refuse code that this user has neither named nor confirmed, or ask for it on a terminal.
+    """Refuse code that this user has neither named nor confirmed. On a terminal, ask for confirmation.
 
     Args:
-        configs: that will be run.
-        source: where they come from, for the message.
-        trusted: the user has said `--trust`, or made the configuration in Python.
-        typed: words of the command line; code that is named in them is the user's own choice.
+        configs: configurations to be run.
+        source: origin of the configurations, for the message.
+        trusted: whether the user gave `--trust`, or built the configuration in Python.
+        typed: words of the command line; code named in them is trusted.
 
     Raises:
-        ConfigError: there is code that is not known and no terminal to ask on, or the answer was no.
+        ConfigError: there is unconfirmed code, and no terminal for the question or a negative answer.
     """
     found = list(dict.fromkeys(code for config in configs for code in code_of(config)))
     if not found:
@@ -104,7 +103,7 @@ def check_trust(configs: Iterable[RunConfig], source: str, *, trusted: bool = Fa
 
 
 def _spells(word: str, code: Code) -> bool:
-    """Return whether a word of the command line names this code, whole, and not as a part of another name."""
+    """Return whether a word of the command line contains the full name of this code, not as part of a longer name."""
     name = code.field if code.field == "placement.vllm_arguments" else code.name
     return (
         re.search(rf"(?<![\w.:/-]){re.escape(name)}(?![\w.:/-])", word.removeprefix("--").replace("=", " ")) is not None
@@ -114,13 +113,13 @@ def _spells(word: str, code: Code) -> bool:
 def _ask(unknown: Sequence[Code], source: str) -> None:
     listed = "; ".join(map(str, unknown[:5])) + (f"; and {len(unknown) - 5} more" if len(unknown) > 5 else "")
     said = f"{source} runs code that was not confirmed on this machine, or has changed since: {listed}"
-    rights = "It runs with your rights, as any program of yours"
+    rights = "It runs with your rights, like any program that you start"
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
-        raise ConfigError(f"{said}. {rights}: look at it, then give --trust (from Python trust=True)")
+        raise ConfigError(f"{said}. {rights}: read it, then give --trust (in Python trust=True)")
     print(f"scalerl: {said}. {rights}.\nRun it? [y/N] ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline()
     if answer.strip().lower() not in ("y", "yes"):
-        raise ConfigError("nothing was run; look at the code, and start again to confirm it")
+        raise ConfigError("nothing was run; read the code, and start again to confirm it")
 
 
 def _store() -> Path:
@@ -128,7 +127,7 @@ def _store() -> Path:
 
 
 def _remembered() -> dict[str, Any]:
-    """Return what was confirmed before; a store that cannot be read holds nothing, so the user is asked again."""
+    """Return the confirmed code. An unreadable store counts as empty, so the user is asked again."""
     try:
         held = json.loads(_store().read_text(encoding="utf-8"))["code"]
         return dict(held)
@@ -143,7 +142,7 @@ def _remember(codes: Sequence[Code], known: Mapping[str, Any]) -> None:
     try:
         _store().parent.mkdir(parents=True, exist_ok=True)
         write_whole(_store(), json.dumps({"code": {**known, **new}}, indent=1) + "\n")
-    except OSError:  # a cache that cannot be written: the user is asked again next time
+    except OSError:  # the cache is not writable; the user is asked again next time
         return
 
 
@@ -174,7 +173,7 @@ def _digest(parts: Iterable[bytes]) -> str:
 
 
 def _sources(module: str) -> list[str]:
-    """Return the files that importing a module would run, packages first; empty where it or its file is not found."""
+    """Return the files that importing a module would run, packages first; empty if one is not found."""
     files: list[str] = []
     for spec in _specs(module):
         if spec is None:
@@ -185,7 +184,7 @@ def _sources(module: str) -> list[str]:
 
 
 def _specs(module: str) -> Iterator[ModuleSpec | None]:
-    """Yield the specification of each part of a dotted name without importing any; None where one is not found."""
+    """Yield the specification of each part of a dotted name without importing it; None for a part that is not found."""
     parts = module.split(".")
     if not all(part.isidentifier() for part in parts):
         yield None

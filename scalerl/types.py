@@ -1,6 +1,6 @@
-"""What flows through the system: prompts, rollouts, groups, scores, evaluation points, each with an example.
+"""The records that components exchange: prompts, rollouts, groups, scores and evaluation points, each with an example.
 
-Arrays are numpy, one entry a generated token.
+Arrays are numpy arrays with one entry per generated token.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Prompt:
     """
 
     id: str
-    """First 16 hex digits of a hash of the prompt's content: the same in every run, file order and process."""
+    """First 16 hex digits of a hash of the prompt's content; it does not depend on run, file order or process."""
     text: str
     """The text whose tokens the model continues (chat template applied)."""
     tokens: tuple[int, ...]
@@ -35,11 +35,11 @@ class Prompt:
     answer: str
     """Reference answer, for the verifier."""
     task: str
-    """Name of its task: whose verifier judges it, and the name of its curve."""
+    """Name of its task, which selects the verifier and names the curve."""
     columns: dict[str, Any] = field(default_factory=dict)
     """The row's columns, for verifiers and reward functions; `prompt` holds the row's own prompt."""
     where: str = field(default="", compare=False)
-    """File and line it was read from, for messages only."""
+    """File and line from which it was read, for messages only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,28 +59,28 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """One completion, with what the policy thought of every token when it sampled it. T tokens, no prompt.
+    """One completion of T tokens, without the prompt, with each token's log-probability when it was sampled.
 
-    Example (the model was stopped after two tokens of thinking and wrote the answer itself):
+    Example (interrupted after two tokens of thinking; the model then wrote the answer):
         Rollout(tokens=[7, 11, 26, 3, 24], logps=[-0.1, -0.7, 0.0, -0.2, -0.1], versions=[4, 4, 5, 5, 5],
                 sampled=[True, True, False, True, True], truncated=False, interrupted=True)
     """
 
     tokens: IntArray
-    """[T] token ids, the stop token included."""
+    """[T] token ids, including the stop token."""
     logps: FloatArray
     """[T] log-probability under the policy that sampled the token (tempered, before top-p); 0 where not sampled."""
     versions: IntArray
-    """[T] version of the weights that produced the token: number of updates they had seen."""
+    """[T] version of the weights that produced the token: the number of updates applied to them."""
     sampled: BoolArray
-    """[T] False for injected tokens: they are context and never enter the loss."""
+    """[T] False for injected tokens, which are context and never enter the loss."""
     truncated: bool
-    """It ran into its length limit without a stop token."""
+    """Whether it reached its length limit without a stop token."""
     interrupted: bool
-    """Its thinking was ended by the phrase."""
+    """Whether its thinking was ended by the inserted phrase."""
     experts: ExpertArray | None = None
-    """[T, L, K] of a mixture whose engine records it: the K experts that each of L layers used for the token before,
-    whose hidden state gave this token's distribution. None: dense, or not recorded."""
+    """[T, L, K] the K experts that each of the L layers used for the preceding token, whose hidden state gave this
+    token's distribution. None for dense models and for engines that do not record experts."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -97,12 +97,12 @@ class Group:
     visit: Visit
     rollouts: tuple[Rollout, ...]
     oldest_version: int
-    """Version of the oldest weights that any of its tokens was sampled with."""
+    """Version of the oldest weights with which any of its tokens was sampled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What one completion is worth.
+    """The score of one completion.
 
     Example: Score(reward=1.0, passed=True)
     """
@@ -112,7 +112,7 @@ class Score:
     passed: bool
     """Enters the pass rate, the curriculum and the curve."""
     reason: str = field(default="", compare=False)
-    """Why, in one line; for readers only."""
+    """The reason in one line, for display only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class ScoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorStats:
-    """What the generator had spent when it completed a batch; cumulative since the run's start, over resumes.
+    """The generator's totals when it completed a batch, cumulative since the start of the run, across resumes.
 
     Example:
         GeneratorStats(tick=8113, tokens=289113, flops=9.1e10, slot_steps=519232, busy_s=31.2, idle_s=0.4,
@@ -136,23 +136,23 @@ class GeneratorStats:
     """
 
     tick: int
-    """Decode steps done."""
+    """Decode steps."""
     tokens: int
-    """Tokens sampled, those of sequences still in flight included."""
+    """Tokens sampled, including those of sequences in flight."""
     flops: float
     """Floating-point operations of prefill and decoding."""
     slot_steps: int = 0
-    """Slots x decode steps, of all engines: `tokens` over this is the occupancy."""
+    """Slots x decode steps, summed over engines; `tokens` / `slot_steps` is the occupancy."""
     busy_s: float = 0.0
     """Seconds spent generating (evaluation excluded)."""
     idle_s: float = 0.0
     """Seconds spent waiting for weights or prompts."""
     swap_s: float = 0.0
-    """Seconds the last weight swap took."""
+    """Duration of the last weight swap, seconds."""
     restarts: int = 0
-    """Engines that died and were started again."""
+    """Number of engines that died and were restarted."""
     resampled: int = 0
-    """Sequences that were sampled again because of that."""
+    """Sequences that were sampled again after a restart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,29 +165,29 @@ class EvalPoint:
     """
 
     step: int
-    """Updates the evaluated weights had seen."""
+    """Number of updates applied to the evaluated weights."""
     device_hours: float
-    """Devices held x hours of training; evaluation and checkpoints excluded."""
+    """Devices x hours of training, excluding evaluation and checkpoints."""
     flops: float
     """Floating-point operations of training and generation so far."""
     tokens: int
     """Tokens generated for training so far."""
     task: str
-    """Which held-out set."""
+    """Name of the held-out set."""
     pass_rate: float
     """mean@k: the mean over prompts of the share of k samples that pass."""
     stderr: float
     """Standard error of `pass_rate` over prompts."""
     prompts: int
-    """Held-out prompts."""
+    """Number of held-out prompts."""
     samples_per_prompt: int
     """k."""
     truncated: float = 0.0
-    """Share of samples that ran into their length limit."""
+    """Share of samples that reached their length limit."""
     mean_tokens: float = 0.0
     """Mean length of the samples, tokens."""
     eval_s: float = 0.0
-    """Wall-clock seconds the evaluation took, of all tasks together (not in device_hours)."""
+    """Wall-clock seconds of the whole evaluation, all tasks together; not part of device_hours."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain values."""

@@ -1,4 +1,4 @@
-"""What runs in other processes in the tests of engines and channels; here, so that only what needs torch loads it."""
+"""Code that runs in other processes in tests; a separate module, so that torch is loaded only if needed."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Torch:
 
 
 def answer_weights(channel, connection):
-    """Receive each version that is named, and answer its bits."""
+    """Receive each requested version and send back its bytes."""
     import torch
 
     torch.set_num_threads(1)

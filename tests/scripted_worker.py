@@ -24,7 +24,7 @@ from scalerl.types import Group, Prompt, Score, ScoredGroup, Visit
 
 @dataclass(frozen=True)
 class ScriptedSpec:
-    """How to make it; each token is the version that sampled it."""
+    """Makes the generator; each token equals the version that sampled it."""
 
     off_policy: OffPolicy
     per_batch: int = 3
@@ -74,7 +74,7 @@ def _ignore(path: Path, name: str, state: dict[str, Any]) -> None:
 
 
 class NumberChannel:
-    """A weight channel whose weights are one number, so that a process need not load torch for it."""
+    """A weight channel whose weights are one number, so that a process does not need torch."""
 
     capacity = 4
 
@@ -82,7 +82,7 @@ class NumberChannel:
         self._slots = get_context("spawn").RawArray("q", [-1] * 2 * self.capacity)  # versions, then their weights
 
     def send(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
-        slot = list(self._slots[: self.capacity]).index(-1)  # fails where more is held than there is room for
+        slot = list(self._slots[: self.capacity]).index(-1)  # fails if the channel is full
         self._slots[self.capacity + slot] = dict(weights)["version"]
         self._slots[slot] = version
 
@@ -103,7 +103,7 @@ def weights(version: int, channel: WeightChannel) -> None:
 
 @dataclass(frozen=True)
 class Scored:
-    """A group whose scores are there at once: 0 for every rollout."""
+    """A group with immediate scores: 0 for every rollout."""
 
     group: Group
 

@@ -1,4 +1,4 @@
-"""`scalerl watch` in a process of its own, and requests to it."""
+"""`scalerl watch` in a separate process, and requests to it."""
 
 import http.client
 import json
@@ -64,7 +64,7 @@ def ask(address, path):
 
 
 def first_event(address):
-    """Return the first event of the stream: everything there is."""
+    """Return the first event of the stream, which has everything."""
     place = re.match(r"http://([^/:]+):(\d+)", address)
     connection = http.client.HTTPConnection(place[1], int(place[2]), timeout=20)
     try:

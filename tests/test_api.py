@@ -1,4 +1,4 @@
-"""What `import scalerl` offers: train, resume and load from scripts, and a run that fits and forecasts."""
+"""The Python interface: train, resume and load from scripts, and the methods of a run."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ def script(tmp_path, body):
 
 @pytest.fixture(scope="module")
 def trained(lab_model, tmp_path_factory):
-    """Return what a script printed that trained a run, and the run."""
+    """Return the output of a script that trained a run, and the run."""
     place = tmp_path_factory.mktemp("api")
     process = script(
         place,
@@ -63,12 +63,12 @@ def test_a_run_gives_its_configuration_points_and_metrics(trained):
     assert (run.model_path / "config.json").exists()
 
 
-def test_rows_are_dicts_where_pandas_is_not_installed(trained, monkeypatch):
+def test_rows_are_dicts_without_pandas(trained, monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     assert [row["step"] for row in trained[1].points] == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_a_run_fits_forecasts_advises_and_draws(trained):
+def test_a_run_can_fit_forecast_advise_and_plot(trained):
     run = trained[1]
     found, ahead = run.fit(), run.forecast(at=["2x"])
     assert len(found.curve) == 7 and found.curve.metric[-1] == run.points["pass_rate"].iloc[-1]
@@ -99,17 +99,17 @@ def test_two_underscores_stand_for_a_dot_and_short_names_are_those_of_the_comman
     words = ["--model", "m", "--data", "p.jsonl", "--recipe.loss.max_ratio", "8", "--seed", "2"]
     given = _configure(None, {"model": "m", "data": "p.jsonl", "recipe__loss__max_ratio": 8.0, "seed": 2})
     assert given == read_config(None, words)
-    # a configuration that is given changes only where it is told to, so that gspo does not bring its "sample"
+    # only the given fields of a configuration change, so gspo does not set its default "sample"
     other = [*words[:4], "--seed", "2", "--recipe.loss", "gspo", "--recipe.aggregation", "prompt"]
     assert _configure(given, {"recipe.loss": "gspo"}) == read_config(None, other)
 
 
-def test_an_unknown_field_names_the_nearest_one():
+def test_an_unknown_field_suggests_a_similar_one():
     with pytest.raises(scalerl.ConfigError, match=r"unknown option --recipe.loss.max_ration \(did you mean"):
         scalerl.train(recipe__loss__max_ration=8)
 
 
-def test_a_directory_without_a_run_is_named(tmp_path):
+def test_a_directory_without_a_run_is_refused(tmp_path):
     with pytest.raises(scalerl.ConfigError, match="no run here"):
         scalerl.load(tmp_path)
 

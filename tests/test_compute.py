@@ -38,7 +38,7 @@ def test_a_sequence_costs_the_same_in_one_pass_or_token_by_token():
         assert whole == pytest.approx(sum(shape.forward_flops(p, 1) for p in range(12)))
 
 
-def test_a_decode_step_costs_the_sum_of_its_sequences_whatever_the_windows():
+def test_a_decode_step_costs_the_sum_of_its_sequences_for_any_windows():
     lengths = [3, 9, 5]
     for windows in ((0, 0), (4, 0), (4, 4, 6)):
         shape = ModelShape(1000.0, 10, windows, head_params=100.0)
@@ -46,13 +46,13 @@ def test_a_decode_step_costs_the_sum_of_its_sequences_whatever_the_windows():
         assert shape.decode_flops(lengths) == pytest.approx(alone)
 
 
-def test_a_sliding_layer_attends_to_its_window_however_long_the_others_are():
+def test_a_sliding_layer_attends_only_to_its_window():
     # two layers with a window of 4 and one without: 2 x (2 + 4 + 4) + (2 + 4 + 100), times 4 x width
     shape = ModelShape(matmul_params=0.0, attention_width=10, windows=(4, 0, 4))
     assert shape.decode_flops([2, 4, 100]) == 40 * (2 * 10 + 106)
 
 
-def test_the_head_counts_only_for_the_tokens_that_are_predicted():
+def test_the_head_counts_only_for_predicted_tokens():
     # of 1000 entries 300 are the head's: 12 tokens through the other 700, 5 predictions, contexts 1 + ... + 12 = 78
     shape = ModelShape(matmul_params=1000.0, attention_width=10, windows=(0,), head_params=300.0)
     assert shape.forward_flops(0, 12, predicted=5) == 2 * 700 * 12 + 2 * 300 * 5 + 40 * 78
@@ -68,7 +68,7 @@ def test_the_rule_of_earlier_runs_counts_the_head_for_every_token():
     assert shape.counted_by(1).decode_flops([7, 3]) == 2 * 1000 * 2 + 40 * 10
 
 
-def test_training_is_three_forwards_and_four_with_checkpointing():
+def test_training_costs_three_forward_passes_or_four_with_checkpointing():
     assert TWO_LAYERS.training_flops(5) == 3 * TWO_LAYERS.forward_flops(0, 5)
     assert TWO_LAYERS.training_flops(5, checkpointing=True) == 4 * TWO_LAYERS.forward_flops(0, 5)
 
@@ -83,7 +83,7 @@ def test_a_batch_counts_the_tokens_of_rows_that_are_trained_and_the_head_for_tra
     assert batch_flops(shape, batch, False) == 3 * (2 * 700 * 9 + 40 * 25) + 4 * 2 * 300 * 6
 
 
-def test_a_vllm_sequence_costs_its_prompt_and_every_token_that_was_fed():
+def test_a_vllm_sequence_costs_its_prompt_and_every_input_token():
     class Sequence:
         request = Request((0, 0), (5, 9, 2), 1)
         tokens = 0
@@ -101,7 +101,7 @@ def test_a_vllm_sequence_costs_its_prompt_and_every_token_that_was_fed():
 
 @pytest.mark.parametrize("name", ["llama", "llama-untied", "qwen3", "gemma3-mixed"])
 def test_forward_flops_agree_with_torchs_counter(name):
-    """torch counts the scores of all pairs, masked too, and those of its own CPU kernel not at all; hence eager."""
+    """torch counts the scores of all pairs, including masked ones, and does not count its CPU kernel, so use eager."""
     model = tiny_model(name, attn_implementation="eager")
     shape = model_shape(model)
     tokens = torch.randint(2, 48, (1, 24))
@@ -136,14 +136,14 @@ def test_the_flops_of_a_policys_update_agree_with_torchs_counter(monkeypatch):
     assert counter.get_total_flops() - masked == shape.training_flops(24, predicted=5)
 
 
-def test_a_mixture_counts_the_experts_a_token_activates():
+def test_a_mixture_counts_only_activated_experts():
     dense, mixture = tiny_model("qwen3"), tiny_model("qwen3-moe")
     mlp = 2 * 3 * 32 * 48  # two layers of gate, up and down
     active = 2 * 2 * 3 * 32 * 24 + 2 * 4 * 32  # two layers, two experts of 24, and the router's four scores
     assert model_shape(mixture).matmul_params == model_shape(dense).matmul_params - mlp + active
 
 
-def test_a_stopwatch_leaves_out_what_it_is_told_to():
+def test_a_stopwatch_excludes_the_given_seconds():
     watch = Stopwatch(100.0)
     watch.start()
     time.sleep(0.02)

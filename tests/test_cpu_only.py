@@ -1,10 +1,10 @@
-"""Code that exists for speed on CPUs is loaded there and nowhere else."""
+"""Code for speed on CPUs is imported only on CPUs."""
 
 import subprocess
 import sys
 
 
-def test_a_model_on_another_device_loads_nothing_of_models_cpu():
+def test_a_model_on_another_device_does_not_import_models_cpu():
     code = """
 import sys, torch
 from transformers import Qwen3Config, Qwen3ForCausalLM

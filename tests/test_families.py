@@ -1,4 +1,4 @@
-"""Every family of models by one contract: engine, trainer, weights and export agree with transformers' own forward."""
+"""One contract for every model family: engine, trainer, weights and export agree with the transformers forward."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def training_batch(rows=5, width=14):
 
 
 def plain_gradient(model, batch):
-    """Return the gradient of the same loss by transformers' own forward of each sequence alone, without padding."""
+    """Return the gradient of the same loss from the transformers forward of each sequence alone, without padding."""
     loss = torch.zeros(())
     for tokens_T, length, weights_T, advantage in zip(
         batch.tokens_BT, batch.length_B.tolist(), batch.weights_BT, batch.advantages_B, strict=True
@@ -85,14 +85,14 @@ def learner_gradient(policy, batch, **options):
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_the_gradient_is_that_of_transformers_own_forward(name):
+def test_the_gradient_equals_that_of_the_transformers_forward(name):
     batch = training_batch()
     found = learner_gradient(Policy(tiny_model(name)), batch, micro_batch_tokens=30)
     assert relative_error(found, plain_gradient(tiny_model(name), batch)) < 1e-5
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_weights_and_export_carry_the_whole_model(name, tmp_path):
+def test_weights_and_export_contain_the_whole_model(name, tmp_path):
     source, target = Policy(tiny_model(name, seed=1)), Policy(tiny_model(name, seed=2))
     learner = SingleLearner(source, AdamW(learning_rate=1e-2, warmup_steps=0), Reinforce())
     learner.step(training_batch())
@@ -106,12 +106,12 @@ def test_weights_and_export_carry_the_whole_model(name, tmp_path):
         expected = source.model(tokens_BT).logits
         assert torch.equal(target.model(tokens_BT).logits, expected)
         torch.testing.assert_close(exported(tokens_BT).logits, expected, atol=1e-5, rtol=1e-5)
-        assert float((tiny_model(name, seed=1)(tokens_BT).logits - expected).abs().max()) > 1e-3  # it did train
+        assert float((tiny_model(name, seed=1)(tokens_BT).logits - expected).abs().max()) > 1e-3  # the weights changed
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_vllm_server_is_sent_what_is_in_the_exported_checkpoint(name, tmp_path):
-    """Experts one by one where they are published so: `mlp.experts.3.up_proj.weight` of Qwen3-MoE, for example."""
+def test_weights_sent_to_vllm_equal_the_exported_checkpoint(name, tmp_path):
+    """Experts are sent one by one if they are published so, such as `mlp.experts.3.up_proj.weight` of Qwen3-MoE."""
     learner = SingleLearner(Policy(tiny_model(name)), AdamW(), Reinforce(), checkpoint_names=True)
     channel = DirectoryChannel(tmp_path / "weights")
     learner.send(0, channel)
@@ -143,7 +143,7 @@ def dense_part(mlp_matrices, layers=2, width=32, vocabulary=48):
         ("phi3", dense_part(3 * 32 * 48)),  # fused matrices of attention and of the MLP
     ],
 )
-def test_flops_count_the_active_experts_only(name, expected):
+def test_flops_count_only_active_experts(name, expected):
     assert model_shape(tiny_model(name)).matmul_params == expected
 
 
@@ -155,7 +155,7 @@ def test_flops_count_experts_that_every_token_uses_in_full():
     assert model_shape(transformers.Qwen2MoeForCausalLM(config)).matmul_params == expected
 
 
-def test_noise_in_a_router_is_switched_off_so_that_the_ratio_is_one_on_policy():
+def test_router_noise_is_disabled():
     policy = Policy(tiny_model("mixtral", router_jitter_noise=0.5))
     policy.model.train()  # as gradient checkpointing does
     tokens = torch.arange(2, 14)[None]
@@ -187,7 +187,7 @@ def saved(tmp_path, family, config):
         ),
     ],
 )  # fmt: skip
-def test_state_space_and_linear_attention_are_refused_by_name(tmp_path, family, settings, message):
+def test_state_space_and_linear_attention_models_are_refused(tmp_path, family, settings, message):
     config = getattr(transformers, f"{family}Config")(**SMALL, **settings)
     with pytest.raises(ConfigError, match=rf"model.path: {message}.*; allowed: decoder-only .*Qwen3, Gemma"):
         load_policy(saved(tmp_path, family, config))
@@ -205,16 +205,16 @@ def test_encoder_decoders_and_wrappers_are_refused_before_their_weights_are_read
             load_policy(str(tmp_path))
 
 
-def test_code_that_comes_with_a_model_is_not_run(tmp_path):
+def test_custom_code_of_a_model_is_not_run(tmp_path):
     (tmp_path / "config.json").write_text(
         '{"model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.OwnForCausalLM"}}'
     )
     (tmp_path / "own.py").write_text("raise SystemExit('this ran')\n")
-    with pytest.raises(ConfigError, match=r"needs Python code of its own \(auto_map in its config.json\)"):
+    with pytest.raises(ConfigError, match=r"needs custom Python code \(auto_map in its config.json\)"):
         load_policy(str(tmp_path))
 
 
-def test_an_architecture_that_fails_in_the_cache_is_refused_with_its_reason():
+def test_an_architecture_that_fails_in_the_cache_is_refused():
     config = transformers.BloomConfig(vocab_size=48, hidden_size=32, n_layer=2, n_head=4, pad_token_id=0)
     with pytest.raises(ConfigError, match="BloomForCausalLM does not work with the generation cache"):
         check_engine(Policy(transformers.BloomForCausalLM(config)))

@@ -1,4 +1,4 @@
-"""GGUF files: the converted directory is the model that the file was written from, whatever reads it afterwards."""
+"""GGUF files: the converted directory equals the model from which the file was written, for all readers."""
 
 import json
 import os
@@ -81,7 +81,7 @@ def written(tmp_path_factory):
     return model, write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", model)
 
 
-def test_the_converted_directory_computes_what_the_written_model_computes(written, tmp_path, monkeypatch):
+def test_the_converted_model_gives_the_same_logits(written, tmp_path, monkeypatch):
     monkeypatch.setenv("SCALERL_CACHE", str(tmp_path))
     model, path = written
     directory = converted(str(path), "float32")
@@ -98,7 +98,7 @@ def test_the_converted_directory_computes_what_the_written_model_computes(writte
     assert tokenizer.eos_token == "<eos>" and tokenizer.chat_template.endswith("=")
 
 
-def test_a_file_is_converted_once_and_again_after_it_was_written_anew(written, tmp_path, monkeypatch):
+def test_a_file_is_converted_once_and_again_after_a_change(written, tmp_path, monkeypatch):
     monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "copy.gguf"
     path.write_bytes(written[1].read_bytes())
@@ -109,7 +109,7 @@ def test_a_file_is_converted_once_and_again_after_it_was_written_anew(written, t
     monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
     os.utime(path, ns=(1, 1))
     assert converted(str(path), "float32") != first
-    assert len(list((tmp_path / "cache").iterdir())) == 2  # nothing half made is left
+    assert len(list((tmp_path / "cache").iterdir())) == 2  # no temporary directory is left
 
 
 def test_the_plan_reads_the_sizes_from_the_files_header(written):
@@ -122,7 +122,7 @@ def test_the_plan_reads_the_sizes_from_the_files_header(written):
     assert shape_of(config).shape.params == matrices
 
 
-def test_a_gguf_file_is_known_by_its_ending_or_its_first_bytes(written, tmp_path):
+def test_a_gguf_file_is_recognized_by_its_suffix_or_first_bytes(written, tmp_path):
     other = tmp_path / "model.bin"
     other.write_bytes(written[1].read_bytes()[:64])
     assert is_gguf("nowhere.GGUF") and is_gguf(str(other))
@@ -149,7 +149,7 @@ def _cut(path):
          "lacks 2 of the model's weights, the first is model.layers.0.mlp.up_proj.weight"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_file_is_said_and_nothing_is_kept(make, said, tmp_path, monkeypatch):
+def test_an_invalid_file_is_refused_with_the_reason_and_nothing_is_cached(make, said, tmp_path, monkeypatch):
     monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "wrong.gguf"
     make(path)

@@ -1,4 +1,4 @@
-"""What only a GPU can show: the engine's replay in bf16 with an FP32 head, ranks over NCCL, and a whole run."""
+"""Tests on a GPU: the engine's replay in bf16 with an FP32 head, ranks over NCCL, and a whole run."""
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ PROMPTS = [(5, 9, 2), (7, 3, 11, 4, 6, 8, 2), (20,), (21, 22, 23, 24)]
 
 @pytest.mark.parametrize("name", ["qwen3", "llama-untied", "qwen3-moe"])
 @pytest.mark.parametrize(("dtype", "allowed"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
-def test_log_probabilities_are_those_of_the_model_without_a_cache(name, dtype, allowed):
+def test_log_probabilities_equal_those_of_the_model_without_a_cache(name, dtype, allowed):
     policy = Policy(tiny_model(name, initializer_range=0.1).to("cuda", dtype))
     rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=24)
     engine = torch_engine(policy, slots=3, prompt_tokens=8, rule=rule, sampling=Sampling(), refill=1)
@@ -58,7 +58,7 @@ def test_a_run_on_the_gpu_writes_points_over_device_hours(lab_model, tmp_path):
     assert all(np.isfinite(row["loss"]) for row in runs.rows(tmp_path / "run", "metrics.jsonl"))
 
 
-def test_the_fp32_head_brings_bf16_log_probabilities_nearer_on_gpu():
+def test_the_fp32_head_makes_bf16_log_probabilities_more_accurate_on_gpu():
     from scalerl.models.head import HeadRule, token_logprobs
 
     torch.manual_seed(0)
@@ -94,7 +94,7 @@ two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU her
 @pytest.mark.parametrize("model", ["qwen3", "qwen3-moe-untied"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=two_gpus)])
-def test_ranks_over_nccl_take_the_updates_of_one_process(ranks, dtype, model, tmp_path):
+def test_updates_over_nccl_equal_those_of_one_process(ranks, dtype, model, tmp_path):
     optimizer = AdamW(learning_rate=1e-3, warmup_steps=0, eps=1e-8)
     config = RunConfig(
         recipe=replace(SCALERL, loss=Reinforce(), optimizer=optimizer),

@@ -1,4 +1,4 @@
-"""RMS norms on CPU: torch's values and gradients, and only where a model's own formula is that one."""
+"""RMS norms on CPU: values and gradients equal those of torch, and norms with another formula are not replaced."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from scalerl.models.cpu.norm import accelerate_norms, rms_norm
 
 
 @pytest.mark.parametrize("shape", [(5, 8), (2, 3, 8), (2, 1, 4, 8)])
-def test_values_and_gradients_are_those_of_torch(shape):
+def test_values_and_gradients_equal_those_of_torch(shape):
     torch.manual_seed(0)
     leaves = torch.randn(shape), torch.randn(8)
     results = []
@@ -23,7 +23,7 @@ def test_values_and_gradients_are_those_of_torch(shape):
         torch.testing.assert_close(rms_norm(*leaves, 1e-2), results[0][0])
 
 
-def test_a_gradient_that_lies_transposed_is_read_right():
+def test_a_transposed_gradient_is_read_correctly():
     torch.manual_seed(0)
     x, weight_D = torch.randn(2, 3, 4, 8).requires_grad_(), torch.ones(8)
     upstream = torch.randn(2, 4, 3, 8)
@@ -33,7 +33,7 @@ def test_a_gradient_that_lies_transposed_is_read_right():
     torch.testing.assert_close(found, x.grad)
 
 
-def test_a_model_keeps_its_logits_and_its_file(tmp_path):
+def test_a_model_keeps_its_logits_and_its_saved_weights(tmp_path):
     plain, fast = tiny_model("qwen3"), tiny_model("qwen3")
     # two layers of two norms around and two of heads, and the last
     assert accelerate_norms(fast) == 2 * 4 + 1
@@ -42,6 +42,6 @@ def test_a_model_keeps_its_logits_and_its_file(tmp_path):
     assert fast.state_dict().keys() == plain.state_dict().keys()
 
 
-def test_norms_of_another_formula_stay():
+def test_norms_with_another_formula_are_not_replaced():
     assert accelerate_norms(tiny_model("gemma2-softcap")) == 0  # x * (1 + w)
     assert accelerate_norms(tiny_model("qwen3").bfloat16()) == 0

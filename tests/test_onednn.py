@@ -8,7 +8,7 @@ from scalerl.models.cpu import onednn
 @pytest.mark.parametrize("shape", [(5, 8), (2, 3, 8), (1, 1, 8)])
 @pytest.mark.parametrize("width", [4, 16])
 @pytest.mark.parametrize("bias", [False, True])
-def test_values_and_gradients_are_those_of_torch(shape, width, bias):
+def test_values_and_gradients_equal_those_of_torch(shape, width, bias):
     torch.manual_seed(0)
     leaves = [torch.randn(shape), torch.randn(width, 8), torch.randn(width) if bias else None]
     results = []
@@ -21,8 +21,8 @@ def test_values_and_gradients_are_those_of_torch(shape, width, bias):
         torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-5)
 
 
-def test_it_computes_without_torchs_linear(monkeypatch):
-    """Else the speed would be that of MKL, and nobody would notice."""
+def test_it_does_not_use_the_linear_of_torch(monkeypatch):
+    """Otherwise the speed would silently be that of MKL."""
     assert onednn.available()
 
     def forbidden(*args):

@@ -1,4 +1,4 @@
-"""Packed micro-batches: the gradients of padded ones, and no tensor of the size tokens x tokens."""
+"""Packed micro-batches: gradients equal those of padded ones, and no tensor has tokens x tokens entries."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ PACKABLE = [name for name in FAMILIES if name not in EAGER]
 
 
 def attention_by_hand(query_TD, key_TD, value_TD, scaling, window):
-    """Softmax over the positions each token may see, one token at a time."""
+    """Softmax over the visible positions, one token at a time."""
     out = []
     for t in range(len(query_TD)):
         first = max(0, t - window + 1) if window else 0
@@ -33,7 +33,7 @@ def attention_by_hand(query_TD, key_TD, value_TD, scaling, window):
 
 
 @pytest.mark.parametrize("window", [None, 3, 4, 50])
-def test_each_token_attends_to_its_own_sequence_and_window_only(window):
+def test_each_token_attends_only_to_its_sequence_and_window(window):
     torch.manual_seed(0)
     lengths = [11, 10, 4, 9, 1]
     query, key, value = torch.randn(4, 35, 8), torch.randn(2, 35, 8), torch.randn(2, 35, 8)
@@ -48,7 +48,7 @@ def test_each_token_attends_to_its_own_sequence_and_window_only(window):
             start += length
 
 
-def test_neighbours_of_similar_length_share_a_bucket():
+def test_adjacent_sequences_of_similar_length_share_a_bucket():
     # 10 and 8 are within 0.8 of the longest, 7 is not; 7 and 6 are; 2 and 2 need no padding
     buckets = Segments.of([10, 8, 7, 6, 2, 2], torch.device("cpu")).buckets
     assert [(b.start, b.rows, b.width, b.inside_bt is None) for b in buckets] == [
@@ -59,7 +59,7 @@ def test_neighbours_of_similar_length_share_a_bucket():
 
 
 @pytest.mark.parametrize("name", PACKABLE)
-def test_packed_gradients_are_those_of_transformers_own_forward(name):
+def test_packed_gradients_equal_those_of_the_transformers_forward(name):
     batch = training_batch()
     found = learner_gradient(Policy(tiny_model(name)), batch, micro_batch_tokens=30, packing="packed")
     assert relative_error(found, plain_gradient(tiny_model(name), batch)) < 1e-5
@@ -82,7 +82,7 @@ def test_micro_batches_are_filled_with_tokens_instead_of_padding():
 
 
 class LargestTensor(TorchDispatchMode):
-    """Notes the entries of the largest tensor that any operation returns."""
+    """Records the number of entries of the largest tensor that any operation returns."""
 
     entries = 0
 
@@ -95,8 +95,8 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral-sliding"])
-def test_no_mask_of_tokens_by_tokens_is_made(name):
-    """600 tokens: 600 x 600 is 360,000; the largest that is needed is the MLP's 600 x 48 or the logits' 600 x 48."""
+def test_no_mask_of_tokens_x_tokens_is_created(name):
+    """With 600 tokens, a mask has 360,000 entries; the largest needed tensors (MLP, logits) have 600 x 48."""
     policy = Policy(tiny_model(name, max_position_embeddings=1024))
     install(policy.model)
     length_B = torch.tensor([300, 300])
@@ -108,7 +108,7 @@ def test_no_mask_of_tokens_by_tokens_is_made(name):
     assert 600 * 48 <= seen.entries <= 2 * 600 * 48
 
 
-def test_calls_without_segments_go_where_they_went_before():
+def test_calls_without_segments_use_the_previous_attention():
     """A learner that packs also replays samples in padded form, and an engine may share its model."""
     for name in ("mistral-sliding", "gemma3-two-ropes"):
         policy, plain = Policy(tiny_model(name)), Policy(tiny_model(name))
@@ -119,8 +119,8 @@ def test_calls_without_segments_go_where_they_went_before():
         check_engine(policy, tokens=12)
 
 
-def test_auto_packs_where_more_than_a_tenth_would_be_padding():
-    """Lengths 14 to 4 in rows of 14 are 46 of 70 tokens, with a budget of 14 each rollout stands alone."""
+def test_auto_packs_if_more_than_a_tenth_would_be_padding():
+    """Lengths 14 to 4 in rows of 14 are 46 of 70 tokens; with a budget of 14 each rollout is a micro-batch."""
     policy, batch = Policy(tiny_model("qwen3")), training_batch()
     assert SingleLearner(policy, AdamW(), Reinforce(), packing="auto").packs(batch)
     assert not SingleLearner(policy, AdamW(), Reinforce(), packing="auto", micro_batch_tokens=14).packs(batch)
@@ -131,19 +131,21 @@ def test_auto_packs_where_more_than_a_tenth_would_be_padding():
 
 
 @pytest.mark.parametrize("name", ["mistral-sliding", "qwen2-sliding", "gemma3-two-ropes", "phi3-sliding"])
-def test_a_layer_that_does_not_ask_for_its_window_is_not_packed(name, monkeypatch):
+def test_a_layer_that_does_not_pass_its_window_is_not_packed(name, monkeypatch):
     policy = Policy(tiny_model(name, sliding_window=64))  # longer than what is compared
     assert policy_learner.packing_difference(policy) < 1e-4
     policy.shape = replace(policy.shape, windows=tuple(64 - window for window in policy.shape.windows))
     assert policy_learner.packing_difference(policy) == float("inf")
 
 
-def test_packed_is_refused_where_scores_are_capped_or_have_sinks(monkeypatch):
+def test_packing_is_refused_if_scores_are_capped_or_have_sinks(monkeypatch):
     assert not use_packing(Policy(tiny_model("qwen3")), "padded")
     assert use_packing(Policy(tiny_model("qwen3")), "packed")
     for name in EAGER:
         assert not can_pack(tiny_model(name))
-        with pytest.raises(ConfigError, match=r"got 'packed', but G\w+ attends by 'eager'.*; allowed: padded, auto"):
+        with pytest.raises(
+            ConfigError, match=r"got 'packed', but G\w+ uses 'eager' attention.*; allowed: padded, auto"
+        ):
             use_packing(Policy(tiny_model(name)), "packed")
     monkeypatch.setattr(policy_learner, "packing_difference", lambda policy: 0.5)
     with pytest.raises(ConfigError, match=r"log-probabilities of Qwen3ForCausalLM differ by 0.5 when packed"):

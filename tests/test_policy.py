@@ -9,7 +9,7 @@ from scalerl.training.warm_start import make_tokenizer
 
 
 @pytest.mark.parametrize("name", list(ARCHITECTURES))
-def test_body_and_head_together_give_the_models_own_logits(name):
+def test_body_and_head_give_the_logits_of_the_model(name):
     policy = Policy(tiny_model(name))
     check_head(policy)
     tokens = torch.arange(2, 14)[None]
@@ -19,15 +19,15 @@ def test_body_and_head_together_give_the_models_own_logits(name):
         )
 
 
-def test_a_head_that_is_not_understood_is_refused():
+def test_an_unsupported_head_is_refused():
     policy = Policy(tiny_model("granite-scaled"))
     policy.rule = type(policy.rule)(scale=1.0)  # as if the architecture's scale were unknown
-    with pytest.raises(ConfigError, match="transforms its logits in a way this project does not know"):
+    with pytest.raises(ConfigError, match="transforms its logits in an unsupported way"):
         check_head(policy)
 
 
 def send(source, target, version):
-    """Load one policy's weights into another out of a flat block, as they come through shared memory."""
+    """Load one policy's weights into another from a flat block, as from shared memory."""
     layout = WeightLayout.of(source.weights())
     views = layout.views(torch.zeros(layout.total, dtype=torch.uint8))
     for name, tensor in source.weights():
@@ -36,7 +36,7 @@ def send(source, target, version):
 
 
 @pytest.mark.parametrize("name", ["llama", "llama-untied", "qwen3-moe"])
-def test_weights_travel_through_a_block_of_bytes_tied_ones_once(name):
+def test_weights_are_sent_through_a_block_of_bytes_with_tied_ones_once(name):
     source, target = Policy(tiny_model(name, seed=1)), Policy(tiny_model(name, seed=2))
     layout = WeightLayout.of(source.weights())
     assert layout == WeightLayout.of(target.weights()) and all(place.offset % 64 == 0 for place in layout.places)
@@ -52,8 +52,8 @@ def test_weights_travel_through_a_block_of_bytes_tied_ones_once(name):
         assert torch.equal(source.model(tokens).logits, target.model(tokens).logits)
 
 
-def test_the_upcast_copy_of_a_bf16_head_is_renewed_at_a_swap():
-    """A stale copy would leave the head of the old weights in place, and nothing would crash."""
+def test_a_swap_renews_the_fp32_copy_of_a_bf16_head():
+    """With a stale copy the engine would silently use the head of the old weights."""
     source, target = (Policy(tiny_model("qwen3", seed=s).bfloat16()) for s in (1, 2))
     hidden = torch.randn(3, 32).bfloat16()
     with torch.no_grad():
@@ -64,7 +64,7 @@ def test_the_upcast_copy_of_a_bf16_head_is_renewed_at_a_swap():
         )
 
 
-def test_dropout_is_switched_off_so_that_the_ratio_is_one_on_policy():
+def test_dropout_is_disabled():
     policy = Policy(tiny_model("qwen3", attention_dropout=0.5).train())
     policy.model.train()
     tokens = torch.arange(2, 14)[None]
@@ -80,7 +80,7 @@ def test_a_model_saved_on_disk_is_loaded_with_its_tokenizer(tmp_path):
     assert policy.vocab_size == 48 and tokenizer.decode(tokenizer("1+2=<think>")["input_ids"]) == "1+2=<think>"
 
 
-def test_a_directory_without_model_or_tokenizer_says_what_is_missing(tmp_path):
+def test_a_missing_model_or_tokenizer_is_named(tmp_path):
     with pytest.raises(ConfigError, match=r"model.path: .* has no config.json; allowed: a model directory with"):
         load_policy(str(tmp_path))
     tiny_model("llama").save_pretrained(tmp_path)

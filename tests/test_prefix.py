@@ -1,4 +1,4 @@
-"""Prompts computed once for their rollouts: the gradients of padded rows, fewer tokens, and when it is done."""
+"""Shared prompts: gradients equal those of padded rows, fewer tokens are computed, and "auto" chooses correctly."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def grouped_batch():
-    """The batch of the packing tests with its rollouts 0, 1 and 3 (lengths 14, 9, 4) behind one prompt of 3 tokens."""
+    """The batch of the packing tests; rollouts 0, 1 and 3 (lengths 14, 9, 4) share a prompt of 3 tokens."""
     batch = training_batch()
     tokens_BT, trained_BT = batch.tokens_BT.clone(), batch.trained_BT.clone()
     prompt_B, prompt_length_B = torch.tensor([7, 7, 2, 7, 5]), torch.tensor([3, 3, 4, 3, 2])
@@ -59,13 +59,13 @@ def test_a_completion_attends_to_its_prompt_and_itself(window):
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral-sliding", "gemma3-two-ropes"])
 @pytest.mark.parametrize("budget", [12, 1000])
-def test_gradients_are_those_of_transformers_own_forward(name, budget):
+def test_gradients_equal_those_of_the_transformers_forward(name, budget):
     batch = grouped_batch()
     found = learner_gradient(Policy(tiny_model(name)), batch, micro_batch_tokens=budget, packing="shared")
     assert relative_error(found, plain_gradient(tiny_model(name), batch)) < 1e-5
 
 
-def test_micro_batches_go_prompt_by_prompt_and_count_a_prompt_once():
+def test_micro_batches_are_ordered_by_prompt_and_count_each_prompt_once():
     batch = grouped_batch()  # lengths 14, 9, 12, 4, 7; prompts 7, 7, 2, 7, 5
     assert [(r.tolist(), width) for r, width in batch.shared_micro_batches(1000)] == [([0, 1, 3, 2, 4], 14)]
     # 14 + (9 - 3) + (4 - 3) = 21 fill the first; 12 + 7 = 19 the second
@@ -75,7 +75,7 @@ def test_micro_batches_go_prompt_by_prompt_and_count_a_prompt_once():
     assert batch.shared_tokens() == 46 - 2 * 3
 
 
-def test_auto_shares_where_a_tenth_of_the_tokens_is_saved():
+def test_auto_shares_prompts_if_this_saves_a_tenth_of_the_tokens():
     batch = grouped_batch()  # 40 of 46 tokens
     learner = SingleLearner(Policy(tiny_model("qwen3")), AdamW(), Reinforce(), packing="auto")
     assert learner.shares(batch)

@@ -25,7 +25,7 @@ def test_a_trace_adds_up_step_by_step(real_model):
     assert real_model.trace("3 - 12 - 4 + 20") == "3 - 12 = -9; -9 - 4 = -13; -13 + 20 = 7\nAnswer: 7"
 
 
-def test_no_trace_answers_a_question_of_the_run(real_model, tmp_path, monkeypatch):
+def test_no_trace_contains_a_question_of_the_run(real_model, tmp_path, monkeypatch):
     factory = pytest.importorskip("reasoning_gym.factory")
     monkeypatch.setattr(real_model, "POOL", 100)
     parameters = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}  # 200 questions, nearly all used

@@ -12,7 +12,7 @@ def test_a_key_is_the_same_in_every_process():
     assert int(out.stdout) == stream_key(0, "train", "ab", 1, 2)
 
 
-def test_keys_do_not_collide_where_parts_join_differently():
+def test_parts_that_join_to_the_same_text_give_different_keys():
     assert stream_key("a", "bc") != stream_key("ab", "c")
 
 

@@ -1,4 +1,4 @@
-"""Rotary embeddings on CPU: transformers' values and gradients, and only where a model's own formula is that one."""
+"""Rotary embeddings on CPU equal those of transformers, and other formulas are not replaced."""
 
 import pickle
 
@@ -11,7 +11,7 @@ from transformers.models.qwen3.modeling_qwen3 import apply_rotary_pos_emb
 from scalerl.models.cpu.rotary import _agrees, accelerate_rotary, rotate
 
 
-def test_values_and_gradients_are_those_of_transformers():
+def test_values_and_gradients_equal_those_of_transformers():
     torch.manual_seed(0)
     leaves = torch.randn(2, 3, 4, 5).transpose(1, 2), torch.randn(2, 3, 1, 5).transpose(1, 2)
     leaves = tuple(torch.cat([leaf, leaf.flip(-1) + 1], dim=-1) for leaf in leaves)  # [2, H, 3, 10]
@@ -28,7 +28,7 @@ def test_values_and_gradients_are_those_of_transformers():
         torch.testing.assert_close(rotate(*leaves, cos, sin)[0], results[0][0])
 
 
-def test_a_quarter_turn_exchanges_the_halves():
+def test_a_quarter_turn_swaps_the_halves():
     q = torch.tensor([1.0, 2.0, 3.0, 4.0]).view(1, 1, 1, 4)
     zeros, ones = torch.zeros(1, 1, 4), torch.ones(1, 1, 4)
     assert rotate(q, q, zeros, ones)[0].flatten().tolist() == [-3.0, -4.0, 1.0, 2.0]
@@ -45,7 +45,7 @@ def test_a_model_keeps_its_logits_and_can_still_be_pickled(name):
     assert torch.equal(again(tokens).logits, fast(tokens).logits)
 
 
-def test_other_formulas_and_signatures_stay():
+def test_other_formulas_and_signatures_are_not_replaced():
     assert _agrees(apply_rotary_pos_emb)
     assert not _agrees(lambda q, k, cos, sin, unsqueeze_dim=1: (q * sin[:, None], k * cos[:, None]))
     assert not _agrees(lambda q, k, cos, sin, position_ids=None, unsqueeze_dim=1: rotate(q, k, cos, sin))

@@ -1,4 +1,4 @@
-"""Routers of mixtures: what the engine chose is recorded, compared with the trainer's choice, and replayed."""
+"""Routers of mixtures: the engine's choice is recorded, compared with the trainer's, and replayed."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def test_dense_models_record_nothing():
     assert len(rollouts) == len(PROMPTS) and all(rollout.experts is None for _, rollout in rollouts)
 
 
-def test_recorded_experts_lie_at_the_tokens_they_were_used_for_and_survive_a_checkpoint(tmp_path):
+def test_recorded_experts_are_placed_at_their_tokens_and_survive_a_checkpoint(tmp_path):
     """A prompt of 2 and 3 tokens: the experts of tokens 1, 2 and 3 led to tokens 2, 3 and 4."""
     experts = np.arange(12).reshape(3, 2, 2).astype(np.uint8)
     arrays = {"tokens": np.array([7, 8, 1], np.int32), "logps": np.zeros(3, np.float32),
@@ -80,7 +80,7 @@ def test_recorded_experts_lie_at_the_tokens_they_were_used_for_and_survive_a_che
 
 
 def routed_batch(name, wrong=0, replay=False):
-    """A batch with the trainer's own experts, of which the first layer of `wrong` trained tokens is made another."""
+    """A batch with the trainer's experts, except in the first layer of `wrong` trained tokens."""
     from dataclasses import replace as change
 
     batch, model = training_batch(), tiny_model(name)
@@ -104,14 +104,14 @@ def test_the_disagreement_is_the_share_of_trained_tokens_and_layers(name, packin
     assert stats.router_disagreement == pytest.approx(5 / 72) and "router_disagreement" in stats.to_dict()
 
 
-def test_a_dense_model_has_no_such_column():
+def test_dense_models_have_no_router_disagreement():
     stats = SingleLearner(Policy(tiny_model("qwen3")), AdamW(), Reinforce()).step(training_batch())
     assert stats.router_disagreement is None and "router_disagreement" not in stats.to_dict()
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("name", MIXTURES)
-def test_a_replay_of_its_own_experts_changes_no_gradient(name, checkpointing):
+def test_replaying_the_trainers_experts_does_not_change_the_gradient(name, checkpointing):
     batch = routed_batch(name, replay=True)
     options = {"micro_batch_tokens": 30, "gradient_checkpointing": checkpointing}
     found = learner_gradient(Policy(tiny_model(name)), batch, **options)
@@ -119,7 +119,7 @@ def test_a_replay_of_its_own_experts_changes_no_gradient(name, checkpointing):
 
 
 @pytest.mark.parametrize("name", MIXTURES)
-def test_a_replay_uses_the_experts_that_the_engine_used(name):
+def test_a_replay_uses_the_experts_of_the_engine(name):
     """The engine's router has other weights; replayed, the trainer's log-probabilities and gradient use its experts."""
     batch, policy = routed_batch(name, wrong=36, replay=True), Policy(tiny_model(name))
     routing = routing_of(policy)
@@ -151,7 +151,7 @@ def test_experts_of_rollouts_replayed_at_equal_weights_give_their_log_probabilit
     torch.testing.assert_close(logp_N, tensors.behavior_BT[tensors.sampled_BT], atol=1e-4, rtol=0)
 
 
-def test_vllm_is_refused_a_replay_with_what_is_allowed():
+def test_routing_replay_is_refused_with_vllm():
     recipe = replace(SCALERL, routing_replay="on")
     with pytest.raises(ValueError, match=r"recipe.routing_replay: got 'on' with placement.engine 'vllm'.*allowed: off"):
         RunConfig(recipe=recipe, placement=Placement(engine="vllm"))

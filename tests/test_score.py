@@ -1,4 +1,4 @@
-"""`scalerl score`: rows to verdicts, by a verifier's name."""
+"""`scalerl score`: verdicts on rows by a named verifier."""
 
 import json
 
@@ -22,7 +22,7 @@ MATH = [
 ]
 
 
-def test_with_json_there_is_one_object_a_row_in_order(tmp_path, capsys):
+def test_json_output_has_one_object_per_row_in_order(tmp_path, capsys):
     code, out, _ = scored(tmp_path, capsys, MATH, "--task", "math", "--json", "--workers", "1")
     rows = [json.loads(line) for line in out.splitlines()]
     assert code == 0 and [row["passed"] for row in rows] == [True, True, False]
@@ -30,7 +30,7 @@ def test_with_json_there_is_one_object_a_row_in_order(tmp_path, capsys):
     assert rows[2] == {"passed": False, "score": 0.0, "reason": "got 5, expected 4"}
 
 
-def test_without_it_there_is_a_line_a_row_and_a_summary(tmp_path, capsys):
+def test_text_output_has_one_line_per_row_and_a_summary(tmp_path, capsys):
     rows = [{"prompt": "1+1=", "completion": "</think>2", "answer": "2"}, {"completion": "</think>3", "answer": "2"}]
     code, out, _ = scored(tmp_path, capsys, rows, "--task", "arithmetic")
     lines = out.splitlines()
@@ -39,7 +39,7 @@ def test_without_it_there_is_a_line_a_row_and_a_summary(tmp_path, capsys):
     assert lines[2] == "1 of 2 passed (50.0%), mean score 0.500"
 
 
-def test_programs_are_scored_where_it_is_said(tmp_path, capsys):
+def test_programs_are_scored_in_the_configured_sandbox(tmp_path, capsys):
     tests = {"inputs": ["3 4"], "outputs": ["7"]}
     rows = [
         {"prompt": "add", "completion": "```python\nprint(sum(map(int, input().split())))\n```", "tests": tests},
@@ -65,11 +65,11 @@ GOOD = {"completion": "</think>2", "answer": "2"}
         ([GOOD], "mathematics", "--task: got 'mathematics'; allowed: arithmetic, code, "),
     ],
 )
-def test_bad_rows_are_named_by_file_and_line_and_nothing_is_scored(tmp_path, capsys, rows, task, message):
+def test_bad_rows_are_reported_with_file_and_line_before_scoring(tmp_path, capsys, rows, task, message):
     code, out, err = scored(tmp_path, capsys, rows, "--task", task)
     assert code == 2 and out == "" and message in err
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path, capsys):
+def test_a_missing_file_is_reported(tmp_path, capsys):
     assert main(["score", str(tmp_path / "none.jsonl"), "--task", "math"]) == 2
     assert "none.jsonl: no such file" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Files are written whole or not at all, with the user's umask, and never where that would replace something else."""
+"""Files are written atomically, with the user's umask, and never replace files of another kind."""
 
 import errno
 import os
@@ -12,7 +12,7 @@ from scalerl.importers.points import Imported, holds_part_of
 from scalerl.outputs import check_new_directory, check_output, write_or_explain
 
 
-def test_a_write_that_is_interrupted_leaves_the_old_file_and_nothing_beside_it(tmp_path):
+def test_an_interrupted_write_keeps_the_old_file_and_leaves_no_temporary_file(tmp_path):
     path = tmp_path / "page.html"
     path.write_text("old")
     with pytest.raises(KeyboardInterrupt), whole(path) as temporary:
@@ -23,7 +23,7 @@ def test_a_write_that_is_interrupted_leaves_the_old_file_and_nothing_beside_it(t
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO, errno.EDQUOT])
-def test_a_file_that_cannot_be_moved_into_place_leaves_the_old_one_and_is_explained(tmp_path, monkeypatch, number):
+def test_a_failed_move_keeps_the_old_file_and_explains_why(tmp_path, monkeypatch, number):
     path = tmp_path / "results.json"
     path.write_text("old")
 
@@ -36,7 +36,7 @@ def test_a_file_that_cannot_be_moved_into_place_leaves_the_old_one_and_is_explai
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
-def test_what_is_written_gets_the_permissions_of_the_umask(tmp_path):
+def test_written_files_get_the_permissions_of_the_umask(tmp_path):
     before = os.umask(0o027)
     try:
         write_whole(tmp_path / "f", "text")
@@ -45,14 +45,14 @@ def test_what_is_written_gets_the_permissions_of_the_umask(tmp_path):
     assert stat.S_IMODE((tmp_path / "f").stat().st_mode) == 0o640
 
 
-def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path):
+def test_a_link_is_replaced_and_its_target_is_kept(tmp_path):
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "curve.png").symlink_to("mine")
     write_whole(tmp_path / "curve.png", "new")
     assert (tmp_path / "mine").read_text() == "mine" and (tmp_path / "curve.png").read_text() == "new"
 
 
-def test_a_pipe_and_a_device_are_written_to_and_not_replaced(tmp_path):
+def test_pipes_and_devices_are_written_to_and_not_replaced(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -65,7 +65,7 @@ def test_a_pipe_and_a_device_are_written_to_and_not_replaced(tmp_path):
     assert os.stat("/dev/null").st_ino == null.st_ino
 
 
-def test_a_file_without_permission_to_write_is_not_replaced(tmp_path, monkeypatch):
+def test_a_read_only_file_is_not_replaced(tmp_path, monkeypatch):
     (tmp_path / "f").write_text("old")
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everything
     with pytest.raises(PermissionError):
@@ -73,13 +73,13 @@ def test_a_file_without_permission_to_write_is_not_replaced(tmp_path, monkeypatc
     assert (tmp_path / "f").read_text() == "old"
 
 
-def test_the_suffix_stays_for_writers_that_choose_the_format_by_it(tmp_path):
+def test_the_temporary_file_keeps_the_suffix(tmp_path):
     with whole(tmp_path / "curve.png") as temporary:
         assert temporary.suffix == ".png" and temporary.parent == tmp_path and temporary.name != "curve.png"
         temporary.touch()
 
 
-def test_files_of_other_names_stay_where_a_directory_is_moved_into(tmp_path):
+def test_moving_a_directory_keeps_other_files_of_the_target(tmp_path):
     for name, text in (
         ("run/model/config.json", "old"),
         ("run/model/README.md", "mine"),
@@ -92,7 +92,7 @@ def test_files_of_other_names_stay_where_a_directory_is_moved_into(tmp_path):
     assert (tmp_path / "run/model/README.md").read_text() == "mine" and not (tmp_path / "tmp").exists()
 
 
-def test_an_output_may_replace_a_page_and_an_empty_file_and_a_link_to_them_is_followed(tmp_path):
+def test_an_output_may_replace_a_page_or_an_empty_file_also_through_a_link(tmp_path):
     (tmp_path / "page.html").write_text("<!DOCTYPE html>\n<html>")
     (tmp_path / "empty").touch()
     (tmp_path / "link").symlink_to("page.html")
@@ -104,7 +104,7 @@ def test_an_output_may_replace_a_page_and_an_empty_file_and_a_link_to_them_is_fo
         check_output(tmp_path / "link", [tmp_path / "page.html"])  # a page may be an input too
 
 
-def test_a_directory_for_outputs_is_new_or_empty(tmp_path):
+def test_an_output_directory_must_be_new_or_empty(tmp_path):
     check_new_directory(tmp_path / "new", "--out")
     check_new_directory(tmp_path, "--out")
     (tmp_path / "a").touch()
@@ -117,14 +117,14 @@ def imported(count):
     return Imported(rows, (), "table", "pass_rate", "tokens", (0.0, 1.0))
 
 
-def test_points_are_replaced_by_those_of_the_same_log_when_it_has_grown_and_by_no_others(tmp_path):
+def test_points_are_replaced_only_by_points_of_the_same_log(tmp_path):
     from scalerl.importers.points import write_points
 
     path = tmp_path / "points.jsonl"
     write_points(imported(4), path)
     grown = imported(6)
     for row in grown.rows:
-        row["tokens"] += 1.0  # counted anew
+        row["tokens"] += 1.0  # counted again
     assert holds_part_of(grown, path)
     grown.rows[2]["pass_rate"] += 0.05
     assert not holds_part_of(grown, path)  # another metric

@@ -1,1 +1,1 @@
-"""A run's processes as Ray actors: the only package that knows Ray."""
+"""Runs the processes of a run as Ray actors; all Ray-specific code is in this package."""

@@ -1,4 +1,4 @@
-"""Connects to a Ray cluster, and checks that it has what is asked for."""
+"""Connects to a Ray cluster and checks its resources."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from typing import Any
 from scalerl.config.base import ConfigError
 
 STARTED_S = 600.0
-"""Seconds within which an actor must be placed and have loaded its model."""
+"""Seconds within which an actor must be placed and must have loaded its model."""
 
 
 def connect(address: str, asked_by: str) -> Any:
     """Connect this process to a cluster; return the module `ray`.
 
     Args:
-        address: as `ray.init` takes it: "auto", "local" (a new cluster on this machine) or HOST:PORT.
-        asked_by: the option or field that asks for it, for messages.
+        address: address for `ray.init`: "auto", "local" (a new cluster on this machine) or HOST:PORT.
+        asked_by: option or field that requests the cluster, for messages.
 
     Raises:
         ConfigError: Ray is not installed, or no cluster answers.
     """
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # actors without GPUs still see none; no warning
+    os.environ.setdefault(
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
+    )  # avoids a warning; actors without GPUs still see none
     try:
         import ray
     except ImportError:
@@ -45,7 +47,7 @@ def connect(address: str, asked_by: str) -> Any:
 
 
 def _check_port(address: str, asked_by: str) -> None:
-    """Refuse HOST:PORT where nothing listens: Ray itself would try for many minutes."""
+    """Raise if nothing listens at HOST:PORT: Ray would retry for many minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdigit():
         return
@@ -59,10 +61,10 @@ def _check_port(address: str, asked_by: str) -> None:
 
 
 def check_resources(ray: Any, needs: Mapping[str, float], what: str) -> None:
-    """Check that a cluster has so many cores and GPUs.
+    """Check that a cluster has the required cores and GPUs.
 
     Raises:
-        ConfigError: it has not.
+        ConfigError: it has fewer.
     """
     have = ray.cluster_resources()
     short = [name for name, need in needs.items() if need > have.get(name, 0.0) + 1e-6]
@@ -77,6 +79,6 @@ def check_resources(ray: Any, needs: Mapping[str, float], what: str) -> None:
 
 
 def last_line(error: BaseException) -> str:
-    """Return the reason of a Ray error: the last line of the remote traceback that says something, without advice."""
+    """Return the reason of a Ray error: the last non-empty line of the remote traceback, without Ray's advice."""
     lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
     return lines[-1].split(" Worker exit type")[0] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""A generation engine as a Ray actor, and its life as the coordinator sees it."""
+"""Generation engines as Ray actors, and their lives for the supervisor."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.supervised import Life
 
 REPORT_S = 1.0
-"""Seconds after which an actor answers in any case: its sign of life."""
+"""Seconds after which an actor answers a report even without results, as a heartbeat."""
 
 
 class EngineActor:
-    """Engines over one model that run on their own, in a process of Ray's or in a server beside it."""
+    """Asynchronous engines over one model, in a Ray process or in a server next to it."""
 
     def __init__(self, begin: Callable[[], Life]) -> None:
         self._begin = begin
@@ -34,7 +34,7 @@ class EngineActor:
         self._life.post(number, method, *arguments)
 
     def report(self, wait_s: float) -> Report | None:
-        """Return what was done since the last report; wait so long where there is nothing."""
+        """Return the results since the last report; wait up to `wait_s` if there are none."""
         return self._life.report(wait_s)
 
 
@@ -45,32 +45,32 @@ class RayLife:
         """Start an actor and wait until its model is loaded.
 
         Args:
-            ray: the module, connected.
-            begin: begins the life inside the actor.
-            name: for messages.
-            resources: num_cpus and num_gpus.
+            ray: the module `ray`, connected.
+            begin: starts the engines inside the actor.
+            name: name in messages.
+            resources: num_cpus and num_gpus of the actor.
 
         Raises:
-            EngineDied: it could not be placed, or ended.
-            ConfigError: something a person can correct, such as a model that is not there.
+            EngineDied: the actor could not be placed, or ended.
+            ConfigError: an error that the user can correct, such as a missing model.
         """
         self._ray, self.name = ray, name
-        # threads of their own, for calls of one kind must keep their order and a report may wait
+        # separate threads: calls of one group keep their order, and a report may wait
         actor_class = ray.remote(concurrency_groups={"control": 1, "report": 1})(EngineActor)
         self._actor = actor_class.options(**resources, max_restarts=0).remote(begin)
         try:
             self._get(self._actor.start.options(concurrency_group="control").remote(), STARTED_S)
         except (EngineDied, ConfigError):
-            self.kill()  # one that starts too late would keep its cores and GPUs
+            self.kill()  # an actor that starts later would occupy its cores and GPUs
             raise
         self._answer = self._ask()
 
     def post(self, number: int, method: str, *arguments: Any) -> None:
-        """Ask for submit, cancel or swap, in order; returns at once."""
+        """Request a submit, cancel or swap, executed in order; return immediately."""
         self._actor.post.options(concurrency_group="control").remote(number, method, *arguments)
 
     def report(self, wait_s: float) -> Report | None:
-        """Return what was done since the last report; None if no answer came in time.
+        """Return the results since the last report; None if no answer came in time.
 
         Raises:
             EngineDied: the actor or its node ended, or the engine failed.
@@ -103,10 +103,9 @@ class RayLife:
 
 
 def actor_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[Sequence[Engine]]:
-    """Make each engine in an actor that is replaced when it dies; called where Ray is connected.
+    """Make each engine in an actor that is replaced when it dies; Ray must be connected.
 
-    An actor of vLLM starts its server on its own node, where it listens on the loopback interface. Servers given by
-    address need no actor.
+    A vLLM actor starts its server on the same node, on the loopback interface. Servers given by address need no actor.
     """
     import ray
 
@@ -133,4 +132,4 @@ def _vllm_life(spec: EngineSpec) -> Life:
 
 
 BEGIN: dict[str, Callable[[EngineSpec], Life]] = {"torch": _torch_life, "vllm": _vllm_life}
-"""What begins a life inside an actor, by `placement.engine`."""
+"""Functions that start engines inside an actor, by `placement.engine`."""

@@ -1,4 +1,4 @@
-"""Weights through Ray's object store: one copy in, and one copy a node that reads it, without a file."""
+"""Weights through Ray's object store: one copy for the sender and one per node that reads it, without files."""
 
 from __future__ import annotations
 
@@ -8,43 +8,43 @@ from typing import Any
 import torch
 
 CHUNK = 1 << 30
-"""Bytes of one object."""
+"""Maximum bytes of one object, up to its last tensor."""
 
 
 class Shelf:
-    """An actor that remembers which objects hold which version."""
+    """An actor that stores the object references of each version."""
 
     def __init__(self) -> None:
         self._objects: dict[int, list[Any]] = {}
 
     def put(self, version: int, objects: list[Any]) -> None:
-        """Remember a version's objects, in place of those of before."""
+        """Store a version's object references and replace earlier ones."""
         self._objects[version] = objects
 
     def get(self, version: int) -> list[Any]:
-        """Return a version's objects."""
+        """Return a version's object references."""
         return self._objects[version]
 
     def drop(self, version: int) -> None:
-        """Forget a version: Ray then frees its memory."""
+        """Discard a version, so that Ray frees its memory."""
         self._objects.pop(version, None)
 
 
 class ObjectStoreChannel:
-    """The weight channel of torch engines on a cluster; handed over as an argument of an actor's method."""
+    """The weight channel of torch engines on a cluster; it is passed as an argument of an actor's method."""
 
     def __init__(self, ray: Any, capacity: int = 4) -> None:
-        """Start the shelf.
+        """Start the actor that stores references.
 
         Args:
-            ray: the module, connected.
+            ray: the module `ray`, connected.
             capacity: versions held at a time.
         """
         self.capacity = capacity
         self._shelf = ray.remote(num_cpus=0)(Shelf).remote()
 
     def send(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
-        """Put the weights into the store, in objects of about a GiB."""
+        """Put the weights into the store, in objects of about 1 GiB."""
         import ray
 
         objects: list[Any] = []
@@ -62,7 +62,7 @@ class ObjectStoreChannel:
         ray.get(self._shelf.put.remote(version, objects))
 
     def receive(self, version: int) -> Mapping[str, Any]:
-        """Return a version as views of the store's memory, to be copied at once."""
+        """Return a version as views of the store's memory; the caller must copy them at once."""
         import ray
 
         weights: dict[str, torch.Tensor] = {}
@@ -73,12 +73,12 @@ class ObjectStoreChannel:
         return weights
 
     def drop(self, version: int) -> None:
-        """Forget a version."""
+        """Discard a version."""
         self._shelf.drop.remote(version)
 
 
 def _tensor(array: Any) -> torch.Tensor:
-    """Return a tensor over an array that is read-only, without torch's warning: it is only read."""
+    """Return a tensor over a read-only array, without torch's warning; the tensor is only read."""
     import warnings
 
     with warnings.catch_warnings():

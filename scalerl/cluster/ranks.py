@@ -18,10 +18,10 @@ from scalerl.training.learner.ranks import RAISED_S, LearnerDied, RankSpec, buil
 
 
 class RankActor:
-    """One rank, in a process of Ray's."""
+    """One trainer rank in a Ray process."""
 
     def meet(self) -> str:
-        """Return an address at which the ranks can meet: this node's, and a port that is free now."""
+        """Return a rendezvous address for the ranks: this node and a free port."""
         import ray
 
         host = ray.util.get_node_ip_address()
@@ -34,25 +34,25 @@ class RankActor:
         self._channels, self._learner = channels, build_rank(spec)
 
     def call(self, method: str, arguments: Sequence[Any]) -> Any:
-        """Do one call of the learner."""
+        """Execute one call of the learner."""
         return perform(self._learner, self._channels, method, arguments)
 
 
 class RayRanks:
-    """The loop's side: one actor a rank (training/learner/ranks.py: RankTransport)."""
+    """The training loop's side: one actor per rank; implements RankTransport (training/learner/ranks.py)."""
 
     def __init__(self, ray: Any, config: RunConfig, model_path: str, channels: Sequence[WeightChannel]) -> None:
-        """Place the ranks close together, and wait until all are ready.
+        """Place the ranks on as few nodes as possible, and wait until all are ready.
 
         Args:
-            ray: the module, connected.
-            config: resolved.
-            model_path: a directory that every node sees, or a name on the hub.
-            channels: those that weights will be sent over.
+            ray: the module `ray`, connected.
+            config: resolved configuration.
+            model_path: directory that every node can read, or name on the hub.
+            channels: channels that weights will be sent over.
 
         Raises:
-            ConfigError: from loading the model.
-            LearnerDied: they could not be placed or started in time.
+            ConfigError: loading the model failed.
+            LearnerDied: the ranks could not be placed or started in time.
         """
         self._ray, self._death = ray, ""
         self._count, limit_s = config.placement.trainer_ranks, config.placement.step_timeout_s
@@ -64,14 +64,14 @@ class RayRanks:
         self._answers("start", starts, limit_s)
 
     def call(self, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
-        """Let every rank do one call; return their answers by rank.
+        """Execute one call on every rank; return the answers by rank.
 
-        Consumes: nothing. Produces: one call of every actor, the arguments in the object store once.
-        Waits for: an answer of every rank. Unblocked by: the answers, the death of a rank, or the time limit.
+        Consumes: nothing. Produces: one call of every actor; the arguments are put into the object store once.
+        Waits for: an answer of every rank. Unblocked by: the answers, the death of a rank, or the timeout.
 
         Raises:
-            BadGradient, ConfigError: as the ranks raised them.
-            LearnerDied: a rank ended, failed or took longer than `timeout_s` seconds; no rank is left then.
+            BadGradient, ConfigError: raised by a rank.
+            LearnerDied: a rank ended, failed or took longer than `timeout_s` seconds; all ranks are ended then.
         """
         if self._death:
             raise LearnerDied(self._death)
@@ -79,7 +79,7 @@ class RayRanks:
         return self._answers(method, [actor.call.remote(method, shared) for actor in self._actors], timeout_s)
 
     def close(self) -> None:
-        """End the actors and free their places."""
+        """End the actors and free their resources."""
         self._death = self._death or "the trainer ranks have ended"
         for actor in self._actors:
             self._ray.kill(actor)
@@ -110,7 +110,7 @@ class RayRanks:
         raised: dict[int, Exception] = {}
         while pending:
             done, pending = self._ray.wait(pending, timeout=max(0.0, until - time.monotonic()))
-            if not done and raised:  # what one rank has raised, and the others are waiting for it
+            if not done and raised:  # one rank has raised, and the others wait for it in a collective
                 self.close()
                 break
             if not done:
@@ -131,7 +131,7 @@ class RayRanks:
         return list(self._ray.get(list(references)))
 
     def _killed(self, references: Sequence[Any], pending: Sequence[Any]) -> tuple[int, str] | None:
-        """Return a rank whose process is gone: another that misses it is often heard of first."""
+        """Return a rank whose process has ended: the error of another rank that waits for it often arrives first."""
         for reference in pending:
             try:
                 self._ray.get(reference, timeout=2)
@@ -142,7 +142,7 @@ class RayRanks:
         return None
 
     def _died(self, rank: int, how: str, method: str) -> LearnerDied:
-        """End all ranks, for one alone would wait in a collective for ever; return the error to raise."""
+        """End all ranks, because the others would wait forever in a collective; return the error to raise."""
         self._death = f"trainer rank {rank} of {self._count} (Ray actor) {how} during `{method}`"
         self.close()
         return LearnerDied(self._death)

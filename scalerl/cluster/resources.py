@@ -1,4 +1,4 @@
-"""What each kind of process asks of Ray: cores and GPUs."""
+"""Cores and GPUs that each kind of process requests from Ray."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def rank_resources(config: RunConfig) -> dict[str, float]:
 
 
 def scorer_resources(config: RunConfig) -> dict[str, float]:
-    """Return num_cpus and num_gpus of one actor that judges completions: a core for each of its workers."""
+    """Return num_cpus and num_gpus of one scorer actor: one core per worker."""
     return {"num_cpus": config.scoring.workers or 1, "num_gpus": 0}
 
 
 def run_resources(config: RunConfig) -> dict[str, float]:
-    """Return the cores (CPU) and GPUs of all of a run's actors; one trainer process needs none of Ray's."""
+    """Return the cores (CPU) and GPUs of all actors of a run; a single trainer process is not an actor."""
     placement = config.placement
     engines = 0 if placement.servers else placement.engines
     ranks = placement.trainer_ranks if placement.trainer_ranks > 1 else 0

@@ -1,4 +1,4 @@
-"""Verifiers and reward functions in Ray actors, so that judging is not limited to the cores of the trainer's node."""
+"""Verifiers and reward functions in Ray actors, so that scoring is not limited to the trainer's node."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from scalerl.tasks.scoring import Pending, Scorer, make_scorer
 from scalerl.types import Prompt, Score
 
 GROUPS = 64
-"""Groups that one actor judges at a time; its pool of processes limits what really runs."""
+"""Groups that one actor scores at a time; its process pool limits how many run in parallel."""
 ATTEMPTS = 3
-"""Actors that are tried for one group before the run stops."""
+"""Attempts to score one group, each in another actor, before the run stops."""
 
 
 class ScorerActor:
-    """The scorers of all tasks of a run, in a process of Ray's with a pool of its own."""
+    """The scorers of all tasks of a run, in a Ray process with a separate process pool."""
 
     def __init__(self, tasks: Sequence[TaskData], settings: Scoring) -> None:
         self._scorers = {task.curve: make_scorer(task, settings) for task in tasks}
@@ -37,7 +37,7 @@ class ScorerActor:
     def judge(self, task: str, prompt: Prompt, completions: Sequence[str]) -> Judged:
         """Return the scores of one prompt's completions.
 
-        Consumes: one group. Produces: its scores. Waits for: the verifiers. Unblocked by: their time limits.
+        Consumes: one group. Produces: its scores. Waits for: the verifiers. Unblocked by: their timeouts.
         """
         scorer = self._scorers[task]
         pending = scorer.submit(prompt, completions)
@@ -45,14 +45,14 @@ class ScorerActor:
 
 
 class CallFailures(Failures):
-    """What failed in one call of an actor; the trainer counts it together with what failed in the others."""
+    """Failures in one call of an actor; the trainer adds up the failures of all actors."""
 
     def __init__(self) -> None:
         super().__init__("", limit=1.0)
-        self._local = threading.local()  # an actor judges several groups at a time, each in a thread of its own
+        self._local = threading.local()  # an actor scores several groups at a time, each in a separate thread
 
     def count(self, completions: int, problems: list[str]) -> None:
-        """Keep the problems of this call."""
+        """Store the problems of this call."""
         self._local.problems = problems
 
     def take(self) -> list[str]:
@@ -62,34 +62,34 @@ class CallFailures(Failures):
 
 
 class Judged(NamedTuple):
-    """What an actor says of one prompt's completions.
+    """An actor's result for one prompt's completions.
 
     Example: Judged(scores=[Score(1.0, True), Score(-1.0, False)], timeouts=0, problems=[])
     """
 
     scores: list[Score]
     timeouts: int
-    """Verifiers that had to be stopped in this actor, so far."""
+    """Number of verifiers stopped by their timeout in this actor so far."""
     problems: list[str]
-    """One for each completion that got no reward."""
+    """One message per completion without a reward."""
 
 
 class ActorPool:
-    """The scorer actors of a run; one that dies is replaced and its groups are judged again."""
+    """The scorer actors of a run; a dead actor is replaced and its groups are scored again."""
 
     def __init__(self, ray: Any, config: RunConfig) -> None:
         """Start the actors and wait until they are ready.
 
         Args:
-            ray: the module, connected.
-            config: resolved; `placement.scorers` is their number.
+            ray: the module `ray`, connected.
+            config: resolved configuration; `placement.scorers` is the number of actors.
 
         Raises:
-            ConfigError: the cluster has no room for them, or a reward function cannot be imported there.
+            ConfigError: the cluster lacks resources, or a reward function cannot be imported there.
         """
         self._ray, self._config = ray, config
         self.deaths = 0
-        """Actors that died and were replaced."""
+        """Number of actors that died and were replaced."""
         self._actors = [self._start() for _ in range(config.placement.scorers)]
         self._under_way = [0] * len(self._actors)
         try:
@@ -105,17 +105,17 @@ class ActorPool:
         return actor.remote(self._config.data, settings)
 
     def judge(self, task: str, prompt: Prompt, completions: Sequence[str]) -> tuple[int, Any, Future[Any]]:
-        """Hand a group to the actor with the fewest; return its position, the actor, and the answer to come."""
+        """Send a group to the actor with the fewest groups; return its position, the actor, and the future."""
         number = min(range(len(self._actors)), key=self._under_way.__getitem__)
         self._under_way[number] += 1
         actor = self._actors[number]
         return number, actor, actor.judge.remote(task, prompt, list(completions)).future()
 
     def result(self, number: int, actor: Any, answer: Future[Any]) -> Judged | None:
-        """Return the answer of an actor; None if the actor died, and then another has taken its place.
+        """Return the answer of an actor; None if the actor died and has been replaced.
 
         Raises:
-            Exception: what the scorer itself raised.
+            Exception: raised by the scorer.
         """
         self._under_way[number] -= 1
         try:
@@ -123,7 +123,7 @@ class ActorPool:
         except self._ray.exceptions.RayTaskError as error:
             raise error.cause if isinstance(error.cause, Exception) else error from None
         except self._ray.exceptions.RayActorError:
-            if self._actors[number] is actor:  # several groups may learn of one death
+            if self._actors[number] is actor:  # several groups may see the same death
                 self._actors[number] = self._start()
                 self.deaths += 1
             return None
@@ -136,7 +136,7 @@ class ActorPool:
 
 
 class ActorScorer:
-    """Judges completions of one task in the actors of a pool (tasks/scoring.py: Scorer)."""
+    """Scores completions of one task in the actors of a pool; implements Scorer (tasks/scoring.py)."""
 
     def __init__(self, pool: ActorPool, task: str, truncated: Callable[[Score], Score]) -> None:
         self._pool, self._task, self._truncated = pool, task, truncated
@@ -145,11 +145,11 @@ class ActorScorer:
 
     @property
     def timeouts(self) -> int:
-        """Completions whose verifier had to be stopped, so far."""
+        """Number of verifiers stopped by their timeout so far."""
         return sum(self._timeouts.values())
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
-        """Start to judge completions of one prompt."""
+        """Start to score completions of one prompt."""
         number, actor, answer = self._pool.judge(self._task, prompt, completions)
 
         def finish(futures: Sequence[Future[Any]]) -> list[Score]:
@@ -162,14 +162,14 @@ class ActorScorer:
                     return found.scores
                 at, by, coming = self._pool.judge(self._task, prompt, completions)
             raise RuntimeError(
-                f"{ATTEMPTS} scorers died one after the other while they judged a prompt of {self._task!r}; see Ray's "
+                f"{ATTEMPTS} scorers died in a row while scoring a prompt of {self._task!r}; see Ray's "
                 "logs, and continue the run with `scalerl resume`"
             )
 
         return Pending([answer], finish)
 
     def truncated(self, score: Score) -> Score:
-        """Return what a completion is worth that was truncated before it could answer."""
+        """Return the score of a truncated completion."""
         return self._truncated(score)
 
     def close(self) -> None:
@@ -178,9 +178,9 @@ class ActorScorer:
 
 
 def actor_scorers(ray: Any, config: RunConfig) -> dict[str, Scorer]:
-    """Return a scorer for each task, all in the same actors; see ActorPool for what it raises."""
+    """Return a scorer per task, all in the same actors; raises what ActorPool raises."""
     local = {task.curve: make_scorer(task, config.scoring) for task in config.data}
     for scorer in local.values():
-        scorer.close()  # made to check the configuration here, and for their rule for truncated completions
+        scorer.close()  # made only to check the configuration here, and for their rule for truncated completions
     pool = ActorPool(ray, config)
     return {name: ActorScorer(pool, name, scorer.truncated) for name, scorer in local.items()}

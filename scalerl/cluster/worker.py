@@ -1,4 +1,4 @@
-"""The coordinator as a Ray actor; the trainer talks to it over a TCP connection that both authenticate."""
+"""The coordinator as a Ray actor, connected to the trainer over a mutually authenticated TCP connection."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CoordinatorActor:
         self._key = key
 
     def open(self) -> tuple[str, int]:
-        """Listen on the node's address; return it."""
+        """Listen on the node's address; return host and port."""
         import ray
 
         self._listener = Listener((ray.util.get_node_ip_address(), 0), authkey=self._key)
@@ -37,13 +37,13 @@ class CoordinatorActor:
 
 
 class RayWorker:
-    """The trainer's side of the coordinator's actor (rollouts/spawned.py)."""
+    """The trainer's handle of the coordinator actor; implements WorkerHandle (rollouts/spawned.py)."""
 
     def __init__(self, ray: Any, channel: WeightChannel, build: Build, first: First) -> None:
         """Start the actor and connect to it.
 
         Raises:
-            ConfigError: the cluster has no room for it.
+            ConfigError: the cluster lacks resources.
         """
         self._ray, self.name = ray, "the coordinator (Ray actor)"
         key = secrets.token_bytes(32)
@@ -57,7 +57,7 @@ class RayWorker:
         send_at_once(self.connection)
 
     def obituary(self) -> str:
-        """Return how it ended, in words."""
+        """Return a description of how the actor ended."""
         try:
             self._ray.get(self._run, timeout=5)
         except self._ray.exceptions.RayError as error:
@@ -65,13 +65,13 @@ class RayWorker:
         return f"{self.name} ended"
 
     def end(self, wait_s: float) -> None:
-        """Wait for it; kill it where it is in the middle of something long."""
+        """Wait up to `wait_s` for the actor to finish, then kill it."""
         self._ray.wait([self._run], timeout=wait_s)
         self._ray.kill(self._actor)
         self.connection.close()
 
 
 def send_at_once(connection: Connection) -> None:
-    """Switch off Nagle's algorithm: a second small message would wait for the acknowledgement of the first."""
+    """Disable Nagle's algorithm: a second small message would wait for the acknowledgment of the first."""
     with socket.socket(fileno=os.dup(connection.fileno())) as own:
         own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -1,1 +1,1 @@
-"""`scalerl eval`: a model on suites, with mean@k, pass@k and majority votes."""
+"""`scalerl eval`: evaluation of a model on suites, with mean@k, pass@k and majority votes."""

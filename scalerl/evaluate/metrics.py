@@ -1,6 +1,6 @@
-"""What k samples of each prompt say about a model: pass@k and majority votes; mean@k is in training/evaluation.py.
+"""Metrics of several samples per prompt: pass@k and majority votes. mean@k is in training/evaluation.py.
 
-Legend: P prompts, N samples of each.
+Axes: P prompts, N samples per prompt.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import numpy.typing as npt
 
 
 def pass_at_k(passed_PN: npt.NDArray[np.bool_], k: int) -> float:
-    """Return the unbiased estimate of the chance that at least one of k samples passes, averaged over prompts.
+    """Return the unbiased estimate of the probability that at least one of k samples passes, averaged over prompts.
 
-    1 - C(N - c, k) / C(N, k) for a prompt with c passes of N (Chen et al. 2021, arXiv 2107.03374, eq. 1).
+    A prompt with c passes of N has 1 - C(N - c, k) / C(N, k) (Chen et al. 2021, arXiv 2107.03374, eq. 1).
 
     Args:
         passed_PN: whether each sample passed.
-        k: samples, at most N.
+        k: number of samples, at most N.
     """
     samples = passed_PN.shape[1]
     assert 1 <= k <= samples, (k, samples)
@@ -36,10 +36,10 @@ def pass_at_powers(passed_PN: npt.NDArray[np.bool_]) -> dict[int, float]:
 
 
 def majority(answers: Sequence[str | None], passed: Sequence[bool]) -> float:
-    """Return whether the most common answer of one prompt passes; of answers that are equally common, the share.
+    """Return 1 if the most common answer of one prompt passes, else 0; in a tie, the share of passing answers.
 
     Args:
-        answers: of each sample, normalised so that equal ones are equal texts; None: it has none and does not vote.
+        answers: answer of each sample, normalized so that equal answers are equal texts; None: no answer and no vote.
         passed: whether each sample passed; an answer passes if any of its samples does.
     """
     votes = Counter(answer for answer in answers if answer is not None)

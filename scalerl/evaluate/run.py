@@ -1,4 +1,4 @@
-"""Evaluates a model on suites: prompts -> samples of the torch engine in this process -> verdicts -> figures."""
+"""Evaluation of a model on suites, with samples of the torch engine in this process."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ from scalerl.training.rollout_rows import rollout_row
 from scalerl.types import Prompt, ScoredGroup
 
 CPU_CACHE, GPU_SHARE = 1 << 30, 0.5
-"""Cache of keys and values that an evaluation may fill: bytes on CPU; on a GPU this share of its free memory."""
+"""Limits of the key-value cache of an evaluation: bytes on CPU, and a share of the free memory on a GPU."""
 
 RUN_COLUMNS = ("step", "versions", "staleness", "log_ratio_min", "log_ratio_max", "token_detail")
-"""Columns of a training run's rollouts that mean nothing here."""
+"""Columns of a training run's rollouts that have no meaning in an evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class SuiteResult:
-    """A model on one suite.
+    """Result of a model on one suite.
 
     Example:
         SuiteResult(suite="aime-24", prompts=30, samples=16, mean=0.267, stderr=0.041, pass_at={1: 0.267, 16: 0.533},
@@ -52,7 +52,7 @@ class SuiteResult:
     suite: str
     prompts: int
     samples: int
-    """k, of each prompt."""
+    """k, the number of samples per prompt."""
     mean: float
     """mean@k: mean over prompts of the share of samples that pass."""
     stderr: float
@@ -60,23 +60,23 @@ class SuiteResult:
     pass_at: dict[int, float]
     """Unbiased pass@k for k = 1, 2, 4, ... and all samples."""
     majority: float | None
-    """Share of prompts whose most common answer passes; None where answers cannot be counted."""
+    """Share of prompts whose most common answer passes; None if answers cannot be counted."""
     truncated: float
-    """Share of samples that ran into the length limit."""
+    """Share of samples that reached the length limit."""
     mean_tokens: float
     tokens_per_s: float
-    """Tokens sampled over the seconds of sampling."""
+    """Sampled tokens per second of sampling."""
     seconds: float
-    """Of sampling and scoring."""
+    """Duration of sampling and scoring."""
     texts: str
     """JSONL file with every sample."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return the result as plain values."""
         return {**asdict(self), "pass_at": {str(k): value for k, value in self.pass_at.items()}}
 
     def lines(self) -> list[str]:
-        """Return the result as text."""
+        """Return the result as lines of text."""
         passes = "  ".join(f"pass@{k} {value:.3f}" for k, value in self.pass_at.items())
         vote = "none: its answers cannot be counted" if self.majority is None else f"{self.majority:.3f}"
         return [
@@ -91,17 +91,17 @@ class SuiteResult:
 
 
 class Evaluator:
-    """A loaded model that is asked about one suite after the other."""
+    """A loaded model, to be evaluated on one suite after another."""
 
     def __init__(self, config: RunConfig, note: Callable[[str], None]) -> None:
         """Load the model.
 
         Args:
-            config: resolved; says model, recipe (sampling, length limits), scoring and seed.
-            note: told what was left out.
+            config: resolved configuration with model, recipe (sampling, length limits), scoring and seed.
+            note: function called with notes on prompts that were left out.
 
         Raises:
-            ConfigError: no such model, or one that the engine would sample wrongly.
+            ConfigError: the model does not exist, or the engine does not support it.
         """
         assert isinstance(config.model, HuggingFaceModel), config.model
         torch.set_num_threads(config.hardware.generator_threads + config.hardware.trainer_threads)
@@ -128,7 +128,7 @@ class Evaluator:
         return self._first(prompts, notes, most)
 
     def held_out_of_run(self, most: int | None) -> dict[str, list[Prompt]]:
-        """Return the held-out prompts of the run whose configuration this is, by task."""
+        """Return the held-out prompts of the configured run, by task."""
         split = load_prompts(self.config, self.tokenizer)
         return {
             task: self._first([p for p in split.held_out if p.task == task], split.notes, most)
@@ -141,16 +141,16 @@ class Evaluator:
         return sorted(prompts, key=lambda prompt: prompt.id)[:most]
 
     def evaluate(self, task: TaskData, prompts: Sequence[Prompt], samples: int, texts: Path) -> SuiteResult:
-        """Sample, judge, write the texts and return the figures.
+        """Sample and score completions, write them to a file, and return the metrics.
 
         Args:
-            task: whose verifier or reward function judges.
-            prompts: of the suite.
-            samples: k.
+            task: task with the verifier or reward function.
+            prompts: prompts of the suite.
+            samples: k, the number of samples per prompt.
             texts: JSONL file to write.
 
         Raises:
-            ConfigError: a prompt that does not fit the model.
+            ConfigError: a prompt is too long for the model.
             RewardError: a reward function failed.
         """
         if not prompts:
@@ -196,7 +196,7 @@ class Evaluator:
         return list(self.tokenizer.batch_decode(tokens, skip_special_tokens=True))
 
     def _slots(self, longest: int, sequences: int) -> int:
-        """Return the sequences decoded together: as asked, or as many as the cache has room for."""
+        """Return the number of sequences decoded together: as configured, or as many as fit into the cache."""
         if self.config.rollouts.slots:
             return min(self.config.rollouts.slots, sequences)
         room = float(CPU_CACHE)
@@ -229,12 +229,12 @@ class Evaluator:
 
 
 def answers_of(verifier: str, texts: Sequence[str], settings: Scoring) -> list[str | None]:
-    """Return the normalised answers of completions; None for those that have none or take longer than the limit.
+    """Return the normalized answers of completions; None if there is none, or parsing exceeds the time limit.
 
     Args:
         verifier: key of ANSWERS.
         texts: completions.
-        settings: says the seconds for one; a parser that hangs is killed.
+        settings: scoring settings with the time limit.
     """
     find = ANSWERS[verifier]
     if not VERIFIERS[verifier].killable:

@@ -15,7 +15,7 @@ from scalerl.scaling import CurveError
 LISTED = 12
 """Number of candidates that an error lists."""
 TELLING = re.compile(r"acc|correct|solve|math|pass|success|verif", re.IGNORECASE)
-"""Among metrics of the same rank, a name like these is listed first; a format reward, for example, is not meant."""
+"""Metrics with such a name are listed first among those of the same rank, for example before a format reward."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Candidate:
 
 
 def candidates(rows: list[Row], dialect: Dialect) -> list[Candidate]:
-    """All metrics of a log that a curve could be of, the most plausible first."""
+    """All metrics of a log that could become the curve, the most plausible first."""
     patterns = [(re.compile(pattern), rank) for pattern, rank in dialect.evaluations]
     matched: dict[str, tuple[int, str]] = {}
     for name in names_of(rows):
@@ -57,7 +57,7 @@ def candidates(rows: list[Row], dialect: Dialect) -> list[Candidate]:
 
 
 def choose(rows: list[Row], dialect: Dialect, metric: str | None, task: str | None, source: str) -> Candidate:
-    """The candidate that was asked for, or the only one.
+    """The requested candidate, or the only one.
 
     Raises:
         CurveError: there is none, or there are several; the message lists them.

@@ -15,7 +15,7 @@ from scalerl.importers.rows import RUN_COLUMNS, Row, as_cell, flat
 from scalerl.scaling import CurveError
 
 BAD_LINES = 0.1
-"""With a larger share of unreadable lines, the file is refused."""
+"""Largest share of unreadable lines. A file with more is refused."""
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,14 @@ BINARY: tuple[tuple[Callable[[Path, bytes], bool], Callable[[Path], Log]], ...] 
     (lambda path, data: data[:4] == b":W&B", read_wandb),
     (lambda path, data: "tfevents" in path.name, read_tensorboard),
 )
-"""Binary formats: how each is recognised, and its reader."""
+"""Binary formats: the test that recognizes each, and its reader."""
 
 INSIDE: tuple[tuple[str, Callable[[list[Path]], Path] | None], ...] = (
     ("trainer_state.json", only),
     ("checkpoint-*/trainer_state.json", newest),
     ("run-*.wandb", only),
     ("latest-run/run-*.wandb", only),
-    ("points.jsonl", only),  # a run of scalerl, which has a metrics.jsonl of its own
+    ("points.jsonl", only),  # a run of scalerl, which also has a metrics.jsonl
     ("metrics.jsonl", only),
     ("**/*tfevents*", None),
 )
@@ -120,7 +120,7 @@ INSIDE: tuple[tuple[str, Callable[[list[Path]], Path] | None], ...] = (
 
 
 def read_text(path: Path, text: str) -> Log:
-    """Reads JSON, JSONL, console lines or CSV, recognised by the text."""
+    """Reads JSON, JSONL, console lines or CSV, recognized by the text."""
     start = text.lstrip()[:1]
     if start in ("{", "["):
         whole = read_json(path, text)
@@ -132,7 +132,7 @@ def read_text(path: Path, text: str) -> Log:
 
 
 def read_json(path: Path, text: str) -> Log | None:
-    """One JSON document: a trainer_state.json or a list of rows; None where the text is JSONL."""
+    """One JSON document: a trainer_state.json or a list of rows; None if the text is JSONL."""
     try:
         document = parse_json(text)
     except ValueError as error:
@@ -149,10 +149,10 @@ def read_json(path: Path, text: str) -> Log | None:
 
 
 def log_of(path: Path, document: list[Any], container: str) -> Log:
-    """The rows of a list; what is no object in it is left out with a note."""
+    """The rows of a list; entries that are not objects are left out with a note."""
     rows = [flat(row) for row in document if isinstance(row, dict)]
     other = len(document) - len(rows)
-    return Log(rows, container, (f"{other} entries of {path.name} are no objects and were left out",) if other else ())
+    return Log(rows, container, (f"{other} entries of {path.name} are not objects and were left out",) if other else ())
 
 
 def read_jsonl(path: Path, text: str) -> Log:
@@ -183,7 +183,7 @@ def left_out(path: Path, bad: list[int], last: int) -> tuple[str, ...]:
 
 
 LINE_END = re.compile(r"\r\n|\n|\r")
-"""Progress bars end their lines by a carriage return; other ends, such as U+2028, may stand inside a text."""
+"""Progress bars end lines with a carriage return. Other line ends, such as U+2028, may occur inside a text."""
 CONSOLE = re.compile(r"(?:^|[\s)\]])step:(\d+) - (.+:.+)$")
 """verl's console line, `step:5 - actor/lr:1e-06 - ...`, sometimes after Ray's `(TaskRunner pid=7)`."""
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -10,14 +10,14 @@ from typing import Any
 from scalerl.importers.rows import Row
 
 HELD_OUT, SECOND, OTHER, TRAINING = 0, 1, 2, 3
-"""Ranks of a metric: mean score on held-out prompts; a substitute for it; another held-out metric; reward on training
-prompts."""
+"""Ranks of a metric: mean score on held-out prompts, a substitute for it, another held-out metric, and reward on
+training prompts."""
 
 Prepare = Callable[[list[Row]], tuple[list[Row], tuple[str, ...]]]
 """A function from rows to prepared rows and notes."""
 
 SECONDS = "@seconds"
-"""Column that ``prepare`` adds if training time is not a column of the log but computed from several."""
+"""Column that ``prepare`` adds if training time must be computed from several columns of the log."""
 
 
 def number(row: Row, name: str) -> float | None:
@@ -70,9 +70,9 @@ class Dialect:
     steps: tuple[str, ...]
     """Step columns, best first; if a row lacks the best one, the step is inferred from the next."""
     evaluations: tuple[tuple[str, int], ...]
-    """Patterns of metric names, the task as a named group, each with its rank."""
+    """Patterns of metric names, with the task as a named group, and their ranks."""
     about: str
-    """What counts as training time, in a few words; printed with every import."""
+    """Definition of training time in a few words, printed with every import."""
     seconds: tuple[str, ...] = ()
     """Training seconds per step (mean since the last row), best first."""
     clocks: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ class Dialect:
     step_tokens: tuple[str, ...] = ()
     """Tokens of one step."""
     rename: Callable[[str], str] = str
-    """From a column's name in any logger to the name that the other fields use."""
+    """Function from a column's name in any logger to the name that the other fields use."""
     prepare: Prepare = as_they_are
     devices: Callable[[list[Row]], int | None] = unknown
     """The device count, if the log has enough information."""

@@ -16,7 +16,7 @@ from scalerl.importers.rows import Row
 Array = NDArray[np.float64]
 
 INTERRUPTED = 10.0
-"""If a clock advances this many times faster per step than usual, the run was interrupted or evaluated for long."""
+"""If a clock's advance per step is this many times the usual one, the run was interrupted or evaluated for long."""
 
 
 def column(rows: list[Row], name: str) -> Array:
@@ -81,7 +81,7 @@ class Spent:
 def spent_by_step(step_N: Array, amount_N: Array, what: str) -> Spent | None:
     """Totals of a column with the amount of one step (if steps are skipped, the mean since the previous row).
 
-    Of rows with the same step the last counts, because a resumed run repeats steps and continues from the repetition.
+    The last row of each step counts, because a resumed run repeats steps and continues from the repetition.
     """
     use_N = np.isfinite(step_N) & np.isfinite(amount_N) & (amount_N >= 0)
     if not (use_N & (step_N > 0)).any():
@@ -147,7 +147,7 @@ def spent_by_counter(step_N: Array, counter_N: Array, from_zero: bool, what: str
 
 
 def growth(steps: Array, counter: Array, from_zero: bool) -> tuple[Array, Array, int]:
-    """Of each row the steps since the row it continues, and by how much the counter grew; and the number of restarts.
+    """For each row, the steps and the growth of the counter since the row it continues; and the number of restarts.
 
     Unknown growth (the first row, a clock that kept running over a restart) is NaN.
     """

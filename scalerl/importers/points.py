@@ -1,4 +1,4 @@
-"""Reads a log into points: recognises the source, chooses the metric, joins it to compute, and collects notes."""
+"""Reads a log into points: recognizes the source, chooses the metric, joins it to compute, and collects notes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ BY_LAYOUT = {"trainer_state": "trl", "console": "verl", "wandb": "wandb", "tenso
 """The source of a file format if no column identifies the framework."""
 
 ROLES = ("step", "seconds", "clock", "tokens", "step_tokens", "device_hours", "flops", "task", "stderr")
-"""What ``columns`` can name."""
+"""Roles that ``columns`` can assign."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Imported:
     """
 
     rows: list[dict[str, Any]]
-    """As lines of a points.jsonl; ``Curve.from_rows`` reads them. Outside [0, 1] the metric's column is `metric`."""
+    """Rows of a points.jsonl, for ``Curve.from_rows``. If bounds are not [0, 1], the metric's column is `metric`."""
     notes: tuple[str, ...]
     source: str
     metric: str
@@ -77,16 +77,16 @@ def read(
 
     Args:
         path: a file, a run's directory, or several in the order they were written.
-        source: one of ``IMPORTERS``; None recognises it by the columns.
-        metric: which metric, by its full name in the log; needed if there are several.
-        task: which task, if a log has several.
-        run: which run, if a file has several: a chart of wandb, or a table with a column `run`.
-        devices: accelerators that the run used, for device-hours; needed if the log does not contain it.
-        bounds: least and greatest value of the metric.
+        source: one of ``IMPORTERS``; None recognizes it by the columns.
+        metric: full name of the metric in the log; required if there are several.
+        task: name of the task; required if the log has several.
+        run: name of the run; required if the file has several, such as a chart of wandb or a table with a column `run`.
+        devices: number of accelerators of the run, for device-hours; required if the log does not contain it.
+        bounds: smallest and largest possible value of the metric.
         columns: column names by role (``ROLES``), for logs with other names.
 
     Raises:
-        CurveError: nothing to read, an unknown source, or no or several metrics; the message says what to do.
+        CurveError: there is nothing to read, the source is unknown, or there are no or several metrics.
     """
     paths = [Path(path)] if isinstance(path, str | Path) else [Path(p) for p in path]
     if not paths:
@@ -118,10 +118,10 @@ def read(
 
 
 def of_run(rows: list[Row], run: str | None, name: str) -> list[Row]:
-    """The rows of the run that was named, or all if there is one run.
+    """The rows of the given run, or all rows if there is only one run.
 
     Raises:
-        CurveError: there are several runs and none was named, or no run of that name.
+        CurveError: there are several runs and none was given, or there is no run of that name.
     """
     names = {key: dict.fromkeys(str(row[key]) for row in rows if key in row) for key in RUN_COLUMNS}
     by, runs = max(names.items(), key=lambda item: len(item[1]))
@@ -137,7 +137,7 @@ def of_run(rows: list[Row], run: str | None, name: str) -> list[Row]:
 
 
 def find_dialect(source: str | None, logs: list[Log], rows: list[Row], name: str) -> Dialect:
-    """The source that was named, or the one that the columns identify."""
+    """The given source, or the one that the columns identify."""
     if source is not None:
         if source not in IMPORTERS:
             raise CurveError(f"unknown source {source!r}; known are {', '.join(IMPORTERS)}")
@@ -147,7 +147,7 @@ def find_dialect(source: str | None, logs: list[Log], rows: list[Row], name: str
     found = {known: marks for known, marks in found.items() if marks}
     if len(found) > 1:
         told = "; ".join(f"{known} by {', '.join(marks[:3])}" for known, marks in found.items())
-        raise CurveError(f"{name} could be from {len(found)} sources ({told}); say which with source= (--from)")
+        raise CurveError(f"{name} could be from {len(found)} sources ({told}); choose one with source= (--from)")
     if found:
         return IMPORTERS[next(iter(found))]
     layouts = {log.container for log in logs}
@@ -163,7 +163,7 @@ def renamed(rows: list[Row], dialect: Dialect) -> list[Row]:
 
 
 def with_columns(dialect: Dialect, columns: Mapping[str, str], rows: list[Row], name: str) -> Dialect:
-    """The dialect with the user's own column names in front."""
+    """The dialect with the user's column names first."""
     unknown = set(columns) - set(ROLES)
     if unknown:
         raise CurveError(f"unknown role {', '.join(sorted(unknown))} in columns; known are {', '.join(ROLES)}")
@@ -241,7 +241,7 @@ def points_of(
 
 
 def evaluations(rows: list[Row], step_N: Array, chosen: Candidate) -> tuple[NDArray[np.intp], list[str]]:
-    """The rows that are the curve's points, in order of steps if there are any; and notes on those left out."""
+    """The indices of the rows that become points, in order of steps if there are any; and notes on those left out."""
     value_N = column(rows, chosen.metric)
     notes = []
     if chosen.task and any("task" in row for row in rows):
@@ -265,7 +265,7 @@ def evaluations(rows: list[Row], step_N: Array, chosen: Candidate) -> tuple[NDAr
 
 
 def as_it_stands(dialect: Dialect, columns: Mapping[str, str]) -> dict[str, str]:
-    """Columns, by role, that are already totals."""
+    """Columns by role that already contain totals."""
     roles = (*table.AXES, "stderr")
     if dialect.name == "table":
         return {role: columns.get(role, role) for role in roles}
@@ -285,7 +285,7 @@ def as_rows(cells: dict[str, Array], task: str) -> list[dict[str, Any]]:
 
 
 def spending(rows: list[Row], step_N: Array, dialect: Dialect) -> tuple[Spent | None, Spent | None, list[str]]:
-    """Seconds and tokens by step, from the best columns that exist; and notes on missing parts."""
+    """Seconds and tokens by step, from the best existing columns; and notes on missing parts."""
     notes: list[str] = []
     seconds = tokens = None
     if name := present(rows, dialect.seconds):
@@ -336,7 +336,7 @@ def check_bounds(points: list[dict[str, Any]], bounds: tuple[float, float], metr
 
 
 def write_points(imported: Imported, path: str | Path) -> None:
-    """Write points as JSONL, one evaluation per line; an existing file is replaced, whole or not at all."""
+    """Write points as JSONL, one evaluation per line; an existing file is replaced atomically."""
     text = "".join(json.dumps(row) + "\n" for row in imported.rows)
     try:
         write_whole(Path(path), text)
@@ -345,7 +345,7 @@ def write_points(imported: Imported, path: str | Path) -> None:
 
 
 def holds_part_of(imported: Imported, path: Path) -> bool:
-    """Return whether a file holds points of this import and no others, such as those of the log when it was shorter."""
+    """Return whether all points in a file are in this import, for example those of a shorter version of the log."""
     mine = {_identity(row) for row in imported.rows}
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -355,5 +355,5 @@ def holds_part_of(imported: Imported, path: Path) -> bool:
 
 
 def _identity(row: Mapping[str, Any]) -> str:
-    """Return what tells an evaluation from others; seconds and tokens may be counted anew when the log has grown."""
+    """Return a key for an evaluation. It excludes seconds and tokens, which may change when the log grows."""
     return json.dumps([row.get(name) for name in ("task", "step", "pass_rate", "metric")])

@@ -9,13 +9,13 @@ Row = dict[str, Any]
 """Column -> number (or text, in ``TEXT_COLUMNS``); a cell that is empty or not a number is absent."""
 
 RUN_COLUMNS = ("run", "run_name", "run_id")
-"""Columns that tell several runs of one file apart."""
+"""Columns that distinguish several runs in one file."""
 
 TEXT_COLUMNS = frozenset({"task", *RUN_COLUMNS})
 
 
 DEEPEST = 20
-"""Objects inside each other that a row may have; what lies deeper is no metric and is left out."""
+"""Largest depth of nested objects in a row. Deeper values are not metrics and are left out."""
 
 
 def flat(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Row:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from scalerl.importers.dialect import GENERIC_EVALUATIONS, Dialect
 
 AXES = ("device_hours", "flops", "tokens", "compute")
-"""Columns of compute used so far, taken unchanged."""
+"""Columns with compute used so far, which are not converted."""
 
 DIALECT = Dialect(
     name="table",

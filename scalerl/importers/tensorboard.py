@@ -26,7 +26,7 @@ def tensorboard_rows(path: Path) -> tuple[list[Row], tuple[str, ...]]:
         events.Reload()
         rows += file_rows(events)
     if not rows:
-        raise CurveError(f"{path} holds no scalars; give the event files of the run's own writer")
+        raise CurveError(f"{path} has no scalars; give the event files of the run")
     return rows, ()
 
 

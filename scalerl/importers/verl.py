@@ -44,9 +44,9 @@ def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
 
 
 def plain_name(name: str) -> str:
-    """The name that verl itself uses: `mean_at_8` (mlflow allows no `@`) is `mean@8`, `timing/step` is `timing_s/step`.
+    """The name that verl uses: `mean_at_8` becomes `mean@8`, and `timing/step` becomes `timing_s/step`.
 
-    Some versions and forks of verl write the seconds of a step under `timing/`.
+    mlflow does not allow `@`. Some versions and forks of verl write the seconds of a step under `timing/`.
     """
     return re.sub(r"_at_(?=\d)", "@", re.sub(r"^timing/", "timing_s/", name))
 

@@ -1,4 +1,4 @@
-"""Weights & Biases: exported histories and offline run directories of any framework. Needs no network.
+"""Weights & Biases: exported histories and offline run directories of any framework, read without network.
 
 A `.wandb` file is in LevelDB's log format. This module reads the format, because wandb no longer has a Python reader
 for it; the records are decoded with wandb's protobuf messages.
@@ -68,7 +68,7 @@ def history(record: Any, frame: bytes) -> dict[str, Any] | None:
 
 
 class Frames:
-    """The records of a LevelDB log up to the first damaged one; ``cut`` says afterwards whether there was one."""
+    """The records of a LevelDB log up to the first damaged one; afterwards ``cut`` is true if there was one."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.cut = data, False
@@ -94,9 +94,9 @@ class Frames:
 
 
 def plain_header(header: list[str]) -> tuple[list[str], list[str]]:
-    """The columns of a CSV, and the run that each belongs to, "" for all.
+    """The columns of a CSV, and the run of each column ("" for a column of all runs).
 
-    In a chart's export, `Step, run - metric, run - metric__MIN, ...`, only step and metric keep a name.
+    In a chart's export, `Step, run - metric, run - metric__MIN, ...`, only step and metric columns keep a name.
     """
     if header[0] not in ("Step", "Relative Time (Process)", "Wall Time") or not any(" - " in n for n in header[1:]):
         return header, [""] * len(header)

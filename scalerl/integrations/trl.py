@@ -21,7 +21,7 @@ from scalerl.scaling.forecast import amount
 from scalerl.scaling.stop import StopRule, reason_to_stop, stop_rule
 
 FIRST_FORECAST = 5
-"""Number of evaluations from which a forecast is made; the law has four parameters."""
+"""Smallest number of evaluations for a forecast; the law has four parameters."""
 RUNTIME = re.compile(r"eval_(?:(.+)_)?runtime")
 
 
@@ -51,15 +51,15 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         Args:
             path: the points.jsonl to write; a resumed run continues it, a new run replaces it.
             metric: the evaluation's metric, as TRL logs it.
-            devices: accelerators that the run uses; by default one for each of the trainer's processes.
-            bounds: least and greatest value of the metric.
-            stop_below_gain: stop if `advise` says stop or go back for this least gain.
+            devices: number of accelerators of the run; by default one for each of the trainer's processes.
+            bounds: smallest and largest possible value of the metric.
+            stop_below_gain: stop if `advise` with this minimum gain returns "stop" or "go back".
             budget: compute at which the gain is judged: "2x" of the last point, or an amount on the axis.
             axis: compute axis of the curve: device_hours, tokens (if the trainer counts them) or step.
-            say: prints a line for the user.
+            say: function that prints a line.
 
         Raises:
-            CurveError: an axis or a gain that cannot be used.
+            CurveError: the axis or the gain is invalid.
         """
         if axis not in ("device_hours", "tokens", "step"):
             raise CurveError(f"axis must be device_hours, tokens or step; got {axis!r}")
@@ -74,21 +74,22 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         self.latest: Mapping[str, Any] = {}
 
     def stop_when(self, *conditions: str) -> ForecastCallback:
-        """Stop the run where one of these conditions holds; returns the callback.
+        """Stop the run when one of these conditions holds; return the callback.
 
-        Conditions that hold when a run is resumed no longer count: resuming it overrules them.
+        Conditions that already hold when a run is resumed are dropped for the rest of the run.
 
         Args:
-            conditions: such as "gain at 2x below 0.01 with probability 0.9", "ceiling identified" or "falling".
+            conditions: conditions such as "gain at 2x below 0.01 with probability 0.9", "ceiling identified" or
+                "falling".
 
         Raises:
-            CurveError: a condition that cannot be read.
+            CurveError: a condition cannot be parsed.
         """
         self.conditions, self.rules = True, [stop_rule(text) for text in conditions]
         return self
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start a curve, or read the one of a resumed run."""
+        """Start a curve, or read the curve of a resumed run."""
         self.points, self.seconds = [], 0.0
         self.count = args.world_size if self.devices is None else self.devices
         if state.global_step and self.path.exists():
@@ -103,7 +104,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             self.write()
 
     def overrule(self) -> None:
-        """Drop the conditions that hold for what a resumed run had done: it would stop at its first evaluation."""
+        """Drop the conditions that hold already, because a resumed run would stop at its first evaluation."""
         for task in {str(point["task"]) for point in self.points}:
             held = self.reasons(task)
             self.rules = [rule for rule in self.rules if rule.text not in held]
@@ -111,7 +112,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
                 self.say(f"resumed although {reason}; this condition no longer counts")
 
     def reasons(self, task: str) -> dict[str, str]:
-        """Why to stop, by condition; empty before the fifth evaluation of the task."""
+        """The conditions that hold and the reason for each; empty before the fifth evaluation of the task."""
         rows = [point for point in self.points if point["task"] == task]
         if len(rows) < FIRST_FORECAST:
             return {}
@@ -120,7 +121,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         return {text: reason for text, reason in judged.items() if reason is not None}
 
     def write(self) -> None:
-        """Replace the file whole, so that a killed run leaves a complete one."""
+        """Replace the file atomically, so that a killed run leaves a complete one."""
         write_whole(self.path, "".join(json.dumps(row) + "\n" for row in self.points))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -157,8 +158,8 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             stop = self.look_ahead(task)
             for reason in self.reasons(task).values() if self.rules else ():
                 stop = True
-                self.say(f"stopping, because {reason}; resume from the last checkpoint to train on all the same")
-        # the rules of the first process count, and only it drops some on a resume
+                self.say(f"stopping, because {reason}; resume from the last checkpoint to continue anyway")
+        # only the first process drops rules on a resume, so its decision counts
         if (self.stop_below_gain is not None or self.conditions) and agreed(stop):
             control.should_training_stop = True
 
@@ -203,7 +204,7 @@ def earlier_points(path: Path) -> list[dict[str, Any]]:
         rows: list[dict[str, Any]] = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
     except ValueError as error:
         raise CurveError(
-            f"{path} is no valid points.jsonl to resume from ({error}); move it away or give another path"
+            f"{path} is not a valid points.jsonl to resume from ({error}); move it away or give another path"
         ) from error
     if not all(isinstance(row, dict) and {"step", "device_hours", "task"} <= row.keys() for row in rows):
         raise CurveError(f"{path} was not written by this callback; move it away or give another path")

@@ -1,1 +1,1 @@
-"""The mathematics of the recipe as functions of tensors: advantages, aggregation, losses, log-probabilities."""
+"""The mathematics of the recipe as functions of tensors: advantages, aggregation, losses and length penalty."""

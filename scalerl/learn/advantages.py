@@ -1,4 +1,4 @@
-"""Rewards to advantages, and the zero-variance filter. Functions of [P, G] tensors.
+"""Advantages and the zero-variance filter, as functions of [P, G] rewards.
 
 Legend: P prompts of the batch, G rollouts of each prompt.
 """
@@ -14,26 +14,26 @@ from scalerl import plugins
 from scalerl.config.recipe import Custom
 
 EPS = 1e-6
-"""Keeps a division finite where every reward is the same; the paper states none."""
+"""Keeps the division finite if all rewards are equal. The paper states no value."""
 
 
 def batch_normalised(rewards_PG: Tensor) -> Tensor:
-    """Centre by prompt, divide by the standard deviation over the whole batch (ScaleRL's J, appendix A.1).
+    """Center by prompt and divide by the standard deviation over the whole batch (ScaleRL's J, appendix A.1).
 
-    The batch is taken before the zero-variance filter: prompts without variance lower the deviation. The paper
-    leaves the order open; with rewards of +-1 the other order shrinks advantages.
+    The standard deviation is computed before the zero-variance filter, so prompts without variance lower it. The paper
+    leaves the order open; with rewards of +-1 the other order gives smaller advantages.
     """
     advantages_PG = centred(rewards_PG)
     return advantages_PG / (advantages_PG.std(correction=0) + EPS)
 
 
 def group_normalised(rewards_PG: Tensor) -> Tensor:
-    """Centre by prompt, divide by the prompt's own standard deviation (GRPO, ScaleRL eq. 3)."""
+    """Center by prompt and divide by the standard deviation of the prompt's rewards (GRPO, ScaleRL eq. 3)."""
     return centred(rewards_PG) / (rewards_PG.std(dim=1, keepdim=True, correction=0) + EPS)
 
 
 def centred(rewards_PG: Tensor) -> Tensor:
-    """Subtract each prompt's mean reward and divide by nothing (Dr. GRPO)."""
+    """Subtract each prompt's mean reward, without any division (Dr. GRPO)."""
     assert rewards_PG.ndim == 2, rewards_PG.shape
     return rewards_PG - rewards_PG.mean(dim=1, keepdim=True)
 
@@ -46,10 +46,10 @@ ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def advantages(choice: str | Custom, rewards_PG: Tensor) -> Tensor:
-    """Return advantages_PG by the recipe's choice: a name in ADVANTAGES, or a function of the user.
+    """Return advantages_PG by the recipe's choice: a name in ADVANTAGES, or a user's function.
 
     Raises:
-        PluginError: the function raised, or returned something of another shape or not finite.
+        PluginError: The function raised, or returned a tensor of another shape or with values that are not finite.
     """
     if isinstance(choice, str):
         return ADVANTAGES[choice](rewards_PG)
@@ -65,14 +65,14 @@ def advantages(choice: str | Custom, rewards_PG: Tensor) -> Tensor:
 
 
 def of_trained(rewards_PG: Tensor, trained_PG: Tensor) -> Tensor:
-    """Return rewards_PG in which a rollout that carries no loss has the reward of one of its prompt's that does.
+    """Replace the rewards of rollouts without loss by the reward of a trained rollout of the same prompt.
 
-    The zero-variance filter then sees the trained rollouts alone. Without this a prompt whose failures are all
-    truncated, and so masked, would be trained on its successes only: every advantage in its loss would be positive.
+    The zero-variance filter then considers only the trained rollouts. Without this, a prompt whose failures are all
+    truncated, and therefore masked, would be trained on its successes only, with positive advantages.
 
     Args:
-        rewards_PG: of all rollouts.
-        trained_PG: bool; the rollouts that may carry loss. Where a prompt has none, its first reward stands for all.
+        rewards_PG: Rewards of all rollouts.
+        trained_PG: Boolean mask of the rollouts that may carry loss. If a prompt has none, its first reward is used.
     """
     assert rewards_PG.shape == trained_PG.shape and trained_PG.dtype == torch.bool, (rewards_PG.shape, trained_PG.shape)
     some_P1 = rewards_PG.gather(1, trained_PG.int().argmax(dim=1, keepdim=True))
@@ -80,12 +80,12 @@ def of_trained(rewards_PG: Tensor, trained_PG: Tensor) -> Tensor:
 
 
 def with_variance(rewards_PG: Tensor) -> Tensor:
-    """Return keep_P: prompts whose rewards differ by more than float rounding."""
+    """Return keep_P, which is true for prompts whose rewards differ by more than rounding."""
     return rewards_PG.amax(dim=1) - rewards_PG.amin(dim=1) > EPS
 
 
 def every_prompt(rewards_PG: Tensor) -> Tensor:
-    """Return keep_P that keeps all."""
+    """Return keep_P, which is true for all prompts."""
     return torch.ones(len(rewards_PG), dtype=torch.bool, device=rewards_PG.device)
 
 

@@ -1,7 +1,7 @@
-"""Loss aggregation as token weights that sum to one. It knows masks and prompt numbers, no losses.
+"""Loss aggregation as token weights that sum to one.
 
-With loss = sum(loss_BT * weights_BT), any split over micro-batches or ranks gives the same gradient, and what is
-masked out leaves the denominator too. Legend: B rollouts, T tokens, P prompts; mask_BT is true on trained tokens.
+With loss = sum(loss_BT * weights_BT), any split over micro-batches or ranks gives the same gradient, and masked tokens
+do not enter the denominator. Legend: B rollouts, T tokens, P prompts; mask_BT is true for trained tokens.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from scalerl.config.recipe import Custom
 
 
 def prompt_mean(mask_BT: Tensor, prompt_B: Tensor) -> Tensor:
-    """Each prompt weighs the same, and within it each token (ScaleRL, DAPO: 1/P sum_p sum_it l / sum_i |y_i|).
+    """Weigh prompts equally, and tokens equally within a prompt (ScaleRL, DAPO: 1/P sum_p sum_it l / sum_i |y_i|).
 
     Args:
-        mask_BT: trained tokens.
-        prompt_B: number in 0..P-1 of the prompt that each rollout answers.
+        mask_BT: Trained tokens.
+        prompt_B: Index in 0..P-1 of the prompt of each rollout.
     """
     tokens_B = _tokens(mask_BT, prompt_B)
     tokens_P = torch.zeros(int(prompt_B.max()) + 1, device=mask_BT.device).index_add_(0, prompt_B, tokens_B)
@@ -28,13 +28,13 @@ def prompt_mean(mask_BT: Tensor, prompt_B: Tensor) -> Tensor:
 
 
 def sample_mean(mask_BT: Tensor, prompt_B: Tensor) -> Tensor:
-    """Each rollout weighs the same, and within it each token (GRPO: 1/B sum_i 1/|y_i| sum_t l)."""
+    """Weigh rollouts equally, and tokens equally within a rollout (GRPO: 1/B sum_i 1/|y_i| sum_t l)."""
     tokens_B = _tokens(mask_BT, prompt_B)
     return _share(mask_BT, tokens_B * (tokens_B > 0).sum())
 
 
 def token_mean(mask_BT: Tensor, prompt_B: Tensor) -> Tensor:
-    """Each token of the batch weighs the same."""
+    """Weigh all tokens of the batch equally."""
     tokens_B = _tokens(mask_BT, prompt_B)
     return _share(mask_BT, tokens_B.sum().expand_as(tokens_B))
 
@@ -46,7 +46,7 @@ def _tokens(mask_BT: Tensor, prompt_B: Tensor) -> Tensor:
 
 
 def _share(mask_BT: Tensor, denominator_B: Tensor) -> Tensor:
-    """Return mask / denominator; a rollout without trained tokens has a denominator of zero and no weight."""
+    """Return mask / denominator; a rollout without trained tokens has a denominator of zero and gets no weight."""
     return mask_BT / denominator_B.clamp(min=1.0)[:, None]
 
 
@@ -58,16 +58,16 @@ AGGREGATIONS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 def token_weights(choice: str | Custom, mask_BT: Tensor, prompt_B: Tensor) -> Tensor:
-    """Return weights_BT by the recipe's choice: a name in AGGREGATIONS, or a function of the user.
+    """Return weights_BT by the recipe's choice: a name in AGGREGATIONS, or a user's function.
 
     Args:
-        choice: of the recipe.
-        mask_BT: trained tokens.
-        prompt_B: number in 0..P-1 of the prompt that each rollout answers.
+        choice: The recipe's `aggregation`.
+        mask_BT: Trained tokens.
+        prompt_B: Index in 0..P-1 of the prompt of each rollout.
 
     Raises:
-        PluginError: the function raised, or its weights have another shape, are negative, are not zero off the mask or
-            do not sum to one (zero where no token is trained).
+        PluginError: The function raised, or its weights have another shape, are negative, are not zero outside the
+            mask or do not sum to one (to zero if no token is trained).
     """
     if isinstance(choice, str):
         return AGGREGATIONS[choice](mask_BT, prompt_B)

@@ -1,4 +1,4 @@
-"""Checks the functions of the user on a made-up batch, before anything is trained with them."""
+"""Check of a user's functions on a made-up batch before training."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from scalerl.learn.aggregate import token_weights
 from scalerl.learn.losses import custom
 
 START_S = 60.0
-"""Seconds that the functions may take for the made-up batch."""
+"""Time limit of the check, seconds."""
 TENSORS = {
     "loss": ("logp_BT", "behavior_BT", "advantages_B", "mask_BT"),
     "advantage": ("rewards_PG",),
     "aggregation": ("mask_BT", "prompt_B"),
 }
-"""What a function of each kind is given, in this order; its parameters follow by name."""
+"""Positional arguments of each kind of function; the user's parameters follow as keyword arguments."""
 
 
 def check_functions(recipe: Recipe) -> None:
-    """Call each function of the user on a batch of two prompts with three rollouts of up to five tokens.
+    """Call each of the user's functions on a batch of two prompts with three rollouts of up to five tokens.
 
     Raises:
-        ConfigError: it cannot be imported, takes other arguments, raises, or returns something else than is expected.
+        ConfigError: A function cannot be imported, takes other arguments, raises, or returns an unexpected value.
     """
     plugins.loaded.cache_clear()  # a notebook may have changed the module since its last run
     for part in TENSORS:
@@ -59,7 +59,7 @@ def _check_loss(loss: Custom, advantages_B: torch.Tensor, mask_BT: torch.Tensor)
     logp_BT.requires_grad_()
     loss_BT, _ = custom(loss, logp_BT, behavior_BT, advantages_B, mask_BT)
     if not bool(loss_BT[mask_BT].isfinite().all()):
-        raise plugins.PluginError(f"{loss.function} returned a loss that is not finite; expected a number a token")
+        raise plugins.PluginError(f"{loss.function} returned a loss that is not finite; expected a number per token")
     if not loss_BT.requires_grad:
         raise plugins.PluginError(
             f"{loss.function} returned a loss without a gradient; expected one that is computed from logp_BT"

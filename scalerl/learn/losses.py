@@ -1,8 +1,8 @@
-"""Policy losses, one function an equation: log-probabilities and advantages to a loss for every token.
+"""Policy losses, one function per equation: a loss for every token from log-probabilities and advantages.
 
-Aggregation is in aggregate.py; there is no KL and no entropy term. The ratio is trainer over generator: its
-denominator is the log-probability that the generator returned, so that one ratio covers staleness and engine mismatch
-(ScaleRL eq. 2). Legend: B rollouts, T tokens.
+Aggregation is in aggregate.py. There is no KL and no entropy term. The denominator of the ratio is the log-probability
+that the generator returned, so the ratio covers both staleness and engine mismatch (ScaleRL eq. 2).
+Legend: B rollouts, T tokens.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from scalerl.config.recipe import Cispo, Custom, Dapo, Grpo, Gspo, Reinforce
 LossFn = Callable[[Any, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 LOG_RATIO_LIMIT = 20.0
-"""Largest log ratio in absolute value, of a token or of a GSPO rollout: exp of more overflows the products below.
+"""Largest absolute log ratio of a token, or of a rollout in GSPO; exp of a larger one could overflow the products.
 
-CISPO's cap lies far below. The clipped surrogates (DAPO, GRPO, GSPO) bound the ratio on one side only: with a negative
-advantage a large ratio stays as it is, with a positive one a small ratio does. There this limit cuts the ratio, the
-token has no gradient, and it counts as capped.
+CISPO's cap is far below it. The clipped surrogates (DAPO, GRPO, GSPO) bound the ratio on one side only: a large ratio
+is not clipped if the advantage is negative, nor a small one if it is positive. There this limit cuts the ratio. The
+token then has no gradient and counts as capped.
 """
 
 
 def cispo(params: Cispo, logp_BT: Tensor, behavior_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor) -> Any:
-    """-sg(min(ratio, max_ratio)) * A * log pi (ScaleRL eq. 4). The cap is absolute and on the upper side only.
+    """-sg(min(ratio, max_ratio)) * A * log pi (ScaleRL eq. 4). The cap is absolute and only bounds the ratio above.
 
-    No token is masked, whatever its ratio: a capped token still pushes log pi, with the capped weight.
+    No token is masked by its ratio: a capped token still has a gradient, with the capped weight.
 
     Args:
-        params: the loss's own record.
-        logp_BT: log-probabilities under the policy being trained, with gradient.
-        behavior_BT: log-probabilities under the policy that sampled.
-        advantages_B: one advantage a rollout.
-        mask_BT: trained tokens.
+        params: Parameters of the loss.
+        logp_BT: Log-probabilities under the policy being trained, with gradient.
+        behavior_BT: Log-probabilities under the policy that sampled the tokens.
+        advantages_B: One advantage per rollout.
+        mask_BT: Trained tokens.
 
     Returns:
-        loss_BT, and capped_BT: tokens whose ratio was cut.
+        loss_BT, and capped_BT, the tokens whose ratio was capped.
     """
     ratio_BT = _ratio(logp_BT.detach(), behavior_BT, advantages_B, mask_BT)
     loss_BT = -ratio_BT.clamp(max=params.max_ratio) * advantages_B[:, None] * logp_BT
@@ -50,7 +50,7 @@ def cispo(params: Cispo, logp_BT: Tensor, behavior_BT: Tensor, advantages_B: Ten
 def clipped_surrogate(
     params: Dapo | Grpo, logp_BT: Tensor, behavior_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) a token (ScaleRL eqs. 3, 7, 8). Args as `cispo`."""
+    """-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) (ScaleRL eqs. 3, 7, 8). Args as for `cispo`."""
     _check(logp_BT, behavior_BT, advantages_B, mask_BT)
     return _pessimistic(logp_BT - behavior_BT, advantages_B[:, None], params)
 
@@ -58,10 +58,10 @@ def clipped_surrogate(
 def gspo(
     params: Gspo, logp_BT: Tensor, behavior_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The clipped surrogate on s = exp(mean_t log ratio), the same for every token of a rollout (GSPO eqs. 5-7).
+    """The clipped surrogate of s = exp(mean_t log ratio), the same for every token of a rollout (GSPO eqs. 5-7).
 
-    The paper writes the plain product of ratios; thresholds of 1e-3 only make sense for its |y|-th root, which GSPO
-    defines and which is used here. Args as `cispo`.
+    The ScaleRL paper writes the plain product of ratios. Thresholds of 1e-3 only make sense for its |y|-th root, which
+    the GSPO paper defines and which is used here. Args as for `cispo`.
     """
     _check(logp_BT, behavior_BT, advantages_B, mask_BT)
     log_ratio_BT = (logp_BT - behavior_BT) * mask_BT
@@ -72,13 +72,13 @@ def gspo(
 def reinforce(
     params: Reinforce, logp_BT: Tensor, behavior_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """-A * log pi, as if every token were on policy. Args as `cispo`."""
+    """-A * log pi, as if every token were on policy. Args as for `cispo`."""
     _check(logp_BT, behavior_BT, advantages_B, mask_BT)
     return -advantages_B[:, None] * logp_BT, torch.zeros_like(mask_BT)
 
 
 def _pessimistic(log_ratio_BT: Tensor, advantages_B1: Tensor, params: Dapo | Grpo | Gspo) -> tuple[Tensor, Tensor]:
-    """Return the clipped surrogate's loss, and the tokens whose ratio was cut by the clip or by LOG_RATIO_LIMIT."""
+    """Return the loss of the clipped surrogate, and the tokens clipped by the thresholds or by LOG_RATIO_LIMIT."""
     ratio_BT = log_ratio_BT.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
     free_BT = ratio_BT * advantages_B1
     clipped_BT = ratio_BT.clamp(1 - params.clip_low, 1 + params.clip_high) * advantages_B1
@@ -99,16 +99,16 @@ def _check(logp_BT: Tensor, behavior_BT: Tensor, advantages_B: Tensor, mask_BT: 
 def custom(
     params: Custom, logp_BT: Tensor, behavior_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return what a function of the user makes of the same tensors. Args as `cispo`.
+    """Call the user's loss function. Args as for `cispo`.
 
     The function returns loss_BT, or (loss_BT, clipped_BT).
 
     Raises:
-        PluginError: it raised, or returned something else.
+        PluginError: The function raised, or returned something else.
     """
     _check(logp_BT, behavior_BT, advantages_B, mask_BT)
     function = plugins.loaded(params.function, "recipe.loss.function")
-    given = (part.clone() for part in (logp_BT, behavior_BT, advantages_B, mask_BT))  # it may write into them
+    given = (part.clone() for part in (logp_BT, behavior_BT, advantages_B, mask_BT))  # the function may modify them
     found = plugins.call(function, params.function, *given, **params.params)
     loss_BT, clipped_BT = found if isinstance(found, tuple) and len(found) == 2 else (found, torch.zeros_like(mask_BT))
     for part in (loss_BT, clipped_BT):

@@ -11,9 +11,9 @@ def with_length_penalty(rewards_PG: Tensor, passed_PG: Tensor, tokens_PG: Tensor
     """Add clip((L_max - |y|) / L_cache - 1, -1, 0) to the rewards of correct rollouts only (ScaleRL eq. 9).
 
     Args:
-        rewards_PG: before the penalty.
-        passed_PG: which rollouts are correct.
-        tokens_PG: completion lengths.
+        rewards_PG: Rewards before the penalty.
+        passed_PG: Whether each rollout is correct.
+        tokens_PG: Completion lengths.
         control: L_max and L_cache.
     """
     penalty_PG = ((control.max_tokens - tokens_PG) / control.cache_tokens - 1.0).clamp(-1.0, 0.0)

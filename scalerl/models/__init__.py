@@ -1,1 +1,1 @@
-"""Policies: a causal LM as the recipe needs it, its weights by name, its FLOPs."""
+"""Policies: causal LMs with log-probabilities, weights by name, and FLOPs."""

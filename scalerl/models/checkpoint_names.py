@@ -1,7 +1,7 @@
-"""Weights by the names and shapes of a checkpoint on disk, and a model over weights that lie elsewhere.
+"""Weights by the names and shapes of a checkpoint on disk, and a model over existing weights.
 
-transformers keeps the experts of a layer in one tensor and writes them to disk one by one, as they were published; some
-families are renamed on the way too. Whoever loads checkpoints, as vLLM does, needs the names on disk.
+transformers keeps the experts of a layer in one tensor but saves them separately, as they were published, and renames
+some weights of some families. Programs that load checkpoints, such as vLLM, need the names on disk.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from torch import Tensor
 
 
 def checkpoint_weights(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield weights as `model.save_pretrained` would name and shape them.
+    """Yield weights with the names and shapes that `model.save_pretrained` would give them.
 
-    Each tensor is converted alone, so that no second copy of the model is ever held.
+    Tensors are converted one at a time, so that no second copy of the model is held.
 
     Args:
-        model: a transformers model, whose class and configuration say how names are converted.
-        weights: by the model's own names, whole.
+        model: A transformers model, whose class and configuration determine the conversion.
+        weights: Full tensors by the names of the model's parameters.
     """
     from transformers.core_model_loading import revert_weight_conversion
 
@@ -29,11 +29,11 @@ def checkpoint_weights(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Ite
 
 
 def plain_model(model: Any, weights: dict[str, Tensor]) -> Any:
-    """Return a model of the same architecture over given weights, without a second copy of them.
+    """Return a model of the same architecture over given weights, without copying them.
 
     Args:
-        model: a transformers model whose own parameters are shares or have adapters beside them.
-        weights: whole, by the names that the architecture gives them, tied ones once, on the host.
+        model: A transformers model whose parameters are sharded or have adapters.
+        weights: Full tensors on the host by the architecture's names; tied ones appear once.
     """
     with torch.device("meta"):
         plain = type(model)(model.config)

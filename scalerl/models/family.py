@@ -1,7 +1,7 @@
-"""Which architectures can be trained: decoders whose only memory of earlier tokens is keys and values.
+"""Check of the architecture: supported are decoders whose only state from earlier tokens is keys and values.
 
-There is no list of model names. A model is refused by what it says about itself (its configuration and the attributes
-that transformers sets on its class); `check_head` and `check_engine` then compare numbers.
+There is no list of model names. A model is checked by its configuration and by the attributes that transformers sets on
+its class; `check_head` and `check_engine` then compare numbers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from scalerl.config.base import ConfigError
 
 ATTENTION_KINDS = ("full_attention", "sliding_attention")
-"""Kinds of layers that the engine has a mask for."""
+"""Kinds of layers for which the engine has a mask."""
 
 ALLOWED = (
     "allowed: decoder-only causal language models with softmax attention in every layer (Llama, Qwen2, Qwen3, Gemma, "
@@ -20,13 +20,13 @@ ALLOWED = (
 
 
 def check_config(config: Any) -> None:
-    """Refuse a configuration of transformers, before any weights are read.
+    """Refuse an unsupported transformers configuration before weights are read.
 
     Args:
-        config: a transformers configuration.
+        config: A transformers configuration.
 
     Raises:
-        ConfigError: an encoder-decoder, or a wrapper around a language model and another one for images or sound.
+        ConfigError: The model is an encoder-decoder, is multimodal (images or sound), or has another kind of layers.
     """
     name = _name(config)
     if getattr(config, "is_encoder_decoder", False):
@@ -36,21 +36,21 @@ def check_config(config: Any) -> None:
             f"model.path: {name} wraps a language model together with other models (images, sound); {ALLOWED}. Save "
             "its language model alone (for example Gemma3ForCausalLM) and give that directory"
         )
-    # "chunked_attention" is Llama 4's
+    # for example "chunked_attention" in Llama 4
     unknown = sorted(set(getattr(config, "layer_types", None) or ()) - set(ATTENTION_KINDS))
     if unknown:
         raise ConfigError(f"model.path: {name} has layers of kind {', '.join(unknown)}; {ALLOWED}")
 
 
 def check_model(model: Any) -> None:
-    """Refuse a model that remembers earlier tokens by more than keys and values.
+    """Refuse a model with state other than keys and values.
 
     Args:
-        model: a transformers model.
+        model: A transformers model.
 
     Raises:
-        ConfigError: from `check_config`; or transformers says that the model keeps a state of another kind, which a
-            cache of slots does not hold (Mamba, RWKV and hybrids with them).
+        ConfigError: From `check_config`, or transformers marks the model as stateful (Mamba, RWKV and hybrids with
+            them); the slot cache cannot hold such a state.
     """
     check_config(model.config)
     if getattr(model, "_is_stateful", False):
@@ -61,6 +61,6 @@ def check_model(model: Any) -> None:
 
 
 def _name(config: Any) -> str:
-    """Return the model's class where the configuration names it, else the configuration's."""
+    """Return the model class that the configuration names, or else the class of the configuration."""
     named = getattr(config, "architectures", None)
     return str(named[0]) if named else type(config).__name__

@@ -1,6 +1,6 @@
-"""Looks at a model's files before anything is loaded: what is missing, cut off or of another kind. It loads no torch.
+"""Check of a model's files before loading: missing, truncated and unsupported files. torch is not imported.
 
-Only headers are read, so it takes milliseconds for a model of any size.
+Only headers are read, so the check takes milliseconds for a model of any size.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 """NAME or OWNER/NAME."""
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-"""Endings of weights that Python's pickle holds, which can run any code when it is read."""
+"""Suffixes of pickled weights. Reading a pickle can run any code."""
 
 ITEM_BYTES = {
     "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "U16": 2, "I16": 2, "F16": 2, "BF16": 2,
     "U32": 4, "I32": 4, "F32": 4, "U64": 8, "I64": 8, "F64": 8,
 }  # fmt: skip
-"""Bytes of an entry by safetensors' name of its type."""
+"""Bytes per entry, by the safetensors name of the type."""
 
 LONGEST_HEADER = 100_000_000
-"""Bytes; safetensors' own limit."""
+"""Bytes; the limit of safetensors itself."""
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -37,14 +37,14 @@ ALLOWED = "allowed: a model directory with config.json and safetensors, a GGUF f
 
 
 def check_model_files(path: str, *, weights: bool = True) -> None:
-    """Refuse a model that cannot be loaded as a whole, or whose weights are pickled.
+    """Refuse a model that is incomplete or whose weights are pickled.
 
     Args:
-        path: as `model.path`; a name on the hub is not looked at.
-        weights: whether weights are needed too; `scalerl plan` needs sizes alone.
+        path: `model.path`; a hub name is not checked further.
+        weights: Whether weights are needed too; `scalerl plan` needs only the sizes.
 
     Raises:
-        ConfigError: the message names the file, what is wrong with it, and what to do.
+        ConfigError: The message names the file, the problem and what to do.
     """
     if is_gguf(path):
         check_gguf_file(Path(path))
@@ -64,7 +64,7 @@ def _refuse_file(file: Path) -> None:
 
 
 CONVERT = (
-    'convert it to safetensors where you trust its source: python -c "from transformers import AutoModelForCausalLM as '
+    'convert it to safetensors if you trust its source: python -c "from transformers import AutoModelForCausalLM as '
     "M; M.from_pretrained('OLD', use_safetensors=False).save_pretrained('NEW')\", and copy the tokenizer's files"
 )
 
@@ -89,7 +89,7 @@ def read_model_config(file: Path) -> dict[str, Any]:
     """Return the content of a config.json.
 
     Raises:
-        ConfigError: no JSON object, or one that names neither a type nor an architecture.
+        ConfigError: The file is not a JSON object, or model_type or architectures are missing or malformed.
     """
     values = _json(file)
     named = values.get("architectures")
@@ -128,10 +128,7 @@ def _check_weights(directory: Path) -> None:
     pickles = [name for name in files if name.endswith(PICKLES) and name != "training_args.bin"]
     shards = [name for name in files if name.endswith(".safetensors")]
     if shards:
-        raise ConfigError(
-            f"model.path: {directory} has {shards[0]} and no {INDEX}, which says what it holds; download the whole "
-            "model again"
-        )
+        raise ConfigError(f"model.path: {directory} has {shards[0]} and no {INDEX}; download the whole model again")
     if pickles:
         raise ConfigError(
             f"model.path: {directory} has its weights in {pickles[0]}, a pickle, which is not read because it can run "
@@ -160,22 +157,22 @@ def _check_shards(directory: Path) -> None:
     absent = [tensor for tensor, name in places.items() if tensor not in held[name]]
     if absent:
         raise ConfigError(
-            f"model.path: {directory / places[absent[0]]} lacks {absent[0]}, which {INDEX} says it holds; download it "
+            f"model.path: {directory / places[absent[0]]} lacks {absent[0]}, which {INDEX} lists there; download it "
             "again"
         )
 
 
 def _header(file: Path) -> Mapping[str, Any]:
-    """Return the header of a safetensors file, after its sizes were compared with the file's.
+    """Return the header of a safetensors file, after checking its sizes against the size of the file.
 
-    Source of the format: 8 bytes with the length of a JSON header, the header, then the tensors without gaps.
+    Format: 8 bytes with the length of a JSON header, the header, then the tensors without gaps.
     """
     again = "download it again, or save the model once more"
     size = file.stat().st_size
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
         if size < 8 or not 2 <= length <= min(LONGEST_HEADER, size - 8):
-            raise ConfigError(f"model.path: {file} is no whole safetensors file ({size:,} bytes); {again}")
+            raise ConfigError(f"model.path: {file} is not a complete safetensors file ({size:,} bytes); {again}")
         try:
             header = json.loads(opened.read(length))
             held = {name: entry for name, entry in header.items() if name != "__metadata__"}
@@ -186,7 +183,7 @@ def _header(file: Path) -> Mapping[str, Any]:
     if not held:
         raise ConfigError(f"model.path: {file} holds no tensors; {again}")
     if wrong:
-        raise ConfigError(f"model.path: {file}: the size of {wrong[0]} is not that of its shape; {again}")
+        raise ConfigError(f"model.path: {file}: the size of {wrong[0]} does not match its shape; {again}")
     if 8 + length + end != size:
         what = "cut off" if 8 + length + end > size else "longer than its header says"
         raise ConfigError(f"model.path: {file} is {what}: {size:,} of {8 + length + end:,} bytes; {again}")

@@ -1,6 +1,6 @@
-"""FLOPs of a decoder from token counts. It loads no torch.
+"""FLOPs of a decoder, computed from token counts. torch is not imported.
 
-Tokens and FLOPs are counted, not timed: they carry no noise and do not depend on the machine.
+Tokens and FLOPs are counted, not measured, so they have no noise and do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -12,56 +12,56 @@ import numpy as np
 import numpy.typing as npt
 
 FLOPS_RULE = 2
-"""How FLOPs are counted, kept in checkpoints. Rule 1, of checkpoints without a number, counted the head for every token
-of a sequence. Totals of two rules do not belong on one axis, so a run keeps the rule it began with."""
+"""Version of the counting rule, saved in checkpoints. Rule 1, used by checkpoints without this number, counted the head
+for every token of a sequence. Totals by different rules are not comparable, so a run keeps the rule it started with."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What the FLOPs of a decoder depend on.
+    """The sizes of a decoder that determine its FLOPs.
 
     Example (two full-attention layers): ModelShape(matmul_params=133120.0, attention_width=64, windows=(0, 0),
                                                     head_params=2048.0)
     """
 
     matmul_params: float
-    """Entries of all matrices a token is multiplied with: active experts only, the head included, embeddings not."""
+    """Entries of all matrices that multiply a token: with the head, with active experts only, without embeddings."""
     attention_width: int
     """Heads x head dimension."""
     windows: tuple[int, ...]
-    """Sliding window of each layer in tokens; 0: full attention."""
+    """Sliding window of each layer in tokens; 0 for full attention."""
     frozen_params: float = 0.0
-    """Of `matmul_params`, entries without a gradient of their own: those of the model under adapters."""
+    """Entries of `matmul_params` without a gradient: the weights of the base model when adapters are trained."""
     head_params: float = 0.0
-    """Those of `matmul_params` that belong to the LM head, which only a position that predicts a token is multiplied
-    with. 0: every position counts as one that predicts, as in the rule of runs before this field (FLOPS_RULE)."""
+    """Entries of `matmul_params` in the LM head, which multiplies only positions that predict a token. With 0, every
+    position counts as predicting, as in rule 1 (FLOPS_RULE)."""
 
     def forward_flops(self, first: int, count: int, predicted: int = 0) -> float:
         """Return the FLOPs of the forward pass over `count` tokens of one sequence, the first at position `first`.
 
-        Two a multiply-add: 2 x matrices for each token, and 4 x width x context for scores and mixing of each layer
-        (2 x width x context each), where the context of position p is the p + 1 tokens it attends to, at most the
-        layer's window.
+        A multiply-add counts as two. Each token costs 2 x matrix entries, and in each layer 2 x width x context for the
+        attention scores and as much for the weighted sum. The context of position p is the p + 1 tokens that it attends
+        to, at most the layer's window.
 
         Args:
-            first: position of the first token, counted from 0.
-            count: tokens.
-            predicted: of them, those whose hidden state goes through the head.
+            first: Position of the first token, counted from 0.
+            count: Number of tokens.
+            predicted: Number of these tokens whose hidden state goes through the head.
         """
         attended = sum(_context_sum(first, count, window) for window in self.windows)
         body = 2.0 * (self.matmul_params - self.head_params) * count
         return body + 4.0 * self.attention_width * attended + self.head_flops(predicted)
 
     def head_flops(self, predicted: int) -> float:
-        """Return the FLOPs of the head over so many positions."""
+        """Return the FLOPs of the head over `predicted` positions."""
         return 2.0 * self.head_params * predicted
 
     def decode_flops(self, contexts_N: npt.ArrayLike) -> float:
-        """Return the FLOPs of one decode step: one token, and one prediction, of each of N sequences.
+        """Return the FLOPs of one decode step: one token and one prediction for each of N sequences.
 
         Args:
-            contexts_N: tokens of each sequence, the one just fed included. A layer attends to all of them, or to as
-                many as its window holds.
+            contexts_N: Tokens of each sequence, including the current input token. A layer attends to all of them, or
+                to as many as its window holds.
         """
         contexts = np.asarray(contexts_N, dtype=np.int64)
         attended = sum(
@@ -71,21 +71,21 @@ class ModelShape:
         return 2.0 * self.matmul_params * len(contexts) + 4.0 * self.attention_width * attended
 
     def counted_by(self, rule: int) -> ModelShape:
-        """Return the shape that counts by a rule (FLOPS_RULE): the one that a resumed run began with."""
+        """Return the shape that counts by the given rule (FLOPS_RULE), such as the one a resumed run started with."""
         return self if rule == FLOPS_RULE else replace(self, head_params=0.0)
 
     def training_flops(self, count: int, predicted: int = 0, checkpointing: bool = False) -> float:
         """Return the FLOPs of forward and backward over one sequence.
 
-        The backward pass costs two forward passes, and one more where activations are computed again: always in the
-        head (models/head.py), elsewhere with gradient checkpointing. Of its two products with every matrix, a frozen
-        one has only that for the gradient by its input, so 2 FLOPs a token and entry are left out: 4 instead of 6 in
-        all. Adapters freeze the head too. Inputs of the first layer that need no gradient either are counted.
+        The backward pass costs two forward passes. Recomputed activations cost one more: always in the head
+        (models/head.py), and in the layers with gradient checkpointing. A frozen matrix needs no weight gradient, which
+        saves 2 of 6 FLOPs per token and entry. Adapters freeze the head too. Gradients for the inputs of the first
+        layer are counted although they may not be needed.
 
         Args:
-            count: tokens of the sequence, prompt included.
-            predicted: of them, those that are trained.
-            checkpointing: whether the layers' activations are computed again.
+            count: Tokens of the sequence, including the prompt.
+            predicted: Number of these tokens that are trained.
+            checkpointing: Whether the layers recompute their activations.
         """
         whole = self.forward_flops(0, count) * (4.0 if checkpointing else 3.0) + 4.0 * self.head_flops(predicted)
         if not self.frozen_params:

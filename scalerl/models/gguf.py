@@ -1,7 +1,7 @@
-"""A model in one GGUF file as an ordinary Hugging Face directory, converted once into the cache.
+"""Conversion of a GGUF file to a Hugging Face model directory in the cache.
 
-transformers reads GGUF into full weights, but refuses to save what it read; every process of a run would read it again,
-which takes half a minute for 0.1 billion weights. So it is converted once, and everything after sees a directory.
+transformers reads GGUF files but refuses to save the result. Without the conversion every process of a run would read
+the file again, which takes half a minute for 0.1 billion weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ENDING = ".gguf"
 
 
 def is_gguf(path: str) -> bool:
-    """Return whether a model's path means a GGUF file: by its ending, or by its first bytes."""
+    """Return whether a model's path is a GGUF file, by its suffix or its first bytes."""
     if path.lower().endswith(ENDING):
         return True
     if not os.path.isfile(path):  # not Path.is_file, which raises for a name that is too long
@@ -30,23 +30,25 @@ def is_gguf(path: str) -> bool:
 
 
 def gguf_directory(file: Path, dtype: str) -> Path:
-    """Return where the conversion of a file is cached; a file that was written again has another directory."""
+    """Return the cache directory of a file's conversion; it changes when the file is rewritten."""
     found = file.stat()
     key = f"{file.resolve()}|{found.st_size}|{found.st_mtime_ns}|{dtype}"
     return cache_root() / f"gguf-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}"
 
 
 def converted(path: str, dtype: str) -> Path:
-    """Return the directory with a GGUF file's model and tokenizer; make it unless it is in the cache.
+    """Return the directory with the model and tokenizer of a GGUF file, converting the file if it is not cached.
 
-    The weights are those that the file's quantised blocks stand for. Memory: two copies of the model in `dtype`.
+    The weights are the dequantized blocks of the file. The conversion needs memory for two copies of the model in
+    `dtype`.
 
     Args:
-        path: a GGUF file.
-        dtype: of the weights on disk, float32 or bfloat16.
+        path: A GGUF file.
+        dtype: Type of the weights on disk, float32 or bfloat16.
 
     Raises:
-        ConfigError: no such file, not GGUF, a package is missing, or transformers cannot read the architecture.
+        ConfigError: The file does not exist or is not GGUF, a package is missing, or transformers cannot read the
+            architecture.
     """
     file = Path(path)
     check_gguf_file(file)
@@ -61,7 +63,7 @@ def converted(path: str, dtype: str) -> Path:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         as_umask(temporary)
-        if not (directory / "config.json").exists():  # another process may have made it meanwhile
+        if not (directory / "config.json").exists():  # unless another process was faster
             shutil.rmtree(directory, ignore_errors=True)
             temporary.rename(directory)
     finally:
@@ -70,10 +72,10 @@ def converted(path: str, dtype: str) -> Path:
 
 
 def check_gguf_file(file: Path) -> None:
-    """Refuse what is no file, or does not begin as a GGUF file does.
+    """Refuse a path that is not a file or does not start with the GGUF magic bytes.
 
     Raises:
-        ConfigError: the message says what it is.
+        ConfigError: The message says what the path is.
     """
     if not file.is_file():
         what = "a directory" if file.is_dir() else "no such file"
@@ -106,10 +108,10 @@ def _read(file: Path, dtype: str) -> tuple[Any, Any]:
             **where, dtype=getattr(torch, dtype), output_loading_info=True
         )
         tokenizer = AutoTokenizer.from_pretrained(**where)
-    except Exception as error:  # two foreign readers raise whatever a damaged file leads them to, struct.error too
+    except Exception as error:  # a damaged file makes the readers raise any exception, for example struct.error
         reason = str(error).strip().split("\n")[0]
         raise ConfigError(
-            f"model.path: transformers cannot read {file}: {type(error).__name__}: {reason}; allowed: a whole GGUF "
+            f"model.path: transformers cannot read {file}: {type(error).__name__}: {reason}; allowed: a complete GGUF "
             "file of an architecture that transformers knows (Llama, Qwen, Mistral, Gemma and others), or the model's "
             "own directory with config.json and safetensors"
         ) from None
@@ -119,7 +121,7 @@ def _read(file: Path, dtype: str) -> tuple[Any, Any]:
             f"model.path: {file} lacks {len(missing)} of the model's weights, the first is {missing[0]}; a model that "
             "was split into several files must be joined first (llama-gguf-split --merge)"
         )
-    # `read` is marked as quantised and cannot be saved; a model made from its configuration alone is not
+    # `read` is marked as quantized and cannot be saved; a new model from its configuration can
     config = read.config
     del config.quantization_config
     fresh = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
@@ -139,14 +141,14 @@ SIZES = {
     "num_experts_per_tok": "expert_used_count",
     "moe_intermediate_size": "expert_feed_forward_length",
 }
-"""The sizes of a decoder by their names in config.json, and in GGUF after the architecture's name."""
+"""Names of a decoder's sizes: in config.json, and in GGUF after the name of the architecture."""
 
 
 def sizes(path: str) -> dict[str, Any]:
-    """Return a decoder's sizes by their names in config.json, from the header alone; torch is not loaded.
+    """Return a decoder's sizes by their names in config.json. Only the header is read, and torch is not imported.
 
     Raises:
-        ConfigError: no such file, not a whole GGUF file, or the package gguf is missing.
+        ConfigError: The file does not exist or is not a complete GGUF file, or the package gguf is missing.
     """
     check_gguf_file(Path(path))
     try:
@@ -161,8 +163,8 @@ def sizes(path: str) -> dict[str, Any]:
                  if f"{family}.{theirs}" in fields}  # fmt: skip
         found["vocab_size"] = len(fields["tokenizer.ggml.tokens"].data)
         found["tie_word_embeddings"] = not any(tensor.name == "output.weight" for tensor in reader.tensors)
-    except Exception as error:  # a foreign reader raises whatever a damaged file leads it to
+    except Exception as error:  # a damaged file makes the reader raise any exception
         raise ConfigError(
-            f"model.path: {path} cannot be read ({type(error).__name__}: {error}); give a whole GGUF file"
+            f"model.path: {path} cannot be read ({type(error).__name__}: {error}); give a complete GGUF file"
         ) from None
     return found

@@ -1,8 +1,9 @@
-"""Log-probabilities and entropies of tokens from hidden states, chunked over the vocabulary with their own backward.
+"""Log-probabilities and entropies of tokens from hidden states, chunked over the vocabulary.
 
-The trainer never holds [tokens x vocabulary]: the forward keeps a running log-sum-exp, the backward computes each
-chunk again. With `fp32` the head is an FP32 product of upcast operands, not an upcast after a bf16 product: a bf16
-product rounds logits to three digits, which is most of the mismatch between trainer and generator (ScaleRL sec. 3.2).
+The trainer never holds a tensor of tokens x vocabulary: the forward pass keeps a running log-sum-exp, and the backward
+pass recomputes each chunk. With `fp32` the operands are cast before the product, not the result of a bf16 product. A
+bf16 product rounds logits to three digits, which causes most of the mismatch between trainer and generator (ScaleRL
+sec. 3.2).
 
 Legend: N tokens, D hidden size, V vocabulary.
 """
@@ -16,27 +17,27 @@ import torch
 from torch import Tensor, nn
 
 CHUNK_ELEMENTS = 1 << 24
-"""Entries of one [N, chunk] block of logits: 64 MiB in FP32."""
+"""Entries of one [N, chunk] block of logits, 64 MiB in FP32."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadRule:
-    """How an architecture turns hidden @ weight.T into logits; plain models use the defaults.
+    """How an architecture computes logits from hidden @ weight.T; plain models use the defaults.
 
     Example (Gemma 2): HeadRule(fp32=True, softcap=30.0, scale=1.0)
     """
 
     fp32: bool = True
-    """Multiply in FP32; else in the weights' own type, cast up afterwards."""
+    """Multiply in FP32; otherwise in the type of the weights, with the result cast to FP32."""
     softcap: float | None = None
     """Logits become softcap * tanh(logits / softcap)."""
     scale: float = 1.0
-    """Logits are multiplied by this."""
+    """Factor of the logits."""
     onednn: bool = True
-    """On CPU, multiply FP32 by oneDNN instead of torch's own library."""
+    """On CPU, compute FP32 products with oneDNN instead of torch's default library."""
 
     def logits(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
-        """Return FP32 logits [N, V] of a block of the vocabulary."""
+        """Return FP32 logits [N, V] for a block of the vocabulary."""
         if self.fp32:
             hidden_ND, weight_VD = hidden_ND.float(), weight_VD.float()
             bias_V = None if bias_V is None else bias_V.float()
@@ -48,7 +49,7 @@ class HeadRule:
         return logits_NV
 
     def backward(self, grad_NV: Tensor, logits_NV: Tensor) -> Tensor:
-        """Return the gradient by the plain product, given that by the finished logits."""
+        """Return the gradient with respect to the plain product, given the gradient with respect to the logits."""
         if self.softcap is not None:
             grad_NV = grad_NV * (1 - (logits_NV / self.softcap) ** 2)
         return grad_NV * self.scale if self.scale != 1.0 else grad_NV
@@ -74,16 +75,16 @@ def token_logprobs(
     """Return log softmax(logits / temperature) at the targets, and the entropy of that distribution.
 
     Args:
-        hidden_ND: final hidden states, in the weights' type.
-        weight_VD: LM head.
-        bias_V: its bias, or None.
-        targets_N: token ids.
-        temperature: divides the logits.
-        rule: the architecture's head; None for the plain FP32 one.
-        chunk: vocabulary entries at a time; 0 chooses.
+        hidden_ND: Final hidden states, in the type of the weights.
+        weight_VD: Weights of the LM head.
+        bias_V: Bias of the LM head, or None.
+        targets_N: Token ids.
+        temperature: Divisor of the logits.
+        rule: The architecture's head; None for the plain FP32 head.
+        chunk: Vocabulary entries per chunk; 0 to choose by CHUNK_ELEMENTS.
 
     Returns:
-        logp_N with gradient and entropy_N (nats) without, both FP32.
+        logp_N with gradient and entropy_N (nats) without gradient, both FP32.
     """
     assert hidden_ND.ndim == 2 and weight_VD.ndim == 2 and hidden_ND.shape[1] == weight_VD.shape[1]
     assert targets_N.shape == hidden_ND.shape[:1], (targets_N.shape, hidden_ND.shape)
@@ -109,9 +110,9 @@ class _TokenLogprobs(torch.autograd.Function):
         n = len(hidden_ND)
         high_N = torch.full((n,), -torch.inf, device=hidden_ND.device)
         total_N, weighted_N, target_N = (torch.zeros(n, device=hidden_ND.device) for _ in range(3))
-        operand_ND = hidden_ND.float() if rule.fp32 else hidden_ND  # once, not once a chunk
+        operand_ND = hidden_ND.float() if rule.fp32 else hidden_ND  # cast once, not once per chunk
         for start in range(0, len(weight_VD), chunk):
-            # in place where possible: at most two blocks of the size of the logits are alive
+            # in place where possible, so that at most two blocks of logits are in memory
             logits_NV = _block(rule, operand_ND, weight_VD, bias_V, start, chunk).div_(temperature)
             new_high_N = torch.maximum(high_N, logits_NV.amax(dim=1))
             shrink_N = (high_N - new_high_N).exp()
@@ -136,13 +137,13 @@ class _TokenLogprobs(torch.autograd.Function):
         product_dtype = torch.float32 if rule.fp32 else hidden_ND.dtype
         operand_ND = hidden_ND.to(product_dtype)
         grad_hidden_ND = torch.zeros_like(hidden_ND, dtype=torch.float32)
-        # a frozen head has no gradient: with adapters, which saves a third of the product and a copy of the head
+        # adapters freeze the head, which saves one of three products and a tensor of the size of the head
         grad_weight_VD = torch.empty_like(weight_VD) if ctx.needs_input_grad[1] else None
         grad_bias_V = torch.empty_like(bias_V) if bias_V is not None and ctx.needs_input_grad[2] else None
         for start in range(0, len(weight_VD), chunk):
             logits_NV = _block(rule, operand_ND, weight_VD, bias_V, start, chunk)
             end = start + logits_NV.shape[1]
-            grad_NV = logits_NV if rule.softcap is None else logits_NV.clone()  # whose derivative needs the logits
+            grad_NV = logits_NV if rule.softcap is None else logits_NV.clone()  # backward reads the logits
             grad_NV.div_(temperature).sub_(logsum_N[:, None]).exp_().mul_(-grads[0][:, None])
             inside_N, column_N = _columns(targets_N, start, end - start)
             grad_NV.scatter_add_(1, column_N[:, None], (grads[0] * inside_N)[:, None])
@@ -164,6 +165,6 @@ def _block(
 
 
 def _columns(targets_N: Tensor, start: int, width: int) -> tuple[Tensor, Tensor]:
-    """Return which targets lie in a block, and their column there (0 where they do not)."""
+    """Return which targets lie in a block, and their columns in it (0 for the others)."""
     inside_N = (targets_N >= start) & (targets_N < start + width)
     return inside_N, torch.where(inside_N, targets_N - start, 0)

@@ -1,4 +1,4 @@
-"""Where each weight lies in one block of bytes, the same for every process that holds the same model."""
+"""Layout of a model's weights in one block of bytes; all processes with the same model compute the same layout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ALIGN = 64
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One weight's place.
+    """Place of one weight in the block.
 
     Example: Place(name="model.norm.weight", dtype="float32", shape=(64,), offset=4096)
     """
@@ -22,20 +22,20 @@ class Place:
     dtype: str
     shape: tuple[int, ...]
     offset: int
-    """Bytes from the start of the block, a multiple of 64."""
+    """Offset from the start of the block in bytes, a multiple of 64."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightLayout:
-    """The places of all weights of a model."""
+    """Places of all weights of a model."""
 
     places: tuple[Place, ...]
     total: int
-    """Bytes."""
+    """Size of the block in bytes."""
 
     @classmethod
     def of(cls, weights: Iterable[tuple[str, Tensor]]) -> WeightLayout:
-        """Lay out named tensors, in the order given."""
+        """Lay out named tensors in the given order."""
         places, total = [], 0
         for name, tensor in weights:
             places.append(Place(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), total))
@@ -43,7 +43,7 @@ class WeightLayout:
         return cls(tuple(places), total)
 
     def views(self, block: Tensor) -> dict[str, Tensor]:
-        """Return the weights as views of a block of bytes (uint8, `total` of them)."""
+        """Return the weights as views of a block (uint8, `total` bytes)."""
         assert block.dtype == torch.uint8 and block.numel() == self.total, (block.dtype, block.numel(), self.total)
         views = {}
         for place in self.places:

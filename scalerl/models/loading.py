@@ -1,4 +1,4 @@
-"""Loads models and tokenizers by transformers, without code of theirs, and refuses what it would fill in by itself."""
+"""Loading of transformers models and tokenizers, without remote code and without randomly initialized weights."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ IN_LAYERS = re.compile(r"\.(layers|h|blocks)\.\d+\.")
 
 
 def load_model(path: str, revision: str, dtype: str) -> Any:
-    """Return a causal language model of transformers, with every weight read from its files.
+    """Load a causal language model with transformers and check that every weight was read from its files.
 
     Args:
-        path: directory or name on the hub.
-        revision: branch, tag or commit.
-        dtype: of the weights.
+        path: Directory or name on the hub.
+        revision: Branch, tag or commit.
+        dtype: Type of the weights.
 
     Raises:
-        ConfigError: no such model, files that are damaged, weights that are missing, of other sizes, left over or not
-            finite, an architecture that needs code of its own, or none that transformers knows.
+        ConfigError: The model does not exist, its files are damaged, weights are missing, unexpected, of other sizes or
+            not finite, or the architecture needs custom code or is unknown to transformers.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     check_model_files(path, weights=False)
-    where = {"revision": revision, "trust_remote_code": False}  # unset, transformers would ask on the terminal
+    where = {"revision": revision, "trust_remote_code": False}  # if unset, transformers prompts on the terminal
     level = logging.get_verbosity()
-    logging.set_verbosity_error()  # it prints a table of what is missing, which is said below
+    logging.set_verbosity_error()  # else it prints a table of missing weights; `_check_loaded` reports them
     try:
         check_config(AutoConfig.from_pretrained(path, **where))
         check_model_files(path)
@@ -43,13 +43,13 @@ def load_model(path: str, revision: str, dtype: str) -> Any:
             path,
             dtype=getattr(torch, dtype),
             use_safetensors=True,  # never a pickle
-            ignore_mismatched_sizes=True,  # they are named below
+            ignore_mismatched_sizes=True,  # `_check_loaded` reports them
             output_loading_info=True,
             **where,
         )
     except ConfigError:
         raise
-    except Exception as error:  # transformers and its parsers raise whatever a damaged model leads them to
+    except Exception as error:  # a damaged model makes transformers and its parsers raise any exception
         raise ConfigError(_not_loaded(path, error)) from None
     finally:
         logging.set_verbosity(level)
@@ -60,8 +60,8 @@ def load_model(path: str, revision: str, dtype: str) -> Any:
 def _not_loaded(path: str, error: Exception) -> str:
     if "trust_remote_code" in str(error):
         return (
-            f"model.path: {path} needs Python code of its own (auto_map in its config.json), which is never run here; "
-            "allowed: models whose architecture transformers has built in"
+            f"model.path: {path} needs custom Python code (auto_map in its config.json), which is never run here; "
+            "allowed: models whose architecture is built into transformers"
         )
     reason = str(error).strip().split("\n")[0][:300] or type(error).__name__
     return (
@@ -71,9 +71,9 @@ def _not_loaded(path: str, error: Exception) -> str:
 
 
 def _check_loaded(path: str, model: Any, info: dict[str, Any]) -> None:
-    """Refuse a model of which transformers read less than all, and weights that are not finite."""
-    missing = sorted(info["missing_keys"])  # tied weights are not among them
-    if missing:  # transformers has filled them with random numbers
+    """Refuse a model whose weights were not all read as expected, or are not finite."""
+    missing = sorted(info["missing_keys"])  # without tied weights
+    if missing:  # transformers has initialized them randomly
         raise ConfigError(
             f"model.path: {path} lacks {len(missing)} of the weights of a {type(model).__name__}: "
             f"{', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''}; download the whole model, or give a model "
@@ -104,7 +104,7 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
     """Load a tokenizer.
 
     Raises:
-        ConfigError: the directory holds none, or one that cannot be read.
+        ConfigError: The directory has no tokenizer, or it cannot be read.
     """
     from transformers import AutoTokenizer
 
@@ -113,10 +113,10 @@ def load_tokenizer(path: str, revision: str = "main") -> Any:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
         words = set(tokenizer.get_vocab()) - set(tokenizer.all_special_tokens)
-    except Exception as error:  # transformers and its parsers raise whatever a damaged file leads them to
-        reason = "it needs Python code of its own, which is never run here" if "trust_remote_code" in str(error) else ""
+    except Exception as error:  # a damaged file makes transformers and its parsers raise any exception
+        reason = "it needs custom Python code, which is never run here" if "trust_remote_code" in str(error) else ""
         raise ConfigError(f"{advice} ({reason or str(error).strip().split(chr(10))[0][:300]})") from None
-    # transformers makes an empty tokenizer of the architecture's class where a directory has no tokenizer files
+    # without tokenizer files, transformers returns an empty tokenizer of the architecture's class
     if not words:
-        raise ConfigError(f"{advice} (what loads from there has no vocabulary)")
+        raise ConfigError(f"{advice} (the tokenizer loaded from there has no vocabulary)")
     return tokenizer

@@ -1,7 +1,7 @@
-"""Low-rank adapters on a policy: peft's layers are trained, and merged plain weights are what engines and exports get.
+"""Low-rank adapters: peft's layers are trained; engines and exports get merged weights.
 
-The weights of the model itself never change. Every merge goes into a copy, so that no rounding adds up over updates as
-it would where adapters are merged and taken out again in place.
+The weights of the base model never change. Every merge creates a copy, so rounding does not accumulate over updates, as
+it would if adapters were merged and unmerged in place.
 
 Legend: R rank, I inputs and O outputs of a linear module.
 """
@@ -23,22 +23,22 @@ from scalerl.models.checkpoint_names import plain_model
 from scalerl.models.policy import Policy
 
 ADAPTER = "default"
-"""peft's name of an adapter where there is one."""
+"""The adapter name that peft uses by default."""
 
 
 class LoraPolicy(Policy):
-    """A policy in training whose model has adapters; everything but them is frozen."""
+    """A trained policy whose model has adapters; all other weights are frozen."""
 
     def __init__(self, policy: Policy, lora: Lora, seed: int) -> None:
-        """Put adapters into a policy's model, in place; its weights stay as they are, and B = 0 changes no output.
+        """Add adapters to a policy's model in place. B starts at 0, so the outputs do not change.
 
         Args:
-            policy: taken over; it must not be used afterwards.
-            lora: rank, scale and targets.
-            seed: of the matrices A.
+            policy: The policy to adapt; it must not be used afterwards.
+            lora: Rank, scale and targets.
+            seed: Seed of the matrices A.
 
         Raises:
-            ConfigError: peft is missing, or a target is no linear module of the decoder layers.
+            ConfigError: peft is missing, or a target is not a linear module of the decoder layers.
         """
         peft = _peft()
         settings = peft.LoraConfig(
@@ -68,7 +68,8 @@ class LoraPolicy(Policy):
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield merged weights by the names of the model without adapters, tied ones once, in a fixed order.
 
-        Every merged tensor is new and made when it is asked for: W + alpha / rank x B A, rounded once to the type of W.
+        Each merged tensor is computed when the iterator reaches it: W + alpha / rank x B A, rounded once to the type
+        of W.
         """
         for name, parameter in self.model.named_parameters():
             if name in self._layers:
@@ -77,7 +78,7 @@ class LoraPolicy(Policy):
                 yield name.replace(".base_layer.", "."), parameter.detach()  # the bias of an adapted module
 
     def load_weights(self, version: int, weights: Mapping[str, Tensor]) -> None:
-        """Refuse: adapters send merged weights, which cannot be taken apart again."""
+        """Raise TypeError: merged weights cannot be split into base weights and adapters."""
         raise TypeError("a policy with adapters cannot load merged weights")
 
     def export(self, directory: Path) -> None:
@@ -86,12 +87,12 @@ class LoraPolicy(Policy):
         as_umask(directory)
 
     def save_adapter(self, directory: Path) -> None:
-        """Write the adapters in peft's form, which `PeftModel.from_pretrained(model, directory)` reads."""
+        """Write the adapters in peft's format, which `PeftModel.from_pretrained(model, directory)` reads."""
         from safetensors.torch import save_file
 
         directory.mkdir(parents=True, exist_ok=True)
         found = _peft().get_peft_model_state_dict(self.model, adapter_name=ADAPTER)
-        # peft reads the names that its own wrapper around the model gives
+        # peft expects the names of its wrapper around the model
         tensors = {f"base_model.model.{name}": tensor.cpu().contiguous() for name, tensor in found.items()}
         save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
         dataclasses.replace(self.adapter_config, inference_mode=True).save_pretrained(str(directory))
@@ -99,22 +100,22 @@ class LoraPolicy(Policy):
 
 
 def _merged(layer: Any, weight_OI: Tensor) -> Tensor:
-    """Return W + alpha / rank x B A in the type of W; peft's own product would be rounded before the sum as well."""
+    """Return W + alpha / rank x B A in the type of W; peft would also round the product before the sum."""
     a_RI: Tensor = layer.lora_A[ADAPTER].weight.detach().float()
     b_OR: Tensor = layer.lora_B[ADAPTER].weight.detach().float()
     return (weight_OI.float() + float(layer.scaling[ADAPTER]) * (b_OR @ a_RI)).to(weight_OI.dtype)
 
 
 def target_names(policy: Policy, lora: Lora) -> list[str]:
-    """Return the ends of the names of the modules that get an adapter.
+    """Return the name suffixes of the modules that get an adapter.
 
     Args:
-        policy: whose model has no adapters yet.
-        lora: says which modules.
+        policy: A policy whose model has no adapters yet.
+        lora: The configured targets.
 
     Raises:
-        ConfigError: a name ends no linear module of the decoder layers, or all of a mixture's are asked for, whose
-            experts are not linear modules.
+        ConfigError: A target matches no linear module of the decoder layers, or the targets are "all-linear" for a
+            mixture, whose experts are not linear modules.
     """
     ends = _linear_ends(policy.model)
     allowed = f"allowed: 'all-linear', or a list of {', '.join(ends)}"
@@ -135,7 +136,7 @@ def target_names(policy: Policy, lora: Lora) -> list[str]:
 
 
 def _linear_modules(model: Any) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the linear modules by name, without the head: its weight is used outside its module."""
+    """Yield the linear modules by name, except the head, whose weight is used outside its module."""
     head = model.get_output_embeddings()
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear) and module is not head:
@@ -143,7 +144,7 @@ def _linear_modules(model: Any) -> Iterator[tuple[str, nn.Module]]:
 
 
 def _linear_ends(model: Any) -> list[str]:
-    """Return the last parts of the names of the linear modules, each once, in their order."""
+    """Return the last name components of the linear modules, without duplicates, in module order."""
     return list(dict.fromkeys(name.rpartition(".")[2] for name, _ in _linear_modules(model)))
 
 

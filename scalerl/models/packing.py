@@ -1,11 +1,11 @@
-"""Several sequences in one row without padding: position ids that restart, and attention sequence by sequence.
+"""Packing of several sequences into one row without padding, with attention within each sequence.
 
-All products but attention run over the tokens there are. Attention runs over buckets: neighbouring sequences of similar
-length, padded to the longest of them, so that it is a few calls of torch's fused causal kernel and no mask of the size
-T x T is ever made. A sliding window is computed in blocks of queries as long as the window. The function is registered
-with transformers' attention interface, so no model code is copied; calls without segments go where they went before.
+All operations except attention run over the packed tokens. Attention runs over buckets: adjacent sequences of similar
+length, padded to the longest of them. This needs only a few calls of torch's fused causal kernel and no T x T mask. A
+sliding window is computed in blocks of as many queries as the window is long. The function is registered with
+transformers' attention interface, so no model code is copied. Calls without segments use the previous attention.
 
-Legend: B sequences, T tokens of the longest, N tokens of all; b sequences of a bucket, t tokens of its longest;
+Legend: B sequences, T tokens of the longest, N tokens in total; b sequences of a bucket, t tokens of its longest;
 H heads, D head size.
 """
 
@@ -23,31 +23,32 @@ from torch import Tensor, nn
 NAME = "scalerl_packed"
 
 FULLEST = 0.8
-"""Neighbours at least this share of a bucket's longest go into it: less padding against fewer calls."""
+"""Adjacent sequences share a bucket if the shortest has at least this share of the longest's length. A larger value
+means less padding but more calls."""
 
 _SUPPORTED = ("sdpa", "scalerl_slots")
-"""Implementations whose formula is softmax(q k^T) v: no soft-capping, no sinks (models with them use `eager`)."""
+"""Implementations that compute softmax(q k^T) v, without soft-capping or sinks (models with them use `eager`)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bucket:
-    """Neighbouring sequences that attention pads to the longest of them.
+    """Adjacent sequences that attention pads to the longest of them.
 
     Example (sequences of 5 and 4 tokens from token 7 on): Bucket(start=7, rows=2, width=5, inside_bt=[[1, 1, 1, 1, 1],
     [1, 1, 1, 1, 0]])
     """
 
     start: int
-    """First token in the packed row."""
+    """Index of the first token in the packed row."""
     rows: int
     width: int
     inside_bt: Tensor | None
-    """[b, t] which positions hold a token; None where all do."""
+    """[b, t] whether a position holds a token; None if all do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments:
-    """Where the sequences of a packed row lie.
+    """Positions of the sequences in a packed row.
 
     Example (lengths 5, 4, 2): Segments(buckets=(Bucket(0, 2, 5, ...), Bucket(9, 1, 2, None)))
     """
@@ -56,11 +57,11 @@ class Segments:
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device) -> Segments:
-        """Group sequences into buckets, in their order; sorted lengths make the fewest.
+        """Group sequences into buckets, in order; sorted lengths give the fewest buckets.
 
         Args:
-            lengths: tokens of each sequence, at least one.
-            device: of the packed row.
+            lengths: Tokens of each sequence, at least one.
+            device: Device of the packed row.
         """
         buckets, start = [], 0
         for part in neighbours(lengths):
@@ -69,24 +70,24 @@ class Segments:
         return cls(tuple(buckets))
 
     def sizes(self, tokens: int) -> list[int]:
-        """Return the tokens of each bucket, for `split`: its gradient is one copy, that of slices a sum of whole rows.
+        """Return the tokens of each bucket for `torch.split`, whose gradient needs less memory traffic than slices.
 
         Args:
-            tokens: of the row, from the first bucket's on.
+            tokens: Number of tokens of the row from the first bucket on.
         """
         starts = [bucket.start for bucket in self.buckets]
         return [end - start for start, end in zip(starts, [*starts[1:], starts[0] + tokens], strict=True)]
 
 
 def bucket_rows(start: int, lengths: Sequence[int], device: torch.device) -> Bucket:
-    """Return the bucket of sequences of the given lengths, from token `start` of the row on."""
+    """Return the bucket of sequences of the given lengths that starts at token `start` of the row."""
     width = max(lengths)
     inside_bt = torch.arange(width)[None] < torch.tensor(lengths)[:, None]
     return Bucket(start, len(lengths), width, None if min(lengths) == width else inside_bt.to(device))
 
 
 def neighbours(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the lengths of one bucket after the other."""
+    """Yield the sequence lengths of each bucket."""
     part: list[int] = []
     for length in lengths:
         if part and min(*part, length) < FULLEST * max(*part, length):
@@ -98,15 +99,15 @@ def neighbours(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 def can_pack(model: Any) -> bool:
-    """Return whether a model's attention is one that this module computes."""
+    """Return whether this module can compute the model's attention."""
     return model.config._attn_implementation in (*_SUPPORTED, NAME)
 
 
 def install(model: Any) -> None:
-    """Let a model attend within segments where it is given some; other calls go where they went before.
+    """Let a model attend within segments if a call passes them; other calls use the previous attention.
 
     Args:
-        model: a transformers model that `can_pack`.
+        model: A transformers model for which `can_pack` is true.
     """
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -114,7 +115,7 @@ def install(model: Any) -> None:
     assert can_pack(model), model.config._attn_implementation
     if model.config._attn_implementation == NAME:
         return
-    # decoding on CPU looks at the mask of one new token only, so it serves every call that is not packed
+    # the CPU decoding attention applies only to single new tokens, so it can serve every call that is not packed
     previous = ALL_ATTENTION_FUNCTIONS[model.config._attn_implementation]
 
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
@@ -137,9 +138,9 @@ _observer: list[int] | None = None
 
 @contextmanager
 def observed_windows() -> Iterator[list[int]]:
-    """Collect the sliding window of every layer that attends packed, 0 for none, as its code passes it on.
+    """Collect the sliding window that each layer passes to packed attention, 0 for none.
 
-    A layer whose code keeps its window in the mask alone would attend to everything before it, and a comparison over a
+    A layer that applies its window only through the mask would attend to all earlier tokens, and a comparison over a
     few tokens would not show it.
     """
     global _observer
@@ -161,12 +162,12 @@ def packed_attention(
     """Return causal attention within each segment.
 
     Args:
-        query_1HND: [1, H, N, D].
-        key_1HND: [1, H', N, D], H' a divisor of H.
-        value_1HND: likewise.
-        segments: of the N tokens.
-        scaling: of the scores; None: D ** -0.5.
-        window: tokens that each may see, itself included; None: all before it.
+        query_1HND: Queries, [1, H, N, D].
+        key_1HND: Keys, [1, H', N, D], with H' a divisor of H.
+        value_1HND: Values, of the same shape as the keys.
+        segments: Segments of the N tokens.
+        scaling: Factor of the scores; None for D ** -0.5.
+        window: Number of tokens that each token may see, including itself; None for all up to itself.
 
     Returns:
         [1, N, H, D], as transformers expects.
@@ -183,9 +184,9 @@ def packed_attention(
 
 
 def padded(own_NHD: Tensor, bucket: Bucket) -> Tensor:
-    """Return a bucket's own tokens as [b, H, t, D]; a view where none is shorter than the longest."""
+    """Return a bucket's tokens as [b, H, t, D]; this is a view if all sequences have the same length."""
     own = own_NHD
-    if bucket.inside_bt is not None:  # padding repeats a token: none before sees it, and its own result is dropped
+    if bucket.inside_bt is not None:  # padding repeats a token: no earlier token sees it, and its result is dropped
         own = own_NHD.index_select(0, bucket.inside_bt.flatten().cumsum(0) - 1)
     return own.reshape(bucket.rows, bucket.width, *own.shape[1:]).transpose(1, 2)
 
@@ -193,16 +194,16 @@ def padded(own_NHD: Tensor, bucket: Bucket) -> Tensor:
 def causal_attention(
     query_bHtD: Tensor, key_bHtD: Tensor, value_bHtD: Tensor, scaling: float | None = None, window: int | None = None
 ) -> Tensor:
-    """Return causal attention [b, H, t, D], with a sliding window in blocks of its length.
+    """Return causal attention [b, H, t, D]; a sliding window is computed in blocks of its length.
 
-    A block of w queries sees at most 2 w - 1 keys, so its mask has w x (2 w - 1) entries, whatever t is.
+    A block of w queries sees at most 2 w - 1 keys, so its mask has w x (2 w - 1) entries for any t.
 
     Args:
-        query_bHtD: queries.
-        key_bHtD: keys; fewer heads are shared by groups of query heads.
-        value_bHtD: values.
-        scaling: of the scores; None: D ** -0.5.
-        window: tokens that each may see, itself included; None: all before it.
+        query_bHtD: Queries.
+        key_bHtD: Keys; groups of query heads share a head if there are fewer.
+        value_bHtD: Values.
+        scaling: Factor of the scores; None for D ** -0.5.
+        window: Number of tokens that each token may see, including itself; None for all up to itself.
     """
     length = query_bHtD.shape[2]
     attention: Callable[..., Tensor] = partial(

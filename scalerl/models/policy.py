@@ -1,7 +1,7 @@
-"""A Hugging Face causal LM as a policy: one forward to log-probabilities, FP32 head included, and weights by name.
+"""A Hugging Face causal LM as a policy: log-probabilities in one forward pass, an FP32 head, and weights by name.
 
-It holds no model code of its own: any architecture of transformers with key-value attention works, and a check at
-load time refuses one whose head or cache it would get wrong.
+Any transformers architecture with key-value attention works. A check at load time refuses architectures with an
+unsupported head or cache.
 
 Legend: B sequences, T tokens, N tokens in one row, D hidden size, V vocabulary.
 """
@@ -27,21 +27,21 @@ from scalerl.models.prefix import SharedPrompts, SharedRow
 
 
 class Policy(nn.Module):
-    """A causal LM whose `forward` returns log-probabilities and entropies; engines use its two halves apart.
+    """A causal LM whose `forward` returns log-probabilities and entropies; engines call `hidden` and `logits`.
 
-    The head is inside `forward`, so that whatever hooks a module's forward (FSDP's sharded parameters) covers it.
+    The head is applied inside `forward`, so that hooks on the module's forward, such as FSDP's, cover it.
     """
 
     model: Any
-    """The transformers model; untyped, for its library is."""
+    """The transformers model; typed as Any because transformers is untyped."""
 
     def __init__(self, model: Any, *, fp32_head: bool = True, matmul: str = "onednn") -> None:
-        """Wrap a transformers model, in place; dropout and router noise are switched off: a ratio is 1 on policy.
+        """Wrap a transformers model in place. Dropout and router noise are disabled, so the ratio is 1 on policy.
 
         Args:
-            model: of transformers.
-            fp32_head: multiply by the head in FP32.
-            matmul: library of FP32 products on CPU, see `use_matmul`.
+            model: A transformers model.
+            fp32_head: Whether to multiply by the head in FP32.
+            matmul: Library for FP32 products on CPU, see `use_matmul`.
         """
         super().__init__()
         config = model.config
@@ -51,7 +51,7 @@ class Policy(nn.Module):
         for module in model.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
-            for name in ("attention_dropout", "jitter_noise"):  # the second: a Mixtral block's, in training mode
+            for name in ("attention_dropout", "jitter_noise"):  # jitter_noise: Mixtral, in training mode
                 if isinstance(getattr(module, name, None), float):
                     setattr(module, name, 0.0)
         self.model = model.eval()
@@ -63,7 +63,7 @@ class Policy(nn.Module):
         )
         self.shape = model_shape(model)
         self.version = 0
-        """Updates that the weights have seen, where an engine has loaded them."""
+        """Version of the weights, if an engine has loaded them."""
         self._upcast_head: Tensor | None = None
         if self.device.type == "cpu":
             from scalerl.models.cpu.norm import accelerate_norms
@@ -74,7 +74,7 @@ class Policy(nn.Module):
             self.use_matmul(matmul)
 
     def use_matmul(self, matmul: str) -> None:
-        """Multiply FP32 matrices on CPU by "onednn" from now on, or by torch's own library for any other name."""
+        """Compute FP32 products on CPU with oneDNN if `matmul` is "onednn", otherwise with torch's default library."""
         from scalerl.models.cpu.onednn import accelerate, decelerate
 
         (accelerate if matmul == "onednn" else decelerate)(self.model)
@@ -82,12 +82,12 @@ class Policy(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.head_weight.device
 
     @property
     def head_weight(self) -> Tensor:
-        """[V, D] weights of the LM head, tied or not."""
+        """[V, D] weights of the LM head, which may be tied."""
         return cast(Tensor, self.model.get_output_embeddings().weight)
 
     @property
@@ -97,7 +97,7 @@ class Policy(nn.Module):
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of keys and values that one position of one sequence takes, in all layers."""
+        """Bytes of keys and values per position of a sequence, over all layers."""
         config = self.config
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -105,7 +105,7 @@ class Policy(nn.Module):
 
     @property
     def experts(self) -> int:
-        """Experts of a mixture's layers; 0 for a dense model."""
+        """Number of experts per layer of a mixture; 0 for a dense model."""
         return _experts(self.config)
 
     @property
@@ -124,12 +124,12 @@ class Policy(nn.Module):
         """Return log-probabilities (with gradient) and entropies (nats, without) at the trained tokens, in row order.
 
         Args:
-            tokens_BT: prompt and completion, padded at the end (the causal mask hides the padding).
-            trained_BT: tokens whose log-probability is wanted; never the first of a row.
-            temperature: of the sampling, which the log-probabilities must share.
-            length_B: on the host, tokens of each row without padding: the rows are computed packed. The model's
-                attention must be that of packing.py (`install`).
-            row: the rows are computed as this one, each prompt once; the attention as for `length_B`.
+            tokens_BT: Prompt and completion, padded at the end; the causal mask hides the padding.
+            trained_BT: Tokens whose log-probability is returned; never the first of a row.
+            temperature: Sampling temperature.
+            length_B: Tokens of each row without padding, on the host. If given, the rows are computed packed; the
+                model's attention must be that of packing.py (`install`).
+            row: If given, the rows are computed as this shared row, each prompt once; attention as for `length_B`.
         """
         assert tokens_BT.shape == trained_BT.shape, (tokens_BT.shape, trained_BT.shape)
         if row is not None:
@@ -154,7 +154,7 @@ class Policy(nn.Module):
         """Return the final hidden states [n, D] before each trained token, from one row with each prompt once."""
         position_BT = torch.arange(tokens_BT.shape[1], device=tokens_BT.device).expand_as(tokens_BT)
         hidden_ND = self._segmented_hidden(row.take(tokens_BT), row.take(position_BT), row.layout)
-        # index_select: its gradient adds up, where several completions follow one prompt
+        # index_select sums the gradients of several completions after one prompt
         return hidden_ND.index_select(0, row.index_BT[:, :-1][trained_BT[:, 1:]])
 
     def _segmented_hidden(self, tokens_1N: Tensor, position_1N: Tensor, segments: Segments | SharedPrompts) -> Tensor:
@@ -163,24 +163,24 @@ class Policy(nn.Module):
         hidden_1ND = self.hidden(
             tokens_1N,
             position_ids=position_1N,
-            # four dimensions: it is handed on as it is, and nothing of the size N x N is made; segments replace it
+            # transformers passes on a 4D mask unchanged instead of building one of N x N; `segments` replaces it
             attention_mask=self._by_layer_kind(mask),
             segments=segments,
         )
         return hidden_1ND[0]
 
     def _by_layer_kind(self, mask: Tensor) -> Any:
-        """Return a mask in the form the architecture takes: one, or one for each kind of layer."""
+        """Return a mask in the form that the architecture expects: one, or one for each kind of layer."""
         kinds = set(getattr(self.config, "layer_types", None) or ())
         return dict.fromkeys(ATTENTION_KINDS, mask) if "sliding_attention" in kinds else mask
 
     def hidden(self, tokens_BT: Tensor, **inputs: Any) -> Tensor:
-        """Return the final hidden states [B, T, D]; `inputs` go to the body (positions, mask, cache)."""
+        """Return the final hidden states [B, T, D]; `inputs` (positions, mask, cache) go to the base model."""
         out = self.model.base_model(input_ids=tokens_BT, use_cache="past_key_values" in inputs, **inputs)
         return cast(Tensor, out.last_hidden_state)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """Return FP32 logits [N, V] for decoding, over an upcast copy of the head that is kept between swaps."""
+        """Return FP32 logits [N, V] for decoding, with an FP32 copy of the head that is cached between swaps."""
         weight_VD = self.head_weight
         if self.rule.fp32 and weight_VD.dtype != torch.float32:
             if self._upcast_head is None:
@@ -189,11 +189,11 @@ class Policy(nn.Module):
         return self.rule.logits(hidden_ND, weight_VD, self.head_bias)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the weights by the model's own names, tied ones once, in a fixed order."""
+        """Yield the weights by the names of the model's parameters, tied ones once, in a fixed order."""
         return ((name, parameter.detach()) for name, parameter in self.model.named_parameters())
 
     def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the parameters that updates change, by name, in a fixed order: all, or those of the adapters."""
+        """Yield the trained parameters by name in a fixed order: all, or those of the adapters."""
         return ((name, p) for name, p in self.model.named_parameters() if p.requires_grad)
 
     def export(self, directory: Path) -> None:
@@ -206,8 +206,8 @@ class Policy(nn.Module):
         """Copy weights by name into the model.
 
         Args:
-            version: updates they have seen.
-            weights: one tensor for each name that `weights` yields.
+            version: Version of the weights.
+            weights: One tensor for each name that `self.weights()` yields.
         """
         for name, parameter in self.model.named_parameters():
             parameter.copy_(weights[name])
@@ -215,7 +215,7 @@ class Policy(nn.Module):
         self.weights_changed()
 
     def weights_changed(self) -> None:
-        """Forget what was derived from the weights: a stale copy of the head would go unnoticed otherwise."""
+        """Drop the cached copy of the head, which would otherwise be stale."""
         self._upcast_head = None
 
 
@@ -231,15 +231,15 @@ def load_policy(
     """Load a causal LM from a directory or the hub.
 
     Args:
-        path: directory or name on the hub.
-        revision: branch, tag or commit.
+        path: Directory or name on the hub.
+        revision: Branch, tag or commit.
         device: cpu or cuda.
-        dtype: of the weights.
-        fp32_head: multiply by the head in FP32.
-        matmul: library of FP32 products on CPU: onednn or torch.
+        dtype: Type of the weights.
+        fp32_head: Whether to multiply by the head in FP32.
+        matmul: Library for FP32 products on CPU: onednn or torch.
 
     Raises:
-        ConfigError: no such model, not a causal LM, or one whose head or cache this project does not understand.
+        ConfigError: The model does not exist, is not a causal LM, or has an unsupported head or cache.
     """
     model = load_model(path, revision, dtype)
     check_model(model)
@@ -249,10 +249,10 @@ def load_policy(
 
 
 def check_vocabulary(tokenizer: Any, policy: Policy, path: str) -> None:
-    """Refuse a tokenizer that can produce ids the model has no embedding for.
+    """Refuse a tokenizer with ids for which the model has no embedding.
 
     Raises:
-        ConfigError: the tokenizer's vocabulary is larger than the model's. (A larger model is usual: padded rows.)
+        ConfigError: The tokenizer's vocabulary is larger than the model's. A larger model is normal (padded rows).
     """
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if highest >= policy.vocab_size:
@@ -263,10 +263,10 @@ def check_vocabulary(tokenizer: Any, policy: Policy, path: str) -> None:
 
 
 def stop_tokens(policy: Policy, tokenizer: Any) -> tuple[int, ...]:
-    """Return every id that ends a sequence, by the model's generation settings and by its tokenizer.
+    """Return all token ids that end a sequence, from the model's generation settings and its tokenizer.
 
     Raises:
-        ConfigError: there is none, so that every completion would run into its limit.
+        ConfigError: There is none, so every completion would be truncated.
     """
     eos = policy.model.generation_config.eos_token_id
     given = set(eos if isinstance(eos, list) else [eos]) | {tokenizer.eos_token_id}
@@ -282,7 +282,7 @@ def stop_tokens(policy: Policy, tokenizer: Any) -> tuple[int, ...]:
 
 @torch.no_grad()
 def check_head(policy: Policy) -> None:
-    """Refuse an architecture whose logits are not head(final hidden state), which all log-probabilities rely on."""
+    """Refuse an architecture whose logits are not head(final hidden state); all log-probabilities rely on this."""
     tokens_BT = torch.arange(4, device=policy.device)[None] % policy.vocab_size
     theirs_NV = policy.model(input_ids=tokens_BT, use_cache=False).logits[0].float()
     ours_NV = policy.logits(policy.hidden(tokens_BT)[0])
@@ -290,16 +290,16 @@ def check_head(policy: Policy) -> None:
     error = float((theirs_NV - ours_NV).abs().max())
     if not error <= (1e-4 if policy.head_weight.dtype == torch.float32 else 0.05) * max(scale, 1.0):
         raise ConfigError(
-            f"model.path: {type(policy.model).__name__} transforms its logits in a way this project does not know "
+            f"model.path: {type(policy.model).__name__} transforms its logits in an unsupported way "
             f"(difference {error:.2g}); supported: a linear head with optional soft-capping or a constant scale"
         )
 
 
 def model_shape(model: Any) -> ModelShape:
-    """Read off a transformers model what its FLOPs depend on.
+    """Return the sizes of a transformers model that determine its FLOPs.
 
-    Every matrix counts but embeddings, of tokens and of positions; of the expert matrices of a mixture ([E, ., .] or
-    one module an expert), the share that a token activates.
+    All matrices count except token and position embeddings. The expert matrices of a mixture ([E, ., .], or one module
+    per expert) count by the share that a token activates.
     """
     config = model.config
     experts = _experts(config) or 1

@@ -1,8 +1,8 @@
-"""Rollouts of one prompt in one row without padding, with the prompt computed once: the trainer's shared prefix.
+"""Shared prefixes in the trainer: rollouts packed into one row in which each prompt is computed once.
 
-The row holds every prompt of a micro-batch once, then all completions. Position ids go on after the prompt, and a
-completion attends to its prompt's keys and to itself. Gradients of all completions of a prompt add up in it by
-themselves. Everything but attention is computed for the tokens there are.
+The row holds every prompt of a micro-batch once, then all completions. The position ids of a completion continue those
+of its prompt, and the completion attends to its prompt and to itself. Autograd sums the gradients of all completions of
+a prompt. All operations except attention run over the packed tokens.
 
 Legend: N tokens of the row; b completions of a part, t tokens of its longest; P prompt tokens; H heads, D head size.
 """
@@ -20,43 +20,43 @@ from scalerl.models.packing import Segments, bucket_rows, neighbours, packed_att
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Completions:
-    """Completions of one prompt that are padded to the longest of them for attention.
+    """Completions of one prompt, in buckets for attention.
 
     Example (prompt of 4 tokens at 10; two completions of 3 and 2 tokens from 30 on): Completions(prompt_start=10,
     prompt=4, segments=Segments(buckets=(Bucket(30, 2, 3, ...),)))
     """
 
     prompt_start: int
-    """First token of the prompt in the row."""
+    """Index of the prompt's first token in the row."""
     prompt: int
-    """Tokens of the prompt."""
+    """Number of tokens of the prompt."""
     segments: Segments
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedPrompts:
-    """Where prompts and completions lie in a row.
+    """Positions of prompts and completions in a row.
 
     Example (two completions of 3 tokens of one prompt of 4): SharedPrompts(tokens=4, prompts=Segments(...),
     groups=(Completions(0, 4, ...),))
     """
 
     tokens: int
-    """Tokens of all prompts."""
+    """Number of tokens of all prompts."""
     prompts: Segments
     groups: tuple[Completions, ...]
     masks: dict[tuple[int, int, int | None], Tensor] = field(default_factory=dict)
-    """Of earlier layers, by prompt, width and window."""
+    """Masks computed by earlier layers, by prompt, width and window."""
 
     @classmethod
     def of(cls, length_B: Tensor, prompt_length_B: Tensor, first_B: Tensor, device: torch.device) -> SharedPrompts:
-        """Describe the row of rollouts that lie prompt by prompt.
+        """Describe the row of rollouts that are ordered by prompt.
 
         Args:
-            length_B: on the host, tokens of prompt and completion; a completion has at least one.
-            prompt_length_B: on the host, tokens of the prompt.
-            first_B: on the host, whether a rollout is the first of its prompt.
-            device: of the row.
+            length_B: Tokens of prompt and completion, on the host; a completion has at least one token.
+            prompt_length_B: Tokens of the prompt, on the host.
+            first_B: Whether a rollout is the first of its prompt, on the host.
+            device: Device of the row.
         """
         prompts = prompt_length_B[first_B].tolist()
         completions = (length_B - prompt_length_B).tolist()
@@ -72,39 +72,40 @@ class SharedPrompts:
         return cls(sum(prompts), Segments.of(prompts, device), tuple(groups))
 
     def mask(self, prompt: int, width: int, window: int | None, like: Tensor) -> Tensor:
-        """Return what is added to the scores [t, P + t] of a completion's tokens: 0 for keys that they may see."""
+        """Return the additive mask [t, P + t] of a completion's tokens: 0 for visible keys, -inf for others."""
         key = (prompt, width, window)
-        if key not in self.masks:  # made once a micro-batch, not once a layer
+        if key not in self.masks:  # computed once per micro-batch, not once per layer
             seen_tk = _mask(prompt, width, window, like.device)
             self.masks[key] = torch.zeros_like(seen_tk, dtype=like.dtype).masked_fill_(~seen_tk, -torch.inf)
         return self.masks[key]
 
     @property
     def attention(self) -> Callable[..., Tensor]:
-        """How a row of this layout attends."""
+        """The attention function for this layout."""
         return shared_attention
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedRow:
-    """The row itself: which tokens of [B, T] it holds, and where the hidden state of each one is.
+    """The row itself: which tokens of [B, T] it holds, and the index of each token's hidden state.
 
-    Example (one prompt of 2 tokens, completions of 2 and 1): own_BT takes 2 + 2 + 1 tokens, and index_BT =
-    [[0, 1, 2, 3], [0, 1, 4, -]]
+    Example (one prompt of 2 tokens, completions of 2 and 1): the row holds 2 + 2 + 1 tokens, and index_BT =
+    [[0, 1, 2, 3], [0, 1, 4, 0]]
     """
 
     prompt_BT: Tensor
-    """Tokens that are taken as prompts, once each."""
+    """True for the tokens of the first rollout's prompt, for each prompt."""
     completion_BT: Tensor
+    """True for the tokens of completions."""
     index_BT: Tensor
-    """Place of each token in the row; padding: 0."""
+    """Index of each token in the row; 0 for padding."""
     layout: SharedPrompts
 
     @classmethod
     def of(
         cls, width: int, length_B: Tensor, prompt_length_B: Tensor, first_B: Tensor, device: torch.device
     ) -> SharedRow:
-        """Lay out rollouts, prompt by prompt; arguments as for SharedPrompts.of, and the width T."""
+        """Lay out rollouts that are ordered by prompt. `width` is T; the other arguments are as in SharedPrompts.of."""
         position_T = torch.arange(width)
         in_prompt_BT = position_T < prompt_length_B[:, None]
         prompt_BT = in_prompt_BT & first_B[:, None]
@@ -133,12 +134,12 @@ def shared_attention(
     """Return causal attention within each prompt, and of each completion to its prompt and itself.
 
     Args:
-        query_1HND: [1, H, N, D].
-        key_1HND: [1, H', N, D], H' a divisor of H.
-        value_1HND: likewise.
-        shared: of the N tokens.
-        scaling: of the scores; None: D ** -0.5.
-        window: tokens that each may see, itself included; None: all before it.
+        query_1HND: Queries, [1, H, N, D].
+        key_1HND: Keys, [1, H', N, D], with H' a divisor of H.
+        value_1HND: Values, of the same shape as the keys.
+        shared: Layout of the N tokens.
+        scaling: Factor of the scores; None for D ** -0.5.
+        window: Number of tokens that each token may see, including itself; None for all up to itself.
 
     Returns:
         [1, N, H, D], as transformers expects.
@@ -172,13 +173,13 @@ def shared_attention(
 
 
 def _mask(prompt: int, width: int, window: int | None, device: torch.device) -> Tensor:
-    """Return which keys [t, P + t] a completion's tokens may see."""
+    """Return the boolean mask [t, P + t] of the keys that a completion's tokens may see."""
     position_t = torch.arange(prompt, prompt + width, device=device)
     age_tk = position_t[:, None] - torch.arange(prompt + width, device=device)
     return (age_tk >= 0) & (age_tk < (window or prompt + width))
 
 
 def first_of_prompt(prompt_B: Sequence[int] | Tensor) -> Tensor:
-    """Return whether each rollout is the first of its prompt, in rows that lie prompt by prompt."""
+    """Return whether each rollout is the first of its prompt, for rows that are ordered by prompt."""
     number_B = torch.as_tensor(prompt_B)
     return torch.cat([torch.ones(1, dtype=torch.bool), number_B[1:] != number_B[:-1]])

@@ -1,11 +1,11 @@
-"""Which experts the routers of a mixture choose: recorded, compared and replayed, with no code of any architecture.
+"""Routing of mixtures of experts: recording, comparison and replay, without code for single architectures.
 
-Engine and trainer compute the same router logits up to rounding, and rounding is enough to swap the last expert of a
-token; such tokens are most of a mixture's mismatch. Replaying the engine's choice in the trainer removes it ("R3",
-arXiv 2510.11370). The choice is made where a router calls torch.topk: a replay gives back the recorded experts and the
-scores of those, so that the weights of the experts stay functions of the trainer's own logits, with their gradient.
+Engine and trainer compute the same router logits up to rounding, which is enough to change the last expert of a token.
+Such tokens cause most of a mixture's mismatch. Replaying the engine's choice in the trainer removes it ("R3", arXiv
+2510.11370). Replay intercepts the router's call of torch.topk and returns the recorded experts with the trainer's
+scores, so the weights of the experts keep their gradient.
 
-Legend: N tokens of a forward pass, L layers with experts, K experts a token, E experts of a layer.
+Legend: N tokens of a forward pass, L layers with experts, K experts per token, E experts per layer.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 UNKNOWN = -1
-"""In place of an expert where nothing was recorded: the router chooses by itself."""
+"""Marks a token without recorded experts; the router chooses them."""
 
 _TOPK = (torch.topk, Tensor.topk)
 
 
 class Routing:
-    """The routers of one model. It wraps their `forward`; without `given` a pass costs nothing but keeping indices."""
+    """The routers of one model, whose `forward` is wrapped. Without recorded experts, a pass only keeps the indices."""
 
     def __init__(self, model: Any) -> None:
-        """Wrap the routers of a transformers model; a model must be wrapped once only (`routing_of`)."""
+        """Wrap the routers of a transformers model. A model must be wrapped only once; use `routing_of`."""
         routers = routers_of(model)
         self.layers, self.active = len(routers), int(getattr(routers[0], "top_k", 0)) if routers else 0
         self.chosen: list[Tensor | None] = [None] * self.layers
-        """[N, K] of each layer: the experts used by the last forward pass."""
+        """[N, K] for each layer: the experts used in the last forward pass."""
         self._differs: list[Tensor | None] = [None] * self.layers
         self._given_NLK: Tensor | None = None
         self._replay = False
@@ -38,19 +38,19 @@ class Routing:
             router.forward = _Routed(self, layer, router)
 
     def use(self, given_NLK: Tensor | None, replay: bool = False) -> None:
-        """Compare with, or replay, recorded experts in all passes from now on; None ends it.
+        """Compare with recorded experts, or replay them, in all following passes; None stops this.
 
-        It stays set for the backward pass, in which checkpointed activations are computed again.
+        The setting must last for the backward pass, which recomputes checkpointed activations.
 
         Args:
-            given_NLK: integers, UNKNOWN where nothing was recorded.
-            replay: use them instead of the router's own choice.
+            given_NLK: Recorded experts as integers, UNKNOWN where nothing was recorded.
+            replay: Whether to use them instead of the router's choice.
         """
         assert given_NLK is None or given_NLK.shape[1:] == (self.layers, self.active), given_NLK.shape
         self._given_NLK, self._replay = given_NLK, replay
 
     def differs_NL(self) -> Tensor:
-        """Return where the router's own choice in the last pass was another set of experts than the one recorded."""
+        """Return where the router's choice in the last pass differs from the recorded set of experts."""
         parts = [part for part in self._differs if part is not None]
         assert len(parts) == self.layers, (len(parts), self.layers)
         return torch.stack(parts, dim=1)
@@ -76,7 +76,7 @@ class _Routed:
 
 
 class _GivenTopK(TorchFunctionMode):
-    """While it is active, torch.topk compares its choice with a given one and may return that instead."""
+    """Mode in which torch.topk compares its choice with a given one and, on replay, returns the given one."""
 
     def __init__(self, given_NK: Tensor, replay: bool) -> None:
         super().__init__()
@@ -98,15 +98,15 @@ class _GivenTopK(TorchFunctionMode):
 
 
 def routers_of(model: Any) -> list[nn.Module]:
-    """Return the routers of a transformers model in the order of layers: modules called ...TopKRouter there.
+    """Return the routers of a transformers model in layer order: the modules whose class name ends in TopKRouter.
 
-    Since version 5 they return (logits, scores, chosen experts); those of some families do not, see `can_record`.
+    Since transformers 5 most of them return (logits, scores, chosen experts); `can_record` checks this.
     """
     return [module for module in model.modules() if type(module).__name__.endswith("TopKRouter")]
 
 
 def routing_of(policy: Any) -> Routing:
-    """Return a policy's routing, made at the first call."""
+    """Return a policy's routing, which the first call creates."""
     made: Routing | None = getattr(policy, "_routing", None)
     if made is None:
         made = policy._routing = Routing(policy.model)
@@ -115,14 +115,14 @@ def routing_of(policy: Any) -> Routing:
 
 @torch.no_grad()
 def can_record(policy: Any) -> bool:
-    """Return whether all routers of a policy say which experts they choose, tried on three tokens."""
+    """Return whether all routers of a policy return the experts they choose, tested with three tokens."""
     if not policy.experts or not routers_of(policy.model):
         return False
     routing, tokens_BT = routing_of(policy), torch.zeros(1, 3, dtype=torch.long, device=policy.device)
     try:
         routing.use(torch.full((3, routing.layers, routing.active), UNKNOWN))
         policy.hidden(tokens_BT)
-    except (AssertionError, IndexError, TypeError):  # code of the architecture: a router of another form
+    except (AssertionError, IndexError, TypeError):  # the architecture's router has another interface
         return False
     finally:
         routing.use(None)

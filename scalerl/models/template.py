@@ -1,4 +1,4 @@
-"""The tokenizer's chat template: rendered, and refused where it fails or leaves the question out. It loads no torch."""
+"""Rendering and check of the tokenizer's chat template. torch is not imported."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from scalerl.config.base import ConfigError
 
 
 def check_template(tokenizer: Any) -> None:
-    """Refuse a chat template that fails on a question, or leaves it out.
+    """Refuse a chat template that fails on a question or omits it.
 
     Args:
-        tokenizer: of transformers, with a chat template.
+        tokenizer: A transformers tokenizer with a chat template.
 
     Raises:
-        ConfigError: the message says what the template raised.
+        ConfigError: The template fails or omits the question; the message contains the error of the template.
     """
     asked = [render(tokenizer, [{"role": "user", "content": text}]) for text in ("What is 2+2?", "Name a colour.")]
     if asked[0] == asked[1]:
         raise ConfigError(
-            f"data.chat_template: the chat template of the model's tokenizer makes {asked[0][:100]!r} of every "
-            f"question, so the policy would not see it; {TEMPLATE_ADVICE}"
+            f"data.chat_template: the chat template of the model's tokenizer renders every question as "
+            f"{asked[0][:100]!r}, so the policy would not see it; {TEMPLATE_ADVICE}"
         )
 
 
@@ -28,14 +28,14 @@ TEMPLATE_ADVICE = "repair chat_template in the tokenizer's files, or set data.ch
 
 
 def render(tokenizer: Any, messages: list[dict[str, str]]) -> str:
-    """Return messages as the tokenizer's chat template writes them, with the beginning of an answer.
+    """Render messages with the tokenizer's chat template, followed by the start of an answer.
 
     Raises:
-        ConfigError: the template cannot be used; it is a program of the model's authors, in a sandbox of jinja2.
+        ConfigError: The template, a program by the model's authors that runs in jinja2's sandbox, fails.
     """
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # foreign code: TemplateError, UndefinedError, TypeError, ...
+    except Exception as error:  # the template's code may raise TemplateError, UndefinedError, TypeError, ...
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         roles = ", ".join(message["role"] for message in messages)
         raise ConfigError(

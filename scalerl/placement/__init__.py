@@ -1,1 +1,1 @@
-"""What a run needs and how fast it goes, reckoned before it starts: memory, GPUs, a simulation. It loads no torch."""
+"""Estimates the memory, GPUs and speed of a run before it starts, without loading torch."""

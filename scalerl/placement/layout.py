@@ -1,4 +1,4 @@
-"""Which processes, GPUs and bytes a configuration comes to, and what of it cannot be. For `--dry-run` and plans."""
+"""Processes, GPUs and bytes of a configuration, and checks that they fit; for `--dry-run` and plans."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from scalerl.placement.memory import (
 from scalerl.placement.shape import DecoderShape, Found, shape_of
 
 LAB_PROMPT = 64
-"""Most tokens of a generated task's prompt, rounded up."""
+"""Maximum tokens of a generated task's prompt, rounded up."""
 
 MEAN_PROMPT = 256
-"""Mean tokens of a prompt of a file, where nothing else is known; at most the limit."""
+"""Assumed mean tokens of prompts from files, capped at their limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A run's processes and what each GPU holds.
+    """Processes of a run and the memory of each GPU.
 
     Example (8B on 80 GPUs): Layout(found=Found(...), trainer_gpus=16, generator_gpus=64, slots_of_an_engine=12,
                                     trainer=TrainerMemory(...), expected=GeneratorMemory(...), at_limit=...)
@@ -38,24 +38,24 @@ class Layout:
     found: Found
     trainer_gpus: int
     generator_gpus: int
-    """Of all engines; 0 where they are servers given by address."""
+    """GPUs of all engines; 0 for servers given by address."""
     slots_of_an_engine: int
     trainer: TrainerMemory
     expected: GeneratorMemory
-    """With the cache of its slots at the mean length."""
+    """Memory with all slots at the mean length."""
     at_limit: GeneratorMemory
-    """With the cache of its slots at the length limit."""
+    """Memory with all slots at the length limit."""
     one_gpu: bool
-    """Trainer and engines share one GPU."""
+    """Whether trainer and engines share one GPU."""
 
     @property
     def gpus(self) -> int:
-        """GPUs that the run takes."""
+        """GPUs that the run uses."""
         return 1 if self.one_gpu else self.trainer_gpus + self.generator_gpus
 
 
 def prompt_tokens(config: RunConfig) -> tuple[float, int]:
-    """Return the mean and the longest prompt, tokens."""
+    """Return the mean and the maximum prompt length, tokens."""
     files = [task.max_prompt_tokens for task in config.data if isinstance(task, TextTask)]
     return (min(MEAN_PROMPT, max(files)), max(files)) if files else (LAB_PROMPT / 4, LAB_PROMPT)
 
@@ -64,11 +64,11 @@ def lay_out(config: RunConfig, found: Found | None = None) -> Layout:
     """Count GPUs and bytes, as if every process had GPUs.
 
     Args:
-        config: the run's.
-        found: the model's shape; None: look for it.
+        config: configuration of the run.
+        found: the model's shape; None: look it up.
 
     Raises:
-        ConfigError: nobody knows the model's sizes.
+        ConfigError: the model's sizes are unknown.
     """
     found = found or shape_of(config)
     shape, place, learner = found.shape, config.placement, config.learner
@@ -101,20 +101,20 @@ def lay_out(config: RunConfig, found: Found | None = None) -> Layout:
 
 
 def widest(config: RunConfig) -> int:
-    """Return the padded tokens of the largest micro-batch: a single longer rollout makes one of its own."""
+    """Return the padded tokens of the largest micro-batch; a rollout longer than the limit forms a separate one."""
     return max(config.micro_batch_tokens, prompt_tokens(config)[1] + config.recipe.length.max_tokens)
 
 
 def whole_gradient(config: RunConfig) -> bool:
-    """Return whether every trainer rank adds up the whole gradient and shares it once an update."""
+    """Return whether every trainer rank accumulates the whole gradient, which is reduced once per update."""
     return config.placement.trainer_ranks > 1 and config.learner.accumulate == "local"
 
 
 def check(config: RunConfig, layout: Layout) -> None:
-    """Refuse what cannot be divided, and, where `hardware.device` is cuda, what does not fit.
+    """Check that the model can be divided and, if `hardware.device` is cuda, that it fits.
 
     Raises:
-        ConfigError: with what was got, what is allowed and what to do.
+        ConfigError: it cannot be divided or does not fit.
     """
     _check_divides(config, layout.found.shape)
     if config.hardware.device != "cuda":
@@ -178,7 +178,7 @@ def _trainer_too_large(config: RunConfig, layout: Layout) -> str:
         for n in range(ranks + 1, 4097)
         if trainer_memory(shape, n, tokens, learner.gradient_checkpointing, whole).total <= room
     )
-    found = None if config.lora else next(enough, None)  # adapters are trained by one rank
+    found = None if config.lora else next(enough, None)  # one rank trains adapters
     cure = f"Set placement.trainer_ranks to {found} or more" if found else "Use larger GPUs or a smaller model"
     also = "" if learner.gradient_checkpointing else ", or learner.gradient_checkpointing = true"
     also += ", or learner.accumulate = sharded" if whole else ""
@@ -196,7 +196,7 @@ def _generator_too_large(config: RunConfig, layout: Layout) -> str:
     tokens = 2 * (longest_prompt + config.recipe.length.max_tokens) if exact else mean_prompt + config.expected_tokens
     most = slots_that_fit(shape, tokens, place.gpu_gb * GB - layout.expected.head / USABLE, place.tensor_parallel)
     held = layout.at_limit if exact else layout.expected
-    length = "the length limit, twice: evaluation has a cache of its own" if exact else "the mean length"
+    length = "the length limit, twice: evaluation has a separate cache" if exact else "the mean length"
     if most < 1:
         return (
             f"placement.tensor_parallel: got {place.tensor_parallel}, where the weights of each generator GPU take "
@@ -205,14 +205,14 @@ def _generator_too_large(config: RunConfig, layout: Layout) -> str:
         )
     return (
         f"rollouts.slots: got {config.slots} on {place.engines} generators, {layout.slots_of_an_engine} each, which "
-        f"hold {_gb(held.total)} a GPU with sequences of {length}; allowed: {USABLE:.0%} of placement.gpu_gb = "
+        f"hold {_gb(held.total)} per GPU with sequences of {length}; allowed: {USABLE:.0%} of placement.gpu_gb = "
         f"{place.gpu_gb:g} GB. Set rollouts.slots to {most * place.engines} or fewer ({most} each), or raise "
         "generators or tensor_parallel"
     )
 
 
 def lines(config: RunConfig, layout: Layout) -> list[str]:
-    """Return the layout in words, one sentence a line."""
+    """Return a description of the layout, one statement per line."""
     place = config.placement
     device = config.hardware.device
     out = [size_line(layout.found)]
@@ -222,15 +222,15 @@ def lines(config: RunConfig, layout: Layout) -> list[str]:
         out.append(f"placement: {_ranks(place.trainer_ranks)} and {_engines(config)}, in the memory of this machine")
         return out
     where = "one GPU for both" if layout.one_gpu else f"{layout.gpus} GPUs"
-    served = f"; {place.engines} servers given by address, with GPUs of their own" if place.servers else ""
-    condition = " where the machine has them (hardware.device = auto)" if device == "auto" else ""
+    served = f"; {place.engines} servers given by address, with separate GPUs" if place.servers else ""
+    condition = " if the machine has them (hardware.device = auto)" if device == "auto" else ""
     out.append(f"placement: {_ranks(place.trainer_ranks)} and {_engines(config)}: {where}{condition}{served}")
-    out.append(f"estimates, GB a GPU ({USABLE:.0%} of {place.gpu_gb:g} GB are planned with):")
+    out.append(f"estimates, GB per GPU ({USABLE:.0%} of {place.gpu_gb:g} GB are usable):")
     t, g = layout.trainer, layout.at_limit
     how = ", recomputed" if config.learner.gradient_checkpointing else ""
     out.append(
         f"  trainer {_gb(t.total)}: weights {_n(t.weights)}, masters {_n(t.masters)}, gradients {_n(t.gradients)}, "
-        f"optimiser {_n(t.optimizer)}, gathered layers {_n(t.gathered)}, activations {_n(t.activations)} "
+        f"optimizer {_n(t.optimizer)}, gathered layers {_n(t.gathered)}, activations {_n(t.activations)} "
         f"({widest(config):,} tokens{how}), logits {_n(t.logits)}"
     )
     twice = ", with the cache of evaluation" if place.engine == "torch" else ""
@@ -239,16 +239,14 @@ def lines(config: RunConfig, layout: Layout) -> list[str]:
         f"{layout.slots_of_an_engine} slots {_n(g.cache)}{twice}; {_gb(layout.expected.total)} at the mean length"
     )
     if place.engine == "vllm" and g.total > USABLE * place.gpu_gb * GB:
-        out.append(
-            "  not all slots fit at the length limit; vLLM then sets sequences aside and computes their cache again"
-        )
+        out.append("  not all slots fit at the length limit; vLLM then preempts sequences and recomputes their cache")
     return out
 
 
 def size_line(found: Found) -> str:
-    """Return the model's size and where it comes from, in words."""
+    """Return a line with the model's size and its source."""
     shape = found.shape
-    mixture = f", {_count(shape.matmul_params)} of them used by a token" if shape.experts else ""
+    mixture = f", {_count(shape.matmul_params)} of them used per token" if shape.experts else ""
     return f"model: {_count(shape.params)} parameters{mixture}; sizes from {found.source}"
 
 

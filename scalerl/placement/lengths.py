@@ -1,4 +1,4 @@
-"""Lengths of completions for a simulation: lognormal and cut as the recipe cuts them, or measured ones."""
+"""Lengths of completions for a simulation: lognormal with the recipe's limits, or measured."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from scalerl.files import parse_json, read_bytes, trouble
 Lengths = npt.NDArray[np.int64]
 
 POPULATION = 1 << 16
-"""Lengths that a simulation draws from."""
+"""Number of lengths that a simulation draws from."""
 
 
 def cut(raw: npt.NDArray[np.float64], control: LengthControl, seed: int = 0) -> Lengths:
-    """Return lengths as the recipe's length control leaves them.
+    """Apply the recipe's length control to lengths.
 
-    Without interruption a longer completion ends at the limit. With it, one that reaches its own thinking limit,
-    uniform over [low, high], goes on for an answer of 1 to `answer_tokens` tokens, uniform.
+    Without interruption, longer completions end at the limit. With interruption, a completion that reaches its thinking
+    limit, uniform over [low, high], continues with an answer of 1 to `answer_tokens` tokens, uniform.
     """
     rng = np.random.default_rng(seed)
     if isinstance(control, Interruption):
@@ -34,19 +34,19 @@ def cut(raw: npt.NDArray[np.float64], control: LengthControl, seed: int = 0) -> 
 
 
 def lognormal(mean: float, sigma: float, control: LengthControl, count: int = POPULATION) -> Lengths:
-    """Return lognormal lengths, cut, whose mean after the cut is `mean`.
+    """Return lognormal lengths whose mean is `mean` after length control.
 
     Args:
-        mean: tokens, as a run would measure it.
-        sigma: of the logarithm, before the cut.
-        control: the recipe's.
-        count: how many.
+        mean: mean length after length control, tokens.
+        sigma: standard deviation of the logarithm, before length control.
+        control: the recipe's length control.
+        count: number of lengths.
 
     Raises:
-        ConfigError: no lognormal has that mean after the cut.
+        ConfigError: no lognormal distribution has that mean after length control.
     """
     shape = np.exp(sigma * np.random.default_rng(1).standard_normal(count))
-    low, high = -10.0, 25.0  # of the logarithm of the scale; the mean grows with it
+    low, high = -10.0, 25.0  # bounds on the logarithm of the scale; the mean increases with it
     if not float(cut(shape * np.exp(low), control).mean()) <= mean <= float(cut(shape * np.exp(high), control).mean()):
         most = float(cut(shape * np.exp(high), control).mean())
         raise ConfigError(
@@ -67,7 +67,7 @@ def read_lengths(file: Path) -> Lengths:
     """Read measured lengths: a JSONL file of numbers, or of objects with `completion_tokens`, `tokens` or `length`.
 
     Raises:
-        ConfigError: no such file, or a line that holds no length of at least 1.
+        ConfigError: the file does not exist, or a line has no length of at least 1.
     """
     found: list[int] = []
     try:
@@ -87,7 +87,7 @@ def read_lengths(file: Path) -> Lengths:
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{file}: not a readable file of lengths, one JSON value a line ({error})") from None
+        raise ConfigError(f"{file}: not a readable file of lengths, one JSON value per line ({error})") from None
     if not found:
-        raise ConfigError(f"{file}: it holds no lengths; give a JSONL file with one a line")
+        raise ConfigError(f"{file}: it has no lengths; give a JSONL file with one per line")
     return np.asarray(found, np.int64)

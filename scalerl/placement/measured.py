@@ -1,4 +1,4 @@
-"""Speeds and lengths of a run that was made, read from its metrics.jsonl, for plans of runs like it."""
+"""Speeds and lengths of earlier runs, read from metrics.jsonl, for plans of similar runs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from scalerl.placement.lengths import lognormal
 from scalerl.placement.speed import Lengths, StepSeconds, UpdateSeconds, steps_from_line
 
 WARM_UP = 0.2
-"""Share of a run's rows that is left out: processes get warm, and slots fill."""
+"""Share of a run's rows that is ignored, while processes warm up and slots fill."""
 
 SPREAD = 0.2
-"""Running sequences must vary by this share of their mean before a line through the steps' seconds means anything."""
+"""Minimum range of the number of running sequences, relative to its mean, for a fit of the slope."""
 
 SIGMAS = tuple(round(0.1 * i, 1) for i in range(1, 21))
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What runs showed.
+    """Measurements of runs.
 
     Example: Measured(base_s=0.004, slope_s=3e-5, trainer_seconds_per_token=(5.8e-5, ...), step_ratios=(1.02,
                       ...), trained_share=0.93, tokens_mean=28.8, tokens_max=68.1, batch=256, swap_s=0.0014, ranks=1)
@@ -38,33 +38,34 @@ class Measured:
     base_s: float
     """Seconds of a decode step without sequences."""
     slope_s: float
-    """Seconds that each running sequence of an engine adds; 0 where they did not vary enough to tell."""
+    """Seconds that each running sequence of an engine adds; 0 if their number did not vary enough."""
     trainer_seconds_per_token: tuple[float, ...]
-    """Of each step, by trained tokens."""
+    """Trainer seconds per trained token, for each step."""
     step_ratios: tuple[float, ...]
-    """Seconds of each step's decode steps, over those that base and slope give; as many as trainer seconds."""
+    """Measured over predicted (base and slope) seconds of the decode steps, for each entry of
+    `trainer_seconds_per_token`."""
     trained_share: float
-    """Trained tokens over a batch's completion tokens."""
+    """Trained tokens divided by completion tokens."""
     tokens_mean: float
-    """Of the completions."""
+    """Mean length of completions."""
     tokens_max: float
     """Longest completion of a batch, mean over batches."""
     batch: int
-    """Completions of a batch."""
+    """Completions per batch."""
     swap_s: float
     ranks: int
-    """Trainer ranks that were measured."""
+    """Trainer ranks of the measured runs."""
 
     @property
     def step_seconds(self) -> StepSeconds:
-        """Seconds of a decode step of one engine, in the mean."""
+        """Mean seconds of a decode step of one engine."""
         return steps_from_line(self.base_s, self.slope_s)
 
     def replay(self, ranks: int) -> tuple[StepSeconds, UpdateSeconds]:
-        """Return the seconds of decode steps and updates as they were measured, step by step and from the start again.
+        """Return the measured seconds of decode steps and updates, step by step; after the last step they repeat.
 
-        Both sides follow the same step, so that a slow phase of the machine is slow for both. An update's seconds fall
-        with the ranks in proportion.
+        Both follow the same step, so that a slow phase of the machine is slow for both. The seconds of an update are
+        inversely proportional to the number of ranks.
         """
         line, share = self.step_seconds, self.trained_share * self.ranks / ranks
         trainer, ratios, done = self.trainer_seconds_per_token, self.step_ratios, [0]
@@ -72,7 +73,7 @@ class Measured:
         def step_seconds(running: float, context: float) -> float:
             return line(running, context) * ratios[done[0] % len(ratios)]
 
-        def update_seconds(lengths: Lengths) -> float:  # called once a batch, when it is complete
+        def update_seconds(lengths: Lengths) -> float:  # called once per batch, when it is complete
             done[0] += 1
             return float(lengths.sum()) * share * trainer[(done[0] - 1) % len(trainer)]
 
@@ -80,13 +81,13 @@ class Measured:
 
     @property
     def trainer_tokens_per_s(self) -> float:
-        """Trained tokens over the trainer's time without waiting."""
+        """Trained tokens per second of the trainer's time without waiting."""
         return len(self.trainer_seconds_per_token) / math.fsum(self.trainer_seconds_per_token)
 
 
 @dataclass(frozen=True, slots=True)
 class RunRows:
-    """A run's configuration and the rows that are looked at.
+    """A run's configuration and the rows used.
 
     Example: RunRows(config=RunConfig(...), rows=[{"step": 25, ...}, ...])
     """
@@ -96,10 +97,10 @@ class RunRows:
 
 
 def read_run(path: Path) -> RunRows:
-    """Read a run directory; the first fifth of its steps is left out.
+    """Read a run directory without the first fifth of its steps.
 
     Raises:
-        ConfigError: no run there, or too few steps.
+        ConfigError: it is not a run, or has too few steps.
     """
     try:
         config = parse_config(read_bytes(path / "config.toml").decode(), str(path / "config.toml"))
@@ -110,7 +111,7 @@ def read_run(path: Path) -> RunRows:
         ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: config.toml or metrics.jsonl is not UTF-8 text; give an undamaged run") from None
-    # the last line of a run that is training, or was killed, may be half of one
+    # the last line may be incomplete if the run is training or was killed
     rows = [_row(line, f"{path / 'metrics.jsonl'} line {n}") for n, line in enumerate(lines, 1) if line.endswith("}")]
     kept = rows[math.ceil(WARM_UP * len(rows)) :]
     if len(kept) < 5:
@@ -125,7 +126,7 @@ NUMBERS = (
     "tokens", "trained_tokens", "prompts", "completion_tokens_mean", "completion_tokens_max", "generator_idle",
     "step_s", "trainer_tokens_per_s", "swap_ms",
 )  # fmt: skip
-"""Columns that every row must have; `occupancy` and `generator_tokens_per_s` may be null."""
+"""Columns that must be numbers in every row; `occupancy` and `generator_tokens_per_s` may be null."""
 
 
 def _row(line: str, where: str) -> dict[str, Any]:
@@ -136,16 +137,16 @@ def _row(line: str, where: str) -> dict[str, Any]:
     odd = [name for name in NUMBERS if not isinstance(row, dict) or not isinstance(row.get(name), int | float)]
     odd += [name for name in ("occupancy", "generator_tokens_per_s") if name not in odd and name not in row]
     if odd:
-        raise ConfigError(f"{where}: no number in {', '.join(odd[:3])}; give a run of this version")
+        raise ConfigError(f"{where}: no number in {', '.join(odd[:3])}; give a run of this version of scalerl")
     return dict(row)
 
 
 def generator_steps(run: RunRows) -> list[tuple[float, float, float] | None]:
-    """Return (running sequences of an engine, seconds of a decode step, decode steps) of each row; None without them.
+    """Return (running sequences per engine, seconds per decode step, decode steps) for each row, None if unknown.
 
-    `generator_tokens_per_s` is over the generator's busy and idle time, `occupancy` over its decode steps: busy seconds
-    are tokens / rate x (1 - idle), decode steps tokens / (occupancy x slots). What the generator did besides, handling
-    messages, is neither busy nor idle in the metrics; here it is spread over the decode steps.
+    `generator_tokens_per_s` refers to the generator's busy and idle time, `occupancy` to its decode steps. Therefore
+    busy seconds = tokens / rate x (1 - idle), and decode steps = tokens / (occupancy x slots). The time for handling
+    messages is neither busy nor idle in the metrics; here it is distributed over the decode steps.
     """
     found: list[tuple[float, float, float] | None] = []
     slots, engines = run.config.slots, run.config.placement.engines
@@ -153,7 +154,7 @@ def generator_steps(run: RunRows) -> list[tuple[float, float, float] | None]:
     for row in run.rows:
         tokens, occupancy, rate = row["tokens"] - row["before"], row["occupancy"], row["generator_tokens_per_s"]
         if not occupancy or not rate or tokens <= 0:
-            found.append(None)  # two batches were complete at one step
+            found.append(None)  # two batches were complete at the same step
             continue
         steps = tokens / (occupancy * slots)
         busy = tokens / rate * (1 - row["generator_idle"]) * besides
@@ -173,16 +174,16 @@ def generator_seconds(run: RunRows) -> tuple[float, float]:
 
 
 def handling(run: RunRows) -> float:
-    """Return the seconds in which the generator was not idle, over those that its metrics call busy; at least 1."""
+    """Return the generator's non-idle seconds divided by its busy seconds in the metrics; at least 1."""
     busy, idle = generator_seconds(run)
     wall = math.fsum(row["step_s"] for row in run.rows)
     return max(1.0, (wall - idle) / busy) if busy > 0 else 1.0
 
 
 def line_through(points: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """Return (base, slope), neither negative, of the seconds of a step over its running sequences.
+    """Fit seconds of a step = base + slope x running sequences; return (base, slope), both non-negative.
 
-    Weighted least squares; where sequences varied little, the mean seconds and 0.
+    Weighted least squares; if the number of sequences varied little, the mean seconds and 0.
     """
     n, seconds, weight = (np.asarray(column) for column in zip(*points, strict=True))
     mean_n, mean_s = float(np.average(n, weights=weight)), float(np.average(seconds, weights=weight))
@@ -190,24 +191,28 @@ def line_through(points: Sequence[tuple[float, float, float]]) -> tuple[float, f
         return mean_s, 0.0
     slope = float(np.average((n - mean_n) * (seconds - mean_s), weights=weight))
     slope /= float(np.average((n - mean_n) ** 2, weights=weight))
-    slope = min(max(slope, 0.0), mean_s / mean_n)  # a base below 0 would be a line through the origin
+    slope = min(
+        max(slope, 0.0), mean_s / mean_n
+    )  # at most the line through the origin, so that the base is not negative
     return mean_s - slope * mean_n, slope
 
 
 def measure(paths: Sequence[Path]) -> Measured:
-    """Read one run, or several that differ in slots, which shows how a step's seconds depend on its sequences.
+    """Read one run, or several with different slots to fit how a step's seconds depend on its sequences.
 
     Raises:
-        ConfigError: a path is no run, or its generators reported no decode steps.
+        ConfigError: a path is not a run, or its metrics have no decode steps.
     """
     runs = [read_run(path) for path in paths]
     points = [point for run in runs for point in generator_steps(run)]
     steps = [point for point in points if point is not None]
     if not steps:
-        raise ConfigError(f"{', '.join(map(str, paths))}: no step has an occupancy, so decode steps cannot be told")
+        raise ConfigError(
+            f"{', '.join(map(str, paths))}: no step has an occupancy, so decode steps are unknown; give another run"
+        )
     base, slope = line_through(steps)
     rows = [row for run in runs for row in run.rows]
-    # a step without trained tokens took no time that a token could be charged with
+    # steps without trained tokens have no seconds per token
     trainer, ratios = zip(
         *[
             (1.0 / row["trainer_tokens_per_s"], 1.0 if point is None else point[1] / (base + slope * point[0]))
@@ -233,15 +238,15 @@ def measure(paths: Sequence[Path]) -> Measured:
 
 
 def lengths_like(mean: float, longest: float, batch: int, control: LengthControl) -> Lengths:
-    """Return lognormal lengths of a mean whose longest in a batch is `longest` in the mean.
+    """Return lognormal lengths that match a mean and a mean batch maximum.
 
-    Metrics hold no more than these two; sigma is the best of 0.1, 0.2 ... 2.
+    Metrics contain only these two statistics; sigma is the best of 0.1, 0.2, ..., 2.
 
     Args:
-        mean: tokens.
-        longest: of a batch, mean over batches.
-        batch: completions of a batch.
-        control: the recipe's.
+        mean: mean length, tokens.
+        longest: longest completion of a batch, mean over batches.
+        batch: completions per batch.
+        control: the recipe's length control.
     """
     best = min(SIGMAS, key=lambda sigma: abs(_mean_longest(lognormal(mean, sigma, control, 1 << 12), batch) - longest))
     return lognormal(mean, best, control)

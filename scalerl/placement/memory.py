@@ -1,7 +1,7 @@
-"""Bytes on each GPU, from the sizes of a decoder: one equation a function. A run needs some room beside them.
+"""Estimates the bytes on each GPU from the sizes of a decoder: one equation per function.
 
-Legend: params entries of all matrices, ranks trainer processes that share them (FSDP2), T padded tokens of one
-micro-batch, D width of the model, V vocabulary.
+Legend: params: entries of all matrices; ranks: trainer processes that shard them (FSDP2); T: padded tokens of one
+micro-batch; D: width of the model; V: vocabulary.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from scalerl.config.model import Lora
 from scalerl.placement.shape import DecoderShape
 
 USABLE = 0.9
-"""Share of a GPU's memory that is planned with: vLLM's own default, and room for the allocator and the CUDA context."""
+"""Usable share of a GPU's memory: vLLM's default. The rest is for the allocator and the CUDA context."""
 
 BF16, FP32 = 2, 4
-"""Bytes of an entry."""
+"""Bytes per entry."""
 
 LOGITS = 1 << 24
 """Entries of one block of logits (models/head.py), at least 256 columns wide."""
@@ -25,14 +25,14 @@ GB = 1e9
 
 @dataclass(frozen=True, slots=True)
 class TrainerMemory:
-    """What a trainer's GPU holds, in bytes.
+    """Memory of a trainer GPU, in bytes.
 
     Example (Qwen3-0.6B alone): TrainerMemory(weights=1.2e9, masters=2.4e9, gradients=3.6e9, optimizer=4.8e9,
                                               gathered=0.0, activations=2.1e9, logits=0.4e9)
     """
 
     weights: float
-    """The copy that the forward pass uses, where it is not gathered."""
+    """Copy for the forward pass; 0 if it is gathered layer by layer."""
     masters: float
     gradients: float
     optimizer: float
@@ -49,14 +49,14 @@ class TrainerMemory:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorMemory:
-    """What one GPU of a generator holds, in bytes.
+    """Memory of one GPU of a generator, in bytes.
 
     Example (Qwen3-8B, 12 slots of 16k): GeneratorMemory(weights=16.4e9, head=0.0, cache=28.9e9)
     """
 
     weights: float
     head: float
-    """FP32 copy of the head that the torch engine keeps."""
+    """FP32 copy of the head in the torch engine."""
     cache: float
     """Keys and values."""
 
@@ -78,22 +78,25 @@ def layer_activation_bytes(shape: DecoderShape, tokens: int) -> float:
 
 
 def activation_bytes(shape: DecoderShape, tokens: int, checkpointing: bool) -> float:
-    """Return the bytes of activations of T tokens: all layers' own, or each layer's input and one layer's own."""
+    """Return the bytes of activations of T tokens.
+
+    Without checkpointing, the activations of all layers; with it, the input of each layer and the activations of one.
+    """
     own = layer_activation_bytes(shape, tokens)
     return shape.layers * BF16 * tokens * shape.width + own if checkpointing else shape.layers * own
 
 
 def logits_bytes(shape: DecoderShape, tokens: int) -> float:
-    """Return the bytes of the head's chunked product: three FP32 blocks of logits, two FP32 hidden states a token.
+    """Return the bytes of the head's chunked product.
 
-    The gradient of the whole head in BF16 comes on top.
+    Three FP32 blocks of logits, two FP32 hidden states per token, and the BF16 gradient of the whole head.
     """
     block = max(LOGITS, 256 * tokens)
     return FP32 * (3.0 * block + 2 * tokens * shape.width) + BF16 * shape.head_params
 
 
 def gathered_bytes(shape: DecoderShape, ranks: int) -> float:
-    """Return the bytes that FSDP2 holds whole at a time; 0 for one rank.
+    """Return the bytes that FSDP2 holds unsharded at a time; 0 for one rank.
 
     Two layers, embedding and head in BF16, and one layer's gradient in FP32.
     """
@@ -106,7 +109,7 @@ def adapter_params(shape: DecoderShape, lora: Lora) -> int:
 
     Args:
         shape: the model.
-        lora: rank and targets; a target of another family's name counts as all seven usual matrices.
+        lora: rank and targets; a target with an unknown name counts as all seven usual matrices.
     """
     queries, keys, width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.width
     ends = dict.fromkeys(("q_proj", "o_proj"), width + queries) | dict.fromkeys(("k_proj", "v_proj"), width + keys)
@@ -123,17 +126,17 @@ def trainer_memory(
     whole_gradient: bool = False,
     adapters: int = 0,
 ) -> TrainerMemory:
-    """Return what each trainer's GPU holds: FP32 masters, gradient and two moments, each rank its share.
+    """Return the memory of each trainer GPU: its share of FP32 masters, gradient and two moments.
 
-    One rank holds weights and a micro-batch's gradient in BF16 besides; of several each gathers them layer by layer.
+    A single rank also holds weights and a micro-batch's gradient in BF16; several ranks gather weights layer by layer.
 
     Args:
         shape: the model.
-        ranks: processes that share masters, gradients and optimiser equally.
+        ranks: processes that shard masters, gradients and optimizer state equally.
         tokens: padded tokens of one micro-batch.
-        checkpointing: activations are recomputed in the backward pass.
-        whole_gradient: every rank adds up the whole gradient in FP32 and shares it once an update.
-        adapters: entries that are trained in place of the model's own (`model.lora`), by one rank; 0: none.
+        checkpointing: whether activations are recomputed in the backward pass.
+        whole_gradient: whether every rank accumulates the whole gradient in FP32, which is reduced once per update.
+        adapters: entries of adapters that one rank trains instead of the model (`model.lora`); 0: none.
     """
     own, alone = shape.params / ranks, ranks == 1
     if adapters:
@@ -165,13 +168,13 @@ def cache_bytes_per_token(shape: DecoderShape, tensor_parallel: int = 1) -> floa
 def generator_memory(
     shape: DecoderShape, cached_tokens: float, tensor_parallel: int = 1, fp32_head_copy: bool = False
 ) -> GeneratorMemory:
-    """Return what one GPU of a generator holds.
+    """Return the memory of one GPU of a generator.
 
     Args:
         shape: the model.
-        cached_tokens: tokens of all its sequences together.
+        cached_tokens: total tokens of its sequences.
         tensor_parallel: GPUs that share weights and cache.
-        fp32_head_copy: the engine keeps the head in FP32 besides.
+        fp32_head_copy: whether the engine also keeps the head in FP32.
     """
     return GeneratorMemory(
         weights=BF16 * shape.params / tensor_parallel,
@@ -181,6 +184,6 @@ def generator_memory(
 
 
 def slots_that_fit(shape: DecoderShape, tokens: float, gpu_bytes: float, tensor_parallel: int = 1) -> int:
-    """Return how many sequences of so many tokens fit on a generator beside the weights."""
+    """Return how many sequences of `tokens` tokens fit on a generator in addition to the weights."""
     room = USABLE * gpu_bytes - BF16 * shape.params / tensor_parallel
     return max(0, int(room / (tokens * cache_bytes_per_token(shape, tensor_parallel))))

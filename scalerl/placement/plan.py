@@ -1,4 +1,4 @@
-"""A plan: what a configuration would come to, by simulation, and the best split of a number of GPUs."""
+"""Plans runs: simulates a configuration, and finds the best split of GPUs into trainers and generators."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ from scalerl.placement.speed import (
 )
 
 SIGMA = 0.8
-"""Of the logarithm of lengths, where nothing else is known."""
+"""Default standard deviation of the logarithm of lengths."""
 
 UPDATES = 20
-"""Updates that are measured, after the ramp-up."""
+"""Default number of updates to measure after the ramp-up."""
 
 COMPLETIONS = 1 << 18
-"""Completions from which on fewer updates are measured, at least LEAST_UPDATES: large batches vary less."""
+"""Number of completions after which a measurement may stop (at least LEAST_UPDATES): large batches vary less."""
 
 LEAST_UPDATES = 8
 
 STRIDES = 12
-"""Parts into which the possible splits are divided: the search goes in steps of one part."""
+"""Number of steps that the search takes over all possible splits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What is known besides the configuration; the rest is assumed.
+    """Known speeds besides the configuration; unknown ones are assumed.
 
     Example: Given(found=Found(...), assumed=Assumptions(GPUS["H100"]), generator_rates=((64, 2500.0),))
     """
@@ -55,30 +55,30 @@ class Given:
     found: Found
     assumed: Assumptions
     measured: Measured | None = None
-    """Of runs, `--from`."""
+    """Measurements of runs (`--from`)."""
     generator_rates: tuple[tuple[float, float], ...] = ()
     """(running sequences, tokens/s) of one engine."""
     trainer_rate: float = 0.0
-    """Trained tokens/s of `trainer_rate_ranks` ranks together; 0: not given."""
+    """Trained tokens/s of all `trainer_rate_ranks` ranks; 0: not given."""
     trainer_rate_ranks: int = 1
     transfer_s: float = -1.0
     """Seconds of one transfer of weights; negative: not given."""
     updates: int = 0
-    """Updates that are measured; 0: chosen."""
+    """Updates to measure; 0: automatic."""
 
     def measured_updates(self, batch: int) -> int:
-        """Return the updates that are measured with so many completions a batch."""
+        """Return the number of updates to measure with `batch` completions per batch."""
         return self.updates or max(LEAST_UPDATES, min(UPDATES, COMPLETIONS // batch))
 
 
 def lengths_of(config: RunConfig, measured: Measured | None, mean: float = 0.0, sigma: float = 0.0) -> Lengths:
-    """Return the lengths that a simulation draws from: of a run, or lognormal with a mean and a sigma.
+    """Return the lengths that a simulation draws from: fitted to runs, or lognormal with a mean and a sigma.
 
     Args:
-        config: the run's.
-        measured: of runs; used where no mean is given.
-        mean: tokens; 0: `expected_tokens`, or that of the runs.
-        sigma: of the logarithm; 0: SIGMA, or what fits the runs' longest completions.
+        config: configuration of the run.
+        measured: measurements of runs; used if no mean is given.
+        mean: mean length, tokens; 0: that of the runs, or `expected_tokens`.
+        sigma: standard deviation of the logarithm; 0: fitted to the runs' longest completions, or SIGMA.
     """
     control = config.recipe.length
     if measured is not None and not mean and not sigma:
@@ -88,7 +88,7 @@ def lengths_of(config: RunConfig, measured: Measured | None, mean: float = 0.0, 
 
 
 def speeds_of(config: RunConfig, given: Given) -> tuple[Speeds, list[str]]:
-    """Return the speeds of a configuration, and where each of them comes from."""
+    """Return the speeds of a configuration, and lines with the source of each."""
     steps, from_generator = _generation(config, given)
     updates, from_trainer = _training(config, given)
     directory = config.rollouts.weights == "directory"
@@ -97,7 +97,7 @@ def speeds_of(config: RunConfig, given: Given) -> tuple[Speeds, list[str]]:
     if transfer < 0:
         transfer = 0.0 if on_cpu else transfer_seconds(given.found.shape, given.assumed, directory)
         origin = "within the measured updates" if on_cpu else "assumed: bytes over the network's or the disk's speed"
-    # vLLM holds its sequences still while it receives weights; the torch engine copies what has arrived
+    # vLLM pauses its sequences while it receives weights; the torch engine copies weights that have arrived
     swap = given.measured.swap_s if given.measured is not None else transfer
     if given.measured is not None and not given.generator_rates and not given.trainer_rate:
         steps, updates = given.measured.replay(config.placement.trainer_ranks)
@@ -110,7 +110,7 @@ def _generation(config: RunConfig, given: Given) -> tuple[StepSeconds, str]:
     if given.generator_rates:
         return steps_from_rates(given.generator_rates), "tokens/s as given"
     if given.measured is not None:
-        line = f"{1e3 * given.measured.base_s:.3g} ms + {1e6 * given.measured.slope_s:.3g} us a running sequence"
+        line = f"{1e3 * given.measured.base_s:.3g} ms + {1e6 * given.measured.slope_s:.3g} us per running sequence"
         return given.measured.step_seconds, f"measured, a decode step takes {line}"
     steps = decode_roofline(given.found.shape, given.assumed, config.placement.gpus_of_a_generator)
     return steps, "assumed, a roofline"
@@ -120,7 +120,7 @@ def _training(config: RunConfig, given: Given) -> tuple[UpdateSeconds, str]:
     ranks = config.placement.trainer_ranks
     if given.trainer_rate:
         rate = given.trainer_rate * ranks / given.trainer_rate_ranks
-        return updates_from_rate(rate), f"tokens/s as given, {rate:,.0f} of {ranks} ranks"
+        return updates_from_rate(rate), f"tokens/s as given, {rate:,.0f} for {ranks} ranks"
     if given.measured is not None:
         rate = given.measured.trainer_tokens_per_s * ranks / given.measured.ranks
         return given.measured.replay(ranks)[1], f"measured, {rate:,.0f} trained tokens/s"
@@ -136,7 +136,7 @@ def _training(config: RunConfig, given: Given) -> tuple[UpdateSeconds, str]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One configuration, simulated.
+    """Result of simulating one configuration.
 
     Example: Outcome(trainer_ranks=16, generators=64, slots=768, figures=Figures(...), eval_s=310.0, ...)
     """
@@ -144,17 +144,17 @@ class Outcome:
     trainer_ranks: int
     generators: int
     gpus: int
-    """In all; 0 on CPU."""
+    """Total GPUs; 0 on CPU."""
     slots: int
-    """Of all generators."""
+    """Slots of all generators."""
     figures: Figures
     eval_s: float
     """Seconds of one evaluation, estimated."""
     evaluated_updates_per_h: float
-    """Updates an hour with evaluations on the schedule."""
+    """Updates per hour including evaluations."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the outcome as plain values, as docs/json.md has it."""
+        """Return the outcome as plain values, documented in docs/json.md."""
         figures = asdict(self.figures)
         values = {name: value for name, value in asdict(self).items() if name != "figures"}
         return {**values, **figures, "useful_tokens_per_s": self.figures.useful_tokens_per_s}
@@ -180,9 +180,9 @@ def simulate(config: RunConfig, given: Given, lengths: Lengths) -> Outcome:
 
 
 def evaluation_seconds(config: RunConfig, speeds: Speeds, lengths: Lengths) -> float:
-    """Return the seconds of one evaluation, in which training waits: all tokens at full slots, then the longest one.
+    """Return the seconds of one evaluation: all tokens with full slots, then the longest completion alone.
 
-    tokens / (engines x n / step(n)) + longest x step(1), n sequences an engine.
+    tokens / (engines x n / step(n)) + longest x step(1), with n sequences per engine.
     """
     sequences = config.evaluated_sequences
     engines, mean = config.placement.engines, float(lengths.mean())
@@ -196,7 +196,10 @@ def evaluation_seconds(config: RunConfig, speeds: Speeds, lengths: Lengths) -> f
 
 
 def busy_slots(config: RunConfig, lengths: Lengths) -> int:
-    """Return the slots that the schedule can keep busy: (k + 1) x mean / longest x batch, at least one an engine."""
+    """Return the slots that the schedule can keep busy: (k + 1) x mean / longest x batch.
+
+    At least one batch, and one slot per engine.
+    """
     recipe = config.recipe
     share = float(lengths.mean()) / float(lengths.max())
     fed = int((recipe.off_policy.max_lag + 1) * share * recipe.completions_per_step)
@@ -204,7 +207,7 @@ def busy_slots(config: RunConfig, lengths: Lengths) -> int:
 
 
 def with_split(config: RunConfig, ranks: int, generators: int, lengths: Lengths, found: Found) -> RunConfig:
-    """Return a configuration with another split; slots that are not given are those that fit and can be kept busy."""
+    """Return a configuration with another split; unset slots become those that fit and can be kept busy."""
     own = config.placement.gpus_of_a_generator
     place = replace(
         config.placement, trainer_ranks=ranks, generators=generators, gpus_per_generator=own, servers=(), gpus=0
@@ -220,7 +223,7 @@ def with_split(config: RunConfig, ranks: int, generators: int, lengths: Lengths,
 
 
 def splits(gpus: int, of_a_generator: int, node: int) -> list[tuple[int, int]]:
-    """Return (trainer ranks, generators) that use all GPUs; beyond two nodes the trainers fill whole nodes.
+    """Return the (trainer ranks, generators) that use all GPUs; beyond two nodes, trainers fill whole nodes.
 
     Raises:
         ConfigError: no split is possible.
@@ -234,16 +237,19 @@ def splits(gpus: int, of_a_generator: int, node: int) -> list[tuple[int, int]]:
     if not found:
         raise ConfigError(
             f"--gpus: got {gpus} with generators of {of_a_generator} GPUs; allowed: at least {of_a_generator + 1}, so "
-            "that one trainer rank and one generator have theirs"
+            "that one trainer rank and one generator have GPUs"
         )
     return found
 
 
 def best_split(config: RunConfig, given: Given, lengths: Lengths, gpus: int) -> list[Outcome]:
-    """Climb from the split nearest to the balance; return what was simulated, the most useful tokens a second first.
+    """Search for the best split, starting at the most balanced one.
+
+    Returns:
+        The simulated splits, by decreasing useful tokens per second.
 
     Raises:
-        ConfigError: no split of these GPUs holds the model; the last reason is said.
+        ConfigError: the model fits no split of these GPUs; the message has the last reason.
     """
     cuda = replace(config, hardware=replace(config.hardware, device="cuda"))
     fitting, reason = [], ""
@@ -257,7 +263,7 @@ def best_split(config: RunConfig, given: Given, lengths: Lengths, gpus: int) -> 
         fitting.append(candidate)
     if not fitting:
         raise ConfigError(
-            f"--gpus: got {gpus}, of which no split into trainers and generators holds the model. {reason}"
+            f"--gpus: got {gpus}, but no split of them into trainers and generators fits the model. {reason}"
         )
     start = min(range(len(fitting)), key=lambda i: abs(math.log(balance(fitting[i], given, lengths))))
     found: dict[int, Outcome] = {}
@@ -278,7 +284,7 @@ def best_split(config: RunConfig, given: Given, lengths: Lengths, gpus: int) -> 
 
 
 def balance(config: RunConfig, given: Given, lengths: Lengths) -> float:
-    """Return the seconds that generation of a batch takes with full slots, over those that its update takes."""
+    """Return the seconds of generating a batch with full slots, divided by the seconds of its update."""
     speeds, _ = speeds_of(config, given)
     batch, engines = config.recipe.completions_per_step, config.placement.engines
     mean = float(lengths.mean())
@@ -290,7 +296,7 @@ def balance(config: RunConfig, given: Given, lengths: Lengths) -> float:
 
 
 def balance_line(config: RunConfig, found: Found) -> str:
-    """Return how generation and training are balanced, in words, by the roofline of an H100; nothing for a CPU."""
+    """Return a line on the balance of generation and training by the roofline of an H100; no estimate for CPUs."""
     if config.hardware.device == "cpu" or isinstance(config.model, TinyModel):
         return "balance: not estimated for the lab and for CPUs; `scalerl plan CONFIG --from RUN` takes measured speeds"
     given = Given(found, Assumptions(GPUS["H100"]))
@@ -298,14 +304,14 @@ def balance_line(config: RunConfig, found: Found) -> str:
     slower = "generation" if ratio > 1 else "training"
     times = max(ratio, 1 / ratio)
     return (
-        f"balance, by a roofline of H100 GPUs: with full slots a batch takes {slower} {times:.1f} times as long as the "
-        "other side; `scalerl plan` simulates the run and takes measured speeds"
+        f"balance, by a roofline of H100 GPUs: with full slots, {slower} takes {times:.1f} times as long per batch as "
+        "the other side; `scalerl plan` simulates the run and takes measured speeds"
     )
 
 
 def outcome_table(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return the outcomes as lines of a table."""
-    head = "  trainers generators   slots   updates/h   tokens/s  occupancy  idle: gen, train  staleness   too old"
+    """Return a table of the outcomes as lines."""
+    head = "  trainers generators   slots   updates/h   tokens/s  occupancy  idle: gen, train  staleness     stale"
     rows = []
     for one in outcomes:
         f = one.figures

@@ -1,4 +1,4 @@
-"""The sizes of a decoder, read from its config.json or known by name, and the counts that follow from them."""
+"""Sizes of a decoder, from its config.json or by model name, and the parameter counts derived from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from scalerl.models.gguf import is_gguf, sizes
 
 @dataclass(frozen=True, slots=True)
 class DecoderShape:
-    """A decoder in numbers; embeddings, attention, MLPs and head, without norms and biases (less than 0.1%).
+    """Sizes of a decoder: embeddings, attention, MLPs and head, without norms and biases (less than 0.1%).
 
     Example (Qwen3-0.6B): DecoderShape(width=1024, layers=28, heads=16, kv_heads=8, head_dim=128, mlp=3072,
                                        vocabulary=151936, tied=True)
@@ -32,17 +32,17 @@ class DecoderShape:
     """Width of a dense layer's MLP, which has three matrices (gate, up, down)."""
     vocabulary: int
     tied: bool = False
-    """The head is the embedding."""
+    """Whether the head shares the embedding's weights."""
     experts: int = 0
-    """Of a mixture's layer; 0: a dense model."""
+    """Experts per mixture layer; 0: a dense model."""
     active_experts: int = 0
-    """That a token uses."""
+    """Experts used per token."""
     expert_mlp: int = 0
     """Width of one expert."""
     shared_mlp: int = 0
-    """Width of the expert that every token uses besides."""
+    """Width of the shared expert that every token also uses."""
     moe_every: int = 1
-    """Every how many layers the MLP is a mixture."""
+    """Interval of mixture layers: 1 means every layer, 2 every second layer."""
 
     @property
     def moe_layers(self) -> int:
@@ -77,7 +77,7 @@ class DecoderShape:
 
     @property
     def matmul_params(self) -> int:
-        """Entries that one token is multiplied with: active experts only, the head but not the embedding."""
+        """Entries that each token is multiplied with: active experts only, the head but not the embedding."""
         return self._with_experts(self.active_experts) + self.head_params
 
     def _with_experts(self, experts: int) -> int:
@@ -90,12 +90,14 @@ def from_config_json(values: Mapping[str, Any]) -> DecoderShape:
     """Read a shape from the content of a config.json.
 
     Raises:
-        KeyError: a size that every decoder needs is not there.
+        KeyError: a size that every decoder needs is missing.
     """
     values = {**values, **values["text_config"]} if isinstance(values.get("text_config"), dict) else values
     heads, width = int(values["num_attention_heads"]), int(values["hidden_size"])
     experts = next((int(values[name]) for name in EXPERT_COUNTS if values.get(name)), 0)
-    llama4 = "intermediate_size_mlp" in values  # there `intermediate_size` is an expert's, and one more is shared
+    llama4 = (
+        "intermediate_size_mlp" in values
+    )  # `intermediate_size` is the width of an expert, and there is one shared expert
     mlp = int(values["intermediate_size_mlp" if llama4 else "intermediate_size"])
     expert_mlp = int(values.get("moe_intermediate_size") or values["intermediate_size"]) if experts else 0
     shared = expert_mlp if llama4 else int(values.get("shared_expert_intermediate_size") or 0)
@@ -142,7 +144,7 @@ def from_numbers(given: ModelNumbers) -> DecoderShape:
 
 
 def of_tiny(model: TinyModel, vocabulary: int = 32) -> DecoderShape:
-    """Return the lab's Qwen3, as training/warm_start.py makes it."""
+    """Return the shape of the lab's Qwen3 (training/warm_start.py)."""
     return DecoderShape(
         width=model.width,
         layers=model.layers,
@@ -173,11 +175,11 @@ KNOWN = {
     "meta-llama/Llama-4-Scout-17B-16E": _SCOUT,
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": _SCOUT,
 }
-"""Shapes by hub name, from the models' public config.json; Scout without its image encoder, with full attention."""
+"""Shapes by hub name, from the models' public config.json; Scout without its image encoder and with full attention."""
 
 
 class Found(NamedTuple):
-    """A shape and where its numbers come from.
+    """A shape and the source of its numbers.
 
     Example: Found(shape=DecoderShape(...), source="models/qwen/config.json")
     """
@@ -187,13 +189,13 @@ class Found(NamedTuple):
 
 
 def shape_of(config: RunConfig) -> Found:
-    """Return the shape of a run's model, and where its numbers come from.
+    """Return the shape of a run's model and the source of its numbers.
 
-    A table [placement.model_numbers] goes before the model's own config.json, that before the hub's cache on this
-    machine, and that before the table of well-known models. Nothing is downloaded.
+    Sources in order: the table [placement.model_numbers], the model's config.json, the hub's cache on this machine, the
+    table of well-known models. Nothing is downloaded.
 
     Raises:
-        ConfigError: none of them knows the model.
+        ConfigError: the model is in none of them.
     """
     if config.placement.model_numbers is not None:
         return Found(from_numbers(config.placement.model_numbers), "[placement.model_numbers]")
@@ -220,11 +222,11 @@ def _in_hub_cache(name: str, revision: str) -> Path | None:
     try:
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError
-    except ImportError:  # it comes with transformers, which the statistics alone do not need
+    except ImportError:  # installed with transformers, which the statistics do not need
         return None
     try:
         found = try_to_load_from_cache(name, "config.json", revision=revision)
-    except HFValidationError:  # not a hub name: a directory that is not there
+    except HFValidationError:  # not a hub name: a missing directory
         return None
     return Path(found) if isinstance(found, str) else None
 
@@ -238,12 +240,12 @@ def _decoder(read: Callable[[], Mapping[str, Any]], source: str) -> Found:
         shape = from_config_json(read())
         sizes = (shape.width, shape.layers, shape.heads, shape.kv_heads, shape.head_dim, shape.vocabulary)
         if min(sizes) < 1:
-            raise ValueError(f"sizes are {sizes}, and each must be at least 1")
+            raise ValueError(f"sizes are {sizes}; each must be at least 1")
         return Found(shape, source)
     except ConfigError:
         raise
     except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise ConfigError(
-            f"{source}: not the configuration of a decoder that this can read ({type(error).__name__}: {error}); give "
+            f"{source}: not a supported decoder configuration ({type(error).__name__}: {error}); give "
             "its sizes in a table [placement.model_numbers]"
         ) from None

@@ -1,7 +1,7 @@
-"""The pipeline in seconds before it runs: the project's own coordinator and schedule, engines that only have lengths.
+"""Simulates the timing of a run with the real coordinator and schedule, and engines that only count tokens.
 
-Nothing is assumed about how generation and training interlock: that is the code that a run uses. What is assumed is how
-long a decode step, an update and a transfer take (speed.py), and how long completions are (lengths.py).
+The interplay of generation and training follows the code of real runs. The durations of decode steps, updates and
+transfers (speed.py) and the lengths of completions (lengths.py) are assumptions or measurements.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from scalerl.rollouts.schedule import groups_beyond, schedule_of
 from scalerl.types import Visit
 
 QUANTA = 40
-"""Events are looked at so often during a mean completion and a batch: what finished waits so long to be replaced."""
+"""Polls per mean completion or batch, whichever is shorter: a finished sequence is replaced at the next poll."""
 
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What a simulation has to be told.
+    """Durations that a simulation needs.
 
     Example: Speeds(step_seconds=steps_from_rates([(64, 2500.0)]), update_seconds=updates_from_rate(40_000.0),
                     transfer_s=0.4)
     """
 
     step_seconds: StepSeconds
-    """Of one engine."""
+    """Seconds of a decode step of one engine."""
     update_seconds: UpdateSeconds
-    """Of all trainer ranks together."""
+    """Seconds of an update by all trainer ranks."""
     transfer_s: float = 0.0
-    """Seconds from an update's end to new weights on the engines; the trainer sends them, so it waits as long."""
+    """Seconds from the end of an update to new weights on the engines; the trainer waits while it sends them."""
     swap_s: float = 0.0
     """Seconds that a swap stops an engine."""
     prompt_tokens: float = 0.0
@@ -46,44 +46,44 @@ class Speeds:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a simulated run comes to, after its ramp-up, evaluations left out.
+    """Results of a simulated run after its ramp-up, without evaluations.
 
     Example: Figures(updates=20, seconds=1200.0, tokens_per_s=64000.0, ...)
     """
 
     updates: int
-    """Updates that were measured."""
+    """Number of measured updates."""
     seconds: float
-    """How long they took."""
+    """Seconds of the measured updates."""
     tokens_per_s: float
-    """Tokens sampled a second by all engines."""
+    """Tokens sampled per second by all engines."""
     trained_tokens_per_s: float
-    """Tokens a second of the batches that were complete; over few updates it varies, for batches come in bursts."""
+    """Tokens per second of completed batches; varies over few updates, because batches are completed in bursts."""
     updates_per_h: float
-    """By the tokens sampled, which vary less: 3600 x tokens_per_s x (1 - dropped_share) / tokens of a batch."""
+    """Computed from sampled tokens, which vary less: 3600 x tokens_per_s x (1 - dropped_share) / tokens per batch."""
     occupancy: float
-    """Share of the slots that decode, over the engines' decode steps."""
+    """Share of slots in use, over the engines' decode steps."""
     generator_idle: float
-    """Share of the time in which an engine decodes nothing, mean over engines; swaps count as work."""
+    """Share of time in which an engine decodes nothing, mean over engines; swaps count as work."""
     trainer_idle: float
-    """Share of the time in which the trainer waits for a batch; sending weights counts as work."""
+    """Share of time in which the trainer waits for a batch; sending weights counts as work."""
     staleness_mean: float
-    """Updates between the weights that sampled a token and the update that takes its rollout."""
+    """Mean staleness of a trained token, in updates."""
     staleness_max: int
     stale_share: float
-    """Share of the tokens in trained batches that are older than k, and carry no loss (mask)."""
+    """Share of tokens in trained batches that are staler than k and carry no loss (`mask`)."""
     dropped_share: float
-    """Share of the groups that are dropped (drop)."""
+    """Share of groups that are dropped (`drop`)."""
 
     @property
     def useful_tokens_per_s(self) -> float:
-        """Tokens a second that are neither dropped nor too old."""
+        """Tokens per second that are neither dropped nor too stale."""
         return self.tokens_per_s * (1.0 - self.dropped_share) * (1.0 - self.stale_share)
 
 
 @dataclass(slots=True)
 class _Sums:
-    """What is added up over the measured batches."""
+    """Sums over the measured batches."""
 
     tokens: float = 0.0
     aged: float = 0.0
@@ -95,7 +95,7 @@ class _Sums:
 
 @dataclass(slots=True)
 class _Counters:
-    """Counters at one moment; differences of two are what happened between."""
+    """Counters at one time; differences of two give an interval."""
 
     now: float
     tokens: float
@@ -106,7 +106,7 @@ class _Counters:
 
 @dataclass(slots=True)
 class Simulation:
-    """One run: a coordinator over timed engines, and a trainer that takes its batches one after the other.
+    """Simulation of one run: a coordinator over timed engines, and a trainer that processes batches in order.
 
     Example: Simulation(config, speeds, lengths).run(updates=30)
     """
@@ -114,12 +114,12 @@ class Simulation:
     config: RunConfig
     speeds: Speeds
     lengths: Lengths
-    """Population that completions are drawn from."""
+    """Lengths that completions are drawn from."""
     shared: Shared = field(default_factory=Shared)
     _engines: list[TimedEngine] = field(default_factory=list)
     _coordinator: Coordinator = field(init=False)
     _under_way: deque[tuple[float, Update]] = field(default_factory=deque)
-    """Updates by their arrival at the engines."""
+    """(arrival time at the engines, update), in order."""
     _trainer_free_at: float = 0.0
     _trainer_s: float = 0.0
     _blocked_s: float = 0.0
@@ -147,13 +147,13 @@ class Simulation:
         self._coordinator.begin(0, self._draw(self._first_visits()))
 
     def run(self, updates: int) -> Figures:
-        """Simulate.
+        """Simulate the run.
 
         Args:
-            updates: that are measured, once the run is in its steady state.
+            updates: number of updates to measure in the steady state.
 
         Raises:
-            Stuck: neither side can go on, which is a fault of the schedule.
+            Stuck: neither side can continue, which is a bug of the schedule.
         """
         ahead: list[int] = []
         while not self._steady(ahead):
@@ -170,13 +170,13 @@ class Simulation:
         return self._figures(before, self._counters(), sums, seen)
 
     def _steady(self, ahead: list[int]) -> bool:
-        """Return whether the start is forgotten.
+        """Return whether the run is in its steady state.
 
-        The longest completion and the staleness bound have passed, and generation has not got further ahead of training
-        for k + 1 batches; where training is little slower than generation, that takes many updates.
+        The ramp-up is over, and generation has not moved further ahead of training for k + 1 batches. If training is
+        only slightly slower than generation, this takes many updates.
 
         Args:
-            ahead: batches that were not trained, as each batch was complete.
+            ahead: number of untrained batches at each completion of a batch.
         """
         recipe, ramp = self.config.recipe, self._ramp()
         window = recipe.off_policy.max_lag + 1
@@ -187,7 +187,7 @@ class Simulation:
     # ------------------------------------------------------------------------------------------------------- one event
 
     def _advance(self) -> list[Formed]:
-        """Let time pass up to the next event; return the batches that were completed by then."""
+        """Advance the time to the next event; return the batches completed by then."""
         coordinator, shared = self._coordinator, self.shared
         while self._under_way and self._under_way[0][0] <= shared.now:
             coordinator.receive(self._under_way.popleft()[1])
@@ -212,7 +212,7 @@ class Simulation:
         return formed
 
     def _wait(self) -> None:
-        """Go to the arrival of the next weights: there is nothing to do before."""
+        """Advance the time to the arrival of the next weights."""
         if not self._under_way:
             raise Stuck(f"{self._coordinator.schedule} after {self._coordinator.ticks} ticks")
         arrival = self._under_way[0][0]
@@ -223,7 +223,7 @@ class Simulation:
 
     @property
     def _quantum(self) -> float:
-        """Seconds between two looks at engines that run freely."""
+        """Seconds between two polls of asynchronous engines."""
         slots = max(engine.slots for engine in self._engines)
         mean = float(self.lengths.mean())
         step = self.speeds.step_seconds(slots, slots * (self.speeds.prompt_tokens + mean / 2))
@@ -245,7 +245,7 @@ class Simulation:
     # --------------------------------------------------------------------------------------------------------- prompts
 
     def _first_visits(self) -> int:
-        """Return how many prompts a run draws for its first weights, as Session.initial_visits does."""
+        """Return how many prompts a run draws for its first weights; same as Session.initial_visits."""
         recipe = self.config.recipe
         visits = recipe.prompts_per_step * (recipe.off_policy.max_lag + 1)
         if recipe.off_policy.waits:
@@ -258,7 +258,7 @@ class Simulation:
         return tuple(map(visit_of, range(first, self._drawn)))
 
     def _ramp(self) -> int:
-        """Return updates until the start is forgotten: those of the longest completion, and k + 1."""
+        """Return the updates of the ramp-up: those during the longest completion, and k + 1."""
         slots_batches = self.config.slots / self.config.recipe.completions_per_step
         spans = float(self.lengths.max() / self.lengths.mean()) * slots_batches
         return self.config.recipe.off_policy.max_lag + 1 + math.ceil(spans)

@@ -1,7 +1,6 @@
-"""How long a decode step and an update take: a roofline from FLOPs and bytes, or what was measured.
+"""Durations of decode steps and updates: from measurements, or a roofline of FLOPs and bytes.
 
-The roofline's peaks are those of data sheets, its efficiencies are assumptions, and everything that prints a figure
-made from them says so.
+The roofline uses peaks from data sheets and assumed efficiencies. All output based on it must be marked as assumed.
 """
 
 from __future__ import annotations
@@ -19,25 +18,25 @@ from scalerl.placement.shape import DecoderShape
 
 Lengths = npt.NDArray[np.int64]
 StepSeconds = Callable[[float, float], float]
-"""(running sequences, tokens in their caches together) -> seconds of one decode step of one engine."""
+"""(running sequences, total tokens in their caches) -> seconds of one decode step of one engine."""
 UpdateSeconds = Callable[[Lengths], float]
-"""Lengths of a batch's completions -> seconds of one update, weights not yet sent."""
+"""Lengths of a batch's completions -> seconds of one update, without sending weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU by its data sheet.
+    """Data sheet of a GPU.
 
     Example: Gpu("H100", flops=989e12, bytes_per_s=3.35e12, link=450e9)
     """
 
     name: str
     flops: float
-    """Dense BF16 operations a second."""
+    """Dense BF16 operations per second."""
     bytes_per_s: float
-    """Of its memory."""
+    """Memory bandwidth, bytes per second."""
     link: float
-    """Bytes a second and direction between GPUs of one node."""
+    """Bytes per second and direction between GPUs of one node."""
 
 
 GPUS = {
@@ -50,39 +49,39 @@ GPUS = {
         Gpu("RTX4090", 165e12, 1.01e12, 32e9),
     )
 }
-"""SXM versions (A100: 80 GB), PCIe 4.0 x16 for the RTX 4090; NVIDIA's data sheets, without sparsity."""
+"""From NVIDIA's data sheets, without sparsity: SXM versions (A100: 80 GB), and the RTX 4090 on PCIe 4.0 x16."""
 
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What the roofline takes for granted.
+    """Assumptions of the roofline.
 
     Example: Assumptions(gpu=GPUS["H100"], training_share=0.35, decode_share=0.6)
     """
 
     gpu: Gpu
     training_share: float = 0.35
-    """Share of the peak FLOPs that training reaches."""
+    """Share of peak FLOPs that training reaches."""
     decode_share: float = 0.6
-    """Share of the memory's speed, and of the peak FLOPs, that decoding reaches."""
+    """Share of memory bandwidth, and of peak FLOPs, that decoding reaches."""
     step_overhead_s: float = 0.002
-    """Seconds of a decode step that are neither: scheduling, sampling, launches."""
+    """Overhead of a decode step in seconds: scheduling, sampling, launches."""
     network: float = 40e9
-    """Bytes a second and GPU between nodes: 80% of 400 Gbit/s."""
+    """Bytes per second and GPU between nodes: 80% of 400 Gbit/s."""
     disk: float = 2e9
-    """Bytes a second of the file system, for `rollouts.weights = "directory"`."""
+    """Bytes per second of the file system, for `rollouts.weights = "directory"`."""
     node: int = 8
-    """GPUs of a node."""
+    """GPUs per node."""
 
     @property
     def line(self) -> str:
-        """Say it in words."""
+        """Description of the assumptions in one line."""
         gpu = self.gpu
         return (
             f"{gpu.name}: {gpu.flops / 1e12:,.0f} TFLOP/s BF16, {gpu.bytes_per_s / 1e12:.2f} TB/s; training reaches "
             f"{self.training_share:.0%} of the peak, decoding {self.decode_share:.0%} of both and "
-            f"{1e3 * self.step_overhead_s:g} ms a step besides; {self.network / 1e9:g} GB/s a GPU between nodes of "
-            f"{self.node}"
+            f"{1e3 * self.step_overhead_s:g} ms of overhead per step; {self.network / 1e9:g} GB/s per GPU between "
+            f"nodes of {self.node}"
         )
 
 
@@ -92,8 +91,8 @@ class Assumptions:
 def weight_bytes_read(shape: DecoderShape, running: float) -> float:
     """Return the bytes of weights that a decode step of n sequences reads, BF16.
 
-    All matrices but the embedding; of E experts, of which a token uses a, those that any sequence uses:
-    E (1 - (1 - a / E)^n), as if they were drawn at random.
+    All matrices except the embedding. With E experts and a active ones per token, the expected number of experts used
+    by any sequence is E (1 - (1 - a / E)^n) if they are drawn at random.
     """
     if not shape.experts:
         return float(BF16 * shape.matmul_params)
@@ -103,15 +102,15 @@ def weight_bytes_read(shape: DecoderShape, running: float) -> float:
 
 
 def decode_roofline(shape: DecoderShape, assumed: Assumptions, tensor_parallel: int = 1) -> StepSeconds:
-    """Return the seconds of a decode step: the longer of its bytes and its FLOPs, and the overhead.
+    """Return the seconds of a decode step: the overhead plus the larger of memory time and compute time.
 
-    overhead + max((weights + cache) / bandwidth, (2 x matrices x n + 4 x heads x layers x context) / peak), each over
-    the GPUs of the engine and the efficiency.
+    overhead + max((weights + cache) / bandwidth, (2 x matrices x n + 4 x heads x layers x context) / peak), each
+    divided by the GPUs of the engine and the efficiency.
     """
     cache, share = cache_bytes_per_token(shape), assumed.decode_share * tensor_parallel
     bandwidth, peak = share * assumed.gpu.bytes_per_s, share * assumed.gpu.flops
     a_token, a_context = 2.0 * shape.matmul_params, 4.0 * shape.heads * shape.head_dim * shape.layers
-    read: dict[float, float] = {}  # asked for a million times, for few numbers of sequences
+    read: dict[float, float] = {}  # cache: called a million times with few distinct numbers of sequences
 
     def seconds(running: float, context: float) -> float:
         weights = read.get(running)
@@ -126,8 +125,8 @@ def decode_roofline(shape: DecoderShape, assumed: Assumptions, tensor_parallel: 
 def steps_from_rates(rates: Sequence[tuple[float, float]]) -> StepSeconds:
     """Return the seconds of a decode step from measured (running sequences, tokens/s of one engine).
 
-    A step of n sequences takes n / rate. Between two points the seconds are interpolated, below the first they stay,
-    above the last the last slope goes on (one point alone: the seconds stay).
+    A step of n sequences takes n / rate. Seconds are interpolated between two points, constant below the first, and
+    extrapolated with the last slope above the last. With a single point they are constant.
     """
     points = sorted((running, running / rate) for running, rate in rates)
     at, took = [p[0] for p in points], [p[1] for p in points]
@@ -153,12 +152,11 @@ def steps_from_line(base: float, slope: float) -> StepSeconds:
 
 
 def update_flops(shape: DecoderShape, lengths: Lengths, prompt: float, checkpointing: bool) -> float:
-    """Return the FLOPs of an update: three forward passes for each sequence, four where activations are recomputed.
+    """Return the FLOPs of an update: three forward passes per sequence, four if activations are recomputed.
 
-    A forward pass over n tokens is 2 N n + 2 W L n (n + 1): N entries that every token is multiplied with, W heads x
-    head size, L layers, and scores and mixing over the (n + 1) / 2 tokens that a token attends to in the mean. The head
-    runs on completions only, and its logits are always computed again (models/flops.py). Sliding windows are not
-    modelled.
+    A forward pass over n tokens takes 2 N n + 2 W L n (n + 1): N entries that every token is multiplied with, W heads x
+    head size, L layers; a token attends to (n + 1) / 2 tokens on average. The head runs on completions only, and its
+    logits are always recomputed (models/flops.py). Sliding windows are not modeled.
     """
     n = lengths + prompt
     attention = 2.0 * shape.heads * shape.head_dim * shape.layers * float((n * n + n).sum())
@@ -169,10 +167,10 @@ def update_flops(shape: DecoderShape, lengths: Lengths, prompt: float, checkpoin
 def gather_seconds(
     shape: DecoderShape, assumed: Assumptions, ranks: int, micro_batches: int, whole_gradient: bool = False
 ) -> float:
-    """Return the seconds that FSDP2's communication of an update takes; 0 for one rank.
+    """Return the seconds of FSDP2's communication in an update; 0 for one rank.
 
-    BF16 weights are gathered for the forward and for the backward pass of each micro-batch. FP32 gradients are
-    scattered after each, or once an update where every rank adds them up whole.
+    BF16 weights are gathered for the forward and the backward pass of each micro-batch. FP32 gradients are
+    reduce-scattered after each micro-batch, or once per update if every rank accumulates the whole gradient.
     """
     if ranks == 1:
         return 0.0
@@ -183,7 +181,7 @@ def gather_seconds(
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """What an update's time depends on besides the model.
+    """Settings besides the model that determine an update's time.
 
     Example: Training(ranks=16, micro_batch_tokens=32768, prompt_tokens=256, checkpointing=True)
     """
@@ -194,15 +192,15 @@ class Training:
     prompt_tokens: float
     """Mean length of a prompt."""
     checkpointing: bool = False
-    """Activations are recomputed in the backward pass."""
+    """Whether activations are recomputed in the backward pass."""
     whole_gradient: bool = False
-    """Every rank adds up the whole gradient and shares it once an update."""
+    """Whether every rank accumulates the whole gradient, which is reduced once per update."""
 
 
 def training_roofline(shape: DecoderShape, assumed: Assumptions, training: Training) -> UpdateSeconds:
-    """Return the seconds of an update: the longer of its FLOPs and its communication, which overlap.
+    """Return the seconds of an update: the larger of compute and communication, which overlap.
 
-    Every rank runs as many micro-batches as the others; the last one may be partly empty.
+    All ranks run the same number of micro-batches; the last one may be partly empty.
     """
     peak = training.ranks * assumed.training_share * assumed.gpu.flops
 
@@ -217,14 +215,14 @@ def training_roofline(shape: DecoderShape, assumed: Assumptions, training: Train
 
 
 def updates_from_rate(tokens_per_s: float, trained_share: float = 1.0) -> UpdateSeconds:
-    """Return the seconds of an update at so many trained tokens a second, of which a batch holds that share."""
+    """Return the seconds of an update at a rate of trained tokens per second; `trained_share` of a batch is trained."""
     return lambda lengths: float(lengths.sum()) * trained_share / tokens_per_s
 
 
 def transfer_seconds(shape: DecoderShape, assumed: Assumptions, directory: bool) -> float:
-    """Return the seconds from an update's end to new weights on the engines, BF16.
+    """Return the seconds from the end of an update to new weights on the engines, BF16.
 
-    One broadcast at the network's speed, or written and read through the file system.
+    One broadcast over the network, or a write and a read through the file system.
     """
     size = BF16 * shape.params
     return 2.0 * size / assumed.disk if directory else size / assumed.network

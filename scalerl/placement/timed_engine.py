@@ -1,6 +1,6 @@
-"""An engine for simulations in seconds: a sequence is a length, and a decode step takes as long as it is told.
+"""An engine for simulations of time: a sequence is only a length, and a function gives the seconds of a decode step.
 
-The whole state between two events is a few numbers, so that a step costs nothing: hundreds of engines fit on one core.
+The state between two events is a few numbers, so that steps are cheap: one core can simulate hundreds of engines.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ Span = tuple[tuple[int, float], ...]
 
 @dataclass(slots=True)
 class Shared:
-    """What the engines of a simulation share.
+    """State shared by the engines of a simulation.
 
     Example: Shared(now=12.0, until=12.5, spans={(17, 3): ((4, 120.0), (5, 33.0))})
     """
 
     now: float = 0.0
-    """Seconds."""
+    """Current time, seconds."""
     until: float = 0.0
-    """To which the next `poll` of an engine that runs freely goes."""
+    """Time up to which the next `poll` of an asynchronous engine advances."""
     spans: dict[tuple[int, int], Span] = field(default_factory=dict)
-    """Of every sequence that finished, by request; whoever trains or drops it takes them out."""
+    """Spans of finished sequences by request; removed when a sequence is trained on or dropped."""
     _blank: dict[int, tuple[Any, Any, Any, Any]] = field(default_factory=dict)
-    """By version, arrays that all rollouts are slices of."""
+    """Arrays by version; all rollouts are slices of them."""
 
     def blank(self, version: int, length: int) -> tuple[Any, Any, Any, Any]:
-        """Return tokens, log-probabilities, marks and versions of a rollout that has only a length."""
+        """Return placeholder tokens, log-probabilities, sampled marks and versions of a given length."""
         arrays = self._blank.get(version)
         if arrays is None or len(arrays[0]) < length:
             size = 1 << (length - 1).bit_length()
@@ -50,7 +50,7 @@ class Shared:
 
 
 class TimedEngine:
-    """The Engine contract over a simulation's time: a poll is one decode step in lockstep, else all up to `until`."""
+    """An engine in simulated time: a poll does one decode step in lockstep, otherwise all steps up to `until`."""
 
     exact_resume = False
 
@@ -69,12 +69,12 @@ class TimedEngine:
 
         Args:
             slots: sequences decoded together.
-            length_of: a request's length, tokens.
-            step_seconds: of one decode step, by running sequences and the tokens in their caches.
-            shared: the simulation's time and books.
-            lockstep: a poll does one decode step, whose seconds are `step_s`.
+            length_of: gives the length of a request, tokens.
+            step_seconds: gives the seconds of one decode step.
+            shared: state shared by the engines of the simulation.
+            lockstep: whether a poll does one decode step, whose seconds are `step_s`.
             prompt_tokens: tokens of a prompt, in the cache from the start.
-            swap_s: seconds that a swap stops it.
+            swap_s: seconds that a swap stops the engine.
         """
         self.slots, self.deterministic = slots, lockstep
         self._length_of, self._step_seconds, self._shared = length_of, step_seconds, shared
@@ -82,7 +82,7 @@ class TimedEngine:
         self.version = 0
         """Version of the weights in use."""
         self.work = Work()
-        """What it did so far."""
+        """Work done so far."""
         self.empty_s = 0.0
         """Seconds in which nothing ran."""
         self.pause_s = 0.0
@@ -93,9 +93,9 @@ class TimedEngine:
         self._position, self._tokens, self._slot_steps = 0.0, 0.0, 0.0
         self._waiting: deque[Request] = deque()
         self._running: dict[tuple[int, int], float] = {}
-        """With the position at which each started."""
+        """Start position of each running sequence."""
         self._starts = 0.0
-        """Their sum: the caches hold running x (prompt + position) - sum tokens."""
+        """Sum of the start positions: the caches hold running x (prompt + position) - sum tokens."""
         self._ends: list[tuple[float, tuple[int, int]]] = []
         self._swaps: deque[tuple[float, int]] = deque([(0.0, 0)])
         """(position, version) of the swaps that running sequences may have seen."""
@@ -106,11 +106,11 @@ class TimedEngine:
         return Occupancy(self.slots, running, waiting, self.slots - running + 1 - waiting)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue sequences; they start as slots come free."""
+        """Queue sequences; they start as slots become free."""
         self._waiting.extend(requests)
 
     def cancel(self, ids: Collection[tuple[int, int]]) -> None:
-        """Drop sequences; what they had sampled is lost."""
+        """Drop sequences; their sampled tokens are lost."""
         self._waiting = deque(request for request in self._waiting if request.id not in ids)
         for one in ids:
             if one in self._running:
@@ -120,7 +120,7 @@ class TimedEngine:
         """Do nothing: the work is done in `poll`."""
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
-        """Decode one step, or up to the clock's `until`; return what ended."""
+        """Decode one step, or up to `until`; return the sequences that finished."""
         if self.deterministic:
             self._refill()
             running = len(self._running)
@@ -160,7 +160,7 @@ class TimedEngine:
         """Do nothing."""
 
     def wait_until(self, now: float) -> None:
-        """Let time pass without work, while the coordinator waits."""
+        """Advance the time without work, while the coordinator waits."""
         self.empty_s += max(0.0, now - self._now)
         self._now = max(self._now, now)
 
@@ -170,7 +170,7 @@ class TimedEngine:
             self._running[request.id] = self._position
             self._starts += self._position
             heapq.heappush(self._ends, (self._position + self._length_of(request), request.id))
-        while self._ends and self._ends[0][1] not in self._running:  # cancelled
+        while self._ends and self._ends[0][1] not in self._running:  # canceled
             heapq.heappop(self._ends)
 
     def _seconds_per_step(self) -> float:
@@ -198,7 +198,7 @@ class TimedEngine:
         return found
 
     def _rollout(self, one: tuple[int, int], start: float, end: float) -> Rollout:
-        """Return a rollout that has a length and the version of its first token; `spans` has the others."""
+        """Return a rollout with a length and the version of its first token; `spans` has all versions."""
         bounds = [max(start, position) for position, _ in self._swaps] + [end]
         counts = [(version, bounds[i + 1] - bounds[i]) for i, (_, version) in enumerate(self._swaps)]
         self._shared.spans[one] = span = tuple((version, count) for version, count in counts if count > 0)
@@ -206,7 +206,7 @@ class TimedEngine:
         return Rollout(tokens, logps, versions, sampled, truncated=False, interrupted=False)
 
     def _forget_swaps(self) -> None:
-        """Drop the swaps before the oldest running sequence: dicts keep the order of starting."""
+        """Drop the swaps before the oldest running sequence; `_running` is in the order of starting."""
         oldest = next(iter(self._running.values()), self._position)
         while len(self._swaps) > 1 and self._swaps[1][0] <= oldest:
             self._swaps.popleft()

@@ -1,1 +1,1 @@
-"""Which prompt comes next: reading and splitting data sets, and the curriculum over them."""
+"""Prompts: reading and splitting data sets, and the curriculum over them."""

@@ -1,7 +1,7 @@
-"""Rows of public sets of code, rewritten to a prompt and a `tests` column in one of three forms.
+"""Conversion of rows of public code data sets to a prompt and a `tests` column.
 
-The forms are those that the code verifier knows: {"inputs", "outputs", "fn_name"}, a list of assertions, and {"test",
-"entry_point"}.
+The tests have one of the forms of the code verifier: {"inputs", "outputs", "fn_name"}, a list of assertions, or
+{"test", "entry_point"}.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from scalerl.config.base import ConfigError
 
 FIRST_HALF_OF_2025 = ("2025-01-01", "2025-06-30")
-"""Contest dates of `livecodebench-2025`, both included."""
+"""First and last contest date of `livecodebench-2025`."""
 
 ASKED = "Write your answer as one Python program in a ```python code block."
 
@@ -30,7 +30,7 @@ def humaneval(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def mbpp(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a row of MBPP: the text with the assertions, as its authors prompt (arXiv 2108.07732, sec. 3)."""
+    """Return a row of MBPP: the text with the assertions, like its authors' prompts (arXiv 2108.07732, sec. 3)."""
     assertions = list(_needed(values, "test_list", where))
     shown = "\n".join(assertions)
     said = values.get("text") or _needed(values, "prompt", where)  # `prompt` in the sanitized edition
@@ -40,7 +40,7 @@ def mbpp(values: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def deepcoder(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return a row of DeepCoder: a problem, starter code where it has some, and tests as a JSON string."""
+    """Return a row of DeepCoder: the problem, its starter code if any, and the tests."""
     tests = _json(_needed(values, "tests", where), "tests", where)
     return {**values, "prompt": _asked(values, "problem", where), "tests": _joined(tests, "tests", where)}
 
@@ -66,7 +66,7 @@ ROW_FORMS: dict[str, Callable[[Mapping[str, Any], str], dict[str, Any] | None]] 
     "deepcoder": deepcoder,
     "livecodebench-2025": livecodebench,
 }
-"""By the names in NamedSet.rows; None is returned for rows that are not of the set."""
+"""Functions by the names in NamedSet.rows. They return None for rows that do not belong to the set."""
 
 
 def _asked(values: Mapping[str, Any], column: str, where: str) -> str:
@@ -77,7 +77,7 @@ def _asked(values: Mapping[str, Any], column: str, where: str) -> str:
 
 
 def _joined(tests: Any, column: str, where: str) -> dict[str, Any]:
-    """Return tests as {"inputs", "outputs"}: they are that already, or a list of {"input", "output"}."""
+    """Return tests as {"inputs", "outputs"}, given in this form or as a list of {"input", "output"}."""
     if isinstance(tests, Mapping) and {"inputs", "outputs"} <= tests.keys():
         return dict(tests)
     if not isinstance(tests, Sequence) or not tests or not all(
@@ -106,7 +106,7 @@ def _private(text: str, where: str) -> list[Any]:
 
 
 class _StringOnly(pickle.Unpickler):
-    """Reads plain values only: a pickle that names a class could run code."""
+    """Reads plain values only, because a pickle with a class could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"it names {module}.{name}; allowed: a string")

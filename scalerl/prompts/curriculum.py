@@ -1,8 +1,8 @@
-"""Epochs over shuffled prompts, with No-Positive-Resampling. It knows pass rates, no rewards and no tokens.
+"""Epochs over shuffled prompts, with No-Positive-Resampling (ScaleRL sec. 3.2).
 
-A prompt whose latest pass rate reaches the threshold is retired for good: it is never drawn again (ScaleRL sec. 3.2).
-Draws run ahead of results by up to k batches; a prompt whose last visit has no result yet is put off to later in its
-epoch, so that its retirement is known before it could come again.
+A prompt whose latest pass rate reaches the threshold is retired and never drawn again. Draws run ahead of results by up
+to k batches. A prompt whose last visit has no result yet is postponed within its epoch, so that it is not drawn again
+before its retirement is decided.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from scalerl.types import Prompt, Visit
 
 
 class Curriculum:
-    """Hands out visits; takes back pass rates; its state is part of every checkpoint."""
+    """Draws visits and records their pass rates. Its state is part of every checkpoint."""
 
     def __init__(self, prompts: Sequence[Prompt], seed: int, retire_at: float | None) -> None:
         """Start before the first epoch.
 
         Args:
-            prompts: the training pool.
-            seed: of the shuffles.
-            retire_at: pass rate that retires a prompt; None: none ever is.
+            prompts: training pool.
+            seed: seed of the shuffles.
+            retire_at: pass rate from which on a prompt is retired; None: prompts are never retired.
         """
         self._prompts = {prompt.id: prompt for prompt in prompts}
         self._seed, self._retire_at = seed, retire_at
         self.epoch = 0
-        """Epochs begun."""
+        """Number of epochs begun."""
         self.retired: set[str] = set()
-        """Ids of the prompts that are gone."""
+        """Ids of the retired prompts."""
         self.pass_rates: dict[str, float] = {}
         """Latest pass rate of each prompt visited."""
         self._order: deque[str] = deque()
@@ -41,11 +41,11 @@ class Curriculum:
 
     @property
     def live(self) -> int:
-        """Prompts not retired."""
+        """Number of prompts that are not retired."""
         return len(self._prompts) - len(self.retired)
 
     def draw(self, n: int) -> list[Visit]:
-        """Return the next n visits; fewer only when every prompt is retired."""
+        """Return the next n visits; fewer only if all prompts are retired."""
         visits: list[Visit] = []
         while len(visits) < n and self.live:
             if not self._order:
@@ -59,14 +59,14 @@ class Curriculum:
         return visits
 
     def forget(self, visit: Visit) -> None:
-        """Take note that a visit has no result: its group was dropped. The prompt comes again in a later epoch."""
+        """Record that a visit has no result because its group was dropped. The prompt returns in a later epoch."""
         identity = visit.prompt.id
         self._awaited[identity] -= 1
         if not self._awaited[identity]:
             del self._awaited[identity]
 
     def record(self, visit: Visit, pass_rate: float) -> None:
-        """Take note of a visit's pass rate, in [0, 1]."""
+        """Record a visit's pass rate, in [0, 1]."""
         identity = visit.prompt.id
         self.forget(visit)
         self.pass_rates[identity] = pass_rate
@@ -79,7 +79,7 @@ class Curriculum:
         self._order = deque(sorted(live, key=lambda i: stream_key(self._seed, "epoch", self.epoch, i)))
 
     def _next(self) -> str | None:
-        """Return the next prompt of the epoch, None at its end; one that awaits a result goes to the back."""
+        """Return the next prompt of the epoch, or None at its end; prompts that await a result go to the end."""
         for _ in range(len(self._order)):
             identity = self._order.popleft()
             if identity in self.retired:
@@ -87,11 +87,12 @@ class Curriculum:
             if self._retire_at is None or not self._awaited[identity]:
                 return identity
             self._order.append(identity)
-        # all that is left awaits results: a pool smaller than the draws ahead; waiting would starve the generator
+        # all prompts left await results, because the pool is smaller than the draws ahead; a wait would starve the
+        # generator
         return self._order.popleft() if self._order else None
 
     def state(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return the state as plain values."""
         return {
             "epoch": self.epoch,
             "order": list(self._order),
@@ -103,7 +104,7 @@ class Curriculum:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore a result of `state`."""
         self.epoch, self._drawn = state["epoch"], state["drawn"]
         self._order, self.retired = deque(state["order"]), set(state["retired"])
         self.pass_rates = dict(state["pass_rates"])

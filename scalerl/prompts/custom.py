@@ -1,4 +1,4 @@
-"""Prompts of tasks of the user: their rows, each with what its scorer needs."""
+"""Prompts of user-defined tasks: their rows, with the columns that the scorer needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from scalerl.tasks import custom
 
 
 def rows(task: CustomTask, held_out: int) -> tuple[list[Row], list[str]]:
-    """Return `task.prompts` + `held_out` rows with distinct prompts; see tasks/custom.py for what it raises."""
+    """Return `task.prompts` + `held_out` rows with distinct prompts; tasks/custom.py lists the exceptions."""
     found = []
     for number, row in enumerate(custom.rows(task, task.prompts + held_out)):
         columns = {"function": task.function, "params": task.params, "pass_score": task.pass_score, "row": row}

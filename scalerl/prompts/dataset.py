@@ -1,7 +1,7 @@
-"""From a file, a hub data set, an environment or a generated task to tokenized prompts, training and held-out.
+"""Loading of prompts from files, hub data sets, environments and generated tasks, tokenized and split.
 
-A prompt's identity is a hash of its content, so the split is the same whatever the order of the file, and a held-out
-prompt is never trained on, in any run.
+A prompt's id is a hash of its content. The split into training and held-out prompts therefore does not depend on the
+order of the rows, and is the same in every run.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class PromptSplit:
     training: tuple[Prompt, ...]
     held_out: tuple[Prompt, ...]
     notes: tuple[str, ...] = ()
-    """What was repaired on the way."""
+    """What was left out."""
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest prompt."""
+        """Number of tokens of the longest prompt."""
         return max(len(prompt.tokens) for prompt in (*self.training, *self.held_out))
 
 
@@ -45,24 +45,24 @@ def load_prompts(config: RunConfig, tokenizer: Any) -> PromptSplit:
     """Read, tokenize and split the prompts of a run.
 
     Args:
-        config: says where they are.
+        config: configuration of the run.
         tokenizer: a transformers tokenizer.
 
     Raises:
-        ConfigError: no file, empty file, bad JSON, a row without prompt or answer, a prompt over the limit, or a
-            held-out split that leaves too few training prompts; with file and line.
+        ConfigError: a file is missing, empty or not valid JSON, a row has no prompt or answer, a prompt exceeds the
+            limit, or the held-out split leaves too few training prompts. The message has file and line.
     """
     training, held_out, notes = list[Prompt](), list[Prompt](), list[str]()
     for task in config.data:
         share, kept = shares(config.data)[task.curve], config.held_out(task)
         needed = math.ceil(share * config.recipe.prompts_per_step)
-        # a task with share 0 is never trained on: one pool of held-out prompts is all it needs
+        # a task with share 0 is never trained, so all its prompts are held out
         pool, said = task_prompts(task, tokenizer, kept)
         notes += said
         parts = ([], pool) if is_suite(task) else _split(pool, kept, needed, task.curve if len(config.data) > 1 else "")
         training, held_out = training + parts[0], held_out + parts[1]
     if len(config.data) > 1:
-        held_out.sort(key=lambda p: p.id)  # so that engines that share an evaluation hold the tasks alike
+        held_out.sort(key=lambda p: p.id)  # mixes the tasks evenly over engines that share an evaluation
         known = {prompt.id for prompt in held_out} | {prompt.text for prompt in held_out}
         clean = [prompt for prompt in training if prompt.id not in known and prompt.text not in known]
         if len(clean) < len(training):
@@ -72,12 +72,12 @@ def load_prompts(config: RunConfig, tokenizer: Any) -> PromptSplit:
 
 
 def task_prompts(task: TaskData, tokenizer: Any, held_out: int) -> tuple[list[Prompt], list[str]]:
-    """Return all prompts of one task, tokenized, and notes of what was left out.
+    """Return all prompts of one task, tokenized, and notes on rows that were left out.
 
     Args:
-        task: of a run.
+        task: a task of a run.
         tokenizer: a transformers tokenizer.
-        held_out: prompts that a task that makes its own prompts makes beside its training pool.
+        held_out: number of prompts that a task with generated prompts adds to its training pool.
     """
     if isinstance(task, GeneratedTask):
         made = GENERATED[task.kind].rows(task, task.prompts + held_out)
@@ -100,7 +100,7 @@ def _file_rows(data: PromptFile, held_out: int) -> tuple[list[Row], list[str]]:
         count += 1
         unique[identity(row)] = row
     if not unique:
-        raise ConfigError(f"{data.path}: no row belongs to the set {data.set!r}; give the edition that holds it")
+        raise ConfigError(f"{data.path}: no row belongs to the set {data.set!r}; give the edition that contains it")
     notes = [f"dropped {count - len(unique)} duplicate rows of {data.path}"] if len(unique) < count else []
     kept, said = decontaminated(list(unique.values()), data)
     return kept, notes + said
@@ -112,11 +112,11 @@ SOURCES: dict[str, Callable[[Any, int], tuple[list[Row], list[str]]]] = {
     "reasoning-gym": gym.rows,
     "verifiers": environments.rows,
 }
-"""(task, held-out prompts) -> rows and notes, by kind."""
+"""By kind: function from (task, number of held-out prompts) to rows and notes."""
 
 
 def _split(prompts: list[Prompt], held_out: int, needed: int, name: str) -> tuple[list[Prompt], list[Prompt]]:
-    """Return training and held-out prompts of one task, by their ids; `needed` of the former for one step."""
+    """Split one task's prompts, in the order of ids, into training and held-out ones; a step needs `needed` of them."""
     ordered = sorted(prompts, key=lambda p: p.id)
     training = ordered[held_out:]
     if len(training) < needed:
@@ -133,7 +133,7 @@ def _tokenize(rows: Sequence[Row], task: str, encode: Callable[[Row], tuple[str,
     for row in rows:
         text, tokens = encode(row)
         if not tokens:
-            raise ConfigError(f"{row.where}: the prompt {text!r} is no token at all under the model's tokenizer")
+            raise ConfigError(f"{row.where}: the model's tokenizer gives no token for the prompt {text!r}")
         columns = {**row.columns, "prompt": row.prompt} if row.columns else {}
         prompts.append(Prompt(identity(row), text, tuple(tokens), row.answer, task, columns, row.where))
     return prompts
@@ -144,15 +144,15 @@ def _encode_plain(tokenizer: Any, text: str) -> tuple[str, list[int]]:
 
 
 def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]], data: TextTask) -> tuple[str, list[int]]:
-    """Return a prompt as the policy sees it, in a run and in its supervised warm start: text and tokens.
+    """Return a prompt's text and tokens as the policy gets them, in RL and in the supervised warm start.
 
     Args:
         tokenizer: a transformers tokenizer.
         prompt: text or chat messages.
-        data: system prompt and use of the chat template.
+        data: task with system prompt and use of the chat template.
 
     Raises:
-        ConfigError: a chat template is asked for, and the tokenizer has none, or the template fails.
+        ConfigError: the tokenizer has no chat template although one is required, or the template fails.
     """
     if data.chat_template == "always" and not tokenizer.chat_template:
         raise ConfigError(

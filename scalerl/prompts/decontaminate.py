@@ -1,8 +1,8 @@
-"""Leaves out training prompts that overlap with prompts of an evaluation suite.
+"""Removal of training prompts that overlap with prompts of an evaluation suite.
 
-Overlap is a shared run of n words after normalisation (lower case, letters and digits only), n = 13 by default, as in
-Brown et al. 2020 (arXiv 2005.14165), appendix C. A run that stands in more than ten prompts is a template ("Solve the
-following math problem step by step ...") and does not count.
+Two prompts overlap if they share n consecutive words after normalization (lower case, letters and digits only). By
+default n = 13, as in Brown et al. 2020 (arXiv 2005.14165), appendix C. Words that occur in more than ten prompts are a
+template ("Solve the following math problem step by step ...") and are ignored.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from scalerl.prompts.files import read_objects
 from scalerl.prompts.layouts import Row, read_rows
 
 MOST_PROMPTS = 10
-"""A run of words in more prompts than this, of the suite or of the training pool, is a template."""
+"""A sequence of words in more prompts than this, of the suite or of the training pool, is a template."""
 
 PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "text", "question_content")
-"""Columns that hold the prompts of a file that `decontaminate` names, the first that a row has."""
+"""Possible prompt columns of a file in `decontaminate`; the first that a row has is used."""
 
 WORD = re.compile(r"[^\W_]+")
 
@@ -31,7 +31,7 @@ def words_of(text: str) -> tuple[str, ...]:
 
 
 def spoken(prompt: str | list[dict[str, str]]) -> str:
-    """Return a prompt's text; of messages what the user says, for system messages are templates."""
+    """Return a prompt's text. Of chat messages, only the user's count, because system messages are templates."""
     if isinstance(prompt, str):
         return prompt
     return "\n".join(message["content"] for message in prompt if message["role"] == "user")
@@ -41,9 +41,9 @@ def overlapping(training: Sequence[str], suite: Iterable[str], n: int) -> list[b
     """Return for each training text whether it overlaps with a text of the suite.
 
     Args:
-        training: texts.
+        training: training texts.
         suite: texts that must not be trained on.
-        n: words of a run that must not be shared; a text of fewer words is compared as a whole.
+        n: number of consecutive words that must not be shared; a text of fewer words is compared as a whole.
     """
     seen: Counter[int] = Counter()
     whole = set()
@@ -60,7 +60,7 @@ def overlapping(training: Sequence[str], suite: Iterable[str], n: int) -> list[b
 
 
 def _runs(words: Sequence[str], n: int) -> Iterator[int]:
-    """Yield a 64-bit hash of every run of n words: a string each would take gigabytes for a large suite."""
+    """Yield a 64-bit hash of every n consecutive words; strings would take gigabytes for a large suite."""
     for start in range(len(words) - n + 1):
         yield hash(tuple(words[start : start + n]))
 
@@ -69,7 +69,7 @@ def _texts(name: str) -> Iterator[str]:
     """Yield the prompts of a public set or of a file, whose prompt column is found by its name.
 
     Raises:
-        ConfigError: it cannot be read, or a row has no column that is known to hold prompts.
+        ConfigError: it cannot be read, or a row has none of the known prompt columns.
     """
     reference = PromptFile(path=name, task="math", reward=RewardFunction(function="suites:are_not_judged"))
     if reference.set:
@@ -86,7 +86,7 @@ def _texts(name: str) -> Iterator[str]:
 
 
 def decontaminated(rows: Sequence[Row], data: PromptFile) -> tuple[list[Row], list[str]]:
-    """Return the rows that overlap with none of `data.decontaminate`, and a note for each suite that some overlap with.
+    """Return the rows that do not overlap with the suites in `data.decontaminate`, and a note per overlapping suite.
 
     Raises:
         ConfigError: a suite cannot be read.

@@ -1,6 +1,6 @@
-"""Rows of prompt and completion as tokens: what a supervised warm start is trained on.
+"""Tokenized rows of prompt and completion, the training data of a supervised warm start.
 
-A prompt becomes tokens exactly as in a run of RL, and a completion ends with the token that ends an answer there.
+Prompts are tokenized exactly as in an RL run. A completion ends with the token that ends an answer there.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class Demonstration:
     tokens: tuple[int, ...]
     """Prompt, completion and the end token."""
     prompt_length: int
-    """Tokens of the prompt, which carry no loss."""
+    """Number of prompt tokens, which carry no loss."""
     prompt_hash: str
-    """Rows of one prompt are all trained or all held out."""
+    """Hash of the prompt. Rows with the same prompt are all trained or all held out."""
     where: str
     """File and line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demonstrations:
-    """All rows of a file, divided.
+    """All rows of a file, split into training and held-out ones.
 
     Example: Demonstrations(training=(Demonstration(...), ...), held_out=(...), notes=("left out 2 rows ...",))
     """
@@ -51,16 +51,17 @@ class Demonstrations:
 
 
 def load_demonstrations(settings: Supervised, tokenizer: Any, stop: Collection[int], limit: int) -> Demonstrations:
-    """Read, tokenize and divide the rows of a supervised warm start.
+    """Read, tokenize and split the rows of a supervised warm start.
 
     Args:
-        settings: which file, and how its prompts become tokens.
+        settings: the file, system prompt and use of the chat template.
         tokenizer: a transformers tokenizer.
-        stop: ids that end an answer of the model.
-        limit: tokens of the longest row.
+        stop: ids of the tokens that end an answer of the model.
+        limit: largest number of tokens of a row.
 
     Raises:
-        ConfigError: the file cannot be read, a row is not one of the two forms, or is too long; with file and line.
+        ConfigError: the file cannot be read, or a row has neither of the two forms or is too long. The message has
+            file and line.
     """
     task = TextTask(kind="sft", system_prompt=settings.system_prompt, chat_template=settings.chat_template)
     end = end_token(tokenizer, task, stop)
@@ -71,13 +72,13 @@ def load_demonstrations(settings: Supervised, tokenizer: Any, stop: Collection[i
         _, start = encode_prompt(tokenizer, prompt, task)
         tokens = (*start, *tokenizer(completion, add_special_tokens=False)["input_ids"], end)
         if not start:
-            raise ConfigError(f"{where}: the prompt is no token at all under the model's tokenizer")
+            raise ConfigError(f"{where}: the model's tokenizer gives no token for the prompt")
         content = json.dumps(prompt, sort_keys=True).encode()
         name = hashlib.blake2b(content, digest_size=8).hexdigest()
         rows.setdefault(tokens, Demonstration(tokens, len(start), name, where))
         count += 1
     if not rows:
-        raise ConfigError(f"{settings.data}: the file holds no rows; allowed: one JSON object a line")
+        raise ConfigError(f"{settings.data}: the file has no rows; allowed: one JSON object per line")
     notes = [f"dropped {count - len(rows)} duplicate rows"] if len(rows) < count else []
     kept = _within_limit(list(rows.values()), limit, settings.too_long)
     if len(kept) < len(rows):
@@ -86,17 +87,17 @@ def load_demonstrations(settings: Supervised, tokenizer: Any, stop: Collection[i
 
 
 def conversation(values: dict[str, Any], where: str) -> tuple[str | Messages, str]:
-    """Return (prompt, completion) of a row; of messages, the last one must be the assistant's and is the completion.
+    """Return (prompt, completion) of a row. In `messages`, the last one is the completion, by the assistant.
 
     Raises:
-        ConfigError: the row has neither form, or its completion is empty.
+        ConfigError: the row has neither of the two forms, or its completion is empty.
     """
     if "messages" in values:
         messages = _messages(values["messages"], "messages", where)
         if messages[-1]["role"] != "assistant" or len(messages) < 2:
             raise ConfigError(
-                f"{where}: 'messages' has {len(messages)} of the roles {', '.join(m['role'] for m in messages)}; "
-                "allowed: at least one message and then an answer of the assistant, which is trained"
+                f"{where}: 'messages' has the roles {', '.join(m['role'] for m in messages)}; allowed: at least one "
+                "message, and an answer of the assistant as the last one"
             )
         return messages[:-1], _filled(messages[-1]["content"], "messages", where)
     if "prompt" not in values or "completion" not in values:
@@ -112,12 +113,12 @@ def conversation(values: dict[str, Any], where: str) -> tuple[str | Messages, st
 
 
 def end_token(tokenizer: Any, task: TextTask, stop: Collection[int]) -> int:
-    """Return the token that ends an answer: where a chat template is used, what it writes after one.
+    """Return the token that ends an answer. If a chat template is used, this is the token that it writes after one.
 
-    A model whose tokenizer names another end token than its template writes would otherwise never learn to stop.
+    Some tokenizers have another end token than their template. A model trained with it would never learn to stop.
 
     Raises:
-        ConfigError: neither template nor tokenizer has a token that ends a sequence of this model.
+        ConfigError: neither the template nor the tokenizer has a token that ends a sequence of this model.
     """
     if tokenizer.chat_template and task.chat_template != "never":
         mark = "0123456789"
@@ -169,7 +170,7 @@ def _within_limit(rows: list[Demonstration], limit: int, too_long: str) -> list[
 
 
 def _divided(rows: Sequence[Demonstration], share: float, notes: list[str]) -> Demonstrations:
-    """Hold out a share of the prompts, chosen by their hashes; at least one, where there are two or more."""
+    """Hold out a share of the prompts, chosen by their hashes; at least one if there are two or more prompts."""
     prompts = sorted({row.prompt_hash for row in rows})
     count = max(1, round(share * len(prompts))) if share and len(prompts) > 1 else 0
     apart = set(prompts[: min(count, len(prompts) - 1)])

@@ -13,7 +13,7 @@ from scalerl.tasks.environments import load
 
 
 def rows(task: EnvironmentTask, held_out: int) -> tuple[list[Row], list[str]]:
-    """Return the distinct rows of an environment's data set, with what its rubric needs.
+    """Return the distinct rows of an environment's data set, with the columns that its rubric needs.
 
     Raises:
         ConfigError: the environment cannot be loaded, or has no data set of prompts.
@@ -27,7 +27,7 @@ def rows(task: EnvironmentTask, held_out: int) -> tuple[list[Row], list[str]]:
         row = _row(task, dict(values), f"{task.environment} row {number}")
         unique.setdefault(identity(row), row)
     if not unique:
-        raise ConfigError(f"data.environment: the data set of {task.environment!r} holds no rows")
+        raise ConfigError(f"data.environment: the data set of {task.environment!r} has no rows")
     dropped = len(found) - len(unique)
     return list(unique.values()), [f"dropped {dropped} duplicate rows of {task.environment}"] if dropped else []
 
@@ -41,7 +41,7 @@ def _row(task: EnvironmentTask, values: dict[str, Any], where: str) -> Row:
     answer = values.get("answer")
     own = {name: value for name, value in values.items() if name != "prompt"}
     columns = {"environment": task.environment, "arguments": task.arguments, "row": own}
-    # rows without an answer are told apart by the rest, which the rubric looks at
+    # rows without an answer are distinguished by their other columns, which the rubric uses
     told = "" if answer is None else str(answer)
     return Row(prompt, told or json.dumps(own, sort_keys=True, default=str), columns, where)
 

@@ -1,7 +1,4 @@
-"""Rows of JSONL, JSON and Parquet files and of hub data sets, one at a time, each with where it stands.
-
-Whatever is wrong with a file is an error that names the file and the line: no later step meets bytes.
-"""
+"""Reading of JSONL, JSON and Parquet files and of hub data sets, row by row. Errors name the file and the line."""
 
 from __future__ import annotations
 
@@ -22,7 +19,7 @@ UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 class Found(NamedTuple):
-    """One row and where it stands.
+    """One row and its position in the file.
 
     Example: Found(where="prompts.jsonl line 3", values={"prompt": "What is 1+1?", "answer": "2"})
     """
@@ -35,8 +32,8 @@ def read_objects(data: PromptFile) -> Iterator[Found]:
     """Yield the rows of a file or of a data set on the hub, in their order.
 
     Raises:
-        ConfigError: no such file or data set, a directory, a form that is not known, or a row that cannot be read; with
-            file and line.
+        ConfigError: the file or data set does not exist, is a directory, has an unknown format, or has a row that
+            cannot be read. The message has file and line.
     """
     path = Path(data.path)
     if path.is_dir():
@@ -51,7 +48,7 @@ def read_objects(data: PromptFile) -> Iterator[Found]:
 
 
 def on_hub(data: PromptFile) -> bool:
-    """Return whether a path names a data set on the hub: no such file, and no ending of a file."""
+    """Return whether a path is the name of a hub data set: no such file exists, and it has no known file extension."""
     path = Path(data.path)
     return _form(path) is None and not path.exists()
 
@@ -86,14 +83,14 @@ def _gzipped(path: Path, limit_mb: int) -> Iterator[Found]:
 
 
 def _lines(file: BinaryIO, path: Path, limit_mb: int) -> Iterator[Found]:
-    """Yield one row a line; lines end at newlines only, for U+2028 and the like may stand inside a JSON string."""
+    """Yield one row per line. Lines end only at newlines, because U+2028 and others may occur in a JSON string."""
     limit, number = limit_mb << 20, 0
     while line := file.readline(limit + 1):
         number += 1
         where = f"{path} line {number}"
         if len(line) > limit:
             raise ConfigError(
-                f"{where}: the line is longer than data.max_line_mb = {limit_mb} MiB; allowed: one JSON object a "
+                f"{where}: the line is longer than data.max_line_mb = {limit_mb} MiB; allowed: one JSON object per "
                 "line. Raise data.max_line_mb if the row is meant to be that long"
             )
         if number == 1:
@@ -104,7 +101,7 @@ def _lines(file: BinaryIO, path: Path, limit_mb: int) -> Iterator[Found]:
 
 def _without_bom(line: bytes, path: Path) -> bytes:
     if line.startswith(UTF16):
-        raise ConfigError(f"{path}: not UTF-8 text (it begins like UTF-16); save it as UTF-8, one JSON object a line")
+        raise ConfigError(f"{path}: not UTF-8 text (it begins like UTF-16); save it as UTF-8, one JSON object per line")
     return line.removeprefix(BOM)
 
 
@@ -114,7 +111,7 @@ def _parse(text: bytes, where: str) -> Any:
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{where}: not UTF-8 text (byte {error.start} of the line is 0x{text[error.start]:02x}); "
-            "allowed: one JSON object a line, in UTF-8"
+            "allowed: one JSON object per line, in UTF-8"
         ) from None
     except ValueError as error:
         raise ConfigError(
@@ -129,7 +126,7 @@ def _object(values: Any, where: str) -> dict[str, Any]:
 
 
 def _json(path: Path, limit_mb: int) -> Iterator[Found]:
-    """Yield the rows of a file that is one JSON list, or one object a line all the same."""
+    """Yield the rows of a JSON list, or of JSONL in a file with the extension .json."""
     with path.open("rb") as file:
         if not _without_bom(file.read(64), path).lstrip().startswith(b"["):
             file.seek(0)
@@ -172,7 +169,7 @@ FORMS: dict[str, Callable[[Path, int], Iterator[Found]]] = {
     ".jsonl.gz": _gzipped,
     ".parquet": _parquet,
 }
-"""How files are read, by the ending of their name; any other file that exists is read as JSONL."""
+"""Readers by file extension. Any other existing file is read as JSONL."""
 
 
 def _hub(data: PromptFile) -> Iterator[Found]:
@@ -183,13 +180,17 @@ def _hub(data: PromptFile) -> Iterator[Found]:
             f"data.path: there is no file {data.path!r}, and reading it from the hub needs: pip install datasets"
         ) from None
     words = [data.path, data.subset] if data.subset else [data.path]
-    # before version 4 a data set could bring a program of its own, which is never run
+    # before version 4 of `datasets`, a data set could include a script; it is never run
     safe = {"trust_remote_code": False} if "trust_remote_code" in signature(load_dataset).parameters else {}
     try:
         rows = load_dataset(
             *words, split=data.split, revision=data.revision, download_config=DownloadConfig(max_retries=1), **safe
         )
-    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: loading scripts, which `datasets` runs no more
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+    ) as error:  # RuntimeError: a loading script, which `datasets` no longer supports
         reason = str(error).strip().split("\n")[0]
         raise ConfigError(
             f"data.path: no file and no hub data set {data.path!r} with subset {data.subset!r}, split {data.split!r} "

@@ -1,4 +1,4 @@
-"""Prompts of reasoning-gym's procedural tasks: distinct questions, each with the entry that its scorer needs."""
+"""Prompts of reasoning-gym's procedural tasks: distinct questions, with the entries that the scorer needs."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from scalerl.prompts.layouts import Row
 from scalerl.tasks.gym import make_data
 
 TRIES = 4
-"""Entries made for each prompt that is wanted, before the data set is said to have too few."""
+"""Largest number of entries created per required prompt. With fewer distinct ones, the data set is refused."""
 
 
 def rows(task: ReasoningGymTask, held_out: int) -> tuple[list[Row], list[str]]:
     """Return `task.prompts` + `held_out` rows with distinct questions.
 
     Raises:
-        ConfigError: reasoning-gym is missing, does not know the data set or a parameter, or makes too few questions.
+        ConfigError: reasoning-gym is missing, has no such data set or parameter, or makes too few distinct questions.
     """
     wanted = task.prompts + held_out
     entries = make_data(task.dataset, TRIES * wanted, task.seed, task.parameters)

@@ -1,7 +1,7 @@
-"""From the columns that a file has to prompt, answer and the columns that verifiers know.
+"""Mapping of a file's columns to prompt, answer and the columns that verifiers use.
 
-The layouts of verl, open-instruct and TRL are told by their columns or named; nested columns are reached by dots. A row
-without a usable prompt or answer is an error that names its file, line and field.
+The layouts of verl, open-instruct and TRL are recognized by their columns, or named in the configuration. Dots in a
+column name address nested columns. A row without a usable prompt or answer is an error with file, line and field.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Row:
 
 
 class Layout(NamedTuple):
-    """Where rows hold prompt and answer.
+    """The columns with prompt and answer.
 
     Example: Layout(prompt="prompt", answer="reward_model.ground_truth")
     """
@@ -51,17 +51,18 @@ LAYOUTS: dict[str, Layout] = {
     "open-instruct": Layout("messages", "ground_truth"),
     "trl": Layout("prompt", "solution"),
 }
-"""The layouts by name. TRL's trainers ask for `prompt` alone; its own data sets call the reference `solution`."""
+"""The layouts by name. TRL's trainers require only `prompt`; in its data sets the reference is `solution`."""
 
 ANSWERLESS = frozenset({"code"})
-"""Verifiers that judge by other columns, so that a row needs no answer."""
+"""Verifiers that use other columns, so that a row needs no answer."""
 
 
 def read_rows(data: PromptFile) -> Iterator[Row]:
     """Yield the rows of a file or hub data set, in their order.
 
     Raises:
-        ConfigError: what cannot be read, a row without prompt or answer, two rows of one id; with file, line and field.
+        ConfigError: a row cannot be read, has no prompt or answer, or has the id of another row. The message has file,
+            line and field.
     """
     rewrite = ROW_FORMS[NAMED[data.set].rows] if data.set and NAMED[data.set].rows else None
     seen, empty = dict[str, tuple[str, str]](), True
@@ -74,7 +75,7 @@ def read_rows(data: PromptFile) -> Iterator[Row]:
         _check_id(data, row, seen)
         yield row
     if empty:
-        raise ConfigError(f"{data.path}: the file holds no rows; allowed: one JSON object a line")
+        raise ConfigError(f"{data.path}: the file has no rows; allowed: one JSON object per line")
 
 
 def identity(row: Row) -> str:
@@ -84,7 +85,7 @@ def identity(row: Row) -> str:
 
 
 def layout_of(values: Mapping[str, Any]) -> Layout:
-    """Return the layout that a row's columns tell; `plain` where they tell none, or where both of its own are there."""
+    """Return the layout that a row's columns identify; `plain` if it has both of its columns, or no layout fits."""
     if "prompt" in values and "answer" in values:
         return LAYOUTS["plain"]
     if isinstance(values.get("reward_model"), Mapping) and "prompt" in values:
@@ -95,7 +96,7 @@ def layout_of(values: Mapping[str, Any]) -> Layout:
 
 
 def column(values: Mapping[str, Any], name: str) -> Any:
-    """Return a column, or what lies in it at a dotted name; None where there is none."""
+    """Return the value of a column or of a dotted name inside a column; None if there is none."""
     if name in values:
         return values[name]
     found: Any = values
@@ -117,7 +118,7 @@ def _row(data: PromptFile, values: dict[str, Any], where: str) -> Row:
     told = data.layout == "auto" or (data.layout == "trl" and "solution" not in values)
     layout = layout_of(values) if told else LAYOUTS[data.layout]
     if data.task in ANSWERLESS and data.reward is None:
-        layout = layout._replace(answer="answer")  # a `solution` is a program there, which must pass the tests
+        layout = layout._replace(answer="answer")  # `solution` is a program in this case, which must pass the tests
     at = {
         name: data.columns.get(name) or (given if given != name else usual)
         for name, given, usual in (
@@ -138,7 +139,7 @@ def _row(data: PromptFile, values: dict[str, Any], where: str) -> Row:
 
 
 def _prompt(prompt: Any, at: str, values: Mapping[str, Any], where: str) -> str | list[dict[str, str]]:
-    """Return a prompt as text or messages; answers of the assistant at its end belong to no prompt."""
+    """Return a prompt as text or messages, without the assistant's answers at the end of `messages`."""
     if isinstance(prompt, str) and prompt.strip():
         return whole_text(prompt, at, where)
     messages = isinstance(prompt, list) and prompt and all(
@@ -171,7 +172,7 @@ def _answer(data: PromptFile, answer: Any, at: str, values: Mapping[str, Any], w
     found = ANSWER_FORMS[data.answers](text)
     if found is None:
         raise ConfigError(
-            f"{where}: {at!r} is {short(answer)}, where data.answers = {data.answers!r} finds no answer; allowed: "
+            f"{where}: {at!r} is {short(answer)}; data.answers = {data.answers!r} finds no answer in it; allowed: "
             "whole, hashes (after ####), boxed (in \\boxed{})"
         )
     if not found.strip() and data.task not in ANSWERLESS:
@@ -183,7 +184,7 @@ def _answer(data: PromptFile, answer: Any, at: str, values: Mapping[str, Any], w
 
 
 def _check_id(data: PromptFile, row: Row, seen: dict[str, tuple[str, str]]) -> None:
-    """Refuse two rows of one id and different content; equal rows are duplicates, which are dropped later."""
+    """Refuse two rows with the same id and different content. Equal rows are duplicates and are dropped later."""
     at = data.columns.get("id", "" if data.set else "id")
     value = column(row.columns, at) if at else None
     if value is None:
@@ -192,28 +193,28 @@ def _check_id(data: PromptFile, row: Row, seen: dict[str, tuple[str, str]]) -> N
     if content != identity(row):
         raise ConfigError(
             f"{row.where}: {at!r} is {short(value)}, as in {where.rpartition('/')[2]}, which has another prompt or "
-            'answer; give every row an id of its own, or set data.columns = {id = ""} to take no notice of ids'
+            'answer; give every row its own id, or set data.columns = {id = ""} to ignore ids'
         )
 
 
 def whole_text(text: str, at: str, where: str) -> str:
-    """Return a text, unless it cannot be written as UTF-8: half of a surrogate pair, which a JSON escape can hold.
+    """Return a text after checking that it can be encoded as UTF-8. JSON escapes allow half of a surrogate pair.
 
     Raises:
-        ConfigError: where it is.
+        ConfigError: it cannot be encoded.
     """
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
             f"{where}: {at!r} holds half of a surrogate pair, \\u{ord(text[error.start]):04x}, at character "
-            f"{error.start + 1}; write the whole character, or take it out"
+            f"{error.start + 1}; write the whole character, or remove it"
         ) from None
     return text
 
 
 def after_hashes(text: str) -> str | None:
-    """Return what follows the last ####: "... #### 72" -> "72"; thousands separators leave numbers."""
+    """Return the text after the last ####, without thousands separators: "... #### 1,072" -> "1072"."""
     _, mark, answer = text.rpartition("####")
     return re.sub(r"(?<=\d),(?=\d{3})", "", answer.strip()) if mark else None
 
@@ -238,4 +239,4 @@ ANSWER_FORMS: dict[str, Callable[[str], str | None]] = {
     "hashes": after_hashes,
     "boxed": last_boxed,
 }
-"""Where an answer column holds the answer; None: it holds none."""
+"""By `data.answers`: function that extracts the answer from its column; it returns None without an answer."""

@@ -1,8 +1,8 @@
-"""Several tasks' prompts in fixed shares: a curriculum for each, drawn from in turn. It knows names, no verifiers.
+"""Prompts of several tasks in fixed shares, with a curriculum per task.
 
-Each draw goes to the task that is furthest behind its share. With two tasks no beginning of the draws is ever more than
-half a prompt away from the shares, so any P draws in a row hold them up to rounding, and exactly where P times a share
-is whole.
+Each draw goes to the task that is furthest behind its share. With two tasks, the number of draws of a task never
+differs from its share by more than half a prompt. Any P consecutive draws therefore have the shares up to rounding, and
+exactly if P times a share is an integer.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scalerl.types import Prompt, Visit
 
 
 def make_curriculum(config: RunConfig, prompts: Sequence[Prompt]) -> Curriculum | Mixture:
-    """Return the curriculum over a training pool: that of its one task, or a mixture of one a task."""
+    """Return the curriculum over a training pool: that of the only task, or a mixture with one per task."""
     retire_at = config.recipe.retire_pass_rate
     trained = {name: share for name, share in shares(config.data).items() if share > 0}
     if len(config.data) == 1:
@@ -29,14 +29,14 @@ def make_curriculum(config: RunConfig, prompts: Sequence[Prompt]) -> Curriculum 
 
 
 class Mixture:
-    """Hands out visits of several tasks; once every prompt of a task is retired, the others make up for it."""
+    """Draws visits of several tasks. Once all prompts of a task are retired, the other tasks take over its share."""
 
     def __init__(self, parts: Mapping[str, Curriculum], shares: Mapping[str, float]) -> None:
         """Start before the first draw.
 
         Args:
-            parts: a curriculum for each task.
-            shares: of the draws, for each task; they sum to one.
+            parts: curriculum of each task.
+            shares: share of the draws of each task; they sum to 1.
         """
         assert parts.keys() == shares.keys(), (list(parts), list(shares))
         self._parts, self._shares = dict(parts), dict(shares)
@@ -44,16 +44,16 @@ class Mixture:
 
     @property
     def epoch(self) -> int:
-        """Epochs begun by the task that has begun most."""
+        """Largest number of epochs begun by a task."""
         return max(part.epoch for part in self._parts.values())
 
     @property
     def retired(self) -> set[str]:
-        """Ids of the prompts that are gone, of all tasks."""
+        """Ids of the retired prompts of all tasks."""
         return {identity for part in self._parts.values() for identity in part.retired}
 
     def draw(self, n: int) -> list[Visit]:
-        """Return the next n visits; fewer only when every prompt is retired."""
+        """Return the next n visits; fewer only if all prompts are retired."""
         visits: list[Visit] = []
         while len(visits) < n and (live := [name for name, part in self._parts.items() if part.live]):
             total = sum(self._drawn.values())
@@ -64,19 +64,19 @@ class Mixture:
         return visits
 
     def forget(self, visit: Visit) -> None:
-        """Take note that a visit has no result: its group was dropped."""
+        """Record that a visit has no result because its group was dropped."""
         self._parts[visit.prompt.task].forget(visit)
 
     def record(self, visit: Visit, pass_rate: float) -> None:
-        """Take note of a visit's pass rate, in [0, 1]."""
+        """Record a visit's pass rate, in [0, 1]."""
         self._parts[visit.prompt.task].record(visit, pass_rate)
 
     def state(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return the state as plain values."""
         return {"drawn": dict(self._drawn), "tasks": {name: part.state() for name, part in self._parts.items()}}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned."""
+        """Restore a result of `state`."""
         self._drawn = dict(state["drawn"])
         for name, part in self._parts.items():
             part.load_state(state["tasks"][name])

@@ -1,1 +1,1 @@
-"""Prompts to groups of completions, with the log-probability and policy version of every token."""
+"""Generates groups of completions for prompts, with the log-probability and policy version of every token."""

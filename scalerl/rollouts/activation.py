@@ -1,6 +1,6 @@
-"""When new weights become active: at a tick that the data fixes, or as they arrive.
+"""When new weights become active: at a tick that the data determines, or on arrival.
 
-A rule is an object with two answers; a new one is a class here and an entry in ACTIVATIONS.
+To add a rule, write a class that implements `Activation` and add it to ACTIVATIONS.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
 LAG_BATCHES = 1.5
-"""Lag in batches. Where both sides are balanced an update takes as long as a batch; half as much again absorbs the
-variation of both."""
+"""Lag in batches. If both sides are balanced, an update takes as long as a batch; the extra half absorbs the variation
+of both."""
 
 WINDOW = 8
-"""Batches over which Following takes the mean."""
+"""Batches over which Following averages."""
 
 
 class Activation(Protocol):
-    """When the generators use the weights that a batch has trained."""
+    """A rule for when the generators start to use the weights trained on a batch."""
 
     @property
     def on_arrival(self) -> bool:
@@ -30,7 +30,7 @@ class Activation(Protocol):
         """Return whether the weights trained on a batch must be active before this tick.
 
         Args:
-            tick: the tick about to be done.
+            tick: the next tick.
             formed_at: tick at which the batch was complete.
         """
         ...
@@ -40,25 +40,26 @@ class Activation(Protocol):
         ...
 
     def formed(self, tick: int) -> Activation:
-        """Return the rule after one more batch was complete at a tick."""
+        """Return the rule after another batch was complete at a tick."""
         ...
 
     def restored(self, state: Mapping[str, Any]) -> Activation:
-        """Return the rule as a checkpoint holds it: its fields by name."""
+        """Return the rule restored from a checkpoint: its fields by name."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AtTick:
-    """A fixed number of ticks after the batch was complete: a run's bits do not depend on the clock.
+    """Weights become active a fixed number of ticks after their batch was complete.
 
-    If the trainer is late the generators wait at that tick; if it is early the weights lie ready.
+    The results of a run do not depend on the clock. If the trainer is late, the generators wait at that tick. If it is
+    early, the weights wait.
 
     Example: AtTick(lag_ticks=42)
     """
 
     lag_ticks: int
-    """Ticks; -1: not known yet, so that the generators wait at the first batch, where the trainer measures it."""
+    """Lag in ticks; -1: unknown. The generators then wait for the first weights, and the trainer measures it."""
     on_arrival: bool = False
 
     def due(self, tick: int, formed_at: int) -> bool:
@@ -80,15 +81,15 @@ class AtTick:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """As AtTick, with a lag of 1.5 times the ticks that the latest batches took: for runs of unknown lengths.
+    """As AtTick, with a lag of 1.5 times the mean ticks of the latest batches, for runs with unknown lengths.
 
-    Ticks are counted, not timed, so a run's bits do not depend on the clock either.
+    Ticks are counted and not timed, so that the results do not depend on the clock.
 
     Example: Following(lag_ticks=24, recent=(64, 80, 96, 112, 128, 144, 160, 176, 192))
     """
 
     lag_ticks: int
-    """In use; an estimate until WINDOW batches were complete."""
+    """Lag in ticks; an estimate until WINDOW batches are complete."""
     recent: tuple[int, ...] = ()
     """Ticks at which the latest batches were complete."""
     on_arrival: bool = False
@@ -98,29 +99,29 @@ class Following:
         return tick >= formed_at + self.lag_ticks
 
     def measured(self, lag_ticks: int) -> Self:
-        """Return the same rule: it measures by itself."""
+        """Return the same rule: it computes its lag from the ticks of batches."""
         return self
 
     def formed(self, tick: int) -> Self:
-        """Return the rule with the lag that follows from the latest batches."""
+        """Return the rule with the lag of the latest batches."""
         recent = (*self.recent, tick)[-WINDOW - 1 :]
         if len(recent) <= WINDOW:
             return replace(self, recent=recent)
         return replace(self, recent=recent, lag_ticks=math.ceil(LAG_BATCHES * (recent[-1] - recent[0]) / WINDOW))
 
     def restored(self, state: Mapping[str, Any]) -> Self:
-        """Return the rule with the batches it had seen; one of another kind had seen none."""
+        """Return the rule with the saved batches; the state of another rule has none."""
         return replace(self, lag_ticks=state.get("lag_ticks", self.lag_ticks), recent=tuple(state.get("recent", ())))
 
 
 @dataclass(frozen=True, slots=True)
 class OnArrival:
-    """As soon as the weights arrive: never a wait, and bits that depend on the clock."""
+    """Weights become active as soon as they arrive. Nothing waits, and the results depend on the clock."""
 
     on_arrival: bool = True
 
     def due(self, tick: int, formed_at: int) -> bool:
-        """Return False: no tick is waited at."""
+        """Return False: the generators never wait for weights."""
         return False
 
     def measured(self, lag_ticks: int) -> Activation:
@@ -140,4 +141,4 @@ ACTIVATIONS: dict[str, Callable[[int], Activation]] = {
     "deterministic": AtTick,
     "eager": lambda lag_ticks: OnArrival(),
 }
-"""By `rollouts.schedule`; each is given the lag in ticks."""
+"""Rules by `rollouts.schedule`; each factory takes the lag in ticks."""

@@ -1,4 +1,4 @@
-"""From a configuration to a coordinator and its engines, inside the generator's process."""
+"""Builds the coordinator and its engines from a configuration, inside the generator process."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.rollouts.worker import WorkerParts
 
 EVALUATION_CACHE = 1 << 28
-"""Bytes of cache up to which an evaluation decodes more sequences together than training does: all wait for it."""
+"""Bytes of cache that an evaluation may use to decode more sequences together than training: the run waits for it."""
 
 
 class StateFiles(Protocol):
-    """Where the generator's part of a checkpoint lies."""
+    """Reads and writes the generator's part of a checkpoint."""
 
     def load(self) -> Any:
-        """Return the state to resume from; None for a new run."""
+        """Return the state to resume from, or None for a new run."""
         ...
 
     def save(self, path: Path, name: str, state: dict[str, Any]) -> None:
@@ -40,30 +40,30 @@ class StateFiles(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What an engine that loads the model itself must know of it.
+    """Facts about the model for engines that load it themselves.
 
     Example: ModelFacts(path="Qwen/Qwen3-8B", revision="main", vocabulary=151936, shape=ModelShape(...))
     """
 
     path: str
-    """A directory, or a name on the hub."""
+    """Directory, or name on the hub."""
     revision: str
     """Branch, tag or commit, for a name on the hub."""
     vocabulary: int
     """Rows of the LM head."""
     shape: ModelShape
-    """What the FLOPs depend on."""
+    """Shape that the FLOPs are computed from."""
 
 
 @dataclass(frozen=True)
 class GeneratorSpec:
-    """How to make the coordinator and its engines; handed over by pickling."""
+    """Everything needed to make the coordinator and its engines; passed to the process by pickling."""
 
     config: RunConfig
-    """Resolved."""
+    """Resolved configuration."""
     load_policy: Callable[[], Policy]
     longest_prompt: int
-    """Tokens."""
+    """Longest prompt, tokens."""
     rule: LengthRule
     stop: tuple[int, ...]
     """Token ids that end a sequence."""
@@ -72,10 +72,10 @@ class GeneratorSpec:
     run: Path
     """The run directory, for logs."""
     make_engines: MakeEngines
-    """Where the engines live; a function of a module, for pickling."""
+    """Makes the engines; a module-level function, because it is pickled."""
 
     def __call__(self, channel: WeightChannel) -> WorkerParts:
-        """Load the model and restore the state, in the generator's process."""
+        """Load the model and restore the state, in the generator process."""
         config, recipe = self.config, self.config.recipe
         notes: list[str] = []
         specs = [EngineSpec(self, channel, number) for number in range(config.placement.engines)]
@@ -91,16 +91,16 @@ class GeneratorSpec:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """How to make one engine for training and one for evaluation over one model; handed over by pickling."""
+    """How to make a training engine and an evaluation engine over one model; passed on by pickling."""
 
     generator: GeneratorSpec
     channel: WeightChannel
     number: int
-    """Which of the generators."""
+    """Number of the generator, from 0."""
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Name of the engine in messages."""
         return f"generator {self.number + 1} of {self.generator.config.placement.engines}"
 
     @property
@@ -123,7 +123,7 @@ class EngineSpec:
         return self._engine(policy, own), self._engine(policy, min(max(own, fit), -(-sequences // count)))
 
     def _parts(self) -> EngineParts:
-        """Return what an engine of the user is made from."""
+        """Return the parts that a user's engine is made from."""
         generator, recipe = self.generator, self.generator.config.recipe
         return EngineParts(
             load_policy=generator.load_policy,
@@ -149,11 +149,11 @@ class EngineSpec:
 
 
 MakeEngines = Callable[[Sequence[EngineSpec], Callable[[str], None]], Sequence[Sequence[Engine]]]
-"""Makes, for each spec, an engine for training and one for evaluation; is given what to call with a note."""
+"""(specs, note) -> a training engine and an evaluation engine per spec; `note` receives messages for the user."""
 
 
 def local_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[Sequence[Engine]]:
-    """Make one engine in this process, or several each in a process of its own, which step together."""
+    """Make one engine in this process, or several in separate processes that step together."""
     if len(specs) == 1:
         return [specs[0]()]
     processes = [EngineProcess(spec, spec.name) for spec in specs]
@@ -163,12 +163,12 @@ def local_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> S
 def supervised_engines(
     specs: Sequence[EngineSpec], begin: Callable[[EngineSpec], Life], note: Callable[[str], None]
 ) -> Sequence[Sequence[Engine]]:
-    """Make engines that run on their own and are replaced when they die; they start at the same time.
+    """Make engines that run asynchronously and are restarted when they die; they start in parallel.
 
     Args:
-        specs: one an engine.
-        begin: begins a life of one; called again after each death.
-        note: told of every death.
+        specs: one per engine.
+        begin: starts an engine; called again after each death.
+        note: receives a message about every death.
     """
 
     def supervisor(spec: EngineSpec) -> Supervisor:

@@ -1,6 +1,7 @@
-"""The contract of engines as a check: a few made-up prompts through an engine, and everything it returns compared.
+"""Checks of the engine contract: run made-up prompts through an engine and verify everything that it returns.
 
-`check_contract` is for authors (scalerl.testing); `check_engine_plugin` is its quick half, for the start of a run.
+`check_contract` runs all checks, for authors of engines (scalerl.testing). `check_engine_plugin` runs a quick subset at
+the start of a run.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from scalerl.rollouts.replay import ReplayMismatch, bound_of, check_current, che
 from scalerl.types import Rollout
 
 TOKENS = 6
-"""Length of the made-up completions: no stop token is given, so all have it."""
+"""Length of every made-up completion: there is no stop token."""
 SLOTS = 2
-"""Fewer than requests, so that slots are filled again."""
+"""Fewer slots than requests, so that slots are refilled."""
 WAIT_S = 120.0
-"""Seconds after which an engine that returns nothing has failed."""
+"""Seconds without a finished sequence after which the check fails."""
 
 MakeEngine = Callable[[EngineParts], Engine]
 """Makes the engine under test."""
 
 
 class EngineError(ValueError):
-    """An engine does not keep the contract; the message says what it did and what is expected."""
+    """An engine violates the contract; the message says what it did and what is expected."""
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,12 @@ class Bench:
 
     make: MakeEngine
     policy: Policy
-    """Has the weights of version 1."""
+    """The policy with the weights of version 1."""
     load_policy: Callable[[], Policy]
-    """Loads the same model again: an engine may write into it."""
+    """Loads another copy of the model, which an engine may modify."""
     model_path: str
     weights: Mapping[int, Mapping[str, Any]]
-    """By version, what `receive` returns."""
+    """Weights by version, as `receive` returns them."""
 
     def engine(self) -> Engine:
         """Return a new engine that uses version 1."""
@@ -63,7 +64,7 @@ class Bench:
 
     @staticmethod
     def swap(engine: Engine, version: int) -> None:
-        """Swap, and wait until the version is in use."""
+        """Swap and wait until the version is in use."""
         engine.swap(version)
         until = time.monotonic() + WAIT_S
         while engine.version != version:
@@ -81,13 +82,13 @@ class Bench:
 
 
 def expect(holds: bool, said: str) -> None:
-    """Raise an EngineError unless something holds."""
+    """Raise an EngineError with a message unless a condition holds."""
     if not holds:
         raise EngineError(said)
 
 
 def finish(engine: Engine, polls: int | None = None) -> dict[tuple[int, int], Rollout]:
-    """Poll until the engine has nothing left, or so many times; return what finished, by id."""
+    """Poll until the engine is idle, at most `polls` times; return the finished rollouts by id."""
     found: dict[tuple[int, int], Rollout] = {}
     until, done = time.monotonic() + WAIT_S, 0
     while engine.occupancy().busy and (polls is None or done < polls):
@@ -107,7 +108,7 @@ def finish(engine: Engine, polls: int | None = None) -> dict[tuple[int, int], Ro
 
 
 def check_rollout(bench: Bench, number: tuple[int, int], rollout: Rollout) -> None:
-    """Check the arrays of one made-up completion: shapes, tokens of the vocabulary, log-probabilities."""
+    """Check the arrays of one made-up completion: shapes, token ids, log-probabilities."""
     arrays = {name: np.asarray(getattr(rollout, name)) for name in ("tokens", "logps", "versions", "sampled")}
     length = arrays["tokens"].shape
     shapes = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
@@ -137,8 +138,8 @@ def check_basics(bench: Bench) -> dict[tuple[int, int], Rollout]:
     """Sample made-up requests with version 1; return the rollouts.
 
     Raises:
-        EngineError: a sequence is missing or comes twice, its arrays are wrong, or its log-probabilities are not those
-            of the weights.
+        EngineError: a sequence is missing or returned twice, its arrays are wrong, or its log-probabilities do not
+            match the weights.
     """
     engine = bench.engine()
     expect(not engine.occupancy().busy, f"a new engine has {engine.occupancy()}; expected nothing running or waiting")
@@ -163,7 +164,7 @@ def check_basics(bench: Bench) -> dict[tuple[int, int], Rollout]:
 
 
 def check_repeats(bench: Bench, first: Mapping[tuple[int, int], Rollout]) -> None:
-    """A deterministic engine gives equal tokens for equal requests, whatever else is in the batch."""
+    """Check that a deterministic engine gives equal tokens for equal requests, whatever else is in the batch."""
     engine = bench.engine()
     if not engine.deterministic:
         return
@@ -172,12 +173,12 @@ def check_repeats(bench: Bench, first: Mapping[tuple[int, int], Rollout]) -> Non
     expect(
         again.tokens.tolist() == first[number].tokens.tolist(),
         f"alone in the batch, request {number} gave {again.tokens.tolist()}, and with others "
-        f"{first[number].tokens.tolist()}; an engine that is deterministic gives equal tokens for equal keys",
+        f"{first[number].tokens.tolist()}; a deterministic engine gives equal tokens for equal keys",
     )
 
 
 def check_cancel(bench: Bench) -> None:
-    """A cancelled sequence never comes, running or waiting; the others do."""
+    """Check that cancelled sequences, running or waiting, are never returned, and that the others are."""
     engine = bench.engine()
     requests = bench.requests()
     engine.submit(requests)
@@ -186,12 +187,12 @@ def check_cancel(bench: Bench) -> None:
     found = finish(engine)
     expect(
         found.keys() == {request.id for request in requests} - gone,
-        f"after cancel({sorted(gone)}) it returned {sorted(found)}; expected the others and no more",
+        f"after cancel({sorted(gone)}) it returned {sorted(found)}; expected only the others",
     )
 
 
 def check_swap(bench: Bench) -> None:
-    """New weights are used from the next token on, over the cache of the old ones (deterministic engines)."""
+    """Check that a deterministic engine uses new weights from the next token on and keeps the cache of the old ones."""
     engine = bench.engine()
     if not engine.deterministic:
         return
@@ -218,7 +219,7 @@ def check_swap(bench: Bench) -> None:
 
 
 def check_state(bench: Bench, first: Mapping[tuple[int, int], Rollout]) -> None:
-    """A state with sequences in flight, given to a new engine, ends in the same tokens (exact_resume)."""
+    """Check that a new engine continues from a saved state with the same tokens, if it declares `exact_resume`."""
     engine = bench.engine()
     if not engine.exact_resume:
         return
@@ -240,7 +241,7 @@ def check_contract(bench: Bench) -> None:
     """Run every check.
 
     Raises:
-        EngineError: the first that fails.
+        EngineError: from the first check that fails.
     """
     first = check_basics(bench)
     check_repeats(bench, first)
@@ -252,7 +253,7 @@ def check_contract(bench: Bench) -> None:
 def bench_of(
     make: MakeEngine, policy: Policy, load_policy: Callable[[], Policy], model_path: str, *, versions: int = 1
 ) -> Bench:
-    """Return the bench of an engine: version 1 are the policy's weights, version 2 the same, scaled by 0.9."""
+    """Return a bench: version 1 has the policy's weights, version 2 the same weights times 0.9."""
     first = {name: weight.detach().cpu().clone() for name, weight in policy.weights()}
     weights = {1: first}
     if versions > 1:
@@ -264,17 +265,17 @@ def bench_of(
 def check_engine_plugin(
     choice: Custom, policy: Policy, load_policy: Callable[[], Policy], model_path: str, *, deterministic: bool
 ) -> None:
-    """Try an engine of the user on made-up prompts before a run starts.
+    """Try a user's engine on made-up prompts before a run starts.
 
     Args:
-        choice: of the configuration.
-        policy: of the run.
-        load_policy: loads it again, for the engine.
-        model_path: of the model.
-        deterministic: whether the run's schedule needs an engine that is.
+        choice: the engine's entry in the configuration.
+        policy: the run's policy.
+        load_policy: loads another copy of it, for the engine.
+        model_path: directory or hub name of the model.
+        deterministic: whether the run's schedule needs a deterministic engine.
 
     Raises:
-        ConfigError: it cannot be made, raises, or does not keep the contract.
+        ConfigError: the engine cannot be made, raises, or violates the contract.
     """
     made: list[Engine] = []
 
@@ -290,11 +291,11 @@ def check_engine_plugin(
         raise ConfigError(f"placement.engine: on made-up prompts, {choice.function}: {error}") from None
     except PluginError as error:
         raise ConfigError(f"placement.engine: on made-up prompts, {error}") from None
-    except Exception as error:  # what it returned led to it
+    except Exception as error:  # caused by something that the engine returned
         said = raised(error, choice.function.partition(":")[0])
         raise ConfigError(f"placement.engine: on made-up prompts, {choice.function} {said}") from None
     if deterministic and not made[0].deterministic:
         raise ConfigError(
             f"placement.engine: {choice.function} is not deterministic; allowed: rollouts.schedule = 'eager', or "
-            "deterministic = True of an engine whose poll is one decode step"
+            "an engine with deterministic = True, whose poll is one decode step"
         )

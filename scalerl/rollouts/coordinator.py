@@ -1,8 +1,8 @@
-"""One schedule over one or many engines: starts groups, forms batches, swaps weights, evaluates.
+"""Runs one schedule over one or several engines: starts groups, forms batches, swaps weights, evaluates.
 
-Deterministic engines do a decode step together. Everything the coordinator does is then a function of the prompts and
-weights it was given, in the order of their versions; when they arrive does not matter (but to OnArrival). Engines that
-run on their own are asked what has finished, and a version is active when all of them use it.
+Deterministic engines decode in lockstep. Everything the coordinator does is then a function of the prompts and weights
+that it receives, in the order of their versions. Arrival times matter only under OnArrival. Asynchronous engines are
+polled for finished sequences, and a version is active when all of them use it.
 """
 
 from __future__ import annotations
@@ -24,37 +24,37 @@ from scalerl.types import GeneratorStats, Group, Rollout, Visit
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """A batch that is complete: the groups that one update trains.
+    """A complete batch: the groups that one update trains on.
 
     Example: Formed(number=7, groups={112: Group(...), 114: Group(...)}, stats=GeneratorStats(...), dropped=())
     """
 
     number: int
-    """The update that trains it, counted from 0; also the version of the weights it will be trained from."""
+    """Number of the update that trains on it, from 0; also the version of the weights before that update."""
     groups: dict[int, Group]
-    """By index, in the order in which they were started."""
+    """Groups by index, in the order in which they were started."""
     stats: GeneratorStats
     """The generators' counters when the batch was complete."""
     dropped: tuple[Visit, ...] = ()
-    """Visits dropped since the batch before, because no update could train them in time."""
+    """Visits dropped since the previous batch, because no update could train on them in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What the trainer hands the coordinator after each update.
+    """Message from the trainer to the coordinator after each update.
 
     Example: Update(version=8, weights=True, visits=(Visit(...), ...), closed=False, lag_ticks=-1)
     """
 
     version: int
     weights: bool = True
-    """Whether the weights were sent; False where no sequence will be sampled with this version."""
+    """Whether the weights were sent; False if no sequence will be sampled with this version."""
     visits: tuple[Visit, ...] = ()
     """Prompts that may be started once this version is active."""
     closed: bool = False
-    """The curriculum has no more prompts."""
+    """Whether the curriculum has no more prompts."""
     lag_ticks: int = -1
-    """The activation's lag, where the trainer has measured it."""
+    """Lag of the activation rule if the trainer has measured it, else -1."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class _Open:
     rollouts: list[Rollout | None]
     engine: int
     missing: int = field(init=False)
-    """Rollouts that have not finished."""
+    """Number of unfinished rollouts."""
 
     def __post_init__(self) -> None:
         self.missing = self.rollouts.count(None)
@@ -73,39 +73,38 @@ class _Open:
 
 @dataclass(slots=True)
 class Coordinator:
-    """Admission, batches, activation and evaluation, over one or many engines."""
+    """Admission, batches, activation and evaluation over one or several engines."""
 
     engines: Sequence[Engine]
     schedule: Schedule
     group_size: int
-    """G: samples of each prompt."""
+    """G, rollouts per prompt."""
     seed: int
     evaluators: Sequence[Engine] = ()
-    """Engines that share their weights with those above, by position, and sample held-out prompts."""
+    """Engines for held-out prompts; each shares its weights with the training engine at the same position."""
     lockstep: bool = field(init=False)
-    """Whether all engines do their decode steps together."""
+    """Whether all engines are deterministic and decode in lockstep."""
     seconds: Seconds = field(default_factory=Seconds)
     ticks: int = 0
-    """Decode steps done since the run began: one of every engine that has work. Polls that found something, where
-    engines run on their own."""
+    """Decode steps since the run began, in lockstep; otherwise polls that found a finished sequence."""
     finished: dict[int, Group] = field(default_factory=dict)
-    """Groups that finished and are in no batch yet."""
+    """Finished groups that are in no batch yet."""
     fresh: list[tuple[int, Group]] = field(default_factory=list)
-    """Groups that finished and were not handed out for scoring, with their indices; the caller empties it."""
+    """Finished groups not yet handed out for scoring, with their indices; the caller empties it."""
     late: list[int] = field(default_factory=list)
-    """Indices of groups that were dropped; the caller empties it."""
+    """Indices of dropped groups; the caller empties it."""
     _queue: deque[Visit] = field(default_factory=deque)
     _updates: dict[int, Update] = field(default_factory=dict)
     _open: dict[int, _Open] = field(default_factory=dict)
     _untrained: dict[int, Formed] = field(default_factory=dict)
     _dropped: list[Visit] = field(default_factory=list)
     _last: bool = False
-    """No visits will come but those in the queue."""
+    """Whether the queue holds the last visits."""
     _asked: int = -1
-    """Version that the engines were last asked to use."""
+    """Version that the engines were last told to use."""
     _asked_at: float = 0.0
     _quiet: bool = False
-    """The last poll of engines that run on their own found nothing."""
+    """Whether the last poll of asynchronous engines found nothing."""
     _work_before: Work = field(default_factory=Work)
 
     def __post_init__(self) -> None:
@@ -114,35 +113,35 @@ class Coordinator:
     # ------------------------------------------------------------------------------------------------------- messages
 
     def begin(self, version: int, visits: Sequence[Visit] = ()) -> None:
-        """Load the weights and take the prompts to start from: version 0, or that of a restored state."""
+        """Load the first weights (version 0, or the version of a restored state) and queue the first prompts."""
         self._swap(version)
         self._queue.extend(visits)
 
     def receive(self, update: Update) -> None:
-        """Take note of a version; it becomes active when the schedule says so."""
+        """Record an update; its version becomes active when the schedule allows it."""
         self._updates[update.version] = update
 
     @property
     def sampling_version(self) -> int:
-        """Version of the weights in use: the smallest of any engine's."""
+        """Version of the weights in use: the smallest over the engines."""
         return min(engine.version for engine in self.engines)
 
     def needed_versions(self) -> set[int]:
-        """Return the versions whose weights are in use or wait for their activation."""
+        """Return the versions whose weights are in use or wait for activation."""
         return {self.sampling_version, *(version for version, update in self._updates.items() if update.weights)}
 
     def blocked(self) -> bool:
-        """Return whether nothing can be done before another update arrives."""
+        """Return whether the next update must arrive before anything can be done."""
         if self.schedule.active + 1 in self._updates:
             return False
         idle = self._idle()
         return idle or self.schedule.due(self.ticks, idle)
 
     def stuck(self) -> bool:
-        """Return whether the batch that the trainer waits for can never come: a fault of the schedule, not a wait.
+        """Return whether the batch that the trainer waits for can never be formed, which is a bug of the schedule.
 
-        The next version is trained on the batch of the active one; if that is neither formed nor under way, no version
-        will come, and nothing else brings prompts.
+        The next version is trained on the batch numbered as the active version. If that batch is neither formed nor
+        under way, no further version arrives, and without one there are no further prompts.
         """
         waiting = self.schedule.active in self.schedule.formed_at or self.schedule.active + 1 in self._updates
         return not waiting and not self.schedule.closed and self._idle()
@@ -150,16 +149,16 @@ class Coordinator:
     # ----------------------------------------------------------------------------------------------------------- work
 
     def step(self, on_activation: Callable[[], None] = lambda: None) -> list[Formed]:
-        """Swap in what is due, start what may start, let every engine do a step; return the batches it completed.
+        """Swap in weights that are due, start groups, let every engine do a step; return the batches completed.
 
         Args:
-            on_activation: called after each version that became active; several may before one tick. What it does,
-                such as an evaluation, does not count as generation.
+            on_activation: called after each version that became active; there may be several before one tick. Its time,
+                for example for an evaluation, does not count as generation.
         """
         began = time.perf_counter()
         self._activate(self.seconds.aside(on_activation))
         if self.blocked() and not self._idle():
-            return []  # two versions are due before this tick, and only the first has come: wait for the second
+            return []  # two versions are due before this tick and only the first has arrived: wait for the second
         self._start_groups()
         busy = self._busy()
         if not self.lockstep:
@@ -187,16 +186,17 @@ class Coordinator:
         return batches
 
     def untrained(self) -> list[Formed]:
-        """Return the batches whose update is not active yet: after a restore they are handed out again."""
+        """Return the batches whose update is not active yet; they are handed out again after a resume."""
         return [self._untrained[number] for number in sorted(self._untrained)]
 
     def evaluate(self, version: int, visits: Sequence[Visit], samples: int | Sequence[int]) -> list[Group]:
-        """Sample held-out prompts to their end, with the training sequences held still; one group a visit, in order.
+        """Sample held-out prompts while training sequences pause; return one group per visit, in order.
 
         Args:
-            version: of the weights to evaluate. Within a frozen round it is not the one in use; that is swapped back.
-            visits: the prompts.
-            samples: rollouts of each; one number, or one a visit.
+            version: version of the weights to evaluate. Within a frozen round it differs from the version in use, which
+                is swapped back afterwards.
+            visits: held-out prompts.
+            samples: rollouts per prompt: one number, or one per visit.
         """
         held = self.sampling_version
         if held != version:
@@ -204,7 +204,7 @@ class Coordinator:
         began, before = time.perf_counter(), self._tokens()
         groups = generate(self.evaluators, visits, samples, self.seed, "evaluate")
         training, evaluating = (now - then for now, then in zip(self._tokens(), before, strict=True))
-        # a vLLM server still samples training sequences: their share of the tokens counts as generation
+        # a vLLM server does not pause training sequences: their share of the tokens counts as generation
         self.seconds.busy += (time.perf_counter() - began) * training / max(1, training + evaluating)
         if held != version:
             self._swap(held)
@@ -226,7 +226,7 @@ class Coordinator:
         )
 
     def _tokens(self) -> tuple[int, int]:
-        """Return the tokens sampled so far by the engines for training, and by those for evaluation."""
+        """Return the tokens sampled so far by the training engines and by the evaluation engines."""
         training, evaluating = (sum(e.work.tokens for e in some) for some in (self.engines, self.evaluators))
         return training, evaluating
 
@@ -234,7 +234,7 @@ class Coordinator:
         return any(engine.occupancy().busy for engine in self.engines)
 
     def _poll(self) -> None:
-        """Collect what engines that run on their own have finished; wait a little where there was nothing before."""
+        """Collect finished sequences of asynchronous engines; wait briefly if the last poll found nothing."""
         wait_s = POLL_S / len(self.engines) if self._quiet else 0.0
         found = [finished for engine in self.engines for finished in engine.poll(wait_s)]
         for finished in found:
@@ -247,7 +247,7 @@ class Coordinator:
         return not may_start and not self._busy()
 
     def _ask(self, version: int) -> bool:
-        """Ask all engines to use a version, once; return whether all of them do."""
+        """Tell all engines once to use a version; return whether all of them do."""
         if self._asked != version:
             self._asked, self._asked_at = version, time.perf_counter()
             for engine in self.engines:
@@ -255,7 +255,7 @@ class Coordinator:
         return all(engine.version == version for engine in self.engines)
 
     def _swap(self, version: int) -> None:
-        """Wait until all engines use a version; what they finish meanwhile is kept."""
+        """Wait until all engines use a version; collect what they finish in the meantime."""
         while not self._ask(version):
             self._poll()
 
@@ -264,7 +264,7 @@ class Coordinator:
             if not self.schedule.on_arrival(update.version) and not self.schedule.due(self.ticks, self._idle()):
                 return
             if update.weights and not self.lockstep and not self._ask(update.version):
-                return  # engines that run on their own swap in their own time, and are polled meanwhile
+                return  # asynchronous engines take a while to swap, and are polled until they have
             self.schedule.activate(update.version)
             self._untrained.pop(update.version - 1)
             del self._updates[update.version]
@@ -279,14 +279,16 @@ class Coordinator:
 
     def _start_groups(self) -> None:
         self._fill()
-        self.schedule.closed = self._last and not self._queue  # before, a small batch would not be the last one
+        self.schedule.closed = (
+            self._last and not self._queue
+        )  # closing earlier would let a partial batch form before the last one
 
     def _fill(self) -> None:
         if not self._queue:
             return
         rooms = [engine.occupancy().room for engine in self.engines]
         while self._queue and self.schedule.may_start():
-            number = max(range(len(rooms)), key=rooms.__getitem__)  # the first of those with the most room
+            number = max(range(len(rooms)), key=rooms.__getitem__)  # the first engine with the most room
             if rooms[number] <= 0:
                 return
             visit = self._queue.popleft()
@@ -329,7 +331,10 @@ class Coordinator:
     # ---------------------------------------------------------------------------------------------------------- state
 
     def state(self) -> dict[str, Any]:
-        """Return everything needed to go on, exactly where the engines allow it; received versions come again."""
+        """Return everything needed to resume, exactly if the engines support it.
+
+        Received updates that are not active yet are left out: the trainer sends them again.
+        """
         return {
             "engines": [engine.state() if engine.exact_resume else None for engine in self.engines],
             "work_before": to_plain(self._work_before),
@@ -353,7 +358,7 @@ class Coordinator:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state` returned; `begin` must follow with the weights of its `sampling_version`."""
+        """Restore a state; call `begin` with the weights of its `sampling_version` afterwards."""
         self.schedule.load_state(state["schedule"])
         self.schedule.activation = self.schedule.activation.restored(state["activation"])
         self.ticks = state["ticks"]
@@ -384,7 +389,7 @@ class Coordinator:
             for engine, held in zip(self.engines, states, strict=True):
                 engine.load_state(held)
             return
-        # other engines, or ones that cannot hold sequences in flight: those are sampled again from their prompts
+        # different engines, or no exact_resume: sequences in flight are sampled again from their prompts
         self._work_before = sum((from_plain(Work, work) for work in state["works"]), self._work_before)
         for index, group in self._open.items():
             group.engine %= len(self.engines)

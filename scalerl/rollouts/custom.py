@@ -1,4 +1,4 @@
-"""Engines of the user by import path: what they are made from, and how."""
+"""Makes engines that a user provides by import path."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from scalerl.rollouts.local.torch_engine import torch_engine
 
 FIELD = "placement.engine"
 METHODS = ("occupancy", "submit", "cancel", "advance", "poll", "swap", "state", "load_state")
-"""Of the contract (rollouts/engine.py)."""
+"""Methods of the engine contract (rollouts/engine.py)."""
 DECLARED = ("deterministic", "exact_resume", "work", "version")
-"""Attributes and properties of it."""
+"""Attributes and properties of the contract."""
 
 
 @dataclass(frozen=True)
 class EngineParts:
-    """What an engine of the user is made from: the only argument of its class or factory, before its parameters.
+    """The parts that a user's engine is made from: the first argument of its class or factory.
+
+    The `params` of the configuration follow as keyword arguments.
 
     Example:
         EngineParts(load_policy=..., model_path="Qwen/Qwen3-0.6B", slots=64, prompt_tokens=512, rule=LengthRule(...),
@@ -33,7 +35,7 @@ class EngineParts:
     """
 
     load_policy: Callable[[], Policy]
-    """Loads the model (models/policy.py), for engines that decode with it; the two engines of a generator share it."""
+    """Loads the model (models/policy.py) for engines that decode with it; the two engines of a generator share it."""
     model_path: str
     """Directory or hub name of the model and its tokenizer."""
     slots: int
@@ -45,12 +47,12 @@ class EngineParts:
     sampling: Sampling
     """Temperature, nucleus and stop tokens."""
     receive: Receive
-    """receive(version) -> weights by name, once they were sent; call it in `swap`."""
+    """receive(version) -> weights by name, after they were sent; call it in `swap`."""
     evaluating: bool = False
-    """Each generator makes two engines: one that samples for training, and one for evaluations. Which this is."""
+    """Whether this engine is for evaluations. Each generator makes one engine for training and one for evaluations."""
 
     def torch_engine(self) -> Engine:
-        """Return the project's own engine with these parts, to wrap or to compare with."""
+        """Return scalerl's PyTorch engine with these parts, to wrap or to compare with."""
         return torch_engine(
             self.load_policy(),
             slots=self.slots,
@@ -62,10 +64,10 @@ class EngineParts:
 
 
 def make_engine(choice: Custom, parts: EngineParts) -> Engine:
-    """Import a class or factory of the user and make its engine.
+    """Import a user's class or factory and make an engine with it.
 
     Raises:
-        ConfigError: it cannot be imported, takes other arguments, raises, or makes what is no engine.
+        ConfigError: it cannot be imported, takes other arguments, raises, or does not return an engine.
     """
     function = load_function(choice.function, f"{FIELD}.function")
     check_arguments(function, choice.function, FIELD, ("parts",), choice.params)
@@ -85,25 +87,25 @@ def make_engine(choice: Custom, parts: EngineParts) -> Engine:
 
 
 class Guarded:
-    """An engine of the user whose methods are called inside a boundary (boundary.py)."""
+    """A user's engine whose methods are called inside a boundary (boundary.py)."""
 
     def __init__(self, engine: Any, name: str) -> None:
-        """Wrap.
+        """Wrap an engine.
 
         Args:
-            engine: of the user.
-            name: of its class or factory, `module:function`, for messages.
+            engine: the user's engine.
+            name: its class or factory, `module:function`, for messages.
         """
         self._engine, self._name = engine, name
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute; a method of the contract raises PluginError where the user's raises anything."""
+        """Return an attribute; methods of the contract raise PluginError for any exception of the user's code."""
         found = call(getattr, self._name, self._engine, name) if name in DECLARED else getattr(self._engine, name)
         return partial(call, found, f"{self._name}.{name}") if name in METHODS else found
 
 
 class Swapping:
-    """An engine that hands every swap on to the engine for evaluations, which nobody else tells."""
+    """An engine that passes every swap on to the evaluation engine."""
 
     def __init__(self, engine: Engine, evaluator: Engine) -> None:
         self._engine, self._evaluator = engine, evaluator
@@ -113,17 +115,17 @@ class Swapping:
 
     @property
     def version(self) -> int:
-        """Version that both use: the older of the two, while an engine is still at a swap."""
+        """Version that both use: the older one while a swap is under way."""
         return min(self._engine.version, self._evaluator.version)
 
     def swap(self, version: int) -> None:
-        """Swap both."""
+        """Swap the weights of both."""
         self._engine.swap(version)
         self._evaluator.swap(version)
 
 
 def engine_pair(choice: Custom, parts: EngineParts) -> tuple[Engine, Engine]:
-    """Return an engine of the user for training, and one for evaluations that follows its weights.
+    """Return a user's engine for training and one for evaluations, which uses the same weights.
 
     Raises:
         ConfigError: see `make_engine`.

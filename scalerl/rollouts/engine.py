@@ -1,9 +1,8 @@
-"""The contract between the coordinator and whatever produces tokens: submit, poll, swap, occupancy.
+"""The contract between the coordinator and an engine: submit, poll, swap, occupancy.
 
 An engine decodes many sequences together, refills its slots as sequences end, and swaps in new weights without dropping
-the cache. A new engine is one file with a class that has these methods; docs/architecture.md has an example of 40
-lines. Every engine is tested by replay: the log-probability of every token must be that of the weights of its version
-over the cache as it was.
+the cache. To add an engine, write a class with these methods (docs/architecture.md has an example). Every engine is
+tested by replay: each token's log-probability must match the weights of its version, given the cache at that step.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any, Protocol
 from scalerl.types import Rollout
 
 POLL_S = 0.02
-"""Seconds for which engines that run on their own are waited for, all together, where none had finished anything."""
+"""Seconds to wait in a poll of all asynchronous engines after one that found nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +25,16 @@ class Request:
     """
 
     id: tuple[int, int]
-    """(index of the visit, number of the sample): returned with the finished rollout."""
+    """(index of the group, number of the rollout): returned with the finished rollout."""
     prompt: tuple[int, ...]
     """Prompt tokens, at least one."""
     key: int
-    """Key of the sample's random stream (rng.py)."""
+    """Key of the rollout's random stream (rng.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """One sequence that ended.
+    """One finished sequence.
 
     Example: Finished(id=(17, 3), rollout=Rollout(...))
     """
@@ -52,23 +51,23 @@ class Occupancy:
     """
 
     slots: int
-    """Sequences that can be decoded together."""
+    """Sequences that the engine can decode together."""
     running: int
     """Sequences that are being decoded."""
     waiting: int
-    """Sequences submitted and not started."""
+    """Sequences submitted but not started."""
     room: int
-    """Requests that should be submitted now to keep the slots filled; 0 or less: none."""
+    """Requests to submit now to keep the slots filled; 0 or less: none."""
 
     @property
     def busy(self) -> bool:
-        """Whether anything was submitted that has not finished."""
+        """Whether any submitted sequence has not finished."""
         return self.running + self.waiting > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What an engine did since it was made.
+    """Work of an engine since it was made.
 
     Example: Work(steps=120, tokens=7680, slot_steps=30720, flops=5.1e10)
     """
@@ -78,12 +77,12 @@ class Work:
     tokens: int = 0
     """Tokens sampled."""
     slot_steps: int = 0
-    """Slots x decode steps."""
+    """Slots times decode steps."""
     flops: float = 0.0
     restarts: int = 0
-    """Times that it died and was started again."""
+    """Restarts after a death."""
     resampled: int = 0
-    """Sequences that were sampled again because of that."""
+    """Sequences sampled again after a restart."""
 
     def __add__(self, other: Work) -> Work:
         """Return the sum of two engines' work."""
@@ -116,14 +115,14 @@ class Engine(Protocol):
     """Continuous batching with per-token log-probabilities and versions."""
 
     deterministic: bool
-    """Whether `poll` does exactly one decode step, and equal requests and weights give equal tokens. Engines that are
-    not run on their own: `poll` returns what has finished since."""
+    """Whether `poll` does exactly one decode step, and equal requests and weights give equal tokens. Other engines run
+    asynchronously, and `poll` returns what has finished since the last call."""
     exact_resume: bool
-    """Whether `state` holds the sequences in flight with their cache. If not, they are submitted again on resume."""
+    """Whether `state` includes the sequences in flight with their cache. If not, they are submitted again on resume."""
 
     @property
     def work(self) -> Work:
-        """What it did so far."""
+        """Work done so far."""
         ...
 
     @property
@@ -136,35 +135,35 @@ class Engine(Protocol):
         ...
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue sequences; they start as slots come free."""
+        """Queue sequences; they start as slots become free."""
         ...
 
     def cancel(self, ids: Collection[tuple[int, int]]) -> None:
-        """Drop sequences that were submitted and have not finished; they are never returned."""
+        """Drop unfinished sequences; they are never returned."""
         ...
 
     def advance(self) -> None:
-        """Begin the work that the next `poll` waits for; engines in other processes then work at the same time."""
+        """Begin the work that the next `poll` waits for, so that engines in several processes work in parallel."""
         ...
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
-        """Return the sequences that ended.
+        """Return the sequences that finished.
 
         Args:
-            timeout_s: how long an engine that is not deterministic may wait for one.
+            timeout_s: seconds that an asynchronous engine may wait for one.
         """
         ...
 
     def swap(self, version: int) -> None:
         """Use new weights, received over the engine's weight channel; running sequences keep their cache.
 
-        A deterministic engine uses them when this returns. Another may still be at it: `version` says what it uses, and
-        it samples nothing before the first swap.
+        A deterministic engine uses them when this method returns. An asynchronous engine may take longer; `version` is
+        the version in use. It samples nothing before the first swap.
         """
         ...
 
     def state(self) -> dict[str, Any]:
-        """Return everything needed to go on exactly but the weights: nested dicts of arrays and plain values."""
+        """Return everything needed for an exact resume except the weights: nested dicts of arrays and plain values."""
         ...
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""Runs engines in a thread of their own: calls are queued, and a report says what has finished since the last one.
+"""Runs engines in a separate thread: calls are queued, and a report returns what has finished since the last one.
 
-Without it every decode step of an engine in another process would cost a round trip.
+Without the thread, every decode step of an engine in another process would cost a round trip.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from scalerl.rollouts.engine import POLL_S, Engine, Finished, Work
 from scalerl.rollouts.process_engine import EngineDied
 
 GATHER_S = 0.03
-"""Seconds that a report waits for more once a sequence has ended: sequences end at almost every decode step."""
+"""Seconds that a report waits for more sequences after the first: sequences end at almost every decode step."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What engines over one model did since the last report.
+    """Results of engines over one model since the last report.
 
     Example: Report(finished=((Finished(...), ...), ()), works=(Work(steps=120, ...), Work()), version=7)
     """
 
     finished: tuple[tuple[Finished, ...], ...]
-    """Of each engine."""
+    """Finished sequences per engine."""
     works: tuple[Work, ...]
-    """Of each engine, since it was made."""
+    """Work per engine since it was made."""
     version: int
     """Version of the weights in use; -1 before the first swap."""
 
 
 class FreeRunner:
-    """Engines that share their weights: the first samples for training, and is held still while another has work."""
+    """Engines that share their weights: the first samples for training and pauses while another one has work."""
 
     def __init__(self, engines: Sequence[Engine], name: str = "engine") -> None:
         """Start the thread.
 
         Args:
-            engines: deterministic ones; over one model.
+            engines: deterministic engines over one model.
             name: for messages.
         """
         self._engines, self.name = engines, name
@@ -53,13 +53,13 @@ class FreeRunner:
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def post(self, number: int, method: str, *arguments: Any) -> None:
-        """Queue a call of an engine's submit, cancel or swap; they are done in order, between two decode steps."""
+        """Queue a call of an engine's submit, cancel or swap; calls are executed in order, between two decode steps."""
         with self._condition:
             self._commands.append((number, method, arguments))
             self._condition.notify_all()
 
     def report(self, wait_s: float) -> Report:
-        """Return what was done since the last report; wait so long for a sequence to end, a swap or a failure.
+        """Return the results since the last report; wait up to `wait_s` for a finished sequence, a swap or a failure.
 
         Raises:
             EngineDied: an engine failed.
@@ -78,7 +78,7 @@ class FreeRunner:
             return Report(finished, tuple(engine.work for engine in self._engines), self._version)
 
     def kill(self) -> None:
-        """End the thread after the step under way."""
+        """End the thread after the current step."""
         with self._condition:
             self._closed = True
             self._condition.notify_all()
@@ -86,13 +86,13 @@ class FreeRunner:
     def _run(self) -> None:
         """Run until killed.
 
-        Consumes: queued calls. Produces: finished sequences. Waits for: a call, where nothing is to be sampled.
+        Consumes: queued calls. Produces: finished sequences. Waits for: a call, if there is nothing to sample.
         Unblocked by: a call, or `kill`.
         """
         try:
             while self._step():
                 pass
-        except Exception:  # an engine may die here: the next report says so
+        except Exception:  # an engine may die here: the next report raises
             with self._condition:
                 self._death = traceback.format_exc()
                 self._condition.notify_all()
@@ -121,7 +121,7 @@ class FreeRunner:
         return True
 
     def _busy(self, swapped: bool = False) -> int | None:
-        """Return the number of the engine that is to do a step: the last one that has work."""
+        """Return the number of the engine to step: the last one that has work."""
         if self._version < 0 and not swapped:
             return None
         numbers = reversed(range(len(self._engines)))
@@ -129,14 +129,14 @@ class FreeRunner:
 
 
 class PolledEngines:
-    """Engines that run on their own already, such as those of a server, behind the calls of a FreeRunner."""
+    """Asynchronous engines, such as those of a server, with the interface of a FreeRunner."""
 
     def __init__(self, engines: Sequence[Engine], end: Callable[[], None]) -> None:
-        """Take over engines.
+        """Wrap engines.
 
         Args:
-            engines: not deterministic; over one model.
-            end: ends what they run on.
+            engines: asynchronous engines over one model.
+            end: ends the server or process that they run on.
         """
         self._engines, self.kill = engines, end
         self._lock = threading.Lock()
@@ -147,7 +147,7 @@ class PolledEngines:
             getattr(self._engines[number], method)(*arguments)
 
     def report(self, wait_s: float) -> Report:
-        """Return what was done since the last report; wait so long for a sequence to end.
+        """Return the results since the last report; wait up to `wait_s` for a finished sequence.
 
         Raises:
             EngineDied: an engine failed.

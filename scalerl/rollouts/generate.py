@@ -1,4 +1,4 @@
-"""Runs engines over a fixed list of prompts until all are done, as an evaluation does."""
+"""Runs engines over a fixed list of prompts until all are done, for evaluations."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from scalerl.types import Group, Rollout, Visit
 def generate(
     engines: Sequence[Engine], visits: Sequence[Visit], samples: int | Sequence[int], seed: int, purpose: str
 ) -> list[Group]:
-    """Run idle engines over a fixed list of prompts until all are done, with their weights as they are.
+    """Run idle engines over a fixed list of prompts until all are done, with their current weights.
 
     Args:
-        engines: the prompts are dealt to them in turn.
-        visits: the prompts.
-        samples: rollouts of each; one number, or one a visit.
-        seed: of the streams.
-        purpose: keeps the streams apart from those of training.
+        engines: idle engines; prompts are assigned to them in turn.
+        visits: prompts.
+        samples: rollouts per prompt: one number, or one per visit.
+        seed: seed of the random streams.
+        purpose: separates the random streams from those of training.
 
     Returns:
-        One group a visit, in order.
+        One group per visit, in order.
     """
     counts = [samples] * len(visits) if isinstance(samples, int) else list(samples)
     for number, engine in enumerate(engines):

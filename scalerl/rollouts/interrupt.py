@@ -1,11 +1,11 @@
 """Forced interruption and length limits as pure functions of token counts.
 
-A rollout thinks until its own random limit; if the end tag has not come by then, the phrase is written into it, one
-token at a time, and the model answers (ScaleRL sec. 4). The paper does not say what becomes of the phrase's tokens in
-the loss; here they are context (loss mask 0), as in every other implementation we know.
+Each rollout draws a random thinking limit. If the end tag has not appeared by then, the phrase is inserted one token at
+a time, and the model answers (ScaleRL sec. 4). The paper does not specify how the phrase's tokens enter the loss; here
+they are context (loss mask 0), as in the other implementations that we know.
 
-Legend: B rollouts. count_B: tokens a rollout has; its next token has that index. closed_at_B: count at which its
-thinking ended, NEVER while it goes on. interrupt_at_B: its limit, NEVER without interruption.
+Legend: B rollouts. count_B: number of tokens, which is the index of the next token. closed_at_B: count at which
+thinking ended, NEVER while it continues. interrupt_at_B: the thinking limit, NEVER without interruption.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEVER = 1 << 40
 """A count that no rollout reaches."""
 
 INTERRUPT_DRAW = np.asarray([NEVER])
-"""Position in a sample's random stream that picks its interruption point; tokens use positions from 0."""
+"""Position in a rollout's random stream that determines its thinking limit; tokens use positions from 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,29 +38,29 @@ class LengthRule:
     thinking: tuple[int, int] | None
     """[low, high] of the random limit; None without interruption."""
     answer_tokens: int
-    """Tokens allowed after the thinking ended; NEVER without interruption."""
+    """Tokens allowed after thinking ended; NEVER without interruption."""
     max_tokens: int
-    """Tokens a rollout may have in all, the phrase not counted."""
+    """Maximum number of tokens of a rollout, without the phrase."""
     phrase: tuple[int, ...] = ()
-    """Tokens written at the limit."""
+    """Tokens inserted at the limit."""
     end_tag: tuple[int, ...] = ()
-    """Tokens that end the thinking."""
+    """Tokens that end thinking."""
     other_tags: tuple[tuple[int, ...], ...] = ()
-    """The same text in other tokens, which text before or after it brings about."""
+    """Other tokenizations of the same text, which occur when the tag merges with neighboring text."""
 
     @property
     def tags(self) -> tuple[tuple[int, ...], ...]:
-        """All token sequences that end the thinking."""
+        """All token sequences that end thinking."""
         return (self.end_tag, *self.other_tags)
 
     @property
     def longest_tag(self) -> int:
-        """Tokens of the longest of them."""
+        """Length of the longest of these sequences, tokens."""
         return max(map(len, self.tags))
 
     @property
     def capacity(self) -> int:
-        """Largest number of tokens a rollout can have, the phrase included."""
+        """Maximum number of tokens of a rollout, including the phrase."""
         return self.max_tokens + len(self.phrase)
 
 
@@ -77,24 +77,23 @@ def length_rule(control: LengthControl, encode: object) -> LengthRule:
 
 
 AROUND = ("", " ", "\n", "\n\n", ".")
-"""Text before and after the end tag that a vocabulary may merge with its first and last token: ">\\n\\n" is one token
-of Qwen's."""
+"""Text that a tokenizer may merge with the first or last token of the end tag: ">\\n\\n" is one token of Qwen."""
 
 
 def tag_variants(tag: str, encode: Callable[[str], Sequence[int]]) -> set[tuple[int, ...]]:
-    """Return the token sequences by which a vocabulary writes a tag; one, where the tag is a token of its own.
+    """Return the token sequences that encode a tag; there is one if the tag is a single token.
 
     Args:
-        tag: text.
-        encode: a tokenizer's, without special tokens around.
+        tag: text of the tag.
+        encode: encode function of a tokenizer that adds no special tokens.
     """
     found = {_core(before, tag, after, encode) for before in AROUND for after in AROUND} - {()}
-    # whatever ends with another one is seen as that
+    # a sequence that ends with another one is matched by that one
     return {tokens for tokens in found if not any(len(o) < len(tokens) and tokens[-len(o) :] == o for o in found)}
 
 
 def _core(before: str, tag: str, after: str, encode: Callable[[str], Sequence[int]]) -> tuple[int, ...]:
-    """Return the tokens of before + tag + after without those that are only text before, or only text after."""
+    """Return the tokens of before + tag + after, without those that contain only `before` or only `after`."""
     tokens, head, tail = list(encode(before + tag + after)), list(encode(before)), list(encode(after))
     if head and tokens[: len(head)] == head:
         tokens = tokens[len(head) :]
@@ -104,7 +103,7 @@ def _core(before: str, tag: str, after: str, encode: Callable[[str], Sequence[in
 
 
 def interrupt_point(rule: LengthRule, uniform: float) -> int:
-    """Return the limit that a number in [0, 1) picks, uniform over low..high; NEVER without interruption."""
+    """Map a number in [0, 1) to a thinking limit, uniform over low..high; NEVER without interruption."""
     if rule.thinking is None:
         return NEVER
     low, high = rule.thinking
@@ -112,7 +111,7 @@ def interrupt_point(rule: LengthRule, uniform: float) -> int:
 
 
 def forced_tokens(rule: LengthRule, count_B: Ints, closed_at_B: Ints, interrupt_at_B: Ints) -> Ints:
-    """Return the phrase's token that must come next, or -1 where the model samples freely."""
+    """Return the token of the phrase that must come next, or -1 where the model samples."""
     offset_B = count_B - interrupt_at_B
     inside_B = (offset_B >= 0) & (offset_B < len(rule.phrase)) & (closed_at_B == NEVER)
     phrase = np.asarray(rule.phrase or (-1,), dtype=np.int64)
@@ -123,11 +122,11 @@ def closed_at(rule: LengthRule, tail_BK: Ints, count_B: Ints, closed_at_B: Ints,
     """Return closed_at_B after a token was added.
 
     Args:
-        rule: the limits.
-        tail_BK: the last K = rule.longest_tag tokens of each rollout, -1 before its start.
+        rule: length limits.
+        tail_BK: last K = rule.longest_tag tokens of each rollout, -1 before its start.
         count_B: counts that include the new token.
-        closed_at_B: as it was before.
-        interrupt_at_B: each rollout's limit.
+        closed_at_B: values before the new token.
+        interrupt_at_B: thinking limits.
     """
     if rule.thinking is None:
         return closed_at_B
@@ -138,7 +137,7 @@ def closed_at(rule: LengthRule, tail_BK: Ints, count_B: Ints, closed_at_B: Ints,
 
 
 def out_of_budget(rule: LengthRule, count_B: Ints, closed_at_B: Ints) -> Bools:
-    """Return which rollouts may not have another token: truncated, unless they ended by themselves."""
+    """Return which rollouts have reached their limit; those without a stop token are truncated."""
     if rule.thinking is None:
         return count_B >= rule.max_tokens
     return count_B >= closed_at_B + rule.answer_tokens

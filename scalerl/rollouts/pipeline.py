@@ -1,7 +1,8 @@
-"""PipelineRL-k and PPO-off-policy-k behind one call, `take`: the only concurrency that the loop meets.
+"""The trainer's side of generation: `take` returns the next batch, under PipelineRL-k and PPO-off-policy-k alike.
 
-A coordinator runs in a process of its own; groups come back as they finish and are scored at once, weights go out
-through a channel. coordinator.py and schedule.py decide what a run computes; here it waits, dies and hands over.
+The coordinator runs in a separate process. Groups come back as they finish and are scored at once; weights are sent
+through a channel. coordinator.py and schedule.py determine what a run computes; this module handles the concurrency:
+waiting, failures and messages.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ from scalerl.rollouts.worker import Build, First
 from scalerl.types import GeneratorStats, Group, ScoredGroup, Visit
 
 SendWeights = Callable[[int, WeightChannel], None]
-"""(version, channel): sends the weights over the channel, from wherever they are; a learner's `send`."""
+"""(version, channel): sends the weights over the channel; a learner's `send`."""
 
 
 class WorkerDied(RuntimeError):
-    """The generator process ended or failed; the message names it."""
+    """The generator process ended or failed; the message includes its name."""
 
 
 class Interrupted(RuntimeError):
-    """Somebody asked the run to stop while it waited."""
+    """A stop was requested while the run waited."""
 
 
 class PendingScores(Protocol):
-    """A group whose scores are under way."""
+    """A group that is being scored."""
 
     def wait(self, seconds: float) -> bool:
-        """Wait at most so long; return whether they are there (or have failed)."""
+        """Wait at most `seconds`; return whether scoring has finished or failed."""
         ...
 
     def result(self) -> ScoredGroup:
@@ -47,23 +48,23 @@ class PendingScores(Protocol):
 
 
 Score = Callable[[Group], PendingScores]
-"""Starts to score a group and returns at once."""
+"""Starts to score a group and returns immediately."""
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutBatch:
-    """The scored groups that one update trains.
+    """The scored groups that one update trains on.
 
     Example: RolloutBatch(number=7, groups=(ScoredGroup(...), ...), stats=GeneratorStats(...), dropped=())
     """
 
     number: int
-    """The update that trains it, counted from 0; also the version of the weights it will be trained from."""
+    """Number of the update that trains on it, from 0; also the version of the weights before that update."""
     groups: tuple[ScoredGroup, ...]
     stats: GeneratorStats
     """The generators' counters when the batch was complete."""
     dropped: tuple[Visit, ...] = ()
-    """Visits dropped since the batch before."""
+    """Visits dropped since the previous batch."""
 
 
 class Pipeline:
@@ -77,13 +78,13 @@ class Pipeline:
         stop_requested: Callable[[], bool] = lambda: False,
         launch: Launch = SpawnedWorker,
     ) -> None:
-        """Prepare; nothing runs before `start`.
+        """Prepare the pipeline; `start` starts the process.
 
         Args:
             build: makes the coordinator and its engines inside the process; must be picklable.
             channel: carries weights.
             score: starts to score a group.
-            stop_requested: asked while waiting; when it returns True, `take` raises Interrupted.
+            stop_requested: called while waiting; if it returns True, `take` raises Interrupted.
             launch: starts the process.
         """
         self._launch = launch
@@ -101,15 +102,15 @@ class Pipeline:
         self.waited_s = 0.0
         """Seconds `take` has waited so far, for batches and their scores."""
         self.waited_for_scores_s = 0.0
-        """Of those, seconds it has waited for scores of a batch that was complete."""
+        """Part of `waited_s` that was spent waiting for the scores of complete batches."""
 
     def start(self, send: SendWeights, version: int = 0, visits: Sequence[Visit] = ()) -> None:
-        """Start the process with weights and prompts; returns at once, the process gets ready meanwhile.
+        """Start the process with weights and prompts; return immediately, before the process is ready.
 
         Args:
-            send: sends the weights to sample with.
-            version: of those weights.
-            visits: prompts that may be started under them.
+            send: sends the first weights.
+            version: version of those weights.
+            visits: prompts that may be started with them.
         """
         self._send_weights(version, send)
         self._worker = self._launch(self._channel, self._build, First(version, tuple(visits)))
@@ -127,12 +128,12 @@ class Pipeline:
 
         Args:
             n: groups of a full batch; the last batch of an exhausted curriculum may hold fewer.
-            now: number of the update that will train it.
+            now: number of the update that will train on it.
 
         Raises:
             WorkerDied: the generator process ended or failed.
-            Interrupted: a stop was asked for.
-            RewardError: from the scoring.
+            Interrupted: a stop was requested.
+            RewardError: scoring failed.
         """
         began = time.perf_counter()
         number, indices, stats, dropped = self._get("batch")
@@ -146,17 +147,17 @@ class Pipeline:
     def evaluate(
         self, version: int, send: SendWeights, visits: Sequence[Visit], samples: int | Sequence[int]
     ) -> tuple[list[ScoredGroup], float]:
-        """Sample held-out prompts with the weights of a version, on all engines; they hold it until that is done.
+        """Sample held-out prompts with the weights of a version on all engines, which keep it until they are done.
 
         Args:
-            version: the learner's own.
-            send: sends its weights; used only if they have not been published.
-            visits: the prompts.
-            samples: rollouts of each; one number, or one a visit.
+            version: the learner's current version.
+            send: sends its weights; called only if they have not been published.
+            visits: held-out prompts.
+            samples: rollouts per prompt: one number, or one per visit.
 
         Returns:
-            One scored group a visit, in order, and the seconds that sampling and scoring took. The generators' mark is
-            where sampling began.
+            One scored group per visit, in order, and the seconds spent on sampling and scoring. The generators' mark is
+            set to the start of sampling.
         """
         if version not in self._held:
             self._send_weights(version, send)
@@ -170,12 +171,12 @@ class Pipeline:
     # ------------------------------------------------------------------------------------------------------- compute
 
     def mark(self) -> None:
-        """Set the generators' mark, at once or after the step under way; returns at once."""
+        """Set the generators' mark, now or after the current step; return immediately."""
         self._mark, self._busy_at = self._mark + 1, None
         self._send("mark", self._mark)
 
     def busy_since_mark(self) -> float:
-        """Return the seconds for which the generators sampled for training since their mark; waits for a step's end."""
+        """Return the seconds of sampling for training since the generators' mark; waits for the end of a step."""
         before = self._busy_at if self._busy_at is not None else self._marked()
         self.mark()
         return self._marked() - before
@@ -183,17 +184,17 @@ class Pipeline:
     def _marked(self) -> float:
         while True:
             mark, busy_s = self._get("mark", interruptible=False)
-            if mark == self._mark:  # an earlier one was left behind by an exception
+            if mark == self._mark:  # earlier ones were left behind by an exception
                 return float(busy_s)
 
     # ----------------------------------------------------------------------------------------------------- weights
 
     def publish(self, update: Update, send: SendWeights) -> None:
-        """Hand over a new version; waits while the channel holds as many versions as it can.
+        """Publish a new version; waits while the channel is full.
 
         Args:
-            update: says whether the weights will be used.
-            send: sends them in that case.
+            update: the message to the generators; `update.weights` says whether the weights will be used.
+            send: sends the weights if they will be used.
         """
         if update.weights:
             self._send_weights(update.version, send)
@@ -210,11 +211,11 @@ class Pipeline:
     # --------------------------------------------------------------------------------------------------- snapshots
 
     def snapshot(self, version: int, path: Path) -> None:
-        """Let the generator save its state to `path` as soon as `version` is active."""
+        """Tell the generator to save its state to `path` as soon as `version` is active."""
         self._send("snapshot", version, path)
 
     def snapshots_done(self, wait_for: Collection[int] = ()) -> list[int]:
-        """Return the versions whose snapshots were saved since the last call; waits for those that are named."""
+        """Return the versions whose snapshots were saved since the last call; waits for those in `wait_for`."""
         done: list[int] = []
         while not set(wait_for) <= set(done):
             done.append(self._get("snapshot", interruptible=False))
@@ -225,7 +226,7 @@ class Pipeline:
     # ----------------------------------------------------------------------------------------------------- process
 
     def notes(self) -> list[str]:
-        """Return what a person should hear of, since the last call: engines that died, for example."""
+        """Return messages for the user since the last call, for example about engines that died."""
         source, out = self._inbox["note"], list[str]()
         while not source.empty():
             out.append(source.get())
@@ -235,7 +236,7 @@ class Pipeline:
         """End the process."""
         if self._worker is None:
             return
-        with contextlib.suppress(OSError):  # it is gone already
+        with contextlib.suppress(OSError):  # the process has ended already
             self._worker.connection.send(("stop",))
         self._worker.end(wait_s=2)
         self._reader.join(timeout=5)
@@ -272,7 +273,7 @@ class Pipeline:
         """Sort incoming messages into queues, and start to score groups.
 
         Consumes: messages of the generator process. Produces: queue entries and pending scores.
-        Waits for: the pipe. Unblocked by: a message, or the end of the process, which is remembered as the reason.
+        Waits for: the pipe. Unblocked by: a message, or the end of the process, which is kept as the reason.
         """
         worker = self._worker
         assert worker is not None

@@ -1,6 +1,6 @@
-"""An engine in a process of its own, behind the engine contract: the coordinator's side and the process's side.
+"""Engines in a separate process, behind the engine contract: the coordinator's side and the process's side.
 
-Several of them step at the same time: `advance` asks for a step, `poll` waits for its result. Messages are pickled by
+Several processes step in parallel: `advance` requests a step, `poll` waits for its result. Messages are pickled by
 value, so that tensors need no file descriptors.
 """
 
@@ -18,11 +18,11 @@ from scalerl.processes import ChildContext
 from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request, Work
 
 BuildEngines = Callable[[], Sequence[Engine]]
-"""Makes, inside the process, an engine and others that share its weights; must be picklable."""
+"""Makes engines that share their weights, inside the process; must be picklable."""
 
 
 class EngineDied(RuntimeError):
-    """An engine process ended or failed; the message names it."""
+    """An engine process ended or failed; the message includes its name."""
 
 
 class EngineProcess:
@@ -32,14 +32,14 @@ class EngineProcess:
         """Start the process.
 
         Args:
-            build: makes the engines inside it.
+            build: makes the engines inside the process.
             name: for messages.
         """
         context = ChildContext()
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, build), name=name, daemon=True)
         self._process.start()
-        theirs.close()  # else the end of the process would not end the pipe
+        theirs.close()  # otherwise the end of the process would not close the pipe
         self.name = f"{name} (process {self._process.pid})"
 
     def engines(self) -> list[RemoteEngine]:
@@ -76,7 +76,7 @@ class EngineProcess:
 
 
 class RemoteEngine:
-    """One engine of a process, by the engine contract. What it last said of its occupancy and work is kept here."""
+    """One engine of a process, behind the engine contract. Keeps its last reported occupancy and work."""
 
     def __init__(self, process: EngineProcess, number: int, occupancy: Occupancy, declared: tuple[bool, bool]) -> None:
         self._process, self._number, self._occupancy = process, number, occupancy
@@ -85,7 +85,7 @@ class RemoteEngine:
         self._asked = False
 
     def occupancy(self) -> Occupancy:
-        """Return how full the engine is, what was submitted since its last step included."""
+        """Return how full the engine is, including sequences submitted since its last step."""
         return self._occupancy
 
     def submit(self, requests: Sequence[Request]) -> None:
@@ -95,18 +95,18 @@ class RemoteEngine:
             self._occupancy = self._process.receive()
 
     def cancel(self, ids: Collection[tuple[int, int]]) -> None:
-        """Drop sequences that were submitted and have not finished."""
+        """Drop unfinished sequences."""
         self._process.send(self._number, "cancel", set(ids))
         self._occupancy = self._process.receive()
 
     def advance(self) -> None:
-        """Ask for a step, if there is anything to do; `poll` returns what it ended."""
+        """Request a step if there is work; `poll` returns the sequences that it finished."""
         if self._occupancy.busy:
             self._process.send(self._number, "poll")
             self._asked = True
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
-        """Wait for the step that was asked for; return the sequences that ended."""
+        """Wait for the requested step; return the sequences that finished."""
         if not self._asked:
             return []
         self._asked = False
@@ -114,7 +114,7 @@ class RemoteEngine:
         return list(finished)
 
     def swap(self, version: int) -> None:
-        """Let the process receive and use new weights."""
+        """Make the process receive and use new weights."""
         self._process.send(self._number, "swap", version)
         self.version = self._process.receive()
 
@@ -130,7 +130,7 @@ class RemoteEngine:
 
 
 def serve(connection: Connection, build: BuildEngines) -> None:
-    """Run the engines of one process until the coordinator is gone.
+    """Run the engines of one process until the coordinator ends.
 
     Consumes: messages. Produces: one answer to each. Waits for: a message.
     Unblocked by: a message, or the death of the coordinator, which ends this process.
@@ -142,10 +142,10 @@ def serve(connection: Connection, build: BuildEngines) -> None:
             number, method, *arguments = pickle.loads(connection.recv_bytes())
             _answer(connection, method, ANSWERS[method](engines[number], *arguments))
     except (BrokenPipeError, EOFError, ConnectionResetError):
-        return  # the coordinator is gone
-    except PluginError as error:  # an engine of the user: the message has its place
+        return  # the coordinator has ended
+    except PluginError as error:  # raised by a user's engine: the message includes the location
         _answer(connection, "failed", str(error))
-    except Exception:  # a worker may die here: the coordinator is told, and raises
+    except Exception:  # a worker may die here: the coordinator receives the traceback and raises
         with contextlib.suppress(OSError):
             _answer(connection, "failed", traceback.format_exc())
 
@@ -187,4 +187,4 @@ ANSWERS: dict[str, Callable[..., Any]] = {
     "state": lambda engine: engine.state(),
     "load_state": _load_state,
 }
-"""What the process does for each message, and answers."""
+"""Handlers by message; the process sends back what they return."""

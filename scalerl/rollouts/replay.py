@@ -1,8 +1,8 @@
-"""Proof that an engine samples with the weights it says: every log-probability is computed again and compared.
+"""Checks that an engine samples with the weights that it reports, by recomputing its log-probabilities.
 
-"Outputs changed and nothing was dropped" passes an engine whose LM head silently stayed old; a comparison of
-log-probabilities does not. `replay` is exact and needs the weights of every version a rollout was sampled with: it is
-for tests. `check_current` needs only the weights the trainer has, and is cheap enough for a run.
+A test that outputs change and nothing is dropped does not detect an engine whose LM head was never updated; comparing
+log-probabilities does. `replay` is exact, but needs the weights of every version that a rollout was sampled with; it is
+meant for tests. `check_current` needs only the trainer's weights and is cheap enough for every run.
 
 Legend: B rollouts, T tokens, N compared tokens, V vocabulary.
 """
@@ -19,36 +19,36 @@ from scalerl.models.policy import Policy
 from scalerl.types import FloatArray, Rollout
 
 BOUNDS = {torch.float32: 1e-3}
-"""Mean |difference| in nats that rounding explains, by the type of the weights."""
+"""Mean |difference| in nats that rounding explains, by dtype of the weights."""
 
 BOUND_OF_ROUNDED_WEIGHTS = 0.1
-"""The same for weights in bf16: kernels that add in another order differ by about 0.01 a token."""
+"""Bound for weights in bf16: kernels with another order of summation differ by about 0.01 per token."""
 
 _ROWS = 8
-"""Rollouts of one forward pass."""
+"""Rollouts per forward pass."""
 
 
 class ReplayMismatch(RuntimeError):
-    """The weights that an engine samples with are not those that were sent."""
+    """An engine samples with other weights than those that were sent."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Difference:
-    """How far an engine's log-probabilities are from those computed again.
+    """Difference between an engine's log-probabilities and the recomputed ones.
 
     Example: Difference(rollouts=16, tokens=4120, largest=2.4e-6, mean=3.1e-7)
     """
 
     rollouts: int
     tokens: int
-    """Sampled tokens that were compared."""
+    """Number of sampled tokens compared."""
     largest: float
     """Largest |difference|, nats."""
     mean: float
     """Mean |difference|, nats."""
     log_ratios: tuple[FloatArray | None, ...] = ()
-    """For each rollout given to `check_current`, policy minus engine at its sampled tokens (nats), those of other
-    versions too; None for one that was not computed."""
+    """For each rollout given to `check_current`, of any version: policy minus engine at its sampled tokens (nats); None
+    if it was not computed."""
 
 
 @torch.no_grad()
@@ -59,20 +59,20 @@ def replay(
     temperature: float = 1.0,
     restarts: Collection[int] = (),
 ) -> Tensor:
-    """Compute a rollout's log-probabilities again, each token with the weights of its version over the cache so far.
+    """Recompute a rollout's log-probabilities, each token with the weights of its version and the cache so far.
 
-    The keys and values of token t-1 come from the weights that sampled token t, as they do where weights are swapped
-    between two decode steps and the cache is kept.
+    The keys and values of token t-1 come from the weights that sampled token t, as in an engine that swaps weights
+    between two decode steps and keeps the cache.
 
     Args:
-        policies: by version, one for each in the rollout.
-        prompt: its prompt.
-        rollout: with a version a token.
-        temperature: of the sampling.
-        restarts: numbers of tokens at which the engine began again with an empty cache, as after a broken request.
+        policies: policies by version, one for each version in the rollout.
+        prompt: prompt tokens.
+        rollout: rollout to replay.
+        temperature: sampling temperature.
+        restarts: token counts at which the engine restarted with an empty cache, for example after a broken request.
 
     Returns:
-        logp_T, FP32; those of tokens that were not sampled mean nothing.
+        logp_T, FP32; values at tokens that were not sampled are meaningless.
     """
     from transformers import DynamicCache
 
@@ -94,7 +94,7 @@ def replay(
 def largest_difference(
     policies: Mapping[int, Policy], rollouts: Iterable[tuple[Sequence[int], Rollout]], temperature: float = 1.0
 ) -> Difference:
-    """Replay rollouts, given with their prompts, and compare every sampled token.
+    """Replay (prompt, rollout) pairs and compare every sampled token.
 
     Raises:
         ValueError: there is nothing to compare.
@@ -116,26 +116,26 @@ def check_current(
     bound: float | None = None,
     most: int = 32,
 ) -> Difference | None:
-    """Compare rollouts of the policy's own version with the policy; others have log ratios and no part in the verdict.
+    """Compare rollouts of the policy's current version with the policy.
 
-    A trainer has no older weights, and a rollout that crossed a swap has a cache of two versions, which one forward
-    pass does not have. What remains are rollouts whose tokens all have the trainer's version: those of an evaluation,
-    which the trainer waits for, and those of on-policy batches. A head that stayed old is so found at the first
-    evaluation after an update that moved it by more than rounding.
+    The trainer has no older weights, and a rollout that spans a swap has a cache of two versions, which one forward
+    pass cannot reproduce. Therefore only rollouts whose tokens all have the trainer's version decide: those of
+    evaluations and of on-policy batches. An LM head that was never updated is found at the first evaluation after an
+    update that changed it by more than rounding. Rollouts of other versions only get log ratios.
 
     Args:
-        policy: with the weights of `version`.
-        version: updates they have seen.
-        rollouts: with their prompts.
-        temperature: of the sampling.
-        bound: mean |difference| allowed, nats; None chooses by the type of the weights.
-        most: rollouts computed at most, for the time it takes.
+        policy: policy with the weights of `version`.
+        version: version of the policy's weights.
+        rollouts: (prompt, rollout) pairs.
+        temperature: sampling temperature.
+        bound: allowed mean |difference|, nats; None chooses by the dtype of the weights.
+        most: maximum number of rollouts to compute, which limits the time.
 
     Returns:
         The difference; None if no rollout is of this version.
 
     Raises:
-        ReplayMismatch: the mean difference is beyond the bound, or not a number.
+        ReplayMismatch: the mean difference exceeds the bound or is NaN.
     """
     given = list(rollouts)
     sampled = [number for number, (_, rollout) in enumerate(given) if rollout.sampled.any()]
@@ -156,27 +156,27 @@ def check_current(
 
 
 def bound_of(dtype: torch.dtype) -> float:
-    """Return the mean |difference| in nats that rounding explains, for weights of a type."""
+    """Return the mean |difference| in nats that rounding explains, for weights of a dtype."""
     return BOUNDS.get(dtype, BOUND_OF_ROUNDED_WEIGHTS)
 
 
 def check_difference(difference: Difference, version: int, bound: float) -> None:
-    """Refuse a difference that rounding does not explain.
+    """Raise if rounding does not explain a difference.
 
     Raises:
-        ReplayMismatch: the mean is beyond the bound (nats), or not a number.
+        ReplayMismatch: the mean exceeds the bound (nats) or is NaN.
     """
     if not difference.mean <= bound:
         raise ReplayMismatch(
-            f"the generator's weights are not what was sent: {difference.tokens} tokens that it says it sampled with "
+            f"the generator's weights are not what was sent: {difference.tokens} tokens reported as sampled with "
             f"version {version} have log-probabilities {difference.mean:.2g} off those of that version on average "
-            f"(largest {difference.largest:.2g}, allowed on average {bound:g}). Nothing that it samples can be trusted"
+            f"(largest {difference.largest:.2g}, allowed on average {bound:g}). Do not use its samples"
         )
 
 
 @torch.no_grad()
 def _differences(policy: Policy, rollouts: Sequence[tuple[Sequence[int], Rollout]], temperature: float) -> list[Tensor]:
-    """Return the differences at the sampled tokens of each of a few rollouts, by one forward pass."""
+    """Return the differences at the sampled tokens of each rollout, with one forward pass."""
     width = max(len(prompt) + len(rollout) for prompt, rollout in rollouts)
     tokens_BT = torch.zeros(len(rollouts), width, dtype=torch.long)
     sampled_BT = torch.zeros(len(rollouts), width, dtype=torch.bool)

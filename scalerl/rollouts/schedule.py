@@ -1,13 +1,14 @@
-"""When groups may start, which groups make a batch, and which are dropped: pure bookkeeping, no clock.
+"""Decides when groups may start, which groups form a batch, and which are dropped, without reading a clock.
 
-The staleness bound: update s (counted from 0) may train a token that version v sampled only if s - v <= k. A group
-therefore has a deadline, the last update that may train its oldest token. Where lengths are long-tailed something has
-to give, and the rules differ in what (docs/recipe.md):
-  wait: a group starts only if it and all open ones can keep their deadlines, and a batch takes the earliest deadlines,
-        only if the rest can still keep theirs. Updates wait for long sequences; nothing is lost; slots may run empty.
-  mask: groups are trained in the order in which they finish. Tokens older than k carry no loss (training/loop.py).
-  drop: the same, but a group that has missed its deadline is dropped.
-A new schedule is a class here and an entry in SCHEDULES.
+Staleness bound: update s (counted from 0) may train on a token sampled by version v only if s - v <= k. Each group
+therefore has a deadline: the last update that may train on its oldest token. With long-tailed lengths, three rules keep
+the bound at different costs (docs/recipe.md):
+  wait: a group starts only if it and all open groups can meet their deadlines. A batch takes the earliest deadlines,
+        and forms only if the rest can still meet theirs. Updates wait for long sequences; nothing is lost; slots may be
+        empty.
+  mask: groups are trained in the order in which they finish. Tokens staler than k carry no loss (training/loop.py).
+  drop: as `mask`, but groups that have missed their deadline are dropped.
+To add a schedule, write a class here and add it to SCHEDULES.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from scalerl.rollouts.activation import ACTIVATIONS, Activation, Following
 
 
 class Schedule:
-    """What every schedule has: the versions, and the batches whose weights are not active yet."""
+    """Base class: keeps the active version, and the batches whose weights are not active yet."""
 
     def __init__(self, per_batch: int, activation: Activation) -> None:
         """Start before the first group.
@@ -37,11 +38,11 @@ class Schedule:
         self.active = 0
         """Version of the weights in use."""
         self.closed = False
-        """No more groups will come: what is left makes a last, smaller batch."""
+        """Whether no more groups will start; the remaining ones form a last batch, which may be smaller."""
         self.next_batch = 0
         """Number of the next batch, and of the update that will train it."""
         self.formed_at: dict[int, int] = {}
-        """Tick at which each batch was completed, until the weights it trained are active."""
+        """Tick at which each batch was complete, until the weights trained on it are active."""
         self.started = 0
         """Groups started so far; the next one's index."""
 
@@ -49,7 +50,7 @@ class Schedule:
         names = ("per_batch", "activation", "active", "closed", "next_batch", "formed_at", "started")
         return f"{type(self).__name__}({', '.join(f'{name}={getattr(self, name)}' for name in names)})"
 
-    # -------------------------------------------------------------------------------------------- what a schedule says
+    # ------------------------------------------------------------------------------------------------------- decisions
 
     def may_start(self) -> bool:
         """Return whether one more group may start under the active weights."""
@@ -68,17 +69,17 @@ class Schedule:
         raise NotImplementedError
 
     def expired(self) -> list[int]:
-        """Return the groups that no update may train any more, and forget them."""
+        """Return the groups that no update may train on any more, and forget them."""
         return []
 
     def due(self, tick: int, idle: bool) -> bool:
-        """Return whether the next version must become active before this tick, and the generators wait for it.
+        """Return whether the generators must wait for the next version before this tick.
 
         Args:
-            tick: the tick about to be done.
-            idle: no sequence runs and none may start, so there is nothing to do under the active weights.
+            tick: the next tick.
+            idle: whether no sequence runs and none may start with the active weights.
         """
-        formed_at = self.formed_at.get(self.active)  # of the batch that the next version is trained on
+        formed_at = self.formed_at.get(self.active)  # the next version is trained on this batch
         return formed_at is not None and (idle or self.activation.due(tick, formed_at))
 
     # ------------------------------------------------------------------------------------------------------- versions
@@ -88,7 +89,7 @@ class Schedule:
         return self.activation.on_arrival and version - 1 in self.formed_at
 
     def activate(self, version: int) -> None:
-        """Count a version as active."""
+        """Make a version the active one."""
         assert version == self.active + 1, (version, self.active)
         del self.formed_at[self.active]
         self.active = version
@@ -102,7 +103,7 @@ class Schedule:
     # ---------------------------------------------------------------------------------------------------------- state
 
     def state(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return the state as plain values."""
         formed = [[batch, tick] for batch, tick in self.formed_at.items()]
         return {"counts": [self.active, self.next_batch, self.started], "formed_at": formed, "closed": self.closed}
 
@@ -114,13 +115,13 @@ class Schedule:
 
 
 class StaleRule(NamedTuple):
-    """What happens to groups whose oldest token becomes too old."""
+    """How groups are handled whose oldest token becomes too stale."""
 
     by_deadline: bool
-    """Groups start only if all can keep their deadlines, and batches take the earliest; else in the order of
-    finishing."""
+    """Whether groups start only if all can meet their deadlines, and batches take the earliest deadlines. Otherwise
+    batches take groups in the order in which they finish."""
     drops: bool
-    """Groups that have missed their deadline are dropped."""
+    """Whether groups that have missed their deadline are dropped."""
 
 
 STALE_RULES = {
@@ -128,11 +129,11 @@ STALE_RULES = {
     "mask": StaleRule(by_deadline=False, drops=False),
     "drop": StaleRule(by_deadline=False, drops=True),
 }
-"""By `recipe.off_policy.stale`."""
+"""Rules by `recipe.off_policy.stale`."""
 
 
 class PipelineSchedule(Schedule):
-    """PipelineRL-k: groups start without pause, under one of the three rules.
+    """PipelineRL-k: groups start continuously, under one of the three rules.
 
     Example: PipelineSchedule(16, AtTick(42), max_lag=8, stale="wait")
     """
@@ -150,18 +151,19 @@ class PipelineSchedule(Schedule):
         Args:
             per_batch: P, groups in a batch.
             activation: when new weights become active.
-            max_lag: k, updates.
+            max_lag: k, maximum staleness in updates.
             stale: key of STALE_RULES.
-            most_untrained: groups that may be under way, finished or in batches whose update is not active yet.
+            most_untrained: maximum number of groups that are under way, finished, or in batches whose update is not
+                active yet.
         """
         super().__init__(per_batch, activation)
         self.max_lag, self.rule, self.most_untrained = max_lag, STALE_RULES[stale], most_untrained
         self._deadline: dict[int, int] = {}
-        """Of every open group: started, and neither in a batch nor dropped."""
+        """Deadline of every open group, which has started and is neither in a batch nor dropped."""
         self._by_deadline: Counter[int] = Counter()
-        """Open groups of each deadline; there are at most a few different ones."""
+        """Number of open groups per deadline; there are only a few different deadlines."""
         self._done: dict[int, deque[int]] = {}
-        """Finished open groups in the order of finishing, by deadline under `wait` (earliest first), else in one."""
+        """Finished open groups in the order of finishing: one queue per deadline under `wait`, otherwise one queue."""
 
     def may_start(self) -> bool:
         """Return whether one more group may start under the active weights."""
@@ -169,7 +171,7 @@ class PipelineSchedule(Schedule):
             return False
         if self.rule.by_deadline:
             return self._fits(self.next_batch, extra=self.active + self.max_lag)
-        # only what is finished is counted: long sequences must not hold back the others
+        # counts only finished groups: long sequences must not hold back the others
         return self.next_batch + self._finished() // self.per_batch <= self.active + self.max_lag
 
     def start(self) -> int:
@@ -197,7 +199,7 @@ class PipelineSchedule(Schedule):
                 rest[deadline] -= taken
                 left -= taken
             if not self._fits(self.next_batch + 1, counts=rest):
-                return None  # the update waits for a sequence in flight that it would otherwise overshoot
+                return None  # this update would make an open group miss its deadline: wait for it
         chosen = self._take(self.per_batch)
         self._close(chosen)
         return self._formed(tick, chosen)
@@ -216,12 +218,12 @@ class PipelineSchedule(Schedule):
         return sum(map(len, self._done.values()))
 
     def _fits(self, first: int, extra: int | None = None, counts: Counter[int] | None = None) -> bool:
-        """Return whether open groups keep their deadlines if updates from number `first` on train P groups each.
+        """Return whether open groups meet their deadlines if updates from number `first` on train on P groups each.
 
         Args:
             first: number of the next update.
-            extra: deadline of one group more.
-            counts: open groups by deadline; None for all.
+            extra: deadline of one additional group.
+            counts: number of open groups per deadline; None: all open groups.
         """
         counts = self._by_deadline if counts is None else counts
         deadlines = set(counts) if extra is None else {*counts, extra}
@@ -233,7 +235,7 @@ class PipelineSchedule(Schedule):
         return True
 
     def _take(self, count: int) -> list[int]:
-        """Return and remove the first finished groups: the earliest deadlines under `wait`, else the first finished."""
+        """Remove and return finished groups: by deadline under `wait`, otherwise in the order of finishing."""
         taken: list[int] = []
         for rank in sorted(self._done):
             queue = self._done[rank]
@@ -251,7 +253,7 @@ class PipelineSchedule(Schedule):
                 del self._by_deadline[deadline]
 
     def state(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return the state as plain values."""
         done = [[rank, list(queue)] for rank, queue in self._done.items()]
         return {**super().state(), "deadlines": [[i, d] for i, d in self._deadline.items()], "done": done}
 
@@ -264,9 +266,9 @@ class PipelineSchedule(Schedule):
 
 
 class RoundSchedule(Schedule):
-    """PPO-off-policy-k: k batches are sampled with one frozen policy, then trained, then the next k.
+    """PPO-off-policy-k: k batches are sampled with one frozen policy, then trained on, then the next k are sampled.
 
-    Batches are in the order of starting, so that a round's updates are not sorted by length.
+    Batches follow the order of starting, so that the updates of a round are not sorted by length.
 
     Example: RoundSchedule(16, AtTick(0), batches=8)
     """
@@ -276,16 +278,16 @@ class RoundSchedule(Schedule):
 
         Args:
             per_batch: P, groups in a batch.
-            activation: when versions within a round are taken note of; they sample nothing.
-            batches: k, batches a round.
+            activation: when versions within a round become active; no sequence is sampled with them.
+            batches: k, batches per round.
         """
         super().__init__(per_batch, activation)
         self.batches = batches
         self._open: dict[int, bool] = {}
-        """Groups that are in no batch, in the order of starting, and whether each has finished."""
+        """Whether each group has finished, for groups in no batch, in the order of starting."""
 
     def may_start(self) -> bool:
-        """Return whether the round under way has groups to start."""
+        """Return whether the current round has groups to start."""
         first = self.active - self.active % self.batches  # the version that opened the round
         return self.started < (first + self.batches) * self.per_batch
 
@@ -310,11 +312,11 @@ class RoundSchedule(Schedule):
         return self._formed(tick, chosen)
 
     def due(self, tick: int, idle: bool) -> bool:
-        """Return whether the generators wait for the next version: when all of the round is done."""
+        """Return whether the generators must wait for the next version, which holds when the round is done."""
         return self.active in self.formed_at and idle
 
     def state(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return the state as plain values."""
         return {**super().state(), "open": [[index, done] for index, done in self._open.items()]}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -324,21 +326,21 @@ class RoundSchedule(Schedule):
 
 
 def groups_beyond(slots: int, group_size: int, longest: float) -> int:
-    """Return how many groups may be open beside those of k + 1 batches where long ones do not hold back the others.
+    """Return how many groups may be open in addition to k + 1 batches so that long ones do not hold back the others.
 
     Args:
-        slots: sequences decoded together, by all engines.
-        group_size: G.
-        longest: the longest completion, in mean ones.
+        slots: sequences decoded together by all engines.
+        group_size: G, rollouts per prompt.
+        longest: length of the longest completion divided by the mean length.
     """
     return math.ceil(slots / group_size * longest)
 
 
 def most_untrained(config: RunConfig) -> int:
-    """Return how many groups may be started and not trained yet, where weights are used on arrival.
+    """Return how many groups may be started but not trained on yet, if weights are used on arrival.
 
-    Without a limit a fast generator fills the queue until every token is k updates old. The limit is what fills the
-    slots, one batch in training, and those that may wait.
+    Without a limit, a fast generator fills the queue until every token is k updates stale. The limit covers the groups
+    that fill the slots, one batch in training, and the `rollouts.ahead` batches that may wait.
     """
     recipe = config.recipe
     longest = recipe.length.max_tokens / config.expected_tokens
@@ -355,15 +357,16 @@ def _rounds(rule: PpoOffPolicy, per_batch: int, activation: Activation, most: fl
 
 
 SCHEDULES: dict[str, Callable[..., Schedule]] = {"pipeline": _pipeline, "ppo-off-policy": _rounds}
-"""By `recipe.off_policy.kind`; each is given the recipe's record, P, the activation and the most groups untrained."""
+"""By `recipe.off_policy.kind`; each factory takes the recipe's settings, P, the activation rule and the maximum number
+of untrained groups."""
 
 
 def schedule_of(config: RunConfig, lag_ticks: int) -> Schedule:
-    """Return the schedule that a run is configured with, before its first group.
+    """Return the schedule of a configuration, before its first group.
 
     Args:
-        config: resolved.
-        lag_ticks: decode steps from a batch to the use of its weights; -1: to be measured.
+        config: resolved configuration.
+        lag_ticks: decode steps from a batch to the use of its weights; -1: measured during the run.
     """
     activation = Following(lag_ticks) if config.lag_follows else ACTIVATIONS[config.schedule](lag_ticks)
     recipe = config.recipe

@@ -1,4 +1,4 @@
-"""Seconds of the generators, by what they were spent on."""
+"""Time accounting of the generators."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Seconds:
-    """Seconds of the generators, by what they were spent on.
+    """Seconds that the generators spent, by activity.
 
     Example: Seconds(busy=31.2, idle=0.4, swap=0.003)
     """
@@ -23,7 +23,7 @@ class Seconds:
     _aside: float = 0.0
 
     def aside(self, call: Callable[[], None]) -> Callable[[], None]:
-        """Return a call whose seconds the next `since` leaves out."""
+        """Wrap a call so that the next `since` excludes its seconds."""
         self._aside = 0.0
 
         def timed() -> None:
@@ -34,5 +34,5 @@ class Seconds:
         return timed
 
     def since(self, began: float) -> float:
-        """Return the seconds from `began` (time.perf_counter) to now, without those of the calls set aside."""
+        """Return the seconds from `began` (time.perf_counter) to now, without those of wrapped calls."""
         return time.perf_counter() - began - self._aside

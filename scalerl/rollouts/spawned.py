@@ -1,4 +1,4 @@
-"""The generator's process on this machine: spawned, connected by a pipe, and gone when the trainer is."""
+"""The generator process on this machine: spawned, connected by a pipe, and ended together with the trainer."""
 
 from __future__ import annotations
 
@@ -13,48 +13,48 @@ from scalerl.rollouts.worker import Build, First, serve
 
 
 class WorkerHandle(Protocol):
-    """The trainer's side of the generator's process, wherever it runs."""
+    """The trainer's handle of the generator process, on this or another machine."""
 
     connection: Connection
-    """Messages to and from it."""
+    """Carries messages to and from the process."""
     name: str
-    """For messages."""
+    """Name of the process in messages."""
 
     def obituary(self) -> str:
-        """Return how it ended, in words."""
+        """Return a description of how the process ended."""
         ...
 
     def end(self, wait_s: float) -> None:
-        """Wait so long for it to end by itself, which it was told to do; then kill it."""
+        """Wait up to `wait_s` for the process to end after a stop message, then kill it."""
         ...
 
 
 Launch = Callable[[WeightChannel, Build, First], WorkerHandle]
-"""Starts the generator's process and returns at once."""
+"""Starts the generator process and returns immediately."""
 
 
 class SpawnedWorker:
     """A child process."""
 
     def __init__(self, channel: WeightChannel, build: Build, first: First) -> None:
-        """Start it."""
+        """Start the process."""
         context = ChildContext()
         self.connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, channel, build, first), name="generator")
         self._process.start()
-        atexit.register(self._process.kill)  # before multiprocessing's own handler, which would wait for ever
-        theirs.close()  # else the end of the process would not end the pipe
+        atexit.register(self._process.kill)  # runs before multiprocessing's handler, which would wait forever
+        theirs.close()  # otherwise the end of the process would not close the pipe
         self.name = f"the generator process ({self._process.pid})"
 
     def obituary(self) -> str:
-        """Return its exit code or signal, in words."""
+        """Return a description of its exit code or signal."""
         self._process.join(timeout=2)
         code = self._process.exitcode
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
         return f"{self.name} {how}"
 
     def end(self, wait_s: float) -> None:
-        """Wait for it; kill it where it is in the middle of something long."""
+        """Wait for the process to end; kill it if it has not ended by then."""
         self._process.join(timeout=wait_s)
         if self._process.is_alive():
             self._process.kill()

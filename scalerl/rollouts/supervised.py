@@ -1,7 +1,7 @@
-"""Engines that run on their own, and are made again when they die: nothing they were asked for is lost or comes twice.
+"""Supervises asynchronous engines and restarts them when they die, without lost or duplicate requests.
 
-A supervisor keeps the requests that have not finished. A new life of the engine gets the weights last asked for and
-samples them again; meanwhile the other engines go on.
+A supervisor keeps the unfinished requests. A restarted engine receives the latest weights and samples these requests
+again, while the other engines keep running.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from scalerl.rollouts.process_engine import EngineDied
 
 
 class Life(Protocol):
-    """One life of an engine for training and others over the same model, wherever it runs."""
+    """One life (from start to death) of a training engine and other engines over the same model."""
 
     def post(self, number: int, method: str, *arguments: Any) -> None:
-        """Ask for submit, cancel or swap, in order; returns at once."""
+        """Request a submit, cancel or swap, executed in order; return immediately."""
         ...
 
     def report(self, wait_s: float) -> Report | None:
-        """Return what was done since the last report; None if no answer came in time.
+        """Return the results since the last report; None if no answer came in time.
 
         Raises:
-            EngineDied: it ended or failed.
+            EngineDied: the engine ended or failed.
         """
         ...
 
     def kill(self) -> None:
-        """End it, however it is."""
+        """End the engine in any state."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When an engine counts as dead.
+    """Limits after which an engine counts as dead.
 
     Example: Limits(silence_s=120.0, transfer_s=600.0, deaths=3)
     """
 
     silence_s: float = 120.0
-    """Seconds without an answer, or without a token while there is something to sample."""
+    """Seconds without an answer, or without a token while there are sequences to sample."""
     transfer_s: float = 600.0
     """Seconds that a swap may take."""
     deaths: int = 3
-    """Deaths in a row, without a finished sequence between them, after which the run stops."""
+    """Consecutive deaths, without a finished sequence in between, after which the run stops."""
 
 
 class Supervisor:
-    """The engine for training and the one for evaluation over one model, through all their lives.
+    """Supervises the training engine and the evaluation engine over one model, across restarts.
 
     Example:
         supervisor = Supervisor(make, "generator 1 of 2", slots=(64, 64))
@@ -71,52 +71,52 @@ class Supervisor:
         limits: Limits | None = None,
         note: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """Begin the first life.
+        """Start the engines.
 
         Args:
-            make: begins a life; called in a thread, for it may take minutes. Raises EngineDied where it cannot.
-            name: for messages.
+            make: starts the engines; called in a thread, because it may take minutes. Raises EngineDied if it fails.
+            name: name in messages.
             slots: sequences that each engine decodes together.
-            limits: when it counts as dead.
-            note: told of every death.
+            limits: limits after which the engines count as dead.
+            note: receives a message about every death.
         """
         self.name, self._make, self._limits, self._note = name, make, limits or Limits(), note
         self.engines = tuple(SupervisedEngine(self, number, count) for number, count in enumerate(slots))
         self.version = -1
         self.deaths = 0
-        """Lives that ended before they were told to."""
+        """Number of deaths so far."""
         self._life: Life | None = None
         self._wanted, self._caught_up, self._in_a_row = -1, False, 0
         self._asked_at = self._heard_at = self._moved_at = time.monotonic()
         self._future = self._begin()
 
     def wait_ready(self) -> None:
-        """Wait until the first life has begun; what it raises is the caller's, for nothing is lost yet."""
+        """Wait until the first start has finished; its exception is raised here, because no work is lost yet."""
         self._future.result()
 
     # ------------------------------------------------------------------------------------------------- for the engines
 
     @property
     def version_in_use(self) -> int:
-        """Version that new tokens are sampled with; a dead engine holds nobody back."""
+        """Version that new tokens are sampled with; a dead engine does not hold back the others."""
         return self.version if self._caught_up else self._wanted
 
     def post(self, number: int, method: str, *arguments: Any) -> None:
-        """Pass a call on, where there is somebody to take it; the requests are submitted again otherwise."""
+        """Forward a call to a live engine; otherwise its requests are submitted after the restart."""
         if self._life is not None and self._caught_up:
             self._life.post(number, method, *arguments)
 
     def swap(self, version: int) -> None:
-        """Ask for other weights."""
+        """Request new weights."""
         self._wanted, self._asked_at = version, time.monotonic()
         if self._life is not None:
             self._life.post(0, "swap", version)
 
     def pump(self, wait_s: float) -> None:
-        """Hear what the engines did; begin a new life where the last one ended.
+        """Process the engines' report; finish a restart if they died.
 
         Raises:
-            EngineDied: it died too often.
+            EngineDied: the engines died too often.
         """
         if self._life is None and not self._born(wait_s):
             return
@@ -130,14 +130,14 @@ class Supervisor:
             self._bury(error)
 
     def close(self) -> None:
-        """End the life under way."""
+        """End the engines."""
         if self._life is not None:
             self._life.kill()
 
     # ------------------------------------------------------------------------------------------------ lives and deaths
 
     def _begin(self) -> Future[Life]:
-        """Begin a life in a thread. A daemon: a life that never begins must not keep the process."""
+        """Start the engines in a thread, a daemon: a start that hangs must not keep the process alive."""
         future: Future[Life] = Future()
 
         def make() -> None:
@@ -155,7 +155,10 @@ class Supervisor:
             return False
         try:
             self._life = self._future.result()
-        except (EngineDied, ConfigError) as error:  # it was right once, so it is the machine that changed
+        except (
+            EngineDied,
+            ConfigError,
+        ) as error:  # a ConfigError too: the configuration has worked before, so the machine must have changed
             self._bury(EngineDied(str(error)))
             return False
         self._asked_at = self._heard_at = self._moved_at = time.monotonic()
@@ -189,7 +192,9 @@ class Supervisor:
         if now - self._heard_at > (limits.transfer_s if swapping else limits.silence_s):
             raise EngineDied(f"{self.name} has not answered for {now - self._heard_at:.0f} s")
         if not swapping and now - self._moved_at > limits.silence_s:
-            raise EngineDied(f"{self.name} has sampled no token for {now - self._moved_at:.0f} s, with sequences to do")
+            raise EngineDied(
+                f"{self.name} has sampled no token for {now - self._moved_at:.0f} s, although it has sequences"
+            )
 
     def _bury(self, error: EngineDied) -> None:
         self.close()
@@ -199,17 +204,15 @@ class Supervisor:
         again = sum(engine.bury() for engine in self.engines)
         if self._in_a_row >= self._limits.deaths:
             raise EngineDied(f"{self.name} died {self._in_a_row} times without finishing a sequence; the last: {error}")
-        self._note(
-            f"{error}\nIt is started again; its {again} unfinished sequences are sampled again from their prompts"
-        )
+        self._note(f"{error}\nIt is restarted; its {again} unfinished sequences are sampled again from their prompts")
         self._future = self._begin()
 
 
 def supervise(supervisors: Sequence[Supervisor]) -> Sequence[Sequence[Engine]]:
-    """Wait until all are ready, which they become at the same time; return the engines of each.
+    """Wait until all are ready, which start in parallel; return the engines of each.
 
     Raises:
-        EngineDied, ConfigError: from the first that cannot begin.
+        EngineDied, ConfigError: from the first one that cannot start.
     """
     for supervisor in supervisors:
         supervisor.wait_ready()
@@ -217,7 +220,7 @@ def supervise(supervisors: Sequence[Supervisor]) -> Sequence[Sequence[Engine]]:
 
 
 class SupervisedEngine:
-    """One engine of a supervisor, by the engine contract."""
+    """One engine of a supervisor, behind the engine contract."""
 
     deterministic = False
     exact_resume = False
@@ -225,13 +228,13 @@ class SupervisedEngine:
     def __init__(self, supervisor: Supervisor, number: int, slots: int) -> None:
         self._supervisor, self.number, self._slots = supervisor, number, slots
         self.requests: dict[tuple[int, int], Request] = {}
-        """What was submitted and has not finished."""
+        """Unfinished requests by id."""
         self._inbox: list[Finished] = []
         self._before, self._now = Work(), Work()
 
     @property
     def work(self) -> Work:
-        """What all lives did."""
+        """Work of all lives."""
         return self._before + self._now
 
     @property
@@ -240,7 +243,7 @@ class SupervisedEngine:
         return self._supervisor.version_in_use
 
     def occupancy(self) -> Occupancy:
-        """Return how full the engine is; an eighth more than its slots is submitted, for answers take a while."""
+        """Return how full the engine is; it accepts 1/8 more than its slots, because answers are delayed."""
         count = len(self.requests)
         running = min(count, self._slots)
         return Occupancy(self._slots, running, count - running, self._slots + max(1, self._slots // 8) - count)
@@ -251,46 +254,46 @@ class SupervisedEngine:
         self._supervisor.post(self.number, "submit", list(requests))
 
     def cancel(self, ids: Collection[tuple[int, int]]) -> None:
-        """Drop sequences that have not finished."""
+        """Drop unfinished sequences."""
         gone = {one for one in ids if self.requests.pop(one, None)}
         self._inbox = [finished for finished in self._inbox if finished.id not in ids]
         if gone:
             self._supervisor.post(self.number, "cancel", gone)
 
     def advance(self) -> None:
-        """Do nothing: the engine runs on its own."""
+        """Do nothing: the engine runs asynchronously."""
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
-        """Return the sequences that ended; what a former life had begun is not among them twice."""
+        """Return the sequences that finished, each exactly once, also after a restart."""
         self._supervisor.pump(0.0 if self._inbox else timeout_s)
         out, self._inbox = self._inbox, []
         return out
 
     def swap(self, version: int) -> None:
-        """Ask for new weights; `version` says when they are in use."""
+        """Request new weights; `version` changes when they are in use."""
         self._supervisor.swap(version)
 
     def state(self) -> dict[str, Any]:
-        """Refuse: the sequences in flight are elsewhere."""
+        """Raise: the sequences in flight are in another process."""
         raise NotImplementedError("exact_resume is false: unfinished sequences are submitted again")
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Refuse: `state` returns nothing."""
+        """Raise: `state` returns nothing."""
         raise NotImplementedError("exact_resume is false: unfinished sequences are submitted again")
 
     # ------------------------------------------------------------------------------------------------ the supervisor's
 
     def hears(self, work: Work) -> bool:
-        """Take note of the work of this life; return whether it did anything since the last report."""
+        """Record the work of this life; return whether it sampled a token since the last report."""
         moved, self._now = work.tokens != self._now.tokens, work
         return moved
 
     def take(self, finished: Collection[Finished]) -> None:
-        """Keep what ended for the next poll, if it is still wanted."""
+        """Keep finished sequences for the next poll, unless they were canceled."""
         self._inbox += [one for one in finished if self.requests.pop(one.id, None)]
 
     def bury(self) -> int:
-        """Count the dead life's work; return how many sequences have to be sampled again."""
+        """Add the work of the dead life; return how many sequences must be sampled again."""
         self._before += self._now + Work(restarts=self.number == 0, resampled=len(self.requests))
         self._now = Work()
         return len(self.requests)

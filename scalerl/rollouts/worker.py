@@ -1,7 +1,7 @@
-"""The generator's process: it drains messages, lets the coordinator step, and sends what it completes.
+"""The generator process: receives messages, steps the coordinator, and sends completed groups and batches.
 
-Messages in (a tuple, its name first): update, evaluate, snapshot, mark, stop. Messages out: ready, group, dropped,
-batch, evaluated, snapshot, mark, released, note, refused, failed.
+Incoming messages are tuples that begin with a name: update, evaluate, snapshot, mark, stop. Outgoing messages: ready,
+group, dropped, batch, evaluated, snapshot, mark, released, note, refused, failed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.types import Visit
 
 SaveState = Callable[[Path, str, dict[str, Any]], None]
-"""(directory, name of the part, state) -> written."""
+"""(directory, name of the part, state): writes a part of a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """What a build function makes inside the process."""
+    """Parts that a build function makes inside the process."""
 
     coordinator: Coordinator
     save: SaveState
     notes: list[str] = field(default_factory=list)
-    """What a person should hear of, such as an engine that was started again; the process empties it."""
+    """Messages for the user, for example about a restarted engine; the process empties the list."""
 
 
 Build = Callable[[WeightChannel], WorkerParts]
@@ -40,13 +40,13 @@ Build = Callable[[WeightChannel], WorkerParts]
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """What the process starts from.
+    """First weights and prompts of the process.
 
     Example: First(version=0, visits=(Visit(...), ...))
     """
 
     version: int
-    """Of the weights to sample with; they have been sent."""
+    """Version of the first weights, which have been sent."""
     visits: tuple[Visit, ...] = ()
 
 
@@ -64,27 +64,27 @@ def serve(connection: Connection, channel: WeightChannel, build: Build, first: F
         connection.send(("ready", None))
         _Loop(connection, channel, parts, first.version).run()
     except (BrokenPipeError, EOFError, ConnectionResetError):
-        return  # the parent is gone
-    except ConfigError as error:  # something that a person can correct: no traceback
+        return  # the parent has ended
+    except ConfigError as error:  # an error that the user can correct: no traceback
         connection.send(("refused", str(error)))
-    except PluginError as error:  # an engine of the user: the message has its place
+    except PluginError as error:  # raised by a user's engine: the message includes the location
         connection.send(("failed", str(error)))
-    except Exception:  # the one place where a worker may die: the parent is told, and raises
+    except Exception:  # a worker may die here: the parent receives the traceback and raises
         connection.send(("failed", traceback.format_exc()))
 
 
 class _Loop:
-    """The message loop, with the requests that wait for a version."""
+    """The message loop, with evaluations and snapshots that wait for a version."""
 
     def __init__(self, connection: Connection, channel: WeightChannel, parts: WorkerParts, version: int) -> None:
         self.connection, self.channel, self.parts = connection, channel, parts
         self.coordinator = parts.coordinator
-        self.held = {version}  # versions that the channel keeps for this side
+        self.held = {version}  # versions that the channel keeps for this process
         self.evaluations: dict[int, tuple[tuple[Visit, ...], int | Sequence[int]]] = {}
         self.snapshots: dict[int, Path] = {}
 
     def run(self) -> None:
-        self._send_finished(self.coordinator.untrained())  # of a restored state
+        self._send_finished(self.coordinator.untrained())  # from a restored state
         while True:
             blocked = self.coordinator.blocked()
             while blocked or self.connection.poll(0):
@@ -97,7 +97,7 @@ class _Loop:
                 if message[0] == "stop":
                     return
                 getattr(self, f"_on_{message[0]}")(*message[1:])
-                self._release()  # the learner may wait for room in the channel
+                self._release()  # the learner may be waiting for room in the channel
                 blocked = self.coordinator.blocked()
             self._send_finished(self.coordinator.step(self._serve_version))
             self._release()
@@ -133,7 +133,7 @@ class _Loop:
         self.connection.send(("mark", (number, self.coordinator.seconds.busy)))
 
     def _serve_version(self) -> None:
-        """Evaluate and save the version that is active, before the next one is, which may be before the same tick."""
+        """Run the evaluation and the snapshot of the active version, before the next version becomes active."""
         version = self.coordinator.schedule.active
         if version in self.evaluations:
             visits, samples = self.evaluations.pop(version)
@@ -149,7 +149,7 @@ class _Loop:
             self.connection.send(("snapshot", version))
 
     def _release(self) -> None:
-        """Tell the learner which versions are not needed any more."""
+        """Tell the learner which versions are no longer needed."""
         for version in sorted(self.held - self.coordinator.needed_versions() - self.evaluations.keys()):
             self.held.discard(version)
             self.connection.send(("released", version))

@@ -1,1 +1,1 @@
-"""What a prompt is worth: one verifier a file, each a function (completion text, reference answer) -> passed."""
+"""Verifiers of tasks, one per file, and the scoring of completions with them."""

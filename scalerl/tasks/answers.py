@@ -1,4 +1,4 @@
-"""The answer of a completion as a text that is equal for equal answers: what a majority vote counts."""
+"""Extraction of answers for a majority vote: equal answers give equal texts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scalerl.tasks.lab.common import after_thinking
 
 
 def math_answer(completion: str) -> str | None:
-    """Return the expression that the verifier would compare, numbers as fractions: 0.5 and 1/2 are one answer."""
+    """Return the expression that the verifier would compare, with numbers as fractions: 0.5 and 1/2 are equal."""
     import sympy
     from math_verify import parse
 
@@ -27,7 +27,7 @@ def math_answer(completion: str) -> str | None:
 
 
 def gym_answer(completion: str) -> str | None:
-    """Return the final answer without case and outer spaces; None for an empty one."""
+    """Return the final answer in lower case without outer spaces; None if it is empty."""
     return final_answer(completion).casefold() or None
 
 
@@ -37,4 +37,4 @@ ANSWERS: dict[str, Callable[[str], str | None]] = {
     "programs": after_thinking,
     "reasoning-gym": gym_answer,
 }
-"""By verifier. Others have no answers that could be counted, such as programs of many lines."""
+"""Functions by verifier. The answers of other verifiers, such as whole programs, cannot be counted."""

@@ -1,4 +1,4 @@
-"""What a verifier is, and the rewards it gives: the contract between tasks and scoring."""
+"""The contract between tasks and scoring: verifiers, their verdicts, and the rewards of verdicts."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ END_THINK = "</think>"
 
 
 def judged_text(completion: str) -> str:
-    """Return what a verifier judges: the text after the last end of thinking, or all of it where there is none."""
+    """Return what a verifier judges: the text after the last `</think>`, or all of it if there is none."""
     return completion.rpartition(END_THINK)[2]
 
 
 class Verdict(NamedTuple):
-    """What a verifier says of one completion.
+    """A verifier's judgment of one completion.
 
     Example: Verdict(passed=False, score=0.0, reason="expected 7, got 3")
     """
@@ -29,9 +29,9 @@ class Verdict(NamedTuple):
     passed: bool
     """Enters the pass rate, the curriculum and the curve."""
     score: float
-    """In [0, 1]; 1 for a pass of a verifier that only knows right and wrong."""
+    """In [0, 1]. A verifier that only decides right or wrong gives 1 or 0."""
     reason: str
-    """Why, in one line for a reader of rollouts."""
+    """Explanation in one line, for readers of rollouts."""
 
 
 def _timeout_s(settings: Scoring) -> float:
@@ -44,17 +44,17 @@ class Verifier(NamedTuple):
     verify: Callable[[Prompt, str], Verdict]
     """(prompt, completion text) -> verdict. The prompt carries the reference answer and the row's columns."""
     killable: bool = False
-    """Whether it may hang or crash, and so runs in processes that can be killed; else in threads of the trainer."""
+    """Whether it may hang or crash. If so, it runs in processes that can be killed, else in threads of the trainer."""
     prepare: Callable[[Scoring], None] | None = None
     """Called once in every such process before the first completion."""
     limit_s: Callable[[Scoring], float] = _timeout_s
-    """Seconds that one completion may take there."""
+    """Time limit in seconds for one completion in such a process."""
     spared_cores: int = 1
-    """Cores that its processes leave to the trainer, by default; 0 where they mostly wait for others."""
+    """Cores left to the trainer by default; 0 if the processes mostly wait for other processes."""
 
 
 def verdict(passed: bool, reason: str) -> Verdict:
-    """Return the verdict of a verifier that only knows right and wrong."""
+    """Return the verdict of a verifier that only decides right or wrong."""
     return Verdict(passed, float(passed), reason)
 
 

@@ -1,6 +1,6 @@
-"""Tasks of the user: a class with `rows(count)` and `score(row, completion)`, found by its import path.
+"""User-defined tasks: a class with `rows(count)` and `score(row, completion)`, given by its import path.
 
-A prompt's columns name the class and hold the row: {"function": "tasks:Sums", "params": {...}, "row": {...}}.
+A prompt's columns contain the class and the row: {"function": "tasks:Sums", "params": {...}, "row": {...}}.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from scalerl.tasks.base import Verdict
 from scalerl.types import Prompt
 
 START_S, MAKE_S = 60.0, 600.0
-"""Seconds that a task may take at the start for one score, and to be made."""
+"""Time limits in seconds for the first score and for creating the task."""
 ALLOWED = "a number from 0 to 1, True or False, or a pair of that and a reason"
 
 
 def verify(prompt: Prompt, completion: str) -> Verdict:
-    """Return what the task says of a completion; a score of `pass_score` or more passes.
+    """Return the task's verdict on a completion; a score of `pass_score` or more passes.
 
     Raises:
-        PluginError: the task raised, or returned something else than a score.
+        PluginError: the task raised, or returned something other than a score.
     """
     columns = prompt.columns
     task = _made(columns["function"], json.dumps(columns["params"], sort_keys=True))
@@ -37,10 +37,11 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
 
 
 def rows(task: CustomTask, count: int) -> list[dict[str, Any]]:
-    """Return the first `count` distinct rows of a task, after it has scored an empty completion of the first.
+    """Return the first `count` distinct rows of a task, and check its `score` on an empty completion of the first row.
 
     Raises:
-        ConfigError: the class cannot be made, a row has no prompt, there are too few, or `score` returns no score.
+        ConfigError: the class cannot be created, a row has no prompt, there are too few rows, or `score` does not
+            return a score.
     """
     try:
         made = make(task.function, task.params)
@@ -53,10 +54,10 @@ def rows(task: CustomTask, count: int) -> list[dict[str, Any]]:
 
 
 def _sent(row: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a copy of a row as the processes get it that call `score`."""
+    """Return a copy of a row as it arrives in the processes that call `score`."""
     try:
         return pickle.loads(pickle.dumps(row))  # type: ignore[no-any-return]
-    except Exception as error:  # whatever the user's values raise where they are written or read
+    except Exception as error:  # pickling calls the user's code, which may raise anything
         raise PluginError(
             f"{name}.rows made a row that cannot be sent to other processes ({said(error)}); allowed: rows of plain "
             "values (text, numbers, lists, dicts)"
@@ -64,7 +65,7 @@ def _sent(row: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 def _rows(made: Any, name: str, count: int) -> Iterator[Any]:
-    """Yield at most `count` rows of a task; a generator may raise at any of them."""
+    """Yield at most `count` rows of a task. A generator may raise at any row."""
     found = call(made.rows, f"{name}.rows", count)
     if not isinstance(found, Iterable) or isinstance(found, str | Mapping):
         raise PluginError(f"{name}.rows returned {describe(found)}; allowed: rows, each a dict with `prompt`")
@@ -78,7 +79,7 @@ def _rows(made: Any, name: str, count: int) -> Iterator[Any]:
 
 
 def _distinct(made: Iterable[Any], count: int, name: str) -> list[dict[str, Any]]:
-    """Return the first rows with different prompts, of at most four times as many."""
+    """Return the first `count` rows with different prompts."""
     found: dict[str, dict[str, Any]] = {}
     for index, row in enumerate(made):
         if not isinstance(row, Mapping) or not _asks(row.get("prompt")):
@@ -96,7 +97,7 @@ def _distinct(made: Iterable[Any], count: int, name: str) -> list[dict[str, Any]
 
 
 def _asks(prompt: Any) -> bool:
-    """Return whether a prompt is text, or chat messages, that can be written as UTF-8."""
+    """Return whether a prompt is text or a list of chat messages that can be encoded as UTF-8."""
     if isinstance(prompt, list):
         return bool(prompt) and all(
             isinstance(message, dict) and isinstance(message.get("role"), str) and _asks(message.get("content"))
@@ -117,8 +118,8 @@ def make(function: str, params: Mapping[str, Any]) -> Any:
     """Return the task: an object with `rows` and `score`.
 
     Raises:
-        ConfigError: it cannot be imported, or lacks one of the two.
-        PluginError: making it raised.
+        ConfigError: the class cannot be imported, or lacks one of the two methods.
+        PluginError: creating the object raised.
     """
     found = load_function(function, "data.function")
     check_arguments(found, function, "data.function", (), params)

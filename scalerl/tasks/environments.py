@@ -1,6 +1,6 @@
-"""Single-turn environments of the `verifiers` package (0.1.x): its rubric as a reward function in TRL's form.
+"""Single-turn environments of the `verifiers` package (0.1.x): the rubric as a reward function in TRL's form.
 
-It is called as any reward function is, in a process of its own: a rubric may call judge models, and may hang.
+Like any reward function, it runs in a separate process: a rubric may call judge models and may hang.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from scalerl.config.base import ConfigError
 
 REWARD = "scalerl.tasks.environments:rewards"
-"""Name of the reward function, as `data.reward` would give it."""
+"""Import path of the reward function, in the form of `data.reward`."""
 
 
 def load(environment: str, arguments: Mapping[str, Any]) -> Any:
@@ -31,12 +31,12 @@ def load(environment: str, arguments: Mapping[str, Any]) -> Any:
         ) from None
     if not hasattr(verifiers, "load_environment"):
         raise ConfigError(
-            f"data.kind: this reads environments of verifiers 0.1.x, by load_environment; got verifiers "
-            f"{verifiers.__version__}, which has another interface; pip install 'verifiers>=0.1.9,<0.2'"
+            f"data.kind: got verifiers {verifiers.__version__}, which has no load_environment; allowed: verifiers "
+            "0.1.x; pip install 'verifiers>=0.1.9,<0.2'"
         )
     try:
         found = verifiers.load_environment(environment, **arguments)
-    except Exception as error:  # an environment's own code: whatever it raises is the user's to read
+    except Exception as error:  # the environment's code may raise anything
         raise ConfigError(
             f"data.environment: cannot load {environment!r} with the arguments {dict(arguments)!r} "
             f"({type(error).__name__}: {error}); is the environment's package installed?"
@@ -60,12 +60,12 @@ def rewards(
     """Return the rubric's reward of each completion.
 
     Args:
-        prompts: as the environment's data set has them.
+        prompts: prompts as they are in the environment's data set.
         completions: texts, or lists of one chat message.
-        environment: id, for each completion.
-        arguments: of the environment.
-        row: the row of its data set.
-        columns: are not looked at.
+        environment: id of the environment, for each completion.
+        arguments: arguments of the environment, for each completion.
+        row: row of its data set, for each completion.
+        columns: ignored.
     """
     found = _cached(environment[0], json.dumps(arguments[0], sort_keys=True))
     return asyncio.run(_score(found, prompts, completions, row))
@@ -78,7 +78,7 @@ async def _score(found: Any, prompts: Sequence[Any], completions: Sequence[Any],
 
 
 def _state(prompt: Any, completion: Any, row: Mapping[str, Any]) -> Any:
-    """Return what a rubric is given: the row of the data set, and a rollout of one turn that has ended."""
+    """Return the input of a rubric: the row of the data set, and a finished rollout of one turn."""
     import verifiers
 
     inner = {**row, "prompt": _messages(prompt), "info": _info(row.get("info"))}
@@ -98,7 +98,7 @@ def _state(prompt: Any, completion: Any, row: Mapping[str, Any]) -> Any:
 
 
 def _messages(value: Any) -> Any:
-    """Return messages as the package's records, which later releases of 0.1 give to rubrics; earlier give dicts."""
+    """Return messages as the package's records, which later releases of 0.1 pass to rubrics instead of dicts."""
     try:
         from verifiers.utils.message_utils import normalize_messages
     except ImportError:

@@ -1,4 +1,4 @@
-"""How many completions got no reward because the reward itself failed, and when there are too many of them."""
+"""Counts of completions whose reward failed, and the limit above which the run ends."""
 
 from __future__ import annotations
 
@@ -6,32 +6,32 @@ from scalerl.tasks.user_rewards import RewardError
 
 LIMIT = 0.05
 LEAST = 100
-"""Completions before the share counts."""
+"""Number of completions from which on the limit applies."""
 
 
 class Failures:
-    """Counts failed rewards of one task. A few are survived; a share above 5% is a broken reward and ends the run."""
+    """Counts failed rewards of one task. A few are tolerated; a share above 5% ends the run."""
 
     def __init__(self, name: str, limit: float = LIMIT) -> None:
         """Start at zero.
 
         Args:
-            name: what gives the rewards, for messages.
-            limit: share that may fail; 1: all may.
+            name: source of the rewards, for messages.
+            limit: share of completions that may fail; 1 allows all.
         """
         self._name, self._limit, self.completions, self.failed = name, limit, 0, 0
         self._seen: set[str] = set()
         self._new: list[str] = []
 
     def count(self, completions: int, problems: list[str]) -> None:
-        """Count some completions and what went wrong with some of them.
+        """Count completions and their failures.
 
         Args:
-            completions: scored now.
-            problems: one for each of them that got no reward.
+            completions: number of completions scored now.
+            problems: a description for each of them that got no reward.
 
         Raises:
-            RewardError: of at least 100 completions so far, more than the limit got none.
+            RewardError: after at least 100 completions, the share of failures exceeds the limit.
         """
         self.completions += completions
         self.failed += len(problems)
@@ -47,6 +47,6 @@ class Failures:
             )
 
     def news(self) -> list[str]:
-        """Return the problems that have not been told yet, each kind once."""
+        """Return the problems that have not been returned yet, each kind once."""
         new, self._new = self._new, []
         return new

@@ -1,6 +1,6 @@
-"""reasoning-gym's procedural tasks, judged by their own `score_answer` in [0, 1] (arXiv 2505.24760).
+"""Procedural tasks of reasoning-gym, scored by their `score_answer` in [0, 1] (arXiv 2505.24760).
 
-A prompt's columns name the data set and hold the entry, or the seed and index from which the entry is made again:
+A prompt's columns contain the data set and the entry, or the seed and index from which the entry is created again:
 {"dataset": "chain_sum", "entry": {...}} or {"dataset": "chain_sum", "seed": 0, "index": 7, "parameters": {...}}.
 """
 
@@ -24,10 +24,10 @@ BOXED = "\\boxed{"
 
 
 def verify(prompt: Prompt, completion: str) -> Verdict:
-    """Return what the data set says of the final answer; a score of `pass_score` (1 without one) or more passes.
+    """Return the data set's verdict on the final answer; a score of `pass_score` (default 1) or more passes.
 
     Raises:
-        ConfigError: the columns name no entry, or reasoning-gym cannot make it.
+        ConfigError: the columns contain no entry, or reasoning-gym cannot create it.
     """
     columns = prompt.columns
     if "dataset" not in columns or not columns.keys() & {"entry", "index"}:
@@ -49,8 +49,8 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
 def final_answer(completion: str) -> str:
     r"""Return the part of a completion that is scored.
 
-    Of the text after the last `</think>`: the last <answer>...</answer>; where there is none, the rest of the last line
-    that begins with "Answer:"; else the content of the last \boxed{}; else the whole text.
+    In the text after the last `</think>`, this is the last <answer>...</answer>; without one, the rest of the last line
+    that begins with "Answer:"; without that, the content of the last \boxed{}; otherwise the whole text.
     """
     text = judged_text(completion)
     for found in (TAGGED.findall(text), LABELLED.findall(text)):
@@ -69,13 +69,13 @@ def make_data(name: str, size: int, seed: int, parameters: Mapping[str, Any]) ->
     """Return a data set of reasoning-gym; its entries are dicts with question, answer and metadata.
 
     Args:
-        name: such as chain_sum.
-        size: entries.
-        seed: entry i is made from seed + i.
-        parameters: of the data set.
+        name: name of the data set, such as chain_sum.
+        size: number of entries.
+        seed: seed of the data set; entry i uses seed + i.
+        parameters: parameters of the data set.
 
     Raises:
-        ConfigError: the package is missing, or the name or the parameters are not its own.
+        ConfigError: the package is missing, or it does not have the data set or a parameter.
     """
     try:
         from reasoning_gym.factory import DATASETS, create_dataset

@@ -1,7 +1,7 @@
-"""Mathematical answers, judged by Math-Verify on the text after the thinking.
+"""Verifier of mathematical answers: Math-Verify on the text after the thinking.
 
-Math-Verify stops itself with signal.alarm, which works in no thread but the main one and fails silently elsewhere; its
-own limit is therefore switched off here, and the whole judgement runs in a process that can be killed (scoring.py).
+Math-Verify limits its time with signal.alarm, which only works in the main thread and fails silently in others. This
+limit is switched off here; the verifier runs in a process that can be killed (scoring.py).
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from scalerl.tasks.base import Verdict, judged_text, verdict
 from scalerl.types import Prompt
 
 REMEMBERED = 4096
-"""Parsed references, parsed formulas and comparisons that a process keeps. Parsing takes 1 to 100 ms, and the
-completions of a prompt share its reference and often their answer."""
+"""Number of parsed references, parsed formulas and comparisons cached per process. Parsing takes 1 to 100 ms, and the
+completions of a prompt share the reference and often the answer."""
 
 
 def prepare(settings: Scoring) -> None:
-    """Load Math-Verify, which takes seconds, and let it remember more formulas than its default of 20."""
+    """Load Math-Verify, which takes seconds, and enlarge its cache of 20 formulas."""
     from math_verify import parser
 
-    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns, at every call, that its own limit is off
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns at every call that its limit is off
     parser.parse_latex_cached = lru_cache(REMEMBERED)(parser.parse_latex_cached.__wrapped__)
 
 
@@ -32,7 +32,7 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
     """Return whether the last expression of the text after the thinking equals the answer mathematically."""
     gold = reference(prompt.answer)
     if not gold:
-        return verdict(False, f"the reference {prompt.answer!r} is no mathematical expression")
+        return verdict(False, f"the reference {prompt.answer!r} is not a mathematical expression")
     given = _parsed(plain(judged_text(completion)))
     if not given:
         return verdict(False, "found no mathematical expression in the answer")
@@ -41,10 +41,9 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
 
 @lru_cache(REMEMBERED)
 def reference(answer: str) -> tuple[Any, ...]:
-    """Return what Math-Verify reads in a reference answer: its expression and its text; empty where it reads nothing.
+    """Return Math-Verify's reading of a reference answer: expression and text; empty if it cannot be parsed.
 
-    An escaped dollar sign is money and no delimiter: within dollar signs it would end the formula, and the answer would
-    be empty.
+    Escaped dollar signs are currency. They are removed, because they would end the formula that is set in dollar signs.
     """
     answer = plain_reference(answer)
     money = answer.replace("\\$", "")
@@ -62,7 +61,7 @@ def _parsed(text: str) -> tuple[Any, ...]:
 
 
 def _equal(gold: tuple[Any, ...], given: tuple[Any, ...]) -> bool:
-    """Return whether any reading of the one equals any of the other; remembered by what both consist of."""
+    """Return whether any reading of one answer equals any reading of the other; cached by their representations."""
     key = tuple(map(_key, gold)), tuple(map(_key, given))
     if key not in _compared:
         from math_verify import verify as equal
@@ -77,7 +76,7 @@ _compared: dict[tuple[tuple[tuple[str, str], ...], ...], bool] = {}
 
 
 def _key(value: Any) -> tuple[str, str]:
-    """Return what tells two readings apart: == will not do, for SymPy's 1/2 and 0.5 may be equal and differ in type."""
+    """Return a key for a reading. == is not enough: SymPy's 1/2 and 0.5 may be equal and differ in type."""
     from sympy import Basic, srepr
 
     return type(value).__name__, srepr(value) if isinstance(value, Basic) else str(value)

@@ -1,4 +1,4 @@
-"""What is looked at before a run starts: tests that can be read, and references that their own verifier accepts."""
+"""Checks before a run: tests must be readable, and verifiers must accept their reference answers."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from scalerl.tasks.code.tests import BadTests, read_tests
 from scalerl.types import Prompt
 
 NAMED = 20
-"""Rows that a message names at most."""
+"""Largest number of rows named in a message."""
 DOLLAR = re.compile(r"(?<!\\)\$")
-"""The sign that begins and ends a formula; an escaped one is money."""
+"""The delimiter of a formula; an escaped dollar sign is currency."""
 WIDTH = 256
-"""References judged at a time."""
+"""Number of references judged at a time."""
 
 
 def with_tests(prompts: Sequence[Prompt], column: str) -> list[Prompt]:
-    """Return prompts whose column "tests" holds the tests, each of which can be read.
+    """Return prompts with their tests in the column "tests", and check that the tests can be read.
 
     Args:
-        prompts: with the columns of their rows.
-        column: where the tests are; a prompt without it keeps its columns, which may be those of a known data set.
+        prompts: prompts with the columns of their rows.
+        column: column with the tests. A prompt without it keeps its columns, which may be those of a known data set.
 
     Raises:
-        ConfigError: some cannot be read; file, line and field are named.
+        ConfigError: tests cannot be read; the message has file, line and field.
     """
     found, problems = [], []
     for prompt in prompts:
@@ -48,17 +48,17 @@ def with_tests(prompts: Sequence[Prompt], column: str) -> list[Prompt]:
 
 
 def reference_notes(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
-    """Return a note for each task whose own references fail, with file and line of each.
+    """Return a note for each task whose references fail their verifier, with file and line of each.
 
-    Mathematical references must equal themselves: no answer to such a prompt would ever pass. A row of programs may
-    have a column `solution` with a program, which must pass its tests.
+    A mathematical reference must be equal to itself; otherwise no answer to the prompt can pass. A row of the verifier
+    `code` may have a column `solution` with a program that must pass the tests.
 
     Args:
-        config: of the run; says the verifier of each task.
+        config: configuration of the run, with the verifier of each task.
         prompts: training and held-out prompts of all tasks.
 
     Raises:
-        ConfigError: a larger share of a task's references fails than `scoring.failing_references`.
+        ConfigError: the share of failing references of a task exceeds `scoring.failing_references`.
     """
     notes, allowed = [], config.scoring.failing_references
     for task in config.data:
@@ -70,13 +70,16 @@ def reference_notes(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
         if not failed:
             continue
         named = "; ".join([*failed[:NAMED], *_more(len(failed))])
-        found = f"{task.curve}: {len(failed)} of {len(answers)} references do not pass their own verifier, so that no "
+        found = (
+            f"{task.curve}: {len(failed)} of {len(answers)} references fail their own verifier, so no completion of "
+            "these rows can pass"
+        )
         if len(failed) > allowed * len(answers):
             raise ConfigError(
-                f"{found}completion can; allowed: at most {allowed:.0%} of them. Correct or remove these rows, choose "
-                f"another data.task or a data.reward, or raise scoring.failing_references: {named}"
+                f"{found}; allowed: at most {allowed:.0%} of them. Correct or remove these rows, choose another "
+                f"data.task or a data.reward, or raise scoring.failing_references: {named}"
             )
-        notes.append(f"{found}completion can: {named}")
+        notes.append(f"{found}: {named}")
     return notes
 
 
@@ -108,7 +111,7 @@ def _failing(config: RunConfig, task: TaskData, answers: Sequence[tuple[Prompt, 
 
 
 def _math(prompt: Prompt) -> str | None:
-    """Return a completion that gives the reference itself in a box; None for an integer, which equals itself."""
+    """Return a completion with the reference in a box; None for an integer, which needs no check."""
     answer = prompt.answer
     if re.fullmatch(r"\s*-?[0-9]{1,18}\s*", answer):
         return None
@@ -123,4 +126,4 @@ def _code(prompt: Prompt) -> str | None:
 
 
 REFERENCES: dict[str, Callable[[Prompt], str | None]] = {"math": _math, "code": _code}
-"""Verifier -> the completion that gives a prompt's own reference; None: there is nothing to check."""
+"""By verifier: function that returns a completion with the prompt's reference, or None if there is nothing to check."""

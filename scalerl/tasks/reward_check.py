@@ -1,4 +1,4 @@
-"""Tries the user's reward functions on made-up completions, before anything is trained with them."""
+"""Check of the user's reward functions on made-up completions before training."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from scalerl.tasks.user_rewards import columns_taken, load_reward
 from scalerl.types import Prompt
 
 MADE_UP = ("I do not know.", "The answer is 4.")
-"""Completions that any reward function must give a number."""
+"""Completions for which any reward function must return a number."""
 
 
 def check_rewards(config: RunConfig, prompts: Sequence[Prompt]) -> None:
     """Call the reward function of each task that has one on made-up completions of the task's first prompt.
 
     Args:
-        config: of the run.
-        prompts: of all tasks.
+        config: configuration of the run.
+        prompts: prompts of all tasks.
 
     Raises:
-        ConfigError: it takes other arguments, raises, exits, hangs, or returns something else than numbers.
+        ConfigError: a function takes other arguments, raises, exits, hangs, or does not return numbers.
     """
     for task in config.data:
         first = next((prompt for prompt in prompts if prompt.task == task.curve), None)
@@ -34,7 +34,7 @@ def check_rewards(config: RunConfig, prompts: Sequence[Prompt]) -> None:
 
 
 def check_reward(reward: RewardFunction, prompt: Prompt, settings: Scoring) -> None:
-    """Call one reward function on made-up completions of a prompt, in a process of its own.
+    """Call one reward function on made-up completions of a prompt, in a separate process.
 
     Raises:
         ConfigError: see `check_rewards`.

@@ -1,7 +1,7 @@
-"""From finished groups to scores, beside training: `submit` a group at once, ask for its scores when they are needed.
+"""Scoring of finished groups in parallel with training.
 
-A verifier that hangs costs its own completion (counted as wrong, and in `timeouts`), never the run. A reward that fails
-(it raises, hangs, or is no number) costs its own completion too, and is counted; the run ends when over 5% fail.
+A completion whose verifier hangs counts as wrong and in `timeouts`. A completion whose reward fails (the function
+raises, hangs, or does not return a number) counts as a failure; the run ends if more than 5% fail.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.types import Group, Prompt, Score, ScoredGroup
 
 Decode = Callable[[Sequence[Sequence[int]]], list[str]]
-"""Token ids of some completions -> their texts, special tokens left out."""
+"""Token ids of completions -> their texts without special tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """The scores of some completions, under way."""
+    """Scores of some completions that are being computed."""
 
     futures: Sequence[Future[Any]]
     finish: Callable[[Sequence[Future[Any]]], list[Score]]
@@ -39,63 +39,63 @@ class Pending:
 
 
 class Scorer(Protocol):
-    """Judges completions of one task."""
+    """Scores completions of one task."""
 
     failures: Failures
     """Completions that got no reward."""
 
     @property
     def timeouts(self) -> int:
-        """Completions whose verifier had to be stopped, so far."""
+        """Number of completions so far whose verifier had to be stopped."""
         ...
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
-        """Start to judge completions of one prompt."""
+        """Start scoring completions of one prompt."""
         ...
 
     def truncated(self, score: Score) -> Score:
-        """Return what a completion is worth that was truncated before it could answer."""
+        """Return the score of a truncated completion, given the score of its text."""
         ...
 
     def close(self) -> None:
-        """Stop whatever runs."""
+        """Stop all processes and threads."""
         ...
 
 
 class ScoringService:
-    """Scores groups as they finish, in the order they come, beside whatever else the process does."""
+    """Scores groups in the background, in the order in which they are submitted."""
 
     def __init__(self, scorers: Mapping[str, Scorer], decode: Decode) -> None:
-        """Start.
+        """Start the thread that submits groups.
 
         Args:
-            scorers: one a task, by the task's name.
-            decode: turns tokens into text.
+            scorers: scorer of each task, by the task's name.
+            decode: function from tokens to texts.
         """
         self._scorers, self._decode = scorers, decode
-        # one thread, so that a reward function with a state of its own is called in the same order in every run
+        # one thread, so that a stateful reward function is called in the same order in every run
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="scoring")
 
     @property
     def timeouts(self) -> int:
-        """Completions whose verifier had to be stopped, so far."""
+        """Number of completions so far whose verifier had to be stopped."""
         return sum(scorer.timeouts for scorer in self._scorers.values())
 
     @property
     def failures(self) -> int:
-        """Completions that got no reward because the reward itself failed, so far."""
+        """Number of completions so far whose reward failed."""
         return sum(scorer.failures.failed for scorer in self._scorers.values())
 
     def notes(self) -> list[str]:
-        """Return what failed and was not told yet."""
+        """Return the failures that have not been returned yet."""
         return [note for scorer in self._scorers.values() for note in scorer.failures.news()]
 
     def submit(self, group: Group) -> PendingGroup:
-        """Start to score a group; returns at once."""
+        """Start scoring a group; return at once."""
         return PendingGroup(group, self._scorers[group.visit.prompt.task], self._starter.submit(self._begin, group))
 
     def _begin(self, group: Group) -> Pending:
-        """Decode a group and hand it to its scorer.
+        """Decode a group and submit it to its scorer.
 
         Consumes: a group. Produces: its pending scores. Waits for: nothing. Unblocked by: nothing.
         """
@@ -103,26 +103,26 @@ class ScoringService:
         return self._scorers[group.visit.prompt.task].submit(group.visit.prompt, texts)
 
     def close(self) -> None:
-        """Stop whatever runs."""
+        """Stop all processes and threads."""
         self._starter.shutdown(wait=True, cancel_futures=True)
         for scorer in self._scorers.values():
             scorer.close()
 
 
 class PendingGroup:
-    """A group whose scores are under way."""
+    """A group whose scores are being computed."""
 
     def __init__(self, group: Group, scorer: Scorer, begun: Future[Pending]) -> None:
         self.group, self._scorer, self._begun = group, scorer, begun
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the scores at most so long; return whether they are there (or have failed)."""
+        """Wait for the scores for at most `seconds`; return whether they are ready (or failed)."""
         if not wait([self._begun], seconds).done:
             return False
         return self._begun.exception() is not None or not wait(self._begun.result().futures, seconds).not_done
 
     def result(self) -> ScoredGroup:
-        """Return the group with its scores, waiting for them. A truncated rollout has failed, whatever it says.
+        """Wait for the scores and return the group with them. A truncated rollout never passes.
 
         Raises:
             RewardError: more than 5% of the task's completions got no reward.
@@ -170,7 +170,7 @@ def make_scoring(config: RunConfig, decode: Decode) -> ScoringService:
 
 
 class ThreadScorer:
-    """Calls a verifier that cannot hang, in threads of this process."""
+    """Calls a verifier that cannot hang in threads of this process."""
 
     timeouts = 0
 
@@ -179,7 +179,7 @@ class ThreadScorer:
         self._threads = ThreadPoolExecutor(settings.workers or 1, thread_name_prefix=f"verify-{name}")
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
-        """Start to judge completions of one prompt: +1 for a pass, -1 for a failure."""
+        """Start scoring completions of one prompt: +1 for a pass, -1 for a failure."""
         done = self._threads.submit(lambda: [_safely(self._verify, prompt, text) for text in completions])
         return Pending([done], lambda futures: _judged(futures[0].result(), self.failures))
 
@@ -189,12 +189,12 @@ class ThreadScorer:
         return reward(verdict(False, "truncated before an answer"))
 
     def close(self) -> None:
-        """Stop the threads after what they are at."""
+        """Stop the threads after their current call."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
 
 class ProcessScorer:
-    """Calls a verifier in processes that are killed when they take too long."""
+    """Calls a verifier in processes that are killed at a time limit."""
 
     def __init__(self, name: str, verifier: Verifier, settings: Scoring) -> None:
         self._name, self._limit_s, self.timeouts = name, verifier.limit_s(settings), 0
@@ -203,7 +203,7 @@ class ProcessScorer:
         self._pool = worker_pool(workers, verifier.prepare, settings)
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
-        """Start to judge completions: +1 for a pass, -1 for a failure, a crash or a timeout of the verifier."""
+        """Start scoring completions: +1 for a pass, -1 for a failure, a crash or a timeout of the verifier."""
         futures = [
             self._pool.schedule(_verify, args=(self._name, prompt, text), timeout=self._limit_s) for text in completions
         ]
@@ -218,7 +218,9 @@ class ProcessScorer:
             said = f"the verifier took longer than {self._limit_s:g} s"
         except ProcessExpired as error:
             said = f"the verifier's process ended with exit code {error.exitcode}"
-            if self._name == "custom":  # code of the user, which is broken; other verifiers die of a completion
+            if (
+                self._name == "custom"
+            ):  # a crash of the user's code is a failure; with other verifiers the completion is the cause
                 return said
         self.timeouts += 1
         return verdict(False, said)
@@ -234,7 +236,7 @@ class ProcessScorer:
 
 
 class FunctionScorer:
-    """Calls a user's reward function in processes of its own; a reward at or above `pass_reward` passes."""
+    """Calls a user's reward function in separate processes; a reward of at least `pass_reward` passes."""
 
     timeouts = 0
 
@@ -250,10 +252,10 @@ class FunctionScorer:
 
         Args:
             function: import path.
-            pass_reward: the least reward that passes.
-            settings: of the run.
-            truncated_reward: the most that a truncated completion gets; None: what the function says.
-            params: given to the function by name.
+            pass_reward: smallest reward that passes.
+            settings: scoring settings of the run.
+            truncated_reward: largest reward of a truncated completion; None: the function's reward.
+            params: keyword arguments of the function.
         """
         self.failures, self._params = Failures(f"reward function {function}"), dict(params or {})
         self._truncated_reward = truncated_reward
@@ -266,7 +268,7 @@ class FunctionScorer:
         return Pending([call], lambda futures: self._finish(futures[0], len(completions)))
 
     def rewards(self, prompt: Prompt, completions: Sequence[str]) -> list[float | str]:
-        """Return the reward of each completion, or what was wrong instead; nothing is counted."""
+        """Return the reward of each completion, or a description of its failure; failures are not counted."""
         return self._rewards(self._schedule(prompt, completions), len(completions))
 
     def _schedule(self, prompt: Prompt, completions: Sequence[str]) -> Future[Any]:
@@ -274,7 +276,7 @@ class FunctionScorer:
         return self._pool.schedule(call_by_name, args=words, timeout=self._limit_s)  # type: ignore[no-any-return]
 
     def _finish(self, call: Future[Any], count: int) -> list[Score]:
-        """Return the scores; a completion without a reward gets the mean of its group's others, so no advantage."""
+        """Return the scores. A completion without a reward gets the mean of its group, which adds no advantage."""
         rewards = self._rewards(call, count)
         problems = [reward for reward in rewards if isinstance(reward, str)]
         self.failures.count(count, problems)
@@ -293,14 +295,14 @@ class FunctionScorer:
         except TimeoutError:
             problem = (
                 f"reward function {self._function} took longer than {self._limit_s:g} s for the completions of one "
-                "prompt; make it quicker, or raise scoring.reward_timeout_s"
+                "prompt; make it faster, or raise scoring.reward_timeout_s"
             )
         except ProcessExpired as error:
             problem = f"reward function {self._function} ended its process with exit code {error.exitcode}"
         return [problem] * count
 
     def truncated(self, score: Score) -> Score:
-        """Return no pass, and at most the reward that the task has for truncated completions (None: no limit)."""
+        """Return a failing score with at most the task's reward for truncated completions (None: no limit)."""
         most = math.inf if self._truncated_reward is None else self._truncated_reward
         return Score(min(score.reward, most), False, score.reason)
 
@@ -314,12 +316,12 @@ def _verify(name: str, prompt: Prompt, completion: str) -> Verdict | str:
 
 
 def _safely(verify: Callable[[Prompt, str], Verdict], prompt: Prompt, completion: str) -> Verdict | str:
-    """Return the verdict, or what the verifier did instead of giving one."""
+    """Return the verdict, or a description of the verifier's failure."""
     try:
         found = verify(prompt, completion)
     except PluginError as error:
         return f"the task {error}"
-    except Exception as error:  # whatever it is, it is counted (failures.py) and costs one completion
+    except Exception as error:  # counted as a failure of one completion (failures.py)
         where = traceback.extract_tb(error.__traceback__)[-1]
         return f"the verifier raised {type(error).__name__}: {str(error)[:300]} ({where.filename}:{where.lineno})"
     if not isinstance(found, Verdict) or not isinstance(found.score, int | float) or not 0 <= found.score <= 1:
@@ -328,7 +330,7 @@ def _safely(verify: Callable[[Prompt, str], Verdict], prompt: Prompt, completion
 
 
 def _judged(found: Sequence[Verdict | str], failures: Failures) -> list[Score]:
-    """Return the scores; a completion without a verdict has failed, and is counted."""
+    """Return the scores; a completion without a verdict is wrong and counts as a failure."""
     failures.count(len(found), [given for given in found if isinstance(given, str)])
     return [reward(verdict(False, given) if isinstance(given, str) else given) for given in found]
 
@@ -337,9 +339,9 @@ def worker_pool(workers: int, prepare: Callable[[Scoring], None] | None, setting
     """Return a pebble pool of processes that can be killed one by one.
 
     Args:
-        workers: processes.
-        prepare: what a verifier needs in each of them; None: nothing.
-        settings: given to `prepare`.
+        workers: number of processes.
+        prepare: function called at the start of each process; None: nothing is called.
+        settings: argument of `prepare`.
     """
     from pebble import ProcessPool
 
@@ -353,7 +355,7 @@ def _stop(pool: Any) -> None:
 
 def _prepare(prepare: Callable[[Scoring], None] | None, settings: Scoring) -> None:
     """Prepare a worker process."""
-    os.setpgid(0, 0)  # a SIGTERM to the run's whole process group, as `timeout` sends it, must not end a verdict
+    os.setpgid(0, 0)  # `timeout` sends SIGTERM to the run's process group, which must not end a verifier
     if prepare is not None:
         prepare(settings)
 

@@ -1,7 +1,6 @@
-"""The user's own reward function in TRL's form, called in processes of its own.
+"""The user's reward function in TRL's form, called in separate processes.
 
-A function that raises, exits or takes its process down is named, counted, and survived as long as that is rare
-(failures.py); it never fails in silence.
+A call that raises, exits or ends its process is reported and counted; the run ends if more than 5% fail (failures.py).
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ from scalerl.types import Prompt
 
 
 class RewardError(RuntimeError):
-    """Too many rewards failed; the message says where."""
+    """Too many rewards failed."""
 
 
 def load_reward(name: str) -> Callable[..., Any]:
-    """Import a reward function by `package.module:function`; see plugins.load_function for what it raises."""
+    """Import a reward function by `package.module:function`; `plugins.load_function` lists the exceptions."""
     return load_function(name, "data.reward")
 
 
 def call_by_name(
     name: str, prompts: Sequence[Prompt], completions: Sequence[str], params: Mapping[str, Any] | None = None
 ) -> list[float | str]:
-    """Import a reward function, once a process, and call it; see `call_reward`."""
+    """Import a reward function, once per process, and call it; see `call_reward`."""
     return call_reward(_loaded(name), name, prompts, completions, params)
 
 
 _loaded = cache(load_reward)
-"""Looking for the module's file at every call would cost, and would find another after an os.chdir."""
+"""Cached because a new search for the module is slow and could find another file after an os.chdir."""
 
 
 def call_reward(
@@ -42,17 +41,18 @@ def call_reward(
     completions: Sequence[str],
     params: Mapping[str, Any] | None = None,
 ) -> list[float | str]:
-    """Return f(prompts, completions, **columns, **params): for each completion a finite number, or what was wrong.
+    """Return f(prompts, completions, **columns, **params): a finite number or a description of the failure each.
 
     Args:
-        function: in TRL's form; it is given those columns of the rows that it takes.
-        name: of the function, for messages.
-        prompts: the prompt of each completion.
-        completions: texts; a chat prompt gets its completion as a chat message.
-        params: given by name too; they replace columns of the same name.
+        function: function in TRL's form. It gets the columns of the rows that it takes.
+        name: name of the function, for messages.
+        prompts: prompt of each completion.
+        completions: texts; the completion of a chat prompt is passed as a chat message.
+        params: further keyword arguments; they replace columns of the same name.
 
     Returns:
-        One entry a completion. All are text where the function raised or exited, or returned another number of them.
+        One entry per completion. All are descriptions if the function raised, exited, or returned a wrong number of
+        rewards.
     """
     asked = [prompt.columns.get("prompt", prompt.text) for prompt in prompts]
     answers: list[Any] = [
@@ -62,7 +62,7 @@ def call_reward(
     named = {**columns_taken(function, prompts), **(params or {})}
     try:
         found = call(function, name, prompts=asked, completions=answers, **named)
-        rewards = call(_listed, name, found, len(completions) + 1)  # a generator of the user's runs here
+        rewards = call(_listed, name, found, len(completions) + 1)  # runs the user's generator
     except PluginError as error:
         return [f"reward function {error}"] * len(completions)
     if rewards is None:
@@ -78,7 +78,7 @@ def call_reward(
 
 
 def columns_taken(function: Callable[..., Any], prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
-    """Return those columns of the prompts' rows that a reward function takes: all, where it has **columns."""
+    """Return the columns of the prompts' rows that a reward function takes: all, if it has **columns."""
     signature = signature_of(function)
     parameters = signature.parameters.values() if signature else ()
     names = dict.fromkeys(name for prompt in prompts for name in prompt.columns if name != "prompt")
@@ -89,7 +89,7 @@ def columns_taken(function: Callable[..., Any], prompts: Sequence[Prompt]) -> di
 
 
 def _listed(found: Any, most: int) -> list[Any] | None:
-    """Return at most so many entries of a sequence, an array or a tensor; None for what has no order of its own."""
+    """Return at most `most` entries of a sequence, an array or a tensor; None for a value without an order."""
     if not isinstance(found, Iterable) or isinstance(found, str | bytes | Mapping | Set):
         return None
     if len(getattr(found, "shape", (1,))) != 1:
@@ -98,7 +98,7 @@ def _listed(found: Any, most: int) -> list[Any] | None:
 
 
 LARGEST = 1e9
-"""Largest size of a reward: squares of larger ones lose their differences in FP32, or overflow."""
+"""Largest absolute reward: squares of larger ones lose their differences in FP32, or overflow."""
 
 
 def _finite(reward: Any, name: str) -> float | str:

@@ -1,4 +1,4 @@
-"""The verifiers by name; a new one is a file beside this and an entry here."""
+"""The verifiers by name. A new verifier is a file in this folder and an entry here."""
 
 from __future__ import annotations
 

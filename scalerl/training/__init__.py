@@ -1,1 +1,1 @@
-"""Executes the recipe: the loop, the learner, checkpoints, the run directory, processes."""
+"""Training runs: the loop, the learner, checkpoints, the run directory and processes."""

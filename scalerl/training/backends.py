@@ -1,4 +1,4 @@
-"""What `placement` decides: where the generator's process, engines and trainer ranks run, and how weights travel."""
+"""Backends, chosen by `placement`: how engines and trainer ranks are started and how weights are sent."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from scalerl.training.learner.rank_processes import RankProcesses
 from scalerl.training.learner.ranks import RankTransport
 
 StartRanks = Callable[[RunConfig, str, Sequence[WeightChannel]], RankTransport]
-"""(resolved configuration, path of the model, channels that the ranks will send over) -> ranks."""
+"""(resolved configuration, path of the model, channels over which the ranks send weights) -> ranks."""
 
 
 @dataclass(frozen=True)
 class Backend:
-    """How a run's processes are made."""
+    """Functions that start the processes of a run."""
 
     launch: Launch
     """Starts the generator's process."""
     make_engines: MakeEngines
-    """Makes the engines, inside that process."""
+    """Creates the engines, inside that process."""
     channel: Callable[[WeightLayout, Path], WeightChannel]
-    """Makes the weight channel, given the layout of the weights and the run directory."""
+    """Creates the weight channel, given the layout of the weights and the run directory."""
     start_ranks: StartRanks
     """Starts several trainer ranks and waits until they are ready."""
     scorers: Callable[[RunConfig], Mapping[str, Scorer]] = make_scorers
-    """Makes the scorer of each task."""
+    """Creates the scorer of each task."""
 
 
 def _local(config: RunConfig) -> Backend:
@@ -84,8 +84,8 @@ def _ray(config: RunConfig) -> Backend:
 
 
 BACKENDS: dict[str, Callable[[RunConfig], Backend]] = {"local": _local, "ray": _ray}
-"""By `placement.backend`; each is given the resolved configuration.
+"""Backends by `placement.backend`; each takes the resolved configuration.
 
 Raises:
-    ConfigError: the cluster does not answer or is too small.
+    ConfigError: The cluster does not answer or is too small.
 """

@@ -1,4 +1,4 @@
-"""What a run leaves that stops because its loss, its gradient or its weights are not finite."""
+"""Report of a run that stops because its loss, gradient or weights are not finite: the saved batch and a message."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from scalerl.training.learner.base import BadGradient, TrainBatch
 
 
 def save_batch(run: Path, updates: int, batch: TrainBatch) -> Path:
-    """Write the batch of a failed update; return its directory.
+    """Write the batch of a failed update and return its directory.
 
     Args:
-        run: directory of the run.
-        updates: done before it.
-        batch: of the update.
+        run: The run directory.
+        updates: Number of updates before the failed one.
+        batch: Batch of the failed update.
     """
     path = run / "bad_batch"
     save_state(path, f"step_{updates:06d}", {f.name: getattr(batch, f.name) for f in fields(batch)})
@@ -26,21 +26,21 @@ def save_batch(run: Path, updates: int, batch: TrainBatch) -> Path:
 def message(
     error: BadGradient, batch: Path | None, checkpoint: Path | None, updates: int, run: Path, optimizer: AdamW
 ) -> str:
-    """Return what happened and what a user can do.
+    """Return a message that says what happened and what the user can do.
 
     Args:
-        error: why the run stops.
-        batch: where the batch is saved; None: the weights are at fault, after so many updates.
-        checkpoint: the latest one; None: there is none.
-        updates: done until now.
-        run: directory of the run.
-        optimizer: of its recipe.
+        error: The reason why the run stops.
+        batch: Directory of the saved batch; None if the weights after `updates` updates are not finite.
+        checkpoint: The latest checkpoint; None if there is none.
+        updates: Number of completed updates.
+        run: The run directory.
+        optimizer: Optimizer of the recipe.
     """
     where = f"step {updates + 1}: {error}. The batch is saved in {batch}" if batch else f"step {updates}: {error}"
-    start = "none, so a resume begins with step 0"
+    start = "none, so a resume starts at step 0"
     lower = optimizer.rate(max(updates, optimizer.warmup_steps)) / 2
     return (
         f"{where}; the last good checkpoint is {checkpoint or start}. The usual remedy is a lower learning rate: "
-        f"scalerl resume {run} --recipe.optimizer.learning_rate {lower:.3g}. Where it fails again, remove the newest "
-        f"directory in {run / 'checkpoints'} first, so that the run goes back further; at step 1, check the model"
+        f"scalerl resume {run} --recipe.optimizer.learning_rate {lower:.3g}. If it fails again, remove the newest "
+        f"directory in {run / 'checkpoints'} first, to resume from an earlier step; at step 1, check the model"
     )

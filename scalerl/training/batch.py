@@ -1,6 +1,6 @@
-"""Groups of rollouts to padded tensors: tokens, behaviour log-probabilities, versions, rewards.
+"""Collation of groups of rollouts into padded tensors: tokens, log-probabilities, versions and rewards.
 
-Legend: P prompts, G rollouts a prompt, B = P x G rollouts, T tokens of the longest prompt plus completion.
+Legend: P prompts, G rollouts per prompt, B = P x G rollouts, T tokens of the longest prompt plus completion.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scalerl.types import Rollout, ScoredGroup
 
 @dataclass(frozen=True, slots=True)
 class RolloutTensors:
-    """One update's rollouts, padded at the end.
+    """Rollouts of one update, padded at the end.
 
     Example: two prompts x two rollouts of up to 7 tokens has tokens_BT of shape [4, 7] and prompt_B = [0, 0, 1, 1].
     """
@@ -30,27 +30,27 @@ class RolloutTensors:
     behavior_BT: Tensor
     """Log-probability of each sampled token when it was sampled; 0 elsewhere."""
     version_BT: Tensor
-    """Version that sampled each sampled token; 0 elsewhere."""
+    """Version of the weights that sampled each token; 0 for tokens that were not sampled."""
     prompt_length_B: Tensor
-    """Prompt tokens."""
+    """Number of prompt tokens."""
     length_B: Tensor
-    """Prompt plus completion tokens."""
+    """Number of prompt and completion tokens."""
     prompt_B: Tensor
-    """Number of each rollout's prompt."""
+    """Index of each rollout's prompt."""
     truncated_B: Tensor
-    """Rollouts that ran into their limit."""
+    """Rollouts that reached their length limit."""
     interrupted_B: Tensor
-    """Rollouts whose thinking was ended by the phrase."""
+    """Rollouts whose thinking was ended by the inserted phrase."""
     rewards_PG: Tensor
-    """What the verifier or reward function gave."""
+    """Rewards from the verifier or reward function."""
     passed_PG: Tensor
-    """Rollouts that passed; a truncated one has failed."""
+    """Rollouts that passed; a truncated rollout has failed."""
     experts_BTLK: Tensor | None = None
-    """int16: experts that the engine used for each token; -1 where it recorded none. None: for no token."""
+    """Experts that the engine used for each token, int16; -1 if not recorded. None if no token has any."""
 
     @property
     def completion_tokens_PG(self) -> Tensor:
-        """Completion lengths."""
+        """Completion lengths in tokens."""
         return (self.length_B - self.prompt_length_B).view(self.rewards_PG.shape)
 
 
@@ -84,10 +84,10 @@ def collate(groups: Sequence[ScoredGroup]) -> RolloutTensors:
 
 
 def _experts(rollouts: Sequence[tuple[int, Rollout]], width: int) -> Tensor | None:
-    """Return the recorded experts at the tokens that they were used for: each one before the token it led to.
+    """Return the recorded experts, placed at the tokens that they processed: one before the token they predicted.
 
     Args:
-        rollouts: each with the tokens of its prompt.
+        rollouts: Pairs of the prompt's length in tokens and the rollout.
         width: T.
     """
     recorded = next((rollout.experts for _, rollout in rollouts if rollout.experts is not None), None)

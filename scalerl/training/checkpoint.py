@@ -1,8 +1,8 @@
-"""Checkpoints that appear all at once or not at all: nested state to files and back.
+"""Atomic checkpoints of nested state.
 
-Arrays go into one safetensors file (numpy arrays packed by type, for a generator's state holds thousands of small
-ones), everything else into JSON beside it. A checkpoint is written under a temporary name, sealed by a manifest,
-fsynced and renamed; the last good one is never touched.
+Arrays are saved in one safetensors file, everything else in a JSON file next to it. numpy arrays are packed by type,
+because a generator's state has thousands of small ones. A checkpoint is written under a temporary name, sealed by a
+manifest, fsynced and renamed; the last good checkpoint is never modified.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from scalerl.files import as_umask, next_directory, sync
 from scalerl.training.manifest import forget_stamps, seal, stamp_later
 
 FORMAT = 2
-"""Of the trainer's part; raise it when a checkpoint of before cannot be resumed any more."""
+"""Format of the trainer's part; increase it when older checkpoints can no longer be resumed."""
 
 WRITTEN = ".written"
-"""An empty file that says that the run has had a checkpoint."""
+"""Empty file that marks a run which has had a checkpoint."""
 
 _NAME = re.compile(r"step_(\d{6,})$")
 
 
 def save_state(directory: Path, name: str, state: Mapping[str, Any]) -> None:
-    """Write `state` as name.json and name.safetensors, and force both to disk."""
-    directory.mkdir(exist_ok=True)  # no parents: a run directory that was moved is not made again
+    """Write `state` to name.json and name.safetensors, and force both to disk."""
+    directory.mkdir(exist_ok=True)  # without parents, so that a moved run directory is not created again
     packed: dict[str, list[np.ndarray[Any, Any]]] = {}
     sizes: dict[str, int] = {}
     tensors: dict[str, Tensor] = {}
@@ -65,7 +65,7 @@ def save_state(directory: Path, name: str, state: Mapping[str, Any]) -> None:
 
 
 def load_state(directory: Path, name: str) -> Any:
-    """Read what `save_state` wrote; arrays come back as numpy arrays, tensors as CPU tensors."""
+    """Read a state written by `save_state`; arrays become numpy arrays, tensors become CPU tensors."""
     tensors = load_file(directory / f"{name}.safetensors")
     packed = {key.removeprefix("packed."): t.numpy() for key, t in tensors.items() if key.startswith("packed.")}
 
@@ -84,7 +84,7 @@ def load_state(directory: Path, name: str) -> Any:
 
 
 def load_plain(directory: Path, name: str) -> Any:
-    """Read the JSON part of a state, with placeholders where arrays are."""
+    """Read the JSON part of a state, with placeholders for arrays."""
     return json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
 
 
@@ -92,9 +92,9 @@ class CheckpointStore:
     """The checkpoints of one run."""
 
     def __init__(self, directory: Path, keep: int) -> None:
-        """Look after `directory`, keeping the last `keep` checkpoints; leftovers of killed writers are removed."""
+        """Manage `directory` and keep the last `keep` checkpoints; partial checkpoints of killed runs are removed."""
         self.directory, self._keep = directory, keep
-        for replaced in directory.glob(".replaced_*"):  # a process was killed while it put another in the same place
+        for replaced in directory.glob(".replaced_*"):  # a process was killed while it replaced this checkpoint
             final = directory / replaced.name.removeprefix(".replaced_")
             shutil.rmtree(replaced) if final.exists() else replaced.rename(final)
         for leftover in directory.glob(".step_*"):
@@ -103,23 +103,23 @@ class CheckpointStore:
 
     @classmethod
     def create(cls, directory: Path, keep: int) -> CheckpointStore:
-        """Make the directory, unless it is there, and look after it."""
+        """Create the directory if it does not exist, and manage it."""
         directory.mkdir(parents=True, exist_ok=True)
         return cls(directory, keep)
 
     def begin(self, step: int) -> Path:
-        """Return the temporary directory in which a checkpoint's parts are to be written."""
+        """Return the temporary directory for the parts of a checkpoint."""
         path = self.directory / f".step_{step:06d}.tmp"
         path.mkdir(exist_ok=True)
         return path
 
     def commit(self, step: int) -> Path:
-        """Make a checkpoint whose parts are all written the latest good one; return its directory."""
+        """Complete a checkpoint whose parts are all written, and return its directory."""
         final, temporary = self.path(step), self.begin(step)
         seal(temporary, step)
         sync(temporary)
         replaced = self.directory / f".replaced_{final.name}"
-        if final.exists():  # the same step again, after a resume: equal content
+        if final.exists():  # the same step was written before a resume, with equal content
             final.rename(replaced)
         temporary.rename(final)
         shutil.rmtree(replaced, ignore_errors=True)
@@ -134,7 +134,7 @@ class CheckpointStore:
         return self.directory / f"step_{step:06d}"
 
     def set_aside(self, step: int) -> Path:
-        """Rename a checkpoint that cannot be used, so that it neither counts nor is removed; return its new place."""
+        """Rename an unusable checkpoint, so that it is neither used nor removed, and return its new path."""
         place = next_directory(self.directory, f"damaged_step_{step:06d}")
         self.path(step).rename(place)
         return place
@@ -151,5 +151,5 @@ class CheckpointStore:
 
     @property
     def had_some(self) -> bool:
-        """Whether a checkpoint was ever completed here; what was there since may have been deleted."""
+        """Whether a checkpoint was ever completed here, even if it was deleted since."""
         return (self.directory / WRITTEN).exists()

@@ -1,4 +1,4 @@
-"""Trains a run to its end, and goes back to its last checkpoint where a process of a cluster died."""
+"""Training of a run to its end, with a return to the last checkpoint if a process of a cluster died."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from scalerl.training.session import Session, TrainingFailed
 from scalerl.training.status import Heartbeat
 
 MakeSession = Callable[[RunDisplay, Callable[[], bool]], Session]
-"""(display, whether a stop was asked for) -> a run that is ready to train."""
+"""(display, function that tells whether a stop was requested) -> a run that is ready to train."""
 
 
 class Ended(NamedTuple):
-    """What a run leaves for its user.
+    """Result of a run.
 
     Example: Ended(Path("runs/scalerl-001"), ["trained 480 updates (0 skipped)", "forecast ..."], finished=True)
     """
@@ -30,9 +30,9 @@ class Ended(NamedTuple):
     path: Path
     """The run directory."""
     closing: list[str]
-    """Lines that sum the run up."""
+    """Lines that summarize the run."""
     finished: bool
-    """Whether it reached its end; otherwise a signal stopped it."""
+    """Whether the run reached its end; otherwise it was stopped by a signal."""
 
 
 class RunFailed(RuntimeError):
@@ -43,14 +43,14 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
     """Start or resume a run and train it to its end.
 
     Args:
-        make_session: starts the run, or resumes it.
-        display: shows it.
-        stop_requested: asked after every step; the run then ends with a checkpoint.
+        make_session: Function that starts or resumes the run.
+        display: Display of the run.
+        stop_requested: Function called after every step; if it returns true, the run ends with a checkpoint.
 
     Raises:
-        ConfigError: something a user can correct, found before the first step.
-        RunFailed: training failed, a reward function failed, a process died, or the run directory was moved; what was
-            saved is kept.
+        ConfigError: An error that the user can correct was found before the first step.
+        RunFailed: Training failed, a reward function failed, a process died, or the run directory was moved. Saved
+            files are kept.
     """
     session, recovery = None, Recovery()
     try:
@@ -74,7 +74,9 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
             raise RunFailed(moved) from error
         if isinstance(error, OSError):
             raise
-        advice = f"\nNothing saved is lost; continue with: scalerl resume {session.directory.path}" if session else ""
+        advice = (
+            f"\nAll saved results are kept; continue with: scalerl resume {session.directory.path}" if session else ""
+        )
         raise RunFailed(f"{error}{advice}") from error
     finally:
         display.stop()

@@ -1,4 +1,4 @@
-"""How many devices a run holds, and how many of them generate: what device-hours are counted from."""
+"""Number of devices that a run holds, from which device-hours are computed."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ class Devices:
     held: int = 1
     """GPUs of trainer ranks and engines; 1 on CPU."""
     generating: int = 1
-    """Those of the engines. Where trainer and engines share a device, that one counts here too."""
+    """GPUs of the engines, including a device that they share with the trainer."""
 
     @property
     def generating_share(self) -> float:
-        """Share of the devices held that work while only the generators do."""
+        """Share of the held devices that work while only the generators run."""
         return self.generating / self.held
 
 
 def devices_of(config: RunConfig) -> Devices:
-    """Return the devices that a run holds: a GPU for each trainer rank, and the GPUs of its engines; on CPU one.
+    """Return the devices that a run holds: one GPU per trainer rank plus the GPUs of its engines, or one CPU.
 
     Servers given by address count with `placement.tensor_parallel` GPUs each.
     """

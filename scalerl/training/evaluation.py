@@ -1,7 +1,7 @@
-"""Policy to evaluation point: held-out mean@k with its standard error, for each task.
+"""Evaluation points: held-out mean@k with its standard error, for each task.
 
-Every evaluation of a run uses the same random numbers for the same sample of the same prompt, so that the curve's
-point-to-point noise is smaller than that of independent evaluations.
+Every evaluation of a run uses the same random numbers for the same sample of the same prompt. The noise between points
+of the curve is therefore smaller than for independent evaluations.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from scalerl.types import EvalPoint, Prompt, ScoredGroup, Visit
 
 
 def held_out_visits(prompts: Sequence[Prompt]) -> tuple[Visit, ...]:
-    """Return the visits of an evaluation; their number never changes, so neither do their random streams."""
+    """Return the visits of an evaluation; their `number` is always 0, so their random streams never change."""
     return tuple(Visit(prompt, number=0, index=i) for i, prompt in enumerate(prompts))
 
 
@@ -22,7 +22,7 @@ def mean_at_k(passed_PK: np.ndarray) -> tuple[float, float]:
     """Return the mean over prompts of the share of samples that pass, and its standard error over prompts.
 
     Args:
-        passed_PK: booleans, one row a prompt, one column a sample.
+        passed_PK: Booleans, one row per prompt and one column per sample.
     """
     assert passed_PK.ndim == 2, passed_PK.shape
     rates_P = passed_PK.mean(axis=1)
@@ -32,7 +32,7 @@ def mean_at_k(passed_PK: np.ndarray) -> tuple[float, float]:
 
 
 def by_task(groups: Sequence[ScoredGroup]) -> list[list[ScoredGroup]]:
-    """Return the groups of each task, tasks in the order of their names."""
+    """Return the groups of each task, sorted by the name of the task."""
     found: dict[str, list[ScoredGroup]] = {}
     for scored in groups:
         found.setdefault(scored.group.visit.prompt.task, []).append(scored)
@@ -42,15 +42,15 @@ def by_task(groups: Sequence[ScoredGroup]) -> list[list[ScoredGroup]]:
 def eval_point(
     groups: Sequence[ScoredGroup], *, step: int, device_hours: float, flops: float, tokens: int, eval_s: float
 ) -> EvalPoint:
-    """Summarise one evaluation of one task.
+    """Summarize one evaluation of one task.
 
     Args:
-        groups: one a held-out prompt; a truncated rollout has failed.
-        step: updates the weights had seen.
-        device_hours: of training so far.
-        flops: of training and generation so far.
-        tokens: generated for training so far.
-        eval_s: seconds the evaluation took, of all tasks together.
+        groups: One group per held-out prompt; a truncated rollout has failed.
+        step: Version of the evaluated weights.
+        device_hours: Device-hours of training so far.
+        flops: FLOPs of training and generation so far.
+        tokens: Tokens generated for training so far.
+        eval_s: Duration of the whole evaluation, all tasks together, seconds.
     """
     rollouts = [rollout for scored in groups for rollout in scored.group.rollouts]
     rate, stderr = mean_at_k(np.asarray([[score.passed for score in scored.scores] for scored in groups]))

@@ -1,4 +1,4 @@
-"""The end of a run, whatever ended it: last checkpoint, exported model, summary."""
+"""End of a run: last checkpoint, exported model and summary."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from scalerl.training.session import Session
 
 
 def run_to_end(run: Session) -> list[str]:
-    """Train until something ends the run, save what it did, and return the closing lines for the user.
+    """Train until the run ends, save its results, and return the closing lines for the user.
 
     Raises:
-        TrainingFailed, WorkerDied, LearnerDied, RewardError: after everything that can be saved is saved.
+        TrainingFailed, WorkerDied, LearnerDied, RewardError: Raised after everything that can be saved is saved.
     """
     try:
         run.pipeline.wait_ready()
-    except Interrupted:  # nothing was done since the checkpoint, or since the start
+    except Interrupted:  # no work was done since the checkpoint or the start
         return [_stopped(run)]
     try:
-        run.evaluate_if_missing()  # R(0), before the first update; or one that a failing reward function cut short
+        run.evaluate_if_missing()  # R(0) before the first update, or an evaluation that a failed reward function ended
         run.clock.start()
         train(run)
     except Interrupted:
         pass
     except RewardError:
-        run.checkpoint(wait=True)  # the step that failed is the only thing lost, and it comes again
+        run.checkpoint(wait=True)  # only the failed step is lost, and a resume repeats it
         raise
     run.commit_checkpoints(wait=True)
     if run.progress.step not in run.checkpoints.steps():
@@ -43,7 +43,7 @@ def run_to_end(run: Session) -> list[str]:
         reason = f"stopped by the condition {run.progress.stopped_by!r}; "
     closing = [f"{reason}trained {run.progress.step} updates ({run.progress.skipped_steps} skipped)"]
     if run.progress.stopped_by:
-        closing.append(f"to train on all the same: scalerl resume {run.directory.path}")
+        closing.append(f"to train further anyway: scalerl resume {run.directory.path}")
     return closing + summarise(run.directory.path, run.config, run.points)
 
 
@@ -52,10 +52,10 @@ def _stopped(run: Session) -> str:
 
 
 def export_model(run: Session) -> None:
-    """Write the last weights as a Hugging Face directory with tokenizer, and adapters beside it; every file whole."""
+    """Write the last weights and the tokenizer as a Hugging Face directory, and adapters next to it, atomically."""
     path, temporary = run.directory.path, run.directory.path / ".export.tmp"
     run.directory.check_place()
-    shutil.rmtree(temporary, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a killed process
     run.learner.export(temporary / "model")
     run.learner.export_adapter(temporary / "adapter")
     run.tokenizer.save_pretrained(temporary / "model")

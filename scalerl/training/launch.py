@@ -1,4 +1,4 @@
-"""Puts a run together: model, prompts, processes, restored state. The loop itself is in loop.py."""
+"""Assembly of a run: model, prompts, processes and restored state. The training loop is in loop.py."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ from scalerl.training.warm_start import warm_start, warm_start_directory
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """Replace every `auto` by what this machine has, so that the saved configuration repeats the run elsewhere too."""
+    """Replace every `auto` by the value for this machine, so that the saved configuration repeats the run elsewhere."""
     hardware = resolve_hardware(config.hardware)
     device = hardware.device
     ranks = config.placement.trainer_ranks
     if ranks > 1 and device == "cuda" and config.placement.backend == "local" and torch.cuda.device_count() < ranks:
         raise ConfigError(
-            f"placement.trainer_ranks: got {ranks}, and torch sees {torch.cuda.device_count()} GPUs on this machine; "
+            f"placement.trainer_ranks: got {ranks}, but torch sees {torch.cuda.device_count()} GPUs on this machine; "
             "allowed: a GPU for each rank, placement.backend = 'ray' for the GPUs of a cluster, or hardware.device = "
             "'cpu'"
         )
@@ -87,10 +87,10 @@ def resolve(config: RunConfig) -> RunConfig:
 
 
 def resolve_hardware(hardware: Hardware) -> Hardware:
-    """Replace every `auto` of a machine by what this one has.
+    """Replace every `auto` in the hardware settings by the value for this machine.
 
     Raises:
-        ConfigError: a GPU is asked for, and torch sees none.
+        ConfigError: A GPU is requested, but torch sees none.
     """
     device = hardware.device if hardware.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cuda" and not torch.cuda.is_available():
@@ -106,10 +106,10 @@ def resolve_hardware(hardware: Hardware) -> Hardware:
 
 
 def start(config: RunConfig, path: Path, display: Display, stop_requested: Callable[[], bool]) -> Session:
-    """Start a new run: check everything a user can get wrong, then start the generator.
+    """Start a new run: check the configuration and its inputs, then start the generator.
 
     Raises:
-        ConfigError: see the parts; the run directory is only made when all checks have passed.
+        ConfigError: A check failed. The run directory is created only after all checks have passed.
     """
     config = pinned(resolve(config), display.note)
     check_empty(path)  # before the warm start, which takes minutes
@@ -124,17 +124,17 @@ def resume(
     stop_requested: Callable[[], bool],
     options: Mapping[str, Any] | Sequence[str] = (),
 ) -> Session:
-    """Go on with a run from its last good checkpoint.
+    """Resume a run from its last good checkpoint.
 
     Args:
-        path: run directory.
-        steps: a new total number of steps, to train on beyond the old one; None keeps it.
-        display: shows the run.
-        stop_requested: asked while waiting.
-        options: of the few fields that a resume may change (resumed.py).
+        path: The run directory.
+        steps: New total number of steps, to train beyond the old one; None keeps it.
+        display: Display of the run.
+        stop_requested: Function called while waiting; if it returns true, the run stops.
+        options: Values for the few fields that a resume may change (resumed.py).
 
     Raises:
-        ConfigError: no run there, its configuration was changed, or an option would make another run.
+        ConfigError: There is no run, its configuration was changed, or an option would make it a different run.
     """
     directory, config = RunDirectory.resume(path)
     try:
@@ -185,7 +185,7 @@ def _assemble(
     prompts = load_prompts(config, tokenizer)
     scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
     ranks = config.placement.trainer_ranks
-    # with several ranks this process only looks at the model: they load their own shares of it
+    # with several ranks, this process only inspects the model; each rank loads its shard
     policy = _load(config, model_path, "cpu" if ranks > 1 else config.hardware.device, config.hardware.trainer_matmul)
     config = resolve_matmul(config, policy, resumed=directory is not None)
     check_vocabulary(tokenizer, policy, model_path)
@@ -194,7 +194,7 @@ def _assemble(
     rule = length_rule(config.recipe.length, lambda text: tokenizer.encode(text, add_special_tokens=False))
     check_length(policy, rule, prompts.longest)
     _check_sampled(config, policy, model_path)
-    plain_shape = policy.shape  # the engines' model, which has no adapters
+    plain_shape = policy.shape  # the engines' model has no adapters
     policy = _with_adapters(config, policy)
     notes = _notes(config, prompts, rule, resumed=checkpoint is not None) + flops_notes(flops_rule)
     directory = directory or RunDirectory.create(path, config)
@@ -232,20 +232,20 @@ def _assemble(
 
 
 def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, *, resumed: bool) -> list[str]:
-    """Return what a person should know before the first step; references are only judged when a run begins."""
+    """Return notes for the user before the first step; references are checked only when a run starts."""
     check_rewards(config, prompts.training)
     notes = [*prompts.notes, *length_notes(rule), *nucleus_notes(config.recipe.top_p), *sandbox_notes(config)]
     return notes if resumed else notes + reference_notes(config, (*prompts.training, *prompts.held_out))
 
 
 def _sent_weights(config: RunConfig, policy: Policy) -> Iterable[tuple[str, Tensor]]:
-    """Return the weights by the names under which the engines know them: vLLM those of a checkpoint on disk."""
+    """Return the weights by the names that the engines expect; vLLM expects those of a checkpoint on disk."""
     weights = policy.weights()
     return checkpoint_weights(policy.model, weights) if config.placement.engine == "vllm" else weights
 
 
 def _check_sampled(config: RunConfig, policy: Policy, model_path: str) -> None:
-    """Refuse a model or an engine of the user that would be sampled wrongly; vLLM's code is checked by replays."""
+    """Refuse a model or a custom engine that would sample incorrectly; vLLM is checked by replay during the run."""
     engine = config.placement.engine
     if engine == "torch":
         check_engine(policy)
@@ -253,7 +253,7 @@ def _check_sampled(config: RunConfig, policy: Policy, model_path: str) -> None:
         load = partial(_load, config, model_path, config.hardware.device, config.hardware.generator_matmul)
         check_engine_plugin(engine, policy, load, model_path, deterministic=config.schedule == "deterministic")
     if config.recipe.routing_replay == "on" and not can_record(policy):
-        kind = "whose routers do not say which experts they choose" if policy.experts else "which has no experts"
+        kind = "whose routers do not return the chosen experts" if policy.experts else "which has no experts"
         raise ConfigError(
             f"recipe.routing_replay: got 'on' for {type(policy.model).__name__}, {kind}; allowed: off, or a mixture "
             "such as Mixtral, Qwen3-MoE, OLMoE or GPT-OSS (docs/models.md)"
@@ -261,12 +261,12 @@ def _check_sampled(config: RunConfig, policy: Policy, model_path: str) -> None:
 
 
 def _with_adapters(config: RunConfig, policy: Policy) -> Policy:
-    """Return the policy that is trained: the one given, or one that takes it over and adds adapters."""
+    """Return the policy to train: the given one, or a LoraPolicy made from it."""
     return LoraPolicy(policy, config.lora, config.seed) if config.lora else policy
 
 
 def _single(config: RunConfig, policy: Policy) -> Learner:
-    """Return the learner of one process, which takes the policy over."""
+    """Return the learner of a single process, which owns the policy from then on."""
     settings = config.learner
     return SingleLearner.of(
         policy,
@@ -280,7 +280,7 @@ def _single(config: RunConfig, policy: Policy) -> Learner:
 
 
 def _several(config: RunConfig, model_path: str, policy: Policy, channel: WeightChannel, backend: Backend) -> Learner:
-    """Return the learner of several ranks; of the policy only its shape is used."""
+    """Return the learner of several ranks, which uses only the shape of the policy."""
     placement, checkpointing = config.placement, config.learner.gradient_checkpointing
     shape = policy.shape
     return LearnerGroup(
@@ -293,7 +293,7 @@ def _several(config: RunConfig, model_path: str, policy: Policy, channel: Weight
 
 
 def _begin(session: Session, checkpoint: Path | None) -> Session:
-    """Start the generator; after a restart restore the trainer first, and send the weights that were sampled with."""
+    """Start the generator. On a resume, first restore the trainer, then send the weights that were in use."""
     if checkpoint is None:
         session.directory.rewind({})
         session.pipeline.start(session.learner.send, 0, session.initial_visits())
@@ -309,7 +309,7 @@ def _begin(session: Session, checkpoint: Path | None) -> Session:
     sampling = load_plain(checkpoint, "generator")["sampling_version"]
     if sampling == session.progress.step:
         session.pipeline.start(session.learner.send, sampling)
-    else:  # in the middle of a frozen round
+    else:  # within a round of PPO-off-policy, which samples with older weights
         weights = load_state(checkpoint, "round_weights")
         session.pipeline.start(lambda version, channel: channel.send(version, weights.items()), sampling)
     return session
@@ -329,15 +329,15 @@ def _model_path(config: RunConfig, display: Display) -> str:
 
 
 def local_model(path: str, dtype: str, note: Callable[[str], None]) -> str:
-    """Return what every process of a run loads: a directory or hub name as it is, a GGUF file converted in the cache.
+    """Return the path from which every process loads the model; a GGUF file is converted into the cache first.
 
     Args:
-        path: of a model, as `model.path`.
-        dtype: of the run's forward pass, float32 or bfloat16.
-        note: told where a file is converted to.
+        path: Path of the model, as in `model.path`.
+        dtype: Type of the run's forward pass, float32 or bfloat16.
+        note: Function that gets a line for the user if a file is converted.
 
     Raises:
-        ConfigError: files that are missing, damaged or pickled; a GGUF file that cannot be read.
+        ConfigError: Files are missing, damaged or pickled, or a GGUF file cannot be read.
     """
     check_model_files(path)
     if not is_gguf(path):
@@ -370,7 +370,7 @@ def check_length(policy: Policy, rule: LengthRule, longest_prompt: int) -> None:
     """Refuse prompts and completions that need more positions than the model has.
 
     Raises:
-        ConfigError: the longest prompt and completion together are too long.
+        ConfigError: The longest prompt and completion together are too long.
     """
     limit = getattr(policy.config, "max_position_embeddings", None)
     needed = longest_prompt + rule.capacity
@@ -383,14 +383,14 @@ def check_length(policy: Policy, rule: LengthRule, longest_prompt: int) -> None:
 
 @dataclass(frozen=True)
 class LoadPolicy:
-    """Loads the model in an engine's process; handed over by pickling."""
+    """Picklable function that loads the model in an engine's process."""
 
     config: RunConfig
     model_path: str
     flops_rule: int = FLOPS_RULE
 
     def __call__(self) -> Policy:
-        """Load the model, with the generator's share of the CPU."""
+        """Load the model, with this engine's share of the CPU threads."""
         torch.set_num_threads(max(1, self.config.hardware.generator_threads // self.config.placement.engines))
         hardware = self.config.hardware
         policy = _load(self.config, self.model_path, hardware.device, hardware.generator_matmul)
@@ -400,7 +400,7 @@ class LoadPolicy:
 
 @dataclass(frozen=True)
 class LoadState:
-    """Reads and writes the generator's part of a checkpoint; handed over by pickling."""
+    """Picklable object that reads and writes the generator's part of a checkpoint."""
 
     checkpoint: Path | None
 
@@ -409,6 +409,6 @@ class LoadState:
         return None if self.checkpoint is None else load_state(self.checkpoint, "generator")
 
     def save(self, path: Path, name: str, state: dict[str, Any]) -> None:
-        """Write a part of a checkpoint, with its digests: another process seals it."""
+        """Write a part of a checkpoint with its digests, which another process adds to the manifest."""
         save_state(path, name, state)
         finish_stamps(path)

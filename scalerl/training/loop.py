@@ -1,7 +1,7 @@
 """The recipe, in order: prompts -> rollouts -> rewards -> advantages -> loss -> update -> evaluation point.
 
-Everything that takes time or lives in another process is inside the objects it is asked of; asynchrony is behind
-`pipeline.take`. Legend: P prompts, G rollouts a prompt, B = P x G, T tokens.
+Generation runs asynchronously in other processes; `pipeline.take` returns its batches.
+Legend: P prompts, G rollouts per prompt, B = P x G, T tokens.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from scalerl.training.session import Session
 
 
 def train(run: Session) -> None:
-    """Train until the budget, the prompts or the user's patience end; rows, points and checkpoints go to disk.
+    """Train until the steps are done, all prompts are retired or a stop is requested.
+
+    Rows, points and checkpoints are written to the run directory.
 
     Raises:
-        TrainingFailed: the loss or gradient was not finite.
-        WorkerDied, LearnerDied, Interrupted, RewardError: from the parts; the last checkpoint is untouched.
+        TrainingFailed: The loss or gradient was not finite.
+        WorkerDied, LearnerDied, Interrupted, RewardError: From the parts; the last checkpoint is unchanged.
     """
     recipe = run.config.recipe
     while not run.finished and not run.stop_requested():
         began, now = time.perf_counter(), run.progress.step
 
-        # prompts -> rollouts and their rewards: PipelineRL-k or PPO-off-policy-k, verifiers beside training
+        # prompts -> rollouts and their rewards: PipelineRL-k or PPO-off-policy-k, verifiers in parallel with training
         taken = run.pipeline.take(recipe.prompts_per_step, now=now)
         rollouts = collate(taken.groups)
         rewards_PG = rollouts.rewards_PG
@@ -41,14 +43,14 @@ def train(run: Session) -> None:
                 rewards_PG, rollouts.passed_PG, rollouts.completion_tokens_PG, recipe.length
             )
 
-        # pass rates -> curriculum: No-Positive-Resampling retires the prompts now solved
+        # pass rates -> curriculum: No-Positive-Resampling retires the solved prompts
         run.record_pass_rates(taken, rollouts.passed_PG)
 
-        # rewards -> advantages, normalised before prompts without variance are dropped
+        # rewards -> advantages, normalized before prompts without variance are dropped
         advantages_B = advantages(recipe.advantage, rewards_PG).view(-1)
         keep_P = kept_prompts(rollouts, rewards_PG, recipe)
 
-        # what is trained -> token weights that sum to one, whatever was filtered
+        # trained tokens -> token weights that sum to one after filtering
         trained_BT = trained_tokens(rollouts, keep_P, recipe, oldest=now - recipe.off_policy.max_lag)
         weights_BT = token_weights(recipe.aggregation, trained_BT, rollouts.prompt_B)
 
@@ -69,7 +71,7 @@ def train(run: Session) -> None:
             )
         )
 
-        # new weights -> engines, in flight, with the next prompts
+        # new weights -> engines, during generation, with the next prompts
         run.publish()
         row = {
             **rollout_row(rollouts, rewards_PG, keep_P),
@@ -88,7 +90,7 @@ def may_be_trained(rollouts: RolloutTensors, recipe: Recipe) -> Tensor:
 
 
 def kept_prompts(rollouts: RolloutTensors, rewards_PG: Tensor, recipe: Recipe) -> Tensor:
-    """Return keep_P: prompts that the zero-variance filter keeps, by the rewards of rollouts that may be trained."""
+    """Return keep_P: prompts that the zero-variance filter keeps, judged by the rollouts that may carry loss."""
     usable_PG = may_be_trained(rollouts, recipe).view_as(rewards_PG)
     return ZERO_VARIANCE[recipe.zero_variance](of_trained(rewards_PG, usable_PG))
 
@@ -97,10 +99,10 @@ def trained_tokens(rollouts: RolloutTensors, keep_P: Tensor, recipe: Recipe, old
     """Return trained_BT: sampled tokens of kept prompts, without truncated rollouts and tokens that are too old.
 
     Args:
-        rollouts: of the batch.
-        keep_P: prompts that the zero-variance filter keeps.
-        recipe: says what becomes of truncated rollouts.
-        oldest: version of the oldest weights whose tokens carry loss.
+        rollouts: Rollouts of the batch.
+        keep_P: Prompts that the zero-variance filter keeps.
+        recipe: Recipe, whose `truncated` determines whether truncated rollouts carry loss.
+        oldest: Oldest version of the weights whose tokens carry loss.
     """
     trained_B = keep_P[rollouts.prompt_B] & may_be_trained(rollouts, recipe)
     return rollouts.sampled_BT & trained_B[:, None] & (rollouts.version_BT >= oldest)

@@ -16,7 +16,7 @@ from scalerl.files import sync
 
 MANIFEST, STAMP = "manifest.json", ".sha256"
 BLOCK = 1 << 22
-"""Bytes read at a time; the digest lets other threads run meanwhile."""
+"""Bytes read at a time; hashlib releases the interpreter's lock while it computes."""
 
 
 _thread = ThreadPoolExecutor(1, "digest")
@@ -24,13 +24,13 @@ _pending: dict[Path, list[Future[None]]] = {}
 
 
 class Damaged(ValueError):
-    """A checkpoint is not what was written; the message names the file, what was found and what was expected."""
+    """A checkpoint is damaged; the message names the file, what was found and what was expected."""
 
 
 def digest(path: Path, size: int | None = None) -> str:
-    """Return the SHA-256 of a file, in hexadecimal; of its first `size` bytes, if a size is given.
+    """Return the hexadecimal SHA-256 of a file, or of its first `size` bytes.
 
-    SHA-256 because processors have instructions for it: 1.4 GB/s on one core, against 0.8 GB/s of BLAKE2b.
+    Processors have instructions for SHA-256: it runs at 1.4 GB/s on one core, BLAKE2b at 0.8 GB/s.
     """
     found, left = hashlib.sha256(), size
     with path.open("rb") as file:
@@ -41,35 +41,32 @@ def digest(path: Path, size: int | None = None) -> str:
 
 
 def stamp(path: Path) -> None:
-    """Leave the digest of a file beside it, for `seal`: the process that wrote a part digests it, with the others."""
+    """Write the digest of a file next to it for `seal`, so that each process digests the parts that it wrote."""
     path.with_name(path.name + STAMP).write_text(f"{digest(path)}  {path.name}\n", encoding="utf-8")
 
 
 def stamp_later(path: Path) -> None:
-    """Stamp a file in a thread beside what comes next; `finish_stamps` waits for it."""
+    """Stamp a file in a background thread; `finish_stamps` waits for it."""
     _pending.setdefault(path.parent, []).append(_thread.submit(stamp, path))
 
 
 def finish_stamps(directory: Path) -> None:
-    """Wait until the files of a directory are stamped that this process wrote.
-
-    Waits for: the thread that stamps. Unblocked by: it, also where a file cannot be read, which is raised here.
-    """
+    """Wait until the files that this process wrote to a directory are stamped; errors of the thread are raised here."""
     for under_way in _pending.pop(directory, []):
         under_way.result()
 
 
 def forget_stamps(directory: Path) -> None:
-    """Wait until nothing is stamped any more in a directory that is to be removed."""
+    """Wait for the stamps of a directory that will be removed, and ignore their errors."""
     wait(_pending.pop(directory, []))
 
 
 def seal(directory: Path, step: int) -> None:
-    """Write the manifest of a checkpoint whose files are all written, and force it to disk; stamps are taken up in it.
+    """Write the manifest of a checkpoint whose files are all written, and force it to disk; stamps are moved into it.
 
     Args:
-        directory: of the checkpoint.
-        step: that it is of.
+        directory: Directory of the checkpoint.
+        step: Step of the checkpoint.
     """
     finish_stamps(directory)
     files = {}
@@ -89,13 +86,14 @@ def check_files(directory: Path) -> bool:
     """Check every file of a checkpoint against its manifest.
 
     Args:
-        directory: of the checkpoint.
+        directory: Directory of the checkpoint.
 
     Returns:
-        Whether it has a manifest. Without one, as earlier versions wrote it, only the form of the files is checked.
+        Whether it has a manifest. Checkpoints of earlier versions have none; then only the format of the files is
+        checked.
 
     Raises:
-        Damaged: a file is missing, has another size or other contents, or cannot be read.
+        Damaged: A file is missing, has another size or other contents, or cannot be read.
     """
     if not (directory / MANIFEST).exists():
         _check_form(directory)
@@ -114,7 +112,7 @@ def check_file(path: Path, name: str, size: int, expected: str) -> None:
     """Check the size and the digest of one file.
 
     Raises:
-        Damaged: it is missing, or not what was written.
+        Damaged: The file is missing or differs.
     """
     if not path.is_file():
         raise Damaged(f"{name} is missing; {size} bytes were written")
@@ -125,7 +123,7 @@ def check_file(path: Path, name: str, size: int, expected: str) -> None:
 
 
 def _check_form(directory: Path) -> None:
-    """Check what can be checked without a manifest: JSON is complete, and tensors are as long as their headers say."""
+    """Check what can be checked without a manifest: JSON is valid, and tensors are as long as their headers state."""
     from safetensors import SafetensorError, safe_open
 
     if _json(directory / "trainer.json").get("sealed"):

@@ -1,4 +1,4 @@
-"""Says which library multiplies FP32 matrices in a run's processes: what was asked for, or the faster one."""
+"""Choice of the library for FP32 products in a run's processes: the configured one, or the faster one."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from scalerl.config.hardware import Hardware
 from scalerl.models.policy import Policy
 
 BEFORE = "onednn"
-"""What runs use whose configuration was saved before there was a choice."""
+"""Library of runs whose configuration was saved before there was a choice."""
 
 
 def check_matmul(hardware: Hardware) -> Hardware:
-    """Refuse a library that the device cannot use; on GPU `auto` is torch's own.
+    """Refuse a library that the device cannot use; on GPU, `auto` becomes "torch".
 
     Args:
-        hardware: with its device resolved.
+        hardware: Hardware settings with the device resolved.
 
     Raises:
-        ConfigError: oneDNN on a GPU, or in a build of torch without it.
+        ConfigError: The library is oneDNN on a GPU or with a build of torch without it.
     """
     cuda = hardware.device == "cuda"
     for field in ("generator_matmul", "trainer_matmul"):
         if getattr(hardware, field) == "onednn" and (cuda or not _onednn_works()):
-            lack = "hardware.device = 'cuda'" if cuda else "a build of torch that lacks it"
+            lack = "hardware.device = 'cuda'" if cuda else "a build of torch without it"
             raise ConfigError(f"hardware.{field}: got 'onednn' with {lack}; allowed: auto, torch")
         if cuda:
             hardware = replace(hardware, **{field: "torch"})
@@ -41,13 +41,13 @@ def _onednn_works() -> bool:
 def resolve_matmul(
     config: RunConfig, policy: Policy, choose: Callable[..., str] | None = None, *, resumed: bool
 ) -> RunConfig:
-    """Replace `auto` by the faster library, for the shapes of this model and run; the policy then uses it.
+    """Replace `auto` by the faster library for the shapes of this model and run; the policy then uses it.
 
     Args:
-        config: with everything else resolved.
-        policy: its model, in the trainer's process.
-        choose: see models/cpu/matmul.py, whose function is the default.
-        resumed: nothing is timed: the run keeps what it began with.
+        config: Configuration with everything else resolved.
+        policy: The model in the trainer's process.
+        choose: Function that chooses the library; the default is `choose` in models/cpu/matmul.py.
+        resumed: Whether the run is resumed. It then keeps its library, and nothing is timed.
     """
     hardware = config.hardware
     if "auto" not in (hardware.generator_matmul, hardware.trainer_matmul):

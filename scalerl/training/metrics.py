@@ -1,4 +1,4 @@
-"""What one step did, as columns of metrics.jsonl; docs/metrics.md explains the names."""
+"""Metrics of one step, as columns of metrics.jsonl; docs/metrics.md explains the names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TokenMeter:
     _extremes: list[float] = field(default_factory=lambda: [0.0, 0.0])
 
     def add(self, loss: Tensor, log_ratio_N: Tensor, capped_N: Tensor, entropy_N: Tensor) -> None:
-        """Take in one micro-batch: its share of the loss, and per trained token the rest."""
+        """Add one micro-batch: its share of the loss, and the other values for each trained token."""
         self.tokens += len(log_ratio_N)
         self.loss += float(loss.detach())
         self._sums["log_ratio"] += float(log_ratio_N.sum())
@@ -33,13 +33,13 @@ class TokenMeter:
         self._extremes = [min(low, float(log_ratio_N.min())), max(high, float(log_ratio_N.max()))]
 
     def add_routing(self, differs_NL: Tensor) -> None:
-        """Take in, per trained token and layer, whether the router's choice differs from the engine's."""
+        """Add, for each trained token and layer, whether the router's choice differs from the engine's."""
         self._sums["routed"] += differs_NL.numel()
         self._sums["rerouted"] += float(differs_NL.sum())
 
     @classmethod
     def merged(cls, meters: Sequence[TokenMeter]) -> TokenMeter:
-        """Return the meter that would have taken in all that these have: the ranks' shares of one step."""
+        """Return one meter with the sums of several, such as those of the ranks."""
         return cls(
             tokens=sum(meter.tokens for meter in meters),
             loss=sum(meter.loss for meter in meters),
@@ -48,7 +48,7 @@ class TokenMeter:
         )
 
     def means(self) -> dict[str, Any]:
-        """Return means and extremes, by their names in StepStats."""
+        """Return means and extremes by their names in StepStats."""
         n = max(1, self.tokens)
         return {
             "loss": self.loss,
@@ -63,7 +63,7 @@ class TokenMeter:
 
 
 def staleness(rollouts: RolloutTensors, trained_BT: Tensor, now: int, max_lag: int) -> dict[str, float]:
-    """Return the age in updates of the batch's sampled tokens, and the share that was too old to carry loss."""
+    """Return the staleness in updates of the batch's sampled tokens, and the share that was too old to carry loss."""
     age_N = (now - rollouts.version_BT[rollouts.sampled_BT]).float()
     trained_N = (now - rollouts.version_BT[trained_BT]).float()
     assert not len(trained_N) or float(trained_N.max()) <= max_lag, (float(trained_N.max()), max_lag)
@@ -75,7 +75,7 @@ def staleness(rollouts: RolloutTensors, trained_BT: Tensor, now: int, max_lag: i
 
 
 def rollout_row(rollouts: RolloutTensors, rewards_PG: Tensor, keep_P: Tensor) -> dict[str, Any]:
-    """Return what the step's rollouts were like."""
+    """Return the metrics of the step's rollouts."""
     tokens_PG = rollouts.completion_tokens_PG.float()
     return {
         "pass_rate": float(rollouts.passed_PG.float().mean()),

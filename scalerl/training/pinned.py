@@ -1,4 +1,4 @@
-"""Commits in place of branches and tags of the hub, so that a run's saved configuration repeats it exactly."""
+"""Replacement of hub branches and tags by commits, so that a run's saved configuration repeats it exactly."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scalerl.models.gguf import is_gguf
 from scalerl.prompts.files import on_hub
 
 TIMEOUT_S = 10.0
-"""Seconds that the hub may take to name a commit."""
+"""Time limit of a request to the hub, seconds."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -21,11 +21,11 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 def pinned(config: RunConfig, note: Callable[[str], None]) -> RunConfig:
     """Return the configuration with the commit of every hub model and hub data set as its `revision`.
 
-    Where the hub does not answer, the revision stays as it is: the model may be in the cache of this machine.
+    If the hub does not answer, the revision is kept, because the model may be in the cache of this machine.
 
     Args:
-        config: of a run that starts.
-        note: told which revision could not be resolved, and why.
+        config: Configuration of a new run.
+        note: Function that gets a line for the user about a revision that could not be resolved.
     """
     model = config.model
     if isinstance(model, HuggingFaceModel) and not Path(model.path).exists() and not is_gguf(model.path):
@@ -40,14 +40,14 @@ def _task(task: AnyTask, note: Callable[[str], None]) -> AnyTask:
 
 
 def _commit(repository: str, revision: str, kind: str, note: Callable[[str], None]) -> str:
-    """Return the commit that a branch or tag names now, or the revision itself where the hub does not say."""
+    """Return the current commit of a branch or tag, or the revision itself if the hub does not give it."""
     if _COMMIT.fullmatch(revision):
         return revision
     from huggingface_hub import HfApi
 
     try:
         found = HfApi().repo_info(repository, revision=revision, repo_type=kind, timeout=TIMEOUT_S).sha
-    except Exception as error:  # of whichever HTTP library the installed huggingface_hub uses
+    except Exception as error:  # the type depends on the HTTP library of the installed huggingface_hub
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         note(f"{repository}: the commit of revision {revision!r} is not known and not recorded ({reason})")
         return revision

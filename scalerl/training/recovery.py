@@ -1,4 +1,4 @@
-"""Goes back to the last checkpoint by itself where a process of a cluster has died."""
+"""Automatic return to the last checkpoint after a process of a cluster has died."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from scalerl.training.learner.ranks import LearnerDied
 from scalerl.training.session import Session
 
 DIED = (WorkerDied, LearnerDied)
-"""A process ended or failed that the run cannot go on without; engines are replaced before it comes to this."""
+"""Errors for the end of a process that the run needs. Engines that die are replaced and do not raise these."""
 
 
 class Recovery:
-    """Counts how often a run went back without getting further."""
+    """Counts how often a run went back to the same checkpoint."""
 
     def __init__(self) -> None:
         self._left, self._from = -1, -1
 
     def allows(self, session: Session) -> bool:
-        """Return whether a run whose process died may go back to its last checkpoint once more.
+        """Return whether a run whose process died may return to its last checkpoint once more.
 
-        Only on a cluster, where nodes come and go. The count starts again with each checkpoint.
+        This is allowed only on a cluster, where nodes come and go. The count restarts with each new checkpoint.
         """
         placement = session.config.placement
         if placement.backend != "ray":

@@ -1,4 +1,4 @@
-"""What a resumed run keeps of the one that was interrupted: its configuration, and what it counts."""
+"""State that a resumed run takes over: its checkpoint, configuration and counters."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from scalerl.training.session import Display, Progress
 
 
 def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[str], None]) -> Path | None:
-    """Return the newest checkpoint that is what was written and whose rows are there; None if a run had none yet.
+    """Return the newest undamaged checkpoint whose rows exist; None if the run had no checkpoint yet.
 
-    Newer ones are renamed, so that they do not count any more; a note names each with its fault.
+    Newer, damaged checkpoints are renamed, and a note names each with its fault.
 
     Args:
-        run: its row files are compared with what the checkpoint counts.
-        store: the run's checkpoints.
-        note: told what a person should know.
+        run: Run directory, whose row files are compared with the checkpoint.
+        store: The run's checkpoints.
+        note: Function that gets lines for the user.
 
     Raises:
-        ConfigError: no checkpoint is left, where there were some; nothing was changed.
+        ConfigError: The run had checkpoints, but none is usable; nothing was changed.
     """
     faults: dict[int, str] = {}
     for step in reversed(store.steps()):
@@ -49,16 +49,16 @@ def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[
         return None
     what = "; ".join(f"step {step}: {fault}" for step, fault in faults.items()) if faults else "they were removed"
     raise ConfigError(
-        f"{run.path}: this run had checkpoints, and none of them can be used ({what}). Starting over would remove its "
-        "rows, so nothing was changed. Put the files back from a copy, or start a new run: "
+        f"{run.path}: this run had checkpoints, but none of them can be used ({what}). Starting over would remove its "
+        "rows, so nothing was changed. Restore the files from a copy, or start a new run: "
         f"scalerl train {run.path}/config.toml{_from_export(run.path)}. `scalerl fit {run.path}` still reads its curve"
     )
 
 
 def _trained(path: Path, store: CheckpointStore) -> bool:
-    """Return whether a run must have had a checkpoint: it says so, or it has what only a finished run has.
+    """Return whether a run must have had a checkpoint, by its marker or by files that only a finished run has.
 
-    The directory of the checkpoints is made before the first row, so rows without it say that it was removed.
+    The checkpoint directory is created before the first row, so rows without it mean that it was removed.
     """
     if not store.directory.exists() and any(file.stat().st_size for file in path.glob("*.jsonl")):
         return True
@@ -70,22 +70,22 @@ def _from_export(path: Path) -> str:
 
 
 def flops_rule_of(checkpoint: Path | None) -> int:
-    """Return how a run counts FLOPs: by the rule of its checkpoint, so that its curve has one axis, or by today's."""
+    """Return the rule by which a run counts FLOPs: that of its checkpoint, or the current one for a new run."""
     return FLOPS_RULE if checkpoint is None else int(load_plain(checkpoint, "trainer").get("flops_rule", 1))
 
 
 def flops_notes(rule: int) -> list[str]:
-    """Return what a person should know of a run that began under another rule."""
+    """Return notes for the user of a run that started under another rule."""
     if rule == FLOPS_RULE:
         return []
     return [
-        "this run began with an earlier version of scalerl, which counted the LM head for every token: its FLOPs are "
-        "counted so to the end, and cannot be compared with those of other runs; tokens and device-hours can"
+        "this run was started by an earlier version of scalerl, which counted the LM head for every token; it keeps "
+        "this rule, so its FLOPs cannot be compared with those of newer runs; tokens and device-hours can"
     ]
 
 
 def overrule(progress: Progress, display: Display) -> Progress:
-    """Take the condition that ended a run out of force: resuming it says that it should go on all the same."""
+    """Disable the condition that ended a run, because resuming the run means that it should continue."""
     if progress.stopped_by:
         display.note(f"the run had ended because of {progress.stopped_by!r}; this condition no longer counts")
         progress.overruled = (*progress.overruled, progress.stopped_by)
@@ -94,17 +94,17 @@ def overrule(progress: Progress, display: Display) -> Progress:
 
 
 def hours_of(state: Mapping[str, Any]) -> float:
-    """Return the device-hours in the trainer's part of a checkpoint: of the devices that the run held until then."""
+    """Return the device-hours in the trainer's part of a checkpoint."""
     if "device_hours" in state:
         return float(state["device_hours"])
-    before = parse_config(state["config"], "the checkpoint")  # of earlier versions, which kept seconds
+    before = parse_config(state["config"], "the checkpoint")  # earlier versions saved seconds
     return devices_of(before).held * float(state["training_s"]) / 3600.0
 
 
 LEARNING_RATE = "recipe.optimizer.learning_rate"
 
 FREE = ("steps", "stop_when", "checkpoint", "placement")
-"""Parts of a configuration that change nothing of what a run has done; a resume may change them."""
+"""Fields of a configuration that a resume may change, because they do not affect completed steps."""
 
 
 def with_options(
@@ -117,14 +117,14 @@ def with_options(
     """Return the configuration of a run with the options of a resume.
 
     Args:
-        path: of the run.
-        config: as it is saved there.
-        options: as typed or by dotted names, without `--steps`.
-        steps: `--steps`.
-        checkpoint: that is resumed. A learning rate holds from there on, and is recorded so.
+        path: The run directory.
+        config: The configuration saved there.
+        options: Options as typed or by dotted names, without `--steps`.
+        steps: Value of `--steps`.
+        checkpoint: The checkpoint to resume. A new learning rate is recorded as valid from its step on.
 
     Raises:
-        ConfigError: an option that would make another run.
+        ConfigError: An option would make it a different run.
     """
     config = config if steps is None else replace(config, steps=steps)
     if not options:
@@ -140,29 +140,29 @@ def with_options(
     if replace(asked, steps=config.steps, recipe=replace(asked.recipe, optimizer=same)) != wanted:
         raise ConfigError(
             f"scalerl resume: got {' '.join(map(str, options))}; allowed: --steps, --{LEARNING_RATE}, and the fields "
-            f"of {', '.join(FREE)}. Anything else would make another run: scalerl train {path}/config.toml "
+            f"of {', '.join(FREE)}. Other options need a new run: scalerl train {path}/config.toml "
             "--run-dir ANOTHER, with these options"
         )
     return replace(wanted, recipe=replace(config.recipe, optimizer=optimizer))
 
 
 def check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
-    """Refuse a checkpoint of an earlier version or another configuration; but for what a resume may change.
+    """Refuse a checkpoint of an incompatible version or another configuration, except for fields in FREE.
 
     Args:
-        config: of the run directory.
-        checkpoint: the one to resume from.
-        path: of the run, for messages.
+        config: Configuration in the run directory.
+        checkpoint: The checkpoint to resume.
+        path: The run directory, for messages.
 
     Raises:
-        ConfigError: it cannot be resumed under this configuration; the message says what to do.
+        ConfigError: The checkpoint cannot be resumed with this configuration; the message says what to do.
     """
     state = load_plain(checkpoint, "trainer")
     if state.get("format") != FORMAT:
         raise ConfigError(
             f"{path}: its checkpoints were written by an earlier version of scalerl and cannot be resumed by this one. "
-            f"`scalerl fit {path}` reads its curve as before; to train it again: scalerl train {path}/config.toml; to "
-            f"start a new run from its weights, once exported: scalerl train --model {path}/model"
+            f"`scalerl fit {path}` still reads its curve; to train it again: scalerl train {path}/config.toml; to "
+            f"start a new run from its exported weights: scalerl train --model {path}/model"
         )
     before = parse_config(state["config"], f"{checkpoint}/trainer.json")
     free: dict[str, Any] = {name: getattr(before, name) for name in FREE}
@@ -177,7 +177,7 @@ def check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
     raise ConfigError(
         f"{path / 'config.toml'} was changed since the run was checkpointed: "
         f"{'; '.join(changed[:5]) or 'sections differ'}. "
-        "Put it back to resume, or start a new run with `scalerl train CONFIG.toml`"
+        "Undo the change to resume, or start a new run with `scalerl train CONFIG.toml`"
     )
 
 

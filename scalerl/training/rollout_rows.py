@@ -1,4 +1,4 @@
-"""Rollouts as a person reads them: rows of rollouts.jsonl and rollouts/samples.jsonl (docs/metrics.md)."""
+"""Rollouts as readable text: rows of rollouts.jsonl and rollouts/samples.jsonl (docs/metrics.md)."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from scalerl.types import FloatArray, Rollout, Score, ScoredGroup
 Row = dict[str, Any]
 
 INJECTED = "⟦{}⟧"
-"""How text is shown that was written into a rollout, such as the phrase of an interruption."""
+"""Format of text that was injected into a rollout, such as the phrase of an interruption."""
 
 LogRatios = Mapping[int, FloatArray]
-"""By the number of a group: log ratios of its first rollout at its sampled tokens, where it was replayed."""
+"""By index of a replayed group: log ratios of its first rollout at the sampled tokens."""
 
 SAMPLES = 16
-"""Training rollouts of one group that are written at an evaluation."""
+"""Maximum number of training rollouts of one group that are written at an evaluation."""
 
 DETAILED = 4
-"""How many of them have `token_detail`."""
+"""Number of these rollouts that have `token_detail`."""
 
 DETAIL_TOKENS = 512
-"""Tokens of a rollout that `token_detail` has: the first and the last half."""
+"""Maximum number of tokens in `token_detail`: half from the start, half from the end of the rollout."""
 
 
 def marked_text(tokenizer: Any, rollout: Rollout) -> str:
-    """Return a rollout as text, with what the model did not sample in brackets: "7+4=1;⟦</think>⟧1"."""
+    """Return a rollout as text, with injected tokens in brackets: "7+4=1;⟦</think>⟧1"."""
     pairs = zip(rollout.tokens.tolist(), rollout.sampled.tolist(), strict=True)
     text = ""
     for sampled, part in groupby(pairs, key=lambda pair: pair[1]):
@@ -50,12 +50,12 @@ def rollout_row(
     """Return one rollout as a row.
 
     Args:
-        tokenizer: of the model.
-        step: updates done.
-        scored: its group.
-        sample: its number in the group.
-        log_ratio_N: log ratio of each of its N sampled tokens (nats), where the trainer computed them again.
-        detailed: with `token_detail`.
+        tokenizer: Tokenizer of the model.
+        step: Number of completed updates.
+        scored: The rollout's group.
+        sample: Index of the rollout in the group.
+        log_ratio_N: Log ratio of each of its N sampled tokens (nats), if the trainer recomputed them.
+        detailed: Whether to add `token_detail`.
     """
     prompt = scored.group.visit.prompt
     rollout: Rollout = scored.group.rollouts[sample]
@@ -87,7 +87,7 @@ def rollout_row(
 def token_detail(
     tokenizer: Any, step: int, rollout: Rollout, log_ratio_N: FloatArray | None
 ) -> dict[str, list[Any] | int]:
-    """Return text, staleness and log ratio of each token; of a long rollout its first and its last tokens.
+    """Return text, staleness and log ratio of each token; a long rollout is reduced to its first and last tokens.
 
     Example: {"text": ["7", "+", "4"], "staleness": [2, 1, null], "log_ratio": [0.01, -0.2, null], "left_out": 0}
     """
@@ -110,7 +110,7 @@ def token_detail(
 def token_texts(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
     """Return the text of each token; a character of several tokens belongs to the last of them.
 
-    Each is decoded together with those before it, since many tokenizers drop a space at the start of what they decode.
+    Each token is decoded together with the previous ones, because many tokenizers drop a leading space.
     """
     texts, start, end = [], 0, 0
     for count in range(1, len(tokens) + 1):
@@ -126,10 +126,10 @@ def sample_rows(tokenizer: Any, step: int, group: ScoredGroup, log_ratios: Seque
     """Return the rollouts of one group of the last batch, at most `SAMPLES`.
 
     Args:
-        tokenizer: of the model.
-        step: updates done.
-        group: of `telling_group`.
-        log_ratios: of its first `DETAILED` rollouts, under the weights of `step`; empty if they were not computed.
+        tokenizer: Tokenizer of the model.
+        step: Number of completed updates.
+        group: The group chosen by `telling_group`.
+        log_ratios: Log ratios of its first `DETAILED` rollouts under the weights of `step`; empty if not computed.
     """
     ratios = [*log_ratios, *[None] * SAMPLES]
     return [
@@ -139,17 +139,17 @@ def sample_rows(tokenizer: Any, step: int, group: ScoredGroup, log_ratios: Seque
 
 
 def telling_group(groups: Sequence[ScoredGroup]) -> ScoredGroup:
-    """Return the first group whose rewards differ, from which something is learned; the first one where none does."""
+    """Return the first group whose rewards differ, so that it has a gradient; otherwise the first group."""
     return next((scored for scored in groups if len({score.reward for score in scored.scores}) > 1), groups[0])
 
 
 def evaluation_rows(
     tokenizer: Any, step: int, groups: Sequence[ScoredGroup], log_ratios: LogRatios, count: int
 ) -> list[Row]:
-    """Return a sample of an evaluation, `count` rows a task: the first rollouts of groups spread over its prompts.
+    """Return `count` rows per task of an evaluation: the first rollouts of groups spread over the prompts.
 
-    Replayed groups are among them, so that their rows have log ratios. A task with fewer prompts than `count` gives
-    further samples of each.
+    Replayed groups are included, so that their rows have log ratios. If a task has fewer than `count` prompts, further
+    samples of each prompt are added.
     """
     rows = []
     numbers: dict[str, list[int]] = {}

@@ -1,7 +1,7 @@
-"""A run directory: plain files that loggers, pages and fits only read. It knows names and rows, no tensors.
+"""The run directory: configuration and row files, which loggers, pages and fits read.
 
-Files and their contents are listed in docs/metrics.md. After a kill, `rewind` cuts the row files back to the rows that
-the checkpoint knows, so that a resumed run's files are those of an undisturbed one.
+docs/metrics.md lists the files and their contents. On a resume, `rewind` truncates the row files to the rows that the
+checkpoint counts, so that the files of a resumed run equal those of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ ROW_FILES = ("metrics.jsonl", "points.jsonl", "rollouts.jsonl", "rollouts/sample
 
 
 SAMPLES = ("rollouts.jsonl", "rollouts/samples.jsonl")
-"""Those that hold texts for a reader and no results."""
+"""Row files with texts for reading, which are not results."""
 
 
 class RunMoved(RuntimeError):
-    """The run directory is not where it was; the message says where it is."""
+    """The run directory was moved or removed; the message says where it is."""
 
 
 class RunDirectory:
-    """One run's files, held by one process at a time."""
+    """The files of one run, locked by one process at a time."""
 
     def __init__(self, path: Path) -> None:
-        """Open an existing run directory and take hold of it; `create` and `resume` call this.
+        """Open and lock an existing run directory; `create` and `resume` call this.
 
         Raises:
-            ConfigError: another process holds it.
+            ConfigError: Another process has locked it.
         """
         self.path = path
         self._lock = take_hold(path)
-        self._digests: dict[str, tuple[int, Any]] = {}  # bytes digested so far of each row file, and their hash
+        self._digests: dict[str, tuple[int, Any]] = {}  # bytes digested of each row file, and their hash
         if self._lock is None:
             raise ConfigError(f"{path}: another process is training in this run directory; wait for it or stop it")
 
@@ -53,7 +53,7 @@ class RunDirectory:
         """Start a new run.
 
         Raises:
-            ConfigError: the directory holds anything already.
+            ConfigError: The directory is not empty.
         """
         check_empty(path)
         (path / "rollouts").mkdir(parents=True, exist_ok=True)
@@ -63,55 +63,55 @@ class RunDirectory:
 
     @classmethod
     def resume(cls, path: Path) -> tuple[RunDirectory, RunConfig]:
-        """Open a run that was started before; returns it with its configuration.
+        """Open an existing run and return it with its configuration.
 
         Raises:
-            ConfigError: there is no run.
+            ConfigError: There is no run.
         """
         config = saved_config(path)
         (path / "rollouts").mkdir(exist_ok=True)
         return cls(path), config
 
     def close(self) -> None:
-        """Give up the hold."""
+        """Release the lock."""
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
     def save_config(self, config: RunConfig) -> None:
-        """Write config.toml at once."""
+        """Write config.toml."""
         self.write("config.toml", to_toml(config))
 
     def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add rows to a JSONL file; a number that is not finite becomes null."""
+        """Append rows to a JSONL file; numbers that are not finite become null."""
         self.check_place()
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.writelines(json.dumps({k: _finite(v) for k, v in row.items()}) + "\n" for row in rows)
 
     def add_points(self, points: Iterable[EvalPoint]) -> None:
-        """Add rows to points.jsonl, and force them to disk."""
+        """Append rows to points.jsonl, and force them to disk."""
         self.append("points.jsonl", [point.to_dict() for point in points])
         with (self.path / "points.jsonl").open("rb") as file:
             os.fsync(file.fileno())
 
     def points(self) -> list[EvalPoint]:
-        """Read points.jsonl back."""
+        """Return the points in points.jsonl."""
         path = self.path / "points.jsonl"
         lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
         try:
             return [EvalPoint(**json.loads(line)) for line in lines]
         except (ValueError, TypeError) as error:
             raise ConfigError(
-                f"{path}: a row cannot be read ({error}); put the file back as the run wrote it. Nothing was changed"
+                f"{path}: a row cannot be read ({error}); restore the file as the run wrote it. Nothing was changed"
             ) from None
 
     def write(self, name: str, text: str) -> None:
-        """Write a small text file of the run, whole or not at all."""
+        """Write a small text file of the run atomically."""
         self.check_place()
         write_whole(self.path / name, text)
 
     def cursors(self) -> dict[str, int]:
-        """Return the sizes of the row files, for a checkpoint; what is counted is on disk when this returns."""
+        """Return the sizes of the row files for a checkpoint, after forcing their rows to disk."""
         self.check_place()
         there = [name for name in ROW_FILES if (self.path / name).exists()]
         for name in there:
@@ -119,7 +119,7 @@ class RunDirectory:
         return {name: (self.path / name).stat().st_size if name in there else 0 for name in ROW_FILES}
 
     def row_digests(self, cursors: Mapping[str, int]) -> dict[str, str]:
-        """Return the SHA-256 of the rows that a checkpoint counts, by file; only what is new since is read."""
+        """Return the SHA-256 of the rows that a checkpoint counts, by file; only new rows are read."""
         for name, size in cursors.items():
             if size:
                 done, running = self._digests.get(name, (0, hashlib.sha256()))
@@ -130,29 +130,29 @@ class RunDirectory:
         return {name: self._digests[name][1].hexdigest() for name, size in cursors.items() if size}
 
     def check_rows(self, state: Mapping[str, Any]) -> None:
-        """Check that the rows which a checkpoint counts are there. Samples of texts may be gone: they are no result.
+        """Check that the rows which a checkpoint counts exist. Samples of texts may be missing; they are not results.
 
         Args:
-            state: the trainer's part of the checkpoint; of an earlier version, which has no digests, only sizes count.
+            state: Trainer's part of the checkpoint. Those of earlier versions have no digests; only sizes are checked.
 
         Raises:
-            Damaged: a file is shorter, or its beginning has other contents.
+            Damaged: A file is shorter, or its beginning has other contents.
         """
         for name, size in state.get("cursors", {}).items():
             if name not in SAMPLES and (fault := self._row_fault(name, size, state)):
                 raise Damaged(fault)
 
     def rewind(self, state: Mapping[str, Any]) -> list[str]:
-        """Cut the row files back to what a checkpoint knew, and never make them longer; return notes for the user.
+        """Truncate the row files to the rows that a checkpoint counts, and return notes for the user.
 
         Args:
-            state: the trainer's part of a checkpoint that passed `check_rows`; empty to begin anew.
+            state: Trainer's part of a checkpoint that passed `check_rows`; empty to start over.
         """
         cursors, notes = state.get("cursors", {}), []
         for name in ROW_FILES:
             size = cursors.get(name, 0)
             if fault := self._row_fault(name, size, state):
-                notes.append(f"{fault}; the run goes on with the samples that are there")
+                notes.append(f"{fault}; the run continues with the samples that exist")
                 size = self._whole_rows(name)
             if (self.path / name).exists():
                 os.truncate(self.path / name, size)
@@ -160,7 +160,7 @@ class RunDirectory:
         return notes
 
     def _row_fault(self, name: str, size: int, state: Mapping[str, Any]) -> str:
-        """Return how a row file differs from what a checkpoint counts; empty where it does not."""
+        """Return how a row file differs from what a checkpoint counts, or an empty string."""
         path, expected = self.path / name, state.get("row_digests", {}).get(name)
         found = path.stat().st_size if path.exists() else 0
         if found < size:
@@ -175,17 +175,17 @@ class RunDirectory:
         return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
 
     def check_place(self) -> None:
-        """Refuse to write where this run is no more.
+        """Check that the run directory is still in its place.
 
         Raises:
-            RunMoved: its directory was moved, removed or replaced meanwhile; the message says where it is now.
+            RunMoved: The directory was moved, removed or replaced; the message says where it is now.
         """
         if moved := self.moved():
             raise RunMoved(moved)
 
     def moved(self) -> str:
-        """Return a message where the directory was moved, removed or replaced since it was opened; else nothing."""
-        if self._lock is None:  # given up
+        """Return a message if the directory was moved, removed or replaced since it was opened, or an empty string."""
+        if self._lock is None:  # closed
             return ""
         own = os.fstat(self._lock)
         try:
@@ -195,20 +195,17 @@ class RunDirectory:
         except OSError:
             pass
         if not own.st_nlink:
-            return f"{self.path} was removed while the run was going on, with what was computed"
+            return f"{self.path} was removed during the run, with all its results"
         held = Path(f"/proc/self/fd/{self._lock}")
         now = held.readlink().parent if held.exists() else "its new place"
-        return (
-            f"{self.path} was moved while the run was going on. What was computed is in {now}; continue with: "
-            f"scalerl resume {now}"
-        )
+        return f"{self.path} was moved during the run. Its results are in {now}; continue with: scalerl resume {now}"
 
 
 def check_empty(path: Path) -> None:
-    """Refuse a run directory that holds anything: a run would overwrite a model, rows or notes that lie there.
+    """Refuse a run directory that is not empty, because a run could overwrite its files.
 
     Raises:
-        ConfigError: it is a file, a run, or a directory with files in it.
+        ConfigError: The path is a file, a run, or a directory with files in it.
     """
     if (path / "config.toml").exists():
         raise ConfigError(
@@ -219,7 +216,7 @@ def check_empty(path: Path) -> None:
 
 
 def inputs_of(config: RunConfig) -> list[tuple[str, Path]]:
-    """Return what a run reads from this machine: the fields, and the files and directories that they name."""
+    """Return the local inputs of a run: names of fields, with the files and directories that they give."""
     files = [(f"data.{task.curve}.path", task.path) for task in config.data if isinstance(task, PromptFile)]
     model = [("model.path", config.model.path)] if isinstance(config.model, HuggingFaceModel) else []
     return [(name, Path(path)) for name, path in (*model, *files) if path]
@@ -229,7 +226,7 @@ def saved_config(path: Path) -> RunConfig:
     """Return the configuration of a run directory.
 
     Raises:
-        ConfigError: there is no run.
+        ConfigError: There is no run.
     """
     if not (path / "config.toml").exists():
         raise ConfigError(f"{path}: no run here (no config.toml); start one with `scalerl train --run-dir {path}`")

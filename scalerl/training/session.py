@@ -1,4 +1,4 @@
-"""One run under way: the objects the loop works with, and what it records. The order of the recipe is in loop.py."""
+"""State of a run in progress: the objects that the loop uses, and what is recorded. The recipe is in loop.py."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from scalerl.types import EvalPoint, FloatArray, GeneratorStats, ScoredGroup, Vi
 
 
 class TrainingFailed(RuntimeError):
-    """The run had to stop; the message says why and what is saved."""
+    """The run had to stop; the message gives the reason and what is saved."""
 
 
 class Display(Protocol):
-    """Shows a run to a person."""
+    """Display of a run."""
 
     def step(self, row: dict[str, Any]) -> None:
         """Show a training step."""
@@ -53,46 +53,46 @@ class Display(Protocol):
         ...
 
     def note(self, text: str) -> None:
-        """Say something once."""
+        """Show a line of text."""
         ...
 
 
 @dataclass(slots=True)
 class Progress:
-    """What a run has done; part of every checkpoint.
+    """Progress and counters of a run; part of every checkpoint.
 
     Example: Progress(step=100, training_flops=2.1e11, trained_groups=1600, drawn_groups=1744)
     """
 
     step: int = 0
-    """Updates done; also the version of the weights."""
+    """Number of completed updates, which is also the version of the weights."""
     training_flops: float = 0.0
     trained_groups: int = 0
     drawn_groups: int = 0
     dropped_groups: int = 0
     """Groups that were dropped because no update could train them in time."""
     closed: bool = False
-    """The curriculum has no more prompts to draw."""
+    """Whether the curriculum has no more prompts to draw."""
     skipped_steps: int = 0
-    """Steps in which no prompt had anything to teach."""
+    """Steps without trained tokens."""
     replay_difference: float = math.nan
     """Largest difference of log-probabilities at the last evaluation, nats."""
     stopped_by: str = ""
     """The condition of `stop_when` that ended the run; empty if none did."""
     overruled: tuple[str, ...] = ()
-    """Conditions that ended the run before and were overruled by resuming it."""
+    """Conditions that ended the run earlier and were overruled by resuming it."""
     generator: GeneratorStats = field(default_factory=lambda: GeneratorStats(0, 0, 0.0))
-    """The generators' counters when they completed the last batch trained."""
+    """The generators' counters when they completed the last trained batch."""
 
     @property
     def exhausted(self) -> bool:
-        """Whether every prompt that could be drawn was trained."""
+        """Whether all drawn prompts were trained or dropped, and no more can be drawn."""
         return self.closed and self.trained_groups + self.dropped_groups >= self.drawn_groups
 
 
 @dataclass(slots=True)
 class Session:
-    """Everything the loop touches."""
+    """The objects and the state that the loop uses."""
 
     config: RunConfig
     directory: RunDirectory
@@ -106,9 +106,9 @@ class Session:
     display: Display
     stop_requested: Callable[[], bool]
     devices: Devices = field(default_factory=Devices)
-    """What device-hours are counted from."""
+    """Devices for which device-hours are counted."""
     flops_rule: int = FLOPS_RULE
-    """How this run counts FLOPs: the rule that it began with."""
+    """Rule by which this run counts FLOPs, the one with which it started."""
     progress: Progress = field(default_factory=Progress)
     clock: Stopwatch = field(default_factory=Stopwatch)
     points: list[EvalPoint] = field(default_factory=list)
@@ -116,10 +116,10 @@ class Session:
     _waited_before: float = 0.0
     _scores_before: float = 0.0
     _taken: RolloutBatch = field(default_factory=lambda: RolloutBatch(-1, (), GeneratorStats(0, 0, 0.0)))
-    """The batch under way."""
+    """The current batch."""
     _begun: set[int] = field(default_factory=set)
     _lately: deque[GeneratorStats] = field(default_factory=lambda: deque(maxlen=8))
-    """The generators' counters at the latest batches."""
+    """The generators' counters at the last batches."""
 
     @property
     def finished(self) -> bool:
@@ -128,7 +128,7 @@ class Session:
         return progress.step >= self.config.steps or progress.exhausted or bool(progress.stopped_by)
 
     def close(self) -> None:
-        """End the processes of generator, learner and verifiers, and let go of the run directory."""
+        """End the processes of generator, learner and verifiers, and unlock the run directory."""
         self.pipeline.close()
         self.learner.close()
         self.scoring.close()
@@ -137,10 +137,10 @@ class Session:
     # ------------------------------------------------------------------------------------------------------- prompts
 
     def initial_visits(self) -> tuple[Visit, ...]:
-        """Draw the prompts that may be started from the first weights.
+        """Draw the prompts that may be started with the first weights.
 
-        Those of k + 1 batches; and where long groups do not hold back the others, as many as are open while the longest
-        completion is sampled.
+        These are the prompts of k + 1 batches. If groups need not wait for longer ones, the prompts that start while
+        the longest completion is sampled are added.
         """
         recipe, config = self.config.recipe, self.config
         visits = recipe.prompts_per_step * (recipe.off_policy.max_lag + 1)
@@ -156,7 +156,7 @@ class Session:
         return tuple(visits)
 
     def record_pass_rates(self, taken: RolloutBatch, passed_PG: Tensor) -> None:
-        """Tell the curriculum what became of the prompts: their pass rates, or that they were dropped."""
+        """Record in the curriculum the pass rates of the trained prompts and which prompts were dropped."""
         for scored, rate in zip(taken.groups, passed_PG.double().mean(dim=1).tolist(), strict=True):
             self.curriculum.record(scored.group.visit, rate)
         for visit in taken.dropped:
@@ -169,16 +169,16 @@ class Session:
 
     @property
     def generators_idle(self) -> bool:
-        """Whether the generators have waited for the trainer during the latest batches."""
+        """Whether the generators waited for the trainer during the last batches."""
         return waited(self._lately[0], self._lately[-1])
 
     # -------------------------------------------------------------------------------------------------------- update
 
     def update(self, batch: TrainBatch) -> StepStats:
-        """Take one update.
+        """Perform one update.
 
         Raises:
-            TrainingFailed: the loss or gradient was not finite; the batch is saved.
+            TrainingFailed: The loss or gradient was not finite; the batch is saved.
         """
         if self.config.rollouts.lag_ticks == "measure":
             self._measure_lag(batch)
@@ -196,7 +196,7 @@ class Session:
         return stats
 
     def publish(self) -> None:
-        """Hand the new weights, and as many new prompts as were trained or dropped, to the generators."""
+        """Send the new weights, and as many new prompts as were trained or dropped, to the generators."""
         recipe, step = self.config.recipe, self.progress.step
         wanted = recipe.prompts_per_step + len(self._taken.dropped)
         visits = self._draw(wanted) if not self.progress.closed else ()
@@ -205,7 +205,7 @@ class Session:
         self.pipeline.publish(update, self.learner.send)
 
     def _measure_lag(self, batch: TrainBatch) -> None:
-        """Set the lag in ticks from the first batch's timing, and write it into the run's configuration for good."""
+        """Set the lag in ticks by timing the first batch, and save it in the run's configuration."""
         config = self.config
         lag = measured_lag(self.learner.rehearse(batch), self._taken, config.slots)
         self.config = replace(config, rollouts=replace(config.rollouts, lag_ticks=lag))
@@ -222,12 +222,12 @@ class Session:
     # ---------------------------------------------------------------------------------------------------- evaluation
 
     def evaluate_if_due(self, taken: RolloutBatch) -> None:
-        """Evaluate on the schedule and at the end, and keep a sample of the batch's rollouts beside it."""
+        """Evaluate on the schedule and at the end, and save a sample of the batch's rollouts."""
         if self._evaluation_is_due:
             self.evaluate(taken)
 
     def evaluate_if_missing(self) -> None:
-        """Evaluate where the run stands, if that is due and no point of it was recorded: step 0, as a rule."""
+        """Evaluate the current step if that is due and was not recorded yet; this is usually step 0."""
         if self._evaluation_is_due and all(point.step != self.progress.step for point in self.points):
             self.evaluate()
 
@@ -236,10 +236,10 @@ class Session:
         return self.progress.step % self.config.evaluation.every == 0 or self.finished
 
     def evaluate(self, taken: RolloutBatch | None = None) -> None:
-        """Measure each task's held-out pass rate; its seconds are left out of the training time.
+        """Measure each task's held-out pass rate; the time it takes is excluded from the training time.
 
-        A group of `taken` is written beside it. Generation goes on while the samples are scored and replayed: those
-        seconds of the generators count.
+        A group of `taken` is saved too. Generation continues while the samples are scored and replayed, and this time
+        of the generators counts.
         """
         step, visits = self.progress.step, held_out_visits(self.prompts.held_out)
         samples = {task.curve: self.config.samples(task) for task in self.config.data}
@@ -250,8 +250,8 @@ class Session:
         asked = time.perf_counter()
         generated_s = self._generated_s()
         self.clock.leave_out(eval_s + replay_s + time.perf_counter() - asked)
-        hours = self.device_hours  # read once: all tasks' points are at the same compute; at step 0 it is none
-        self.clock.add(generated_s)  # for the updates to come
+        hours = self.device_hours  # read once, so that the points of all tasks have the same compute
+        self.clock.add(generated_s)  # after `hours`, because it is compute for later updates
         points = [
             eval_point(
                 task_groups,
@@ -274,7 +274,7 @@ class Session:
             self._judge_conditions()
 
     def _judge_conditions(self) -> None:
-        """End the run where a condition of `stop_when` holds that was not overruled."""
+        """End the run if a condition of `stop_when` holds that was not overruled."""
         open_rules = [text for text in self.config.stop_when if text not in self.progress.overruled]
         found = first_to_stop(open_rules, self.points, self.config) if open_rules else None
         if found is not None:
@@ -284,13 +284,13 @@ class Session:
     def _replay(
         self, step: int, groups: Sequence[ScoredGroup], sample: ScoredGroup | None
     ) -> tuple[LogRatios, Sequence[FloatArray | None], float]:
-        """Check that a few samples have the probability of the learner's weights.
+        """Check that the log-probabilities of a few samples agree with the learner's weights.
 
         Returns:
-            Their log ratios by number of group, those of the first rollouts of a training group, and the seconds.
+            Their log ratios by index of the group, those of the first rollouts of a training group, and the seconds.
 
         Raises:
-            TrainingFailed: they have not.
+            TrainingFailed: The log-probabilities differ.
         """
         wanted, began = self.config.evaluation.replayed, time.perf_counter()
         if not wanted:
@@ -311,14 +311,14 @@ class Session:
 
     @property
     def device_hours(self) -> float:
-        """Devices held x hours of training so far.
+        """Held devices x hours of training so far.
 
-        Without evaluations and checkpoints, but with what the generators did for training meanwhile.
+        Evaluations and checkpoints are excluded, but the generators' work for training during them is included.
         """
         return self.devices.held * self.clock.seconds / 3600.0
 
     def _generated_s(self) -> float:
-        """Return the seconds that the generators sampled since the pipeline's mark, by their share of the devices."""
+        """Return the seconds of sampling since the pipeline's mark, weighted by the generators' share of devices."""
         return self.devices.generating_share * self.pipeline.busy_since_mark()
 
     @property
@@ -329,13 +329,13 @@ class Session:
     # --------------------------------------------------------------------------------------------------- checkpoints
 
     def checkpoint_if_due(self) -> None:
-        """Begin a checkpoint on the schedule and at the end; let those count that are complete."""
+        """Start a checkpoint on the schedule and at the end, and commit those that are complete."""
         if self.progress.step % self.config.checkpoint.every == 0 or self.finished:
             self.checkpoint()
         self.commit_checkpoints()
 
     def checkpoint(self, wait: bool = False) -> None:
-        """Write the trainer's part of a checkpoint and ask the generator for its own; it counts when both are there."""
+        """Write the trainer's part of a checkpoint and request the generator's; both are needed to commit it."""
         with self.clock.paused():
             self.pipeline.mark()
             path = self.checkpoints.begin(self.progress.step)
@@ -353,7 +353,7 @@ class Session:
                 "device_hours": self.device_hours,
                 "cursors": (cursors := self.directory.cursors()),
                 "row_digests": self.directory.row_digests(cursors),
-                "sealed": True,  # a manifest lies beside it, or was removed
+                "sealed": True,  # the checkpoint has a manifest, unless it was removed
             }
             save_state(path, "trainer", state)
             self.pipeline.snapshot(self.progress.step, path)
@@ -362,12 +362,12 @@ class Session:
             self.commit_checkpoints(wait=True)
 
     def commit_checkpoints(self, wait: bool = False) -> None:
-        """Make those checkpoints count whose generator part has arrived; or wait for all that were begun."""
+        """Commit the checkpoints whose generator part is complete; with `wait`, wait for all that were started."""
         done = list(self.pipeline.snapshots_done(self._begun if wait else ()))
         if not done:
             return
-        with self.clock.paused():  # a large checkpoint is digested and synced for seconds
-            if not wait:  # a run that waits is about to end, and its generator may have ended
+        with self.clock.paused():  # digesting and syncing a large checkpoint takes seconds
+            if not wait:  # with `wait` the run is about to end, and its generator may have ended
                 self.pipeline.mark()
             for step in done:
                 self.checkpoints.commit(step)
@@ -378,7 +378,7 @@ class Session:
     # ------------------------------------------------------------------------------------------------------- records
 
     def record_step(self, taken: RolloutBatch, row: dict[str, Any], step_s: float) -> None:
-        """Write and show one row of metrics."""
+        """Write and display one row of metrics."""
         before, now = self._before, taken.stats
         waited, self._waited_before = self.pipeline.waited_s - self._waited_before, self.pipeline.waited_s
         scores_s = self.pipeline.waited_for_scores_s
@@ -388,7 +388,7 @@ class Session:
         full_row = {
             "step": self.progress.step,
             **row,
-            # two batches may be complete at one tick: the second has no steps of its own
+            # if two batches complete at the same tick, the second has no decode steps
             "occupancy": tokens / steps if (steps := now.slot_steps - before.slot_steps) else math.nan,
             "generator_tokens_per_s": tokens / lived,
             "generator_idle": (now.idle_s - before.idle_s) / lived,

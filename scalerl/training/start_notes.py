@@ -1,4 +1,4 @@
-"""What a person should know of a run before its first step."""
+"""Notes for the user before the first step of a run."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from scalerl.rollouts.interrupt import LengthRule
 
 
 def nucleus_notes(top_p: float) -> list[str]:
-    """Return what a person should know of a nucleus (`recipe.top_p`)."""
+    """Return notes about nucleus sampling (`recipe.top_p` below 1)."""
     if top_p >= 1:
         return []
     return [
-        f"recipe.top_p is {top_p:g}: log-probabilities are those before the nucleus, so a token's ratio is up to "
-        f"{1 / top_p:.3g} times too large, and tokens outside the nucleus are never tried; 1 has no such bias "
+        f"recipe.top_p is {top_p:g}: log-probabilities do not include the nucleus, so a token's ratio is up to "
+        f"{1 / top_p:.3g} times too large, and tokens outside the nucleus are never sampled; 1 has no such bias "
         "(docs/recipe.md)"
     ]
 
 
 def length_notes(rule: LengthRule) -> list[str]:
-    """Return what a person should know of an end-of-thinking tag that is not one token."""
+    """Return notes about an end-of-thinking tag that is not a single token."""
     if len(rule.end_tag) <= 1:
         return []
     return [
         f"the end-of-thinking tag is {len(rule.end_tag)} tokens in this vocabulary, in {len(rule.tags)} ways, "
-        "which depend on the text around it; where the model writes it in yet another way the end goes unnoticed and "
-        "the phrase is written after it. A single added token avoids that, and length control 'none' fits a model that "
-        "does not think"
+        "which depend on the surrounding text. If the model writes it in another way, the end of thinking is not "
+        "detected and the phrase is inserted after it. A single added token avoids this. For a model that does not "
+        "think, set recipe.length.kind = 'none'"
     ]

@@ -1,7 +1,7 @@
-"""Says in a run directory that a run is alive, and how it ended: status.json. Does not import torch.
+"""status.json in a run directory: whether a run is alive, and how it ended. torch is not imported.
 
-A run that is killed cannot say so. While it lives, its file is therefore written again every few seconds, and a reader
-takes a file that has not changed for long as a sign that the process is gone.
+A killed run cannot report its end. The file is therefore rewritten every few seconds, and readers treat a file that has
+not changed for long as a sign that the process has ended.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ BEAT_S = 5.0
 """Seconds between two beats."""
 
 LONGEST = 1000
-"""Characters of the message that are kept."""
+"""Maximum length of the message, characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What status.json says.
+    """Content of status.json.
 
     Example: Status(state="running", message="", host="node-3", pid=4242, started=1795363200.0, beat=1795363500.0)
     """
@@ -38,24 +38,20 @@ class Status:
     state: str
     """running, finished, stopped (it can be resumed) or failed."""
     message: str
-    """How it ended, one line or more; empty while it runs."""
+    """How the run ended, one or more lines; empty while it runs."""
     host: str
     pid: int
     started: float
-    """Seconds since 1970, of the process that trains."""
+    """Start of the training process, seconds since 1970."""
     beat: float
-    """The same, when this was written."""
+    """Time of the last write, seconds since 1970."""
 
 
 class Heartbeat:
-    """Keeps status.json of a run up to date while its body runs.
-
-    Consumes / Produces: nothing / status.json, every ``BEAT_S`` seconds, from a thread of its own.
-    Waits for / Unblocked by: the next beat / the end of the body.
-    """
+    """Context manager that updates status.json of a run every `BEAT_S` seconds from a separate thread."""
 
     def __init__(self, directory: Path, every_s: float = BEAT_S) -> None:
-        """Prepare for a run directory that exists."""
+        """Prepare the heartbeat of an existing run directory."""
         self._path, self._every_s = directory / NAME, every_s
         self._status = Status("running", "", socket.gethostname(), os.getpid(), time.time(), time.time())
         self._ended = threading.Event()
@@ -68,7 +64,7 @@ class Heartbeat:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if error is not None:
-            # a second Ctrl-C ends a run at once, on the user's wish
+            # a second Ctrl-C ends a run immediately; this is a stop, not a failure
             self.ended(
                 "stopped" if isinstance(error, KeyboardInterrupt) else "failed", str(error) or type(error).__name__
             )
@@ -77,7 +73,7 @@ class Heartbeat:
         self._write()
 
     def ended(self, state: str, message: str) -> None:
-        """Say how the run ended; it is written when the body is left."""
+        """Set how the run ended; it is written when the context ends."""
         self._status = Status(**{**asdict(self._status), "state": state, "message": message[:LONGEST]})
 
     def _beat(self) -> None:
@@ -86,13 +82,13 @@ class Heartbeat:
 
     def _write(self) -> None:
         self._status = Status(**{**asdict(self._status), "beat": time.time()})
-        # a disk that is full or away is reported by the rows of the run; its sign of life must not end it
+        # a full or missing disk is reported when rows are written; the heartbeat must not end the run
         with suppress(OSError):
             write_whole(self._path, json.dumps(asdict(self._status)) + "\n")
 
 
 def read_status(directory: Path) -> Status | None:
-    """Return what status.json of a run directory says; None where there is none, or one that cannot be read."""
+    """Return the content of status.json in a run directory; None if it does not exist or cannot be read."""
     try:
         found: dict[str, Any] = json.loads((directory / NAME).read_text(encoding="utf-8"))
         return Status(

@@ -1,4 +1,4 @@
-"""Judges the conditions of `stop_when` after an evaluation."""
+"""Evaluation of the conditions of `stop_when`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from scalerl.types import EvalPoint
 
 
 def first_to_stop(conditions: Sequence[str], points: Sequence[EvalPoint], config: RunConfig) -> tuple[str, str] | None:
-    """Return the first condition that holds and why, or None; with fewer than five evaluations none holds.
+    """Return the first condition that holds with the reason, or None; with fewer than five evaluations none holds.
 
     Args:
-        conditions: of `stop_when`, as written.
-        points: the run's evaluations so far.
-        config: says which tasks have a forecast, and the compute axis.
+        conditions: Conditions of `stop_when`, as written.
+        points: Evaluations of the run so far.
+        config: Configuration, which determines the tasks with a forecast and the compute axis.
     """
     by_task = points_by_task(points)
     fits = []
-    with suppress(CurveError):  # too early for a fit: no reason to stop
+    with suppress(CurveError):  # too few points for a fit
         fits = [fit(curve_of(by_task[task], default_axis(config))) for task in config.main_tasks]
     for condition in conditions:
         reason = reason_to_stop(stop_rule(condition), fits)

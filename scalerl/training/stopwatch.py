@@ -1,4 +1,4 @@
-"""Seconds of training, from a clock that can be paused. What works on during a pause is added (training/session.py)."""
+"""A stopwatch for the seconds of training; work that continues during a pause is added by training/session.py."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scalerl.types import GeneratorStats
 
 
 class Stopwatch:
-    """Seconds of training, with evaluation and checkpoints left out and added up apart."""
+    """Seconds of training; the time of evaluations and checkpoints is excluded and summed in `left_out`."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._before = seconds
@@ -19,27 +19,27 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Training seconds so far, those of earlier sessions of a resumed run included."""
+        """Training seconds so far, including those before a resume."""
         return self._before + (time.perf_counter() - self._since if self._since is not None else 0.0)
 
     def start(self) -> None:
-        """Start, or continue."""
+        """Start or continue."""
         assert self._since is None
         self._since = time.perf_counter()
 
     def leave_out(self, seconds: float) -> None:
-        """Leave seconds that have passed out of the training time, if the clock was running."""
+        """Exclude elapsed seconds from the training time, if the clock is running."""
         if self._since is not None:
             self._before -= seconds
             self.left_out += seconds
 
     def add(self, seconds: float) -> None:
-        """Count seconds that were worked while the clock stood still."""
+        """Add seconds of work that was done while the clock was paused."""
         self._before += seconds
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Leave a block of work out of the training time."""
+        """Exclude a block of work from the training time."""
         began = time.perf_counter()
         running = self._since is not None
         self._before, self._since = self.seconds, None
@@ -52,9 +52,9 @@ class Stopwatch:
 
 
 IDLE_SHARE = 0.02
-"""Of the generators' seconds: below it, a helper of the trainer would take more from them than it brings."""
+"""Minimum idle share of the generators' time at which helpers of the trainer are worth the cores they take."""
 
 
 def waited(before: GeneratorStats, now: GeneratorStats) -> bool:
-    """Return whether the generators have waited for the trainer between two readings of their counters."""
+    """Return whether the generators waited for the trainer between two readings of their counters."""
     return now.idle_s - before.idle_s > IDLE_SHARE * (now.busy_s - before.busy_s)

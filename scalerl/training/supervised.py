@@ -1,7 +1,8 @@
-"""Supervised warm start of any model: maximum likelihood of completions, by the learner that RL uses.
+"""Supervised warm start of any model: maximum likelihood of completions, with the learner that RL uses.
 
-REINFORCE with advantage 1 and weights that sum to one has the loss -mean log p of the trained tokens: cross-entropy. So
-the learner's `step` is used as it is, with its FP32 head, FP32 masters, clipping and micro-batches.
+REINFORCE with advantage 1 and weights that sum to one has the loss -mean log p over the trained tokens, which is the
+cross-entropy. The learner's `step` is therefore used unchanged, with its FP32 head, FP32 masters, clipping and
+micro-batches.
 """
 
 from __future__ import annotations
@@ -33,41 +34,41 @@ from scalerl.training.learner.base import BadGradient, TrainBatch
 from scalerl.training.learner.single import SingleLearner
 
 EPOCHS = 3.0
-"""Where neither steps nor epochs are given."""
+"""Number of epochs if neither steps nor epochs are given."""
 EPS = 1e-8
-"""AdamW's; the recipe's 1e-15 is meant for the small gradients of RL."""
+"""eps of AdamW; the recipe's 1e-15 is meant for the small gradients of RL."""
 
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a supervised warm start did: sft.json, beside the settings.
+    """Result of a supervised warm start; sft.json contains it together with the settings.
 
     Example: Outcome(steps=[{"step": 1, "loss": 1.32, ...}], held_out_before=1.4, held_out_after=0.2, stopped=False)
     """
 
     steps: list[dict[str, float]]
-    """A row an update: step, loss (nats a token), tokens, grad_norm, learning_rate, seconds."""
+    """One row per update: step, loss (nats per token), tokens, grad_norm, learning_rate, seconds."""
     held_out_before: float | None
-    """Mean loss of the held-out completions before the first update, nats a token; None: nothing is held out."""
+    """Mean loss of the held-out completions before the first update, nats per token; None without held-out rows."""
     held_out_after: float | None
-    """The same after the last."""
+    """The same after the last update."""
     stopped: bool
-    """A stop was asked for before the last update."""
+    """Whether a stop was requested before the last update."""
 
 
 def fine_tune(settings: Supervised, directory: Path, report: Report, stop_requested: Callable[[], bool]) -> Outcome:
     """Train a model on the completions of a file and write it to a directory.
 
     Args:
-        settings: what and how.
-        directory: where the model goes, with tokenizer and sft.json; it must not exist yet or be empty.
-        report: told a line now and then.
-        stop_requested: asked before every update; what was learned until then is written.
+        settings: Model, data and training settings.
+        directory: Output directory for the model, the tokenizer and sft.json; it must not exist or must be empty.
+        report: Function that gets lines about the progress.
+        stop_requested: Function called before every update; if it returns true, the current weights are written.
 
     Raises:
-        ConfigError: the directory holds something, the model or the rows cannot be used, or the loss is not finite.
+        ConfigError: The directory is not empty, the model or the rows cannot be used, or the loss is not finite.
     """
     check_new_directory(directory, "--out")
     named = (("MODEL", settings.model), ("--data", settings.data))
@@ -108,11 +109,11 @@ def fine_tune(settings: Supervised, directory: Path, report: Report, stop_reques
 
 
 def batches(rows: Sequence[Demonstration], settings: Supervised) -> Iterator[list[Demonstration]]:
-    """Yield the rows of every update: epochs in orders of their own, cut where a batch is full.
+    """Yield the rows of every update; each epoch is shuffled and split into full batches.
 
     Args:
-        rows: to train on.
-        settings: the budget of a batch, the seed, and steps or epochs.
+        rows: Training rows.
+        settings: The size of a batch in tokens, the seed, and steps or epochs.
     """
     if settings.steps is not None:
         yield from islice((batch for epoch in count() for batch in _epoch(rows, settings, epoch)), settings.steps)
@@ -143,12 +144,12 @@ def collate(rows: Sequence[Demonstration]) -> TrainBatch:
 
 @torch.no_grad()
 def held_out_loss(policy: Policy, rows: Sequence[Demonstration], micro_batch_tokens: int) -> float | None:
-    """Return the mean cross-entropy of the rows' completion tokens, nats a token; None without rows.
+    """Return the mean cross-entropy of the rows' completion tokens, nats per token; None without rows.
 
     Args:
-        policy: the model.
-        rows: held out of training.
-        micro_batch_tokens: padded tokens of one forward pass.
+        policy: The model.
+        rows: Held-out rows.
+        micro_batch_tokens: Padded tokens per forward pass.
     """
     if not rows:
         return None
@@ -176,7 +177,7 @@ def _load(settings: Supervised, report: Report) -> tuple[Policy, Any]:
 
 
 def _limit(settings: Supervised, policy: Policy) -> int:
-    """Return the tokens of the longest row: the user's limit, checked against the model's own."""
+    """Return the maximum length of a row in tokens: the user's limit, checked against the model's positions."""
     positions = getattr(policy.config, "max_position_embeddings", None)
     if settings.max_tokens is None:
         return positions or 2**31
@@ -235,7 +236,7 @@ def _write(
     rows: Demonstrations,
     outcome: Outcome,
 ) -> None:
-    """Write model, tokenizer and sft.json under another name, then give the directory its own."""
+    """Write model, tokenizer and sft.json to a temporary directory, then rename it."""
     directory.parent.mkdir(parents=True, exist_ok=True)
     temporary = directory.with_name(f".{directory.name}.{os.getpid()}.tmp")
     try:

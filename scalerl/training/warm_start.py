@@ -1,7 +1,7 @@
-"""The lab's policy before RL: a tiny Qwen3 made from scratch, taught to write noisy reasoning traces.
+"""Warm start of the lab's policy: a new tiny Qwen3 is trained on noisy reasoning traces.
 
-It ends with a gate: the model must know nearly all single steps when it decodes greedily. A warm start that got stuck
-gives two-phase RL curves that no forecast can follow.
+The result must pass a gate: with greedy decoding, the model must get nearly all single steps right. A failed warm start
+leads to two-phase RL curves that cannot be forecast.
 """
 
 from __future__ import annotations
@@ -32,38 +32,38 @@ from scalerl.tasks.lab import generated
 GATE = 0.99
 """Share of the 300 single steps of each task that the model must get right."""
 ATTEMPTS = 3
-"""Seeds that are tried: rounding differs between machines, and now and then a warm start gets stuck."""
+"""Number of seeds that are tried, because a warm start sometimes fails, depending on the machine's rounding."""
 WEIGHT_DECAY = 0.3
-"""Large, so that weights stay small: with 0.01 the model amplified the rounding of FP32 more than twice as much."""
+"""Large, to keep the weights small: with 0.01 the model amplified FP32 rounding more than twice as much."""
 _RECIPE_VERSION = 2
-"""Part of the cache key: raise it when this file changes what it makes."""
+"""Part of the cache key; increase it when the output of this file changes."""
 
 Report = Callable[[dict[str, float]], None]
 
 
 def warm_start_directory(model: TinyModel, data: Sequence[TaskData]) -> Path:
-    """Return where the warm start of these settings is cached (under $SCALERL_CACHE or ~/.cache/scalerl)."""
+    """Return the cache directory for these settings (under $SCALERL_CACHE or ~/.cache/scalerl)."""
     unused = set() if model.experts else {"experts", "active_experts"}
     taught: dict[str, Any] = {}
     for task in generated_tasks(data):
         taught.setdefault(task.kind, []).append(generated.GENERATED[task.kind].taught(task))
     taught = {kind: own[0] if len(own) == 1 else own for kind, own in taught.items()}
-    settings = taught["arithmetic"] if list(taught) == ["arithmetic"] else taught  # as before there were other tasks
+    settings = taught["arithmetic"] if list(taught) == ["arithmetic"] else taught  # keeps the keys of older caches
     key = json.dumps([_RECIPE_VERSION, model.model_dump(exclude=unused), settings], sort_keys=True)
     return cache_root() / f"warm-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}"
 
 
 def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, report: Report) -> Path:
-    """Train the policy and save it as a Hugging Face directory, unless it is there already.
+    """Train the policy and save it as a Hugging Face directory, unless it exists already.
 
     Args:
-        model: size and settings.
-        data: the tasks whose traces it learns.
-        directory: where to save.
-        report: called now and then with step, loss, and at the end with the gate's accuracy.
+        model: Size and settings of the model.
+        data: Tasks whose traces are learned.
+        directory: Output directory.
+        report: Function called every 50 updates with step and loss, and at the end with the accuracy of the gate.
 
     Raises:
-        ConfigError: the model did not pass the gate; nothing is saved.
+        ConfigError: The model did not pass the gate; nothing is saved.
     """
     if (directory / "warm_start.json").exists():
         return directory
@@ -88,31 +88,31 @@ def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, repo
     else:
         shares = ", ".join(f"{share:.1%} ({name})" for name, share in known.items())
         raise ConfigError(
-            f"model.warm_start: after {model.warm_start.steps} updates the model knows {shares} of the 300 "
-            f"single steps, from {ATTEMPTS} seeds; at least {GATE:.0%} are needed for a clean curve; give it more steps"
+            f"model.warm_start: after {model.warm_start.steps} updates the model gets {shares} of the 300 single "
+            f"steps right, after {ATTEMPTS} seeds; at least {GATE:.0%} are needed for a clean curve; increase its steps"
         )
     _save(policy, tokenizer, history, directory)
     return directory
 
 
 def _save(policy: Policy, tokenizer: Any, history: Sequence[dict[str, float]], directory: Path) -> None:
-    """Write the directory under another name first, so that it appears whole or not at all."""
+    """Write the directory atomically, under a temporary name first."""
     temporary = directory.with_name(f"{directory.name}.{os.getpid()}.tmp")
     try:
         policy.model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         as_umask(temporary)
         (temporary / "warm_start.json").write_text("".join(json.dumps(row) + "\n" for row in history))
-        temporary.rename(directory)  # an empty directory may be there; whatever else is there stays
+        temporary.rename(directory)  # replaces an empty directory; fails if it is not empty
     except OSError:
-        if not (directory / "warm_start.json").exists():  # else another process has made the same model
+        if not (directory / "warm_start.json").exists():  # otherwise another process saved the same model
             raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
 def make_tokenizer() -> Any:
-    """Return the lab's tokenizer: one token a character, and one for each of the three tags."""
+    """Return the lab's tokenizer: one token per character, and one for each of the three tags."""
     from tokenizers import Regex, Tokenizer
     from tokenizers.decoders import Fuse
     from tokenizers.models import WordLevel
@@ -130,7 +130,7 @@ def make_model(model: TinyModel, tokenizer: Any) -> Any:
     """Return an untrained tiny Qwen3, dense or with experts.
 
     Raises:
-        ConfigError: the width does not divide into heads.
+        ConfigError: The width is not divisible by the heads.
     """
     from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -164,7 +164,7 @@ def make_model(model: TinyModel, tokenizer: Any) -> Any:
 def _train(
     policy: Policy, model: TinyModel, data: Sequence[TaskData], tokenizer: Any, report: Report
 ) -> list[dict[str, float]]:
-    """Cross-entropy on the completions; the noise is low for the first 60% of updates, so that facts are learned."""
+    """Train on the cross-entropy of completions; low noise in the first 60% of updates lets the model learn facts."""
     settings = model.warm_start
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=settings.learning_rate, betas=(0.9, 0.99), weight_decay=WEIGHT_DECAY
@@ -179,7 +179,7 @@ def _train(
         pairs = [next(sources[step < 0.6 * settings.steps]) for _ in range(settings.batch)]
         pairs.sort(key=lambda pair: len(pair[1]))
         optimizer.zero_grad(set_to_none=True)
-        cut = len(pairs) - len(pairs) // 8  # the longest eighth apart: endless rambles would pad all the others
+        cut = len(pairs) - len(pairs) // 8  # the longest eighth is separate, or all others would be padded to it
         parts = [_collate(part, tokenizer) for part in (pairs[:cut], pairs[cut:]) if part]
         loss, total = 0.0, sum(int(targets_BT.sum()) for _, targets_BT in parts)
         for tokens_BT, targets_BT in parts:
@@ -213,7 +213,7 @@ def _schedule(step: int, steps: int) -> float:
 
 
 def _collate(pairs: list[tuple[str, str]], tokenizer: Any) -> tuple[Tensor, Tensor]:
-    """Return tokens [B, T] padded at the end, and which of the T-1 next tokens are completion."""
+    """Return tokens [B, T] padded at the end, and which of the T-1 next tokens belong to completions."""
     encoded = tokenizer([prompt + completion for prompt, completion in pairs])["input_ids"]
     prompt_lengths = [len(ids) for ids in tokenizer([prompt for prompt, _ in pairs])["input_ids"]]
     longest = max(len(ids) for ids in encoded)
@@ -227,7 +227,7 @@ def _collate(pairs: list[tuple[str, str]], tokenizer: Any) -> tuple[Tensor, Tens
 
 @torch.no_grad()
 def fact_accuracy(policy: Policy, tokenizer: Any, facts: Sequence[tuple[str, str]]) -> float:
-    """Return the share of single steps, (text up to the result, right digit), whose digit is the likeliest token."""
+    """Return the share of single steps, (text up to the result, digit), whose digit is the most likely token."""
     right = 0
     for text, digit in facts:
         ids = tokenizer(text)["input_ids"]

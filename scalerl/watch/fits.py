@@ -1,4 +1,4 @@
-"""Fits of the runs that are watched, in one thread beside the server, each once for every new evaluation."""
+"""Fits the watched runs in a background thread, once per new evaluation."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from scalerl.types import EvalPoint
 
 @dataclass(frozen=True, slots=True)
 class TaskFit:
-    """What was fitted of one task of one run."""
+    """Result of fitting one task of one run."""
 
     evaluations: int
-    """How many evaluations it has seen."""
+    """Number of evaluations fitted."""
     problem: str
-    """Why there is no fit; empty if there is one."""
+    """Why there is no fit; empty if the fit succeeded."""
     outlook: Outlook | None
     traces: tuple[Json, ...]
-    """Of ``curve_traces``, in the colour "@s0"."""
+    """Traces of ``curve_traces`` in the color "@s0"."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return what the page says about it, as JSON values."""
+        """Return the fit for the page, as JSON values."""
         found = self.outlook
         if found is None:
             return {"evaluations": self.evaluations, "problem": self.problem}
@@ -51,9 +51,9 @@ def fitted(points: Sequence[EvalPoint], axis: str, name: str) -> TaskFit:
     """Fit the evaluations of one task.
 
     Args:
-        points: of the task.
+        points: evaluations of the task.
         axis: compute axis.
-        name: of the run, for the picture.
+        name: name of the run in the figure.
     """
     try:
         found = run_outlook(points, axis)
@@ -66,9 +66,9 @@ def fitted(points: Sequence[EvalPoint], axis: str, name: str) -> TaskFit:
 
 
 class Worker:
-    """Does jobs one after the other in a thread; of jobs with one key that wait, only the newest is done.
+    """Runs jobs one at a time in a thread; a new job replaces a waiting job with the same key.
 
-    Consumes / Produces: jobs of ``ask`` / whatever they do.
+    Consumes / Produces: jobs of ``ask`` / their effects.
     Waits for / Unblocked by: a job / ``ask``, or ``close``.
     """
 
@@ -78,18 +78,18 @@ class Worker:
         self._changed = threading.Condition()
         self._closed = False
         self.failures: list[str] = []
-        """What jobs raised that they should not have; the page shows it."""
+        """Unexpected exceptions of jobs; the page shows them."""
         self._thread = threading.Thread(target=self._work, name="fits", daemon=True)
         self._thread.start()
 
     def ask(self, key: object, job: Callable[[], None]) -> None:
-        """Put a job in the queue; one with this key that waits is replaced and keeps its place."""
+        """Queue a job; it replaces a waiting job with the same key, at the same position."""
         with self._changed:
             self._waiting[key] = job
             self._changed.notify()
 
     def close(self) -> None:
-        """End the thread after the job under way."""
+        """End the thread after the current job."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -104,7 +104,7 @@ class Worker:
                 job = self._waiting.pop(key)
             try:
                 job()
-            except Exception as error:  # one run that cannot be fitted must not end the fits of all others
+            except Exception as error:  # a failed fit of one run must not end the fits of all others
                 self.failures.append(f"{type(error).__name__}: {error}")
 
 

@@ -1,4 +1,4 @@
-"""Follows JSONL files that grow: only new bytes are read, and a file that was cut back is read again."""
+"""Follows growing JSONL files: reads only new bytes, and rereads a file that was cut back."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 from scalerl.watch.state import parsed
 
 SEEN = 128
-"""Bytes before the end of what was read that must still be the same. A run that is resumed cuts its files back to a
-checkpoint; what it then writes may be longer than what was cut."""
+"""Last bytes read that must be unchanged in the file. A resumed run cuts its files back to a checkpoint, and may then
+write more than it cut."""
 
 CHUNK = 1 << 24
-"""Bytes that are read at once."""
+"""Bytes per read."""
 
 
 class Line(NamedTuple):
-    """A row and where it lies in its file."""
+    """A row and its position in the file."""
 
     row: dict[str, Any]
     offset: int
     size: int
-    """Bytes, the end of the line included."""
+    """Bytes, including the line break."""
 
 
 class RowFile:
@@ -32,15 +32,15 @@ class RowFile:
         """Prepare; the file may not exist yet."""
         self.path = path
         self.restarts = 0
-        """How often the file was found to be another one than what was read."""
+        """How often the file was replaced or cut back."""
         self.broken = 0
-        """Lines that are no JSON object."""
+        """Number of lines that are not JSON objects."""
         self._offset, self._seen, self._stamp = 0, b"", (0, 0, 0)
 
     def new_lines(self) -> Iterator[Line]:
-        """Yield the complete lines since the last call. If ``restarts`` has grown, they begin with the first.
+        """Yield the complete lines since the last call; after a restart, all lines from the first.
 
-        A file that cannot be read is as one that is empty, and is read again when it can be.
+        An unreadable file counts as empty, and is read again when it becomes readable.
         """
         try:
             found = self.path.stat()
@@ -61,7 +61,7 @@ class RowFile:
         self._stamp = stamp
 
     def skip(self) -> None:
-        """Take the complete lines that are there as read."""
+        """Mark all complete lines of the file as read."""
         try:
             with self.path.open("rb") as file:
                 end = file.seek(0, 2)

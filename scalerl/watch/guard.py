@@ -1,7 +1,7 @@
-"""Who may see the page: the names it answers to, its token, and what a browser may do with it.
+"""Access control of the page: allowed host names, the token, and security headers.
 
-A page of another site can send requests to an address of this machine, and with a name that it makes resolve to
-127.0.0.1 ("DNS rebinding") it could read the answers. So requests by other names than the server's own are refused.
+A page of another site can send requests to this machine, and could read the answers through a host name that it
+resolves to 127.0.0.1 (DNS rebinding). Therefore requests with other host names than the server's are rejected.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 HEADERS = {
-    # plotly writes a style sheet of its own into the page; scripts come from here only, and none stand in the page
+    # plotly adds an inline style sheet; scripts are loaded only from this server and never inline
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; "
         "img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -30,27 +30,27 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
-"""Sent with every answer."""
+"""Headers of every answer."""
 
 
 class Guard:
-    """ASGI middleware that refuses requests by foreign names or without the token."""
+    """ASGI middleware that rejects requests with other host names or without the token."""
 
     def __init__(self, app: App, host: str, port: int, token: str) -> None:
-        """Put it before an application.
+        """Wrap an application.
 
         Args:
             app: the application.
-            host: to which the server is bound.
-            port: likewise; it names the cookie, since cookies do not know ports.
-            token: that is asked for; empty where none is.
+            host: host that the server is bound to.
+            port: port that the server is bound to; part of the cookie's name, because cookies ignore ports.
+            token: required token; empty for none.
         """
         self._app, self._token, self._cookie = app, token, f"scalerl-watch-{port}"
         self._names = {"localhost", host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
         self._loopback = is_loopback(host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or let the application answer it."""
+        """Reject a request or pass it to the application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -77,9 +77,9 @@ class Guard:
         await self._app(scope, receive, send_with_headers)
 
     def answers_to(self, host: str) -> bool:
-        """Whether a Host header is one of the server's: a name of this machine, or an address.
+        """Return whether a Host header is a name of this machine or an address.
 
-        A server on loopback answers to loopback addresses only.
+        A server on loopback accepts loopback addresses only.
         """
         name = _without_port(host).lower()
         try:
@@ -97,12 +97,12 @@ class Guard:
 
 
 def same(given: str, token: str) -> bool:
-    """Compare two secrets in a time that does not tell where they differ."""
+    """Compare two secrets in constant time."""
     return hmac.compare_digest(given.encode("utf-8", "replace"), token.encode("utf-8", "replace"))
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine reach a server that is bound to this host."""
+    """Return whether only processes on this machine can reach a server bound to this host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -120,7 +120,7 @@ def _encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
 
 
 async def _enter(send: Send, cookie: str) -> None:
-    """Leave the token out of the address from here on, so that it stands in no history and no screenshot."""
+    """Redirect to an address without the token, so that it is in no history or screenshot."""
     headers = _encoded({**HEADERS, "location": "/", "set-cookie": cookie, "cache-control": "no-store"})
     await send({"type": "http.response.start", "status": 303, "headers": headers})
     await send({"type": "http.response.body", "body": b""})

@@ -1,4 +1,4 @@
-"""The columns of metrics.jsonl for a reader: groups, names, meanings, units, and where a value is a warning."""
+"""The columns of metrics.jsonl for display: groups, labels, meanings, units and warning thresholds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ GROUPS = ("learning", "staleness", "lengths", "speed", "occupancy")
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """What a column means.
+    """Description of a column.
 
     Example: Metric("learning", "Entropy", "mean entropy of the policy at trained tokens", "nats")
     """
@@ -30,43 +30,43 @@ class Metric:
     meaning: str
     unit: str = ""
     above: tuple[float, ...] = ()
-    """Values above the first ask for caution; above the second training is usually unstable."""
+    """Thresholds: above the first, caution; above the second, training is usually unstable."""
     below: tuple[float, ...] = ()
-    """The same for values below."""
+    """The same for values below a threshold."""
     share: bool = False
-    """It is a share, shown in percent."""
+    """Whether the value is a share, shown in percent."""
 
 
 METRICS = {
     "pass_rate": Metric("learning", "Pass rate of the batch", "share of the batch's rollouts that passed", share=True),
-    "reward": Metric("learning", "Reward", "mean reward of the batch, length penalty included"),
-    "kept_prompts": Metric("learning", "Kept prompts", "prompts whose rewards had variance; only they are trained on"),
+    "reward": Metric("learning", "Reward", "mean reward of the batch, including the length penalty"),
+    "kept_prompts": Metric("learning", "Kept prompts", "prompts whose rewards differ; only these are trained on"),
     "prompts": Metric("learning", "Prompts", "prompts in the batch"),
     "entropy": Metric(
         "learning", "Entropy", "mean entropy of the policy at trained tokens; near 0 it no longer explores", "nats"
     ),
     "grad_norm": Metric("learning", "Gradient norm", "L2 norm before clipping; 0 for a skipped step"),
-    "loss": Metric("learning", "Loss", "the aggregated loss; its level means little, its finiteness much"),
-    "learning_rate": Metric("learning", "Learning rate", "the step's rate; 0 for a skipped step"),
+    "loss": Metric("learning", "Loss", "the aggregated loss; it must be finite, its level means little"),
+    "learning_rate": Metric("learning", "Learning rate", "learning rate of the step; 0 for a skipped step"),
     "trained_tokens": Metric("learning", "Trained tokens", "tokens that entered the loss", "tokens"),
-    "epoch": Metric("learning", "Epoch", "epochs of the prompt pool begun"),
-    "retired_prompts": Metric("learning", "Retired prompts", "prompts that were solved and are drawn no more, so far"),
+    "epoch": Metric("learning", "Epoch", "epochs of the prompt pool started"),
+    "retired_prompts": Metric("learning", "Retired prompts", "solved prompts that are no longer drawn, so far"),
     "staleness_mean": Metric(
-        "staleness", "Staleness, mean", "updates between the weights that sampled a token and the update that takes it",
+        "staleness", "Staleness, mean", "updates from the weights that sampled a token to the update that trains on it",
         "updates",
     ),
-    "staleness_max": Metric("staleness", "Staleness, largest", "age of the weights of the oldest token", "updates"),
+    "staleness_max": Metric("staleness", "Staleness, largest", "staleness of the oldest token in the batch", "updates"),
     "stale_share": Metric(
-        "staleness", "Too old", "share of sampled tokens that are older than k and carry no loss", share=True
+        "staleness", "Too stale", "share of sampled tokens that are staler than k and carry no loss", share=True
     ),
     "log_ratio_mean": Metric(
-        "staleness", "Log ratio, mean", "log of the probability ratio trainer / generator over trained tokens", "nats"
+        "staleness", "Log ratio, mean", "mean log probability ratio trainer / generator over trained tokens", "nats"
     ),
     "log_ratio_min": Metric(
-        "staleness", "Log ratio, least", "least log ratio of one token: the trainer finds it less likely", "nats"
+        "staleness", "Log ratio, minimum", "smallest log ratio of a token, less likely under the trainer", "nats"
     ),
     "log_ratio_max": Metric(
-        "staleness", "Log ratio, greatest", "greatest log ratio of one token: the trainer finds it more likely", "nats"
+        "staleness", "Log ratio, maximum", "largest log ratio of a token, more likely under the trainer", "nats"
     ),
     "capped_share": Metric(
         "staleness", "Capped", "share of trained tokens whose ratio was capped or clipped", share=True
@@ -76,7 +76,7 @@ METRICS = {
         "mixtures of experts: share of tokens and layers whose experts differ between generation and training",
         share=True,
     ),
-    "dropped_groups": Metric("staleness", "Dropped groups", "groups that no update could train in time, so far"),
+    "dropped_groups": Metric("staleness", "Dropped groups", "groups that no update could train on in time, so far"),
     "replay_difference": Metric(
         "staleness", "Replay difference",
         "largest difference between log-probabilities of the engine and of the trainer at the last evaluation", "nats",
@@ -84,61 +84,61 @@ METRICS = {
     "completion_tokens_mean": Metric("lengths", "Length, mean", "mean length of the batch's completions", "tokens"),
     "completion_tokens_max": Metric("lengths", "Length, longest", "length of the batch's longest completion", "tokens"),
     "truncation_rate": Metric(
-        "lengths", "Truncated", "share of rollouts that ran into their length limit and so failed",
+        "lengths", "Truncated", "share of rollouts that reached their length limit, which counts as failed",
         above=(WARN_TRUNCATION, UNSTABLE_TRUNCATION), share=True,
     ),
     "interruption_rate": Metric(
         "lengths", "Interrupted", "share of rollouts whose thinking was ended by the phrase", share=True
     ),
     "step_s": Metric("speed", "Step", "wall-clock time of the step", "s"),
-    "generator_tokens_per_s": Metric("speed", "Generator", "tokens sampled a second", "tokens/s"),
-    "trainer_tokens_per_s": Metric("speed", "Trainer", "tokens trained a second, without waiting", "tokens/s"),
-    "swap_ms": Metric("speed", "Weight swap", "how long the generator's last weight swap took", "ms"),
-    "scoring_wait_s": Metric("speed", "Wait for scores", "how long the step waited for verifiers", "s"),
-    "device_hours": Metric("speed", "Device-hours", "devices held times training time, so far", "h"),
+    "generator_tokens_per_s": Metric("speed", "Generator", "tokens sampled per second", "tokens/s"),
+    "trainer_tokens_per_s": Metric("speed", "Trainer", "tokens trained per second, without waiting", "tokens/s"),
+    "swap_ms": Metric("speed", "Weight swap", "duration of the generator's last weight swap", "ms"),
+    "scoring_wait_s": Metric("speed", "Wait for scores", "time that the step waited for verifiers", "s"),
+    "device_hours": Metric("speed", "Device-hours", "number of devices times training time, so far", "h"),
     "flops": Metric("speed", "FLOPs", "floating-point operations of training and generation, so far"),
     "tokens": Metric("speed", "Tokens", "tokens generated for training, so far", "tokens"),
     "occupancy": Metric(
         "occupancy", "Busy slots", "share of the engines' slots that were decoding", below=(LOW,), share=True
     ),
     "generator_idle": Metric(
-        "occupancy", "Generator idle", "share of its time that it waited for weights or prompts", share=True
+        "occupancy", "Generator idle", "share of time that the generator waited for weights or prompts", share=True
     ),
     "trainer_idle": Metric(
-        "occupancy", "Trainer idle", "share of the step's time that it waited for the batch", share=True
+        "occupancy", "Trainer idle", "share of the step that the trainer waited for the batch", share=True
     ),
     "engine_restarts": Metric(
-        "occupancy", "Engine restarts", "engines that died and were started again, so far", above=(0.0,)
+        "occupancy", "Engine restarts", "engines that died and were restarted, so far", above=(0.0,)
     ),
     "resampled": Metric("occupancy", "Resampled", "sequences sampled again because their engine died, so far"),
     "verifier_timeouts": Metric(
-        "occupancy", "Verifier timeouts", "completions whose verifier had to be stopped, so far", above=(0.0,)
+        "occupancy", "Verifier timeouts", "completions whose verifier was stopped by its timeout, so far", above=(0.0,)
     ),
     "reward_failures": Metric(
-        "occupancy", "Reward failures", "completions without a reward because the verifier itself failed, so far",
+        "occupancy", "Reward failures", "completions without a reward because the verifier failed, so far",
         above=(0.0,),
     ),
 }  # fmt: skip
-"""Every column but `step`, in the order in which it is shown."""
+"""Every column except `step`, in display order."""
 
 
 TROUBLE = {
-    "engine_restarts": "engine restarts so far: the notes of the run say why",
-    "verifier_timeouts": "completions so far whose verifier had to be stopped",
-    "reward_failures": "completions so far got no reward, because the reward function or verifier itself failed",
+    "engine_restarts": "engine restarts so far; the notes of the run have the reasons",
+    "verifier_timeouts": "completions so far whose verifier was stopped by its timeout",
+    "reward_failures": "completions so far without a reward, because the reward function or verifier failed",
 }
-"""Counters that are 0 in a healthy run, and what to say of them."""
+"""Messages for counters that are 0 in a healthy run."""
 
 
 def level_of(name: str, value: float) -> str:
-    """Return "caution" or "bad" where a value crosses a threshold of its metric; "" where it does not."""
+    """Return "caution" or "bad" if a value crosses thresholds of its metric, else ""."""
     metric = METRICS[name]
     crossed = [value > bound for bound in metric.above] + [value < bound for bound in metric.below]
     return ("", "caution", "bad")[min(2, sum(crossed))]
 
 
 def warnings(rows: Sequence[Mapping[str, Any]], config: RunConfig) -> list[str]:
-    """Return what to say about the last rows of a run: truncation, empty slots, restarts, rewards that failed."""
+    """Return warnings about the last rows of a run: truncation, empty slots, restarts, failed rewards."""
     if not rows:
         return []
     filled = [{name: number(row.get(name)) for name in ("step", *METRICS)} for row in rows[-WINDOW:]]
@@ -151,7 +151,7 @@ def warnings(rows: Sequence[Mapping[str, Any]], config: RunConfig) -> list[str]:
 
 
 def fall(curve: Curve, rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return what to say about a curve that falls, with the metrics that moved; None where it does not."""
+    """Return a warning about a falling curve, with the metrics that moved; None if it does not fall."""
     symptom = decline(curve)
     if symptom is None:
         return None

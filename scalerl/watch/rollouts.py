@@ -1,4 +1,4 @@
-"""The rollouts of a run, to be browsed: where each row lies, and what it is searched by. Texts stay on disk."""
+"""An index of a run's rollouts for browsing and searching; texts stay on disk."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scalerl.watch.follow import RowFile
 from scalerl.watch.series import number
 
 FILES = {"evaluation": "rollouts.jsonl", "training": "rollouts/samples.jsonl"}
-"""Files with rollouts, by what the page calls them."""
+"""Files with rollouts, by their name on the page."""
 
 BRIEF = (
     "step",
@@ -27,18 +27,18 @@ BRIEF = (
     "interrupted",
     "staleness",
 )
-"""Columns that are kept in memory."""
+"""Columns kept in memory."""
 
 EXCERPT = 160
 """Characters of prompt and completion in a list."""
 
 PAGE = 50
-"""Rows of a list that are sent at once."""
+"""Maximum rows of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What is looked for; None is anything.
+    """Search criteria; None matches everything.
 
     Example: Search(kind="training", least_reward=1.0, truncated=False, text="carry")
     """
@@ -56,16 +56,16 @@ class Search:
     least_tokens: float | None = None
     most_tokens: float | None = None
     text: str = ""
-    """Part of prompt, completion, answer or reason, in upper or lower case."""
+    """Text in prompt, completion, answer or reason, case-insensitive."""
     start: int = 0
-    """Rows of the result to leave out before the first that is sent."""
+    """Number of result rows to skip."""
 
     @classmethod
     def of(cls, asked: Mapping[str, str]) -> Search:
-        """Read a search from the parameters of an address.
+        """Parse a search from query parameters.
 
         Raises:
-            ValueError: a value that is not of its kind.
+            ValueError: a value has the wrong type.
         """
         found: dict[str, Any] = {}
         for field in fields(cls):
@@ -76,7 +76,7 @@ class Search:
         return cls(**found)
 
     def matches(self, brief: Mapping[str, Any]) -> bool:
-        """Whether a row has what is looked for, its texts aside."""
+        """Return whether a row matches the criteria other than text."""
         same = ("step", "task", "prompt_id", "passed", "truncated", "interrupted")
         if any(getattr(self, name) not in (None, brief[name]) for name in same):
             return False
@@ -99,17 +99,17 @@ _READERS: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": 
 
 
 class RolloutIndex:
-    """The rollouts of one run; nothing is read before the first question."""
+    """The rollouts of one run; files are read at the first request."""
 
     def __init__(self, path: Path) -> None:
-        """Prepare for a run directory."""
+        """Prepare the index of a run directory."""
         self._files = {kind: RowFile(path / name) for kind, name in FILES.items()}
         self._restarts = dict.fromkeys(FILES, 0)
         self._briefs: dict[str, list[dict[str, Any]]] = {kind: [] for kind in FILES}
         self._places: dict[str, list[tuple[int, int]]] = {kind: [] for kind in FILES}
 
     def refresh(self) -> None:
-        """Read what is new."""
+        """Read new rows."""
         for kind, file in self._files.items():
             for line in file.new_lines():
                 self._forget_if_restarted(kind)
@@ -123,7 +123,7 @@ class RolloutIndex:
             self._briefs[kind], self._places[kind] = [], []
 
     def find(self, search: Search) -> dict[str, Any]:
-        """Return the rows that match, the newest step first, with the steps and tasks that there are."""
+        """Return the matching rows, newest step first, and all steps and tasks."""
         self.refresh()
         briefs = self._briefs[search.kind]
         found = [at for at, brief in enumerate(briefs) if search.matches(brief)]
@@ -141,7 +141,7 @@ class RolloutIndex:
         }
 
     def row(self, kind: str, at: int) -> dict[str, Any]:
-        """Return a whole row; empty where the file has been cut back since.
+        """Return a whole row; empty if the file has been cut back since.
 
         Raises:
             IndexError: there is no such row.
@@ -156,7 +156,7 @@ class RolloutIndex:
         return row if isinstance(row, dict) else {}
 
     def group(self, kind: str, at: int) -> list[dict[str, Any]]:
-        """Return the rollouts of the same prompt, task and step as a row, in their order.
+        """Return the rollouts with the same prompt, task and step as a row, in file order.
 
         Raises:
             IndexError: there is no such row.
@@ -170,7 +170,7 @@ class RolloutIndex:
     def _excerpt(self, kind: str, at: int) -> dict[str, str]:
         row = self.row(kind, at)
         prompt, completion = str(row.get("prompt", "")), str(row.get("completion", ""))
-        # the question stands at the end of a chat prompt, the answer at the end of a completion
+        # a chat prompt ends with the question, a completion with the answer
         return {"prompt": prompt[-EXCERPT:], "completion": completion[-EXCERPT:]}
 
 

@@ -1,4 +1,4 @@
-"""One run as the page follows it: new rows, its evaluations, its warnings, and what was fitted of it."""
+"""A watched run: new rows, evaluations, warnings and fits."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ from scalerl.watch.state import (
 )
 
 TAIL = 1 << 19
-"""Bytes of metrics.jsonl that are read when a run is first seen: about 400 rows."""
+"""Bytes at the end of metrics.jsonl to read when a run is found: about 400 rows."""
 
 COLUMNS = frozenset(field.name for field in fields(EvalPoint))
 """Columns of points.jsonl."""
 
 LIFE_S = 2.0
-"""How often the sign of life is looked at, seconds."""
+"""Seconds between checks of the sign of life."""
 
 
 class WatchedRun:
-    """Follows one run directory. Not for several threads at once: the watcher's lock is held where it is used."""
+    """Follows one run directory. Not thread-safe: hold the watcher's lock."""
 
     def __init__(self, path: Path, name: str, study: str = "") -> None:
         """Read the ends of its files.
 
         Args:
-            path: of the run directory.
-            name: what the page calls it.
-            study: the id of the study that it belongs to; empty for none.
+            path: run directory.
+            name: name on the page.
+            study: id of its study; empty for none.
         """
         self.path, self.name, self.study, self.id = path, name, study, id_of(path)
         self.fits: dict[str, TaskFit] = {}
-        """The last fit of each task; the watcher puts it there."""
+        """Latest fit of each task; set by the watcher."""
         self.version = 0
-        """Grows with every change."""
+        """Increases with every change."""
         self.rollouts = RolloutIndex(path)
         self._tail = RowFile(path / "metrics.jsonl")
         self._points_file = RowFile(path / "points.jsonl")
@@ -77,7 +77,7 @@ class WatchedRun:
         self._falls: dict[str, str | None] = {}
 
     def poll(self, now: float) -> bool:
-        """Read what is new; return whether anything changed.
+        """Read new rows; return whether anything changed.
 
         Args:
             now: seconds since 1970.
@@ -99,7 +99,7 @@ class WatchedRun:
         return changed
 
     def _look(self, now: float) -> bool:
-        """Look at configuration and sign of life."""
+        """Check the configuration and the sign of life; return whether the state changed."""
         self._looked = now
         written, before = modified(self.path / "config.toml"), self._life
         error = ""
@@ -136,22 +136,22 @@ class WatchedRun:
             if sound_rows([line.row]):
                 self._history.add(line.row)
 
-    # ---------------------------------------------------------------------------------------------- what is known of it
+    # --------------------------------------------------------------------------------------------------------- summary
 
     @property
     def state(self) -> RunState:
-        """How it stands."""
+        """State of the run."""
         points = [point.to_dict() for own in points_by_task(self._points).values() for point in own[-1:]]
         return state_of(self.path, list(self._rows), points, self._config, self._life)
 
     @property
     def axis(self) -> str:
-        """The compute axis of its curve."""
+        """Compute axis of the curve."""
         return default_axis(self._config) if self._config else "step"
 
     @property
     def tasks(self) -> list[str]:
-        """Tasks with evaluations, suites left out."""
+        """Tasks with evaluations, without suites."""
         found = list(points_by_task(self._points))
         main = self._config.main_tasks if self._config else found
         return [task for task in found if task in main]
@@ -167,7 +167,7 @@ class WatchedRun:
             return None
 
     def warnings(self) -> list[str]:
-        """What a reader must look at, the most important first."""
+        """Return the warnings, most important first."""
         found = [text for text in self._falls.values() if text]
         if self._config is not None:
             found += warnings(list(self._rows), self._config)
@@ -175,7 +175,7 @@ class WatchedRun:
         return [*found, f"{broken} lines of metrics.jsonl and points.jsonl cannot be read"] if broken else found
 
     def summary(self) -> dict[str, Any]:
-        """Return the run's line in the list, as JSON values."""
+        """Return the run's entry in the list, as JSON values."""
         state = self.state
         return {
             "id": self.id,
@@ -207,7 +207,7 @@ class WatchedRun:
         }
 
     def curve(self, task: str) -> dict[str, Any]:
-        """Return what draws the curve of a task: the traces of its last fit with the points known now."""
+        """Return the curve of a task: the current points and the traces of the latest fit."""
         points, found = self.points(task), self.fits.get(task)
         x = [or_none(float(getattr(point, self.axis))) for point in points]
         y = [or_none(point.pass_rate) for point in points]
@@ -224,14 +224,14 @@ class WatchedRun:
     # --------------------------------------------------------------------------------------------------------- metrics
 
     def history(self) -> Columns:
-        """Return all its rows as columns; the first call reads the whole file."""
+        """Return all rows as columns; the first call reads the whole file."""
         if self._history is None:
             self._history = Columns(("step", *METRICS))
             self._read_history()
         return self._history
 
     def metrics(self, places: int) -> list[dict[str, Any]]:
-        """Return every metric with its meaning, its last value, and a series of at most so many places."""
+        """Return every metric with its meaning, last value, and a series of at most `places` points."""
         columns = self.history()
         step_N = columns.column("step")
         found = []
@@ -239,7 +239,7 @@ class WatchedRun:
             value_N = columns.column(name)
             last = number(self._rows[-1].get(name)) if self._rows else math.nan
             if not np.isfinite(value_N).any():
-                continue  # such as the router's, of a dense model
+                continue  # for example router metrics of a dense model
             found.append(
                 {
                     "name": name,
@@ -257,17 +257,17 @@ class WatchedRun:
         return sorted(found, key=lambda one: GROUPS.index(one["group"]))
 
     def series(self, name: str, low: float, high: float, places: int) -> dict[str, list[float | None]]:
-        """Return one metric between two steps."""
+        """Return a series of one metric between two steps."""
         columns = self.history()
         part = columns.between(low, high)
         return bucketed(columns.column("step")[part], columns.column(name)[part], places)
 
     def config_fields(self) -> dict[str, str]:
-        """Return every field of config.toml by its dotted name; empty where it cannot be read."""
+        """Return every field of config.toml by its dotted name; empty if it cannot be read."""
         try:
             text = (self.path / "config.toml").read_text(encoding="utf-8")
             return dict(_flat(tomllib.loads(text), ""))
-        except (OSError, ValueError):  # the state says so
+        except (OSError, ValueError):  # the state is "unreadable" then
             return {}
 
 
@@ -280,10 +280,10 @@ def _flat(value: Any, name: str) -> list[tuple[str, str]]:
 
 
 def id_of(path: Path) -> str:
-    """Return the name of a directory in addresses of the page."""
+    """Return the id of a directory in the page's addresses."""
     return hashlib.sha256(str(path.absolute()).encode("utf-8", "surrogateescape")).hexdigest()[:12]
 
 
 def or_none(value: float) -> float | None:
-    """Return a number for JSON, which has no NaN."""
+    """Return a finite number, else None: JSON has no NaN."""
     return value if math.isfinite(value) else None

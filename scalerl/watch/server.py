@@ -1,4 +1,4 @@
-"""The server of the page: files, JSON of runs, and a stream of changes. It only reads."""
+"""The read-only server of the page: files, JSON of runs, and a stream of changes."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ from scalerl.watch.run import WatchedRun
 from scalerl.watch.watcher import POLL_S, Watcher
 
 SPARK = 120
-"""Places of the small pictures of metrics."""
+"""Buckets of a small figure of a metric."""
 
 PLACES = 400
-"""Places of a large one."""
+"""Buckets of a large figure."""
 
 BEAT_S = 15.0
-"""A comment is sent this often where nothing changes, so that a page that was closed is noticed."""
+"""Seconds between comments in a stream without changes, which detect closed pages."""
 
 TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 
 
 class Pages:
-    """What the server answers. Every method is a route."""
+    """The routes of the server."""
 
     def __init__(self, watcher: Watcher, closing: Callable[[], bool]) -> None:
-        """Prepare.
+        """Prepare the routes.
 
         Args:
-            watcher: of the runs.
-            closing: whether the server is about to end; streams then end too.
+            watcher: watcher of the runs.
+            closing: returns whether the server is shutting down, which ends streams.
         """
         self.watcher, self._closing = watcher, closing
         self._changed = asyncio.Condition()
@@ -89,15 +89,15 @@ class Pages:
     # ------------------------------------------------------------------------------------------------------------ files
 
     async def index(self, request: Request) -> Response:
-        """The page."""
+        """Return the page."""
         return _asset("index.html")
 
     async def asset(self, request: Request) -> Response:
-        """Its scripts and styles; those that it shares with reports are the report's."""
+        """Return a script or style; those shared with reports are in scalerl.report."""
         return _asset(request.path_params["name"])
 
     async def plotly(self, request: Request) -> Response:
-        """The script of the plotly package."""
+        """Return plotly.js from the plotly package."""
         if self._plotly is None:
             self._plotly = (await run_in_threadpool(plotly_script)).encode()
         return Response(self._plotly, media_type="text/javascript", headers={"cache-control": "max-age=86400"})
@@ -105,7 +105,7 @@ class Pages:
     # ------------------------------------------------------------------------------------------------------------- data
 
     async def stream(self, request: Request) -> Response:
-        """Server-sent events: first everything, then whatever changes."""
+        """Stream server-sent events: first everything, then changes."""
 
         async def events() -> AsyncIterator[str]:
             version, quiet = -1, 0.0
@@ -125,16 +125,16 @@ class Pages:
         return StreamingResponse(events(), media_type="text/event-stream", headers={"cache-control": "no-store"})
 
     async def curve(self, request: Request) -> Response:
-        """The curve of one task of a run."""
+        """Return the curve of one task of a run."""
         task = request.query_params.get("task", "")
         return await self._of_run(request, lambda run: run.curve(task))
 
     async def metrics(self, request: Request) -> Response:
-        """Every metric of a run, small."""
+        """Return all metrics of a run for small figures."""
         return await self._of_run(request, lambda run: {"metrics": run.metrics(SPARK)})
 
     async def series(self, request: Request) -> Response:
-        """One metric of a run between two steps, large."""
+        """Return one metric of a run between two steps, for a large figure."""
         asked = request.query_params
         name = asked.get("name", "")
         low, high = _number(asked, "from", -math.inf), _number(asked, "to", math.inf)
@@ -143,11 +143,11 @@ class Pages:
         return await self._of_run(request, lambda run: run.series(name, low, high, PLACES))
 
     async def config(self, request: Request) -> Response:
-        """The fields of a run's configuration."""
+        """Return the fields of a run's configuration."""
         return await self._of_run(request, lambda run: {"fields": run.config_fields()})
 
     async def rollouts(self, request: Request) -> Response:
-        """Rollouts that are searched for."""
+        """Return the rollouts that match a search."""
         try:
             search = Search.of(request.query_params)
         except ValueError as error:
@@ -155,7 +155,7 @@ class Pages:
         return await self._of_run(request, lambda run: run.rollouts.find(search))
 
     async def group(self, request: Request) -> Response:
-        """All rollouts of one prompt at one step."""
+        """Return all rollouts of one prompt at one step."""
         kind, at = request.query_params.get("kind", ""), _number(request.query_params, "row", 0)
         if kind not in FILES:
             raise HTTPException(400, f"kind: got {kind!r}; allowed: {', '.join(FILES)}")
@@ -181,10 +181,10 @@ def serve(watcher: Watcher, listening: socket.socket, host: str, token: str) -> 
     """Serve the page until the process is interrupted.
 
     Args:
-        watcher: of the runs; it is closed at the end.
-        listening: a socket that listens.
-        host: as the user gave it, for the names that the server answers to.
-        token: that is asked for; empty where none is.
+        watcher: watcher of the runs; closed at the end.
+        listening: listening socket.
+        host: host given by the user, which determines the accepted host names.
+        token: required token; empty for none.
     """
     port = listening.getsockname()[1]
     server: uvicorn.Server

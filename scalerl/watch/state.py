@@ -1,6 +1,6 @@
-"""The state of a run directory, from what is on disk, so that it works over a shared directory. Does not import torch.
+"""The state of a run, from the files in its directory. Works over a shared file system and does not import torch.
 
-Only the ends of the row files are read: the state of a run of any length costs a few milliseconds.
+Only the ends of JSONL files are read: the state of a run of any length takes a few milliseconds.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from scalerl.config.base import ConfigError
 from scalerl.training.status import BEAT_S, Status, read_status
 
 DEAD_AFTER_S = 12 * BEAT_S
-"""A run whose sign of life is older than this is dead."""
+"""Seconds without a sign of life after which a run counts as dead."""
 
 SILENT_S = 120.0
-"""The same for a run without status.json (of an older version): its rows must be no older, or ten steps."""
+"""The same for runs of older versions without status.json, or ten steps if that is longer."""
 
 TAIL_BYTES = 1 << 16
-"""End of a row file that is read."""
+"""Bytes to read at the end of a JSONL file."""
 
 RECENT_STEPS = 50
-"""Steps whose median duration is the rate."""
+"""Number of recent steps for the median duration."""
 
 STATES = {
-    "training": "steps are being done",
-    "waiting": "the process lives, and no step was done for long: a start, an evaluation, or a slow batch",
+    "training": "training steps are running",
+    "waiting": "the process is alive, but no step has finished for a while: a start, an evaluation, or a slow batch",
     "finished": "all steps are done, or a condition of `stop_when` holds",
-    "stopped": "stopped in order; `scalerl resume` continues it",
+    "stopped": "stopped with a checkpoint; `scalerl resume` continues it",
     "failed": "ended by an error",
-    "dead": "no sign of life: killed, or its machine is gone; `scalerl resume` continues it",
+    "dead": "no sign of life: killed, or its machine failed; `scalerl resume` continues it",
     "unreadable": "its config.toml cannot be read",
 }
-"""What a state means."""
+"""Meanings of the states."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """How a run stands.
+    """State of a run.
 
     Example: RunState(path=Path("runs/mine"), name="mine", state="training", detail="", step=120, steps=480,
         step_s=1.5, left_s=540.0, row={"step": 120, ...}, points={"arithmetic": {"step": 100, "pass_rate": 0.41, ...}},
@@ -57,23 +57,23 @@ class RunState:
     state: str
     """Key of ``STATES``."""
     detail: str
-    """More about the state in one sentence; may be empty."""
+    """One sentence on the state; may be empty."""
     step: int
     steps: int
     step_s: float
-    """Median duration of the recent steps, seconds; NaN before the second."""
+    """Median duration of the recent steps, seconds; NaN before the first step."""
     left_s: float
-    """Seconds to the last step at that rate, without evaluations; NaN where it is not training or not known."""
+    """Estimated seconds to the last step, without evaluations; NaN if the run is not training or it is unknown."""
     row: Mapping[str, Any]
     """The last row of metrics.jsonl; empty before the first step."""
     points: Mapping[str, Mapping[str, Any]]
-    """The last evaluation of each task, a row of points.jsonl."""
+    """The last row of points.jsonl for each task."""
     config: RunConfig | None
-    """None where it cannot be read."""
+    """None if it cannot be read."""
 
     @property
     def main_points(self) -> dict[str, Mapping[str, Any]]:
-        """The last evaluations of the tasks that are trained, without suites."""
+        """The last evaluation of each trained task, without suites."""
         main = self.config.main_tasks if self.config else tuple(self.points)
         return {task: point for task, point in self.points.items() if task in main}
 
@@ -82,8 +82,8 @@ def run_state(path: Path, now: float | None = None) -> RunState:
     """Return the state of a run directory.
 
     Args:
-        path: of the directory.
-        now: seconds since 1970; None is the clock's.
+        path: run directory.
+        now: current time, seconds since 1970; None: read the clock.
     """
     now = time.time() if now is None else now
     rows, points = sound_rows(tail_rows(path / "metrics.jsonl")), sound_points(tail_rows(path / "points.jsonl"))
@@ -101,14 +101,14 @@ def state_of(
     config: RunConfig | None,
     found: tuple[str, str],
 ) -> RunState:
-    """Return the state of a run from rows that were read already.
+    """Return the state of a run from rows that have been read.
 
     Args:
-        path: of the run directory.
+        path: run directory.
         rows: the last rows of metrics.jsonl.
         points: the last rows of points.jsonl.
-        config: of the run.
-        found: state and detail, as of ``sign_of_life``.
+        config: configuration of the run.
+        found: state and detail from ``sign_of_life``.
     """
     state, detail = found
     step = int(rows[-1]["step"]) if rows else 0
@@ -123,10 +123,10 @@ def sign_of_life(path: Path, rows: Sequence[Mapping[str, Any]], config: RunConfi
     """Return state and detail of a run, from its status.json and the age of its files.
 
     Args:
-        path: of the run directory.
+        path: run directory.
         rows: the last rows of metrics.jsonl.
-        config: of the run.
-        now: seconds since 1970.
+        config: configuration of the run.
+        now: current time, seconds since 1970.
     """
     status = read_status(path)
     written = max(modified(path / name) for name in ("metrics.jsonl", "points.jsonl", "config.toml"))
@@ -136,14 +136,14 @@ def sign_of_life(path: Path, rows: Sequence[Mapping[str, Any]], config: RunConfi
         return _without_status(rows, config, quiet_s, step_s)
     if status.state != "running":
         return status.state if status.state in STATES else "dead", status.message
-    # the time at which the file was written, by the clock of the file system, not by that of the run's machine
+    # modification time by the clock of the file system, which may differ from that of the run's machine
     silent_s = now - modified(path / "status.json")
     if silent_s > DEAD_AFTER_S:
         return "dead", f"no sign of life for {duration(silent_s)} ({_place(status)})"
     if not rows:
-        return "waiting", "no step is done yet: the start, the first evaluation or the first batch"
+        return "waiting", "no step has finished yet: the start, the first evaluation or the first batch"
     if quiet_s > slow_s:
-        return "waiting", f"nothing was written for {duration(quiet_s)}: an evaluation, a checkpoint or a slow batch"
+        return "waiting", f"nothing written for {duration(quiet_s)}: an evaluation, a checkpoint or a slow batch"
     return "training", ""
 
 
@@ -153,15 +153,15 @@ def _without_status(
     if rows and int(rows[-1]["step"]) >= config.steps:
         return "finished", ""
     if quiet_s < max(SILENT_S, 10 * step_s if math.isfinite(step_s) else 0.0):
-        return ("training", "") if rows else ("waiting", "no step is done yet")
-    return "dead", f"nothing was written for {duration(quiet_s)}"
+        return ("training", "") if rows else ("waiting", "no step has finished yet")
+    return "dead", f"nothing written for {duration(quiet_s)}"
 
 
 def summary_line(found: RunState) -> str:
-    """Return a run's state in one line: "training, step 120/480, 1.5 s a step, 9 min left, pass rate 0.412 ± 0.006"."""
+    """Return a one-line state: "training, step 120/480, 1.5 s per step, 9 min left, pass rate 0.412 ± 0.006"."""
     parts = [found.state, f"step {found.step}/{found.steps}"]
     if found.state in ("training", "waiting") and math.isfinite(found.step_s):
-        parts += [f"{found.step_s:.3g} s a step", f"{duration(found.left_s)} left"]
+        parts += [f"{found.step_s:.3g} s per step", f"{duration(found.left_s)} left"]
     several = len(found.main_points) > 1
     for task, point in found.main_points.items():
         parts.append(f"pass rate{f' of {task}' if several else ''} {point['pass_rate']:.3f} ± {point['stderr']:.3f}")
@@ -169,16 +169,16 @@ def summary_line(found: RunState) -> str:
 
 
 def find(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Return the run directories and the studies at or below paths: a run, a study, or a directory that holds them.
+    """Return the run directories and studies at or below paths: runs, studies, or directories that contain them.
 
     Raises:
-        ConfigError: a path that does not exist.
+        ConfigError: a path does not exist.
     """
     runs: dict[Path, None] = {}
     studies: dict[Path, None] = {}
     for path in paths:
         if not path.exists():
-            raise ConfigError(f"{path}: no such directory; name runs, studies, or a directory that holds them")
+            raise ConfigError(f"{path}: no such directory; name runs, studies, or a directory that contains them")
         for one in [path, *_children(path)]:
             if (one / "study.toml").exists():
                 studies[one] = None
@@ -189,12 +189,12 @@ def find(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a directory is one of a run."""
+    """Return whether a directory is a run."""
     return (path / "config.toml").is_file()
 
 
 def tail_rows(path: Path, size: int = TAIL_BYTES) -> list[dict[str, Any]]:
-    """Return the complete rows in the last bytes of a JSONL file; a line that is no JSON object is left out."""
+    """Return the complete rows in the last bytes of a JSONL file, without lines that are not JSON objects."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, 2)
@@ -207,12 +207,12 @@ def tail_rows(path: Path, size: int = TAIL_BYTES) -> list[dict[str, Any]]:
 
 
 def sound_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows of metrics.jsonl that have a step; what else a row says is looked at where it is used."""
+    """Return the rows of metrics.jsonl that have a step; other columns are checked where they are used."""
     return [row for row in rows if isinstance(row.get("step"), int)]
 
 
 def sound_points(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows that can be points of a curve, with NaN for an unknown pass rate or standard error."""
+    """Return the valid rows of points.jsonl, with NaN for an unknown pass rate or standard error."""
     found = []
     for row in rows:
         compute = [row.get(name) for name in ("step", "device_hours", "flops", "tokens")]
@@ -224,7 +224,7 @@ def sound_points(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def parsed(line: bytes) -> dict[str, Any] | None:
-    """Return the object of a line; None where it is none."""
+    """Parse a line; return None if it is not a JSON object."""
     try:
         row = json.loads(line)
     except ValueError:
@@ -233,13 +233,13 @@ def parsed(line: bytes) -> dict[str, Any] | None:
 
 
 def pace(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Return the median duration of the last steps in seconds; NaN without any."""
+    """Return the median duration of the last steps in seconds; NaN without steps."""
     known = [row["step_s"] for row in rows[-RECENT_STEPS:] if isinstance(row.get("step_s"), float | int)]
     return statistics.median(known) if known else math.nan
 
 
 def modified(path: Path) -> float:
-    """Return when a file was written, seconds since 1970; 0 where there is none."""
+    """Return the modification time of a file, seconds since 1970; 0 if it does not exist."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -247,7 +247,7 @@ def modified(path: Path) -> float:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in words: 40 s, 9 min, 3.2 h, 2.1 days; "-" where it is not known."""
+    """Return a duration in words: 40 s, 9 min, 3.2 h, 2.1 days; "-" if unknown."""
     if not math.isfinite(seconds):
         return "-"
     if seconds < 90:
@@ -260,10 +260,10 @@ def duration(seconds: float) -> str:
 
 @lru_cache(maxsize=256)
 def saved_config(path: Path, written: float) -> RunConfig:
-    """Return a run's configuration, read once for each time that it was written.
+    """Return a run's configuration, cached by its modification time.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the configuration cannot be read.
     """
     return read_config(path / "config.toml", [])
 

@@ -1,4 +1,4 @@
-"""A study as the page follows it: its verdicts as they form."""
+"""A watched study and its preliminary verdicts."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from scalerl.study.verdicts import EFFECTS
 from scalerl.watch.run import WatchedRun, id_of
 
 REST = 20.0
-"""A study is judged again after this many times the duration of the last judgement, so that it takes 5% of a core."""
+"""Pause before a study is analyzed again, in durations of the last analysis: it then takes 5% of a core."""
 
 
 class WatchedStudy:
     """Follows one study."""
 
     def __init__(self, path: Path) -> None:
-        """Prepare for a study's directory."""
+        """Prepare for a study directory."""
         self.path = path
         self.id = id_of(path)
         self.problem = ""
@@ -34,7 +34,7 @@ class WatchedStudy:
         self._next = 0.0
 
     def due(self, runs: Sequence[WatchedRun]) -> bool:
-        """Return whether its runs have new evaluations and the last judgement is long enough ago."""
+        """Return whether its runs have new evaluations and the pause is over."""
         seen = tuple(sum(len(run.points(task)) for task in run.tasks) for run in runs)
         if seen == self._seen or time.monotonic() < self._next:
             return False
@@ -42,7 +42,7 @@ class WatchedStudy:
         return True
 
     def judge(self) -> None:
-        """Fit all its runs and compare its arms."""
+        """Fit all runs of the study and compare its arms."""
         began = time.monotonic()
         try:
             self._found, self.problem = study_results(StudyDirectory.open(self.path)), ""

@@ -1,4 +1,4 @@
-"""Follows all runs and studies that the page shows, and has them fitted when they have new evaluations."""
+"""Follows all runs and studies of the page, and requests fits after new evaluations."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from scalerl.watch.state import find, is_run
 from scalerl.watch.studies import WatchedStudy
 
 POLL_S = 0.5
-"""Time between two looks at the files, seconds."""
+"""Seconds between polls of the files."""
 
 SEARCH_S = 3.0
-"""Time between two searches for new runs, seconds."""
+"""Seconds between searches for new runs."""
 
 
 class Watcher:
     """All runs and studies at or below some paths.
 
-    Consumes / Produces: files that grow / summaries, and ``version``, which grows with every change.
+    Consumes / Produces: growing files / summaries, and ``version``, which increases with every change.
     Waits for / Unblocked by: nothing / -; ``poll`` is called by the server every ``POLL_S`` seconds.
     """
 
@@ -32,16 +32,16 @@ class Watcher:
         """Find the runs and studies and read the ends of their files.
 
         Raises:
-            ConfigError: a path that does not exist.
+            ConfigError: a path does not exist.
         """
         self.paths = list(paths)
         self.lock = threading.Lock()
-        """Held while runs are read or asked."""
+        """Held while runs are accessed."""
         self.runs: dict[str, WatchedRun] = {}
         self.studies: dict[str, WatchedStudy] = {}
         self.version = 0
         self.problems: list[str] = []
-        """What went wrong with a run that should not have; the page shows it."""
+        """Unexpected errors of runs; the page shows them."""
         self._asked: dict[tuple[str, str], int] = {}
         self._changes: dict[str, int] = {}
         self._searched = 0.0
@@ -50,11 +50,11 @@ class Watcher:
         self.poll()
 
     def close(self) -> None:
-        """End the thread that fits."""
+        """End the fitting thread."""
         self._worker.close()
 
     def poll(self) -> None:
-        """Look at all files once."""
+        """Poll all files once."""
         if time.monotonic() - self._searched >= SEARCH_S:
             self._search()
         now = time.time()
@@ -64,7 +64,7 @@ class Watcher:
                     if run.poll(now):
                         self._changed(run.id)
                     self._ask_for_fits(run)
-            except Exception as error:  # rows that nobody foresaw, in one run, must not stop the page of all others
+            except Exception as error:  # unexpected rows of one run must not stop the page for all others
                 if (words := f"{run.name}: {type(error).__name__}: {error}") not in self.problems:
                     self.problems.append(words)
         for study in list(self.studies.values()):
@@ -72,7 +72,7 @@ class Watcher:
                 self._worker.ask(study.id, lambda study=study: self._judge(study))  # type: ignore[misc]
 
     def changes_since(self, version: int) -> dict[str, Any]:
-        """Return the summaries of runs and studies that changed after a version; of all, after -1."""
+        """Return the summaries of runs and studies that changed after a version; -1: of all."""
         with self.lock:
             changed = [key for key, at in self._changes.items() if at > version]
             return {
@@ -84,7 +84,7 @@ class Watcher:
             }
 
     def _search(self) -> None:
-        """Find new runs, and forget those whose directory has gone."""
+        """Find new runs, and remove those whose directory no longer exists."""
         self._searched = time.monotonic()
         runs, studies = find(self.paths)
         with self.lock:

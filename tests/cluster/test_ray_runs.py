@@ -1,4 +1,4 @@
-"""Whole runs on a Ray cluster of this machine: engines and coordinators are killed, and nothing is lost."""
+"""Complete runs on a local Ray cluster with killed engines and coordinators, without lost work."""
 
 import os
 import random
@@ -30,7 +30,7 @@ def descendants(pid):
             for child in (task / "children").read_text().split():
                 command = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ").strip()
                 found += [(int(child), command), *descendants(child)]
-    except (FileNotFoundError, ProcessLookupError):  # it ended while we looked
+    except (FileNotFoundError, ProcessLookupError):  # it ended in the meantime
         pass
     return found
 
@@ -40,13 +40,13 @@ def actors(pid, name):
 
 
 def kill_one(pid, name, rng):
-    """Kill one actor of a kind, once it is there."""
+    """Kill one actor of a kind as soon as it exists."""
     runs.wait_for(lambda: actors(pid, name), what=f"an actor {name}")
     os.kill(rng.choice(actors(pid, name)), signal.SIGKILL)
 
 
 def account(path):
-    """Return how many visits were drawn, and how many of them are trained, dropped or still to come."""
+    """Return how many visits were drawn, and how many of them are trained, dropped or pending."""
     latest = CheckpointStore(path / "checkpoints", 2).latest()
     trainer, generator = load_plain(latest, "trainer"), load_plain(latest, "generator")
     progress = trainer["progress"]
@@ -62,7 +62,7 @@ def account(path):
 
 @pytest.fixture(scope="module")
 def killed(lab_model, tmp_path_factory):
-    """Return a run whose engines were killed again and again, what it printed, and the number of kills."""
+    """Return a run whose engines were killed repeatedly, its output, and the number of kills."""
     path, rng, kills = tmp_path_factory.mktemp("ray") / "killed", random.Random(7), 0
     process = begin(lab_model, path)
     for row in (3, 7, 11, 15):
@@ -88,14 +88,14 @@ def test_engines_that_are_killed_are_replaced_and_every_prompt_is_trained_once(k
 
 
 @pytest.mark.slow
-def test_tokens_sampled_on_a_cluster_have_the_probability_of_the_weights_sent(killed):
+def test_tokens_sampled_on_a_cluster_have_the_log_probabilities_of_their_version(killed):
     first = runs.rows(killed[0], "metrics.jsonl")[0]  # the first batch is on policy
     assert first["staleness_max"] == 0
     assert max(abs(first["log_ratio_min"]), abs(first["log_ratio_max"])) <= 1e-5
 
 
 @pytest.mark.slow
-def test_a_coordinator_that_is_killed_takes_the_run_back_to_its_last_checkpoint(lab_model, tmp_path):
+def test_after_a_coordinator_is_killed_the_run_resumes_from_its_last_checkpoint(lab_model, tmp_path):
     path = tmp_path / "run"
     process = begin(lab_model, path, "--placement.scorers", "1")
     runs.wait_for(lambda: list(path.glob("checkpoints/step_*")), 120, "a checkpoint")
@@ -111,7 +111,7 @@ def test_a_coordinator_that_is_killed_takes_the_run_back_to_its_last_checkpoint(
 
 
 @pytest.mark.slow
-def test_a_trainer_rank_that_is_killed_takes_the_run_back_to_its_last_checkpoint(lab_model, tmp_path):
+def test_after_a_trainer_rank_is_killed_the_run_resumes_from_its_last_checkpoint(lab_model, tmp_path):
     path = tmp_path / "run"
     process = begin(lab_model, path, "--placement.trainer_ranks", "2", "--steps", "12")
     runs.wait_for(lambda: list(path.glob("checkpoints/step_*")), 120, "a checkpoint")
@@ -129,7 +129,7 @@ def test_a_trainer_rank_that_is_killed_takes_the_run_back_to_its_last_checkpoint
 
 
 @pytest.mark.slow
-def test_a_run_of_one_machine_goes_on_on_a_cluster_and_back(lab_model, tmp_path):
+def test_a_run_moves_from_one_machine_to_a_cluster_and_back(lab_model, tmp_path):
     path = tmp_path / "run"
     runs.train(lab_model, path, "--steps", "6")
     for steps, backend in ((12, "ray"), (18, "local")):

@@ -1,4 +1,4 @@
-"""Scorers as Ray actors: the same scores as beside the trainer, and one that dies is replaced."""
+"""Scorers as Ray actors: same scores as next to the trainer, and replacement of a dead actor."""
 
 import os
 import textwrap
@@ -36,7 +36,7 @@ def prompt(task, answer="1"):
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    """A Ray cluster whose workers find the module `far_rewards`."""
+    """A Ray cluster whose workers can import the module `far_rewards`."""
     place = tmp_path_factory.mktemp("rewards")
     (place / "far_rewards.py").write_text(textwrap.dedent(REWARDS))
     path = os.pathsep.join([str(place), os.environ.get("PYTHONPATH", "")])
@@ -55,7 +55,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def scorers(cluster):
-    """Return the scorers of a configuration, in actors, closed at the end."""
+    """Make the scorers of a configuration in actors; close them at the end."""
     from scalerl.cluster.scorers import actor_scorers
 
     made = []
@@ -78,7 +78,7 @@ def scores(scorer, asked, texts):
 PLACED = '[model]\nkind = "hf"\npath = "none"\n[placement]\nbackend = "ray"\nscorers = 2\n'
 
 
-def test_actors_give_the_scores_of_processes_beside_the_trainer(scorers):
+def test_actors_give_the_same_scores_as_processes_next_to_the_trainer(scorers):
     text = PLACED + '[[data]]\nkind = "file"\npath = "none.jsonl"\n[[data]]\nkind = "arithmetic"'
     far, near = scorers(text), make_scorers(parse_config(text, "test"))
     texts = ["so $x = 2$", "\\boxed{3}", ""]
@@ -98,7 +98,7 @@ def function(name):
     return PLACED + f'[[data]]\nkind = "file"\npath = "none.jsonl"\nreward = "far_rewards:{name}"\npass_reward = 2.0'
 
 
-def test_rewards_that_fail_in_actors_are_counted_together_and_end_the_run_above_their_share(scorers):
+def test_failed_rewards_are_counted_over_all_actors_and_end_the_run_above_the_limit(scorers):
     scorer = scorers(function("f"))["far_rewards:f"]
     assert scores(scorer, prompt("far_rewards:f"), ["a", "abc"]) == [Score(1.0, False), Score(3.0, True)]
     for _ in range(12):  # over both actors
@@ -110,13 +110,13 @@ def test_rewards_that_fail_in_actors_are_counted_together_and_end_the_run_above_
         scores(scorer, prompt("far_rewards:f"), ["fail"] * 4)
 
 
-def test_a_scorer_that_dies_is_replaced_and_its_prompt_is_judged_again(scorers):
+def test_a_scorer_that_dies_is_replaced_and_its_prompt_is_scored_again(scorers):
     scorer = scorers(function("dies_once"))["far_rewards:dies_once"]
     assert scores(scorer, prompt("far_rewards:dies_once"), ["a", "b"]) == [Score(1.0, False)] * 2
     assert scorer._pool.deaths == 1
 
 
-def test_more_scorers_than_the_cluster_has_cores_are_refused_before_the_run():
+def test_more_scorers_than_the_cluster_has_cores_are_an_error_before_the_run():
     from scalerl.cluster.resources import run_resources
 
     config = parse_config(PLACED + "generators = 3\n[scoring]\nworkers = 4\n[hardware]\ngenerator_threads = 3", "test")

@@ -1,6 +1,6 @@
-"""Logs in the formats of frameworks that need GPUs to write one, by the names in their source. Values are round.
+"""Logs in the formats of frameworks that need GPUs, with the column names of their source code and round values.
 
-Every run takes 60 s a step on 8 GPUs and evaluates every fifth step to step / 100; so step 30 is 4 GPU-hours.
+Every run takes 60 s per step on 8 GPUs. Every fifth step has a score of step / 100. Step 30 is at 4 GPU-hours.
 """
 
 import csv
@@ -10,11 +10,11 @@ import json
 STEPS = range(1, 31)
 EVALUATED = [step for step in STEPS if step % 5 == 0]
 EXPECTED = [(step, step * 60 * 8 / 3600, step / 100) for step in EVALUATED]
-"""(step, device-hours, score) of every log here."""
+"""(step, device-hours, score) of all logs in this module."""
 
 
 def verl_row(step, inside=False):
-    """One step; ``inside`` as older versions do it, where validation and checkpoints are inside the step's timer."""
+    """One step. With ``inside``, validation and checkpoints are inside the step's timer, as in older versions."""
     row = {
         "training/global_step": step, "critic/score/mean": 0.3, "timing_s/gen": 30.0, "timing_s/ref": 10.0,
         "timing_s/update_actor": 20.0, "perf/total_num_tokens": 4800, "perf/throughput": 10.0,
@@ -33,7 +33,7 @@ def console_line(step, row, number=repr):
 
 
 def verl_console(inside=False):
-    """As Ray prints it, with other lines between, numpy's own numbers, colours, and a line cut off at the end."""
+    """A log as printed by Ray, with other lines, numpy's number format, colors, and an incomplete last line."""
     lines = ["(TaskRunner pid=71) Training Progress:   0%|          | 0/30 [00:00<?, ?it/s]"]
     for step in STEPS:
         lines.append(f"\x1b[36m(TaskRunner pid=71)\x1b[0m {console_line(step, verl_row(step, inside), numpy_repr)}")
@@ -50,7 +50,7 @@ def verl_jsonl(inside=False):
 
 
 def prime_rl():
-    """The orchestrator's metrics.jsonl: steps from 0, the evaluation of n updates before the step of that number."""
+    """The orchestrator's metrics.jsonl: steps start at 0, and the evaluation after n updates precedes step n."""
     rows = []
     for step in range(31):
         if step % 5 == 0 and step:
@@ -64,7 +64,7 @@ def prime_rl():
 
 
 def prime_rl_of_2026():
-    """Two files, as newer versions write them: evaluations by a process of their own, named by subset and version."""
+    """Two files, as written by newer versions: a separate process writes the evaluations by subset and version."""
     train = [{"step": step, "time": 1.7e9 + 60 * step, "time/step": 60.0, "progress/tokens": 4800,
               "train/agg/effective/reward/mean": 0.4} for step in range(30)]  # fmt: skip
     evaluation = [{"step": step, "time": 1.7e9 + 60 * step + 400, "eval/aime/effective/avg@8": step / 100,
@@ -101,7 +101,7 @@ def skyrl():
 
 
 def pipeline_rl():
-    """The trainer's history and the actor's, which knows weights only by the number of samples they were trained on."""
+    """The histories of trainer and actor. The actor's versions of weights are numbers of trained samples."""
     trainer = [
         {"_step": step, "stats/completed_steps": step, "stats/samples": 512 * step, "stats/tokens": 4800 * step,
          "throughput/sec_per_step": 60.0, "throughput/tokens_perGPU_per_sec": 10.0}

@@ -1,4 +1,4 @@
-"""Write the logs under logs/ anew, each by the library whose log it is; not a test. See logs/README.md."""
+"""Write the logs in logs/ again, each with the library of its format; not a test. See logs/README.md."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOGS = Path(__file__).parent / "logs"
 
 
 def trl() -> None:
-    """Four runs of TRL's GRPOTrainer on a tiny random model: whole, resumed, of two evaluation sets, to TensorBoard."""
+    """Four runs of TRL's GRPOTrainer on a tiny model: complete, resumed, with two evaluation sets, to TensorBoard."""
     from tiny_grpo import digits, grpo, prompts, short
 
     two = {"sums": prompts(16), "few": prompts(8)}

@@ -1,4 +1,4 @@
-"""Every command and snippet of docs/importing.md is run, in a directory that has the files it names."""
+"""Runs every command and snippet of docs/importing.md in a directory with the files of the page."""
 
 import contextlib
 import re
@@ -20,7 +20,7 @@ NEEDS = {"wandb/offline-run": "wandb", "events": "tensorboard"}
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """A directory of somebody who has used every trainer."""
+    """A directory with logs of all trainers."""
     monkeypatch.chdir(tmp_path)
     lines = builders.verl_console().splitlines()
     trainer, actor = builders.pipeline_rl()
@@ -58,7 +58,7 @@ def test_a_command_of_the_page_imports_points(place, capsys, command):
         assert '"device_hours"' in points
 
 
-def test_what_is_imported_can_be_fitted_by_the_pages_words(place, capsys):
+def test_imported_points_can_be_fitted_with_the_command_of_the_page(place, capsys):
     for command in COMMANDS[:2]:
         assert cli.main(shlex.split(command)[1:]) == 0
     assert "device-hours" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Properties of the join: what a run spent by a step does not depend on how its log came about."""
+"""Properties of the join: compute up to a step does not depend on interruptions or the order of rows."""
 
 import builders
 import numpy as np
@@ -13,7 +13,7 @@ from scalerl.importers.join import row_steps, spent_by_counter, spent_by_step
 
 
 def curve(rows):
-    """The points of rows as verl logs them, without a file."""
+    """The points of rows in verl's format, without a file."""
     rows, _ = verl.prepare([dict(row) for row in rows])
     return points.points_of(rows, verl.DIALECT, choose(rows, verl.DIALECT, None, None, "the log"), 8, {})[0]
 
@@ -40,7 +40,7 @@ def test_the_order_of_rows_and_exact_duplicates_do_not_matter(seconds, data):
 
 @settings(deadline=None)
 @given(seconds=TIMES, data=st.data())
-def test_a_run_that_was_lost_and_resumed_is_the_run_of_what_counted(seconds, data):
+def test_repeated_steps_of_a_resumed_run_count_once(seconds, data):
     rows = log(seconds)
     crash = data.draw(st.integers(1, len(rows)))
     checkpoint = data.draw(st.integers(0, crash))
@@ -58,38 +58,38 @@ def test_each_point_costs_the_steps_up_to_it(seconds, data):
 
 @settings(deadline=None)
 @given(seconds=TIMES, data=st.data())
-def test_a_counter_restored_at_a_checkpoint_counts_no_step_twice(seconds, data):
+def test_a_counter_restored_from_a_checkpoint_counts_each_step_once(seconds, data):
     total = np.cumsum(seconds)
     crash = data.draw(st.integers(1, len(total)))
     checkpoint = data.draw(st.integers(0, crash))
     steps = np.arange(1.0, len(total) + 1)
     saved = total[checkpoint - 1] if checkpoint else 0.0
-    lost = saved + 0.7 * (total[checkpoint:crash] - saved)  # the steps that were lost took fewer tokens
+    lost = saved + 0.7 * (total[checkpoint:crash] - saved)  # the lost steps took fewer tokens
     counter = np.concatenate([total[:checkpoint], lost, total[checkpoint:]])
     step = np.concatenate([steps[:checkpoint], steps[checkpoint:crash], steps[checkpoint:]])
     spent = spent_by_counter(step, counter, True, "tokens")
     assert spent.by(steps) == pytest.approx(total)
 
 
-def test_a_counter_that_starts_again_from_zero_is_added_to_what_was_there():
+def test_a_counter_that_restarts_from_zero_is_added_to_the_previous_total():
     # 5 steps of 10, a crash after a checkpoint at 5, and 3 more steps of 10
     spent = spent_by_counter(np.arange(1.0, 9), np.array([10.0, 20, 30, 40, 50, 10, 20, 30]), True, "tokens")
     assert spent.total.tolist() == [10, 20, 30, 40, 50, 60, 70, 80] and "reset in 1 places" in spent.notes[0]
 
 
-def test_a_counter_that_starts_again_at_an_earlier_step_replaces_the_lost_ones():
+def test_a_counter_that_restarts_at_an_earlier_step_replaces_the_lost_steps():
     step = np.array([1.0, 2, 3, 4, 3, 4, 5])
     spent = spent_by_counter(step, np.array([10.0, 20, 30, 40, 10, 20, 30]), True, "tokens")
     assert spent.steps.tolist() == [1, 2, 3, 4, 5] and spent.total.tolist() == [10, 20, 30, 40, 50]
 
 
-def test_a_clock_does_not_count_the_night_between_two_halves_nor_the_start():
+def test_a_clock_excludes_interruptions_and_the_startup():
     step, clock = np.arange(1.0, 9), 1.7e9 + np.array([0.0, 60, 120, 180, 40000, 40060, 40120, 40180])
     spent = spent_by_counter(step, clock, False, "the clock")
     assert spent.total.tolist() == [60 * s for s in step] and "interrupted or reset in 1 places" in spent.notes[0]
 
 
-def test_rows_further_apart_stand_for_the_steps_between():
+def test_a_row_also_counts_for_the_skipped_steps_before_it():
     spent = spent_by_step(np.array([10.0, 20, 30]), np.array([2.0, 3, 4]), "time")
     assert spent.total.tolist() == [20, 50, 90] and spent.notes == ()
     assert spent.by(np.array([0.0, 5, 10, 25, 35])).tolist() == [0, 10, 20, 70, 110]
@@ -109,6 +109,6 @@ NAMES = st.from_regex(r"[a-z][a-z_@/0-9]{0,12}", fullmatch=True).filter(lambda n
 @given(
     step=st.integers(0, 10**6), row=st.dictionaries(NAMES, st.floats(allow_nan=False, allow_infinity=False), max_size=6)
 )
-def test_a_console_line_gives_back_what_was_logged(step, row):
+def test_a_console_line_is_read_as_it_was_logged(step, row):
     text = f"(TaskRunner pid=1) {builders.console_line(step, row, builders.numpy_repr)}\n"
     assert list(console_rows(text)) == ([{"step": step, **row}] if row else [])

@@ -1,4 +1,4 @@
-"""Each framework's log gives the same curve: 60 s a step on 8 GPUs, step / 100 at every fifth step, worked by hand."""
+"""Each framework's log gives the same curve: 60 s per step on 8 GPUs, with a score of step / 100 every fifth step."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def check(found, source, expected=builders.EXPECTED):
 
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("make", [builders.verl_console, builders.verl_jsonl])
-def test_verl_leaves_validation_and_checkpoints_out_whether_or_not_the_step_contains_them(tmp_path, make, inside):
+def test_verl_times_exclude_validation_and_checkpoints_in_all_versions(tmp_path, make, inside):
     (path,) = write(tmp_path, run_log=make(inside))
     found = read(path)
     check(found, "verl")
@@ -41,7 +41,7 @@ def test_verl_leaves_validation_and_checkpoints_out_whether_or_not_the_step_cont
     assert any("subtracted" in note for note in found.notes) == inside
 
 
-def test_verl_without_the_phases_of_a_step_takes_it_whole_and_says_so(tmp_path):
+def test_verl_without_phases_uses_the_whole_step_with_a_note(tmp_path):
     rows = [{n: v for n, v in builders.verl_row(s).items() if n not in verl.PHASES} for s in builders.STEPS]
     (path,) = write(tmp_path, run_jsonl=builders.jsonl({"step": s, "data": row} for s, row in enumerate(rows, 1)))
     found = read(path)
@@ -55,16 +55,16 @@ def test_verl_is_read_by_the_names_that_mlflow_allows(tmp_path):
     check(read(path, metric="val-core/gsm8k/acc/mean_at_4"), "verl")
 
 
-def test_verl_tells_the_number_of_gpus_by_its_throughput_and_the_user_can_overrule_it(tmp_path):
+def test_verl_gpus_are_computed_from_the_throughput_and_can_be_overridden(tmp_path):
     (path,) = write(tmp_path, run_log=builders.verl_console())
     assert any("8 devices, by perf/throughput" in note for note in read(path).notes)
     assert read(path, devices=16).rows[-1]["device_hours"] == pytest.approx(8.0)
-    # a line that somebody published of a run on 8 devices
+    # a published line of a run on 8 devices
     published = {"total_num_tokens": 5322462.0, "time_per_step": 1268.4882453735918, "throughput": 524.4886993840887}
     assert verl.devices([{f"perf/{name}": value for name, value in published.items()}]) == 8
 
 
-def test_verl_the_validation_before_training_is_at_no_compute(tmp_path):
+def test_verl_validation_before_training_has_no_compute(tmp_path):
     first = json.dumps({"step": 0, "data": {"val-core/gsm8k/acc/mean@4": 0.01}}) + "\n"
     (path,) = write(tmp_path, run_log=first + builders.verl_jsonl())
     check(read(path), "verl", [(0, 0.0, 0.01), *builders.EXPECTED])
@@ -77,7 +77,7 @@ def test_verl_the_validation_before_training_is_at_no_compute(tmp_path):
     check(read(path), "verl", [(0, 0.0, 0.01), *builders.EXPECTED])
 
 
-def test_prime_rl_counts_steps_from_0_and_takes_evaluation_out_of_the_step(tmp_path):
+def test_prime_rl_steps_start_at_0_and_exclude_evaluation(tmp_path):
     (path,) = write(tmp_path, metrics_jsonl=builders.prime_rl())
     found = read(tmp_path, devices=8)
     check(found, "prime-rl")
@@ -86,7 +86,7 @@ def test_prime_rl_counts_steps_from_0_and_takes_evaluation_out_of_the_step(tmp_p
 
 
 @pytest.mark.parametrize("with_times", [True, False])
-def test_prime_rl_of_2026_joins_the_evaluations_file_by_the_policys_version(tmp_path, with_times):
+def test_prime_rl_of_2026_joins_evaluations_by_policy_version(tmp_path, with_times):
     train, evaluation = builders.prime_rl_of_2026()
     train = train if with_times else train.replace('"time/step": 60.0, ', "")
     paths = write(tmp_path, orchestrator_jsonl=train, evals_jsonl=evaluation)
@@ -104,7 +104,7 @@ def test_open_instruct_joins_evaluations_by_the_episode(tmp_path):
     assert any("cannot be separated" in note for note in found.notes)
 
 
-def test_skyrl_leaves_checkpoints_out_and_says_that_it_has_no_tokens(tmp_path):
+def test_skyrl_excludes_checkpoints_and_has_no_tokens(tmp_path):
     (path,) = write(tmp_path, history_jsonl=builders.skyrl())
     check(read(path, devices=8), "skyrl")
     found = read(path)
@@ -141,7 +141,7 @@ def test_trl_names_its_evaluation_sets_by_their_runtimes():
     assert [row["pass_rate"] for row in found.rows] == few and found.rows[0]["task"] == "few"
 
 
-def test_trl_before_0_16_named_its_rewards_otherwise(tmp_path):
+def test_trl_before_0_16_has_other_reward_names(tmp_path):
     rows = [{"step": s, "completion_length": 80.0, "rewards/accuracy": 0.3, "reward": 0.3} for s in (5, 10)]
     rows += [{"step": s, "eval_rewards/accuracy": s / 20, "eval_reward": s / 20} for s in (5, 10)]
     (path,) = write(tmp_path, history_jsonl=builders.jsonl(rows))
@@ -149,7 +149,7 @@ def test_trl_before_0_16_named_its_rewards_otherwise(tmp_path):
     assert found.source == "trl" and found.metric == "eval_reward" and found.axis == "step"
 
 
-def test_trl_without_step_time_spreads_the_runtime_less_evaluation(tmp_path):
+def test_trl_without_step_time_spreads_the_runtime_minus_evaluation(tmp_path):
     rows = [{"step": s, "completions/mean_length": 5, "num_tokens": 100 * s} for s in (10, 20)]
     rows[1:1] = [{"step": 10, "eval_reward": 0.5, "eval_runtime": 30.0}]
     rows += [{"step": 20, "eval_reward": 0.6, "eval_runtime": 30.0}, {"step": 20, "train_runtime": 160.0}]
@@ -172,7 +172,7 @@ def test_an_offline_run_of_wandb_is_read_by_wandb_itself():
 
 
 @pytest.mark.parametrize("damage", [lambda data, at: data[:at], lambda data, at: data[:at] + b"\xff" + data[at + 1 :]])
-def test_an_offline_run_of_wandb_cut_off_or_damaged_in_the_middle_gives_what_was_whole(tmp_path, damage):
+def test_the_intact_part_of_a_damaged_offline_run_of_wandb_is_read(tmp_path, damage):
     pytest.importorskip("wandb")
     data = (LOGS / "wandb-offline/run-verl.wandb").read_bytes()
     (tmp_path / "run-cut.wandb").write_bytes(damage(data, len(data) // 2))
@@ -181,7 +181,7 @@ def test_an_offline_run_of_wandb_cut_off_or_damaged_in_the_middle_gives_what_was
     check(found, "verl", builders.EXPECTED[: len(found.rows)])
 
 
-def test_a_wandb_history_of_no_known_framework_goes_by_the_clock(tmp_path):
+def test_a_wandb_history_of_an_unknown_framework_uses_the_clock(tmp_path):
     rows = [{"_step": s, "_runtime": 100 + 60 * s, "loss": 0.1, "eval/accuracy": s / 100 if s % 5 == 0 else None}
             for s in builders.STEPS]  # fmt: skip
     (path,) = write(tmp_path, history_jsonl=builders.jsonl(rows))
@@ -198,7 +198,7 @@ def test_a_chart_exported_from_wandb_is_read_without_its_runs_name(tmp_path):
     assert found.source == "verl" and found.axis == "step" and len(found.rows) == 6
 
 
-def test_a_table_gives_its_own_columns(tmp_path):
+def test_a_table_keeps_its_columns(tmp_path):
     lines = ["gpu_hours,iteration,acc,se", *(f"{8 * n},{n},{n / 100},0.01" for n in range(6))]
     (path,) = write(tmp_path, table_csv="\n".join(lines) + "\n")
     columns = {"device_hours": "gpu_hours", "step": "iteration", "stderr": "se"}
@@ -215,14 +215,14 @@ def test_a_table_of_seconds_is_summed(tmp_path):
     assert found.rows[-1]["device_hours"] == pytest.approx(4.0)
 
 
-def test_every_source_of_the_issue_is_there():
+def test_all_sources_are_registered():
     assert list(IMPORTERS) == [
         "trl", "verl", "prime-rl", "open-instruct", "skyrl", "pipelinerl", "wandb", "tensorboard", "table"
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_verl_is_read_where_it_writes_its_seconds_under_another_name(tmp_path, inside):
+def test_verl_with_timing_instead_of_timing_s_is_read(tmp_path, inside):
     (path,) = write(tmp_path, run_log=builders.verl_jsonl(inside).replace("timing_s/", "timing/"))
     assert '"timing/step"' in path.read_text() and "timing_s" not in path.read_text()
     check(read(path), "verl")
@@ -247,7 +247,7 @@ def test_one_run_of_several_in_a_file_is_chosen_by_its_name(tmp_path, text):
         read(path, run="fats")
 
 
-def test_a_run_is_only_chosen_where_a_column_names_runs(tmp_path):
+def test_choosing_a_run_requires_a_column_with_runs(tmp_path):
     (path,) = write(tmp_path, table_csv="step,pass_rate\n0,0.1\n5,0.2\n")
     with pytest.raises(CurveError, match=r"has no run 'a'; it has no column that names runs \(run, run_name, run_id\)"):
         read(path, run="a")

@@ -1,4 +1,4 @@
-"""What a log can have wrong with it: a message or a repair that is said, never a traceback, never a silent guess."""
+"""Damaged logs: each gives a message or a repair with a note, and never a traceback."""
 
 import contextlib
 import json
@@ -51,11 +51,11 @@ def refusal(path, **choices):
         ("a,b\n" + "9" * 200_000 + ",1\n", "is not a CSV file"),
     ],
 )
-def test_a_log_that_cannot_be_used_is_refused_with_what_was_found(tmp_path, content, says):
+def test_an_unusable_log_is_refused_with_its_content(tmp_path, content, says):
     assert says in refusal(save(tmp_path, content))
 
 
-def test_a_missing_file_an_empty_directory_and_an_unknown_source_say_so(tmp_path):
+def test_missing_files_empty_directories_and_unknown_sources_are_refused(tmp_path):
     assert "no such file or directory" in refusal(tmp_path / "nothing")
     assert "looked for trainer_state.json" in refusal(tmp_path)
     path = save(tmp_path, builders.verl_jsonl())
@@ -65,7 +65,7 @@ def test_a_missing_file_an_empty_directory_and_an_unknown_source_say_so(tmp_path
     assert "has no column 'x' (for step)" in refusal(path, columns={"step": "x"})
 
 
-def test_a_log_of_two_frameworks_names_both(tmp_path):
+def test_a_log_of_two_frameworks_is_refused_with_both_names(tmp_path):
     row = {"step": 1, "timing_s/step": 60.0, "timing/sync_weights": 1.0, "eval/all/avg_score": 0.5}
     said = refusal(save(tmp_path, json.dumps(row) + "\n"))
     assert "verl by timing_s/step" in said and "skyrl by timing/sync_weights" in said and "--from" in said
@@ -82,7 +82,7 @@ def test_several_tasks_are_listed_and_one_can_be_chosen(tmp_path):
     assert "val-core/gsm8k/acc/mean@4" in refusal(path, metric="val-core/gsm8k/mean@4")
 
 
-def test_a_table_of_several_tasks_needs_one_to_be_named(tmp_path):
+def test_a_table_of_several_tasks_requires_a_choice(tmp_path):
     rows = [{"flops": 10.0 * n, "task": task, "pass_rate": n / 10} for n in range(1, 6) for task in ("easy", "hard")]
     path = save(tmp_path, builders.jsonl(rows), "points.jsonl")
     assert "choose by task= (--task), most plausible first: pass_rate (5 points, task easy)" in refusal(path)
@@ -90,18 +90,18 @@ def test_a_table_of_several_tasks_needs_one_to_be_named(tmp_path):
     assert found.axis == "flops" and found.rows[0] == {"flops": 10.0, "pass_rate": 0.1, "task": "hard"}
 
 
-def test_one_candidate_is_taken_and_said_and_the_other_figures_too(tmp_path):
+def test_the_only_candidate_is_chosen_and_other_metrics_are_listed(tmp_path):
     notes = read(save(tmp_path, builders.verl_jsonl())).notes
     said = "metric: val-core/gsm8k/acc/mean@4 of task gsm8k; other metrics: val-core/gsm8k/acc/best@4"
     assert notes[0].startswith(said)
 
 
-def test_a_training_reward_can_be_named_and_is_said_to_be_one(tmp_path):
+def test_a_training_reward_can_be_chosen_with_a_note(tmp_path):
     found = read(save(tmp_path, builders.verl_jsonl()), metric="critic/score/mean")
     assert len(found.rows) == 30 and any("is not a held-out score" in note for note in found.notes)
 
 
-def test_rewards_outside_0_1_need_the_users_word(tmp_path):
+def test_rewards_outside_0_1_require_bounds(tmp_path):
     rows = [{"step": s, "val-core/a/acc/mean@4": s / 15 - 1} for s in builders.STEPS]
     path = save(tmp_path, builders.jsonl(rows))
     assert "with a range of -0.933333 to 1" in refusal(path) and "bounds must be" in refusal(path, bounds=(1, 0))
@@ -122,7 +122,7 @@ def test_rewards_outside_0_1_need_the_users_word(tmp_path):
         (lambda text: "\ufeff" + text, "8 devices"),
     ],
 )
-def test_damage_is_repaired_and_said(tmp_path, damage, says):
+def test_damage_is_repaired_with_a_note(tmp_path, damage, says):
     found = read(save(tmp_path, damage(builders.verl_jsonl())))
     assert any(says in note for note in found.notes) and len(found.rows) >= 5
     assert found.rows[4] == {"step": 25, "device_hours": pytest.approx(25 * 8 / 60), "tokens": 120000.0,
@@ -138,7 +138,7 @@ def test_evaluations_that_are_nan_are_left_out_and_counted(tmp_path):
     )
 
 
-def test_without_a_device_count_compute_falls_back_and_says_so(tmp_path):
+def test_without_a_device_count_compute_falls_back_with_a_note(tmp_path):
     text = builders.verl_jsonl().replace('"perf/throughput": 10.0, ', "")
     found = read(save(tmp_path, text))
     assert found.axis == "tokens" and "give devices= (--devices)" in found.notes[-1]
@@ -147,7 +147,7 @@ def test_without_a_device_count_compute_falls_back_and_says_so(tmp_path):
     assert found.rows[0].keys() == {"step", "pass_rate", "task"}
 
 
-def test_a_log_that_begins_late_and_one_with_holes_say_what_they_assumed(tmp_path):
+def test_missing_steps_are_noted_with_the_assumption(tmp_path):
     rows = [{"step": s, "data": builders.verl_row(s)} for s in builders.STEPS if s > 10 and s not in (17, 18)]
     found = read(save(tmp_path, builders.jsonl(rows)))
     assert [row["device_hours"] for row in found.rows] == pytest.approx([15 * 8 / 60, 20 * 8 / 60, 25 * 8 / 60, 4.0])
@@ -178,7 +178,7 @@ VALUES = st.one_of(st.floats(), st.integers(-5, 40), st.sampled_from([0.5, "NaN"
     source=st.sampled_from([None, *IMPORTERS]),
     devices=st.sampled_from([None, 8]),
 )
-def test_whatever_the_columns_hold_the_answer_is_points_or_a_message(tmp_path_factory, rows, source, devices):
+def test_arbitrary_columns_give_points_or_a_message(tmp_path_factory, rows, source, devices):
     path = save(tmp_path_factory.mktemp("any"), builders.jsonl(rows))
     try:
         found = read(path, source, devices=devices)
@@ -198,7 +198,7 @@ LINES = st.text('[]{}":,;\t\n -./0159eastp@_NaN', max_size=80)
         st.binary(max_size=200), LINES, LINES.map(lambda text: f"step:1 - val-core/a/acc/mean@1:0.5\n{text}")
     )
 )
-def test_any_file_at_all_gives_points_or_a_message(tmp_path_factory, content):
+def test_arbitrary_files_give_points_or_a_message(tmp_path_factory, content):
     path = save(tmp_path_factory.mktemp("any"), content)
     with contextlib.suppress(CurveError):
         assert read(path).rows
@@ -217,7 +217,7 @@ def call(capsys, *words):
     return (code, *capsys.readouterr())
 
 
-def test_the_command_prints_points_and_says_its_notes_aside(tmp_path, capsys):
+def test_the_command_prints_points_and_notes_separately(tmp_path, capsys):
     code, out, error = call(capsys, save(tmp_path, builders.verl_console()))
     assert code == 0 and len(out.splitlines()) == 6 and json.loads(out.splitlines()[-1])["pass_rate"] == 0.3
     assert "note      metric: val-core/gsm8k" in error and "verl      6 points to device_hours 4" in error
@@ -227,7 +227,7 @@ def test_the_command_writes_a_file_that_fit_reads(tmp_path, capsys):
     path = tmp_path / "points.jsonl"
     words = ["--from", "verl", "--task", "gsm8k", "--devices", "8", "--column", "seconds=timing_s/gen", "-o", path]
     assert call(capsys, save(tmp_path, builders.verl_console()), *words)[0] == 0
-    assert Curve.read(path).last_compute == pytest.approx(2.0)  # 30 s of generation a step
+    assert Curve.read(path).last_compute == pytest.approx(2.0)  # 30 s of generation per step
     assert cli.main(["fit", str(path)]) == 0
 
 
@@ -243,7 +243,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, capsys):
         assert code == 2 and not out and error.splitlines()[-1].startswith("scalerl: ")
 
 
-def test_without_the_library_of_a_binary_log_the_error_says_what_to_install(tmp_path):
+def test_a_missing_library_for_a_binary_log_is_reported(tmp_path):
     for name, content, library in (
         ("run-1.wandb", b":W&B\xe1\xbe\0", "wandb"),
         ("events.out.tfevents.1", b"\0", "tensorboard"),

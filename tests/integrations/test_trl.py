@@ -1,4 +1,4 @@
-"""The callback inside TRL's GRPOTrainer, on a tiny random model; skipped where trl is not installed."""
+"""The callback inside TRL's GRPOTrainer, on a tiny random model; skipped if trl is not installed."""
 
 import itertools
 import json
@@ -22,7 +22,7 @@ def points(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_run_draws_its_curve_and_forecasts_from_the_fifth_evaluation_on(tmp_path, capsys):
+def test_a_run_writes_points_and_forecasts_from_the_fifth_evaluation_on(tmp_path, capsys):
     callback = ForecastCallback(tmp_path / "new/points.jsonl", devices=2)
     trainer = grpo(tmp_path, steps=12, callbacks=[callback], eval_on_start=True)
     trainer.train()
@@ -36,9 +36,9 @@ def test_a_run_draws_its_curve_and_forecasts_from_the_fifth_evaluation_on(tmp_pa
     assert len(said) == 3 and said[0].startswith("forecast  eval_reward") and "at step 8; with 2x" in said[0]
 
 
-def test_device_hours_are_training_without_evaluation(tmp_path):
+def test_device_hours_exclude_evaluation(tmp_path):
     def slow(completions, **columns):
-        time.sleep(0.2)  # once for each step of training and of evaluation
+        time.sleep(0.2)  # once per training step and per evaluation step
         return [1.0 if c.isdigit() else 0.0 for c in map(lambda text: text[:1], completions)]
 
     callback = ForecastCallback(tmp_path / "points.jsonl", devices=1)
@@ -48,12 +48,12 @@ def test_device_hours_are_training_without_evaluation(tmp_path):
     steps = sum(row["step_time"] for row in trainer.state.log_history if "step_time" in row)
     evaluation = sum(row["eval_runtime"] for row in trainer.state.log_history if "eval_runtime" in row)
     assert evaluation > 0.8 and steps <= seconds < steps + 0.5 * evaluation
-    # the importer reads the same from the trainer's own log, but for the optimiser's step
+    # the importer reads the same from the trainer's log, except for the optimizer's step
     trainer.save_state()
     assert read(tmp_path, devices=1).rows[-1]["device_hours"] * 3600 == pytest.approx(steps)
 
 
-def test_a_resumed_run_goes_on_with_its_curve(tmp_path):
+def test_a_resumed_run_continues_its_curve(tmp_path):
     grpo(tmp_path, steps=6, callbacks=[ForecastCallback(tmp_path / "points.jsonl")]).train()  # checkpoint at 4 and 6
     before = points(tmp_path / "points.jsonl")
     trainer = grpo(tmp_path, steps=8, callbacks=[ForecastCallback(tmp_path / "points.jsonl")])
@@ -63,7 +63,7 @@ def test_a_resumed_run_goes_on_with_its_curve(tmp_path):
     assert all(a["device_hours"] < b["device_hours"] for a, b in itertools.pairwise(rows))
 
 
-def test_each_evaluation_set_has_a_curve_of_its_own(tmp_path):
+def test_each_evaluation_set_has_its_own_curve(tmp_path):
     sets = {"sums": prompts(16), "few": prompts(8)}
     grpo(tmp_path, steps=4, evaluation=sets, callbacks=[ForecastCallback(tmp_path / "points.jsonl")]).train()
     assert [(row["step"], row["task"]) for row in points(tmp_path / "points.jsonl")] == [
@@ -71,7 +71,7 @@ def test_each_evaluation_set_has_a_curve_of_its_own(tmp_path):
     ]  # fmt: skip
 
 
-def test_a_metric_that_is_not_there_is_said_and_the_run_goes_on(tmp_path):
+def test_a_missing_metric_is_reported_and_the_run_continues(tmp_path):
     said = []
     callback = ForecastCallback(tmp_path / "points.jsonl", metric="eval_accuracy", say=said.append)
     trainer = grpo(tmp_path, steps=2, callbacks=[callback])
@@ -80,7 +80,7 @@ def test_a_metric_that_is_not_there_is_said_and_the_run_goes_on(tmp_path):
 
 
 def evaluate(callback, scores, seconds=36.0):
-    """The events of a run that takes so long for ten steps, without a trainer; returns the step it was stopped at."""
+    """The events of a run without a trainer, given the time for ten steps; returns the step at which it was stopped."""
     args, control = SimpleNamespace(world_size=1), SimpleNamespace(should_training_stop=False)
     state = SimpleNamespace(global_step=0, is_world_process_zero=True, num_input_tokens_seen=0)
     callback.on_train_begin(args, state, control)
@@ -98,19 +98,19 @@ CLIMBING = [0.5 * n / (n + 8) for n in range(1, 9)]
 FLAT = [0.6 * n**3 / (n**3 + 8) for n in range(1, 31)]
 
 
-def test_a_run_that_has_nothing_to_gain_is_stopped_by_advice_and_a_climbing_one_is_not(tmp_path):
+def test_a_run_without_gain_is_stopped_and_an_improving_run_is_not(tmp_path):
     said = []
     callback = ForecastCallback(tmp_path / "points.jsonl", stop_below_gain=0.02, say=said.append)
     stopped = evaluate(callback, FLAT)
     assert stopped is not None and 50 <= stopped < 300 and said[-1].startswith("advice    Stop")
     assert evaluate(ForecastCallback(tmp_path / "p.jsonl", stop_below_gain=0.02, say=said.append), CLIMBING) is None
-    assert evaluate(ForecastCallback(tmp_path / "p.jsonl", say=said.append), FLAT) is None  # it was not asked to
+    assert evaluate(ForecastCallback(tmp_path / "p.jsonl", say=said.append), FLAT) is None  # stopping was not requested
 
 
 FALLING = [0.6 * n / (n + 2) for n in range(1, 16)] + [0.5, 0.4, 0.3, 0.2, 0.15, 0.1]
 
 
-def test_a_condition_stops_the_run_and_a_resumed_run_overrules_it(tmp_path):
+def test_a_condition_stops_the_run_and_is_dropped_after_a_resume(tmp_path):
     said = []
     callback = ForecastCallback(tmp_path / "p.jsonl", say=said.append).stop_when("falling")
     stopped = evaluate(callback, FALLING)
@@ -123,7 +123,7 @@ def test_a_condition_stops_the_run_and_a_resumed_run_overrules_it(tmp_path):
     assert "this condition no longer counts" in said[-1]
 
 
-def test_a_condition_that_cannot_be_read_is_refused_at_once(tmp_path):
+def test_an_invalid_condition_is_refused_at_once(tmp_path):
     with pytest.raises(CurveError, match="got 'rising'; allowed: 'gain at 2x below"):
         ForecastCallback(tmp_path / "p.jsonl").stop_when("rising")
 
@@ -134,14 +134,14 @@ def test_a_spent_budget_stops_the_run(tmp_path):
     assert evaluate(callback, CLIMBING) == 70 and "budget of 0.065 device_hours is spent" in said[-1]
 
 
-def test_a_choice_that_cannot_be_used_is_refused_at_once(tmp_path):
+def test_an_invalid_setting_is_refused_at_once(tmp_path):
     with pytest.raises(CurveError, match="axis must be device_hours, tokens or step"):
         ForecastCallback(tmp_path / "p.jsonl", axis="flops")
     with pytest.raises(CurveError, match="stop_below_gain must be positive"):
         ForecastCallback(tmp_path / "p.jsonl", stop_below_gain=0.0)
 
 
-def test_a_resumed_run_does_not_write_over_another_programs_file(tmp_path):
+def test_a_resumed_run_does_not_overwrite_another_programs_file(tmp_path):
     (tmp_path / "p.jsonl").write_text('{"step": 1, "loss": 0.5}\n')
     state = SimpleNamespace(global_step=10, is_world_process_zero=True)
     with pytest.raises(CurveError, match="was not written by this callback"):

@@ -10,22 +10,22 @@ MASK = torch.tensor([[1, 0, 0], [1, 1, 1], [1, 1, 0], [0, 0, 0]], dtype=torch.bo
 PROMPT = torch.tensor([0, 0, 1, 1])
 
 
-def test_prompt_mean_gives_each_prompt_one_half_shared_by_its_tokens():
+def test_prompt_mean_weighs_prompts_equally():
     expected = torch.tensor([[1 / 8, 0, 0], [1 / 8, 1 / 8, 1 / 8], [1 / 4, 1 / 4, 0], [0, 0, 0]])
     torch.testing.assert_close(prompt_mean(MASK, PROMPT), expected)
 
 
-def test_sample_mean_gives_each_rollout_with_tokens_one_third():
+def test_sample_mean_weighs_rollouts_with_tokens_equally():
     expected = torch.tensor([[1 / 3, 0, 0], [1 / 9, 1 / 9, 1 / 9], [1 / 6, 1 / 6, 0], [0, 0, 0]])
     torch.testing.assert_close(sample_mean(MASK, PROMPT), expected)
 
 
-def test_token_mean_gives_each_token_one_sixth():
+def test_token_mean_weighs_tokens_equally():
     torch.testing.assert_close(token_mean(MASK, PROMPT), MASK / 6)
 
 
 @pytest.mark.parametrize("name", list(AGGREGATIONS))
-def test_a_filtered_prompt_leaves_the_denominator(name):
+def test_a_filtered_prompt_does_not_enter_the_denominator(name):
     without = AGGREGATIONS[name](MASK[:2], PROMPT[:2])
     filtered = MASK.clone()
     filtered[2:] = False
@@ -40,7 +40,7 @@ def ragged(draw):
 
 
 @given(ragged(), st.sampled_from(list(AGGREGATIONS)))
-def test_weights_are_not_negative_and_sum_to_one_on_any_mask_that_has_a_token(batch, name):
+def test_weights_are_nonnegative_and_sum_to_one_for_any_nonempty_mask(batch, name):
     mask_BT, prompt_B = batch
     weights_BT = AGGREGATIONS[name](mask_BT, prompt_B)
     assert (weights_BT >= 0).all() and not weights_BT[~mask_BT].any()

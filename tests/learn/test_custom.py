@@ -1,4 +1,4 @@
-"""Losses, advantages and aggregations of the user by import path."""
+"""Custom losses, advantages and aggregations by import path."""
 
 import textwrap
 
@@ -55,7 +55,7 @@ def own(name, **params):
     return Custom(function=f"own_functions:{name}", params=params)
 
 
-def test_a_loss_of_ones_own_equals_the_built_in_of_the_same_equation():
+def test_a_custom_loss_equals_the_built_in_loss_with_the_same_equation():
     generator = torch.Generator().manual_seed(0)
     behavior, mask = -torch.rand(4, 6, generator=generator), torch.ones(4, 6, dtype=torch.bool)
     logp, advantages_B = behavior + torch.randn(4, 6, generator=generator), torch.tensor([1.0, -1.0, 0.5, 2.0])
@@ -68,7 +68,7 @@ def test_a_loss_of_ones_own_equals_the_built_in_of_the_same_equation():
         assert torch.equal(theirs, ours)
 
 
-def test_advantages_and_weights_of_ones_own_are_used_with_their_parameters():
+def test_custom_advantages_and_weights_get_their_parameters():
     rewards = torch.tensor([[1.0, 2.0, 6.0]])
     assert advantages(own("ranks", scale=0.5), rewards).tolist() == [[-0.5, 0.0, 2.0]]
     mask = torch.tensor([[True, True, False], [True, False, False]])
@@ -76,7 +76,7 @@ def test_advantages_and_weights_of_ones_own_are_used_with_their_parameters():
     assert weights.tolist() == [[0.0, 0.5, 0.0], [0.5, 0.0, 0.0]]
 
 
-def test_functions_with_their_parameters_are_read_back_from_the_saved_configuration():
+def test_the_saved_configuration_restores_functions_and_parameters():
     words = {
         "recipe.loss": {"kind": "custom", "function": "own_functions:capped", "params": {"max_ratio": 8.0}},
         "recipe.advantage": {"kind": "custom", "function": "own_functions:ranks"},
@@ -107,16 +107,16 @@ def test_functions_with_their_parameters_are_read_back_from_the_saved_configurat
         ("aggregation", "returns_none", "returned None; expected weights_BT"),
     ],
 )
-def test_a_function_that_cannot_be_used_is_refused_at_start_with_what_was_expected(part, name, said):
+def test_an_invalid_function_is_refused_at_the_start(part, name, said):
     with pytest.raises(ConfigError, match=said):
         check_functions(replace(SCALERL, **{part: own(name)}))
 
 
-def test_a_parameter_that_the_function_does_not_take_is_named():
+def test_an_unknown_parameter_is_named():
     with pytest.raises(ConfigError, match="unexpected keyword argument 'cap'"):
         check_functions(replace(SCALERL, loss=own("capped", cap=3)))
 
 
-def test_a_wrong_name_lists_the_names_and_the_table_form():
+def test_an_unknown_name_lists_the_allowed_names_and_the_table_form():
     with pytest.raises(ConfigError, match=r"got 'bach' \(did you mean 'batch'\?\); allowed: batch, group, none, or a"):
         read_config(None, ["--recipe.advantage", "bach"])

@@ -7,7 +7,7 @@ from scalerl.models.head import HeadRule, token_logprobs
 
 
 def direct(hidden, weight, bias, targets, temperature, rule):
-    """The textbook form, all logits at once."""
+    """Reference implementation with all logits at once."""
     logp = (rule.logits(hidden, weight, bias) / temperature).log_softmax(dim=1)
     return logp.gather(1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(dim=1)
 
@@ -30,7 +30,7 @@ def test_temperature_two_halves_the_logits():
 @pytest.mark.parametrize("chunk", [1, 7, 16, 50, 4096])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rule", [HeadRule(), HeadRule(softcap=3.0), HeadRule(scale=0.25, softcap=2.0)], ids=str)
-def test_any_chunk_gives_the_values_and_gradients_of_all_logits_at_once(chunk, bias, rule):
+def test_any_chunk_gives_the_same_values_and_gradients(chunk, bias, rule):
     torch.manual_seed(0)
     leaves = [torch.randn(9, 8), torch.randn(50, 8)] + ([torch.randn(50)] if bias else [])
     targets, upstream = torch.randint(0, 50, (9,)), torch.randn(9)
@@ -44,7 +44,7 @@ def test_any_chunk_gives_the_values_and_gradients_of_all_logits_at_once(chunk, b
         torch.testing.assert_close(ours, reference, atol=2e-5, rtol=1e-5)
 
 
-def test_the_head_in_fp32_is_a_hundred_times_nearer_the_truth_than_the_bf16_product():
+def test_the_fp32_head_is_a_hundred_times_more_accurate_than_the_bf16_product():
     torch.manual_seed(1)
     hidden, weight = torch.randn(64, 256).bfloat16(), (torch.randn(1000, 256) / 16).bfloat16()
     targets = torch.randint(0, 1000, (64,))
@@ -56,7 +56,7 @@ def test_the_head_in_fp32_is_a_hundred_times_nearer_the_truth_than_the_bf16_prod
     assert errors[True] < 1e-5 < 1e-3 < errors[False]
 
 
-def test_gradients_of_a_bf16_head_come_back_in_bf16():
+def test_gradients_of_a_bf16_head_are_bf16():
     hidden = torch.randn(4, 8).bfloat16().requires_grad_()
     weight = torch.randn(20, 8).bfloat16().requires_grad_()
     logp, _ = token_logprobs(hidden, weight, None, torch.arange(4))

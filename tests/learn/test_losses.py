@@ -21,7 +21,7 @@ def run(params, logp=LOGP, behavior=BEHAVIOR, mask=MASK):
     return LOSSES[params.kind](params, logp, behavior, ADVANTAGES, mask)
 
 
-def test_cispo_weights_log_pi_by_the_ratio_capped_above_only():
+def test_cispo_weighs_log_pi_by_the_ratio_with_an_upper_cap():
     loss, capped = run(Cispo(max_ratio=5.0))
     # the ratio 8 is cut to 5; 0.5 and 0.75 stay, however low
     expected = -torch.tensor([[1.0, 5.0, 0.5], [1.25, 0.75, 1.0]]) * ADVANTAGES[:, None] * LOGP
@@ -29,7 +29,7 @@ def test_cispo_weights_log_pi_by_the_ratio_capped_above_only():
     assert capped.tolist() == [[False, True, False], [False, False, False]]
 
 
-def test_cispos_cap_is_the_ratio_itself_and_not_one_plus_epsilon():
+def test_the_cispo_cap_is_absolute_and_not_one_plus_epsilon():
     _, capped = run(Cispo(max_ratio=1.1))
     assert capped.tolist() == [[False, True, False], [True, False, False]]
 
@@ -42,7 +42,7 @@ def test_cispo_passes_no_gradient_through_the_ratio():
     torch.testing.assert_close(logp.grad, -torch.tensor([[2.0, 10.0, 1.0], [-1.25, -0.75, -1.0]]))
 
 
-def test_dapo_clips_the_pessimistic_side_at_its_own_low_and_high():
+def test_dapo_clips_the_pessimistic_side_at_its_thresholds():
     loss, clipped = run(Dapo(clip_low=0.2, clip_high=0.26))
     # A > 0: min(r, clip(r)) * 2 -> 1, 1.26, 0.5; A < 0: -max(r, clip(r)) -> 1.25, 0.8 (0.75 is raised), 1
     expected = -torch.tensor([[2.0, 2.52, 1.0], [-1.25, -0.8, -1.0]])
@@ -55,7 +55,7 @@ def test_grpo_clips_at_one_fifth_on_both_sides():
     torch.testing.assert_close(loss, -torch.tensor([[2.0, 2.4, 1.0], [-1.25, -0.8, -1.0]]))
 
 
-def test_gspo_clips_the_geometric_mean_of_the_ratios_and_gives_it_to_every_token():
+def test_gspo_clips_the_geometric_mean_of_the_ratios():
     loss, clipped = run(Gspo(clip_low=3e-3, clip_high=4e-3))
     # rollout 0: (1 * 8 * 0.5)^(1/3) = 4^(1/3) > 1.004 is cut
     # rollout 1, two tokens: sqrt(1.25 * 0.75) = sqrt(15)/4 < 0.997
@@ -64,7 +64,7 @@ def test_gspo_clips_the_geometric_mean_of_the_ratios_and_gives_it_to_every_token
     assert torch.equal(loss, loss[:, :1].expand(2, 3)) and clipped.all()
 
 
-def test_gspo_uses_the_unclipped_ratio_where_that_is_the_pessimistic_one():
+def test_gspo_uses_the_unclipped_ratio_if_it_is_pessimistic():
     params = Gspo(clip_low=3e-3, clip_high=4e-3)
     loss, clipped = LOSSES["gspo"](params, LOGP, BEHAVIOR, -ADVANTAGES, MASK)
     assert math.isclose(float(loss[0, 0]), 2 * 4 ** (1 / 3), rel_tol=1e-6)
@@ -72,13 +72,13 @@ def test_gspo_uses_the_unclipped_ratio_where_that_is_the_pessimistic_one():
     assert not clipped.any()
 
 
-def test_reinforce_ignores_the_policy_that_sampled():
+def test_reinforce_ignores_the_behavior_policy():
     loss, _ = run(Reinforce(), behavior=torch.zeros_like(LOGP))
     torch.testing.assert_close(loss, -ADVANTAGES[:, None] * LOGP)
 
 
 @pytest.mark.parametrize("params", [Cispo(), Dapo(), Grpo(), Gspo()], ids=lambda p: p.kind)
-def test_on_policy_every_loss_has_reinforces_gradient(params):
+def test_all_losses_have_the_gradient_of_reinforce_on_policy(params):
     gradients = []
     for p in (params, Reinforce()):
         logp = LOGP.clone().requires_grad_()
@@ -122,8 +122,8 @@ def test_a_ratio_beyond_float_range_gives_a_finite_loss_and_gradient(params):
 
 
 @pytest.mark.parametrize("params", [Dapo(), Grpo(), Gspo()], ids=lambda p: p.kind)
-def test_a_ratio_that_only_the_limit_bounds_has_no_gradient_and_counts_as_capped(params):
-    """One token a rollout: log ratios 25 and 19 under a negative advantage, -25 and -19 under a positive one."""
+def test_a_ratio_bounded_only_by_the_limit_has_no_gradient_and_counts_as_capped(params):
+    """One token per rollout: log ratios 25 and 19 with a negative advantage, -25 and -19 with a positive one."""
     logp = torch.tensor([[-1.0], [-1.0], [-30.0], [-30.0]], requires_grad=True)
     behavior = logp.detach() - torch.tensor([[25.0], [19.0], [-25.0], [-19.0]])
     advantages = torch.tensor([-1.0, -1.0, 1.0, 1.0])

@@ -4,7 +4,7 @@ from scalerl.config.recipe import LengthPenalty
 from scalerl.learn.penalty import with_length_penalty
 
 
-def test_the_penalty_is_zero_to_the_cache_then_linear_to_minus_one_and_only_on_correct_rollouts():
+def test_the_penalty_is_linear_over_the_cache_and_only_for_correct_rollouts():
     control = LengthPenalty(max_tokens=14, cache_tokens=2)
     tokens = torch.tensor([[5, 12, 13, 14, 20, 14]])
     passed = torch.tensor([[True, True, True, True, True, False]])

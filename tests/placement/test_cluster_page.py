@@ -31,7 +31,7 @@ def test_a_configuration_of_the_page_passes_a_dry_run(block, tmp_path, capsys):
     assert where in next(line for line in out.splitlines() if line.startswith("# placement: "))
 
 
-def test_the_papers_block_is_the_papers_sizes(tmp_path, capsys):
+def test_the_block_of_the_paper_has_its_sizes(tmp_path, capsys):
     (tmp_path / "run.toml").write_text(BLOCKS[3])
     cli.main(["train", str(tmp_path / "run.toml"), "--dry-run"])
     out = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""What a dry run refuses and says, and what `scalerl plan` prints."""
+"""Errors and output of a dry run and of `scalerl plan`."""
 
 import json
 import re
@@ -36,7 +36,7 @@ def test_the_dry_run_counts_scorers_and_their_cores():
     assert "scorers: 4 actors of 8 cores each" in lines(config, lay_out(config))
 
 
-def test_scorers_without_ray_are_refused():
+def test_scorers_without_ray_are_an_error():
     with pytest.raises(ValueError, match="scorers: got 2 with backend 'local'; allowed: backend = 'ray'"):
         Placement(scorers=2)
 
@@ -47,7 +47,7 @@ def refused(config):
     return str(error.value)
 
 
-def test_the_papers_80_gpus_hold_8b():
+def test_8b_fits_on_the_80_gpus_of_the_paper():
     layout = lay_out(PAPER)
     check(PAPER, layout)
     assert layout.gpus == 80 and layout.slots_of_an_engine == 12 and not layout.one_gpu
@@ -63,14 +63,14 @@ def test_tensor_parallelism_must_divide_both_kinds_of_heads():
     assert "tensor_parallel: got 16" in refused(config) and "a divisor of both, 1, 2, 4, 8" in refused(config)
 
 
-def test_more_gpus_than_there_are_is_refused_and_servers_by_address_take_none():
+def test_too_many_gpus_are_an_error_and_servers_by_address_need_none():
     assert "80 GPUs in all; allowed: placement.gpus = 79" in refused(with_placement(gpus=79))
     served = with_placement(gpus=16, generators=1, servers=tuple(f"http://10.0.0.{i}:8000" for i in range(64)))
     assert lay_out(served).gpus == 16
     check(served, lay_out(served))
 
 
-def test_a_trainer_that_does_not_fit_says_how_many_ranks_do():
+def test_the_error_for_a_too_large_trainer_names_enough_ranks():
     text = refused(with_placement(trainer_ranks=2))
     (ranks,) = re.findall(r"Set placement\.trainer_ranks to (\d+) or more", text)
     enough = with_placement(trainer_ranks=int(ranks))
@@ -79,7 +79,7 @@ def test_a_trainer_that_does_not_fit_says_how_many_ranks_do():
     assert "trainer_ranks: got" in refused(with_placement(trainer_ranks=int(ranks) - 1))
 
 
-def test_slots_that_do_not_fit_say_how_many_do():
+def test_the_error_for_too_many_slots_names_a_number_that_fits():
     config = replace(PAPER, rollouts=Rollouts(slots=64 * 200, expected_tokens=5000))
     text = refused(config)
     (most,) = re.findall(r"Set rollouts\.slots to (\d+) or fewer", text)
@@ -88,7 +88,7 @@ def test_slots_that_do_not_fit_say_how_many_do():
     assert "rollouts.slots: got" in refused(replace(config, rollouts=replace(config.rollouts, slots=int(most) + 64)))
 
 
-def test_weights_that_leave_no_room_ask_for_tensor_parallelism():
+def test_the_error_for_too_large_weights_suggests_tensor_parallelism():
     scout = replace(
         PAPER,
         model=HuggingFaceModel(path="meta-llama/Llama-4-Scout-17B-16E"),
@@ -110,7 +110,7 @@ def test_a_trainer_and_a_torch_generator_share_one_gpu_and_must_fit_together():
     check(larger, lay_out(larger))
 
 
-def test_nothing_is_refused_for_memory_where_no_gpu_is_asked_for():
+def test_memory_is_checked_only_for_gpus():
     config = replace(with_placement(trainer_ranks=1, generators=1, gpu_gb=1, gpus=0), hardware=Hardware(device="cpu"))
     check(config, lay_out(config))
     assert "in the memory of this machine" in lines(config, lay_out(config))[1]
@@ -127,7 +127,7 @@ def test_splits_use_all_gpus_and_whole_nodes_of_trainers():
         splits(4, 8, 8)
 
 
-def test_the_best_split_is_the_one_with_the_most_useful_tokens_and_both_sides_are_busy():
+def test_the_best_split_has_the_most_useful_tokens_and_keeps_both_sides_busy():
     from scalerl.placement.plan import Given
 
     found = shape_of(PAPER)
@@ -141,7 +141,7 @@ def test_the_best_split_is_the_one_with_the_most_useful_tokens_and_both_sides_ar
     assert useful == sorted(useful, reverse=True)
     assert abs(outcomes[0].trainer_ranks - 8) <= 1  # a rank trains 1,000 tokens/s and a generator samples as many
     too_large = replace(config, model=HuggingFaceModel(path="meta-llama/Llama-4-Scout-17B-16E"))
-    with pytest.raises(ConfigError, match="no split into trainers and generators holds the model"):
+    with pytest.raises(ConfigError, match="no split of them into trainers and generators fits the model"):
         best_split(too_large, Given(shape_of(too_large), given.assumed), lengths_of(config, None), 8)
 
 
@@ -157,7 +157,7 @@ def call(capsys, *words):
 KNOWN = ["--generator-tokens-per-s", "20000", "--trainer-tokens-per-s", "30000", "--updates", "10"]
 
 
-def test_plan_prints_the_figures_in_words_and_as_documented_json(capsys):
+def test_plan_prints_its_results_as_text_and_as_documented_json(capsys):
     code, out, _ = call(capsys, "plan", *KNOWN)
     assert code == 0 and "throughput: " in out and "staleness: " in out and "tokens/s as given" in out
     code, out, _ = call(capsys, "plan", *KNOWN, "--json")
@@ -173,7 +173,7 @@ def test_plan_prints_the_figures_in_words_and_as_documented_json(capsys):
     assert found["best"]["tokens_per_s"] == pytest.approx(20_000, rel=0.05)
 
 
-def test_dry_run_prints_the_placement_and_plan_refuses_what_it_refuses(capsys, tmp_path):
+def test_dry_run_prints_the_placement_and_plan_raises_the_same_errors(capsys, tmp_path):
     code, out, _ = call(capsys, "train", "--dry-run")
     assert code == 0 and "# model: 133,120 parameters" in out and "# placement: one trainer process" in out
     words = ["--model", "Qwen/Qwen3-8B", "--data", "p.jsonl", "--device", "cuda", "--placement.gpu_gb", "24"]
@@ -197,12 +197,12 @@ def test_dry_run_prints_the_placement_and_plan_refuses_what_it_refuses(capsys, t
         (["none.toml", *KNOWN], "none.toml: no such file"),
     ],
 )
-def test_every_mistake_is_one_message(capsys, words, message):
+def test_every_mistake_gives_a_one_line_error(capsys, words, message):
     code, _, error = call(capsys, "plan", *words)
     assert code == 2 and message in error and error.startswith("scalerl: ") and "Traceback" not in error
 
 
-def test_whole_gradients_on_every_rank_are_counted_and_the_cure_is_named():
+def test_whole_gradients_on_every_rank_are_counted_and_the_remedy_is_named():
     local = replace(PAPER, learner=replace(PAPER.learner, accumulate="local"))
     # 4 bytes of 8.03e9 parameters on each GPU more
     more = lay_out(local).trainer.total - lay_out(PAPER).trainer.total

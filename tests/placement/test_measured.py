@@ -1,4 +1,4 @@
-"""Speeds read from metrics.jsonl: rows made by hand from known speeds give those speeds back."""
+"""Speeds read from metrics.jsonl: rows made from known speeds give those speeds."""
 
 import json
 
@@ -31,7 +31,7 @@ def row(step, running, seconds_a_step, steps=50, idle_s=1.0, handling_s=0.0):
 
 
 def rows_of(points, **options):
-    """Rows whose tokens grow by just what each sampled."""
+    """Rows with a cumulative count of tokens."""
     made, total = [], 0
     for number, (running, seconds) in enumerate(points, 1):
         one = row(number, running, seconds, **options)
@@ -40,7 +40,7 @@ def rows_of(points, **options):
     return made
 
 
-def test_the_seconds_of_a_step_are_read_back(tmp_path):
+def test_the_seconds_of_a_step_are_recovered(tmp_path):
     points = [(n, 0.01 + 0.0001 * n) for n in (100, 120, 140, 160, 180, 200, 100, 150, 190, 110)]
     found = measure([write_run(tmp_path / "run", rows_of(points))])
     assert found.base_s == pytest.approx(0.01, rel=1e-6) and found.slope_s == pytest.approx(1e-4, rel=1e-6)
@@ -52,7 +52,7 @@ def test_the_seconds_of_a_step_are_read_back(tmp_path):
     assert found.swap_s == 0.002 and found.tokens_mean == 31.25 and found.tokens_max == 60
 
 
-def test_a_replay_goes_through_the_steps_in_their_order_on_both_sides(tmp_path):
+def test_a_replay_follows_the_steps_in_order_on_both_sides(tmp_path):
     rows = rows_of([(100, 0.02)] * 6 + [(100, 0.04)] * 4)
     for one in rows[6:]:
         one["trainer_tokens_per_s"] = 250.0
@@ -63,21 +63,21 @@ def test_a_replay_goes_through_the_steps_in_their_order_on_both_sides(tmp_path):
     assert [round(u, 6) for _, u in seen] == [1.0] * 4 + [2.0] * 4 + [1.0]
 
 
-def test_what_the_generator_does_besides_is_spread_over_its_steps(tmp_path):
+def test_other_work_of_the_generator_is_distributed_over_its_steps(tmp_path):
     run = read_run(write_run(tmp_path / "run", rows_of([(100, 0.02)] * 10, handling_s=0.25)))
     assert handling(run) == pytest.approx(1.25)  # one second of steps, a quarter of messages, one of waiting
     assert {round(seconds, 9) for _, seconds, _ in generator_steps(run)} == {0.025}
 
 
-def test_sequences_that_hardly_vary_show_no_slope():
+def test_nearly_constant_numbers_of_sequences_give_no_slope():
     assert line_through([(100, 0.02, 1.0), (104, 0.03, 1.0)]) == (0.025, 0.0)
-    base, slope = line_through([(100, 0.04, 1.0), (200, 0.02, 1.0)])  # faster when fuller: noise, not a law
+    base, slope = line_through([(100, 0.04, 1.0), (200, 0.02, 1.0)])  # faster when fuller: noise
     assert (base, slope) == (0.03, 0.0)
-    base, slope = line_through([(100, 0.01, 1.0), (200, 0.05, 1.0)])  # a base below 0 is none
+    base, slope = line_through([(100, 0.01, 1.0), (200, 0.05, 1.0)])  # a base below 0 is set to 0
     assert base == pytest.approx(0) and slope == pytest.approx(0.03 / 150)
 
 
-def test_rows_without_an_occupancy_are_passed_over_and_a_run_of_none_is_refused(tmp_path):
+def test_rows_without_an_occupancy_are_skipped_and_a_run_without_any_is_an_error(tmp_path):
     rows = rows_of([(100, 0.02)] * 10)
     rows[7]["occupancy"] = None
     found = generator_steps(read_run(write_run(tmp_path / "one", rows)))
@@ -91,7 +91,7 @@ def test_rows_without_an_occupancy_are_passed_over_and_a_run_of_none_is_refused(
         measure([tmp_path / "four"])
 
 
-def test_lengths_like_a_runs_have_its_mean_and_its_longest():
+def test_lengths_fitted_to_a_run_have_its_mean_and_maximum():
     from scalerl.config.recipe import NoLengthControl
 
     rng = np.random.default_rng(3)

@@ -1,4 +1,4 @@
-"""Sizes and bytes of models: against published counts, against transformers' own models, and by hand."""
+"""Sizes and bytes of models, compared with published counts, transformers' models, and hand calculations."""
 
 import json
 
@@ -39,11 +39,11 @@ SMALL = DecoderShape(width=8, layers=2, heads=2, kv_heads=1, head_dim=4, mlp=16,
         ("meta-llama/Llama-4-Scout-17B-16E", 107_770_000_000),  # 109B with the image encoder
     ],
 )
-def test_the_parameters_of_well_known_models_are_the_published_ones(name, published):
+def test_parameter_counts_of_well_known_models_match_published_ones(name, published):
     assert KNOWN[name].params == pytest.approx(published, rel=1e-3)
 
 
-def test_the_parameters_used_by_a_token_are_those_in_the_names_of_mixtures():
+def test_active_parameters_of_mixtures_match_their_names():
     """3B of Qwen3-30B-A3B and 17B of Scout, embedding included."""
     for name, active in (("Qwen/Qwen3-30B-A3B", 3.3e9), ("meta-llama/Llama-4-Scout-17B-16E", 17.17e9)):
         shape = KNOWN[name]
@@ -51,7 +51,7 @@ def test_the_parameters_used_by_a_token_are_those_in_the_names_of_mixtures():
 
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "qwen3-untied", "qwen3-moe", "qwen3-moe-untied", "gemma3-mixed"])
-def test_a_config_json_gives_the_counts_of_the_model_itself(family, tmp_path):
+def test_a_config_json_gives_the_counts_of_the_loaded_model(family, tmp_path):
     model = tiny_model(family)
     model.config.save_pretrained(tmp_path)
     shape = from_config_json(json.loads((tmp_path / "config.json").read_text()))
@@ -60,7 +60,7 @@ def test_a_config_json_gives_the_counts_of_the_model_itself(family, tmp_path):
     assert shape.matmul_params == pytest.approx(model_shape(model).matmul_params, rel=0.01)
 
 
-def test_scouts_config_is_read_as_its_row_of_the_table():
+def test_the_config_of_scout_gives_its_row_of_the_table():
     from transformers import Llama4Config
 
     assert from_config_json(Llama4Config().to_dict()) == KNOWN["meta-llama/Llama-4-Scout-17B-16E"]
@@ -74,12 +74,12 @@ def test_layers_and_heads_by_hand():
     assert untied.params == SMALL.params + 80 and untied.matmul_params == SMALL.params
 
 
-def test_the_cache_of_llama_8b_is_128_kib_a_token():
+def test_the_cache_of_llama_8b_is_128_kib_per_token():
     assert cache_bytes_per_token(KNOWN["meta-llama/Llama-3.1-8B"]) == 128 * 1024
     assert cache_bytes_per_token(KNOWN["meta-llama/Llama-3.1-8B"], tensor_parallel=4) == 32 * 1024
 
 
-def test_a_trainer_alone_holds_20_bytes_a_parameter_and_each_of_four_ranks_4():
+def test_a_single_trainer_holds_20_bytes_per_parameter_and_each_of_four_ranks_4():
     alone = trainer_memory(SMALL, 1, tokens=1, checkpointing=True)
     assert alone.weights + alone.masters + alone.gradients + alone.optimizer == 20 * SMALL.params
     four = trainer_memory(SMALL, 4, tokens=1, checkpointing=True)
@@ -90,8 +90,8 @@ def test_a_trainer_alone_holds_20_bytes_a_parameter_and_each_of_four_ranks_4():
     assert alone.gathered == 0 and four.gathered == 2 * (2 * 576 + 80) + 4 * 576
 
 
-def test_a_trainer_alone_holds_what_torch_holds():
-    """Masters, gradients and moments of AdamW over FP32 masters of BF16 weights, counted in a real optimiser."""
+def test_the_memory_of_a_single_trainer_matches_torch():
+    """Masters, gradients and moments of AdamW over FP32 masters of BF16 weights, counted in a real optimizer."""
     model = torch.nn.Linear(16, 32, bias=False, dtype=torch.bfloat16)
     master = torch.nn.Parameter(model.weight.detach().float())
     optimizer = torch.optim.AdamW([master])
@@ -103,7 +103,7 @@ def test_a_trainer_alone_holds_what_torch_holds():
 
 
 def test_activations_by_hand():
-    # 2 bytes x 5 tokens x (6 x 8 + 2 x 8 + 2 x 4 + 4 x 16) = 1360 a layer; its input is 2 x 5 x 8 = 80
+    # 2 bytes x 5 tokens x (6 x 8 + 2 x 8 + 2 x 4 + 4 x 16) = 1360 per layer; its input is 2 x 5 x 8 = 80
     assert activation_bytes(SMALL, 5, checkpointing=False) == 2 * 1360
     assert activation_bytes(SMALL, 5, checkpointing=True) == 1360 + 2 * 80
 
@@ -114,7 +114,7 @@ def test_logits_are_three_blocks_of_64_mib_until_a_block_of_256_columns_is_large
     assert logits_bytes(SMALL, 2**17) == 4 * 3 * 256 * 2**17 + 4 * 2 * 2**17 * 8 + fixed
 
 
-def test_slots_fill_what_the_weights_leave():
+def test_slots_fill_the_memory_that_the_weights_leave():
     llama = KNOWN["meta-llama/Llama-3.1-8B"]
     # 0.9 x 80e9 - 16.06e9 = 55.94e9; 16,384 tokens x 131,072 = 2.147e9: 26 sequences
     assert slots_that_fit(llama, 16_384, 80e9) == 26
@@ -123,7 +123,7 @@ def test_slots_fill_what_the_weights_leave():
     assert slots_that_fit(llama, 16_384, 17e9) == 0
 
 
-def test_numbers_of_the_configuration_go_before_everything_and_an_unknown_model_is_refused(tmp_path):
+def test_configured_numbers_have_priority_and_an_unknown_model_is_an_error(tmp_path):
     numbers = ModelNumbers(
         hidden_size=8, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=16,
         vocab_size=10, tie_word_embeddings=True,
@@ -140,7 +140,7 @@ def test_numbers_of_the_configuration_go_before_everything_and_an_unknown_model_
         shape_of(broken)
 
 
-def test_numbers_that_no_model_has_are_refused():
+def test_impossible_model_numbers_are_an_error():
     sizes = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 3, "vocab_size": 10}
     for wrong, message in (
         ({"num_key_value_heads": 2, "intermediate_size": 4}, "num_key_value_heads: got 2"),
@@ -167,14 +167,14 @@ def test_bytes_of_a_trainer_with_adapters_by_hand():
     assert whole.logits - found.logits == 2 * 8 * 10  # no gradient of the head
 
 
-def test_the_entries_of_adapters_are_those_of_the_model_itself():
+def test_adapter_entries_match_those_of_the_model():
     shape = DecoderShape(width=32, layers=2, heads=4, kv_heads=2, head_dim=8, mlp=48, vocabulary=48, tied=True)
     pytest.importorskip("peft")
     policy = LoraPolicy(Policy(tiny_model("qwen3")), Lora(rank=5), seed=0)
     assert adapter_params(shape, Lora(rank=5)) == sum(p.numel() for _, p in policy.trained())
 
 
-def test_the_flops_of_a_planned_update_are_those_that_a_run_counts():
+def test_planned_flops_of_an_update_match_those_of_a_run():
     # two completions of 6 and 9 tokens after 6 of the prompt; of 1232 entries 80 are the head's, attention is 8 wide
     counted = ModelShape(1232.0, 8, (0, 0), head_params=80.0)
     for checkpointing in (False, True):

@@ -1,4 +1,4 @@
-"""The simulation in seconds: engines by hand, whole runs by arithmetic, and against the simulation in decode steps."""
+"""The timing simulation, compared with hand calculations and with the simulation in decode steps."""
 
 import time
 
@@ -25,7 +25,7 @@ def half_a_second(running, context):
     return 0.5
 
 
-def test_a_free_engine_ends_sequences_when_their_tokens_are_due():
+def test_an_asynchronous_engine_finishes_sequences_on_time():
     shared = Shared()
     engine = TimedEngine(1, lambda r: r.key, half_a_second, shared, lockstep=False)
     engine.submit(requests(3, 2))
@@ -37,7 +37,7 @@ def test_a_free_engine_ends_sequences_when_their_tokens_are_due():
     assert engine.empty_s == pytest.approx(1.5) and engine.work.tokens == 5 and engine.work.slot_steps == 5
 
 
-def test_the_context_and_the_running_sequences_set_the_pace():
+def test_context_and_running_sequences_determine_the_speed():
     seen = []
 
     def step(running, context):
@@ -48,11 +48,11 @@ def test_the_context_and_the_running_sequences_set_the_pace():
     engine.submit(requests(1, 3, 2))
     for _ in range(3):
         engine.poll()
-    # two prompts; then one of them a token on and a new one; then 10 + 2 and 10 + 1
+    # two prompts; then one with one more token and a new one; then 10 + 2 and 10 + 1
     assert seen == [(2, 20.0), (2, 21.0), (2, 23.0)]
 
 
-def test_tokens_carry_the_version_that_was_in_use():
+def test_tokens_have_the_version_in_use():
     shared = Shared()
     engine = TimedEngine(1, lambda r: r.key, half_a_second, shared, lockstep=False, swap_s=0.25)
     engine.submit(requests(3))
@@ -65,7 +65,7 @@ def test_tokens_carry_the_version_that_was_in_use():
     assert len(done.rollout) == 3 and done.rollout.versions[0] == 0 and engine.pause_s == 0.25
 
 
-def test_a_cancelled_sequence_frees_its_slot_and_never_ends():
+def test_a_canceled_sequence_frees_its_slot_and_never_finishes():
     shared = Shared()
     engine = TimedEngine(1, lambda r: r.key, half_a_second, shared, lockstep=False)
     engine.submit(requests(4, 2))
@@ -76,7 +76,7 @@ def test_a_cancelled_sequence_frees_its_slot_and_never_ends():
     assert [done.id for done in engine.poll()] == [(0, 1)] and not engine.occupancy().busy
 
 
-def test_in_lockstep_it_ends_the_same_sequences_at_the_same_steps_as_the_calendar():
+def test_in_lockstep_it_finishes_the_same_sequences_at_the_same_steps_as_the_calendar():
     lengths = by_key(lognormal_lengths(20.0))
     timed = TimedEngine(8, lengths, half_a_second, Shared(), lockstep=True)
     calendar = CalendarEngine(8, lengths)
@@ -92,7 +92,7 @@ def test_in_lockstep_it_ends_the_same_sequences_at_the_same_steps_as_the_calenda
 
 
 def small(k=8, stale="wait", engine="vllm", generators=2, slots=8, off_policy=None):
-    """8 completions a batch, all of 10 tokens."""
+    """8 completions per batch, all of 10 tokens."""
     recipe = replace(
         LAB.recipe, prompts_per_step=4, generations_per_prompt=2, length=NoLengthControl(max_tokens=10),
         off_policy=off_policy or PipelineRL(max_lag=k, stale=stale),
@@ -109,18 +109,18 @@ TENS = np.full(64, 10, np.int64)
 
 
 def speeds(update_s, transfer_s=0.0):
-    """A decode step of a tenth of a second: two engines of four slots make 80 tokens/s."""
+    """A decode step takes 0.1 s: two engines with four slots sample 80 tokens/s."""
     return Speeds(lambda running, context: 0.1, lambda lengths: update_s, transfer_s)
 
 
-def test_where_generation_is_slower_its_rate_is_the_runs():
+def test_slower_generation_determines_the_speed_of_the_run():
     figures = Simulation(small(), speeds(0.25), TENS).run(40)
     assert figures.tokens_per_s == pytest.approx(80, rel=0.03) and figures.occupancy == pytest.approx(1, abs=0.02)
     assert figures.updates_per_h == pytest.approx(3600, rel=0.03)
     assert figures.trainer_idle == pytest.approx(0.75, abs=0.02) and figures.generator_idle < 0.03
 
 
-def test_where_training_is_slower_its_rate_is_the_runs_and_staleness_reaches_the_bound():
+def test_slower_training_determines_the_speed_and_staleness_reaches_the_bound():
     figures = Simulation(small(k=2), speeds(1.5, transfer_s=0.5), TENS).run(40)
     assert figures.updates_per_h == pytest.approx(1800, rel=0.02) and figures.trainer_idle < 0.02
     assert figures.tokens_per_s == pytest.approx(40, rel=0.03)
@@ -128,7 +128,7 @@ def test_where_training_is_slower_its_rate_is_the_runs_and_staleness_reaches_the
     assert 1 < figures.staleness_mean <= 2
 
 
-def test_on_policy_the_two_sides_take_turns():
+def test_on_policy_generation_and_training_alternate():
     figures = Simulation(small(k=0), speeds(1.0), TENS).run(40)
     assert figures.updates_per_h == pytest.approx(1800, rel=0.05)  # one second each
     assert figures.trainer_idle == pytest.approx(0.5, abs=0.03) and figures.generator_idle == pytest.approx(
@@ -137,13 +137,13 @@ def test_on_policy_the_two_sides_take_turns():
     assert figures.staleness_max == 0
 
 
-def test_a_frozen_round_is_generated_then_trained():
+def test_a_frozen_round_is_generated_and_then_trained():
     figures = Simulation(small(off_policy=PpoOffPolicy(batches=2)), speeds(1.0), TENS).run(40)
     # two batches take two seconds; the first is trained while the second is sampled, then the second: three in all
     assert figures.updates_per_h == pytest.approx(2 * 3600 / 3, rel=0.05) and figures.staleness_max == 1
 
 
-def test_engines_in_lockstep_give_the_figures_of_the_simulation_in_decode_steps():
+def test_engines_in_lockstep_match_the_simulation_in_decode_steps():
     population = lognormal_lengths(40.0)
     batch_ticks = float(population.mean())
     recipe = replace(LAB.recipe, length=NoLengthControl(max_tokens=400), off_policy=PipelineRL(max_lag=8))
@@ -158,7 +158,7 @@ def test_engines_in_lockstep_give_the_figures_of_the_simulation_in_decode_steps(
 
 
 @pytest.mark.parametrize("stale", ["wait", "mask", "drop"])
-def test_what_is_too_old_is_masked_or_dropped_or_waited_for(stale):
+def test_stale_tokens_are_masked_dropped_or_waited_for(stale):
     long = lognormal_lengths(10.0, sigma=1.0)
     config = replace(
         small(k=2, stale=stale, slots=16), recipe=replace(
@@ -170,7 +170,7 @@ def test_what_is_too_old_is_masked_or_dropped_or_waited_for(stale):
     assert (figures.staleness_max <= 2) == (stale != "mask")
 
 
-def test_hundreds_of_engines_take_seconds():
+def test_simulating_hundreds_of_engines_takes_seconds():
     config = small(generators=128, slots=128 * 64, k=2)
     config = replace(config, recipe=replace(config.recipe, prompts_per_step=256, generations_per_prompt=16))
     began = time.process_time()
@@ -182,7 +182,7 @@ def test_hundreds_of_engines_take_seconds():
 # --------------------------------------------------------------------------------------------------- speeds, lengths
 
 
-def test_rates_become_seconds_of_a_step():
+def test_rates_are_converted_to_seconds_per_step():
     flat = steps_from_rates([(64, 3200.0)])
     assert flat(64, 0) == flat(1, 0) == 0.02  # a step costs nearly the same, full or not
     line = steps_from_rates([(10, 100.0), (30, 200.0)])  # 0.1 s and 0.15 s
@@ -190,7 +190,7 @@ def test_rates_become_seconds_of_a_step():
     assert updates_from_rate(50.0, trained_share=0.5)(np.asarray([30, 70])) == 1.0
 
 
-def test_lengths_have_the_mean_asked_for_after_the_cut():
+def test_lengths_have_the_requested_mean_after_length_control():
     control = Interruption(thinking_tokens=(50, 60), answer_tokens=9, phrase="</think>")
     lengths = lognormal(40.0, 0.8, control)
     assert lengths.mean() == pytest.approx(40, abs=0.5) and lengths.min() >= 1 and 60 < lengths.max() <= 69
@@ -198,7 +198,7 @@ def test_lengths_have_the_mean_asked_for_after_the_cut():
         lognormal(90.0, 0.8, control)
 
 
-def test_an_interrupted_length_is_its_limit_and_an_answer():
+def test_an_interrupted_length_is_its_limit_plus_an_answer():
     control = Interruption(thinking_tokens=(50, 50), answer_tokens=1, phrase="</think>")
     assert cut(np.asarray([10.0, 49.6, 50.4, 1e6]), control).tolist() == [10, 50, 51, 51]
     assert cut(np.asarray([0.2, 30.0]), NoLengthControl(max_tokens=20)).tolist() == [1, 20]
@@ -208,7 +208,7 @@ def test_lengths_are_read_from_numbers_and_objects(tmp_path):
     file = tmp_path / "lengths.jsonl"
     file.write_text('12\n{"completion_tokens": 30}\n\n{"tokens": 7, "reward": 1}\n')
     assert read_lengths(file).tolist() == [12, 30, 7]
-    for content, message in (('{"reward": 1}\n', "line 1: got"), ("0\n", "line 1"), ("\n", "holds no lengths")):
+    for content, message in (('{"reward": 1}\n', "line 1: got"), ("0\n", "line 1"), ("\n", "has no lengths")):
         file.write_text(content)
         with pytest.raises(ConfigError, match=message):
             read_lengths(file)

@@ -15,20 +15,20 @@ def ids(visits):
     return [visit.prompt.id for visit in visits]
 
 
-def test_an_epoch_visits_every_prompt_once_in_an_order_of_its_own():
+def test_an_epoch_visits_every_prompt_once_in_a_new_order():
     curriculum = Curriculum(pool(20), seed=0, retire_at=None)
     first, second = ids(curriculum.draw(20)), ids(curriculum.draw(20))
     assert sorted(first) == sorted(second) == sorted(p.id for p in pool(20))
     assert first != second and first != sorted(first)
 
 
-def test_the_order_is_a_function_of_seed_and_prompts_not_of_their_order_in_the_file():
+def test_the_order_depends_on_seed_and_prompts_but_not_on_the_file_order():
     forward = Curriculum(pool(20), 3, None).draw(20)
     backward = Curriculum(pool(20)[::-1], 3, None).draw(20)
     assert ids(forward) == ids(backward) != ids(Curriculum(pool(20), 4, None).draw(20))
 
 
-def test_a_prompt_solved_at_nine_tenths_is_gone_from_the_next_epoch_on_and_one_just_below_is_not():
+def test_a_prompt_is_retired_at_the_threshold_and_not_below():
     curriculum = Curriculum(pool(3), 0, retire_at=0.9)
     for visit in curriculum.draw(3):
         curriculum.record(visit, {"0": 0.9, "1": 15 / 16, "2": 14 / 16}[visit.prompt.text[1]])
@@ -43,7 +43,7 @@ def test_only_the_latest_visit_counts():
     assert curriculum.pass_rates == {pool(1)[0].id: 0.2} and curriculum.live == 1
 
 
-def test_a_prompt_that_awaits_its_result_is_put_off_so_that_its_retirement_is_known_in_time():
+def test_a_prompt_that_awaits_a_result_is_postponed():
     curriculum = Curriculum(pool(10), 0, retire_at=0.9)
     *known, late = curriculum.draw(10)  # the last of the epoch has no result when the next begins
     for visit in known:
@@ -54,14 +54,14 @@ def test_a_prompt_that_awaits_its_result_is_put_off_so_that_its_retirement_is_kn
     assert late.prompt.id not in ids(curriculum.draw(30))
 
 
-def test_when_all_prompts_are_solved_draws_come_back_empty():
+def test_draws_are_empty_if_all_prompts_are_retired():
     curriculum = Curriculum(pool(2), 0, retire_at=0.9)
     for visit in curriculum.draw(2):
         curriculum.record(visit, 1.0)
     assert curriculum.draw(5) == [] and curriculum.live == 0
 
 
-def test_visits_are_numbered_per_prompt_and_over_all():
+def test_visits_are_numbered_per_prompt_and_overall():
     curriculum = Curriculum(pool(2), 0, None)
     visits = curriculum.draw(6)
     assert [v.index for v in visits] == list(range(6))
@@ -70,8 +70,8 @@ def test_visits_are_numbered_per_prompt_and_over_all():
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_no_skip_no_duplicate_and_no_return_of_a_retired_prompt_across_a_save_and_restore(data):
-    """Draws of random sizes, results in random order; at a random moment the state goes through JSON."""
+def test_a_restored_curriculum_neither_skips_nor_repeats_prompts(data):
+    """Draws have random sizes, results a random order, and the state is saved and restored at random moments."""
     size = data.draw(st.integers(4, 12))
     curriculum = Curriculum(pool(size), 1, retire_at=0.9)
     waiting, retired, per_epoch = [], set(), {}

@@ -1,4 +1,4 @@
-"""docs/data.md: every table of it is a configuration, every row of it is read, and it lists every named set."""
+"""docs/data.md: its tables are valid configurations, its rows can be read, and it lists all named sets."""
 
 import json
 import re
@@ -23,7 +23,7 @@ def test_the_page_has_tables_and_rows():
 
 
 @pytest.mark.parametrize("text", blocks("toml"))
-def test_a_table_of_the_page_is_a_configuration_that_comes_back_from_its_file(tmp_path, text):
+def test_a_table_of_the_page_is_a_configuration_that_can_be_saved_and_read(tmp_path, text):
     (tmp_path / "page.toml").write_text(text, encoding="utf-8")
     config = read_config(tmp_path / "page.toml", [])
     (tmp_path / "again.toml").write_text(to_toml(config), encoding="utf-8")

@@ -44,14 +44,14 @@ def test_rows_become_prompts_with_their_columns(tmp_path, tokenizer):
     assert tokenizer.decode(list(prompt.tokens)) == "3+4="
 
 
-def test_the_held_out_prompts_are_the_same_whatever_the_order_of_the_file(tmp_path, tokenizer):
+def test_the_held_out_prompts_do_not_depend_on_the_file_order(tmp_path, tokenizer):
     forward = load_prompts(config(write(tmp_path / "a.jsonl", ROWS)), tokenizer)
     backward = load_prompts(config(write(tmp_path / "b.jsonl", ROWS[::-1])), tokenizer)
     assert [p.id for p in forward.held_out] == [p.id for p in backward.held_out]
     assert not {p.id for p in forward.held_out} & {p.id for p in forward.training}
 
 
-def test_duplicates_are_dropped_with_a_note_so_that_none_is_held_out_and_trained_on(tmp_path, tokenizer):
+def test_duplicates_are_dropped_with_a_note(tmp_path, tokenizer):
     split = load_prompts(config(write(tmp_path / "p.jsonl", ROWS + ROWS[:5])), tokenizer)
     assert len(split.training) + len(split.held_out) == 36
     assert "dropped 5 duplicate rows" in split.notes[0]
@@ -62,7 +62,7 @@ def test_a_system_prompt_goes_before_a_plain_prompt(tmp_path, tokenizer):
     assert split.training[0].text.startswith("1+1=\n\n")
 
 
-def test_the_chat_template_is_applied_to_strings_and_messages_and_can_be_refused(tmp_path, tokenizer):
+def test_the_chat_template_is_applied_to_text_and_messages_and_can_be_disabled(tmp_path, tokenizer):
     tokenizer.chat_template = "{% for m in messages %}<{{ m['role'][0] }}>{{ m['content'] }}{% endfor %}<think>"
     chat = [{"prompt": [{"role": "user", "content": "1+2="}], "answer": "3"}]
     path = write(tmp_path / "p.jsonl", ROWS + chat)
@@ -78,7 +78,7 @@ def test_the_chat_template_is_applied_to_strings_and_messages_and_can_be_refused
     ("lines", "message"),
     [
         ([], "the file is empty"),
-        (["", "  "], "the file holds no rows"),
+        (["", "  "], "the file has no rows"),
         ([ROWS[0], "{nonsense"], "p.jsonl line 2: not valid JSON"),
         ([ROWS[0], "[1, 2]"], "p.jsonl line 2: got list; allowed: a JSON object"),
         (
@@ -90,12 +90,12 @@ def test_the_chat_template_is_applied_to_strings_and_messages_and_can_be_refused
         ([{"prompt": "1+1=", "answer": ""}], "line 1: 'answer' is ''"),
     ],
 )
-def test_a_bad_row_is_named_with_file_and_line(tmp_path, tokenizer, lines, message):
+def test_a_bad_row_is_reported_with_file_and_line(tmp_path, tokenizer, lines, message):
     with pytest.raises(ConfigError, match=message):
         load_prompts(config(write(tmp_path / "p.jsonl", lines)), tokenizer)
 
 
-def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path, tokenizer):
+def test_a_missing_or_binary_file_is_reported(tmp_path, tokenizer):
     with pytest.raises(ConfigError, match=r"no such file: .*missing\.jsonl"):
         load_prompts(config(tmp_path / "missing.jsonl"), tokenizer)
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00\x01")
@@ -105,7 +105,7 @@ def test_a_file_that_is_not_there_or_not_text_is_named(tmp_path, tokenizer):
         load_prompts(config(tmp_path), tokenizer)
 
 
-def test_prompts_over_the_limit_are_named_or_left_out(tmp_path, tokenizer):
+def test_prompts_over_the_limit_are_refused_or_left_out(tmp_path, tokenizer):
     path = write(tmp_path / "p.jsonl", [*ROWS, {"prompt": "1+1+1+1+1+1=", "answer": "6"}])
     with pytest.raises(
         ConfigError, match=r"1 prompts are longer than data.max_prompt_tokens = 6: .* line 37 \(12 tokens\)"
@@ -115,13 +115,13 @@ def test_prompts_over_the_limit_are_named_or_left_out(tmp_path, tokenizer):
     assert split.longest == 4 and split.notes == ("left out 1 prompts over 6 tokens",)
 
 
-def test_a_held_out_split_that_leaves_too_few_training_prompts_says_how_many_are_allowed(tmp_path, tokenizer):
+def test_a_held_out_split_with_too_few_training_prompts_is_refused(tmp_path, tokenizer):
     path = write(tmp_path / "p.jsonl", ROWS)
     with pytest.raises(ConfigError, match="got 33 of 36 prompts, which leaves 3 for training; allowed: at most 32"):
         load_prompts(config(path, "--evaluation.prompts", "33"), tokenizer)
 
 
-def test_the_lab_makes_the_pool_and_the_held_out_set_it_was_asked_for(tokenizer):
+def test_the_lab_generates_the_training_pool_and_the_held_out_set(tokenizer):
     lab = PRESETS["lab"]
     split = load_prompts(lab, tokenizer)
     assert len(split.training) == lab.data[0].prompts and len(split.held_out) == lab.evaluation.prompts

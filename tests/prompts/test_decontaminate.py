@@ -1,4 +1,4 @@
-"""Training prompts that overlap with a suite, by hand."""
+"""Training prompts that overlap with a suite, with results computed by hand."""
 
 import json
 
@@ -21,7 +21,7 @@ def test_words_have_no_case_and_no_punctuation():
     assert words_of("What's  $1+x_2$?\nÜber") == ("what", "s", "1", "x", "2", "über")
 
 
-def test_a_shared_run_of_n_words_overlaps_and_one_of_fewer_does_not():
+def test_n_shared_consecutive_words_overlap_and_fewer_do_not():
     suite = [text(1)]
     twelve, thirteen = " ".join(text(1).split()[3:15]), " ".join(text(1).split()[3:16])
     training = [f"{text(2)} {twelve} {text(3)}", f"{text(2)} {thirteen.upper()}! {text(3)}", text(4)]
@@ -33,16 +33,16 @@ def test_short_prompts_are_compared_as_a_whole():
     assert overlapping(["What is 1+1?", "what is 1 + 1", "What is 1+1+1?"], ["What is 1+1?"], 13) == [True, True, False]
 
 
-def test_a_preamble_of_many_prompts_is_no_overlap():
+def test_a_preamble_of_many_prompts_does_not_count_as_overlap():
     suite = [f"{PREAMBLE} {text(i)}" for i in range(11)]
     assert overlapping([f"{PREAMBLE} {text(99)}", f"{PREAMBLE} {text(3)}"], suite, 13) == [False, True]
-    # three prompts of a suite do not show that it is a template; more than ten training prompts do
+    # in three prompts of a suite it is not yet a template, in more than ten training prompts it is
     training = [f"{PREAMBLE} {text(i)}" for i in range(50, 61)]
     assert not any(overlapping(training, suite[:3], 13))
     assert all(overlapping(training[:10], suite[:3], 13))
 
 
-def test_prompts_of_a_suite_are_left_out_of_training_counted_and_named(tmp_path):
+def test_overlapping_prompts_are_left_out_with_a_note(tmp_path):
     rows = [{"prompt": text(i), "answer": "1"} for i in range(12)]
     chat = [{"role": "system", "content": text(0)}, {"role": "user", "content": f"Now: {text(5)}"}]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -56,7 +56,7 @@ def test_prompts_of_a_suite_are_left_out_of_training_counted_and_named(tmp_path)
     assert "left out 1 prompts" in split.notes[0] and split.notes[0].endswith(f"{tmp_path}/p.jsonl line 6")
 
 
-def test_a_file_to_decontaminate_against_needs_a_column_that_is_known_to_hold_prompts(tmp_path):
+def test_a_suite_file_without_a_known_prompt_column_is_refused(tmp_path):
     rows = [{"prompt": text(i), "answer": "1"} for i in range(12)]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = ["--model", "m", "--data", str(tmp_path / "p.jsonl"), "--recipe.prompts_per_step", "1"]

@@ -1,4 +1,4 @@
-"""Rows of prompt and completion: the tokens of RL, the right end token, and errors with file and line."""
+"""Rows of prompt and completion: tokens as in RL, the end token, and errors with file and line."""
 
 import json
 
@@ -54,19 +54,19 @@ def test_the_prompt_has_the_tokens_that_a_run_gives_it(tmp_path):
         assert row.tokens[: row.prompt_length] == prompt.tokens and len(prompt.tokens) >= 4
 
 
-def test_an_answer_ends_as_the_chat_template_ends_it_where_the_model_stops_there():
+def test_an_answer_ends_with_the_templates_end_token_if_the_model_stops_there():
     made = tokenizer(TEMPLATE)
     tilde, newline = made.convert_tokens_to_ids("~"), made.convert_tokens_to_ids("\n")
     chat, plain = TextTask(kind="sft"), TextTask(kind="sft", chat_template="never")
     assert end_token(made, chat, {tilde, newline}) == tilde
-    assert end_token(made, chat, {newline}) == newline  # the template's own ending would not stop this model
+    assert end_token(made, chat, {newline}) == newline  # the template's end token would not stop this model
     assert end_token(made, plain, {tilde, newline}) == newline
     made.eos_token = None
     with pytest.raises(ConfigError, match=r"no end token \(eos_token\)"):
         end_token(made, plain, set())
 
 
-def test_of_a_conversation_the_last_answer_is_the_completion():
+def test_the_last_answer_of_a_conversation_is_the_completion():
     user, said = {"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}
     assert conversation({"messages": [user, said]}, "") == ([user], "2")
     assert conversation({"messages": [user, said, user, said]}, "") == ([user, said, user], "2")
@@ -82,22 +82,22 @@ def test_of_a_conversation_the_last_answer_is_the_completion():
         ({"prompt": "", "completion": "2"}, "line 2: 'prompt' is ''; allowed: text that is not empty"),
         ({"prompt": 3, "completion": "2"}, "line 2: 'prompt' is 3; allowed: text, or a list of chat messages"),
         ({"messages": []}, r"line 2: 'messages' is \[\]; allowed"),
-        ({"messages": [{"role": "user", "content": "1+1="}]}, "line 2: 'messages' has 1 of the roles user; allowed"),
+        ({"messages": [{"role": "user", "content": "1+1="}]}, "line 2: 'messages' has the roles user; allowed"),
         ({"messages": [{"role": "user"}]}, "line 2: 'messages' is .*; allowed: text, or a list of chat messages"),
         ([1], "line 2: got list; allowed: a JSON object"),
     ],
 )
-def test_a_row_that_cannot_be_used_is_named_by_file_and_line(row, said, tmp_path):
+def test_an_unusable_row_is_reported_with_file_and_line(row, said, tmp_path):
     with pytest.raises(ConfigError, match=said):
         load(file_of(tmp_path, {"prompt": "1+1=", "completion": "2"}, row))
 
 
-def test_a_file_without_rows_is_said(tmp_path):
+def test_a_file_without_rows_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="the file is empty"):
         load(file_of(tmp_path))
 
 
-def test_rows_over_the_limit_are_an_error_or_left_out_as_told(tmp_path):
+def test_rows_over_the_limit_are_refused_or_left_out(tmp_path):
     path = file_of(tmp_path, {"prompt": "1+1=", "completion": "2"}, {"prompt": "1+1+1+1=", "completion": "4"})
     assert [len(row.tokens) for row in load(path, limit=10).training] == [6, 10]
     with pytest.raises(ConfigError, match=r"1 rows are longer than 9 tokens: .*line 2 \(10 tokens\); raise --max-tok"):
@@ -108,7 +108,7 @@ def test_rows_over_the_limit_are_an_error_or_left_out_as_told(tmp_path):
         load(path, limit=5, too_long="drop")
 
 
-def test_a_share_of_the_prompts_is_held_out_whatever_the_order_of_the_file(tmp_path):
+def test_the_held_out_share_does_not_depend_on_the_file_order(tmp_path):
     rows = [{"prompt": f"{i}+{j}=", "completion": c} for i in range(10) for j in range(2) for c in ("1", "2")]
     found = load(file_of(tmp_path, *rows, rows[0]), held_out=0.25)
     apart, trained = ({text(row.tokens[:4]) for row in part} for part in (found.held_out, found.training))
@@ -124,4 +124,4 @@ def test_steps_and_epochs_exclude_each_other_and_every_field_is_documented():
     with pytest.raises(ConfigError, match="steps: got 3 and epochs 2; allowed: one of the two"):
         build(Supervised, {"model": "m", "data": "d", "steps": 3, "epochs": 2}, "scalerl sft")
     assert all(field.description for field in Supervised.model_fields.values())
-    assert isinstance(RunConfig().model, TinyModel)  # a run's own configuration is unchanged
+    assert isinstance(RunConfig().model, TinyModel)  # the run's configuration is unchanged

@@ -1,4 +1,4 @@
-"""Environments of the `verifiers` package; the tests that need it are skipped where 0.1.x is not installed."""
+"""Environments of the `verifiers` package; tests that need it are skipped if 0.1.x is not installed."""
 
 import json
 import sys
@@ -58,12 +58,12 @@ def test_prompts_come_from_the_data_set_and_rewards_from_the_rubric(environment)
     first = found[0]
     assert [message["role"] for message in first.prompt] == ["system", "user"]
     assert first.prompt[1]["content"] == "What is 0+1?"
-    columns = {**json.loads(json.dumps(first.columns)), "prompt": first.prompt}  # they cross a process
+    columns = {**json.loads(json.dumps(first.columns)), "prompt": first.prompt}  # they are sent to another process
     prompt = Prompt("0" * 16, "text", (1,), first.answer, environment, columns)
     assert call_by_name(REWARD, [prompt] * 3, ["1", "0", "7"]) == [1.5, 0.5, 0.0]
 
 
-def test_an_environment_that_cannot_be_used_is_named(environment):
+def test_an_unusable_environment_is_refused(environment):
     with pytest.raises(ConfigError, match=r"'sums-for-tests' is a Talk, which may take several turns"):
         load(environment, {"turns": 3})
     with pytest.raises(ConfigError, match=r"cannot load 'sums-for-tests' with the arguments \{'no': 1\} \(.*installed"):
@@ -72,7 +72,7 @@ def test_an_environment_that_cannot_be_used_is_named(environment):
         load("nowhere-to-be-found", {})
 
 
-def test_a_missing_package_says_what_to_install(monkeypatch):
+def test_a_missing_package_is_reported_with_the_command_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "verifiers", None)
     with pytest.raises(ConfigError, match="'verifiers' needs a package that is not installed: pip install"):
         rows(EnvironmentTask(environment="any"), 1)

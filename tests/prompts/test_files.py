@@ -1,4 +1,4 @@
-"""Files as people have them: every form is read, and what is wrong is named with file, line and field."""
+"""Prompt files: all formats can be read, and errors have file, line and field."""
 
 import gzip
 import json
@@ -29,7 +29,7 @@ def test_the_same_rows_come_from_jsonl_json_gzip_and_parquet(tmp_path):
     (tmp_path / "b.json").write_text(json.dumps(ROWS, indent=1))
     (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress(LINES.encode()))
     parquet(tmp_path / "d.parquet", ROWS)
-    (tmp_path / "e.json").write_text(LINES)  # lines under the other name
+    (tmp_path / "e.json").write_text(LINES)  # JSONL with the extension .json
     found = {
         name: [(row.prompt, row.answer, row.columns) for row in read(tmp_path / name)]
         for name in ("a.jsonl", "b.json", "c.jsonl.gz", "d.parquet", "e.json")
@@ -46,7 +46,7 @@ def test_a_line_separator_inside_a_string_does_not_end_the_row(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["p.jsonl", "p.json"])
-def test_a_byte_order_mark_is_taken_off_and_utf16_is_refused_by_name(tmp_path, name):
+def test_a_byte_order_mark_is_removed_and_utf16_is_refused(tmp_path, name):
     content = LINES if name == "p.jsonl" else json.dumps(ROWS)
     (tmp_path / name).write_bytes(content.encode("utf-8-sig"))
     assert [row.prompt for row in read(tmp_path / name)] == ["0+1=", "1+1=", "2+1="]
@@ -89,7 +89,7 @@ BAD_BYTES = [
 
 
 @pytest.mark.parametrize(("content", "message"), BAD_BYTES)
-def test_what_is_wrong_with_a_row_is_named_with_file_line_and_field(tmp_path, content, message):
+def test_a_bad_row_is_reported_with_file_line_and_field(tmp_path, content, message):
     (tmp_path / "p.jsonl").write_bytes(content)
     with pytest.raises(ConfigError, match=message) as error:
         read(tmp_path / "p.jsonl")
@@ -101,7 +101,7 @@ def test_whole_surrogate_pairs_are_characters(tmp_path):
     assert read(tmp_path / "p.jsonl")[0].prompt == "\U0001f600"
 
 
-def test_equal_rows_of_one_id_are_duplicates_and_ids_can_be_given_another_column_or_none(tmp_path):
+def test_equal_rows_with_one_id_are_duplicates_and_the_id_column_is_a_setting(tmp_path):
     rows = [{"id": 1, "key": "a", **ROWS[0]}, {"id": 1, "key": "a", **ROWS[0]}]
     path = tmp_path / "p.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -113,7 +113,7 @@ def test_equal_rows_of_one_id_are_duplicates_and_ids_can_be_given_another_column
         read(path, columns={"id": "key"})
 
 
-def test_a_damaged_parquet_or_gzip_file_is_named(tmp_path):
+def test_a_damaged_parquet_or_gzip_file_is_reported(tmp_path):
     parquet(tmp_path / "p.parquet", ROWS)
     whole = (tmp_path / "p.parquet").read_bytes()
     (tmp_path / "p.parquet").write_bytes(whole[: len(whole) // 2])
@@ -128,13 +128,13 @@ def test_a_damaged_parquet_or_gzip_file_is_named(tmp_path):
         read(tmp_path / "p.jsonl.gz")
 
 
-def test_a_missing_file_of_any_form_is_named(tmp_path):
+def test_a_missing_file_of_any_format_is_reported(tmp_path):
     for name in ("p.jsonl", "p.json", "p.parquet", "p.jsonl.gz"):
         with pytest.raises(ConfigError, match=rf"no such file: .*{name}; give a JSONL, JSON or Parquet file"):
             read(tmp_path / name)
 
 
-def test_a_file_whose_json_is_no_list_of_objects_is_named(tmp_path):
+def test_a_file_that_is_not_a_list_of_json_objects_is_reported(tmp_path):
     (tmp_path / "p.json").write_text('[{"prompt": "1+1=", "answer": "2"}, 3]')
     with pytest.raises(ConfigError, match=r"p.json row 2: got int; allowed: a JSON object"):
         read(tmp_path / "p.json")
@@ -146,7 +146,7 @@ def test_a_file_whose_json_is_no_list_of_objects_is_named(tmp_path):
 # ------------------------------------------------------------------------------------------------------------- the hub
 
 
-def test_a_hub_set_is_asked_for_by_name_subset_split_and_revision(monkeypatch):
+def test_a_hub_set_is_requested_by_name_subset_split_and_revision(monkeypatch):
     import datasets
 
     asked = {}
@@ -163,7 +163,7 @@ def test_a_hub_set_is_asked_for_by_name_subset_split_and_revision(monkeypatch):
     assert asked["words"] == ("some/set",) and asked["split"] == "test"
 
 
-def test_a_set_that_the_hub_does_not_have_is_named_with_all_that_was_asked_and_the_nearest(monkeypatch):
+def test_a_missing_hub_set_is_reported_with_the_request_and_a_similar_name(monkeypatch):
     import datasets
 
     def load_dataset(*words, **settings):
@@ -178,7 +178,7 @@ def test_a_set_that_the_hub_does_not_have_is_named_with_all_that_was_asked_and_t
         read("polari")
 
 
-def test_a_set_of_files_is_fetched_file_by_file(monkeypatch, tmp_path):
+def test_a_hub_set_of_files_is_fetched_file_by_file(monkeypatch, tmp_path):
     import huggingface_hub
 
     tests = json.dumps([{"input": "1", "output": "2"}])
@@ -192,7 +192,7 @@ def test_a_set_of_files_is_fetched_file_by_file(monkeypatch, tmp_path):
         return str(tmp_path / name)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fetch)
-    lcb = PromptFile(set="livecodebench-2025", task="math", reward="a:b")  # its own verifier is not needed to read it
+    lcb = PromptFile(set="livecodebench-2025", task="math", reward="a:b")  # reading the set does not need its verifier
     (found,) = read_rows(lcb)
     assert found.prompt.startswith("test6.jsonl") and found.columns["tests"]["inputs"] == ["1", "1"]
 

@@ -1,4 +1,4 @@
-"""The suite `humaneval` end to end: a table as the hub has it, rows, tests, and programs judged in the sandbox."""
+"""The suite `humaneval` end to end: a table like the hub's, rows, tests, and programs in the sandbox."""
 
 import json
 
@@ -34,10 +34,10 @@ ROWS = [
         "entry_point": "shout",
     },
 ]
-"""Two rows of our own in the five columns of openai/openai_humaneval."""
+"""Two made-up rows with the five columns of openai/openai_humaneval."""
 
 HIDDEN = "max(b - a for a, b in zip(xs, xs[1:]))"
-"""Right for the example that the prompt shows, wrong where neighbours fall."""
+"""Right for the example in the prompt, wrong if neighbors decrease."""
 
 
 class Tokenizer:
@@ -49,7 +49,7 @@ class Tokenizer:
 
 @pytest.fixture
 def hub(tmp_path, monkeypatch):
-    """A hub whose one set is a local copy in the layout that `datasets` reads; returns what was asked for."""
+    """A hub with one set, a local copy in the layout that `datasets` reads; returns the recorded requests."""
     table = tmp_path / "hub/openai/openai_humaneval/openai_humaneval"
     table.mkdir(parents=True)
     datasets.Dataset.from_list(ROWS).to_parquet(table / "test-00000-of-00001.parquet")
@@ -76,7 +76,7 @@ def run_with_suite(tmp_path) -> RunConfig:
 
 
 def group(prompt: Prompt, *texts: str) -> Group:
-    """Return a group whose rollouts decode to the texts, a token a byte."""
+    """Return a group whose rollouts decode to the texts, one token per byte."""
     rollouts = tuple(
         Rollout(np.frombuffer(text.encode(), np.uint8).astype(np.int32), np.zeros(len(text), np.float32),
                 np.zeros(len(text), np.int32), np.ones(len(text), np.bool_), False, False)
@@ -85,7 +85,7 @@ def group(prompt: Prompt, *texts: str) -> Group:
     return Group(Visit(prompt, 0, 0), rollouts, 0)
 
 
-def test_a_suite_by_its_name_is_read_from_the_hub_and_all_of_it_is_held_out(tmp_path, hub):
+def test_a_named_suite_is_read_from_the_hub_and_held_out_completely(tmp_path, hub):
     config = run_with_suite(tmp_path)
     assert config.tasks == ["math", "humaneval"] and config.held_out(config.data[1]) == 164
     split = load_prompts(config, Tokenizer())
@@ -98,7 +98,7 @@ def test_a_suite_by_its_name_is_read_from_the_hub_and_all_of_it_is_held_out(tmp_
         assert prompt.columns["tests"] == {"test": row["test"], "entry_point": row["entry_point"]}
 
 
-def test_right_and_wrong_programs_are_told_apart_in_the_sandbox(tmp_path, hub):
+def test_right_programs_pass_in_the_sandbox_and_wrong_ones_fail(tmp_path, hub):
     config = run_with_suite(tmp_path)
     try:
         offer(config.scoring.sandbox)
@@ -113,7 +113,7 @@ def test_right_and_wrong_programs_are_told_apart_in_the_sandbox(tmp_path, hub):
         scores = scoring.submit(group(gap, *texts)).result().scores
         assert [(score.passed, score.reward) for score in scores] == [(True, 1.0), (False, -1.0), (False, -1.0)]
         assert scores[0].reason == "passed: the checks, with 2 calls" and "AssertionError" in scores[1].reason
-        # what a base model writes: it goes on where the prompt ends, at the body of the function
+        # the output of a base model: it continues the prompt with the body of the function
         bodies = [ROWS[1]["canonical_solution"], "    return word.lower()\n"]
         assert [score.passed for score in scoring.submit(group(shout, *bodies)).result().scores] == [True, False]
     finally:
@@ -129,7 +129,7 @@ def test_humaneval_as_the_path_of_a_table_is_the_same_set(hub):
     assert [row.columns["entry_point"] for row in read_rows(task)] == ["largest_gap", "shout"]
 
 
-def test_a_row_without_its_check_is_named(tmp_path, hub):
+def test_a_row_without_its_check_is_reported(tmp_path, hub):
     table = tmp_path / "hub/openai/openai_humaneval/openai_humaneval/test-00000-of-00001.parquet"
     datasets.Dataset.from_list([ROWS[0], {**ROWS[1], "test": ""}]).to_parquet(table)
     config = read_config(None, ["--model", "m", "--data", "humaneval"])

@@ -1,4 +1,4 @@
-"""Rows as other trainers and public sets have them."""
+"""Layouts of other trainers and of public data sets."""
 
 import base64
 import json
@@ -43,21 +43,21 @@ def read(path, **fields):
 @pytest.mark.parametrize(
     ("layout", "row", "answer"), [("verl", VERL, "3"), ("open-instruct", OPEN_INSTRUCT, "3"), ("trl", TRL, "$3$")]
 )
-def test_a_layout_is_told_by_its_columns_or_named(tmp_path, layout, row, answer):
+def test_a_layout_is_recognized_by_its_columns_or_configured(tmp_path, layout, row, answer):
     path = write(tmp_path / "p.jsonl", row)
     (told,), (named,) = read(path), read(path, layout=layout)
     assert told == named and told.prompt == USER and told.answer == answer and told.columns == row
 
 
-def test_rows_with_prompt_and_answer_are_plain_whatever_else_they_hold(tmp_path):
-    """As before layouts existed, so that the ids of old runs' prompts do not change."""
+def test_rows_with_prompt_and_answer_have_the_plain_layout(tmp_path):
+    """The same as before layouts existed, so that prompt ids of old runs do not change."""
     path = write(tmp_path / "p.jsonl", {**VERL, "answer": "7", "solution": "8"})
     assert read(path)[0].answer == "7" and read(path, layout="verl")[0].answer == "3"
     assert read(path, layout="trl")[0].answer == "8"
     assert read(write(tmp_path / "q.jsonl", {"prompt": "p", "answer": "7"}), layout="trl")[0].answer == "7"
 
 
-def test_columns_are_renamed_and_reached_by_dots(tmp_path):
+def test_columns_are_renamed_and_dots_address_nested_columns(tmp_path):
     path = write(tmp_path / "p.jsonl", VERL)
     (row,) = read(path, columns={"prompt": "prompt", "answer": "extra_info.index", "level": "extra_info.level.name"})
     assert row.answer == "9a9b" and row.columns["level"] == "hard" and row.columns["ability"] == "MATH"
@@ -105,9 +105,9 @@ def test_a_boxed_answer_is_the_last_one_with_balanced_braces(text, answer):
     assert last_boxed(text) == answer
 
 
-def test_a_form_that_finds_no_answer_names_the_row(tmp_path):
+def test_a_row_without_an_answer_in_the_given_form_is_reported(tmp_path):
     path = write(tmp_path / "p.jsonl", {"prompt": "p", "answer": "72"})
-    with pytest.raises(ConfigError, match=r"p.jsonl line 1: 'answer' is '72', where data.answers = 'hashes' finds no"):
+    with pytest.raises(ConfigError, match=r"p.jsonl line 1: 'answer' is '72'; data.answers = 'hashes' finds no"):
         read(path, answers="hashes")
 
 
@@ -121,7 +121,7 @@ def config(tmp_path, text, *words):
 
 
 @pytest.mark.parametrize("line", ['path = "gsm8k"', 'set = "gsm8k"'])
-def test_the_name_of_a_set_brings_its_hub_id_split_columns_and_form_of_answers(tmp_path, line):
+def test_the_name_of_a_set_sets_hub_id_split_columns_and_form_of_answers(tmp_path, line):
     found = config(tmp_path, f'[data]\nkind = "file"\n{line}\n')
     (task,) = found.data
     assert (task.path, task.subset, task.split, task.curve) == ("openai/gsm8k", "main", "train", "gsm8k")
@@ -131,7 +131,7 @@ def test_the_name_of_a_set_brings_its_hub_id_split_columns_and_form_of_answers(t
     assert read_config(tmp_path / "again.toml", []) == found
 
 
-def test_a_copy_of_a_set_is_read_from_its_file_and_own_settings_go_first(tmp_path):
+def test_a_copy_of_a_set_is_read_from_its_file_and_explicit_settings_win(tmp_path):
     copy = write(
         tmp_path / "copy.jsonl", {"question": "What is 70+2?", "hint": "sum", "answer": "70 + 2 = 72\n#### 72"}
     )
@@ -143,14 +143,14 @@ def test_a_copy_of_a_set_is_read_from_its_file_and_own_settings_go_first(tmp_pat
     assert (task.split, task.revision, task.curve, task.answers) == ("test", "v2", "mine", "boxed")
 
 
-def test_a_set_that_nobody_knows_is_answered_with_the_nearest_and_all(tmp_path):
+def test_an_unknown_set_is_refused_with_a_similar_name_and_the_list(tmp_path):
     with pytest.raises(ConfigError, match=r"set: got 'gsm8'.*did you mean 'gsm8k'.*allowed: polaris, .*humaneval"):
         config(tmp_path, '[data]\nkind = "file"\nset = "gsm8"\n')
     with pytest.raises(ConfigError, match="path: a value is needed and none was given"):
         config(tmp_path, '[data]\nkind = "file"\n')
 
 
-def test_every_named_set_of_mathematics_is_a_whole_table():
+def test_every_named_set_of_mathematics_is_a_complete_configuration():
     mathematics = [name for name, found in NAMED.items() if found.task == "math"]
     assert len(mathematics) >= 8
     for name in mathematics:
@@ -174,7 +174,7 @@ def test_humaneval_gives_the_check_and_the_name_of_the_function():
         humaneval({"prompt": "p", "test": "t"}, "line 1")
 
 
-def test_mbpp_shows_its_assertions_and_puts_the_set_up_before_them():
+def test_mbpp_prompts_have_the_assertions_and_tests_begin_with_the_setup():
     row = {"text": "Write a function.", "test_list": ["assert f(1) == 2"], "test_setup_code": "import math"}
     found = mbpp(row, "")
     assert found["tests"] == ["import math", "assert f(1) == 2"] and "assert f(1) == 2" in found["prompt"]
@@ -196,7 +196,7 @@ def test_mbpp_shows_its_assertions_and_puts_the_set_up_before_them():
         ),
     ],
 )  # fmt: skip
-def test_deepcoder_has_three_forms_of_tests_and_one_is_left(tests, joined):
+def test_deepcoder_tests_of_three_forms_become_one_form(tests, joined):
     row = {"problem": "Add one.", "tests": json.dumps(tests), "starter_code": "def f(x):"}
     found = deepcoder(row, "line 1")
     assert found["tests"] == joined and "def f(x):" in found["prompt"]
@@ -228,7 +228,7 @@ def test_livecodebench_unpacks_its_private_tests_and_keeps_the_first_half_of_202
     assert [livecodebench(lcb(inner, date), "") is None for date in dates] == [True, False, False, True]
 
 
-def test_a_pickle_that_names_a_class_is_refused():
+def test_a_pickle_with_a_class_is_refused():
     class Harm:
         def __reduce__(self):
             return (print, ("harm",))
@@ -238,7 +238,7 @@ def test_a_pickle_that_names_a_class_is_refused():
         livecodebench(lcb(harm), "line 1")
 
 
-def test_a_template_is_demanded_where_the_table_says_always(tmp_path):
+def test_chat_template_always_requires_a_template(tmp_path):
     from scalerl.prompts.dataset import load_prompts
 
     write(tmp_path / "p.jsonl", *[{"prompt": f"{i}+1=", "answer": "1"} for i in range(9)])

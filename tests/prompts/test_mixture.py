@@ -1,4 +1,4 @@
-"""Shares of tasks: held by every batch of draws, the same after a resume, given up only where a task runs out."""
+"""Shares of tasks: every batch of draws has them, a resume keeps them, and retired tasks give them up."""
 
 import json
 
@@ -29,34 +29,34 @@ def tasks(visits):
     return "".join(visit.prompt.task for visit in visits)
 
 
-def test_every_batch_holds_the_share():
+def test_every_batch_has_the_configured_shares():
     for share, size, expected in ((0.5, 16, 8), (0.25, 16, 4), (0.3, 10, 3), (0.75, 4, 3)):
         mixed = mixture(share)
         assert {tasks(mixed.draw(size)).count("b") for _ in range(30)} == {expected}
 
 
 @given(st.floats(0.01, 0.99), st.integers(1, 200))
-def test_no_beginning_is_more_than_half_a_prompt_off(share, n):
+def test_draws_never_deviate_from_the_shares_by_more_than_half_a_prompt(share, n):
     drawn = tasks(mixture(share).draw(n))
     assert abs(drawn.count("b") - share * n) <= 0.5 + 1e-9
 
 
-def test_a_restored_mixture_goes_on_with_the_same_prompts():
+def test_a_restored_mixture_draws_the_same_prompts():
     mixed, copy = mixture(0.3), mixture(0.3)
     for visit in mixed.draw(37)[:20]:
         mixed.record(visit, 1.0 if visit.prompt.text.endswith("7") else 0.5)
-    copy.load_state(json.loads(json.dumps(mixed.state())))  # through what a checkpoint writes
+    copy.load_state(json.loads(json.dumps(mixed.state())))  # through the format of a checkpoint
     assert copy.draw(60) == mixed.draw(60)
     assert copy.epoch == mixed.epoch and copy.retired == mixed.retired != set()
 
 
-def test_the_draws_are_numbered_through_and_the_visits_of_a_prompt_are_counted():
+def test_draws_are_numbered_consecutively_and_visits_per_prompt():
     visits = mixture(0.5, sizes=(2, 40)).draw(8)
     assert [visit.index for visit in visits] == list(range(8))
     assert sorted(visit.number for visit in visits if visit.prompt.task == "a") == [0, 0, 1, 1]
 
 
-def test_once_all_prompts_of_a_task_are_retired_the_other_makes_up_for_it():
+def test_the_other_tasks_take_over_the_share_of_a_retired_task():
     mixed = mixture(0.5, sizes=(2, 3))
     first = mixed.draw(4)
     for visit in first:
@@ -97,5 +97,5 @@ def test_every_task_needs_the_prompts_of_its_share():
     load_prompts(lab(ArithmeticTask(share=3.0), ProgramsTask(prompts=4)), make_tokenizer())
     with pytest.raises(ConfigError, match=r"programs: .* leaves 4 for training; .* one step's 8 prompts remain"):
         load_prompts(lab(ArithmeticTask(), ProgramsTask(prompts=4)), make_tokenizer())
-    with pytest.raises(ConfigError, match=r"data.points: got 3, which makes 800 distinct prompts; .* ask for 1,512"):
+    with pytest.raises(ConfigError, match=r"data.points: got 3, which makes 800 distinct prompts; .* need 1,512"):
         load_prompts(lab(ArithmeticTask(), ProgramsTask(points=3, prompts=1000)), make_tokenizer())

@@ -1,4 +1,4 @@
-"""`data` as a list of tasks: shares, names, held-out sets, and what is refused."""
+"""`data` as a list of tasks: shares, names, held-out sets, and errors."""
 
 import json
 
@@ -48,14 +48,14 @@ def test_every_task_has_its_share_its_held_out_set_and_its_name(tmp_path):
     assert "10 held-out prompts of arithmetic and 5 held-out prompts of programs" in config.derived_sizes()[-1]
 
 
-def test_a_task_without_a_share_is_evaluated_and_never_drawn(tmp_path):
+def test_a_task_with_share_0_is_evaluated_and_never_drawn(tmp_path):
     config = read(tmp_path, TWO, "--data.programs.share", "0")
     split = load_prompts(config, make_tokenizer())
     assert {visit.prompt.task for visit in make_curriculum(config, split.training).draw(50)} == {"arithmetic"}
     assert sum(p.task == "programs" for p in split.held_out) == 5
 
 
-def test_a_list_comes_back_from_its_file_and_one_table_stays_one_table(tmp_path):
+def test_a_list_of_tasks_and_a_single_table_are_saved_and_read_unchanged(tmp_path):
     config = read(tmp_path, TWO)
     assert read(tmp_path, to_toml(config)) == config and to_toml(config).count("[[data]]") == 2
     lab = read_config(None, [])
@@ -78,7 +78,7 @@ def test_a_field_of_one_of_several_tasks_is_set_by_its_name(tmp_path):
         (("kind = \"programs\"", "kind = \"mixed\""), "data.1.kind: got 'mixed'"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_meant_is_refused_with_what_to_do(tmp_path, change, message):
+def test_invalid_lists_of_tasks_are_refused_with_instructions(tmp_path, change, message):
     assert change[0] in TWO
     text = TWO.replace(*change)
     if message is None:
@@ -88,18 +88,18 @@ def test_what_cannot_be_meant_is_refused_with_what_to_do(tmp_path, change, messa
         read(tmp_path, text)
 
 
-def test_shares_that_sum_to_nothing_are_refused(tmp_path):
+def test_shares_that_sum_to_0_are_refused(tmp_path):
     text = TWO.replace("share = 3.0", "share = 0.0").replace("held_out = 5", "share = 0.0")
     with pytest.raises(ConfigError, match=r"data.share: got 0, 0; allowed: shares that sum to more than 0"):
         read(tmp_path, text)
 
 
-def test_a_negative_share_is_refused_by_its_place(tmp_path):
+def test_a_negative_share_is_refused_with_its_position(tmp_path):
     with pytest.raises(ConfigError, match=r"data.share: got -1.0; input should be greater than or equal to 0"):
         read(tmp_path, TWO.replace("share = 3.0", "share = -1.0"))
 
 
-def test_an_option_that_names_no_task_says_which_there_are(tmp_path):
+def test_an_option_without_a_task_lists_the_tasks(tmp_path):
     with pytest.raises(ConfigError, match=r"this run has the tasks arithmetic, programs; got the option data.points"):
         read(tmp_path, TWO, "--data.points", "4")
 
@@ -113,13 +113,13 @@ def test_the_kind_mixed_of_earlier_versions_is_both_lab_tasks(tmp_path):
         read_config(None, ["--data.kind", "mixed", "--data.share", "2"])
 
 
-def test_a_task_with_too_few_prompts_is_named(tmp_path):
+def test_a_task_with_too_few_prompts_is_reported(tmp_path):
     config = read(tmp_path, TWO, "--data.programs.prompts", "1", "--recipe.prompts_per_step", "16")
     with pytest.raises(ConfigError, match=r"programs: evaluation\.prompts: got 5 of 6 prompts, which leaves 1"):
         load_prompts(config, make_tokenizer())
 
 
-def test_a_prompt_that_one_task_holds_out_is_trained_on_by_none(tmp_path):
+def test_a_held_out_prompt_is_not_trained_by_any_task(tmp_path):
     rows = [{"prompt": f"{a}+{b}=", "answer": str((a + b) % 10)} for a in range(10) for b in range(4)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     table = f'[[data]]\nkind = "file"\npath = "{tmp_path}/rows.jsonl"\ntask = "arithmetic"\n'

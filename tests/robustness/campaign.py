@@ -1,4 +1,4 @@
-"""One rule for every malformed input: the documented result, or one line and a non-zero exit code; and nothing lost."""
+"""The rule for malformed inputs: the documented result, or a message and a non-zero exit code, and no lost file."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from typing import Any
 import runs
 
 SECONDS = 20.0
-"""Longest time in which a malformed input must be refused."""
+"""Time limit in seconds for refusing a malformed input."""
 LONGEST = 1200
-"""Most characters of a refusal: about fifteen lines of a terminal."""
+"""Largest number of characters of a refusal, about fifteen lines of a terminal."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A malformed input, how it is made, and what the command must say.
+    """A malformed input, its construction, and the expected message.
 
     Example: `Case("points: a file of NUL bytes", ("fit", "p.jsonl"), write("p.jsonl", b"\\0" * 64), says="line 1")`
     """
 
     name: str
-    """What is wrong, as a reader of a failed test wants to see it: "kind: fault"."""
+    """Description for the reader of a failed test: "kind: fault"."""
     words: tuple[str, ...]
-    """The command line. It runs in a directory of its own."""
+    """The command line. It runs in a separate directory."""
     arrange: Callable[[Path], object] = lambda here: None
-    """Makes the input in that directory, which is its argument."""
+    """Function that creates the input in that directory."""
     says: str | tuple[str, ...] = ()
-    """Text that the message must hold: what was got, or where."""
+    """Text that the message must contain."""
     allowed: tuple[int, ...] = (1, 2)
-    """Exit codes allowed. (0,) is a case whose input is odd and right."""
+    """Allowed exit codes. (0,) is for unusual but valid input."""
     environment: dict[str, str] = field(default_factory=dict)
-    """Environment variables that the command gets besides those of the test."""
+    """Environment variables of the command in addition to those of the test."""
 
 
 def write(name: str, content: str | bytes) -> Callable[[Path], object]:
@@ -55,7 +55,7 @@ def write(name: str, content: str | bytes) -> Callable[[Path], object]:
 
 
 def contents(here: Path) -> dict[str, str]:
-    """Return what every file and link under a directory holds: a digest, or where the link leads."""
+    """Return the content of all files and links in a directory: a digest, or the target of the link."""
     found = {}
     for path in sorted(here.rglob("*")):
         name = str(path.relative_to(here))
@@ -80,13 +80,13 @@ def check(case: Case, here: Path, monkeypatch: object) -> None:
 
 
 def check_here(case: Case, here: Path, monkeypatch: Any, run: Callable[[Sequence[str]], int] | None = None) -> None:
-    """Assert the rule as `check` does, in this process: milliseconds a case, for commands that start no process.
+    """Assert the rule like `check`, but in this process. A case takes milliseconds.
 
     Args:
-        case: its command must end before it starts a run.
+        case: a case whose command ends before it starts a process.
         here: an empty directory.
-        monkeypatch: of pytest.
-        run: what a command line does, to an exit code; None: the command line of scalerl.
+        monkeypatch: pytest's fixture.
+        run: function from a command line to an exit code; None: the command line of scalerl.
     """
     from scalerl.cli.main import main
 
@@ -101,7 +101,7 @@ def check_here(case: Case, here: Path, monkeypatch: Any, run: Callable[[Sequence
             code = (run or main)([*case.words])
         except SystemExit as error:  # argparse
             code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
-        except Exception:  # what would be a traceback of the command
+        except Exception:  # the command would print a traceback
             code = 1
             traceback.print_exc(file=said)
     _assert_rule(case, code, said.getvalue(), before, contents(here))
@@ -109,7 +109,7 @@ def check_here(case: Case, here: Path, monkeypatch: Any, run: Callable[[Sequence
 
 @contextlib.contextmanager
 def within(seconds: float, name: str) -> Iterator[None]:
-    """End what takes longer by an error that no handler of OSError or Exception takes for one of its own."""
+    """Raise KeyboardInterrupt after a time limit, because handlers of OSError or Exception do not catch it."""
 
     def late(number: int, frame: object) -> None:
         raise KeyboardInterrupt(f"{name}: not refused within {seconds:g} s")
@@ -128,7 +128,7 @@ def _assert_rule(case: Case, code: int, text: str, before: dict[str, str], after
     assert "Traceback (most recent call last)" not in text, f"{case.name}\n{text[-3000:]}"
     assert not (lost := {name for name in before if after.get(name) != before[name]}), f"{case.name} changed {lost}"
     if 0 not in case.allowed:
-        assert text.strip(), f"{case.name}: it said nothing"
+        assert text.strip(), f"{case.name}: no message"
         assert len(text) <= LONGEST, f"{case.name}: {len(text)} characters\n{text[:2000]}"
     for expected in (case.says,) if isinstance(case.says, str) else case.says:
         assert expected in text, f"{case.name}: no {expected!r} in\n{text[-3000:]}"

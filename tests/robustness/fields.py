@@ -1,4 +1,4 @@
-"""Every field of a configuration with values of a wrong type, found by walking over the records."""
+"""All fields of a configuration with values of a wrong type, found by walking over the records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WRONG: dict[Any, tuple[Any, ...]] = {
 
 
 def types_of(annotation: Any) -> set[Any]:
-    """Return the types that a field may hold, by the keys of WRONG; the entries of a tuple count as its own."""
+    """Return the types that a field accepts, as keys of WRONG; the types of a tuple's entries are included."""
     if isinstance(annotation, type) and issubclass(annotation, Part):
         return {Part}
     origin = get_origin(annotation)
@@ -35,7 +35,7 @@ def types_of(annotation: Any) -> set[Any]:
 
 
 def fields(cls: type[Part] = RunConfig, path: tuple[str, ...] = (), kinds: Any = None) -> Iterator[tuple[Any, ...]]:
-    """Yield (path, annotation, kinds that the tables on the way must have) of every field of a record."""
+    """Yield (path, annotation, required kinds of the parent tables) of every field of a record."""
     for name, field in cls.model_fields.items():
         members = records(field.annotation)
         yield (*path, name), field.annotation, kinds or {}
@@ -45,7 +45,7 @@ def fields(cls: type[Part] = RunConfig, path: tuple[str, ...] = (), kinds: Any =
 
 
 def table(path: tuple[str, ...], value: Any, kinds: dict[tuple[str, ...], str]) -> dict[str, Any]:
-    """Return nested tables with one field set, and the kinds that it needs."""
+    """Return nested tables with one field and the kinds that it requires."""
     out: dict[str, Any] = {}
     for at, content in [*(((*place, "kind"), kind) for place, kind in kinds.items()), (path, value)]:
         inner = out
@@ -56,7 +56,7 @@ def table(path: tuple[str, ...], value: Any, kinds: dict[tuple[str, ...], str]) 
 
 
 def wrong_fields() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (what is wrong, configuration) for every field and every value that its type excludes."""
+    """Yield (description, configuration) for every field and every value that its type excludes."""
     for path, annotation, kinds in fields():
         accepted = types_of(annotation) - {type(None)}
         if path[-1] == "kind" or Any in accepted:

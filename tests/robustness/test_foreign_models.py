@@ -1,4 +1,4 @@
-"""Models that cannot be used: each is refused with what is wrong with which file, and nothing of it is run."""
+"""Unusable models: each is refused with the file and its problem, and no code of the model runs."""
 
 import ast
 import json
@@ -29,7 +29,7 @@ from scalerl.training.warm_start import make_tokenizer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 OPENED = "opened.txt"
-"""Written by a pickle or a program of a model that is run."""
+"""File written if a pickle or program of a model runs."""
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def model(whole, tmp_path, monkeypatch):
 
 
 def config(**changes):
-    """Return a change of config.json; None takes a field away."""
+    """Return a change of config.json; None removes a field."""
 
     def change(model):
         values = json.loads((model / "config.json").read_text())
@@ -68,7 +68,7 @@ def gone(*names):
 
 
 def cut(name, size):
-    """Return a change that keeps so many bytes of a file; a negative number takes so many away."""
+    """Return a change that truncates a file to a number of bytes; a negative number removes bytes from the end."""
 
     def change(model):
         data = (model / name).read_bytes()
@@ -82,7 +82,7 @@ def more(model):
 
 
 def header(change_header):
-    """Return a change of the JSON header of the weights, its length and the tensors as they are."""
+    """Return a change of the JSON header of the weights that keeps its length and the tensors."""
 
     def change(model):
         data = (model / WEIGHTS).read_bytes()
@@ -105,7 +105,7 @@ def tensors(change_tensors):
 
 
 def sharded(after=lambda model: None):
-    """Return a change that splits the weights into two files, and then does something to them."""
+    """Return a change that splits the weights into two files and then changes them."""
 
     def change(model):
         held = load_file(model / WEIGHTS)
@@ -122,7 +122,7 @@ def sharded(after=lambda model: None):
 
 
 def index(**places):
-    """Return a change of the index's map, for `sharded`."""
+    """Return a change of the weight map in the index, for `sharded`."""
 
     def change(model):
         values = json.loads((model / INDEX).read_text())
@@ -133,20 +133,20 @@ def index(**places):
 
 
 def pickled(model):
-    """Put a pickle in place of the weights that writes a file where it is read."""
+    """Replace the weights by a pickle that writes a file when it is loaded."""
     (model / WEIGHTS).unlink()
     (model / "pytorch_model.bin").write_bytes(b"cbuiltins\nexec\n(S'open(\"" + OPENED.encode() + b'", "w")\'\ntR.')
 
 
 def inside(model):
-    """Put the model into a directory of the directory, as a run does."""
+    """Move the model into a subdirectory, like a run."""
     shutil.move(model, model.parent / "x")
     model.mkdir()
     shutil.move(model.parent / "x", model / "model")
 
 
 def a_file(name, content=b"x"):
-    """Return a change that puts a file in place of the directory."""
+    """Return a change that replaces the directory by a file."""
 
     def change(model):
         shutil.rmtree(model)
@@ -157,30 +157,30 @@ def a_file(name, content=b"x"):
 
 LAYER = "model.layers.0.mlp.up_proj.weight"
 FILES = [
-    ("weights: empty", text(WEIGHTS, b""), "no whole safetensors file (0 bytes)"),
-    ("weights: one byte", text(WEIGHTS, b"x"), "no whole safetensors file (1 bytes)"),
-    ("weights: a header and no more", cut(WEIGHTS, 8), "no whole safetensors file (8 bytes)"),
-    ("weights: cut in the header", cut(WEIGHTS, 100), "no whole safetensors file (100 bytes)"),
+    ("weights: empty", text(WEIGHTS, b""), "not a complete safetensors file (0 bytes)"),
+    ("weights: one byte", text(WEIGHTS, b"x"), "not a complete safetensors file (1 bytes)"),
+    ("weights: a header and no more", cut(WEIGHTS, 8), "not a complete safetensors file (8 bytes)"),
+    ("weights: cut in the header", cut(WEIGHTS, 100), "not a complete safetensors file (100 bytes)"),
     ("weights: cut at the end", cut(WEIGHTS, -1), "m/model.safetensors is cut off"),
     ("weights: cut in the middle", cut(WEIGHTS, -20_000), "m/model.safetensors is cut off"),
     ("weights: bytes after the end", more, "longer than its header says"),
-    ("weights: NUL bytes", text(WEIGHTS, b"\0" * 4096), "no whole safetensors file (4,096 bytes)"),
-    ("weights: a header of 2**63 bytes", text(WEIGHTS, b"\xff" * 4096), "no whole safetensors file"),
-    ("weights: text", text(WEIGHTS, "version https://git-lfs.github.com/spec/v1\noid sha256:00\n"), "no whole saf"),
+    ("weights: NUL bytes", text(WEIGHTS, b"\0" * 4096), "not a complete safetensors file (4,096 bytes)"),
+    ("weights: a header of 2**63 bytes", text(WEIGHTS, b"\xff" * 4096), "not a complete safetensors file"),
+    ("weights: text", text(WEIGHTS, "version https://git-lfs.github.com/spec/v1\noid sha256:00\n"), "not a complete saf"),
     ("weights: a header that is no JSON", text(WEIGHTS, struct.pack("<Q", 4) + b"{{{{"), "the header of"),
     ("weights: a header that is a list", text(WEIGHTS, struct.pack("<Q", 2) + b"[]"), "the header of"),
     ("weights: no tensors", text(WEIGHTS, struct.pack("<Q", 2) + b"{}"), "holds no tensors"),
     ("weights: a shape of another size", header(lambda h: h[LAYER].update(shape=[1, 2])),
-     f"the size of {LAYER} is not that of its shape"),
+     f"the size of {LAYER} does not match its shape"),
     ("weights: offsets that run backwards", header(lambda h: h[LAYER].update(data_offsets=[9, 3])),
-     f"the size of {LAYER} is not that of its shape"),
+     f"the size of {LAYER} does not match its shape"),
     ("weights: offsets that are text", header(lambda h: h[LAYER].update(data_offsets="ab")), "the header of"),
     ("weights: an entry without a type", header(lambda h: h[LAYER].pop("dtype")), "the header of"),
     ("weights: an entry that is a number", header(lambda h: h.update({LAYER: 3})), "the header of"),
     ("weights: none", gone(WEIGHTS), "m has no weights"),
     ("weights: an index and none of its parts", sharded(gone("a.safetensors", "b.safetensors")), "lacks 2 of 2 files"),
     ("weights: a missing part", sharded(gone("b.safetensors")), "lacks 1 of 2 files of weights, the first is b.saf"),
-    ("weights: an empty part", sharded(text("b.safetensors", b"")), "b.safetensors is no whole safetensors file"),
+    ("weights: an empty part", sharded(text("b.safetensors", b"")), "b.safetensors is not a complete safetensors file"),
     ("weights: a part cut off", sharded(cut("b.safetensors", -5)), "b.safetensors is cut off"),
     ("weights: parts without an index", sharded(gone(INDEX)), f"has a.safetensors and no {INDEX}"),
     ("weights: an index that is no JSON", sharded(text(INDEX, "{")), "cannot be read as JSON"),
@@ -207,11 +207,11 @@ FILES = [
     ("model: a run directory", inside, "; give m/model"),
     ("model: a directory around a GGUF file", lambda m: [gone("config.json")(m), text("q.gguf", "x")(m)], "m/q.gguf"),
 ]  # fmt: skip
-"""Found in the files' headers, before torch is loaded."""
+"""Faults found in the files' headers, before torch is loaded."""
 
 
 @pytest.mark.parametrize(("name", "change", "said"), FILES, ids=[name for name, *_ in FILES])
-def test_a_model_whose_files_are_damaged_is_refused_alike_by_every_verb(model, name, change, said):
+def test_a_damaged_model_is_refused_equally_by_every_command(model, name, change, said):
     change(model)
     for refuse in (
         lambda: check_model_files("m"),
@@ -229,7 +229,7 @@ SIZES = [case for case in FILES if case[0].startswith(("config:", "model: an ad"
 
 
 @pytest.mark.parametrize(("name", "change", "said"), SIZES, ids=[name for name, *_ in SIZES])
-def test_a_plan_refuses_a_broken_configuration_in_the_same_words(model, name, change, said):
+def test_a_plan_refuses_a_broken_configuration_with_the_same_message(model, name, change, said):
     change(model)
     with pytest.raises(ConfigError) as caught:
         plan(["--model", "m", "--data", "d.jsonl", "--gpus", "4"])
@@ -241,9 +241,9 @@ def test_a_plan_refuses_a_broken_configuration_in_the_same_words(model, name, ch
     [{"num_attention_heads": 0}, {"hidden_size": "wide"}, {"num_hidden_layers": None}, {"vocab_size": [1]}],
     ids=str,
 )
-def test_a_plan_refuses_sizes_that_are_no_sizes(model, changes):
+def test_a_plan_refuses_invalid_sizes(model, changes):
     config(**changes)(model)
-    with pytest.raises(ConfigError, match="not the configuration of a decoder that this can read"):
+    with pytest.raises(ConfigError, match="not a supported decoder configuration"):
         shape_of(read_config(None, ["--model", "m", "--data", "d.jsonl"]))
 
 
@@ -252,7 +252,7 @@ def nan(name, value=float("nan")):
 
 
 def without(part):
-    """Return a change that takes out the tensors with these letters in their names."""
+    """Return a change that removes the tensors whose names contain a text."""
     return tensors(lambda held: [held.pop(name) for name in list(held) if part in name])
 
 
@@ -285,12 +285,12 @@ LOADED = [
     ("no attention heads", config(num_attention_heads=0), "m"),
     ("a negative size", config(intermediate_size=-5), "m"),
     ("an activation that nobody knows", config(hidden_act="swigloo"), "swigloo"),
-    ("code of its own", own_code, "needs Python code of its own (auto_map in its config.json), which is never run"),
+    ("custom code", own_code, "needs custom Python code (auto_map in its config.json), which is never run"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "change", "said"), LOADED, ids=[name for name, *_ in LOADED])
-def test_a_model_of_which_less_than_all_can_be_loaded_is_refused(model, name, change, said, capfd):
+def test_a_model_that_can_only_be_loaded_in_part_is_refused(model, name, change, said, capfd):
     change(model)
     with pytest.raises(ConfigError) as caught:
         load_policy("m")
@@ -307,10 +307,10 @@ def test_a_model_of_which_less_than_all_can_be_loaded_is_refused(model, name, ch
         sharded(),
         config(architectures=None),
         lambda model: (model / "training_args.bin").write_bytes(b"x"),
-        lambda model: config(auto_map={"AutoModelForCausalLM": "own.Own"})(model),  # built in all the same, as Phi-3
+        lambda model: config(auto_map={"AutoModelForCausalLM": "own.Own"})(model),  # built in, like Phi-3
     ],
 )
-def test_whole_models_load_with_tied_weights_in_parts_and_with_files_beside_them(model, change):
+def test_complete_models_load_with_tied_weights_shards_and_extra_files(model, change):
     change(model)
     assert torch.equal(load_policy("m").head_weight, tiny_model("qwen3").get_input_embeddings().weight)
 
@@ -331,12 +331,12 @@ TOKENIZERS = [
     ("NUL bytes", text("tokenizer.json", b"\0" * 99)),
     ("a model that nobody knows", text("tokenizer.json", '{"model": {"type": "Odd", "vocab": {}}}')),
     ("a configuration that is no JSON", text("tokenizer_config.json", "{")),
-    ("code of its own", own_tokenizer),
+    ("custom code", own_tokenizer),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "change"), TOKENIZERS, ids=[name for name, _ in TOKENIZERS])
-def test_a_tokenizer_that_cannot_be_read_is_refused(model, name, change):
+def test_an_unreadable_tokenizer_is_refused(model, name, change):
     change(model)
     with pytest.raises(ConfigError, match=r"found no tokenizer at m/tokenizer.json; save one there"):
         load_tokenizer("m")
@@ -352,7 +352,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(model):
 
 
 @pytest.mark.parametrize("eos", [None, 4800, -3])
-def test_a_model_that_names_no_token_to_end_with_is_refused(model, eos):
+def test_a_model_without_an_end_token_is_refused(model, eos):
     policy, tokenizer = load_policy("m"), load_tokenizer("m")
     assert stop_tokens(policy, tokenizer) == tuple(sorted({1, tokenizer.eos_token_id}))
     policy.model.generation_config.eos_token_id = eos
@@ -368,13 +368,13 @@ TEMPLATES = [
     ("a field of an undefined name", "{{ messagez[0].content }}", "UndefinedError: 'messagez' is undefined"),
     ("divides by zero", "{{ 1 // 0 }}", "ZeroDivisionError"),
     ("reaches for Python", "{{ messages.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
-    ("leaves the question out", "Hello {{ question }}", "makes 'Hello ' of every question"),
-    ("is empty", " ", "makes ' ' of every question"),
+    ("leaves the question out", "Hello {{ question }}", "renders every question as 'Hello '"),
+    ("is empty", " ", "renders every question as ' '"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "template", "said"), TEMPLATES, ids=[name for name, *_ in TEMPLATES])
-def test_a_chat_template_that_cannot_be_used_is_refused(model, name, template, said):
+def test_an_invalid_chat_template_is_refused(model, name, template, said):
     tokenizer = load_tokenizer("m")
     tokenizer.chat_template = template
     with pytest.raises(ConfigError) as caught:
@@ -382,7 +382,7 @@ def test_a_chat_template_that_cannot_be_used_is_refused(model, name, template, s
     assert said in str(caught.value) and "set data.chat_template = 'never'" in str(caught.value)
 
 
-def test_a_template_that_works_is_used_and_one_that_fails_on_a_role_names_it(model):
+def test_a_valid_template_is_used_and_an_unsupported_role_is_reported(model):
     tokenizer = load_tokenizer("m")
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
@@ -407,7 +407,7 @@ def test_a_template_that_works_is_used_and_one_that_fails_on_a_role_names_it(mod
         ("none.gguf", "none.gguf is no such file"),
     ],
 )
-def test_a_path_that_leads_nowhere_is_refused_before_anyone_asks_the_hub(tmp_path, monkeypatch, path, said):
+def test_a_missing_path_is_refused_without_a_request_to_the_hub(tmp_path, monkeypatch, path, said):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(ConfigError) as caught:
@@ -424,7 +424,7 @@ def test_a_path_that_leads_nowhere_is_refused_before_anyone_asks_the_hub(tmp_pat
         (None, "is a directory"),
     ],
 )
-def test_what_is_no_gguf_file_is_refused_by_its_first_bytes(tmp_path, content, said):
+def test_a_file_that_is_not_gguf_is_refused_by_its_first_bytes(tmp_path, content, said):
     file = tmp_path / "m.gguf"
     file.write_bytes(content) if content is not None else file.mkdir()
     with pytest.raises(ConfigError) as caught:
@@ -433,7 +433,7 @@ def test_what_is_no_gguf_file_is_refused_by_its_first_bytes(tmp_path, content, s
 
 
 @pytest.mark.parametrize("kept", [4, 24, 200])
-def test_a_gguf_file_that_is_cut_off_is_refused_by_a_plan_and_by_a_run(tmp_path, monkeypatch, kept):
+def test_a_truncated_gguf_file_is_refused_by_a_plan_and_by_a_run(tmp_path, monkeypatch, kept):
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     writer.add_block_count(2)
     writer.add_token_list(["a"] * 100)
@@ -443,9 +443,9 @@ def test_a_gguf_file_that_is_cut_off_is_refused_by_a_plan_and_by_a_run(tmp_path,
     writer.close()
     (tmp_path / "m.gguf").write_bytes((tmp_path / "m.gguf").read_bytes()[:kept])
     monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
-    with pytest.raises(ConfigError, match=r"m.gguf cannot be read .*; give a whole GGUF file"):
+    with pytest.raises(ConfigError, match=r"m.gguf cannot be read .*; give a complete GGUF file"):
         shape_of(read_config(None, ["--model", str(tmp_path / "m.gguf"), "--data", "d.jsonl"]))
-    with pytest.raises(ConfigError, match=r"transformers cannot read .*m.gguf: .*; allowed: a whole GGUF"):
+    with pytest.raises(ConfigError, match=r"transformers cannot read .*m.gguf: .*; allowed: a complete GGUF"):
         local_model(str(tmp_path / "m.gguf"), "float32", print)
     assert not list(tmp_path.glob("cache/*"))
 
@@ -466,8 +466,8 @@ def test_the_check_of_a_model_with_a_thousand_tensors_takes_milliseconds(tmp_pat
     assert time.perf_counter() - began < 0.1
 
 
-def test_nothing_that_loads_a_model_may_run_code_of_the_model():
-    """Each call of transformers that could asks not to."""
+def test_no_call_that_loads_a_model_runs_code_of_the_model():
+    """Every call of transformers that could run such code disables it."""
     asked = []
     for file in Path(scalerl.__file__).parent.rglob("*.py"):
         source = file.read_text()
@@ -490,10 +490,12 @@ def broken(here):
 
 
 VERBS = (
-    Case("model: train", ("train", "--model", "m", "--data", "p.jsonl"), broken, says="no whole safetensors file"),
+    Case(
+        "model: train", ("train", "--model", "m", "--data", "p.jsonl"), broken, says="not a complete safetensors file"
+    ),
     Case("model: dry run", ("train", "--model", "x/y/z", "--data", "p.jsonl", "--dry-run"), broken, says="no such dir"),
-    Case("model: eval", ("eval", "m", "--suite", "p.jsonl"), broken, says="no whole safetensors file"),
-    Case("model: sft", ("sft", "m", "--data", "p.jsonl", "--out", "o"), broken, says="no whole safetensors file"),
+    Case("model: eval", ("eval", "m", "--suite", "p.jsonl"), broken, says="not a complete safetensors file"),
+    Case("model: sft", ("sft", "m", "--data", "p.jsonl", "--out", "o"), broken, says="not a complete safetensors file"),
     Case("model: plan", ("plan", "--model", "p.jsonl", "--data", "p.jsonl", "--gpus", "4"), broken, says="is a file"),
 )
 

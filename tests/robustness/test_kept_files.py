@@ -1,6 +1,6 @@
-"""Commands that would destroy a file of their user, and damaged checkpoints: by the rule of campaign.py.
+"""Commands that would overwrite a file of the user, and damaged checkpoints, by the rule of campaign.py.
 
-Every case checks that no file that was there before has changed.
+Every case checks that no existing file has changed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Arrange = Callable[[Path], object]
 
 
 def both(*parts: Arrange) -> Arrange:
-    """Return an `arrange` that does several things in order."""
+    """Return an `arrange` that runs several others in order."""
 
     def arrange(here: Path) -> None:
         for part in parts:
@@ -55,7 +55,7 @@ DATA = write("d.jsonl", '{"prompt": "1+1", "answer": "2"}\n')
 
 
 def run(here: Path) -> None:
-    """Make a run of four steps whose checkpoint of step 4 has every kind of part."""
+    """Create a run of four steps whose checkpoint of step 4 has all kinds of parts."""
     made = RunDirectory.create(here / "run", LAB)
     for name in ROW_FILES:
         made.append(name, [{"step": step, "text": "abc"} for step in range(1, 5)])
@@ -74,7 +74,7 @@ def study(here: Path) -> None:
 
 
 def curve(here: Path) -> None:
-    """Make a run directory with a curve that can be fitted."""
+    """Create a run directory with a curve that can be fitted."""
     study(here)
     (here / "study/scalerl/seed-0").rename(here / "run")
     (here / "run/curve.png").write_bytes(b"my picture")
@@ -277,5 +277,5 @@ def test_no_file_is_lost(case, tmp_path, monkeypatch):
     check_here(case, tmp_path, monkeypatch)
 
 
-def test_the_campaign_has_as_many_cases_as_it_says():
+def test_the_campaign_has_the_stated_number_of_cases():
     assert len({case.name for case in CASES}) == len(CASES) >= 80

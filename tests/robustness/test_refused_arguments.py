@@ -1,4 +1,4 @@
-"""Command lines, paths and TOML files that cannot be meant: each is refused by the rule of campaign.py."""
+"""Invalid command lines, paths and TOML files: each is refused by the rule of campaign.py."""
 
 import os
 from pathlib import Path
@@ -17,7 +17,7 @@ DRY = ("train", "--dry-run")
 
 
 def nothing(here):
-    """Arrange nothing."""
+    """An empty `arrange`."""
 
 
 def options(fault, *words, says=(), arrange=nothing, allowed=(1, 2)):
@@ -229,7 +229,7 @@ WORDS = [
 
 
 def a_run(here: Path) -> None:
-    """Arrange what the paths below name."""
+    """Create the files of the paths below."""
     (here / "p.jsonl").write_text(POINTS)
     (here / "dangling.jsonl").symlink_to("nowhere")
     (here / "circle.jsonl").symlink_to("circle.jsonl")
@@ -270,5 +270,5 @@ PATHS = [
 
 
 @pytest.mark.parametrize("case", [*PLANS, *TOMLS, *WORDS, *PATHS], ids=lambda case: case.name)
-def test_what_cannot_be_meant_is_refused_in_one_line(case, tmp_path, monkeypatch):
+def test_invalid_arguments_are_refused_in_one_line(case, tmp_path, monkeypatch):
     check_here(case, tmp_path, monkeypatch)

@@ -1,4 +1,4 @@
-"""Configurations that no run can have: each is refused by the rule of campaign.py, when it is read."""
+"""Invalid configurations: each is refused by the rule of campaign.py when it is read."""
 
 import pytest
 
@@ -10,7 +10,7 @@ WRONG_FIELDS = list(fields.wrong_fields())
 
 
 @pytest.mark.parametrize(("name", "values"), WRONG_FIELDS, ids=[name for name, _ in WRONG_FIELDS])
-def test_a_value_of_a_wrong_type_is_refused_by_the_name_of_its_field(name, values):
+def test_a_value_of_a_wrong_type_is_refused_with_the_name_of_its_field(name, values):
     with pytest.raises(ConfigError) as refusal:
         read_config(None, values)
     said = str(refusal.value)

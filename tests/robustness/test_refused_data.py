@@ -1,4 +1,4 @@
-"""Prompt files in every format, damaged in every way: each is refused by the rule of campaign.py, or read as meant."""
+"""Damaged prompt files in all formats: each is refused by the rule of campaign.py, or read correctly."""
 
 import gzip
 import io
@@ -20,7 +20,7 @@ ROW = '{"prompt": "What is 1+1?", "answer": "2"}\n'
 
 
 def read(words):
-    """Read the prompts of a file, as every command does that takes prompts; print how many there are."""
+    """Read the prompts of a file like all commands with prompts; print their number."""
 
     def count():
         fields = {"path": words[0], "task": words[1] if words[1:] else "math"}
@@ -161,7 +161,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_prompts_are_read_as_meant_or_refused_by_file_and_line(case, tmp_path, monkeypatch):
+def test_prompts_are_read_or_refused_with_file_and_line(case, tmp_path, monkeypatch):
     check_here(case, tmp_path, monkeypatch, read)
 
 

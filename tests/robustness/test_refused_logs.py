@@ -1,4 +1,4 @@
-"""Logs of every framework and curve files, damaged: each is refused by the rule of campaign.py, or read with a note."""
+"""Damaged curve files and logs of all frameworks: each is refused by the rule of campaign.py, or read with a note."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ def log(fault, content, says=(), name="log.jsonl", allowed=(1, 2), words=()):
 
 
 def with_row(row, at=5):
-    """The good points with another line among them."""
+    """The valid points with another line among them."""
     lines = POINTS.splitlines(keepends=True)
     return "".join([*lines[:at], row + "\n", *lines[at:]])
 
@@ -75,7 +75,7 @@ FITS = [
 
 
 @pytest.mark.parametrize("case", FITS, ids=lambda case: case.name)
-def test_curve_files_are_read_as_meant_or_refused(case, tmp_path, monkeypatch):
+def test_curve_files_are_read_or_refused(case, tmp_path, monkeypatch):
     check_here(case, tmp_path, monkeypatch)
 
 

@@ -1,4 +1,4 @@
-"""Curve files that cannot be read: each is refused by the rule of campaign.py."""
+"""Unreadable curve files: each is refused by the rule of campaign.py."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Run directories, configurations and rows of demonstrations with parts missing, damaged or of another kind."""
+"""Run directories, configurations and rows of demonstrations with missing, damaged or wrong parts."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def lines(rows):
 
 
 def run(fault, says=(), config=CONFIG, points=None, metrics=None, allowed=(1, 2), verbs=VERBS):
-    """A run directory of these files (None: a good one; empty bytes: an empty file; False: no such file)."""
+    """A run directory with these files (None: a valid file; empty bytes: an empty file; False: no file)."""
     files = {
         "config.toml": config,
         "points.jsonl": lines(POINTS) if points is None else points,
@@ -56,7 +56,7 @@ def run(fault, says=(), config=CONFIG, points=None, metrics=None, allowed=(1, 2)
 
 FIT, PLAN = (("fit",),), (("plan", "--from"),)
 POINTS_OF = ("fit", "run/points.jsonl")
-"""Without the picture that a fit of a run directory draws, which takes seconds."""
+"""Verbs on a run directory, without the figure of a fit, which takes seconds."""
 RUNS = [
     *run("no points", "points", points=False, verbs=FIT),
     *run("no metrics", "metrics.jsonl", metrics=False, verbs=PLAN),
@@ -94,7 +94,7 @@ def test_speeds_are_read_from_a_run_whose_last_row_is_half_written(tmp_path):
     assert [row["step"] for row in read_run(tmp_path).rows] == list(range(5, 21))  # the first fifth is left out
 
 
-def test_a_file_where_a_run_must_be_and_a_folder_where_a_file_must_be(tmp_path, monkeypatch):
+def test_a_file_instead_of_a_run_and_a_folder_instead_of_a_file_are_refused(tmp_path, monkeypatch):
     def folders(here):
         for name in ("config.toml", "points.jsonl", "metrics.jsonl"):
             (here / "run" / name).mkdir(parents=True)
@@ -127,7 +127,7 @@ def test_a_configuration_cut_anywhere_is_read_or_refused(k, tmp_path, monkeypatc
 
 
 def read(words):
-    """Read the rows of a supervised warm start, as `scalerl sft` does."""
+    """Read the rows of a supervised warm start like `scalerl sft`."""
 
     def each():
         for where, values in read_objects(PromptFile(path=words[0])):
@@ -163,12 +163,12 @@ SFT = [
 
 
 @pytest.mark.parametrize("case", SFT, ids=lambda case: case.name)
-def test_rows_of_a_warm_start_are_refused_by_file_and_line(case, tmp_path, monkeypatch):
+def test_rows_of_a_warm_start_are_refused_with_file_and_line(case, tmp_path, monkeypatch):
     check_here(case, tmp_path, monkeypatch, read)
 
 
-def test_errors_of_the_system_become_sentences_about_a_path(capsys, monkeypatch, tmp_path):
-    """Root may write everywhere, so the errors are raised by hand."""
+def test_errors_of_the_operating_system_become_messages_about_a_path(capsys, monkeypatch, tmp_path):
+    """Root may write everywhere, so the test raises the errors itself."""
     import errno
 
     from scalerl.files import ADVICE
@@ -191,6 +191,6 @@ def test_errors_of_the_system_become_sentences_about_a_path(capsys, monkeypatch,
         guarded(unknown)
 
 
-def test_replacing_a_field_of_a_record_says_what_a_configuration_would():
+def test_replacing_a_field_of_a_record_gives_the_message_of_a_configuration():
     with pytest.raises(ConfigError, match="steps: got 0"):
         replace(PRESETS["lab"], steps=0)

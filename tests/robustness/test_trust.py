@@ -1,4 +1,4 @@
-"""Code that a configuration names runs only where the user has named or confirmed it."""
+"""Code in a configuration runs only if the user has named or confirmed it."""
 
 import io
 import json
@@ -27,7 +27,7 @@ DATA = '[data]\nkind = "file"\npath = "p.jsonl"\n'
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
-    """A directory with code of a stranger, which leaves a file behind where it is run, and a cache of its own."""
+    """A directory with code of a stranger, which writes a file if it runs, and a separate cache."""
     here = tmp_path / "here"
     (here / "pack/inner").mkdir(parents=True)
     told = "open('ran.txt', 'w')\ndef f(*given, **named): return []\n"
@@ -68,7 +68,7 @@ NAMED = [
 
 
 @pytest.mark.parametrize(("name", "text", "data", "said"), NAMED, ids=[name for name, *_ in NAMED])
-def test_code_of_a_configuration_is_named_and_refused_without_a_terminal(place, name, text, data, said):
+def test_code_of_a_configuration_is_refused_without_a_terminal(place, name, text, data, said):
     with pytest.raises(ConfigError) as caught:
         check_trust([config(text, data)], "run-of-a-stranger")
     message = str(caught.value)
@@ -77,7 +77,7 @@ def test_code_of_a_configuration_is_named_and_refused_without_a_terminal(place, 
 
 
 @pytest.mark.parametrize(("name", "text", "data", "said"), NAMED, ids=[name for name, *_ in NAMED])
-def test_code_that_was_confirmed_is_not_asked_for_again_where_its_file_can_be_told(name, text, data, said):
+def test_confirmed_code_is_not_confirmed_again_if_its_file_is_known(name, text, data, said):
     chosen = config(text, data)
     check_trust([chosen], "mine", trusted=True)
     if name in ("a module of Python", "a module without a file", "a module that is not there"):
@@ -87,12 +87,12 @@ def test_code_that_was_confirmed_is_not_asked_for_again_where_its_file_can_be_to
         check_trust([parse_config(to_toml(chosen), "again")], "mine")
 
 
-def test_a_configuration_without_code_asks_nothing_and_writes_nothing():
+def test_a_configuration_without_code_needs_no_confirmation():
     check_trust([config(""), read_config(None, [])], "run")
     assert code_of(config("")) == [] and not files.cache_root().exists()
 
 
-def test_code_is_asked_for_again_when_its_file_changes_and_another_function_of_it_too(place):
+def test_code_in_a_changed_file_and_another_function_need_a_new_confirmation(place):
     check_trust([config("", REWARD)], "mine", trusted=True)
     with pytest.raises(ConfigError, match="theirs:g"):
         check_trust([config("", REWARD.replace("theirs:f", "theirs:g"))], "mine")
@@ -101,7 +101,7 @@ def test_code_is_asked_for_again_when_its_file_changes_and_another_function_of_i
         check_trust([config("", REWARD)], "mine")
 
 
-def test_code_is_asked_for_again_when_a_package_around_it_changes(place):
+def test_code_in_a_changed_package_needs_a_new_confirmation(place):
     inner = config("", DATA + 'reward = "pack.inner.code:f"\n')
     check_trust([inner], "mine", trusted=True)
     (place / "pack/__init__.py").write_text("open('ran.txt', 'w')  # changed\n")
@@ -121,7 +121,7 @@ def test_code_is_asked_for_again_when_a_package_around_it_changes(place):
         (["--reward", "pack.theirs:f"], False),
     ],
 )
-def test_code_named_on_the_command_line_is_the_users_own_and_parts_of_other_names_are_not(typed, mine):
+def test_only_full_names_on_the_command_line_are_trusted(typed, mine):
     if not mine:
         with pytest.raises(ConfigError, match="theirs:f"):
             check_trust([config("", REWARD)], "run", typed=typed)
@@ -130,7 +130,7 @@ def test_code_named_on_the_command_line_is_the_users_own_and_parts_of_other_name
     check_trust([config("", REWARD)], "run")  # and is remembered
 
 
-def test_another_model_without_a_sandbox_is_asked_for_again():
+def test_another_model_without_a_sandbox_needs_a_new_confirmation():
     bare = '[scoring.sandbox]\nmode = "unsafe"\n'
     check_trust([config(bare)], "mine", trusted=True)
     with pytest.raises(ConfigError, match=r"scoring\.sandbox\.mode = unsafe"):
@@ -145,7 +145,7 @@ class Terminal(io.StringIO):
 @pytest.mark.parametrize(
     ("answer", "goes_on"), [("y\n", True), ("Yes\n", True), ("n\n", False), ("\n", False), ("", False)]
 )
-def test_a_terminal_is_asked_once(monkeypatch, answer, goes_on):
+def test_the_question_appears_once_on_a_terminal(monkeypatch, answer, goes_on):
     shown = Terminal()
     monkeypatch.setattr(sys, "stdin", Terminal(answer))
     monkeypatch.setattr(sys, "stderr", shown)
@@ -160,7 +160,7 @@ def test_a_terminal_is_asked_once(monkeypatch, answer, goes_on):
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"code": 3}', b"\0\xff", b'{"code": {"a": 1}}'])
-def test_a_store_that_cannot_be_read_asks_again_and_is_written_anew(content):
+def test_an_unreadable_store_is_replaced_after_a_new_confirmation(content):
     files.cache_root().mkdir()
     trust._store().write_bytes(content)
     with pytest.raises(ConfigError, match="was not confirmed"):
@@ -169,7 +169,7 @@ def test_a_store_that_cannot_be_read_asks_again_and_is_written_anew(content):
     check_trust([config("", REWARD)], "run")
 
 
-def test_a_cache_that_cannot_be_written_remembers_nothing_and_stops_nothing(place, monkeypatch):
+def test_an_unwritable_cache_remembers_nothing(place, monkeypatch):
     (place / "file").write_text("")
     monkeypatch.setenv("SCALERL_CACHE", str(place / "file" / "cache"))
     check_trust([config("", REWARD)], "run", trusted=True)
@@ -177,7 +177,7 @@ def test_a_cache_that_cannot_be_written_remembers_nothing_and_stops_nothing(plac
         check_trust([config("", REWARD)], "run")
 
 
-def test_the_arms_of_a_study_are_asked_for_together(place):
+def test_the_arms_of_a_study_are_confirmed_together(place):
     (place / "plan.toml").write_text(
         'base = "quick"\n[arms.a]\n[arms.b.recipe.loss]\nkind = "custom"\nfunction = "theirs:f"\n'
         '[arms.c.recipe.advantage]\nkind = "custom"\nfunction = "pack.inner.code:f"\n'
@@ -196,7 +196,7 @@ def test_the_check_takes_milliseconds():
 
 
 def model(here):
-    """Write a run directory of a stranger: its model is only looked at."""
+    """Write a run directory of a stranger, whose model is only read."""
     run = here / "run"
     (run / "model").mkdir(parents=True)
     (here / "p.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
@@ -218,14 +218,14 @@ ASKED = (
 
 
 @pytest.mark.parametrize("case", ASKED, ids=lambda case: case.name)
-def test_a_strangers_directory_is_refused_in_one_line_and_nothing_of_it_runs(case, tmp_path, monkeypatch):
+def test_a_directory_of_a_stranger_is_refused_without_running_its_code(case, tmp_path, monkeypatch):
     (tmp_path / "stranger").mkdir()
     check_here(case, tmp_path / "stranger", monkeypatch)
     assert not (tmp_path / "stranger/ran.txt").exists()
 
 
 @given(st.text(max_size=300))
-def test_a_name_is_a_file_of_its_directory_whatever_it_holds(name):
+def test_any_name_becomes_a_file_in_its_directory(name):
     made = files.safe_name(name)
     assert made not in ("", ".", "..") and "/" not in made and "\0" not in made and len(made.encode()) <= 107
     assert os.path.basename(made) == made and files.safe_name(made) == made
@@ -250,7 +250,7 @@ def test_safe_names_worked_by_hand(name, made):
     assert found == made or (made.endswith("-") and found.startswith(made) and len(found) == len(made) + 6)
 
 
-def test_a_recipe_with_a_path_for_its_name_still_writes_below_runs(place):
+def test_a_recipe_named_like_a_path_writes_below_runs(place):
     parent = place / "runs"
     assert files.next_directory(parent, "../../away").parent == parent
     assert files.next_directory(parent, "scalerl") == parent / "scalerl-001"
@@ -282,8 +282,8 @@ def test_files_are_created_with_the_umask_of_the_user(place, mask):
 
 
 @pytest.mark.slow
-def test_a_command_that_names_its_code_is_not_asked_for_it(tmp_path, monkeypatch):
-    """The reward has a fault, so the run ends at once: what matters is that its module was imported."""
+def test_a_command_that_names_its_code_needs_no_confirmation(tmp_path, monkeypatch):
+    """The reward has a fault, so the run ends at once. The test only checks that its module was imported."""
     (tmp_path / "mine.py").write_text("raise OSError('imported')\n")
     (tmp_path / "p.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n' * 3)
     monkeypatch.chdir(tmp_path)
@@ -298,12 +298,12 @@ def sharded(path):
     from torch.distributed.checkpoint.state_dict_saver import save
 
     tensors = {"a": torch.arange(12.0).view(4, 3), "step": torch.tensor(3), "half": torch.ones(2, dtype=torch.bfloat16)}
-    with warnings.catch_warnings(action="ignore"):  # torch says that it saves in one process
+    with warnings.catch_warnings(action="ignore"):  # torch warns that it saves in one process
         save(tensors, storage_writer=FileSystemWriter(path / "learner"), no_dist=True)
     return tensors
 
 
-def test_the_description_of_a_checkpoint_of_ranks_is_read_as_torch_reads_it(place):
+def test_metadata_of_a_checkpoint_of_ranks_is_read_like_torch_does(place):
     from torch.distributed.checkpoint.filesystem import FileSystemReader
 
     from scalerl.training.learner.plain_reader import PlainReader
@@ -320,17 +320,17 @@ def test_the_description_of_a_checkpoint_of_ranks_is_read_as_torch_reads_it(plac
     [
         b"cbuiltins\nexec\n(S\"open('ran.txt', 'w')\"\ntR.",
         b"cos\nsystem\n(S'touch ran.txt'\ntR.",
-        b"\x80\x04\x8c\x05torch\x8c\x0bSize.__new__\x93.",  # a dotted name reaches whatever a class holds
+        b"\x80\x04\x8c\x05torch\x8c\x0bSize.__new__\x93.",  # a dotted name can reach any attribute of a class
         b"\x80\x04\x8c\x05torch\x8c\x04load\x93.",
         b"I3\n.",
         b"",
         b"\0" * 64,
     ],
 )
-def test_a_checkpoint_of_ranks_whose_description_is_a_program_is_refused_and_not_run(place, written):
+def test_a_checkpoint_of_ranks_with_code_in_its_metadata_is_refused(place, written):
     from scalerl.training.learner.sharded_checkpoint import stored_shapes
 
     sharded(place)
     (place / "learner/.metadata").write_bytes(written)
-    with pytest.raises(ConfigError, match="is no description of a checkpoint"):
+    with pytest.raises(ConfigError, match="is not the metadata of a checkpoint"):
         stored_shapes(place)

@@ -1,8 +1,8 @@
-"""A server that speaks vLLM's HTTP interface and misbehaves on demand. It needs the standard library only.
+"""A fake server with vLLM's HTTP interface and faults on demand. Needs only the standard library.
 
-Its model is a table: the distribution of the next token depends on the token before it and on the version of the
-weights, `logps(version, token)`. The version is read off the name of the file that it is told to load. As a program it
-takes vLLM's command line: `fake_vllm.py -m ... --port 8000`.
+Its model is a table: the distribution of the next token depends on the previous token and on the version of the
+weights, `logps(version, token)`. The version is read from the name of the loaded file. As a program it takes vLLM's
+command line: `fake_vllm.py -m ... --port 8000`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STOP = 1
 
 
 def logps(version: int, token: int, temperature: float = 1.0) -> list[float]:
-    """Return the log-probability of each next token; 0.05 a token is the stop token's probability, about."""
+    """Return the log-probability of each next token; the stop token has a probability of about 0.05."""
     draw = random.Random(f"{version}.{token}")
     logits = [draw.uniform(-2.0, 2.0) / temperature for _ in range(VOCABULARY)]
     logits[STOP] = -0.5
@@ -34,7 +34,7 @@ def logps(version: int, token: int, temperature: float = 1.0) -> list[float]:
 
 
 class FakeVllm:
-    """The server; its attributes are its settings, its faults and what it saw."""
+    """The server; its attributes are its settings, faults and recorded requests."""
 
     def __init__(self, port: int = 0, recorded: list[dict] | None = None) -> None:
         self.settings = {
@@ -46,7 +46,7 @@ class FakeVllm:
         self.development, self.scale_out, self.processed = True, True, True
         self.delay_s, self.load_s = 0.0005, 0.0
         self.faults: Counter[str] = Counter()
-        """Fault -> how many of the next requests suffer it: refuse, hang, drop, half, error, nonsense, short, no_pause,
+        """Number of next requests with each fault: refuse, hang, drop, half, error, nonsense, short, no_pause,
         no_load, wrong_label, stale."""
         self.label, self.weights = "default", 0
         self.requests: list[dict] = []
@@ -70,13 +70,13 @@ class FakeVllm:
         self.http.server_close()
 
     def suffers(self, fault: str) -> bool:
-        """Use up one of a fault, if any is left."""
+        """Use up one occurrence of a fault; return whether there was one."""
         with self.lock:
             self.faults[fault] -= 1
             return self.faults[fault] >= 0
 
     def sample(self, draw: random.Random, last: int, parameters: dict) -> tuple[int, float]:
-        """Return the next token and its log-probability; `stale` samples with version 0 whatever was loaded."""
+        """Return the next token and its log-probability; `stale` always samples with version 0."""
         version = 0 if self.faults["stale"] > 0 else self.weights
         table = logps(version, last, parameters.get("temperature", 1.0))
         if parameters.get("top_k") == 1:
@@ -87,12 +87,12 @@ class FakeVllm:
 
 
 class Http(ThreadingHTTPServer):
-    """The sockets; connections that a client or a fault closed are no news."""
+    """The HTTP server; ignores connections closed by a client or a fault."""
 
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Show what is a mistake of the fake itself."""
+        """Print errors of the fake server only."""
         if not isinstance(sys.exc_info()[1], OSError | ValueError):  # ValueError: a closed file
             super().handle_error(request, client_address)
 
@@ -155,11 +155,11 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, {"message": "Weight transfer initialized"})
 
     def on_start_weight_update(self, body: dict | None) -> None:
-        assert not self.fake.unpaused.is_set(), "weights are only given to a server that is paused"
+        assert not self.fake.unpaused.is_set(), "weights are sent only to a paused server"
         self.answer(200, {"message": "Weight update started"})
 
     def on_update_weights(self, body: dict) -> None:
-        if "path" not in body["update_info"]:  # it comes over NCCL
+        if "path" not in body["update_info"]:  # weights over NCCL
             self.fake.bodies.append(body)
             return self.answer(200, {"message": "Weights updated"})
         path = Path(body["update_info"]["path"])
@@ -203,7 +203,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.fake.running -= 1
 
     def choices(self, body: dict):
-        """Yield the choice of each chunk; without streaming there is one of the whole."""
+        """Yield the choice of each chunk; without streaming, a single one."""
         parameters, last = body["sampling_params"], body["token_ids"][-1]
         draw = random.Random(f"{body.get('request_id')}")
         interval = parameters.get("stream_interval", 1) if body.get("stream") else 1 << 40
@@ -274,7 +274,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
     def replay(self, method: str, body: dict | None) -> None:
-        """Give the next recorded answer to this method and path; the last one again and again."""
+        """Return the next recorded answer to this method and path; repeat the last one."""
         matching = [e for e in self.fake.recorded if (e["method"], e["path"]) == (method, self.path)]
         exchange = matching[0]
         if len(matching) > 1:

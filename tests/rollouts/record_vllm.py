@@ -1,7 +1,7 @@
-"""Records what a real vLLM server answers, for test_vllm_recorded.py.
+"""Records the answers of a real vLLM server, for test_vllm_recorded.py.
 
-Usage: record_vllm.py http://127.0.0.1:8000 WEIGHTS.safetensors. The server must have been started just now, as
-docs/vllm.md says, with a model of 48 tokens; the file holds weights for it.
+Usage: record_vllm.py http://127.0.0.1:8000 WEIGHTS.safetensors. The server must be freshly started as
+in docs/vllm.md, with a model of 48 tokens; the file has weights for it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from scalerl.rollouts.vllm.protocol import (
 
 FILE = Path(__file__).with_name("vllm_recorded.json")
 KEPT = ("weight_transfer_config", "model_config", "scheduler_config")
-"""Of the server's settings; the rest describes the machine."""
+"""Recorded settings of the server; the rest describes the machine."""
 
 
 def main(address: str, weights: str) -> None:
@@ -72,7 +72,7 @@ def main(address: str, weights: str) -> None:
 
 
 def _plain(settings: dict | None) -> dict | None:
-    """Leave out what names paths of the machine, and what is nested deep."""
+    """Omit values with paths of the machine, and nested values."""
     if settings is None:
         return None
     return {

@@ -1,4 +1,4 @@
-"""Every schedule over one to three simulated engines, to the end of a curriculum, with a trainer of random speed."""
+"""The coordinator with every schedule over one to three simulated engines and a trainer of random speed."""
 
 import random
 import time
@@ -37,14 +37,14 @@ LENGTHS = by_key(lognormal_lengths(8.0))
 SEED = 5
 UPDATES = 25
 SAVED = (1, 6, 13)
-"""Versions at which runs are saved; and 25, when only the curriculum's last group is left, unless some were dropped."""
+"""Versions at which runs are saved. At 25 only the last group of the curriculum is left, unless some were dropped."""
 
 schedules = pytest.mark.parametrize("schedule", PIPELINES + ROUNDS, ids=lambda s: "-".join(map(str, s)))
 activations = pytest.mark.parametrize("activation", [*ACTIVATIONS, "on arrival"])
 
 
 class Forgetful(CalendarEngine):
-    """An engine that cannot save what is in flight."""
+    """An engine that cannot save sequences in flight."""
 
     exact_resume = False
 
@@ -54,7 +54,7 @@ class Forgetful(CalendarEngine):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of one trial: slots from about half a batch to four batches."""
+    """Sizes of one trial: slots from about half a batch to four batches."""
 
     engines: int
     slots: int
@@ -71,7 +71,7 @@ class Sizes:
 
 
 def make(schedule, activation, sizes, exact=True):
-    """Return a trainer with everything behind it; its curriculum ends with a batch of one group, if none is dropped."""
+    """Return a trainer with coordinator and engines; the last batch has one group if none is dropped."""
     kind, k, rule = schedule
     when = ACTIVATIONS.get(activation) or OnArrival()
     if kind == "pipeline":
@@ -92,7 +92,7 @@ def make(schedule, activation, sizes, exact=True):
 
 
 def curriculum(schedule, sizes):
-    """Return the number of visits: 25 batches and one group; four times as many where most may be dropped."""
+    """Return the number of visits: 25 batches and one group; four times as many if most may be dropped."""
     return (4 if schedule[2] == "drop" else 1) * UPDATES * sizes.per_batch + 1
 
 
@@ -104,7 +104,7 @@ def start(trainer, schedule):
 
 @cache
 def played(schedule, activation, trial=0):
-    """Play a whole curriculum; return the sizes and the batches."""
+    """Run a whole curriculum; return the sizes and the batches."""
     sizes = Sizes.draw(schedule, activation, trial)
     trainer = make(schedule, activation, sizes)
     start(trainer, schedule)
@@ -112,7 +112,7 @@ def played(schedule, activation, trial=0):
 
 
 def bits(batches):
-    """Return all that a batch is, the seconds aside."""
+    """Return the content of a batch without seconds."""
     return [
         (
             b.number,
@@ -132,7 +132,7 @@ def bits(batches):
 
 @activations
 @pytest.mark.parametrize("schedule", [s for s in PIPELINES if s[2] != "mask"], ids=lambda s: "-".join(map(str, s)))
-def test_no_trained_token_is_older_than_k_updates_under_wait_and_drop(schedule, activation):
+def test_no_trained_token_is_staler_than_k_updates_under_wait_and_drop(schedule, activation):
     for trial in (0, 1):
         for batch in played(schedule, activation, trial)[1]:
             for group in batch.groups.values():
@@ -141,8 +141,8 @@ def test_no_trained_token_is_older_than_k_updates_under_wait_and_drop(schedule, 
                 assert max(int(r.versions.max()) for r in group.rollouts) <= batch.number
 
 
-def test_under_mask_groups_older_than_k_are_trained_and_none_is_dropped():
-    """Slots of four batches: a group takes about four updates on average, and k is 1."""
+def test_mask_trains_groups_staler_than_k_and_drops_none():
+    """Slots for four batches: a group takes about four updates on average, and k is 1."""
     trainer = make(("pipeline", 1, "mask"), "lag 3", Sizes(engines=2, slots=24, per_batch=3, group_size=4))
     start(trainer, ("pipeline", 1, "mask"))
     batches = list(trainer.batches(1000))
@@ -156,7 +156,7 @@ def test_under_mask_groups_older_than_k_are_trained_and_none_is_dropped():
 
 @activations
 @pytest.mark.parametrize("schedule", ROUNDS, ids=["1", "4"])
-def test_a_frozen_round_is_sampled_with_the_version_that_opened_it(schedule, activation):
+def test_a_frozen_round_is_sampled_with_its_first_version(schedule, activation):
     for batch in played(schedule, activation)[1]:
         opened = batch.number - batch.number % schedule[1]
         seen = {int(v) for group in batch.groups.values() for r in group.rollouts for v in r.versions}
@@ -168,7 +168,7 @@ def test_a_frozen_round_is_sampled_with_the_version_that_opened_it(schedule, act
 
 @activations
 @schedules
-def test_a_curriculum_is_trained_to_its_last_visit_each_once_or_dropped_once(schedule, activation):
+def test_every_visit_of_a_curriculum_is_trained_or_dropped_exactly_once(schedule, activation):
     for trial in (0, 1):
         sizes, batches = played(schedule, activation, trial)
         trained = [group.visit.index for batch in batches for group in batch.groups.values()]
@@ -176,12 +176,12 @@ def test_a_curriculum_is_trained_to_its_last_visit_each_once_or_dropped_once(sch
         assert sorted(trained + dropped) == list(range(curriculum(schedule, sizes)))
         assert schedule[2] == "drop" or not dropped
         assert [batch.number for batch in batches] == list(range(len(batches)))
-        if schedule[2] != "drop":  # 25 full batches, and the one visit that is left
+        if schedule[2] != "drop":  # 25 full batches and the last visit
             assert [len(batch.groups) for batch in batches] == [sizes.per_batch] * UPDATES + [1]
 
 
 @schedules
-def test_every_group_is_complete_and_each_rollout_is_that_of_its_own_stream(schedule):
+def test_every_group_is_complete_and_each_rollout_comes_from_its_random_stream(schedule):
     sizes, batches = played(schedule, "lag 3")
     for batch in batches:
         for group in batch.groups.values():
@@ -191,8 +191,8 @@ def test_every_group_is_complete_and_each_rollout_is_that_of_its_own_stream(sche
 
 @activations
 @schedules
-def test_in_the_midst_every_visit_handed_over_is_in_one_place(schedule, activation):
-    """At every activation: in a batch, dropped, waiting in the queue, being sampled, or finished and in no batch."""
+def test_at_any_time_every_visit_is_in_exactly_one_place(schedule, activation):
+    """Checked at every activation: in a batch, dropped, in the queue, being sampled, or finished and in no batch."""
     sizes = Sizes.draw(schedule, activation, "midst")
     trainer = make(schedule, activation, sizes)
     out, checked = [], []
@@ -212,8 +212,8 @@ def test_in_the_midst_every_visit_handed_over_is_in_one_place(schedule, activati
     assert checked == list(range(1, len(checked) + 1)) and len(checked) > 10
 
 
-def test_groups_are_handed_out_for_scoring_once_and_dropped_ones_are_named():
-    """Slots of four batches and k = 1, so that about half of the groups miss their deadline."""
+def test_groups_are_handed_out_for_scoring_once_and_dropped_ones_are_reported():
+    """Slots for four batches and k = 1, so that about half of the groups miss their deadline."""
     schedule = ("pipeline", 1, "drop")
     trainer = make(schedule, "lag 3", Sizes(engines=2, slots=24, per_batch=3, group_size=4))
     coordinator, fresh, late = trainer.coordinator, Counter(), Counter()
@@ -225,11 +225,11 @@ def test_groups_are_handed_out_for_scoring_once_and_dropped_ones_are_named():
     assert dropped > 20 and sum(late.values()) == dropped and set(late.values()) == {1}
     assert set(fresh.values()) == {1} and in_batches.keys() <= fresh.keys()
     assert fresh.keys() <= in_batches.keys() | late.keys() and not in_batches.keys() & late.keys()
-    assert not any(engine.occupancy().busy for engine in coordinator.engines)  # what was dropped was cancelled
+    assert not any(engine.occupancy().busy for engine in coordinator.engines)  # dropped groups were canceled
 
 
 class _Kept(list):
-    """A list that counts what it was given, by index, before it is emptied."""
+    """A list that counts appended items by index, also after it is emptied."""
 
     def __init__(self, counter):
         super().__init__()
@@ -245,7 +245,7 @@ class _Kept(list):
 # ------------------------------------------------------------------------------------------------------- no deadlock
 
 
-def test_a_coordinator_that_lacks_the_prompts_of_a_batch_says_that_it_is_stuck():
+def test_a_coordinator_without_prompts_for_a_batch_is_stuck():
     trainer = make(("pipeline", 8, "wait"), "lag 3", Sizes(engines=1, slots=4, per_batch=3, group_size=1))
     trainer.start(first=2)
     with pytest.raises(Stuck):
@@ -253,8 +253,8 @@ def test_a_coordinator_that_lacks_the_prompts_of_a_batch_says_that_it_is_stuck()
     assert trainer.coordinator.stuck()
 
 
-def test_a_coordinator_that_waits_for_an_update_is_blocked_and_not_stuck():
-    """On policy: of 3 prompts no more than the batch of 2 may start, and then the trainer's turn has come."""
+def test_a_coordinator_that_waits_for_an_update_is_blocked_but_not_stuck():
+    """On policy: of 3 prompts only the batch of 2 may start; then the trainer must update."""
     trainer = make(("pipeline", 0, "wait"), "lag 0", Sizes(engines=1, slots=4, per_batch=2, group_size=1))
     coordinator = trainer.coordinator
     coordinator.begin(0, [visit_of(i) for i in range(3)])
@@ -273,7 +273,7 @@ def request(index):
 
 @pytest.mark.parametrize("engines", [2, 3])
 @schedules
-def test_what_is_trained_does_not_depend_on_when_the_updates_arrive(schedule, engines):
+def test_batches_do_not_depend_on_when_updates_arrive(schedule, engines):
     for activation in ACTIVATIONS:
         runs = []
         for delays in (1, 2, 3):  # enters the seed of the trainer's times
@@ -284,8 +284,8 @@ def test_what_is_trained_does_not_depend_on_when_the_updates_arrive(schedule, en
         assert runs[0] == runs[1] == runs[2]
 
 
-def test_the_trainers_delays_do_differ():
-    """Else the test above would not have tested anything."""
+def test_the_delays_of_the_trainers_differ():
+    """Otherwise the test above would test nothing."""
     ends = set()
     for delays in (1, 2, 3):
         sizes = Sizes(2, slots=5, per_batch=3, group_size=2, delays=delays)
@@ -300,7 +300,7 @@ def test_the_trainers_delays_do_differ():
 
 
 def interrupted(schedule, activation, sizes, at, path, exact=True):
-    """Play until a version is active, save, and play on; return the batches before it, all, and the visits drawn."""
+    """Run until a version is active, save, and continue; return batches before it, all batches, drawn visits."""
     trainer = make(schedule, activation, sizes, exact)
     before, marks = [], {}
 
@@ -325,7 +325,7 @@ def resumed(schedule, activation, sizes, drawn, path, exact=True):
 
 
 @schedules
-def test_a_restored_coordinator_goes_on_to_the_same_batches(schedule, tmp_path):
+def test_a_restored_coordinator_continues_with_the_same_batches(schedule, tmp_path):
     for activation in ("lag 0", "lag 60"):
         for at in SAVED if schedule[2] == "drop" else (*SAVED, 25):
             sizes = Sizes.draw(schedule, activation, at)
@@ -334,7 +334,7 @@ def test_a_restored_coordinator_goes_on_to_the_same_batches(schedule, tmp_path):
 
 
 @schedules
-def test_an_engine_that_cannot_save_its_sequences_samples_them_again_and_none_is_lost(schedule, tmp_path):
+def test_without_exact_resume_sequences_are_sampled_again_and_none_is_lost(schedule, tmp_path):
     for at in SAVED if schedule[2] == "drop" else (*SAVED, 25):
         sizes = Sizes.draw(schedule, "again", at)
         _, batches, drawn = interrupted(schedule, "lag 3", sizes, at, tmp_path, exact=False)
@@ -351,8 +351,8 @@ def test_an_engine_that_cannot_save_its_sequences_samples_them_again_and_none_is
                     assert batch.number - group.oldest_version <= schedule[1]
 
 
-def test_after_a_restore_the_groups_that_no_update_has_seen_are_handed_out_for_scoring_again():
-    """Lengths of 1, batches of 2, 5 visits: two batches and a group that is in none; nothing was trained."""
+def test_after_a_restore_untrained_groups_are_handed_out_for_scoring_again():
+    """Lengths of 1, batches of 2, 5 visits: two batches and a group in no batch; nothing was trained."""
     coordinators = []
     for _ in range(2):
         engine = CalendarEngine(8, lambda request: 1)
@@ -366,7 +366,7 @@ def test_after_a_restore_the_groups_that_no_update_has_seen_are_handed_out_for_s
     assert [sorted(batch.groups) for batch in copy.untrained()] == [[0, 1], [2, 3]] and list(copy.finished) == [4]
 
 
-def test_counters_go_on_over_two_resumes_of_an_engine_that_cannot_save_its_sequences():
+def test_counters_continue_over_two_resumes_without_exact_resume():
     def fresh():
         sizes = Sizes(engines=2, slots=4, per_batch=2, group_size=1)
         return make(("pipeline", 8, "wait"), "lag 3", sizes, exact=False).coordinator
@@ -377,7 +377,7 @@ def test_counters_go_on_over_two_resumes_of_an_engine_that_cannot_save_its_seque
     second = fresh()
     second.load_state(first.state())
     second.begin(0)
-    second.step()  # from their prompts again: 8 more, and those that had only one token had ended
+    second.step()  # 8 more from their prompts; sequences of one token had finished
     third = fresh()
     third.load_state(second.state())
     assert first.stats().tokens == 8 and first.stats().slot_steps == 8
@@ -386,7 +386,7 @@ def test_counters_go_on_over_two_resumes_of_an_engine_that_cannot_save_its_seque
 
 
 def test_the_engine_with_the_most_room_takes_the_next_group():
-    """Slots of 4 and 2, each with room for one request more: 5 and 3. Groups of 2 go to 0 (5), 0 and 1 at 3, 1, ..."""
+    """Slots of 4 and 2, each with room for one more request: 5 and 3; groups of 2."""
     engines = [CalendarEngine(slots, lambda request: 9) for slots in (4, 2)]
     coordinator = Coordinator(engines, PipelineSchedule(4, AtTick(0), 8), 2, SEED)
     coordinator.begin(0, [visit_of(i) for i in range(9)])
@@ -408,7 +408,7 @@ def test_work_is_the_sum_over_engines():
     assert (stats.tick, stats.tokens, stats.slot_steps, stats.flops) == (3, 18, 18, 18.0)
 
 
-def test_what_is_done_at_an_activation_is_not_time_of_generation():
+def test_time_spent_at_an_activation_does_not_count_as_generation():
     coordinator = Coordinator([CalendarEngine(4, lambda request: 3)], PipelineSchedule(2, AtTick(0), 1), 2, SEED)
     coordinator.begin(0, [visit_of(i) for i in range(4)])
     while not coordinator.step():
@@ -425,7 +425,7 @@ def test_what_is_done_at_an_activation_is_not_time_of_generation():
 
 
 class Server:
-    """Two engines over one server: while the second is asked for its 5 tokens, the first samples three for each."""
+    """Two engines over one server: the first samples three tokens for each of the 5 tokens of the second."""
 
     def __init__(self):
         self.training = SimpleNamespace(deterministic=False, version=7, work=Work(tokens=1000))
@@ -446,10 +446,10 @@ class Server:
         return [Finished(self._left.pop(0), None)]
 
 
-def test_a_server_that_goes_on_with_training_sequences_during_an_evaluation_is_counted_by_its_tokens():
+def test_training_tokens_sampled_during_an_evaluation_count_as_generation():
     server = Server()
     coordinator = Coordinator([server.training], PipelineSchedule(2, OnArrival(), 1), 2, SEED, [server])
     began = time.perf_counter()
     coordinator.evaluate(7, [visit_of(i) for i in range(5)], 1)
-    # 15 of 20 tokens were of training
+    # 15 of 20 tokens were for training
     assert 0.75 * 0.1 <= coordinator.seconds.busy <= 0.75 * (time.perf_counter() - began)

@@ -1,4 +1,4 @@
-"""The engine in docs/engines.md, run as it stands there through the coordinator."""
+"""The engine of docs/engines.md, run with the coordinator."""
 
 import math
 import re
@@ -25,7 +25,7 @@ def engine_class():
 
 
 def train(engines, updates, size=3, k=4):
-    """Let a coordinator and an imaginary trainer run; return the batches."""
+    """Run a coordinator with a simulated trainer; return the batches."""
     coordinator = Coordinator(engines, PipelineSchedule(size, AtTick(5), k), group_size=2, seed=0, evaluators=engines)
     coordinator.begin(0, visits(0, size * (k + 1)))
     batches = []
@@ -37,7 +37,7 @@ def train(engines, updates, size=3, k=4):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_it_trains_and_its_versions_keep_the_bound(engine_class, count):
+def test_it_trains_within_the_staleness_bound(engine_class, count):
     asked = []
     engines = [engine_class(4, vocabulary=8, longest=20, receive=asked.append) for _ in range(count)]
     batches = train(engines, updates=20)

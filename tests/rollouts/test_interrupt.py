@@ -1,4 +1,4 @@
-"""Tokens in, tokens out. The phrase is 90 91, the end tag 91; thinking may last 2 to 3 tokens, the answer 2."""
+"""Length control on token ids. The phrase is 90 91, the end tag 91; thinking has 2 to 3 tokens, the answer 2."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ STOP = 7
 
 
 def complete(wanted, rule=RULE, interrupt_at=2, stop=(STOP,)):
-    """Feed wanted tokens one a tick until the table says the rollout ended."""
+    """Feed one token per tick until the rollout ends."""
     table = SlotTable(1, rule, stop)
     table.start(0, Request((0, 0), (1,), key=5))
     table["interrupt_at"][0] = interrupt_at
@@ -24,13 +24,13 @@ def complete(wanted, rule=RULE, interrupt_at=2, stop=(STOP,)):
     raise AssertionError("did not end")
 
 
-def test_thinking_that_ends_by_itself_is_left_alone():
+def test_thinking_that_ends_before_the_limit_is_not_interrupted():
     rollout = complete([10, 91, 20, STOP], interrupt_at=3)
     assert rollout.tokens.tolist() == [10, 91, 20, STOP]
     assert rollout.sampled.all() and not rollout.interrupted and not rollout.truncated
 
 
-def test_at_the_limit_the_phrase_is_written_whatever_the_model_wants_and_is_not_sampled():
+def test_at_the_limit_the_phrase_replaces_sampled_tokens():
     rollout = complete([10, 11, 12, 13, 20, STOP])
     assert rollout.tokens.tolist() == [10, 11, 90, 91, 20, STOP]
     assert rollout.sampled.tolist() == [True, True, False, False, True, True]
@@ -38,7 +38,7 @@ def test_at_the_limit_the_phrase_is_written_whatever_the_model_wants_and_is_not_
     assert rollout.interrupted and not rollout.truncated
 
 
-def test_an_answer_that_overruns_its_budget_is_truncated():
+def test_an_answer_that_exceeds_its_budget_is_truncated():
     rollout = complete([10, 11, 12, 13, 20, 21, 22])
     assert rollout.tokens.tolist() == [10, 11, 90, 91, 20, 21]
     assert rollout.truncated and rollout.interrupted
@@ -48,13 +48,13 @@ def test_an_answer_that_ends_on_its_last_token_is_not_truncated():
     assert not complete([10, 11, 12, 13, 20, STOP]).truncated
 
 
-def test_a_tag_on_the_limit_itself_counts_as_ending_by_itself():
+def test_a_tag_exactly_at_the_limit_prevents_the_interruption():
     rollout = complete([10, 91, 20, STOP], interrupt_at=2)
     assert rollout.tokens.tolist() == [10, 91, 20, STOP] and not rollout.interrupted
 
 
 def byte_pairs(merges):
-    """Return a byte-level BPE tokenizer of all printable characters, with merges in their order."""
+    """Return a byte-level BPE tokenizer of all printable characters, with merges in order."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -72,13 +72,13 @@ CONTROL = Interruption(thinking_tokens=(30, 30), answer_tokens=4, phrase="\nstop
 @pytest.mark.parametrize(
     ("merges", "tokens", "ways"),
     [
-        (THINK, 3, 1),  # </ think >, whatever is around it, as SmolLM2 writes it
-        ([*THINK, (">", "Ċ"), (">Ċ", "Ċ")], 3, 3),  # the last token takes in one or two line breaks, as Qwen2.5's does
-        ([("Ġ", "<"), ("Ġ<", "/"), *THINK], 3, 2),  # the first takes in a space
+        (THINK, 3, 1),  # </ think > with any text around it, as in SmolLM2
+        ([*THINK, (">", "Ċ"), (">Ċ", "Ċ")], 3, 3),  # the last token includes one or two line breaks, as in Qwen2.5
+        ([("Ġ", "<"), ("Ġ<", "/"), *THINK], 3, 2),  # the first token includes a space
     ],
 )
 @pytest.mark.parametrize("around", [("a", "b"), ("a\n", "\n\nb"), ("a ", "\nb")])
-def test_thinking_ends_where_a_tag_of_three_text_tokens_is_written(merges, tokens, ways, around):
+def test_a_tag_of_three_text_tokens_ends_thinking(merges, tokens, ways, around):
     tokenizer = byte_pairs(merges)
     rule = length_rule(CONTROL, lambda text: tokenizer.encode(text).ids)
     assert len(rule.end_tag) == tokens and len(rule.tags) == ways
@@ -88,7 +88,7 @@ def test_thinking_ends_where_a_tag_of_three_text_tokens_is_written(merges, token
     written = tokenizer.decode(rollout.tokens.tolist())
     tail = written[written.index("</think>") + len("</think>") :]
     assert not rollout.interrupted and rollout.truncated
-    assert len(tokenizer.encode(tail.lstrip("\n")).ids) in (2, 3, 4)  # 4 tokens, line breaks of their own among them
+    assert len(tokenizer.encode(tail.lstrip("\n")).ids) in (2, 3, 4)  # 4 tokens, including separate line breaks
 
 
 def test_interruption_writes_a_phrase_whose_tag_is_three_tokens():
@@ -99,14 +99,14 @@ def test_interruption_writes_a_phrase_whose_tag_is_three_tokens():
     assert rollout.interrupted and int((~rollout.sampled).sum()) == len("\nstop") + 3
 
 
-def test_a_tag_that_is_an_added_token_has_one_way():
+def test_a_tag_that_is_an_added_token_has_one_tokenization():
     tokenizer = byte_pairs(THINK)
     tokenizer.add_special_tokens(["</think>"])
     rule = length_rule(CONTROL, lambda text: tokenizer.encode(text).ids)
     assert rule.tags == ((tokenizer.token_to_id("</think>"),),)
 
 
-def test_a_tag_of_several_tokens_is_seen_only_whole():
+def test_only_a_complete_tag_of_several_tokens_ends_thinking():
     rule = LengthRule(thinking=(6, 6), answer_tokens=2, max_tokens=8, phrase=(90, 91), end_tag=(90, 91))
     rollout = complete([91, 90, 10, 90, 91, 20, 21], rule, interrupt_at=6)
     assert rollout.tokens.tolist() == [91, 90, 10, 90, 91, 20, 21] and rollout.truncated and not rollout.interrupted
@@ -134,7 +134,7 @@ def test_the_point_is_uniform_over_both_ends(uniform, point):
     assert interrupt_point(rule, uniform) == point
 
 
-def test_a_recipe_becomes_tokens():
+def test_length_control_is_translated_to_tokens():
     rule = length_rule(
         Interruption(thinking_tokens=(5, 6), answer_tokens=4, phrase="ab", end_tag="b"), lambda s: [ord(c) for c in s]
     )

@@ -1,4 +1,4 @@
-"""Engines of the user: the contract as a check that finds what is wrong, and what is refused before a run starts."""
+"""Engines of the user: the checks of the contract, and errors before a run starts."""
 
 import textwrap
 
@@ -96,7 +96,7 @@ def check(name):
         check_contract(bench_of(lambda parts: make_engine(own(name), parts), load(), load, "tiny", versions=2))
 
 
-def test_a_wrapper_round_the_projects_engine_keeps_the_contract():
+def test_a_wrapper_around_the_torch_engine_keeps_the_contract():
     check("Plain")
 
 
@@ -118,7 +118,7 @@ def test_a_wrapper_round_the_projects_engine_keeps_the_contract():
         ("ReturnsNone", "poll returned None; expected a list of Finished"),
     ],
 )
-def test_an_engine_that_breaks_the_contract_is_told_what_it_did(name, said):
+def test_the_error_for_a_broken_contract_says_what_the_engine_did(name, said):
     with pytest.raises(EngineError, match=said):
         check(name)
 
@@ -139,17 +139,17 @@ def test_an_engine_that_breaks_the_contract_is_told_what_it_did(name, said):
         ("Eager", "not deterministic; allowed: rollouts.schedule = 'eager'"),
     ],
 )
-def test_an_engine_that_cannot_be_used_is_refused_at_start(name, said):
+def test_an_unusable_engine_is_an_error_at_start(name, said):
     with pytest.raises(ConfigError, match=said):
         check_engine_plugin(own(name), load(), load, "tiny", deterministic=True)
 
 
-def test_a_parameter_that_the_engine_does_not_take_is_named():
+def test_the_error_names_a_parameter_that_the_engine_does_not_take():
     with pytest.raises(ConfigError, match=r"must take \(parts, notes='x'\); .* argument 'notes'"):
         check_engine_plugin(own("Plain", notes="x"), load(), load, "tiny", deterministic=True)
 
 
-def test_the_engine_for_evaluations_follows_the_swaps_of_the_other_over_one_model():
+def test_the_evaluation_engine_follows_swaps_over_one_model():
     loads = []
 
     def once():
@@ -168,14 +168,14 @@ def test_the_engine_for_evaluations_follows_the_swaps_of_the_other_over_one_mode
 WORDS = ["--model", "m", "--data", "d.jsonl", "--placement.engine"]
 
 
-def test_an_engine_with_parameters_is_read_back_from_the_saved_configuration():
+def test_an_engine_with_parameters_is_restored_from_the_saved_configuration():
     config = read_config(None, [*WORDS, '{kind = "custom", function = "my:Engine", params = {every = 3}}'])
     assert config.placement.engine == Custom(function="my:Engine", params={"every": 3})
     assert config.schedule == "deterministic" and config.weights == "shared-memory"
     assert parse_config(to_toml(config), "again") == config
 
 
-def test_a_wrong_engine_lists_the_names_and_the_table_form():
+def test_the_error_for_an_unknown_engine_lists_names_and_the_table_form():
     with pytest.raises(ConfigError, match=r"got 'vlm' \(did you mean 'vllm'\?\); allowed: torch, vllm, or a table"):
         read_config(None, [*WORDS, "vlm"])
     with pytest.raises(ConfigError, match="got my:Engine with backend 'ray'; allowed for an engine of your own"):

@@ -1,4 +1,4 @@
-"""The pipeline over a scripted engine in a real process: every token is the version that sampled it."""
+"""The pipeline over a scripted engine in a real process; each token equals the version that sampled it."""
 
 import random
 import time
@@ -18,9 +18,9 @@ from scalerl.rollouts.weights.shared_memory import SharedMemoryChannel
 
 
 def train(spec, updates, delay=lambda: 0.0, lag_ticks=-1, shared=False):
-    """Run a trainer that does nothing but wait; return what it was given."""
+    """Run a trainer that only waits; return its batches."""
     k, size = spec.off_policy.max_lag, spec.per_batch
-    began = time.monotonic()  # a generator that waits for ever is a failure, not a hang
+    began = time.monotonic()  # fail instead of hanging if the generator waits forever
     channel, send = (shared_memory(), send_tensors) if shared else (NumberChannel(), weights)
     pipeline = Pipeline(spec, channel, Scored, stop_requested=lambda: time.monotonic() - began > 60)
     pipeline.start(send, 0, visits(0, size * (k + 1)))
@@ -37,7 +37,7 @@ def train(spec, updates, delay=lambda: 0.0, lag_ticks=-1, shared=False):
 
 
 def used(policy, version):
-    """Whether anything is sampled with a version: a round samples with what opened it."""
+    """Return whether anything is sampled with a version: a round samples only with its first one."""
     return version % getattr(policy, "batches", 1) == 0
 
 
@@ -67,7 +67,7 @@ def content(batches):
 @pytest.mark.parametrize(
     "policy", [PipelineRL(max_lag=0), PipelineRL(max_lag=1), PipelineRL(max_lag=8), PpoOffPolicy(batches=4)], ids=str
 )
-def test_nothing_older_than_k_is_trained_and_every_token_is_tagged_with_its_version(policy):
+def test_no_trained_token_is_staler_than_k_and_every_token_has_its_version(policy):
     ages, mixed = [], 0
     for batch, group in groups_of(train(ScriptedSpec(policy), updates=24, shared=True)):
         for rollout in group.rollouts:
@@ -77,33 +77,33 @@ def test_nothing_older_than_k_is_trained_and_every_token_is_tagged_with_its_vers
             mixed += len(set(rollout.versions.tolist())) > 1
     assert min(ages) >= 0 and max(ages) <= policy.max_lag
     if policy == PipelineRL(max_lag=8):
-        assert max(ages) >= 2 and mixed > 10  # the generator did run ahead, and weights did change in flight
+        assert max(ages) >= 2 and mixed > 10  # the generator ran ahead, and weights changed in flight
     if policy.max_lag == 0 or isinstance(policy, PpoOffPolicy):
         assert mixed == 0
 
 
 @pytest.mark.parametrize("lag_ticks", [-1, 0, 5])
-def test_a_round_larger_than_the_engine_is_finished_with_the_weights_that_opened_it_whatever_the_lag(lag_ticks):
+def test_a_round_larger_than_the_engine_uses_its_first_weights_for_any_lag(lag_ticks):
     spec = ScriptedSpec(PpoOffPolicy(batches=8), slots=6, lag_ticks=lag_ticks)  # a round is 8 x 3 groups of 2
     batches = train(spec, updates=16, lag_ticks=5)
     versions = [int(v) for _, g in groups_of(batches) for r in g.rollouts for v in (r.versions[0], r.versions[-1])]
     assert versions == [0] * 96 + [8] * 96
 
 
-def test_long_sequences_against_fast_updates_wait_rather_than_overshoot():
+def test_updates_wait_for_long_sequences_instead_of_missing_deadlines():
     spec = ScriptedSpec(PipelineRL(max_lag=1), mean_tokens=60, max_tokens=200, slots=6, lag_ticks=1)
     batches = train(spec, updates=12)
     assert max(b.number - g.oldest_version for b, g in groups_of(batches)) == 1
 
 
-def test_every_prompt_comes_back_once_and_in_whole_groups():
+def test_every_prompt_comes_back_once_in_complete_groups():
     batches = train(ScriptedSpec(PipelineRL(max_lag=2)), updates=20)
     seen = [group.visit.index for _, group in groups_of(batches)]
     assert len(seen) == len(set(seen)) == 60 and set(range(42)) <= set(seen)
     assert all(len(group.rollouts) == 2 for _, group in groups_of(batches))
 
 
-def test_a_wait_that_could_never_end_is_an_error():
+def test_a_wait_without_end_is_an_error():
     pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=8)), NumberChannel(), Scored)
     pipeline.start(weights, 0, visits(0, 2))  # prompts for two groups; the first update needs three
     with pytest.raises(WorkerDied, match=r"the schedule is stuck, .*per_batch=3.*started=2"):
@@ -113,8 +113,8 @@ def test_a_wait_that_could_never_end_is_an_error():
 
 @pytest.mark.parametrize("slots", [8, 54])
 @pytest.mark.parametrize("policy", [PipelineRL(max_lag=8), PpoOffPolicy(batches=3)], ids=str)
-def test_random_delays_on_both_sides_change_no_bit(policy, slots):
-    """With many slots batches are completed together, so that several versions are due before one tick."""
+def test_random_delays_on_both_sides_do_not_change_results(policy, slots):
+    """With many slots, batches are completed together, so that several versions are due before one tick."""
     rng = random.Random(1)
     spec = ScriptedSpec(policy, slots=slots)
     quiet = train(spec, updates=12)
@@ -126,12 +126,12 @@ def test_random_delays_on_both_sides_change_no_bit(policy, slots):
     )
 
 
-def test_eager_keeps_the_bound_too():
+def test_eager_keeps_the_staleness_bound():
     batches = train(ScriptedSpec(PipelineRL(max_lag=2), eager=True, delay_s=0.001), updates=20)
     assert max(b.number - g.oldest_version for b, g in groups_of(batches)) <= 2
 
 
-def test_a_failure_in_the_generator_raises_in_take_and_names_it():
+def test_a_failure_in_the_generator_raises_in_take_with_its_name():
     began = time.perf_counter()
     with pytest.raises(WorkerDied, match=r"the generator process .* failed:(.|\n)*the engine broke"):
         train(ScriptedSpec(PipelineRL(), fail_at_tick=5), updates=20)
@@ -145,9 +145,9 @@ def test_a_killed_generator_raises_in_take_within_seconds():
     assert time.perf_counter() - began < 10
 
 
-def test_waiting_ends_when_a_stop_is_asked_for():
+def test_waiting_ends_when_a_stop_is_requested():
     pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=0)), NumberChannel(), Scored, stop_requested=lambda: True)
-    pipeline.start(weights, 0, ())  # no prompts: nothing will ever come
+    pipeline.start(weights, 0, ())  # no prompts: no batch can arrive
     try:
         with pytest.raises(Interrupted):
             pipeline.take(3, now=0)
@@ -156,8 +156,8 @@ def test_waiting_ends_when_a_stop_is_asked_for():
 
 
 @pytest.mark.parametrize("policy", [PipelineRL(max_lag=8), PpoOffPolicy(batches=4)], ids=str)
-def test_every_snapshot_is_taken_even_where_several_versions_become_active_before_one_tick(policy, tmp_path):
-    """Many slots finish batches close together, and the trainer hands over a version before the last one is due."""
+def test_every_snapshot_is_taken_even_if_several_versions_become_active_before_one_tick(policy, tmp_path):
+    """Many slots finish batches close together, and the trainer publishes a version before the last one is due."""
     pipeline = Pipeline(ScriptedSpec(policy, slots=54, lag_ticks=30, delay_s=0.002), NumberChannel(), Scored)
     pipeline.start(weights, 0, visits(0, 27))
     saved = []
@@ -173,7 +173,7 @@ def test_every_snapshot_is_taken_even_where_several_versions_become_active_befor
     assert saved[:12] == list(range(1, 13))
 
 
-def test_an_evaluation_in_between_leaves_the_rollouts_as_they_were():
+def test_an_evaluation_does_not_change_training_rollouts():
     def with_evaluation(evaluate):
         spec = ScriptedSpec(PipelineRL(max_lag=2))
         pipeline = Pipeline(spec, NumberChannel(), Scored)
@@ -193,7 +193,7 @@ def test_an_evaluation_in_between_leaves_the_rollouts_as_they_were():
     assert with_evaluation(True) == with_evaluation(False)
 
 
-def test_generation_is_counted_from_a_mark_on_and_neither_waiting_nor_an_evaluation_is():
+def test_only_generation_after_a_mark_is_counted_without_waiting_or_evaluation():
     """Without a known lag the generators sample batch 0 and then wait for its update; a step takes 0.02 s."""
     pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=2), lag_ticks=-1, delay_s=0.02), NumberChannel(), Scored)
     try:
@@ -202,7 +202,7 @@ def test_generation_is_counted_from_a_mark_on_and_neither_waiting_nor_an_evaluat
         stats = pipeline.take(3, now=0).stats
         assert stats.tick >= 3 and pipeline.busy_since_mark() >= 0.02 * stats.tick
         pipeline.mark()
-        pipeline.mark()  # the answer to the one before is passed over
+        pipeline.mark()  # the answer to the previous mark is skipped
         time.sleep(0.05)
         assert pipeline.busy_since_mark() == 0
         pipeline.evaluate(0, weights, visits(1000, 4), samples=2)

@@ -1,4 +1,4 @@
-"""An engine in a process of its own is the same engine, and its death is told by name."""
+"""Engines in a separate process: same behavior, and errors with the name of a process that ended."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ from scalerl.rollouts.weights.shared_memory import SharedMemoryChannel
 
 @pytest.fixture
 def remote(request):
-    """Start processes; whatever is left of them is killed."""
+    """Start processes; kill the remaining ones at the end."""
     processes = []
 
     def start(build, name="generator 2 of 3"):
@@ -53,7 +53,7 @@ def step(engine):
 
 
 def play(engine, first_version=0):
-    """Drive an engine through all of its contract; return all that it said."""
+    """Call every method of an engine; return all results."""
     said = [engine.deterministic, engine.exact_resume]
     engine.swap(first_version)
     engine.submit(requests(9))
@@ -68,16 +68,16 @@ def play(engine, first_version=0):
     return said
 
 
-def test_a_scripted_engine_says_the_same_in_a_process_as_here(remote):
+def test_a_scripted_engine_behaves_the_same_in_another_process(remote):
     here, there = play(Scripted()()[0]), play(remote(Scripted()).engines()[0])
     assert there == here
     ended = [one for entry in here[3:] for one in entry[0]]
-    assert sorted(one[0][0] for one in ended) == [0, 1, 2, 3, 4, 5, 7]  # neither 6 nor 8, which were cancelled
+    assert sorted(one[0][0] for one in ended) == [0, 1, 2, 3, 4, 5, 7]  # neither 6 nor 8, which were canceled
     assert {version for one in ended for version in one[3]} == {0, 1}
     assert not here[-1][3].busy
 
 
-def test_a_model_samples_the_same_bits_in_a_process_as_here_over_a_swap_through_a_channel(remote):
+def test_a_model_samples_the_same_tokens_in_another_process_across_a_swap(remote):
     policies = [Policy(tiny_model("qwen3", seed)) for seed in (0, 1)]
     channel = SharedMemoryChannel(WeightLayout.of(policies[0].weights()))
     for version, policy in enumerate(policies):
@@ -90,10 +90,10 @@ def test_a_model_samples_the_same_bits_in_a_process_as_here_over_a_swap_through_
     there = play(remote(Torch(channel)).engines()[0])
     assert there == here
     crossing = [one for entry in here[3:] for one in entry[0] if set(one[3]) == {0, 1}]
-    assert len(crossing) >= 2  # else no sequence lived through the swap
+    assert len(crossing) >= 2  # otherwise no sequence spans the swap
 
 
-def test_the_engines_of_one_process_are_kept_apart(remote):
+def test_the_engines_of_one_process_are_independent(remote):
     first, second = remote(Scripted(engines=2)).engines()
     first.submit(requests(4))
     assert (first.occupancy().waiting, second.occupancy().waiting) == (4, 0)
@@ -103,12 +103,12 @@ def test_the_engines_of_one_process_are_kept_apart(remote):
     assert (first.work.tokens, second.work.tokens) == (4, 0)
 
 
-def test_an_engine_without_work_is_not_asked_for_a_step(remote):
+def test_an_engine_without_work_does_no_step(remote):
     engine = remote(Scripted()).engines()[0]
     assert step(engine) == [] and engine.work.steps == 0
 
 
-def test_the_state_of_one_process_goes_on_in_another(remote):
+def test_the_state_of_one_process_continues_in_another(remote):
     original = remote(Scripted()).engines()[0]
     original.swap(4)
     original.submit(requests(9))
@@ -123,8 +123,8 @@ def test_the_state_of_one_process_goes_on_in_another(remote):
     assert len(early) + sum(map(len, rest)) == 9
 
 
-def test_two_processes_step_at_the_same_time(remote):
-    """Both are asked before either is waited for; each answers its own."""
+def test_two_processes_step_in_parallel(remote):
+    """Both get a request before either is waited for."""
     engines = [remote(Scripted(), name).engines()[0] for name in ("a", "b")]
     for number, engine in enumerate(engines):
         engine.submit(requests(4 - 2 * number))
@@ -138,7 +138,7 @@ def test_two_processes_step_at_the_same_time(remote):
 # ------------------------------------------------------------------------------------------------------------- deaths
 
 
-def test_a_killed_process_is_named(remote):
+def test_the_error_names_a_killed_process(remote):
     process = remote(Scripted())
     engine = process.engines()[0]
     engine.submit(requests(4))
@@ -150,18 +150,18 @@ def test_a_killed_process_is_named(remote):
             step(engine)
 
 
-def test_a_build_that_raises_is_named_with_its_reason(remote):
+def test_the_error_names_a_failed_build_with_its_reason(remote):
     process = remote(Scripted(fail="raise"))
     with pytest.raises(EngineDied, match=r"(?s)generator 2 of 3 .* failed:.*ValueError: no such model: nowhere/at-all"):
         process.engines()
 
 
-def test_a_build_that_ends_the_process_is_named_with_its_exit_code(remote):
+def test_the_error_names_a_build_that_ends_the_process_with_its_exit_code(remote):
     with pytest.raises(EngineDied, match=r"generator 2 of 3 .* ended with exit code 7"):
         remote(Scripted(fail="exit")).engines()
 
 
-def test_an_engine_that_fails_at_work_is_named_with_its_reason(remote):
+def test_the_error_names_a_failed_engine_with_its_reason(remote):
     engine = remote(Scripted()).engines()[0]
     with pytest.raises(EngineDied, match=r"(?s)generator 2 of 3 .* failed:.*Error"):
         engine.load_state({"no": "state"})
@@ -184,7 +184,7 @@ if __name__ == "__main__":
 
 
 def alive(pid):
-    """Return whether a process runs: not gone, and not a zombie that nobody has waited for."""
+    """Return whether a process is running and not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Replay: what agrees is accepted, and weights that are not what was sent are found."""
+"""Replay: matching log-probabilities are accepted, and wrong weights are detected."""
 
 import dataclasses
 
@@ -43,7 +43,7 @@ def sample(of_version, swap_at=(), rule=None, **sampling):
     return [(PROMPTS[done.id[0]], done.rollout) for done in finished]
 
 
-def test_rollouts_that_crossed_two_swaps_replay_to_rounding():
+def test_rollouts_across_two_swaps_replay_up_to_rounding():
     versions = policies("qwen3")
     pairs = sample(versions, swap_at=(4, 9))
     assert all(set(rollout.versions.tolist()) == {0, 1, 2} for _, rollout in pairs)
@@ -53,10 +53,10 @@ def test_rollouts_that_crossed_two_swaps_replay_to_rounding():
 
 
 @pytest.mark.parametrize("wrong", ["a version late", "a stale head"])
-def test_a_swap_that_did_not_do_what_it_says_is_found(wrong):
+def test_an_incomplete_swap_is_detected(wrong):
     true = policies("qwen3-untied")
     said = policies("qwen3-untied")
-    if wrong == "a stale head":  # what the engine has: the new body and the old head
+    if wrong == "a stale head":  # the engine has the new body and the old head
         true[1].model.lm_head.weight.data.copy_(true[0].model.lm_head.weight)
         true[2].model.lm_head.weight.data.copy_(true[0].model.lm_head.weight)
     own = Policy(tiny_model("qwen3-untied"))
@@ -79,7 +79,7 @@ def test_a_swap_that_did_not_do_what_it_says_is_found(wrong):
     assert largest_difference(said, pairs).largest > 0.05
 
 
-def test_a_restart_computes_the_cache_again_under_the_weights_of_the_next_token():
+def test_a_restart_recomputes_the_cache_with_the_weights_of_the_next_token():
     versions = policies("qwen3", seeds=(0, 1))
     ((prompt, rollout),) = sample(versions, swap_at=(4,))[:1]
     kept, again = (replay(versions, prompt, rollout, restarts=restarts) for restarts in ((), (4,)))
@@ -89,13 +89,13 @@ def test_a_restart_computes_the_cache_again_under_the_weights_of_the_next_token(
         whole = versions[1].logits(versions[1].hidden(tokens)[0]).log_softmax(-1)
     expected = whole[len(prompt) - 1 : -1].gather(1, tokens[0, len(prompt) :, None])[4:, 0]
     np.testing.assert_allclose(again[4:], expected, atol=2e-5)
-    assert (kept[4:] - expected).abs().max() > 1e-3  # so that the two can be told apart
+    assert (kept[4:] - expected).abs().max() > 1e-3  # so that the two differ
 
 
 # ----------------------------------------------------------------------------------------------------- during a run
 
 
-def test_rollouts_of_the_trainers_version_are_compared_and_others_left_out():
+def test_only_rollouts_of_the_trainers_version_are_compared():
     versions = policies("qwen3")
     old, crossing, new = sample(versions), sample(versions, swap_at=(0, 5)), sample(versions, swap_at=(0,))
     difference = check_current(versions[1], 1, [*old, *crossing, *new])
@@ -105,7 +105,7 @@ def test_rollouts_of_the_trainers_version_are_compared_and_others_left_out():
     assert check_current(versions[1], 1, [*new, *new], most=5).rollouts == 5
 
 
-def test_the_sampling_temperature_is_that_of_the_comparison():
+def test_the_comparison_uses_the_sampling_temperature():
     versions = policies("qwen3")
     pairs = sample(versions, temperature=0.7)
     assert check_current(versions[0], 0, pairs, temperature=0.7).largest < 2e-5
@@ -113,7 +113,7 @@ def test_the_sampling_temperature_is_that_of_the_comparison():
         check_current(versions[0], 0, pairs, temperature=1.0)
 
 
-def test_injected_tokens_are_not_compared():
+def test_inserted_tokens_are_not_compared():
     rule = LengthRule(thinking=(3, 5), answer_tokens=4, max_tokens=9, phrase=(30, 31), end_tag=(31,))
     versions = policies("qwen3")
     pairs = sample(versions, rule=rule)
@@ -123,7 +123,7 @@ def test_injected_tokens_are_not_compared():
     assert difference.largest < 2e-5
 
 
-def test_a_rollout_that_is_off_stops_the_run_with_the_figures():
+def test_a_large_difference_stops_the_run_with_its_values():
     """Two tokens, one of them 0.5 nats off: 0.25 on average."""
     policy = Policy(tiny_model("qwen3"))
     tokens = torch.tensor([[5, 9, 2]])
@@ -159,7 +159,7 @@ class TablePolicy:
         return target_BT[trained_BT[:, 1:]], None
 
 
-def test_a_vllm_server_that_keeps_an_old_head_is_found(make, server):
+def test_a_vllm_server_that_keeps_an_old_head_is_detected(make, server):
     engine, _ = make()
     for stale in (0, 1 << 30):
         server.faults["stale"] = stale

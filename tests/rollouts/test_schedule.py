@@ -43,15 +43,15 @@ def test_weights_become_active_a_fixed_number_of_ticks_after_the_batch_they_were
     assert [s.due(tick, idle=False) for tick in (10, 12, 13, 14)] == [False, False, True, True]
 
 
-def test_a_batch_takes_what_finished_first_unless_an_older_group_must_come_along():
+def test_a_batch_takes_the_first_finished_groups_unless_an_older_one_must_be_included():
     s = pipeline(k=1, per_batch=1)
     slow, quick = s.start(), s.start()
     s.finish(quick)
-    assert s.form(tick=1) == [quick]  # version 0 is allowed one update of lag, so `slow` may still train in update 1
+    assert s.form(tick=1) == [quick]  # one update of lag: `slow`, of version 0, may be trained in update 1
     s.activate(1)
-    late = s.start()  # version 1: allowed in updates up to 2
+    late = s.start()  # of version 1: may be trained in updates up to 2
     s.finish(late)
-    assert s.form(tick=2) is None  # update 1 waits: without `slow` it would overshoot it
+    assert s.form(tick=2) is None  # update 1 waits for `slow`, which would otherwise miss its deadline
     s.finish(slow)
     assert s.form(tick=3) == [slow]
 
@@ -65,20 +65,20 @@ def test_ppo_off_policy_freezes_a_round_and_keeps_the_order_of_starting():
     s.finish(a)
     assert s.form(tick=2) == [a] and s.form(tick=2) == [b]
     s.activate(1)
-    assert not s.may_start()  # the round's second update is still to come
+    assert not s.may_start()  # the round's second update has not happened
     s.activate(2)
     assert s.may_start()
 
 
 @pytest.mark.parametrize("activation", [AtTick(-1), AtTick(0), OnArrival()])
-def test_a_round_does_not_wait_in_its_midst_and_goes_on_starting_after_a_version_that_became_active_there(activation):
+def test_a_round_does_not_wait_for_versions_and_keeps_starting_groups(activation):
     s = RoundSchedule(1, activation, batches=2)
-    first = s.start()  # there is room for one group only
+    first = s.start()  # only one group may run
     s.finish(first)
-    assert s.form(tick=1) == [first] and not s.due(1000, idle=False)  # whatever the lag: it samples nothing new
+    assert s.form(tick=1) == [first] and not s.due(1000, idle=False)  # at any lag: nothing is sampled with it
     assert s.on_arrival(1) is activation.on_arrival
     s.activate(1)
-    assert s.may_start()  # under the weights that opened the round
+    assert s.may_start()  # with the round's first weights
     second = s.start()
     assert not s.may_start()
     s.finish(second)
@@ -97,8 +97,8 @@ def test_a_closed_curriculum_ends_with_a_smaller_batch():
     "policy", [PipelineRL(max_lag=k) for k in (0, 1, 3, 8)] + [PpoOffPolicy(batches=k) for k in (1, 4)]
 )
 @pytest.mark.parametrize("eager", [False, True])
-def test_no_order_of_finishing_breaks_the_bound_or_locks_up(policy, eager):
-    """A random generator and a random trainer: 300 updates, each group aged at most k, nothing waits for ever."""
+def test_no_order_of_finishing_breaks_the_bound_or_deadlocks(policy, eager):
+    """A random generator and a random trainer: 300 updates, staleness at most k, no deadlock."""
     rng = random.Random(f"{policy} {eager}")
     for trial in range(6):
         per_batch, lag = rng.choice((1, 3, 5)), rng.choice((-1, 0, 2, 40))
@@ -106,7 +106,7 @@ def test_no_order_of_finishing_breaks_the_bound_or_locks_up(policy, eager):
         s, k = SCHEDULES[policy.kind](policy, per_batch, OnArrival() if eager else AtTick(lag), most), policy.max_lag
         born, running, tick, arrived, formed = {}, [], 0, 0, []
         while len(formed) < 50:
-            for _ in range(10_000):  # swap what is due, or what has arrived
+            for _ in range(10_000):  # swap in versions that are due or have arrived
                 idle = not running and not s.may_start()
                 if s.active < arrived and (s.on_arrival(s.active + 1) or s.due(tick, idle)):
                     s.activate(s.active + 1)
@@ -132,7 +132,7 @@ def test_no_order_of_finishing_breaks_the_bound_or_locks_up(policy, eager):
                 arrived += 1
 
 
-def test_a_restored_schedule_goes_on_like_the_original():
+def test_a_restored_schedule_continues_like_the_original():
     original = pipeline(k=2)
     for _ in range(4):
         original.start()
@@ -148,8 +148,8 @@ def test_a_restored_schedule_goes_on_like_the_original():
     assert copy.due(8, idle=False) == original.due(8, idle=False)
 
 
-def test_a_fast_generator_leaves_no_more_groups_untrained_than_fill_the_slots_and_wait_for_the_trainer():
-    """Without the limit the queue grows until every group is k updates old when it is trained."""
+def test_a_fast_generator_is_limited_in_untrained_groups():
+    """Without the limit the queue grows until every group is k updates stale when it is trained."""
     staleness = {}
     for most in (math.inf, 8):
         s, ages, born, running = PipelineSchedule(4, OnArrival(), 8, "wait", most), [], {}, []
@@ -170,7 +170,7 @@ def test_a_fast_generator_leaves_no_more_groups_untrained_than_fill_the_slots_an
     assert staleness[8] == 1  # one batch in training, one that waits
 
 
-def test_weights_used_on_arrival_limit_the_queue_and_weights_used_at_a_tick_do_not():
+def test_only_activation_on_arrival_limits_the_queue():
     text = '[rollouts]\nschedule = "eager"\nslots = 1024\nahead = 2\nexpected_tokens = 7024'
     config = parse_config(text, "test")
     assert config.recipe.length.max_tokens == 2 * 7024  # P = 48 prompts of G = 16
@@ -178,7 +178,7 @@ def test_weights_used_on_arrival_limit_the_queue_and_weights_used_at_a_tick_do_n
     assert schedule_of(parse_config("", "test"), 5).most_untrained == math.inf
 
 
-def test_a_lag_that_follows_is_one_and_a_half_times_the_ticks_of_the_latest_batches():
+def test_an_adaptive_lag_is_one_and_a_half_times_the_ticks_of_the_latest_batches():
     rule = Following(lag_ticks=10)
     for tick in range(0, 20 * WINDOW, 20):  # one batch short of what is needed: the estimate stays
         rule = rule.formed(tick)
@@ -193,7 +193,7 @@ def test_a_lag_that_follows_is_one_and_a_half_times_the_ticks_of_the_latest_batc
     assert Following(lag_ticks=10).restored(to_plain(AtTick(7))) == Following(lag_ticks=7)
 
 
-def test_a_schedule_tells_its_rule_of_every_batch():
+def test_a_schedule_reports_every_batch_to_its_rule():
     s = PipelineSchedule(1, Following(lag_ticks=4), max_lag=8)
     for tick in (3, 5):
         s.finish(s.start())

@@ -13,7 +13,9 @@ def test_no_slot_is_idle_while_prompts_wait():
     while engine.occupancy().waiting >= 4:
         before = engine.work.tokens
         engine.poll()
-        assert engine.work.tokens - before == 4  # every tick gives all four slots a token, whatever ended before
+        assert (
+            engine.work.tokens - before == 4
+        )  # every tick gives all four slots a token, even if sequences ended before
 
 
 def test_rollouts_end_with_the_stop_token_or_at_the_limit():
@@ -29,7 +31,7 @@ def test_rollouts_end_with_the_stop_token_or_at_the_limit():
     assert {done.rollout.truncated for done in finished} == {True, False}
 
 
-def test_a_half_empty_engine_decodes_only_the_rows_in_use():
+def test_a_half_empty_engine_decodes_only_rows_in_use():
     engine = scripted_engine(slots=64, mean_tokens=5, max_tokens=40)
     engine.submit(requests(64))
     while engine.occupancy().busy:
@@ -40,7 +42,7 @@ def test_a_half_empty_engine_decodes_only_the_rows_in_use():
         assert not decoded or decoded[0] == before
 
 
-def test_refilling_waits_for_the_wanted_number_of_free_slots():
+def test_refilling_waits_for_the_configured_number_of_free_slots():
     engine = scripted_engine(slots=8, mean_tokens=6, max_tokens=30)
     engine._refill = 4
     engine.submit(requests(60))

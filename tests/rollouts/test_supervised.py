@@ -1,4 +1,4 @@
-"""Engines that run on their own and die at random: every sequence comes back exactly once, with its versions."""
+"""Asynchronous engines that die at random: every sequence comes back exactly once, with its versions."""
 
 import random
 import time
@@ -24,7 +24,7 @@ SLOTS = 8
 
 
 def pair(swap_s=0.0, decode_s=0.0):
-    """Return an engine and an evaluator whose tokens are the version that sampled them."""
+    """Return an engine and an evaluator whose tokens equal the version that sampled them."""
 
     def receive(version):
         time.sleep(swap_s)
@@ -36,7 +36,7 @@ def pair(swap_s=0.0, decode_s=0.0):
 
 
 class Mortal:
-    """A life that dies when told to, or is silent, or fails in its engine."""
+    """A life that dies, becomes silent, or fails in its engine on demand."""
 
     def __init__(self, **delays):
         self.engines = pair(**delays)
@@ -55,7 +55,7 @@ class Mortal:
 
 
 class World:
-    """A supervisor whose lives are kept."""
+    """A supervisor and all its lives."""
 
     def __init__(self, limits=None, **delays):
         self.lives, self.notes = [], []
@@ -74,7 +74,7 @@ def requests(n, first=0):
 
 
 def wait_for(condition, engine, seconds=20.0):
-    """Poll an engine until a condition holds; return what it finished meanwhile."""
+    """Poll an engine until a condition holds; return the finished sequences."""
     until, found = time.monotonic() + seconds, []
     while not condition(found):
         assert time.monotonic() < until, "nothing came"
@@ -82,7 +82,7 @@ def wait_for(condition, engine, seconds=20.0):
     return found
 
 
-def test_an_engine_samples_nothing_before_its_first_weights_and_then_everything():
+def test_an_engine_samples_only_after_its_first_weights():
     world = World()
     world.engine.submit(requests(20))
     assert world.engine.poll(0.2) == []
@@ -109,10 +109,10 @@ def test_a_swap_does_not_stop_sampling_and_every_token_has_the_version_that_samp
         sampled = f.rollout.tokens[f.rollout.tokens != STOP]
         np.testing.assert_array_equal(sampled, f.rollout.versions[: len(sampled)])
         mixed += len(set(f.rollout.versions.tolist())) > 1
-    assert mixed > 5  # weights did change in flight
+    assert mixed > 5  # weights changed in flight
 
 
-def test_what_a_dead_engine_had_begun_is_sampled_again_with_the_weights_last_asked_for():
+def test_unfinished_sequences_of_a_dead_engine_are_sampled_again_with_the_latest_weights():
     world = World(decode_s=0.001)
     world.engine.swap(3)
     world.engine.submit(requests(40))
@@ -121,7 +121,7 @@ def test_what_a_dead_engine_had_begun_is_sampled_again_with_the_weights_last_ask
     world.lives[0].dead = True
     assert world.engine.poll() == [] and world.lives[0].killed
     world.engine.swap(7)
-    assert world.engine.version == 7  # it holds nobody back while it is dead
+    assert world.engine.version == 7  # while it is dead, it does not hold back others
     again = wait_for(lambda more: len(more) == left, world.engine)
     assert sorted(f.id for f in found + again) == [(i, 0) for i in range(40)]
     assert {int(v) for f in again for v in f.rollout.versions} == {7}
@@ -129,7 +129,7 @@ def test_what_a_dead_engine_had_begun_is_sampled_again_with_the_weights_last_ask
     assert len(world.lives) == 2 and "40" not in world.notes[0] and f"its {left} unfinished" in world.notes[0]
 
 
-def test_what_was_cancelled_never_comes_back():
+def test_canceled_sequences_never_come_back():
     world = World(decode_s=0.002)
     world.engine.swap(0)
     world.engine.submit(requests(30))
@@ -139,7 +139,7 @@ def test_what_was_cancelled_never_comes_back():
     assert world.engine.poll(0.2) == [] and not world.engine.occupancy().busy
 
 
-def test_evaluation_holds_the_training_sequences_still():
+def test_an_evaluation_pauses_training_sequences():
     world = World(decode_s=0.001)
     world.engine.swap(0)
     world.engine.submit(requests(100))
@@ -152,7 +152,7 @@ def test_evaluation_holds_the_training_sequences_still():
     assert training.work.tokens == before and training.occupancy().busy
     found += wait_for(lambda more: len(found) + len(more) == 300, world.evaluator)
     assert {f.id for f in found} == {(i, 0) for i in range(300)}
-    assert len(wait_for(lambda more: len(more) > 50, world.engine)) > 50  # and training goes on
+    assert len(wait_for(lambda more: len(more) > 50, world.engine)) > 50  # and training continues
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_evaluation_holds_the_training_sequences_still():
     ],
     ids=["silent", "stuck", "transfer"],
 )
-def test_an_engine_that_hangs_counts_as_dead_and_the_note_says_why(limits, delays, reason):
+def test_an_engine_that_hangs_counts_as_dead_with_the_reason_in_the_note(limits, delays, reason):
     world = World(limits, **{**delays, "swap_s": 0.0})
     world.engine.swap(1)
     if "decode_s" not in delays:
@@ -180,7 +180,7 @@ def test_an_engine_that_hangs_counts_as_dead_and_the_note_says_why(limits, delay
     assert reason in world.notes[0] and world.lives[0].killed
 
 
-def test_a_bug_in_the_engine_stops_the_run_after_three_deaths_in_a_row_with_its_reason():
+def test_a_bug_in_the_engine_stops_the_run_after_three_consecutive_deaths():
     world = World()
     made = world.supervisor._make
 
@@ -201,7 +201,7 @@ def test_a_bug_in_the_engine_stops_the_run_after_three_deaths_in_a_row_with_its_
     assert len(world.notes) == 2
 
 
-def test_a_first_life_that_cannot_begin_is_told_at_once():
+def test_a_failed_first_start_raises_at_once():
     def make():
         raise EngineDied("generator 1 of 1 ended: no GPU is free")
 
@@ -212,7 +212,7 @@ def test_a_first_life_that_cannot_begin_is_told_at_once():
 
 @pytest.mark.parametrize("kills", [0, 6])
 @pytest.mark.parametrize("stale", ["wait", "mask", "drop"])
-def test_a_pipeline_over_engines_that_die_at_random_trains_every_prompt_once_and_none_too_old(kills, stale):
+def test_a_pipeline_over_dying_engines_trains_every_prompt_once_within_the_bound(kills, stale):
     rng = random.Random(f"{kills} {stale}")
     worlds = [World(decode_s=0.0005) for _ in range(3)]
     schedule = SCHEDULES["pipeline"](PipelineRL(max_lag=2, stale=stale), 3, OnArrival())

@@ -1,4 +1,4 @@
-"""The engine contract by replay: every log-probability is that of its version's weights over the cache as it was."""
+"""The torch engine by replay: log-probabilities match the weights of their version, given the cache at that step."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ PROMPTS = [
 
 
 def weights_of(name, seed):
-    """Return the weights of a seed as views of one block of bytes, as they come through shared memory."""
+    """Return the weights of a seed as views of one block of bytes, as shared memory provides them."""
     policy = Policy(tiny_model(name, seed))
     layout = WeightLayout.of(policy.weights())
     views = layout.views(torch.zeros(layout.total, dtype=torch.uint8))
@@ -51,7 +51,7 @@ def make(name, slots=3, tokens=14, refill=1, versions=(), **sampling):
 
 
 def run(engine, swap_at=()):
-    """Step until all is done, swapping in the next version before the given ticks."""
+    """Step until all sequences are done; swap in the next version before the given ticks."""
     finished, tick = [], 0
     while engine.occupancy().busy:
         if tick in swap_at:
@@ -63,7 +63,7 @@ def run(engine, swap_at=()):
 
 @torch.no_grad()
 def replay(policies, prompt, rollout, temperature=1.0):
-    """Feed the tokens one by one: position t-1 with the weights that sampled token t, over the cache so far."""
+    """Feed tokens one by one: position t-1 with the weights that sampled token t and the cache so far."""
     cache, fed, logps = DynamicCache(config=policies[0].config), list(prompt), []
     for token, version in zip(rollout.tokens.tolist(), rollout.versions.tolist(), strict=True):
         model = policies[version].model
@@ -84,7 +84,7 @@ def test_log_probabilities_survive_refills_and_two_swaps_in_flight(name):
         expected = replay(policies, PROMPTS[done.id[0]], done.rollout)
         np.testing.assert_allclose(done.rollout.logps, expected, atol=2e-5)
         crossing += len(set(done.rollout.versions.tolist())) > 1
-    assert crossing >= 3  # else the test would not have tested a swap in flight
+    assert crossing >= 3  # otherwise the test has no swap in flight
 
 
 def test_temperature_and_nucleus_keep_the_log_probability_of_the_tempered_distribution():
@@ -111,13 +111,13 @@ def test_sampled_tokens_follow_the_models_distribution():
 
 @pytest.mark.parametrize("slots", [1, 2, 8])
 @pytest.mark.parametrize("refill", [1, 2])
-def test_what_a_sample_draws_does_not_depend_on_its_neighbours(slots, refill):
+def test_the_tokens_of_a_rollout_do_not_depend_on_its_neighbors(slots, refill):
     alone = {done.id: done.rollout.tokens.tolist() for done in run(make("qwen3", slots=3))}
     others = {done.id: done.rollout.tokens.tolist() for done in run(make("qwen3", slots=slots, refill=refill))}
     assert alone == others
 
 
-def test_a_saved_engine_goes_on_to_the_same_bits():
+def test_a_saved_engine_continues_with_the_same_tokens():
     original = make("qwen3", slots=3)
     early = [done for _ in range(5) for done in original.poll()]
     state = original.state()
@@ -132,7 +132,7 @@ def test_a_saved_engine_goes_on_to_the_same_bits():
     assert copy.work == original.work
 
 
-def test_equal_prompts_are_computed_once():
+def test_equal_prompts_are_processed_once():
     engine = make("qwen3", slots=8)
     engine.poll()
     # eight prompts of 29 tokens in all, two of them copies of (5, 9, 2): 23 tokens are computed
@@ -144,12 +144,12 @@ def test_equal_prompts_are_computed_once():
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral-sliding"])
-def test_the_flops_of_decoding_are_those_of_the_sequences_one_by_one(name):
-    engine = make(name, slots=3, refill=3)  # slots stand empty until three are free, and cost nothing
+def test_decoding_flops_are_the_sum_over_sequences(name):
+    engine = make(name, slots=3, refill=3)  # slots stay empty until three are free, and cost nothing
     finished, shape = run(engine), Policy(tiny_model(name)).shape
     lengths = {done.id[0]: len(done.rollout) for done in finished}
     assert len(lengths) == 8
-    # a completion of n tokens is drawn from n states, and its last token is not fed
+    # a completion of n tokens is sampled from n states, and its last token is not fed
     fed = sum(shape.forward_flops(len(p), lengths[i] - 1, predicted=lengths[i]) for i, p in enumerate(PROMPTS))
     alone = sum(shape.forward_flops(0, len(p)) for p in PROMPTS)
     shared = shape.forward_flops(0, 3)  # of the first three prompts, computed together, two are equal
@@ -157,12 +157,12 @@ def test_the_flops_of_decoding_are_those_of_the_sequences_one_by_one(name):
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3-moe", "gemma2-softcap", "mistral-sliding"])
-def test_sound_architectures_pass_the_check_at_load_time(name):
+def test_supported_architectures_pass_the_check_at_load_time(name):
     check_engine(Policy(tiny_model(name)))
 
 
-def test_an_architecture_that_the_cache_would_get_wrong_is_refused(monkeypatch):
-    """The trap it is there for: an eager implementation that is handed a boolean mask attends to everything."""
+def test_an_architecture_with_wrong_results_over_the_cache_is_an_error(monkeypatch):
+    """The case that the check exists for: an eager implementation with a boolean mask attends to everything."""
     original = module._MaskMaker.__init__
 
     def forget_eager(self, *given):

@@ -1,4 +1,4 @@
-"""The vLLM engine against a fake server: tokens, limits, swaps; nothing is lost, mislabelled or made up."""
+"""The vLLM engine with a fake server: tokens, limits and swaps; nothing is lost or mislabeled."""
 
 import dataclasses
 import time
@@ -27,7 +27,7 @@ from scalerl.types import Prompt, Visit
 # --------------------------------------------------------------------------------------------------------- generation
 
 
-def test_every_token_has_the_log_probability_of_its_version_and_sequences_end_where_they_should(make, server):
+def test_tokens_have_the_log_probabilities_of_their_version_and_sequences_end_correctly(make, server):
     engine, _ = make()
     sent = requests(30)
     engine.submit(sent)
@@ -44,8 +44,8 @@ def test_every_token_has_the_log_probability_of_its_version_and_sequences_end_wh
     assert 1 < server.most_running <= 8  # the slots
 
 
-def test_temperature_and_stop_tokens_reach_the_server_and_no_seed_does(make, server):
-    """A seed kills vLLM's CPU worker when a request is computed again."""
+def test_temperature_and_stop_tokens_reach_the_server_but_no_seed(make, server):
+    """With a seed, vLLM's CPU worker crashes when it recomputes a request."""
     engine, _ = make(sampling=Sampling(temperature=0.5, stop=(STOP, 3)))
     sent = requests(6)
     engine.submit(sent)
@@ -56,7 +56,7 @@ def test_temperature_and_stop_tokens_reach_the_server_and_no_seed_does(make, ser
         assert body["sampling_params"]["ignore_eos"] and "seed" not in body["sampling_params"]
 
 
-def test_a_nucleus_is_refused_because_its_log_probabilities_are_not_the_trainers(make):
+def test_a_nucleus_is_an_error(make):
     with pytest.raises(ConfigError, match=r"recipe.top_p: got 0.9; allowed with vLLM: 1"):
         make(sampling=Sampling(top_p=0.9))
 
@@ -75,7 +75,7 @@ def test_room_keeps_the_slots_filled_and_one_ahead(make, server):
     assert most == 4
 
 
-def test_a_cancelled_sequence_is_never_returned_and_the_server_is_told(make, server):
+def test_a_canceled_sequence_is_never_returned_and_dropped_by_the_server(make, server):
     server.delay_s = 0.01
     engine, _ = make(rule=LengthRule(None, NEVER, 400), sampling=Sampling())
     engine.submit(requests(10))
@@ -86,7 +86,7 @@ def test_a_cancelled_sequence_is_never_returned_and_the_server_is_told(make, ser
     wait_for(lambda: server.deserted == 2)
 
 
-def test_training_and_evaluation_share_a_server_and_keep_their_sequences_apart(make, server):
+def test_training_and_evaluation_share_a_server_with_separate_sequences(make, server):
     """Their ids collide; an evaluation does not wait for training sequences."""
     server.delay_s = 0.01
     training, evaluating = make(rule=LengthRule(None, NEVER, 300), sampling=Sampling())
@@ -113,8 +113,8 @@ THINKING = LengthRule(thinking=(4, 9), answer_tokens=5, max_tokens=14, phrase=(7
     tag=st.sampled_from([(9,), (8, 9), (7, 8)]),
     interrupted=st.booleans(),
 )
-def test_length_control_is_that_of_the_torch_engine_token_by_token(tokens, key, phrase, tag, interrupted):
-    """The same sampled tokens, through the slot table and through requests of as many tokens as are allowed."""
+def test_length_control_matches_the_torch_engine_token_by_token(tokens, key, phrase, tag, interrupted):
+    """The same sampled tokens through the slot table and through requests with limited tokens."""
     rule = LengthRule((4, 9), 5, 14, phrase, tag) if interrupted else LengthRule(None, NEVER, 12)
     request = Request((0, 0), (5, 2), key)
     table = SlotTable(1, rule, (STOP,))
@@ -123,7 +123,7 @@ def test_length_control_is_that_of_the_torch_engine_token_by_token(tokens, key, 
     while not done:
         state = [table[name] for name in ("count", "closed_at", "interrupt_at")]
         free = forced_tokens(rule, *state)[0] < 0
-        token = next(feed) if free else 0  # where it writes the phrase, what was sampled is thrown away
+        token = next(feed) if free else 0  # sampled tokens are discarded where the phrase is inserted
         done = table.record(np.asarray([0]), np.asarray([token]), np.asarray([-float(token)]), 3)
     sequence, feed = TokenSequence(request, rule, (STOP,)), iter(tokens)
     while not sequence.over():
@@ -154,7 +154,7 @@ def test_an_interrupted_sequence_has_the_phrase_as_context_and_its_answer_budget
         assert (rollout.logps[at : at + 3] == 0).all() and len(rollout) == at + 3 + 5 and rollout.truncated
     for rollout in (done.rollout for done in finished if not done.rollout.interrupted):
         closed = rollout.tokens.tolist().index(9) + 1
-        assert closed <= 9 and len(rollout) == closed + 5  # thinking that ended by itself, then the same budget
+        assert closed <= 9 and len(rollout) == closed + 5  # thinking that ended before the limit, then the same budget
     assert 5 < len(interrupted) < 35
     continued = [body for body in server.requests if 7 in body["token_ids"][2:] and body["token_ids"][-1] == 9]
     assert len(continued) >= len(interrupted)
@@ -163,7 +163,7 @@ def test_an_interrupted_sequence_has_the_phrase_as_context_and_its_answer_budget
 # -------------------------------------------------------------------------------------------------------------- swaps
 
 
-def test_a_swap_returns_at_once_and_running_sequences_go_on_under_both_versions(make, server, files):
+def test_a_swap_returns_at_once_and_running_sequences_continue_across_it(make, server, files):
     server.delay_s, server.load_s = 0.003, 1.0
     engine, _ = make(rule=LengthRule(None, NEVER, 400), sampling=Sampling())
     engine.swap(2)
@@ -191,7 +191,7 @@ def test_a_swap_returns_at_once_and_running_sequences_go_on_under_both_versions(
     assert list(files.path.glob(".serving*")) == []
 
 
-def test_what_is_submitted_after_a_swap_is_sampled_by_it_and_shares_no_cached_prefix_with_before(make, server):
+def test_requests_after_a_swap_use_its_version_and_no_older_cached_prefix(make, server):
     server.delay_s, server.load_s = 0.005, 0.2
     engine, _ = make(rule=LengthRule(None, NEVER, 150), sampling=Sampling())
     engine.swap(1)
@@ -205,7 +205,7 @@ def test_what_is_submitted_after_a_swap_is_sampled_by_it_and_shares_no_cached_pr
     assert len(set(salts[:8])) == 1 and len(set(salts[8:])) == 1 and salts[0] != salts[8]
 
 
-def test_a_version_that_comes_back_does_not_share_the_prefixes_cached_under_it_before(make, server):
+def test_a_version_used_again_does_not_share_its_earlier_cached_prefixes(make, server):
     engine, _ = make()
     for first, version in enumerate((1, 2, 1)):
         engine.swap(version)
@@ -214,7 +214,7 @@ def test_a_version_that_comes_back_does_not_share_the_prefixes_cached_under_it_b
     assert len({body["cache_salt"] for body in server.requests}) == 3
 
 
-def test_versions_that_were_overtaken_are_skipped_and_let_go(make, server, files):
+def test_superseded_versions_are_skipped_and_released(make, server, files):
     server.load_s = 0.2
     engine, _ = make()
     engine.swap(0)
@@ -227,7 +227,7 @@ def test_versions_that_were_overtaken_are_skipped_and_let_go(make, server, files
     assert list(files.path.glob(".serving*")) == []
 
 
-def test_a_version_asked_for_again_while_it_is_loaded_is_still_there(make, server, files):
+def test_a_version_requested_again_while_it_is_loaded_still_exists(make, server, files):
     server.load_s = 0.2
     engine, _ = make()
     for version in (1, 2, 1, 2, 1):
@@ -237,8 +237,8 @@ def test_a_version_asked_for_again_while_it_is_loaded_is_still_there(make, serve
     assert server.calls.count("/update_weights") == 2 and list(files.path.glob(".serving*")) == []
 
 
-def test_a_long_load_does_not_make_running_sequences_look_broken(make, server):
-    """3 s of silence, where 1.5 s without tokens counts as broken; and afterwards it does again."""
+def test_a_long_load_does_not_break_running_sequences(make, server):
+    """3 s of silence while 1.5 s without tokens count as broken, which applies again after the load."""
     server.delay_s, server.load_s = 0.01, 3.0
     patience = dataclasses.replace(QUICK, stall_s=1.5)
     engine, _ = make(rule=LengthRule(None, NEVER, 60), sampling=Sampling(), limits=patience)
@@ -254,7 +254,7 @@ def test_a_long_load_does_not_make_running_sequences_look_broken(make, server):
     assert all(len(done.rollout) == 60 for done in drain(engine))
 
 
-def test_asking_for_the_version_asked_for_last_does_nothing(make, server):
+def test_requesting_the_same_version_again_does_nothing(make, server):
     engine, _ = make()
     for _ in range(3):
         engine.swap(1)
@@ -271,7 +271,7 @@ def visits_from(first, count):
 
 @pytest.mark.parametrize("rule", ["wait", "mask", "drop"])
 def test_a_coordinator_forms_batches_evaluates_and_keeps_the_bound_on_staleness(make, server, files, rule):
-    """Two groups of three a batch, three updates of lag at most, every version evaluated once it is active."""
+    """Batches of two groups of three, at most three updates of lag, every version evaluated when it is active."""
     server.delay_s, server.load_s = 0.001, 0.02
     training, evaluating = make(slots=(12, 6))
     schedule = PipelineSchedule(2, OnArrival(), 3, rule)
@@ -304,8 +304,8 @@ def test_a_coordinator_forms_batches_evaluates_and_keeps_the_bound_on_staleness(
     assert evaluating.work.tokens > 0 and coordinator.stats().tokens == training.work.tokens
 
 
-def test_a_stop_token_beyond_the_budget_of_the_answer_is_left_out_and_is_no_fault_of_the_server():
-    # thinking ends by itself at token 2 (the tag 7); two answer tokens are allowed, and four and a stop token come
+def test_a_stop_token_after_the_answer_budget_is_ignored_without_an_error():
+    # thinking ends at token 2 (the tag 7); two answer tokens are allowed, but four and a stop token arrive
     rule = LengthRule(thinking=(10, 11), answer_tokens=2, max_tokens=13, phrase=(7,), end_tag=(7,))
     sequence = TokenSequence(Request((0, 0), (1, 2), key=3), rule, (9,))
     allowance = sequence.allowance
@@ -318,5 +318,5 @@ def test_a_stop_token_beyond_the_budget_of_the_answer_is_left_out_and_is_no_faul
     open_ended = TokenSequence(Request((0, 0), (1, 2), key=3), rule, (9,))
     open_ended.begin()
     open_ended.extend((4, 5), (-0.5, -0.5), version=3)
-    with pytest.raises(BadAnswer, match="it stopped after token 5, which is none of the stop tokens"):
+    with pytest.raises(BadAnswer, match="it stopped after token 5, which is not a stop token"):
         _settle(open_ended, Chunk((5,), (-0.5,), "stop", (Span(3, 0, 2),)), allowance)

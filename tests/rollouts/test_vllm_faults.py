@@ -1,4 +1,4 @@
-"""The vLLM engine against a server that misbehaves: what can be cured is cured, and what cannot is told."""
+"""The vLLM engine with a faulty server: retries where they help, errors otherwise."""
 
 import math
 from collections import Counter
@@ -17,7 +17,7 @@ from scalerl.rollouts.vllm.sequence import TokenSequence
 
 
 @pytest.mark.parametrize("fault", ["refuse", "hang", "drop", "half", "error"])
-def test_a_broken_request_is_sent_again_with_the_tokens_it_had(make, server, fault):
+def test_a_broken_request_is_resumed_with_its_tokens(make, server, fault):
     server.delay_s = 0.002
     engine, _ = make(rule=LengthRule(None, NEVER, 60), sampling=Sampling(), slots=(4, 4))
     engine.swap(1)
@@ -32,12 +32,12 @@ def test_a_broken_request_is_sent_again_with_the_tokens_it_had(make, server, fau
     assert engine._connection.retried == 4
     lengths = Counter(len(body["token_ids"]) for body in server.requests)
     resumed = sum(count for length, count in lengths.items() if length > 2)
-    assert resumed == (0 if fault in ("refuse", "hang") else 4)  # the others had got some tokens
+    assert resumed == (0 if fault in ("refuse", "hang") else 4)  # the others had received some tokens
     assert sum(lengths.values()) == 16
 
 
-def test_tokens_of_a_broken_request_never_count_as_newer_than_they_are(make, server):
-    """The last chunk names the weights; without it they count as those it was sent under."""
+def test_tokens_of_a_broken_request_never_get_a_newer_version(make, server):
+    """The last chunk names the weights; without it, tokens get the version when the request was sent."""
     server.delay_s = 0.005
     engine, _ = make(rule=LengthRule(None, NEVER, 90), sampling=Sampling(), slots=(4, 4))
     engine.swap(1)
@@ -63,7 +63,7 @@ def test_tokens_of_a_broken_request_never_count_as_newer_than_they_are(make, ser
 
 
 @pytest.mark.parametrize("fault", ["refuse", "drop"])
-def test_a_request_that_breaks_again_and_again_ends_the_engine_with_address_and_loss(make, server, fault):
+def test_a_request_that_breaks_repeatedly_ends_the_engine_with_address_and_loss(make, server, fault):
     engine, _ = make(rule=LengthRule(None, NEVER, 60), sampling=Sampling())
     server.faults[fault] = 1 << 30
     engine.submit(requests(3))
@@ -71,11 +71,11 @@ def test_a_request_that_breaks_again_and_again_ends_the_engine_with_address_and_
         EngineDied, match=rf"{server.address}: a request broke 6 times.* 3 sequences in flight are lost"
     ):
         drain(engine)
-    with pytest.raises(EngineDied):  # and stays dead
+    with pytest.raises(EngineDied):  # and it stays dead
         engine.submit(requests(1))
 
 
-def test_a_server_that_is_gone_ends_the_engine(make, server):
+def test_a_lost_server_ends_the_engine(make, server):
     server.delay_s = 0.01
     engine, _ = make()
     engine.submit(requests(3))
@@ -90,11 +90,11 @@ def test_a_server_that_is_gone_ends_the_engine(make, server):
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("nonsense", "which is no answer of /inference/v1/generate"),
+        ("nonsense", "which is not an answer of /inference/v1/generate"),
         ("short", "1 before its limit; start it with a larger --max-model-len"),
     ],
 )
-def test_an_answer_that_vllm_does_not_give_is_not_tried_again(make, server, fault, message):
+def test_an_invalid_answer_is_not_retried(make, server, fault, message):
     engine, _ = make(rule=LengthRule(None, NEVER, 30), sampling=Sampling())
     server.faults[fault] = 1
     engine.submit(requests(1))
@@ -103,7 +103,7 @@ def test_an_answer_that_vllm_does_not_give_is_not_tried_again(make, server, faul
     assert engine._connection.retried == 0
 
 
-def test_a_pause_that_fails_is_tried_again_and_a_load_that_fails_is_not(make, server):
+def test_a_failed_pause_is_retried_but_a_failed_load_is_not(make, server):
     engine, _ = make()
     server.faults["no_pause"] = 2
     engine.swap(1)
@@ -116,18 +116,18 @@ def test_a_pause_that_fails_is_tried_again_and_a_load_that_fails_is_not(make, se
             engine.poll(0.05)
 
 
-def test_a_server_that_says_it_has_other_weights_than_it_was_given_ends_the_engine(make, server):
+def test_a_server_that_reports_another_version_ends_the_engine(make, server):
     engine, _ = make()
     server.label, server.faults["wrong_label"] = "4", 1
     engine.swap(3)
-    with pytest.raises(EngineDied, match="given weights of version 3 and says that it uses version 4"):
+    with pytest.raises(EngineDied, match="received version 3 of the weights, but reports version 4"):
         while True:
             engine.poll(0.05)
 
 
-def test_weights_that_are_not_there_are_told_at_once(make, files):
+def test_missing_weights_raise_at_once(make, files):
     engine, _ = make()
-    with pytest.raises(EngineDied, match=r"weights of version 9 were asked for, and .* is not there"):
+    with pytest.raises(EngineDied, match=r"version 9 of the weights was requested, but .* does not exist"):
         engine.swap(9)
 
 
@@ -142,7 +142,7 @@ def test_spans_give_each_token_its_version_and_must_cover_all():
     sequence.extend([4, 5, 6], [-1.0, -1.0, -1.0], 5)
     sequence.settle([Span(5, 0, 1), Span(6, 1, 9)])  # the server sampled more than the sequence may have
     assert sequence.versions == [4, 4, 5, 6, 6]
-    with pytest.raises(BadAnswer, match="named the weights of 2 tokens, and had sent 3"):
+    with pytest.raises(BadAnswer, match="named the weights of 2 tokens, but had sent 3"):
         sequence.settle([Span(5, 0, 1), Span(6, 1, 2)])
     with pytest.raises(BadAnswer, match="named the weights of 1 tokens"):
         sequence.settle([Span(5, 0, 1), Span(6, 2, 3)])
@@ -154,12 +154,12 @@ def test_spans_give_each_token_its_version_and_must_cover_all():
         (b'{"choices": [{"token_ids": [3], "finish_reason": null, "weight_versions": null, "logprobs": {"content": '
          b'[{"token_id": 3, "logprob": -9999.0}]}}]}', "reports for NaN"),
         (b'{"choices": [{"token_ids": [3, 4], "finish_reason": null, "weight_versions": null, "logprobs": {"content": '
-         b'[{"token_id": 3, "logprob": -1.0}]}}]}', "2 tokens with log-probabilities of 1 others"),
+         b'[{"token_id": 3, "logprob": -1.0}]}}]}', "2 tokens, but log-probabilities of 1 other tokens"),
         (b'{"choices": [{"token_ids": [], "finish_reason": "stop", "logprobs": null, "weight_versions": '
          b'[{"version": "nightly", "start": 0, "end": 1}]}]}', "calls its weights 'nightly'"),
-        (b"<html>502 Bad Gateway</html>", "which is no answer"),
+        (b"<html>502 Bad Gateway</html>", "which is not an answer"),
     ],
 )  # fmt: skip
-def test_an_answer_that_cannot_be_right_is_refused(data, message):
+def test_an_inconsistent_answer_is_an_error(data, message):
     with pytest.raises(BadAnswer, match=message):
         parse_chunk(data)

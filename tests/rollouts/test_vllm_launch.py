@@ -1,4 +1,4 @@
-"""From a configuration to engines over servers given by address; a server that is lost comes back."""
+"""Engines from a configuration over servers given by address, and a lost server that restarts."""
 
 import time
 
@@ -44,7 +44,7 @@ def collect(engine, count, seconds=60.0):
     return found
 
 
-def test_a_server_that_is_lost_and_comes_back_gets_the_weights_and_every_sequence_comes_once(tmp_path):
+def test_a_server_that_restarts_gets_the_weights_and_every_sequence_comes_once(tmp_path):
     notes, sent = [], requests(60)
     with FakeVllm() as server:
         ((engine, evaluator),) = server_engines([spec_of(server.address, tmp_path)], notes.append)
@@ -52,7 +52,7 @@ def test_a_server_that_is_lost_and_comes_back_gets_the_weights_and_every_sequenc
         engine.submit(sent)
         before = collect(engine, 10)
         port = int(server.address.rpartition(":")[2])
-        server.faults["refuse"] = server.faults["drop"] = 1 << 30  # connections that are kept alive would go on
+        server.faults["refuse"] = server.faults["drop"] = 1 << 30  # kept-alive connections would continue
     assert not engine.deterministic and notes == []
     while not notes:
         before += engine.poll(0.02)
@@ -69,7 +69,7 @@ def test_a_server_that_is_lost_and_comes_back_gets_the_weights_and_every_sequenc
         assert len(collect(evaluator, 3)) == 3
 
 
-def test_a_server_that_cannot_be_used_is_one_line_at_the_start(tmp_path):
+def test_an_unusable_server_is_a_one_line_error_at_start(tmp_path):
     with FakeVllm() as server:
         server.version_name = "0.11.0"
         with pytest.raises(ConfigError, match=r"runs version 0.11.0; allowed: >=0.32,<0.34; install another vLLM"):

@@ -1,4 +1,4 @@
-"""Weights over NCCL: the control plane against fake servers, vLLM's classes and GPUs where there are any."""
+"""Weights over NCCL: the control plane with fake servers; vLLM's classes and GPUs if available."""
 
 import os
 import pickle
@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture
 def pair():
-    """Two fake servers, of two workers and of one."""
+    """Two fake servers, with two workers and with one."""
     with FakeVllm() as first, FakeVllm() as second:
         first.world_size = 2
         yield first, second
@@ -38,15 +38,15 @@ def client(pair):
     made.close()
 
 
-def test_ranks_of_several_servers_follow_one_another(pair, client):
-    """The trainer is rank 0, the first server's two workers are 1 and 2, the second one's is 3."""
+def test_ranks_are_assigned_to_servers_in_order(pair, client):
+    """The trainer is rank 0, the first server's two workers are ranks 1 and 2, the second server's worker is rank 3."""
     assert client.world_sizes == [2, 1]
     client.init_weight_transfer_engine({"rank_offset": 1, "world_size": 4, "master_port": 5})
     assert [server.bodies[0]["init_info"]["rank_offset"] for server in pair] == [1, 3]
     assert all(server.bodies[0]["init_info"]["world_size"] == 4 for server in pair)
 
 
-def test_an_update_pauses_all_servers_names_the_version_and_lets_them_go_on(pair, client):
+def test_an_update_pauses_all_servers_names_the_version_and_resumes_them(pair, client):
     client.version = 12
     client.start_weight_update()
     assert not any(server.unpaused.is_set() for server in pair)
@@ -64,7 +64,7 @@ def test_an_update_pauses_all_servers_names_the_version_and_lets_them_go_on(pair
         ]
 
 
-def test_a_server_that_refuses_an_update_is_named(pair, client):
+def test_the_error_names_a_server_that_rejects_an_update(pair, client):
     pair[1].faults["no_pause"] = 1
     with pytest.raises(RuntimeError, match=f"{pair[1].address}.*POST /pause.* failed with 500: .*Failed to pause"):
         client.start_weight_update()
@@ -74,7 +74,7 @@ def layout():
     return WeightLayout.of([("a", torch.zeros(2, 3)), ("b", torch.zeros(4, dtype=torch.bfloat16))])
 
 
-def test_the_channel_goes_to_other_processes_without_its_communicator_and_gives_nothing_back():
+def test_the_channel_is_pickled_without_its_communicator_and_receives_nothing():
     channel = NcclChannel(layout(), ["http://127.0.0.1:1"])
     channel._sender = threading.Lock()  # like a communicator it cannot be pickled
     copy = pickle.loads(pickle.dumps(channel))
@@ -85,7 +85,7 @@ def test_the_channel_goes_to_other_processes_without_its_communicator_and_gives_
 
 
 @pytest.mark.skipif("vllm" in sys.modules, reason="vLLM is installed here")
-def test_without_vllm_in_the_trainers_environment_the_channel_says_so(pair):
+def test_the_channel_needs_vllm_in_the_trainers_environment(pair):
     channel = NcclChannel(layout(), [server.address for server in pair])
     with pytest.raises(ConfigError, match=r"got 'nccl', which needs vLLM in the trainer's environment too"):
         channel.send(0, [])
@@ -96,18 +96,18 @@ def test_an_engine_waits_for_pushed_weights(make, server):
     engine._connection._updates = UPDATES["nccl"](None)
     engine.swap(3)
     engine.submit(requests(2))
-    assert engine.poll(0.2) == [] and engine.version == -1  # held back until the server has what was asked for
+    assert engine.poll(0.2) == [] and engine.version == -1  # waits until the server has the requested version
     server.weights, server.label = 3, "3"
     wait_for(lambda: engine.version == 3)
     assert {v for done in drain(engine) for v in done.rollout.versions.tolist()} == {3}
     assert not any("pause" in name for name in server.calls if "is_paused" not in name)
 
 
-def test_pushed_weights_that_never_come_end_the_engine(make):
+def test_pushed_weights_that_never_arrive_end_the_engine(make):
     engine, _ = make()
     engine._connection._updates = PushedUpdates(timeout_s=0.1)
     engine.swap(3)
-    with pytest.raises(EngineDied, match="version 3 were asked for 0 s ago and it still uses version 0"):
+    with pytest.raises(EngineDied, match="version 3 of the weights was requested 0 s ago, but it still uses version 0"):
         while True:
             engine.poll(0.05)
 
@@ -137,8 +137,8 @@ print("agreed")
 
 @pytest.mark.vllm
 @needs_vllm
-def test_source_and_client_are_what_vllms_trainer_takes():
-    """A rank that does not send needs no GPU: everything but the broadcast."""
+def test_vllms_trainer_accepts_source_and_client():
+    """A rank that does not send needs no GPU: tests everything except the broadcast."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([PYTHON, "-c", IN_VLLM], env=environment, capture_output=True, text=True)
     assert done.stdout.strip().endswith("agreed"), done.stderr[-2000:]
@@ -148,8 +148,8 @@ def test_source_and_client_are_what_vllms_trainer_takes():
 @pytest.mark.vllm
 @needs_vllm
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU for the trainer and one for the server")
-def test_weights_sent_over_nccl_are_those_that_the_server_samples_with(tmp_path):
-    """Has not been run: run it in an environment with vLLM and two GPUs before you rely on the channel."""
+def test_the_server_samples_with_weights_sent_over_nccl(tmp_path):
+    """Not run yet: run it in an environment with vLLM and two GPUs before you rely on the channel."""
     from tiny_models import tiny_model
 
     from scalerl.models.policy import Policy

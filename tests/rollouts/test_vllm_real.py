@@ -1,4 +1,4 @@
-"""The vLLM engine over a real server, by replay. Run as SCALERL_VLLM_PYTHON=.venv-vllm/bin/python pytest -m vllm -s."""
+"""The vLLM engine with a real server, by replay. Run: SCALERL_VLLM_PYTHON=.venv-vllm/bin/python pytest -m vllm -s."""
 
 import os
 import time
@@ -49,7 +49,7 @@ def policy(name, seed):
 
 @pytest.fixture(scope="module", params=["qwen3", "qwen3-untied"])
 def started(request, tmp_path_factory):
-    """Return (server, name of its model, versions by number, their channel); it starts with weights of none of them."""
+    """Return (server, model name, versions by number, their channel); the server starts with other weights."""
     path = tmp_path_factory.mktemp(request.param)
     policy(request.param, seed=77).model.save_pretrained(path / "model")
     channel = DirectoryChannel(path / "weights")
@@ -100,7 +100,7 @@ def pairs_of(finished, sent):
 
 def test_log_probabilities_survive_swaps_in_flight(make, started):
     _, name, versions, _ = started
-    engine, _ = make(LONGER, Sampling())  # no stop token: long ones, so that swaps meet them on a busy machine too
+    engine, _ = make(LONGER, Sampling())  # no stop token: long sequences, so that swaps hit them even on a busy machine
     sent = requests(10)
     engine.submit(sent)
     wait_for(lambda: engine.work.tokens > 400, 60)
@@ -109,7 +109,7 @@ def test_log_probabilities_survive_swaps_in_flight(make, started):
     for version in (1, 2):
         asked = time.monotonic()
         engine.swap(version)
-        assert time.monotonic() - asked < 0.05  # asking does not wait
+        assert time.monotonic() - asked < 0.05  # the request does not wait
         wait_for(lambda version=version: engine.version == version, 60)
         swaps.append(engine._connection.swap_s)
         target = engine.work.tokens + 1500
@@ -137,7 +137,7 @@ def test_temperature_reaches_the_log_probabilities(make, started):
 
 
 def test_sampled_tokens_follow_the_models_distribution(make, started):
-    """Chi-square over the tokens expected at least five times; twice its degrees of freedom is far beyond chance."""
+    """Chi-square over tokens expected at least five times; twice the degrees of freedom is far beyond chance."""
     _, _, versions, _ = started
     engine, _ = make(rule=LengthRule(None, NEVER, 1), sampling=Sampling())
     count = 1024
@@ -149,7 +149,7 @@ def test_sampled_tokens_follow_the_models_distribution(make, started):
     assert seen.sum() >= 3 and (((counts - count * p) ** 2) / (count * p))[seen].sum() < 2.0 * seen.sum() + 4
 
 
-def test_an_interrupted_sequence_goes_on_after_the_phrase(make, started):
+def test_an_interrupted_sequence_continues_after_the_phrase(make, started):
     _, _, versions, _ = started
     rule = LengthRule(thinking=(20, 40), answer_tokens=30, max_tokens=70, phrase=(30, 31), end_tag=(31,))
     engine, _ = make(rule=rule, sampling=Sampling(stop=(STOP,)))
@@ -165,7 +165,7 @@ def test_an_interrupted_sequence_goes_on_after_the_phrase(make, started):
     assert check_current(versions[0], 0, pairs).largest < 5e-5
 
 
-def test_broken_requests_are_continued_to_the_same_log_probabilities(make, started, monkeypatch):
+def test_broken_requests_are_resumed_with_the_same_log_probabilities(make, started, monkeypatch):
     """Six streams are cut after their fifth chunk."""
     _, _, versions, _ = started
     events, cuts = connection._events, iter(range(6))
@@ -187,7 +187,7 @@ def test_broken_requests_are_continued_to_the_same_log_probabilities(make, start
     assert check_current(versions[0], 0, pairs).largest < 5e-5
 
 
-def test_an_evaluation_does_not_wait_for_training_sequences_and_has_the_weights_asked_for(make, started):
+def test_an_evaluation_does_not_wait_for_training_sequences_and_uses_its_version(make, started):
     _, _, versions, _ = started
     training, evaluating = make()
     training.submit(requests(64))
@@ -203,8 +203,8 @@ def test_an_evaluation_does_not_wait_for_training_sequences_and_has_the_weights_
     wait_for(lambda: not training.occupancy().busy, 30)
 
 
-def test_weights_that_lack_a_layer_are_refused(make, started):
-    """The last test of a server: it is left paused, and in the middle of an update."""
+def test_weights_without_a_layer_are_an_error(make, started):
+    """The last test of a server, which stays paused in the middle of an update."""
     _, _, versions, channel = started
     engine, _ = make()
     wait_for(lambda: engine.version == 0, 30)

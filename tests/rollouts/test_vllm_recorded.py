@@ -1,4 +1,4 @@
-"""The vLLM engine over answers of a real server (vLLM 0.32 on CPU), recorded by record_vllm.py."""
+"""The vLLM engine with answers of a real server (vLLM 0.32 on CPU), recorded by record_vllm.py."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def streamed(number):
     return [entry["token_id"] for entry in entries], [entry["logprob"] for entry in entries], choices[-1]
 
 
-def test_the_engine_asks_what_was_recorded_and_reads_what_was_answered(tmp_path):
+def test_the_engine_sends_the_recorded_requests_and_reads_the_recorded_answers(tmp_path):
     files = Files(tmp_path)
     files.send(7)
     files.send(8)
@@ -49,7 +49,7 @@ def test_the_engine_asks_what_was_recorded_and_reads_what_was_answered(tmp_path)
         engine.submit([Request((1, 0), (5, 9, 2), 1)])
         (after,) = drain(engine)
         engine.swap(8)
-        with pytest.raises(EngineDied, match=r"/update_weights failed 1 times, at last by: 500: .*No such file"):
+        with pytest.raises(EngineDied, match=r"/update_weights failed 1 times; the last error: 500: .*No such file"):
             while True:
                 engine.poll(0.05)
         engine.close()

@@ -1,4 +1,4 @@
-"""Starting a vLLM server, ending it, and refusing one that is not what a run needs."""
+"""Starting, checking and ending a vLLM server."""
 
 import dataclasses
 import json
@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 # ------------------------------------------------------------------------------------------------------------- checks
 
 
-def test_a_server_that_is_what_is_needed_passes_without_a_note(server):
+def test_a_suitable_server_passes_without_a_warning(server):
     assert check_server(server.address, NEEDS) == []
 
 
@@ -37,12 +37,12 @@ def test_a_server_that_is_what_is_needed_passes_without_a_note(server):
         ({"scale_out": False}, r"has no /inference/v1/generate; start it with --enable-scale-out"),
         ({"processed": False}, r"which must have 0; start it with --logprobs-mode processed_logprobs"),
         ({"max_model_len": 199}, r"has --max-model-len 199; needed: 200 .* or lower recipe.length"),
-        ({"vocabulary": VOCABULARY + 1}, r"more tokens than the policy's 12; start it with the policy's own model"),
+        ({"vocabulary": VOCABULARY + 1}, r"more tokens than the policy's 12; start it with the policy's model"),
         ({"vocabulary": VOCABULARY - 1}, r"fewer tokens than the policy's 12"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
-def test_a_server_that_cannot_be_used_is_refused_in_one_line_with_what_to_do(server, change, message):
+def test_an_unsuitable_server_is_a_one_line_error_with_the_remedy(server, change, message):
     for name, value in change.items():
         setattr(server, name, value)
     with pytest.raises(ConfigError, match=message) as caught:
@@ -50,33 +50,31 @@ def test_a_server_that_cannot_be_used_is_refused_in_one_line_with_what_to_do(ser
     assert "\n" not in str(caught.value) and server.address in str(caught.value)
 
 
-def test_another_way_to_take_weights_and_a_head_in_bf16_are_refused(server):
+def test_another_weight_transfer_and_a_head_in_bf16_are_errors(server):
     with pytest.raises(ConfigError, match=r"takes weights by 'scalerl_directory'; needed: 'nccl'; start it with"):
         check_server(server.address, dataclasses.replace(NEEDS, backend="nccl"))
     server.settings["model_config"]["dtype"] = "torch.bfloat16"
     needs = dataclasses.replace(NEEDS, fp32_head=True)
-    with pytest.raises(
-        ConfigError, match=r"in torch.bfloat16, recipe.fp32_head asks for FP32; start it with --hf-over"
-    ):
+    with pytest.raises(ConfigError, match=r"in torch.bfloat16, recipe.fp32_head needs FP32; start it with --hf-over"):
         check_server(server.address, needs)
     server.settings["model_config"]["hf_overrides"] = {"head_dtype": "float32"}
     assert check_server(server.address, needs) == []
 
 
-def test_an_address_where_nothing_or_something_else_answers_is_refused(server):
+def test_an_address_without_a_vllm_server_is_an_error(server):
     with pytest.raises(ConfigError, match=r"no answer from http://127.0.0.1:9 .* start a server there"):
         check_server("http://127.0.0.1:9", NEEDS)
     server.settings = []
-    with pytest.raises(ConfigError, match="does not answer as vLLM does"):
+    with pytest.raises(ConfigError, match="gives an answer that vLLM does not give"):
         check_server(server.address, NEEDS)
 
 
-def test_a_server_that_decodes_fewer_sequences_together_is_noted(server):
+def test_a_server_that_decodes_fewer_sequences_gives_a_warning(server):
     (note,) = check_server(server.address, dataclasses.replace(NEEDS, sequences=65))
-    assert "decodes 64 sequences together, 65 are sent" in note and "--max-num-seqs 65" in note
+    assert "decodes 64 sequences together, but 65 are sent" in note and "--max-num-seqs 65" in note
 
 
-def test_a_server_that_takes_weights_from_a_network_is_noted():
+def test_a_server_that_accepts_weights_from_a_network_gives_a_warning():
     from scalerl.rollouts.vllm.checks import _warn_of_network
 
     for address in ("http://127.0.0.1:8000", "http://localhost:8000", "http://[::1]:8000"):
@@ -111,7 +109,7 @@ def after(line, name):
     return line[line.index(name) + 1]
 
 
-def test_the_command_line_asks_for_what_the_engine_relies_on(spec):
+def test_the_command_line_sets_what_the_engine_relies_on(spec):
     line = command(dataclasses.replace(spec, dtype="bfloat16", fp32_head=True, extra=("--enforce-eager",)), 8123)
     assert line[1:3] == ["-m", "vllm.entrypoints.openai.api_server"] and line[-1] == "--enforce-eager"
     expected = {
@@ -125,13 +123,13 @@ def test_the_command_line_asks_for_what_the_engine_relies_on(spec):
     assert {"--enable-scale-out", "--skip-tokenizer-init"} <= set(line)
 
 
-def test_weights_in_float32_need_no_other_head_and_nccl_needs_nothing_of_ours(spec):
+def test_float32_needs_no_head_override_and_nccl_no_extension(spec):
     line = command(dataclasses.replace(spec, dtype="float32", fp32_head=True, backend="nccl"), 1)
     assert "--hf-overrides" not in line and "--worker-extension-cls" not in line
     assert "--weight-transfer-config" not in command(dataclasses.replace(spec, backend=None), 1)
 
 
-def test_the_server_sees_of_our_packages_only_what_it_loads(spec):
+def test_the_server_sees_only_the_code_that_it_loads(spec):
     added = dataclasses.replace(spec, environment={"VLLM_CPU_KVCACHE_SPACE": "1"})
     made = environment(added, {"PATH": "/bin", "PYTHONPATH": "/ours"})
     assert made == {
@@ -160,7 +158,7 @@ def test_a_server_starts_is_checked_and_ends(spec):
     assert not answers(server.address)
 
 
-def test_a_server_that_does_not_start_is_told_with_the_end_of_its_log(spec):
+def test_the_error_for_a_failed_start_has_the_end_of_the_log(spec):
     server = Server(dataclasses.replace(spec, extra=("--die",)))
     with pytest.raises(ConfigError, match=r"(?s)did not start: its process ended with exit code 1; the end of .*luck"):
         server.wait_ready()
@@ -186,7 +184,7 @@ time.sleep(600)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_server_ends_when_whoever_started_it_is_killed(spec, tmp_path, number):
+def test_a_server_ends_when_its_parent_is_killed(spec, tmp_path, number):
     import pickle
 
     (tmp_path / "spec").write_bytes(pickle.dumps(spec))
@@ -202,7 +200,7 @@ def test_a_server_ends_when_whoever_started_it_is_killed(spec, tmp_path, number)
     wait_for(lambda: not answers(address))
 
 
-def test_an_engine_over_a_server_that_dies_says_how_at_once(spec, tmp_path):
+def test_an_engine_reports_at_once_how_its_server_died(spec, tmp_path):
     from vllm_setup import PLAIN, Files, drain, requests
 
     from scalerl.rollouts.engine import Sampling

@@ -1,4 +1,4 @@
-"""The contract of a weight channel, for every channel there is; by replay, that engines sample with what was sent."""
+"""The contract of every weight channel; by replay, engines sample with the weights that were sent."""
 
 import multiprocessing
 import os
@@ -25,7 +25,7 @@ channels = pytest.mark.parametrize("kind", list(CHANNELS))
 
 
 def weights(seed):
-    """Return random tensors of odd shapes in two precisions, with values that only equal bits reproduce."""
+    """Return random tensors of odd shapes in two precisions, for exact comparison."""
     torch.manual_seed(seed)
     return {
         f"{name}.{dtype}": torch.randn(shape).to(getattr(torch, dtype))
@@ -52,7 +52,7 @@ def equal(received, sent):
 
 
 @channels
-def test_what_is_received_is_what_was_sent_bit_for_bit(kind, tmp_path):
+def test_received_weights_equal_sent_weights_exactly(kind, tmp_path):
     channel, sent = make(kind, tmp_path), weights(1)
     sent["seventeen.float32"][:3] = torch.tensor([float("inf"), -0.0, float("nan")])
     channel.send(7, sent.items())
@@ -60,7 +60,7 @@ def test_what_is_received_is_what_was_sent_bit_for_bit(kind, tmp_path):
 
 
 @channels
-def test_a_view_that_is_not_contiguous_is_sent_by_its_values(kind, tmp_path):
+def test_a_non_contiguous_view_is_sent_correctly(kind, tmp_path):
     channel, sent = make(kind, tmp_path), weights(1)
     sent["matrix.float32"] = torch.randn(31, 33).T
     channel.send(0, sent.items())
@@ -68,7 +68,7 @@ def test_a_view_that_is_not_contiguous_is_sent_by_its_values(kind, tmp_path):
 
 
 @channels
-def test_what_was_sent_does_not_change_when_the_learner_goes_on(kind, tmp_path):
+def test_sent_weights_do_not_change_with_the_learner(kind, tmp_path):
     channel, sent = make(kind, tmp_path), weights(1)
     channel.send(0, sent.items())
     sent["one.float32"] += 1
@@ -79,7 +79,7 @@ def test_what_was_sent_does_not_change_when_the_learner_goes_on(kind, tmp_path):
 
 
 @channels
-def test_as_many_versions_as_the_capacity_are_held_at_once_and_a_dropped_one_makes_room(kind, tmp_path):
+def test_the_capacity_limits_versions_and_a_dropped_one_makes_room(kind, tmp_path):
     channel = make(kind, tmp_path)
     assert channel.capacity == 4
     for version in (10, 11, 12, 13):
@@ -91,7 +91,7 @@ def test_as_many_versions_as_the_capacity_are_held_at_once_and_a_dropped_one_mak
 
 
 @channels
-def test_each_slot_is_used_again_and_again(kind, tmp_path):
+def test_every_slot_is_reused(kind, tmp_path):
     channel = make(kind, tmp_path)
     for version in range(12):  # three times the capacity, never more than two held
         channel.send(version, weights(version).items())
@@ -103,7 +103,7 @@ def test_each_slot_is_used_again_and_again(kind, tmp_path):
 @channels
 def test_the_same_version_sent_again_replaces_the_first(kind, tmp_path):
     channel = make(kind, tmp_path)
-    for version in (0, 1, 2, 3):  # full, so that a second place for version 2 would not be there
+    for version in (0, 1, 2, 3):  # full, so that there is no room for a second copy of version 2
         channel.send(version, weights(version).items())
     channel.send(2, weights(99).items())
     assert equal(channel.receive(2), weights(99)) and equal(channel.receive(1), weights(1))
@@ -113,7 +113,7 @@ def test_the_same_version_sent_again_replaces_the_first(kind, tmp_path):
 
 
 @channels
-def test_a_version_that_was_dropped_or_never_sent_is_an_error_and_no_old_weights(kind, tmp_path):
+def test_a_dropped_or_unsent_version_is_an_error(kind, tmp_path):
     channel = make(kind, tmp_path)
     channel.send(0, weights(0).items())
     channel.drop(0)
@@ -127,7 +127,7 @@ def test_a_version_that_was_dropped_or_never_sent_is_an_error_and_no_old_weights
 
 @channels
 @pytest.mark.slow
-def test_a_process_that_was_handed_the_channel_receives_what_is_sent_later(kind, tmp_path):
+def test_another_process_receives_weights_sent_after_its_start(kind, tmp_path):
     channel = make(kind, tmp_path)
     channel.send(0, weights(0).items())
     context = multiprocessing.get_context("spawn")
@@ -154,7 +154,7 @@ PROMPTS = [(5, 9, 2), (7, 3, 11, 4, 6, 8, 2), (20,), (21, 22, 23, 24, 25, 26, 27
 
 @torch.no_grad()
 def replay(policies, prompt, rollout):
-    """Feed the tokens one by one: position t-1 with the weights that sampled token t, over the cache so far."""
+    """Feed tokens one by one: position t-1 with the weights that sampled token t and the cache so far."""
     cache, fed, logps = DynamicCache(config=policies[0].config), list(prompt), []
     for token, version in zip(rollout.tokens.tolist(), rollout.versions.tolist(), strict=True):
         model = policies[version].model
@@ -166,7 +166,7 @@ def replay(policies, prompt, rollout):
 
 @channels
 @pytest.mark.parametrize("name", ["qwen3", "qwen3-untied"])
-def test_every_token_has_the_probability_of_the_weights_sent_for_its_version(kind, name, tmp_path):
+def test_every_token_has_the_log_probability_of_its_version(kind, name, tmp_path):
     policies = [Policy(tiny_model(name, seed)) for seed in (0, 1, 2)]
     names = [name for name, _ in policies[0].weights()]
     assert ("lm_head.weight" in names) == name.endswith("untied")
@@ -174,7 +174,7 @@ def test_every_token_has_the_probability_of_the_weights_sent_for_its_version(kin
     for version, policy in enumerate(policies):
         channel.send(version, policy.weights())
     rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=14)
-    own = Policy(tiny_model(name, seed=77))  # so that nothing is right before version 0 was received
+    own = Policy(tiny_model(name, seed=77))  # so that results are wrong before version 0 is received
     engine = torch_engine(
         own, slots=3, prompt_tokens=8, rule=rule, sampling=Sampling(stop=(1,)), refill=1, receive=channel.receive
     )
@@ -195,7 +195,7 @@ def test_every_token_has_the_probability_of_the_weights_sent_for_its_version(kin
 # ------------------------------------------------------------------------------------------------------- directories
 
 
-def test_what_an_earlier_process_left_in_the_directory_is_removed(tmp_path):
+def test_files_of_an_earlier_process_are_removed(tmp_path):
     earlier = DirectoryChannel(tmp_path)
     earlier.send(3, weights(3).items())
     (tmp_path / ".version_00000004.safetensors").write_bytes(b"half of a file")
@@ -206,7 +206,7 @@ def test_what_an_earlier_process_left_in_the_directory_is_removed(tmp_path):
         later.receive(3)
 
 
-def test_a_channel_handed_to_a_process_does_not_remove_what_was_sent(tmp_path):
+def test_a_channel_in_another_process_does_not_remove_sent_weights(tmp_path):
     import pickle
 
     channel = DirectoryChannel(tmp_path)
@@ -215,7 +215,7 @@ def test_a_channel_handed_to_a_process_does_not_remove_what_was_sent(tmp_path):
 
 
 def test_a_file_that_is_still_being_written_is_never_received(tmp_path):
-    """The writer stops for ever after the first tensor; the second attempt ends, and only then there is a version."""
+    """The first writer stops after one tensor; the version exists only after a second, complete attempt."""
     channel = DirectoryChannel(tmp_path)
 
     def broken():
@@ -230,7 +230,7 @@ def test_a_file_that_is_still_being_written_is_never_received(tmp_path):
     assert equal(channel.receive(5), weights(5))
 
 
-def test_a_version_appears_under_its_name_only_when_it_is_whole(tmp_path, monkeypatch):
+def test_a_version_appears_under_its_name_only_when_complete(tmp_path, monkeypatch):
     from scalerl.rollouts.weights import directory
 
     channel, seen = DirectoryChannel(tmp_path), []

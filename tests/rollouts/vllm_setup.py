@@ -1,4 +1,4 @@
-"""An engine over the fake vLLM server, and what its tests have in common."""
+"""Common parts of the tests with the fake vLLM server."""
 
 import time
 
@@ -17,7 +17,7 @@ QUICK = Limits(stall_s=3.0, retries=5, backoff_s=0.01, stream_interval=3)
 
 
 class Files:
-    """A weight channel without weights: the fake server reads a version off the name of its file."""
+    """A weight channel without weights: the fake server reads the version from the file name."""
 
     def __init__(self, path):
         self.path = path
@@ -34,7 +34,7 @@ def requests(count, first=0):
 
 
 def drain(engine, seconds=20.0):
-    """Poll until nothing is under way."""
+    """Poll until no sequence is under way."""
     finished, end = [], time.monotonic() + seconds
     while engine.occupancy().busy:
         assert time.monotonic() < end, engine.occupancy()
@@ -50,7 +50,7 @@ def wait_for(condition, seconds=10.0):
 
 
 def agree(finished, prompts, temperature=1.0):
-    """Assert that every sampled token has the fake's own log-probability under the version it is labelled with."""
+    """Assert that every sampled token has the fake's log-probability for its version."""
     compared = 0
     for done in finished:
         before = prompts[done.id][-1]

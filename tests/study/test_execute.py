@@ -37,7 +37,7 @@ class Scripted:
         self.workers.active -= 1
         arm = self.run.split(os.sep)[-2]
         if arm in self.workers.failing:
-            self.log.write_text("working\nscalerl: step 3: the loss is not a number\nNothing saved is lost\n")
+            self.log.write_text("working\nscalerl: step 3: the loss is not a number\nAll saved results are kept\n")
             return 1
         os.makedirs(self.run, exist_ok=True)
         with open(f"{self.run}/config.toml", "a"), open(f"{self.run}/points.jsonl", "a") as file:

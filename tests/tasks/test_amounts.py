@@ -1,4 +1,4 @@
-"""Currency, units and separators of thousands, in references and in answers."""
+"""Currency, units and thousands separators, in references and in answers."""
 
 import re
 
@@ -22,7 +22,7 @@ from scalerl.types import Prompt
         ("6 dollars", "6"),
         ("5 cm^2", "5"),
         ("80 km/h", "80"),
-        # what is no amount stays
+        # not an amount, so unchanged
         ("1 000", "1 000"),
         (r"f(1\,23)", r"f(1\,23)"),
         (r"1.234\,567", r"1.234\,567"),
@@ -35,7 +35,7 @@ def test_amounts_become_bare_numbers(text, bare):
     assert plain(text) == bare
 
 
-def test_a_reference_may_have_plain_spaces_between_its_thousands():
+def test_a_reference_may_have_spaces_as_thousands_separators():
     assert plain_reference(" 12 000 ") == "12000" and plain_reference("-1 234 567.5") == "-1234567.5"
     assert plain_reference("1 000 dollars") == "1000" and plain_reference("12 34") == "12 34"
 
@@ -54,13 +54,13 @@ def test_a_reference_may_have_plain_spaces_between_its_thousands():
         ("5 cm^2", "5"),
     ],
 )
-def test_an_amount_equals_its_number_however_either_is_written(answer, given):
+def test_an_amount_equals_its_number_in_every_notation(answer, given):
     prompt = Prompt("0" * 16, "", (1,), answer, "math")
     box = given if "boxed" in given else "\\boxed{" + given + "}"
     assert verify(prompt, f"<think>1</think>so {box}").passed
     assert not verify(prompt, f"<think>1</think>so {re.sub('[1356]', '7', box)}").passed
 
 
-def test_a_thousand_with_a_thin_space_is_not_read_as_zero():
+def test_a_number_with_thin_spaces_is_not_read_as_zero():
     assert not verify(Prompt("0" * 16, "", (1,), r"1\,000", "math"), r"</think>\boxed{0}").passed
     assert [str(reading) for reading in reference(r"1\,000")] == ["1000", "1000"]

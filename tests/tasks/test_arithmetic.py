@@ -13,7 +13,7 @@ def asked(answer):
     return Prompt("0" * 16, "", (1,), answer, "arithmetic")
 
 
-def test_a_chain_is_worked_left_to_right_modulo_ten():
+def test_a_chain_is_evaluated_from_left_to_right_modulo_10():
     # 7+4=11 -> 1, 1*3=3, 3-8=-5 -> 5, 5+1=6, 6+2=8
     assert arithmetic.solve("7+4*3-8+1+2=<think>") == [1, 3, 5, 6, 8]
 
@@ -31,11 +31,11 @@ def test_a_chain_is_worked_left_to_right_modulo_ten():
         ("</think>3</think>8\n", True),
     ],
 )
-def test_only_the_text_after_the_last_end_of_thinking_counts(completion, passed):
+def test_only_the_text_after_the_last_end_of_thinking_is_judged(completion, passed):
     assert arithmetic.verify(asked("8"), completion).passed is passed
 
 
-def test_the_noisy_share_of_references_is_wrong_and_the_rest_right():
+def test_the_share_of_wrong_references_is_the_label_noise():
     task = ArithmeticTask(label_noise=0.12)
     rows = arithmetic.rows(task, 4000)
     wrong = sum(row["answer"] != str(arithmetic.solve(row["prompt"])[-1]) for row in rows)
@@ -45,7 +45,7 @@ def test_the_noisy_share_of_references_is_wrong_and_the_rest_right():
     assert all(row["answer"] == str(arithmetic.solve(row["prompt"])[-1]) for row in exact)
 
 
-def test_chains_have_the_wanted_numbers_of_operations_equally_often():
+def test_numbers_of_operations_are_uniform():
     lengths = [len(arithmetic.solve(row["prompt"])) for row in arithmetic.rows(ArithmeticTask(), 4000)]
     counts = [lengths.count(n) for n in range(2, 7)]
     assert sum(counts) == 4000 and max(counts) < 1.25 * min(counts)
@@ -59,7 +59,7 @@ def test_a_trace_without_noise_is_the_solution_and_scores():
         assert [int(step[-1]) for step in steps] == arithmetic.solve(prompt)
 
 
-def test_endless_rambles_have_no_answer_and_come_as_often_as_asked():
+def test_endless_rambles_have_no_answer_and_the_configured_frequency():
     start = WarmStart(ramble=0.5, endless=0.5)
     texts = [
         completion for _, completion in itertools.islice(arithmetic.traces(ArithmeticTask(), start, 0.0, "s"), 2000)

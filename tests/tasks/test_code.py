@@ -1,4 +1,4 @@
-"""Programs as answers: which program it is, which tests it has, and what counts as the same."""
+"""Programs as answers: extraction of the program, forms of tests, and comparison of outputs."""
 
 import base64
 import json
@@ -58,14 +58,14 @@ PROMPT = 'from typing import List\n\ndef helper(x): return 2 * x\n\ndef f(x: Lis
         "```python\nfrom __future__ import annotations\ndef f(x): return [2 * i for i in x]\n```",
     ],
 )
-def test_an_answer_may_go_on_where_the_prompt_stopped_or_replace_the_function(judge, completion):
+def test_an_answer_may_continue_the_prompt_or_replace_the_function(judge, completion):
     test = "def check(candidate):\n    assert candidate([1, 2]) == [2, 4]\n    assert helper(3) == 6"
     tests = read_tests({"test": test, "entry_point": "f", "prompt": PROMPT})
     found = judge.verdict(with_prompt(completion, PROMPT, "f"), tests)
     assert found == (True, 1.0, "passed: the checks, with 1 calls")
 
 
-def test_a_prompt_of_chat_messages_gives_the_code_of_its_block():
+def test_the_code_of_a_chat_prompt_is_its_block():
     chat = [{"role": "user", "content": f"Complete this:\n```python\n{PROMPT}```"}]
     assert with_prompt("```python\ndef f(x): return x\n```", chat, "f") == f"{PROMPT}\n\ndef f(x): return x\n"
 
@@ -95,7 +95,7 @@ def test_outputs_are_compared_as_livecodebench_does(got, wanted, same):
     assert (difference(got, wanted) is None) is same
 
 
-def test_a_difference_names_the_line_with_both_sides():
+def test_a_difference_shows_the_line_with_both_texts():
     assert difference("1\n5\n", "1\n2\n") == "line 2: expected '2', got '5'"
     assert difference("1\n", "1\n2\n") == "expected 2 lines, got 1"
 
@@ -117,7 +117,7 @@ def test_values_are_compared_as_json(got, wanted, same):
     assert same_value(got, wanted) is same
 
 
-def test_a_wrapped_result_also_stands_for_what_it_wraps():
+def test_a_wrapped_result_also_matches_its_content():
     assert same_value(5, [5], wrapped=True) and same_value([5], [5], wrapped=True)
     assert not same_value(5, [6], wrapped=True) and not same_value(5, [5, 6], wrapped=True)
 
@@ -166,11 +166,11 @@ ADDS = Calls("add", ([3, 4],), (7,))
         ),
     ],
 )
-def test_tests_are_read_in_the_forms_that_people_have(columns, tests):
+def test_tests_are_read_in_the_forms_of_public_data_sets(columns, tests):
     assert read_tests(columns) == tests
 
 
-def test_livecodebenchs_hidden_tests_are_unpacked_and_no_pickle_runs_code():
+def test_hidden_tests_of_livecodebench_are_unpacked_without_running_code():
     public = json.dumps([{"input": "1 1\n", "output": "2\n", "testtype": "stdin"}])
     hidden = json.dumps([{"input": "3 4\n", "output": "7\n", "testtype": "stdin"}])
 
@@ -202,7 +202,7 @@ def test_livecodebenchs_hidden_tests_are_unpacked_and_no_pickle_runs_code():
         ({"tests": [{"input": "1", "output": "1", "testtype": "functional"}]}, "without a name of the function"),
     ],
 )
-def test_tests_that_cannot_be_read_are_named_by_their_field(columns, message):
+def test_unreadable_tests_are_reported_with_their_field(columns, message):
     with pytest.raises(BadTests, match=message):
         read_tests(columns)
 
@@ -224,7 +224,7 @@ MBPP = [
 
 
 @pytest.mark.parametrize(("program", "tests"), MBPP, ids=[program[4:12] for program, _ in MBPP])
-def test_assertions_reach_a_program_only_as_plain_data_and_still_hold(judge, program, tests):
+def test_assertions_exchange_only_plain_data_with_a_program(judge, program, tests):
     found = judge.verdict(program, read_tests({"tests": tests}))
     assert found.passed, found
 
@@ -238,23 +238,23 @@ def test_assertions_reach_a_program_only_as_plain_data_and_still_hold(judge, pro
         (
             "def f(g): return g(1)",
             ["assert f(lambda x: x) == 1"],
-            "hand a function to the program, and only plain data",
+            "pass a function to the program; allowed: plain data",
         ),
     ],
 )
-def test_a_failed_assertion_says_which_and_why(judge, program, tests, reason):
+def test_a_failed_assertion_is_reported_with_its_reason(judge, program, tests, reason):
     import re
 
     found = judge.verdict(program, read_tests({"tests": tests}))
     assert not found.passed and re.search(reason.replace("(", r"\(").replace(")", r"\)"), found.reason), found
 
 
-def test_a_check_that_never_calls_the_program_passes_nothing(judge):
+def test_a_check_that_never_calls_the_program_fails(judge):
     tests = Checks("", "def check(candidate):\n    pass", ("f",), "f")
     assert judge.verdict("def f(x): return x", tests).reason == "the tests never called the program"
 
 
-def test_a_method_of_solution_is_called_with_names_that_leetcode_provides(judge):
+def test_a_method_of_solution_may_use_the_names_that_leetcode_provides(judge):
     program = "class Solution:\n    def add(self, a: List[int], b: Optional[int]) -> int:\n        return sum(a) + b"
     tests = read_tests({"tests": {"inputs": ["[1, 2]\n4", "[]\n0"], "outputs": ["7", "0"], "fn_name": "add"}})
     assert judge.verdict(program, tests) == (True, 1.0, "passed: 2 tests")
@@ -276,17 +276,17 @@ def test_a_method_of_solution_is_called_with_names_that_leetcode_provides(judge)
         "def down(n): return 0 if n == 0 else down(n - 1)\nprint(sum(map(int, input().split())) + down(20000))",
     ],
 )
-def test_programs_may_read_and_write_as_they_are_used_to(judge, program):
+def test_programs_may_use_any_standard_way_of_input_and_output(judge, program):
     tests = InputOutput(("3 4\n", "10 -3\n"), ("7\n", "7\n"))
     assert judge.verdict(program, tests) == (True, 1.0, "passed: 2 tests")
 
 
-def test_each_input_meets_a_fresh_process(judge):
+def test_each_input_gets_a_fresh_process(judge):
     program = "import sys, builtins\nprint(getattr(builtins, 'seen', 0)); builtins.seen = 1"
     assert judge.verdict(program, InputOutput(("", "", ""), ("0", "0", "0"))).passed
 
 
-def test_a_large_input_and_output_pass_through(judge):
+def test_a_large_input_and_output_are_transferred(judge):
     text = "x" * 1_000_000 + "\n"
     assert judge.verdict("print(input())", InputOutput((text,), (text,))).passed
 

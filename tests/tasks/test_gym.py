@@ -1,4 +1,4 @@
-"""reasoning-gym: its own scorer judges the final answer of a completion."""
+"""reasoning-gym: its scorer judges the final answer of a completion."""
 
 import json
 
@@ -28,7 +28,7 @@ pytest.importorskip("reasoning_gym", reason="the extra reasoning-gym is not inst
         ("", ""),
     ],
 )
-def test_the_final_answer_is_tagged_or_labelled_or_boxed_or_all(completion, answer):
+def test_the_final_answer_is_tagged_labeled_boxed_or_the_whole_text(completion, answer):
     assert final_answer(completion) == answer
 
 
@@ -36,7 +36,7 @@ def prompt(**columns):
     return Prompt("0" * 16, "q", (1,), "", "t", columns)
 
 
-def test_the_entry_comes_with_the_row_or_is_made_again_from_its_seed_and_index():
+def test_the_entry_is_in_the_row_or_created_from_seed_and_index():
     import reasoning_gym
 
     parameters = {"min_terms": 2, "max_terms": 3}
@@ -51,7 +51,7 @@ def test_the_entry_comes_with_the_row_or_is_made_again_from_its_seed_and_index()
         assert not wrong.passed and wrong.score < 1
 
 
-def test_a_score_between_zero_and_one_passes_from_pass_score_on():
+def test_a_score_of_at_least_pass_score_passes():
     import reasoning_gym
 
     entry = reasoning_gym.create_dataset("letter_jumble", size=1, seed=0)[0]
@@ -65,7 +65,7 @@ def test_a_score_between_zero_and_one_passes_from_pass_score_on():
     assert verify(prompt(dataset="letter_jumble", entry=entry, pass_score=score), half).passed
 
 
-def test_a_row_without_an_entry_says_what_it_needs():
+def test_a_row_without_an_entry_is_refused():
     with pytest.raises(ConfigError, match="the row has no entry; allowed: the columns dataset and entry, or dataset"):
         verify(prompt(answer="1"), "1")
     assert VERIFIERS["reasoning-gym"].killable
@@ -88,7 +88,7 @@ def config(tmp_path, *tables):
     return read_config(file, [])
 
 
-def test_prompts_are_distinct_and_those_held_out_are_in_no_training_pool(tmp_path):
+def test_prompts_are_distinct_and_held_out_prompts_are_not_trained(tmp_path):
     found = config(
         tmp_path,
         'dataset = "chain_sum"\nprompts = 40\nparameters = {min_terms = 2, max_terms = 2}',
@@ -123,7 +123,7 @@ def test_prompts_are_distinct_and_those_held_out_are_in_no_training_pool(tmp_pat
         ),
     ],
 )
-def test_an_unknown_name_or_parameter_lists_near_ones(tmp_path, table, message):
+def test_an_unknown_name_or_parameter_suggests_similar_ones(tmp_path, table, message):
     with pytest.raises(ConfigError, match=message):
         load_prompts(config(tmp_path, table), make_tokenizer())
 
@@ -133,7 +133,7 @@ def test_a_score_that_can_never_pass_is_refused(tmp_path):
         config(tmp_path, 'dataset = "gcd"\npass_score = 1.5')
 
 
-def test_completions_are_judged_in_processes_by_the_scoring_of_a_run(tmp_path):
+def test_the_scoring_of_a_run_judges_completions_in_processes(tmp_path):
     import numpy as np
 
     from scalerl.tasks.scoring import make_scoring

@@ -1,4 +1,4 @@
-"""What runs programs and rewards ends with the process that asked, even where that is killed."""
+"""Processes for programs and rewards end with their parent, even if it is killed."""
 
 import os
 import signal
@@ -45,7 +45,7 @@ if __name__ == "__main__":
 
 
 def killed(process):
-    """Kill a process once everything that it started is there; return what is left of that a second later."""
+    """Kill a process after it has started its children; return the children that are left a second later."""
     started = runs.descendants(process.pid)
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=10)
@@ -54,7 +54,7 @@ def killed(process):
 
 
 @pytest.mark.parametrize("mode", ["bubblewrap", "gvisor", "unsafe"])
-def test_a_busy_program_ends_with_the_process_that_runs_it(mode):
+def test_a_busy_program_ends_with_its_parent(mode):
     words = [sys.executable, "-c", BUSY, mode]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -73,7 +73,7 @@ def seconds_of(pid):
 
 
 @pytest.mark.parametrize("script", [SCORER, STARTING], ids=["scoring", "starting"])
-def test_a_process_ends_with_its_parent_though_no_thread_of_it_runs(script, tmp_path):
+def test_a_stopped_process_ends_with_its_parent(script, tmp_path):
     file = tmp_path / "script.py"
     file.write_text(script)
     with subprocess.Popen([sys.executable, str(file)], stdout=subprocess.PIPE, text=True) as process:

@@ -1,4 +1,4 @@
-"""Tasks of the user: rows and scores from a class by its import path."""
+"""User-defined tasks: rows and scores from a class given by its import path."""
 
 import textwrap
 
@@ -81,17 +81,17 @@ def test_rows_are_distinct_and_scores_become_verdicts():
         ("Absent", {}, "has no function 'Absent'"),
     ],
 )
-def test_a_task_that_cannot_be_used_is_refused_at_start(name, settings, said):
+def test_an_unusable_task_is_refused_at_the_start(name, settings, said):
     with pytest.raises(ConfigError, match=said):
         custom.rows(task(name, **settings), 4)
 
 
-def test_too_few_distinct_rows_are_refused_with_both_numbers():
+def test_too_few_distinct_rows_are_refused_with_both_counts():
     with pytest.raises(ConfigError, match="made 10 distinct prompts; allowed: at least 11"):
         custom.rows(task("Doubles"), 11)
 
 
-def test_a_score_that_fails_during_a_run_is_an_error_that_the_scorer_counts():
+def test_a_score_that_fails_during_a_run_is_counted():
     columns = {"function": "own_tasks:Wrong", "params": {"returns": "nan"}, "pass_score": 1.0, "row": {"n": 1}}
     with pytest.raises(PluginError, match="returned nan"):
         custom.verify(Prompt("0" * 16, "", (1,), "", "Wrong", columns), "2")

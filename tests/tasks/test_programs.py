@@ -1,4 +1,4 @@
-"""Programs are executed, on a hidden point too; what is no program fails, however it is written."""
+"""The lab's programs: they run on the given points and on a hidden one; invalid programs fail."""
 
 import itertools
 import time
@@ -60,11 +60,11 @@ def test_a_program_is_run_from_left_to_right_modulo_ten(program, passed):
         "",
     ],
 )
-def test_what_is_no_program_fails(completion):
+def test_invalid_programs_fail(completion):
     assert not verify(completion, SHOWN + HIDDEN)
 
 
-def test_a_very_long_answer_fails_at_once_even_if_it_would_be_right():
+def test_a_very_long_answer_fails_without_being_run():
     right = "x*3+4" + "+0" * 1_000_000
     began = time.perf_counter()
     assert not verify(f"</think>{right}", SHOWN + HIDDEN)
@@ -72,14 +72,14 @@ def test_a_very_long_answer_fails_at_once_even_if_it_would_be_right():
     assert verify("</think>" + right[: programs.LONGEST - 1], SHOWN + HIDDEN)
 
 
-def test_the_hidden_point_decides_between_programs_that_fit_what_is_shown():
+def test_the_hidden_point_decides_between_programs_that_fit_the_given_points():
     # x*x is 0, 1, 4, ...; at 0, 1, 5 and 6 it is x itself modulo 10 (0, 1, 25 -> 5, 36 -> 6), at 3 it is 9
     shown = ",0:0,1:1,5:5,6:6"
     assert verify("</think>x*x", shown) and verify("</think>x", shown)
     assert verify("</think>x", shown + ",3:3") and not verify("</think>x*x", shown + ",3:3")
 
 
-def test_the_noisy_share_of_hidden_points_is_wrong_so_that_no_right_program_passes():
+def test_no_right_program_passes_a_noisy_hidden_point():
     task = ProgramsTask(label_noise=0.12)
     rows = programs.rows(task, 4000)
     wrong = 0
@@ -95,12 +95,12 @@ def test_the_noisy_share_of_hidden_points_is_wrong_so_that_no_right_program_pass
 
 
 @pytest.mark.parametrize(("points", "count"), [(3, 800), (4, 5600)])
-def test_there_are_as_many_prompts_as_the_documentation_says(points, count):
+def test_the_number_of_prompts_is_the_documented_one(points, count):
     task = ProgramsTask(points=points, label_noise=0.0)
     rows = programs.rows(task, count)
     assert len({row["prompt"] for row in rows}) == count
     assert [row["prompt"] for row in programs.rows(task, 100)] == [row["prompt"] for row in rows[:100]]
-    with pytest.raises(ConfigError, match=rf"data.points: got {points}, which makes {count:,} distinct .* ask for"):
+    with pytest.raises(ConfigError, match=rf"data.points: got {points}, which makes {count:,} distinct .* need"):
         programs.rows(task, count + 1)
 
 
@@ -113,7 +113,7 @@ def test_a_trace_without_noise_is_a_derivation_and_scores():
     assert traces[SHOWN + "<think>"] == "b=4;7-4=3;3*6=8;</think>x*3+4\n"
 
 
-def test_what_follows_a_wrong_step_uses_it():
+def test_steps_after_a_wrong_step_use_its_result():
     start = WarmStart(ramble=0.0)
     for prompt, completion in itertools.islice(programs.traces(ProgramsTask(), start, 1.0, "seed"), 50):
         thinking, answer = completion.split("</think>")

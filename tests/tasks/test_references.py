@@ -1,4 +1,4 @@
-"""What is looked at before a run starts: tests and references, named by file and line."""
+"""Checks of tests and references before a run, with file and line."""
 
 import json
 
@@ -34,15 +34,15 @@ def config_of(file, *words):
     return read_config(None, ["--model", "m", "--data", str(file), *sizes, *words])
 
 
-def test_references_that_do_not_equal_themselves_are_named_by_file_and_line(tmp_path):
+def test_references_that_fail_are_reported_with_file_and_line(tmp_path):
     answers = ["12", "$\\frac{1}{2}$", "No solution", "\\$6", "2: 15$ PM"]
     file = written(tmp_path / "p.jsonl", *({"prompt": f"q{i}", "answer": a} for i, a in enumerate(answers)))
     config = config_of(file, "--scoring.failing_references", "0.2")
     (note,) = reference_notes(config, loaded(config))
-    assert note.startswith("math: 1 of 5 references do not pass their own verifier") and f"{file} line 5 (got " in note
+    assert note.startswith("math: 1 of 5 references fail their own verifier") and f"{file} line 5 (got " in note
 
 
-def test_a_run_is_refused_where_more_references_fail_than_are_allowed(tmp_path):
+def test_a_run_with_too_many_failing_references_is_refused(tmp_path):
     answers = ["2: 15$ PM", *map(str, range(18))]  # 1 of 19 is 5.3%
     file = written(tmp_path / "p.jsonl", *({"prompt": f"q{i}", "answer": a} for i, a in enumerate(answers)))
     config = config_of(file)
@@ -50,10 +50,10 @@ def test_a_run_is_refused_where_more_references_fail_than_are_allowed(tmp_path):
         reference_notes(config, loaded(config))
     written(file, *({"prompt": f"q{i}", "answer": a} for i, a in enumerate([*answers, "18"])))  # 1 of 20 is 5%
     (note,) = reference_notes(config, loaded(config))
-    assert note.startswith("math: 1 of 20 references do not pass")
+    assert note.startswith("math: 1 of 20 references fail their own verifier")
 
 
-def test_a_solution_that_fails_its_own_tests_is_named(tmp_path):
+def test_a_solution_that_fails_its_tests_is_reported(tmp_path):
     tests = {"inputs": ["3 4"], "outputs": ["7"]}
     solutions = ["print(sum(map(int, input().split())))", "print(8)", None]
     file = written(
@@ -77,7 +77,7 @@ def test_a_task_with_a_reward_function_has_no_references(tmp_path):
     assert reference_notes(config, loaded(config)) == []
 
 
-def test_tests_that_cannot_be_read_stop_the_start_with_file_line_and_field(tmp_path):
+def test_unreadable_tests_are_refused_with_file_line_and_field(tmp_path):
     rows = [{"prompt": "a", "tests": "{"}, {"prompt": "b", "tests": ["assert f(1) == 1"]}, {"prompt": "c"}]
     config = config_of(written(tmp_path / "c.jsonl", *rows), "--task", "code")
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Reward functions of the user: their parameters, and what is refused before a run starts."""
+"""Reward functions of the user: their parameters, and the check before a run."""
 
 import textwrap
 
@@ -84,13 +84,13 @@ TABLE = {"data.reward": {"function": "checked_rewards:length", "params": {"limit
         ["--data.reward", '{function = "checked_rewards:length", params = {limit = 8}}'],
     ],
 )
-def test_a_reward_with_parameters_is_read_from_options_and_from_its_saved_configuration(given):
+def test_reward_parameters_are_read_from_options_and_saved_configurations(given):
     config = read_config(None, ["--model", "m", "--data", "d.jsonl", *given])
     assert config.data[0].reward == reward("length", limit=8) and config.tasks == ["checked_rewards:length"]
     assert parse_config(to_toml(config), "again") == config
 
 
-def test_parameters_of_a_reward_can_be_laid_over_a_file_and_a_new_function_drops_them(tmp_path):
+def test_options_override_reward_parameters_and_a_new_function_drops_them(tmp_path):
     (tmp_path / "run.toml").write_text(
         '[model]\nkind = "hf"\npath = "m"\n[data]\nkind = "file"\npath = "d.jsonl"\nreward = "checked_rewards:length"\n'
     )
@@ -112,7 +112,9 @@ def test_parameters_reach_the_function_in_the_process_that_calls_it():
 
 
 def test_a_parameter_replaces_the_column_of_its_name(here):
-    check_reward(reward("level", level="7"), ROW, Scoring())  # float("7"), as the column's list [3] also would do
+    check_reward(
+        reward("level", level="7"), ROW, Scoring()
+    )  # float("7"); the column's list [3] would also be converted
     with pytest.raises(ConfigError, match=r"could not convert string to float: 'x' \(.*checked_rewards.py:\d+\)"):
         check_reward(reward("level", level="x"), ROW, Scoring())
 
@@ -157,13 +159,13 @@ def test_a_reward_function_that_ends_its_process_or_hangs_is_refused_too(name, s
         check_reward(reward(name), ROW, Scoring(reward_timeout_s=3))
 
 
-def test_a_module_that_fails_while_it_is_imported_is_named_with_its_line():
+def test_a_module_that_fails_on_import_is_reported_with_its_line():
     broken = RewardFunction(function="broken_rewards:f")
     with pytest.raises(ConfigError, match=r"data.reward: cannot import .*raised KeyError: 'limit' \(.*rewards.py:2\)"):
         check_reward(broken, ROW, Scoring())
 
 
-def test_the_reward_of_each_task_is_tried_on_a_prompt_of_its_own(here):
+def test_the_reward_of_each_task_is_tried_on_a_prompt_of_the_task(here):
     words = ["--model", "m", "--data", "d.jsonl", "--reward", "checked_rewards:none", "--data.name", "mine"]
     config = read_config(None, words)
     check_rewards(config, [ROW])  # of another task

@@ -1,4 +1,4 @@
-"""Which sandbox a machine has, what crosses its wall, and what is refused without one."""
+"""Detection of a machine's sandbox, transfer of values to it, and errors without one."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def nested(values):
 
 @settings(max_examples=50)
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary(), nested))
-def test_plain_data_crosses_unchanged(value):
+def test_plain_data_is_transferred_unchanged(value):
     assert repr(loads(dumps(value))) == repr(value)
 
 
@@ -49,12 +49,12 @@ def test_plain_data_crosses_unchanged(value):
         "\ud800",
     ],
 )
-def test_other_built_in_values_cross_as_what_they_are(value):
+def test_other_built_in_values_keep_their_type(value):
     crossed = loads(dumps(value))
     assert crossed == value and type(crossed) is type(value)
 
 
-def test_what_crosses_loses_what_a_subclass_adds():
+def test_instances_of_subclasses_become_their_base_types():
     class Liar(str):
         def __eq__(self, other):
             return True
@@ -65,12 +65,12 @@ def test_what_crosses_loses_what_a_subclass_adds():
     assert crossed == ["x", {"k": True}] and type(crossed[0]) is str and crossed[0] != "y"
 
 
-def test_an_iterator_crosses_as_one_and_is_no_list():
+def test_an_iterator_stays_an_iterator():
     crossed = loads(dumps(i * i for i in range(3)))
     assert crossed != [0, 1, 4] and list(crossed) == [0, 1, 4]
 
 
-def test_an_object_crosses_only_where_somebody_keeps_it():
+def test_an_object_is_transferred_only_if_it_is_kept():
     kept = []
     data = dumps([object], lambda value: kept.append(value) or 0)
     assert kept == [object] and loads(data, lambda number: f"stand-in {number}") == ["stand-in 0"]
@@ -81,7 +81,7 @@ def test_an_object_crosses_only_where_somebody_keeps_it():
 
 
 @given(st.binary(max_size=40))
-def test_bytes_from_the_other_side_give_a_value_or_an_error_and_nothing_else(data):
+def test_any_bytes_give_a_value_or_a_known_error(data):
     try:
         value = loads(data)
     except (NotPlain, TypeError, ValueError, ArithmeticError):
@@ -97,10 +97,10 @@ def test_broken_values_are_refused(data):
         loads(data)
 
 
-# ---------------------------------------------------------------------------------------------------- what there is
+# --------------------------------------------------------------------------------------------------- detection
 
 
-def test_a_machine_without_a_sandbox_is_refused_with_what_to_do(monkeypatch):
+def test_a_machine_without_a_sandbox_is_refused_with_instructions(monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     message = (
         r"scoring.sandbox.mode: got 'auto', and this machine has no sandbox .*: bubblewrap: the program bwrap is not "
@@ -110,7 +110,7 @@ def test_a_machine_without_a_sandbox_is_refused_with_what_to_do(monkeypatch):
         detect.offer(Sandbox())
 
 
-def test_a_sandbox_that_starts_nothing_is_refused_with_what_it_says(monkeypatch, tmp_path):
+def test_a_sandbox_that_does_not_start_is_refused_with_its_error(monkeypatch, tmp_path):
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     broken.chmod(0o755)
@@ -119,7 +119,7 @@ def test_a_sandbox_that_starts_nothing_is_refused_with_what_it_says(monkeypatch,
         detect.offer(Sandbox(mode="bubblewrap"))
 
 
-def test_without_libseccomp_there_is_no_bubblewrap(monkeypatch):
+def test_bubblewrap_requires_libseccomp(monkeypatch):
     from scalerl.tasks.sandbox import seccomp
 
     def missing():
@@ -131,7 +131,7 @@ def test_without_libseccomp_there_is_no_bubblewrap(monkeypatch):
         detect.offer(Sandbox())
 
 
-def test_unsafe_is_said_aloud_and_runs_programs():
+def test_unsafe_mode_is_reported_and_runs_programs():
     offer = detect.offer(Sandbox(mode="unsafe"))
     assert "WITHOUT a sandbox" in offer.line
     box, deadline = Box(offer.command), time.monotonic() + 20
@@ -143,7 +143,7 @@ def test_unsafe_is_said_aloud_and_runs_programs():
         box.close()
 
 
-def test_a_run_says_its_sandbox_only_where_it_runs_programs(monkeypatch):
+def test_a_run_reports_its_sandbox_only_if_it_runs_programs(monkeypatch):
     assert detect.sandbox_notes(RunConfig()) == []
     words = ["--model", "m", "--data", "d.jsonl", "--task", "code", "--scoring.sandbox.mode", "unsafe"]
     config = read_config(None, words)
@@ -165,7 +165,7 @@ def test_gvisor_gets_a_read_only_tree_without_network_or_capabilities(tmp_path, 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("runsc") is None, reason="gVisor (runsc) is not installed")
-def test_a_program_in_gvisor_reaches_neither_files_nor_network_nor_environment_of_its_user(tmp_path, monkeypatch):
+def test_a_program_in_gvisor_cannot_reach_files_network_or_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("SCALERL_TEST_SECRET", "the-users-own-secret")
     secret, written = tmp_path / "secret.txt", tmp_path / "written.txt"
     secret.write_text("the-users-own-secret")
@@ -189,7 +189,7 @@ def test_a_program_in_gvisor_reaches_neither_files_nor_network_nor_environment_o
         judge.close()
 
 
-def test_bubblewrap_is_given_every_namespace_and_nothing_to_write():
+def test_bubblewrap_gets_every_namespace_and_a_read_only_tree():
     pytest.importorskip("pyseccomp", exc_type=(ImportError, RuntimeError))
     words = commands.bubblewrap(Sandbox(), "/usr/bin/true").words
     for name in ("user", "pid", "net", "ipc", "uts"):
@@ -198,7 +198,7 @@ def test_bubblewrap_is_given_every_namespace_and_nothing_to_write():
     assert not {"--bind", "--bind-try", "--dev", "--proc", "--tmpfs", "--share-net"} & set(words)
 
 
-def test_a_python_of_ones_own_brings_its_packages():
+def test_a_custom_python_has_its_packages():
     try:
         detect.offer(Sandbox(mode="bubblewrap"))
     except ConfigError as error:
@@ -220,7 +220,7 @@ def test_a_python_of_ones_own_brings_its_packages():
 
 
 def tree(tmp_path, delegated):
-    """A hierarchy as the kernel shows it: a group `job` with this process, whose controllers may be given on."""
+    """A hierarchy like the kernel's, with a group `job` that contains this process and may delegate controllers."""
     job = tmp_path / "cgroup" / "job"
     job.mkdir(parents=True)
     for place, controllers in ((job, delegated), (job.parent, "")):
@@ -231,7 +231,7 @@ def tree(tmp_path, delegated):
     return tmp_path / "cgroup", own, job
 
 
-def test_groups_are_made_where_memory_and_pids_are_delegated(tmp_path):
+def test_groups_are_created_if_memory_and_pids_are_delegated(tmp_path):
     root, own, job = tree(tmp_path, "cpu memory pids\n")
     assert cgroups.parent(root, own) == job
     group = cgroups.Group(job, memory=1 << 30, processes=80)
@@ -241,7 +241,7 @@ def test_groups_are_made_where_memory_and_pids_are_delegated(tmp_path):
 
 
 @pytest.mark.parametrize("delegated", ["", "cpu pids\n", "memory\n"])
-def test_without_them_there_are_no_groups(tmp_path, delegated):
+def test_there_are_no_groups_without_delegated_controllers(tmp_path, delegated):
     root, own, _ = tree(tmp_path, delegated)
     assert cgroups.parent(root, own) is None
     assert cgroups.parent(root, tmp_path / "no such file") is None

@@ -61,7 +61,7 @@ def test_math_is_judged_on_the_text_after_the_thinking(completion, answer, passe
     assert math_task.verify(prompt(answer), completion).passed is passed
 
 
-def test_processes_score_in_order_and_survive_a_verifier_that_hangs_or_crashes(monkeypatch, tmp_path):
+def test_processes_score_in_order_if_a_verifier_hangs_or_crashes(monkeypatch, tmp_path):
     module = tmp_path / "hanging_verifier.py"
     module.write_text(
         textwrap.dedent("""
@@ -112,7 +112,7 @@ def test_a_reward_function_gets_trls_arguments():
     }
 
 
-def test_rewards_of_a_function_pass_from_the_given_level_on(rewards_here):
+def test_rewards_of_at_least_pass_reward_pass(rewards_here):
     text = """
         def f(prompts, completions, answer, **columns):
             assert prompts == ["p1"] * len(completions) and answer == ["x"] * len(completions), (prompts, answer)
@@ -144,7 +144,7 @@ def broken(prompts, completions, **columns):
         (lambda prompts, completions: [float("nan")], "returned nan; allowed: a finite number"),
     ],
 )
-def test_a_bad_reward_function_is_named_with_what_it_did(function, message):
+def test_the_failure_of_a_reward_function_is_described(function, message):
     (problem,) = call_reward(function, "f", [prompt()], ["c"])
     assert re.search(message, problem)
 
@@ -167,13 +167,11 @@ BAD = """
     ("name", "message"),
     [
         ("raises", r"reward function my_rewards:raises raised KeyError: 'level' \(.*my_rewards.py:\d+\)"),
-        ("sleeps", r"my_rewards:sleeps took longer than 3 s .*; make it quicker, or raise scoring.reward_timeout_s"),
+        ("sleeps", r"my_rewards:sleeps took longer than 3 s .*; make it faster, or raise scoring.reward_timeout_s"),
         ("vanishes", r"my_rewards:vanishes called os._exit\(7\) \(.*my_rewards.py:11\)"),
     ],
 )
-def test_a_reward_function_that_breaks_in_its_own_process_is_named_and_counted_with_the_run_alive(
-    rewards_here, name, message
-):
+def test_a_failing_reward_function_is_counted_and_does_not_end_the_run(rewards_here, name, message):
     scorer = rewards_here(BAD, name, reward_timeout_s=3.0)
     first, second = score(scorer, prompt(), ["c", "d"])
     assert first == second == Score(0.0, False) and re.search(message, first.reason)
@@ -183,7 +181,7 @@ def test_a_reward_function_that_breaks_in_its_own_process_is_named_and_counted_w
     assert scorer.failures.news() == []
 
 
-def test_a_completion_without_a_reward_gets_the_mean_of_its_groups_others(rewards_here):
+def test_a_completion_without_a_reward_gets_the_mean_of_its_group(rewards_here):
     text = """
         def f(prompts, completions, **columns):
             return [None if c == "none" else float(c) for c in completions]
@@ -193,9 +191,9 @@ def test_a_completion_without_a_reward_gets_the_mean_of_its_groups_others(reward
     assert "returned None" in found[1].reason and "returned nan" in found[3].reason
 
 
-def test_the_run_ends_when_more_than_5_percent_of_at_least_100_completions_got_no_reward():
+def test_the_run_ends_if_more_than_5_percent_of_100_completions_have_no_reward():
     few = Failures("reward function f")
-    few.count(99, ["bad"] * 99)  # too few completions to say
+    few.count(99, ["bad"] * 99)  # too few completions for the limit
     counted = Failures("reward function f")
     counted.count(100, ["bad"] * 5)
     counted.count(20, ["bad"])  # 6 of 120 are 5%
@@ -207,7 +205,7 @@ def test_the_run_ends_when_more_than_5_percent_of_at_least_100_completions_got_n
         few.count(1, ["bad"])
 
 
-def test_a_verifier_that_raises_or_returns_no_verdict_costs_its_own_completion_and_is_counted():
+def test_a_failing_verifier_affects_only_its_completion_and_is_counted():
     answers = {"a": verdict(True, ""), "b": Verdict(True, float("nan"), ""), "c": None, "d": Verdict(True, 1.5, "")}
     scorer = ThreadScorer("odd", Verifier(lambda prompt, text: answers[text]), SETTINGS)
     try:
@@ -220,7 +218,7 @@ def test_a_verifier_that_raises_or_returns_no_verdict_costs_its_own_completion_a
         scorer.close()
 
 
-def test_a_comparison_that_hangs_costs_its_limit_and_never_its_neighbours():
+def test_a_comparison_that_hangs_does_not_affect_other_completions():
     scorer = ProcessScorer("math", scoring.VERIFIERS["math"], Scoring(workers=1, timeout_s=2.0))
     try:
         found = score(scorer, prompt("2"), ["\\boxed{2}", "\\boxed{9^{9^{9^{9}}}}", "\\boxed{2}"])
@@ -234,13 +232,13 @@ def test_a_comparison_that_hangs_costs_its_limit_and_never_its_neighbours():
     ("reference", "completion"),
     [("\\$6", "\\boxed{6}"), ("$\\$6$", "\\boxed{\\$6}"), ("\\$1{,}250", "it costs $1250$"), ("$6", "\\boxed{6}")],
 )
-def test_a_reference_in_dollars_is_money_and_no_broken_formula(reference, completion):
+def test_a_reference_in_dollars_is_an_amount_and_not_a_formula(reference, completion):
     assert math_task.verify(prompt(reference), completion).passed
     assert not math_task.verify(prompt(reference), "\\boxed{7}").passed
 
 
-def test_a_reference_that_cannot_be_read_says_so_in_every_verdict():
-    assert math_task.verify(prompt(" "), "\\boxed{7}").reason == "the reference ' ' is no mathematical expression"
+def test_an_unreadable_reference_is_reported_in_every_verdict():
+    assert math_task.verify(prompt(" "), "\\boxed{7}").reason == "the reference ' ' is not a mathematical expression"
 
 
 @pytest.mark.parametrize(
@@ -251,7 +249,7 @@ def test_a_reference_that_cannot_be_read_says_so_in_every_verdict():
         ("json:no_such_function", "json has no function 'no_such_function'"),
     ],
 )
-def test_a_reward_function_that_is_not_there_is_refused(name, message):
+def test_a_missing_reward_function_is_refused(name, message):
     with pytest.raises(ConfigError, match=message):
         load_reward(name)
     words = ["--model", "m", "--data", "d.jsonl", "--reward", name]
@@ -260,7 +258,7 @@ def test_a_reward_function_that_is_not_there_is_refused(name, message):
 
 
 def group(asked, *texts, truncated=()):
-    """A group whose tokens are the places of its texts, and what decodes them."""
+    """A group whose tokens are the indices of its texts, and the function that decodes them."""
     rollouts = tuple(
         Rollout(
             np.asarray([i]), np.zeros(1, np.float32), np.zeros(1, np.int32), np.ones(1, bool), i in truncated, False
@@ -271,7 +269,7 @@ def group(asked, *texts, truncated=()):
 
 
 def scored(config, asked, *texts, truncated=()):
-    """Score one group with the scoring that a configuration asks for."""
+    """Score one group with the scoring of a configuration."""
     given, decode = group(asked, *texts, truncated=truncated)
     service = make_scoring(config, decode)
     try:
@@ -299,7 +297,7 @@ def test_the_configuration_chooses_the_scorer(tmp_path, monkeypatch):
         service.close()
 
 
-def test_a_reward_module_is_that_of_the_current_directory_whatever_was_imported_before(tmp_path, monkeypatch):
+def test_the_reward_module_of_the_current_directory_replaces_an_imported_one(tmp_path, monkeypatch):
     for place, reward in (("one", 1.0), ("two", 2.0)):
         (tmp_path / place).mkdir()
         (tmp_path / place / "rewards_here.py").write_text(f"def f(prompts, completions): return [{reward}]\n")
@@ -326,7 +324,7 @@ def test_each_completion_is_judged_by_the_verifier_of_its_prompts_task(tmp_path)
     assert [s.passed for s in scored(config, lines, *texts)] == [True, True]
 
 
-def test_a_truncated_rollout_has_failed_whatever_it_says(rewards_here):
+def test_a_truncated_rollout_never_passes(rewards_here):
     text = "</think>4"
     found = scored(read_config(None, []), prompt("4", task="arithmetic"), text, text, truncated=(1,))
     assert found == [Score(1.0, True), Score(-1.0, False)]
@@ -342,7 +340,7 @@ def test_a_truncated_rollout_has_failed_whatever_it_says(rewards_here):
     verifier.close()
 
 
-def test_a_signal_to_the_whole_process_group_does_not_end_a_verdict(tmp_path):
+def test_a_signal_to_the_process_group_does_not_end_a_verifier(tmp_path):
     """`timeout` and batch systems send SIGTERM to every process of a run; only the run itself is to act on it."""
     script = tmp_path / "group.py"
     script.write_text(

@@ -1,4 +1,4 @@
-"""Scoring beside training: it starts when a group is finished, and a slow verifier idles nobody."""
+"""Scoring in parallel with training: it starts with each finished group, and a slow verifier does not block."""
 
 import os
 import re
@@ -32,7 +32,7 @@ def decode(tokens):
 
 
 def verdict_of(passes):
-    """A verifier of a function that returns whether a completion passes."""
+    """A verifier based on a function that returns whether a completion passes."""
     return lambda prompt, text: verdict(passes(prompt, text), "")
 
 
@@ -42,7 +42,7 @@ def threads(verify, workers=1):
 
 @pytest.fixture
 def own_function(tmp_path, monkeypatch):
-    """A scorer of a function in a module of the user's own, with one worker."""
+    """A scorer of a function in a module of the user, with one worker."""
     made = []
 
     def make(body, **settings):
@@ -59,7 +59,7 @@ def own_function(tmp_path, monkeypatch):
         service.close()
 
 
-def test_a_verifier_sees_the_prompt_with_its_answer_and_columns_and_the_completion():
+def test_a_verifier_gets_the_prompt_with_its_columns_and_the_completion():
     seen = []
     service = threads(lambda prompt, text: seen.append((prompt.answer, prompt.columns, text)) or text == prompt.answer)
     scored = service.submit(group("4", "5")).result()
@@ -68,7 +68,7 @@ def test_a_verifier_sees_the_prompt_with_its_answer_and_columns_and_the_completi
     service.close()
 
 
-def test_a_truncated_rollout_has_failed_whatever_it_says():
+def test_a_truncated_rollout_of_a_right_answer_fails():
     service = threads(lambda prompt, text: True)
     assert [s.passed for s in service.submit(group("a", "b", truncated=(1,))).result().scores] == [True, False]
     service.close()
@@ -84,7 +84,7 @@ def test_submit_returns_before_the_verifier_does():
     service.close()
 
 
-def test_as_many_groups_are_judged_at_a_time_as_there_are_workers():
+def test_each_worker_judges_one_group_at_a_time():
     together, most, lock = [0], [0], threading.Lock()
 
     def verify(prompt, text):
@@ -103,8 +103,8 @@ def test_as_many_groups_are_judged_at_a_time_as_there_are_workers():
     service.close()
 
 
-def test_a_verifier_of_half_a_second_a_completion_does_not_idle_the_trainer_while_batches_are_in_flight():
-    """3 groups x 2 completions a batch are 3 s of verification; a step takes 0.15 s, and 8 batches may be ahead."""
+def test_a_slow_verifier_does_not_idle_the_trainer_while_batches_are_in_flight():
+    """3 groups x 2 completions per batch take 3 s of verification; a step takes 0.15 s; 8 batches may be ahead."""
     from scripted_worker import NumberChannel, ScriptedSpec, visits, weights
 
     from scalerl.config.recipe import PipelineRL
@@ -140,7 +140,7 @@ def test_a_verifier_of_half_a_second_a_completion_does_not_idle_the_trainer_whil
 
 
 def failed(service):
-    """Score one group with a function that fails; return what is said of it."""
+    """Score one group with a function that fails; return the notes."""
     (score,) = service.submit(group("a")).result().scores
     assert score == Score(0.0, False) and service.failures == 1
     (note,) = service.notes()
@@ -148,12 +148,12 @@ def failed(service):
     return score.reason
 
 
-def test_a_function_that_exits_is_counted_and_not_the_end(own_function):
+def test_a_function_that_exits_is_counted_and_does_not_end_the_run(own_function):
     said = failed(own_function("    sys.exit(0)\n"))
     assert re.fullmatch(r"reward function user_module:f raised SystemExit: 0 \(.*user_module.py:3\)", said)
 
 
-def test_a_function_that_takes_its_process_down_is_counted_with_what_it_did(own_function):
+def test_a_function_that_calls_os_exit_is_counted_with_the_exit_code(own_function):
     assert "user_module:f called os._exit(3)" in failed(own_function("    os._exit(3)\n"))
 
 
@@ -162,7 +162,7 @@ def test_a_function_that_hangs_is_stopped_at_its_limit(own_function):
     assert re.search(r"took longer than 0.5 s for the completions of one prompt.*reward_timeout_s", said)
 
 
-def test_a_function_runs_in_another_process_with_the_state_that_it_keeps_there(own_function):
+def test_a_function_keeps_its_state_in_a_separate_process(own_function):
     service = own_function(
         "    f.calls = getattr(f, 'calls', 0) + 1\n    return [f.calls + os.getpid() * 1000.0] * len(completions)\n"
     )
@@ -171,7 +171,7 @@ def test_a_function_runs_in_another_process_with_the_state_that_it_keeps_there(o
     assert {int(r) // 1000 for r in rewards} != {os.getpid()} and len({int(r) // 1000 for r in rewards}) == 1
 
 
-def test_a_truncated_rollout_gets_at_most_the_reward_of_a_failure_from_a_function_too(own_function):
+def test_a_truncated_rollout_gets_at_most_the_truncated_reward(own_function):
     service = own_function("    return [0.7, 0.7, -2.0]\n")
     scores = service.submit(group("a", "b", "c", truncated=(1, 2))).result().scores
     assert scores == (Score(0.7, True), Score(0.0, False), Score(-2.0, False))

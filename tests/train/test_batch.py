@@ -25,7 +25,7 @@ def group(prompt, *rollouts, scores=None):
     return ScoredGroup(Group(Visit(Prompt("0" * 16, "", tuple(prompt), "", "t"), 0, 0), rollouts, 0), tuple(scores))
 
 
-def test_prompt_completion_and_padding_lie_where_they_should():
+def test_prompt_completion_and_padding_are_at_the_right_positions():
     first = [rollout([7, 8, 9], [True, False, True], version=3), rollout([4])]
     second = [rollout([2, 3], truncated=True), rollout([1])]
     batch = collate(
@@ -57,7 +57,7 @@ def training(completions, trained_B):
 
 
 @given(st.lists(st.integers(1, 20), min_size=1, max_size=30), st.integers(5, 60))
-def test_micro_batches_hold_every_trained_row_once_and_keep_the_budget(completions, budget):
+def test_micro_batches_contain_every_trained_row_once_within_the_budget(completions, budget):
     batch = training(completions, [n % 3 != 0 for n in completions])
     seen = []
     for rows, width in batch.micro_batches(budget):
@@ -67,7 +67,7 @@ def test_micro_batches_hold_every_trained_row_once_and_keep_the_budget(completio
     assert sorted(seen) == [i for i, n in enumerate(completions) if n % 3 != 0]
 
 
-def test_long_and_short_rows_are_kept_apart():
+def test_long_and_short_rows_are_in_different_micro_batches():
     batch = training((9, 1, 9, 1), [True] * 4)
     assert [(rows.tolist(), width) for rows, width in batch.micro_batches(20)] == [([0, 2], 10), ([1, 3], 2)]
 
@@ -77,7 +77,7 @@ def test_collating_nothing_is_a_programming_error():
         collate([])
 
 
-def test_a_prompt_whose_failures_are_all_truncated_is_not_trained_on_its_successes_alone():
+def test_a_prompt_whose_failures_are_all_truncated_is_dropped():
     passed, failed = Score(1.0, True), Score(-1.0, False)
     cut, whole = rollout([2, 3], truncated=True), rollout([4])
     batch = collate(
@@ -90,6 +90,6 @@ def test_a_prompt_whose_failures_are_all_truncated_is_not_trained_on_its_success
     assert keep.tolist() == [False, True]
     trained = trained_tokens(batch, keep, SCALERL, oldest=0)
     assert trained.int().tolist() == [[0, 0, 0], [0, 0, 0], [0, 1, 0], [0, 1, 1]]
-    # where truncated rollouts are trained, or nothing is filtered, both prompts stay
+    # if truncated rollouts are trained, or nothing is filtered, both prompts are kept
     for recipe in (replace(SCALERL, truncated="keep"), replace(SCALERL, zero_variance="keep")):
         assert kept_prompts(batch, batch.rewards_PG, recipe).tolist() == [True, True]

@@ -11,13 +11,13 @@ from scalerl.training.resumed import with_options
 
 @pytest.fixture
 def run(tmp_path):
-    """A run directory, and a checkpoint of step 8 in it."""
+    """A run directory with a checkpoint of step 8."""
     (tmp_path / "config.toml").write_text(to_toml(LAB))
     save_state(tmp_path / "step_000008", "trainer", {"progress": {"step": 8}})
     return tmp_path
 
 
-def test_a_later_rate_holds_from_its_step_on_and_keeps_the_warm_up():
+def test_a_later_rate_applies_from_its_step_on_and_keeps_the_warm_up():
     optimizer = AdamW(learning_rate=8.0, warmup_steps=4, later_rates=(LaterRate(after_step=2, learning_rate=4.0),))
     # update 1 and 2 at 1/4 and 2/4 of 8, update 3 and 4 at 3/4 and 4/4 of 4
     assert [optimizer.rate(updates) for updates in range(6)] == [2.0, 4.0, 3.0, 4.0, 4.0, 4.0]
@@ -36,7 +36,7 @@ def test_the_rate_of_a_resume_is_recorded_with_the_step_of_its_checkpoint(run):
     assert again.recipe.optimizer.later_rates == (LaterRate(after_step=8, learning_rate=5e-5),) and again.steps == 50
 
 
-def test_other_options_that_change_nothing_of_the_past_are_taken(run):
+def test_options_that_do_not_affect_completed_steps_are_accepted(run):
     words = ["--checkpoint.every", "3", "--stop_when", "[]"]
     changed = with_options(run, LAB, words, 7, None)
     assert changed == replace(LAB, steps=7, checkpoint=replace(LAB.checkpoint, every=3), stop_when=())
@@ -51,13 +51,13 @@ def test_other_options_that_change_nothing_of_the_past_are_taken(run):
         ["--recipe.optimizer.eps", "1e-8"],
     ],
 )
-def test_an_option_that_would_make_another_run_is_refused_with_what_may_change(run, words):
+def test_an_option_that_would_make_a_different_run_is_refused(run, words):
     with pytest.raises(ConfigError, match=r"allowed: --steps, --recipe.optimizer.learning_rate, .*scalerl train"):
         with_options(run, LAB, words, None, None)
 
 
 @pytest.mark.slow
-def test_a_run_whose_gradient_broke_goes_on_with_a_lower_rate(lab_model, tmp_path):
+def test_a_run_with_a_bad_gradient_resumes_with_a_lower_rate(lab_model, tmp_path):
     path, words = tmp_path / "run", ["--recipe.optimizer.learning_rate", "1e30", "--recipe.optimizer.warmup_steps", "0"]
     code, text = runs.call(
         "train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL, *words, "--steps", "6"

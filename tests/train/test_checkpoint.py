@@ -15,7 +15,7 @@ from scalerl.training.resumed import sound_checkpoint
 from scalerl.training.run_dir import RunDirectory
 
 
-def test_nested_state_comes_back_as_it_was(tmp_path):
+def test_nested_state_is_restored(tmp_path):
     state = {
         "numbers": [1, 2.5, None, True, "text"],
         "small": {str(i): np.arange(i, dtype=np.int32) for i in range(4)},
@@ -37,12 +37,12 @@ def test_nested_state_comes_back_as_it_was(tmp_path):
     assert torch.equal(back["bf16"], state["bf16"]) and back["bf16"].dtype == torch.bfloat16
 
 
-def test_a_restored_array_can_be_written_to(tmp_path):
+def test_a_restored_array_is_writable(tmp_path):
     save_state(tmp_path, "part", {"a": np.zeros(3)})
     load_state(tmp_path, "part")["a"][0] = 1
 
 
-def test_a_checkpoint_counts_only_when_it_is_committed_and_only_the_last_are_kept(tmp_path):
+def test_only_committed_checkpoints_count_and_only_the_last_are_kept(tmp_path):
     store = CheckpointStore(tmp_path, keep=2)
     for step in (10, 20, 30):
         save_state(store.begin(step), "trainer", {"step": step})
@@ -52,7 +52,7 @@ def test_a_checkpoint_counts_only_when_it_is_committed_and_only_the_last_are_kep
     assert store.steps() == [20, 30] and load_state(store.latest(), "trainer") == {"step": 30}
 
 
-def test_half_written_checkpoints_of_a_killed_process_are_cleared_away_and_never_latest(tmp_path):
+def test_partial_checkpoints_of_a_killed_process_are_removed(tmp_path):
     store = CheckpointStore(tmp_path, keep=2)
     save_state(store.begin(10), "trainer", {"step": 10})
     store.commit(10)
@@ -61,7 +61,7 @@ def test_half_written_checkpoints_of_a_killed_process_are_cleared_away_and_never
     assert again.latest().name == "step_000010" and not list(tmp_path.glob(".step_*"))
 
 
-def test_a_write_that_fails_leaves_the_last_good_checkpoint(tmp_path, monkeypatch):
+def test_a_failed_write_keeps_the_last_good_checkpoint(tmp_path, monkeypatch):
     store = CheckpointStore(tmp_path, keep=1)
     save_state(store.begin(10), "trainer", {"step": 10})
     store.commit(10)
@@ -109,7 +109,7 @@ FAULTS = {
 }
 
 
-def test_a_manifest_lists_every_file_with_the_digest_that_sha256sum_gives(two):
+def test_a_manifest_lists_every_file_with_its_sha256(two):
     listed = json.loads((two.path(20) / "manifest.json").read_text())
     assert listed["step"] == 20 and sorted(listed["files"]) == sorted(NAMES)
     expected = hashlib.sha256(b"shard" * 20).hexdigest()
@@ -121,7 +121,7 @@ def test_a_manifest_lists_every_file_with_the_digest_that_sha256sum_gives(two):
 
 @pytest.mark.parametrize("kind", FAULTS)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_damaged_part_of_any_kind_is_found(two, name, kind):
+def test_damage_in_any_part_is_detected(two, name, kind):
     harm, expected = FAULTS[kind]
     harm(two.path(20) / name)
     with pytest.raises(Damaged, match=f"^{expected.format(name=name)}$"):
@@ -138,21 +138,21 @@ def test_a_damaged_part_of_any_kind_is_found(two, name, kind):
         (lambda path: path.write_text('{"files": {"trainer.json": 3}}'), "manifest.json does not list the files"),
     ],
 )
-def test_a_damaged_manifest_is_found(two, harm, said):
+def test_a_damaged_manifest_is_detected(two, harm, said):
     harm(two.path(20) / "manifest.json")
     with pytest.raises(Damaged, match=said):
         check_files(two.path(20))
 
 
 def earlier_version(path):
-    """Make a checkpoint one of a version without manifests."""
+    """Turn a checkpoint into one of a version without manifests."""
     (path / "manifest.json").unlink()
     trainer = json.loads((path / "trainer.json").read_text())
     del trainer["sealed"]
     (path / "trainer.json").write_text(json.dumps(trainer))
 
 
-def test_a_checkpoint_of_an_earlier_version_is_read_if_its_form_is_right(two):
+def test_a_checkpoint_of_an_earlier_version_is_read_if_its_format_is_valid(two):
     earlier_version(two.path(20))
     assert check_files(two.path(20)) is False
     os.truncate(two.path(20) / "generator.safetensors", 100)
@@ -169,7 +169,7 @@ def run_of(store):
     return run
 
 
-def test_the_newest_whole_checkpoint_is_resumed_from_and_damaged_ones_are_kept_aside(two):
+def test_the_newest_undamaged_checkpoint_is_resumed_and_damaged_ones_are_renamed(two):
     run, notes = run_of(two), []
     assert sound_checkpoint(run, two, notes.append) == two.path(20) and not notes
     flip(two.path(20) / "generator.safetensors")
@@ -179,7 +179,7 @@ def test_the_newest_whole_checkpoint_is_resumed_from_and_damaged_ones_are_kept_a
     assert notes[1] == "going back to the checkpoint of step 10; the steps since then are trained again"
 
 
-def test_rows_that_a_checkpoint_counts_and_that_are_gone_are_a_damage_too(two):
+def test_missing_rows_that_a_checkpoint_counts_are_damage(two):
     run, notes = run_of(two), []
     for step, size in ((10, 3), (20, 4)):
         save_state(two.begin(step), "trainer", {"cursors": {"metrics.jsonl": size}})
@@ -196,7 +196,7 @@ def test_a_checkpoint_without_manifest_is_used_with_a_note(two):
     assert notes == ["the checkpoint of step 20 is of an earlier version, without checksums: damage may go unnoticed"]
 
 
-def test_without_a_whole_checkpoint_nothing_is_changed_and_the_message_says_what_to_do(two):
+def test_without_an_undamaged_checkpoint_nothing_is_changed(two):
     for step in (10, 20):
         flip(two.path(step) / "learner/__0_0.distcp")
     run = run_of(two)
@@ -231,7 +231,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_starts_over(tmp_path)
 
 
 @pytest.mark.parametrize("moment", ["before the new one has its name", "before the old one is removed"])
-def test_a_kill_while_a_checkpoint_is_replaced_leaves_one(two, moment):
+def test_a_kill_during_the_replacement_of_a_checkpoint_leaves_one(two, moment):
     final, replaced = two.path(20), two.directory / ".replaced_step_000020"
     if moment == "before the new one has its name":
         save_state(two.begin(20), "trainer", {"step": "half"})
@@ -242,7 +242,7 @@ def test_a_kill_while_a_checkpoint_is_replaced_leaves_one(two, moment):
     assert again.steps() == [10, 20] and check_files(again.latest()) and not list(two.directory.glob(".r*"))
 
 
-def test_a_digest_of_a_beginning_is_that_of_its_bytes(tmp_path):
+def test_a_digest_of_the_first_bytes(tmp_path):
     data = bytes(range(256)) * 20000  # more than one block
     (tmp_path / "f").write_bytes(data)
     assert digest(tmp_path / "f") == hashlib.sha256(data).hexdigest()

@@ -1,4 +1,4 @@
-"""Whole runs over other implementations of the contracts: several engines, another channel, the rules of staleness."""
+"""Whole runs with other implementations: several engines, another channel and other staleness rules."""
 
 import os
 import random
@@ -19,7 +19,7 @@ def two_engines(lab_model, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_equal_commands_give_equal_bits_without_a_lag_being_given(lab_model, tmp_path):
+def test_equal_commands_give_equal_bits_with_the_default_lag(lab_model, tmp_path):
     words = [w for w in runs.SMALL if w not in ("--rollouts.lag_ticks", "12")]
     for name in ("one", "two"):
         process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(tmp_path / name), *words])
@@ -31,7 +31,7 @@ def test_equal_commands_give_equal_bits_without_a_lag_being_given(lab_model, tmp
 
 
 @pytest.mark.slow
-def test_two_engines_train_and_a_busy_machine_changes_no_bit(two_engines, lab_model, tmp_path):
+def test_two_engines_give_equal_bits_on_a_busy_machine(two_engines, lab_model, tmp_path):
     runs.train(lab_model, tmp_path / "again", *TWO, "--hardware.trainer_threads", "1")
     assert runs.outcome(tmp_path / "again") == runs.outcome(two_engines)
     metrics = runs.rows(two_engines, "metrics.jsonl")
@@ -40,7 +40,7 @@ def test_two_engines_train_and_a_busy_machine_changes_no_bit(two_engines, lab_mo
 
 
 @pytest.mark.slow
-def test_two_engines_resume_after_kills_to_the_same_bits(two_engines, lab_model, tmp_path):
+def test_two_engines_give_equal_bits_after_kills_and_resumes(two_engines, lab_model, tmp_path):
     path, rng = tmp_path / "killed", random.Random(3)
     process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL, *TWO])
     for row in (5, 14):
@@ -55,7 +55,7 @@ def test_two_engines_resume_after_kills_to_the_same_bits(two_engines, lab_model,
 
 
 @pytest.mark.slow
-def test_an_engine_process_that_is_killed_ends_the_run_with_its_name(lab_model, tmp_path):
+def test_a_killed_engine_process_ends_the_run_and_is_named(lab_model, tmp_path):
     path = tmp_path / "run"
     process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL, *TWO])
     runs.wait_for(lambda: len(runs.rows(path, "metrics.jsonl")) >= 3, what="three steps")
@@ -67,16 +67,16 @@ def test_an_engine_process_that_is_killed_ends_the_run_with_its_name(lab_model, 
 
 
 @pytest.mark.slow
-def test_weights_through_a_directory_give_the_bits_of_shared_memory(lab_model, tmp_path):
+def test_a_directory_channel_gives_the_same_bits_as_shared_memory(lab_model, tmp_path):
     runs.train(lab_model, tmp_path / "memory")
     runs.train(lab_model, tmp_path / "directory", "--rollouts.weights", "directory")
     assert runs.outcome(tmp_path / "directory") == runs.outcome(tmp_path / "memory")
-    assert list((tmp_path / "directory/weights").iterdir()) == []  # nothing is left behind
+    assert list((tmp_path / "directory/weights").iterdir()) == []  # no files are left
 
 
 @pytest.mark.parametrize("rule", ["mask", "drop"])
 @pytest.mark.slow
-def test_the_other_rules_of_staleness_keep_the_bound_and_resume_to_the_same_bits(lab_model, tmp_path, rule):
+def test_other_staleness_rules_keep_the_bound_and_resume_to_the_same_bits(lab_model, tmp_path, rule):
     words = ["--recipe.off_policy.stale", rule, "--recipe.off_policy.max_lag", "2"]
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     runs.train(lab_model, whole, *words)
@@ -95,7 +95,7 @@ def test_the_other_rules_of_staleness_keep_the_bound_and_resume_to_the_same_bits
 
 
 @pytest.mark.slow
-def test_an_evaluation_inside_a_frozen_round_leaves_the_round_and_is_that_of_the_newest_weights(lab_model, tmp_path):
+def test_an_evaluation_within_a_frozen_round_uses_the_newest_weights(lab_model, tmp_path):
     words = ["--recipe.off_policy", "ppo-off-policy", "--recipe.off_policy.batches", "4", "--steps", "8",
              "--recipe.optimizer.warmup_steps", "1"]  # fmt: skip
     runs.train(lab_model, tmp_path / "often", *words, "--evaluation.every", "1")
@@ -112,7 +112,7 @@ def test_an_evaluation_inside_a_frozen_round_leaves_the_round_and_is_that_of_the
 
 
 @pytest.mark.slow
-def test_a_run_directory_of_an_earlier_version_is_refused_with_what_to_do(two_engines, tmp_path):
+def test_a_run_directory_of_an_incompatible_version_is_refused(two_engines, tmp_path):
     import json
     import shutil
 

@@ -1,4 +1,4 @@
-"""Device-hours: which devices count, what counts while the clock stands still, and what a resumed run makes of it."""
+"""Device-hours: which devices count, work while the clock is paused, and resumed runs."""
 
 from types import SimpleNamespace
 
@@ -39,7 +39,7 @@ def test_a_run_on_cpu_holds_one_device():
     assert devices_of(replace(LAB, placement=Placement(trainer_ranks=2, generators=2))) == Devices(1, 1)
 
 
-def test_generation_during_a_checkpoint_counts_by_the_devices_of_the_engines():
+def test_generation_during_a_checkpoint_counts_the_devices_of_the_engines():
     pipeline = SimpleNamespace(busy_since_mark=lambda: 600.0)
     run = SimpleNamespace(devices=Devices(held=10, generating=6), clock=Stopwatch(3600.0), pipeline=pipeline)
     run.clock.add(Session._generated_s(run))
@@ -47,7 +47,7 @@ def test_generation_during_a_checkpoint_counts_by_the_devices_of_the_engines():
     assert Session.device_hours.fget(run) == pytest.approx(10 + 1)
 
 
-def test_a_checkpoint_keeps_hours_so_that_another_placement_changes_none_of_before():
+def test_a_new_placement_does_not_change_the_device_hours_before_it():
     assert hours_of({"device_hours": 21.5}) == 21.5
     # earlier versions kept the seconds of the run, which then held 7 devices
     config = to_toml(on_gpus(backend="ray", trainer_ranks=4, generators=3))

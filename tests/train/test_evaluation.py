@@ -1,4 +1,4 @@
-"""Held-out mean@k by hand."""
+"""Held-out mean@k against values computed by hand."""
 
 import math
 
@@ -30,7 +30,7 @@ def test_a_point_counts_passes_truncations_and_tokens():
     assert (point.prompts, point.samples_per_prompt, point.step, point.task) == (2, 2, 5, "t")
 
 
-def test_each_task_keeps_its_groups_and_the_scores_of_their_rollouts():
+def test_groups_and_scores_are_split_by_task():
     tasks = ["b", "a", "b"]
     prompts = [Prompt(f"{i:016x}", "q", (1,), "a", task, {}) for i, task in enumerate(tasks)]
     groups = [

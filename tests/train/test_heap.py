@@ -1,4 +1,4 @@
-"""Free memory goes back to the system when the heap has grown, and not at every update."""
+"""Free memory is returned to the system when the heap has grown, not at every update."""
 
 import ctypes
 import platform
@@ -24,7 +24,7 @@ def test_the_heap_is_trimmed_when_it_has_doubled_since_the_last_trim():
 @pytest.mark.skipif(
     platform.libc_ver()[0] != "glibc" or not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="only glibc keeps it"
 )
-def test_a_trim_returns_what_lies_free_between_blocks_in_use():
+def test_a_trim_returns_free_memory_between_used_blocks():
     code = """
 from scalerl.training.learner.heap import HeapTrim, resident_bytes
 blocks = [bytearray(100_000) for _ in range(2000)]  # 200 MB, below the size that is mapped on its own

@@ -1,4 +1,4 @@
-"""Helpers of the trainer change which thread computes a micro-batch, and nothing else."""
+"""Helpers of the trainer compute micro-batches in other threads and do not change the results."""
 
 import threading
 import time
@@ -17,7 +17,7 @@ from scalerl.training.stopwatch import waited
 from scalerl.types import GeneratorStats
 
 
-def test_results_come_in_order_from_several_threads():
+def test_results_of_several_threads_are_returned_in_order():
     helpers, threads = Helpers(2), set()
 
     def task(number):
@@ -35,7 +35,7 @@ def test_results_come_in_order_from_several_threads():
     helpers.close()
 
 
-def test_an_error_is_raised_at_its_turn_and_ends_the_work():
+def test_an_error_is_raised_at_its_turn_and_ends_the_computation():
     helpers, done = Helpers(1), []
 
     def task(number):
@@ -51,11 +51,11 @@ def test_an_error_is_raised_at_its_turn_and_ends_the_work():
         next(results)
     seen = len(done)
     time.sleep(0.02)
-    assert len(done) == seen < 50  # no task runs on after the caller has left
+    assert len(done) == seen < 50  # no task runs after the caller has left
     helpers.close()
 
 
-def test_a_helper_holds_back_few_results():
+def test_a_helper_holds_at_most_a_few_results():
     helpers, started = Helpers(1), []
 
     def task(number):
@@ -73,7 +73,7 @@ def test_a_helper_holds_back_few_results():
 
 
 @pytest.mark.parametrize("budget", [1, 12, 30])
-def test_weights_and_measures_are_the_same_to_the_bit_with_and_without_helpers(budget):
+def test_helpers_change_no_bit_of_weights_and_metrics(budget):
     given = replace(batch(rows=12), weights_BT=torch.rand(12, 10) * batch(rows=12).trained_BT)
     alone, helped = (make(micro_batch_tokens=budget, helpers=count) for count in (0, 2))
     for _ in range(4):
@@ -83,7 +83,7 @@ def test_weights_and_measures_are_the_same_to_the_bit_with_and_without_helpers(b
     helped.close()
 
 
-def test_a_bad_micro_batch_of_a_helper_leaves_the_weights_and_no_gradient():
+def test_a_bad_micro_batch_of_a_helper_keeps_the_weights_and_discards_the_gradient():
     given = batch(rows=8)
     learner = make(micro_batch_tokens=1, helpers=1)
     before = [p.detach().clone() for p in learner.policy.parameters()]
@@ -95,7 +95,7 @@ def test_a_bad_micro_batch_of_a_helper_leaves_the_weights_and_no_gradient():
     learner.close()
 
 
-def test_micro_batches_are_of_equal_size():
+def test_micro_batches_have_equal_size():
     given = replace(batch(rows=10), length_B=torch.full((10,), 10))
     sizes = {budget: make(micro_batch_tokens=budget)._even_budget(given, shared=False) for budget in (1000, 90, 60, 10)}
     # 100 tokens: one of 100 and a row to spare; two of 50; two of 50, at most 60; ten of 10, at most 10
@@ -103,7 +103,7 @@ def test_micro_batches_are_of_equal_size():
     assert [len(rows) for rows, _ in given.micro_batches(sizes[90])] == [6, 4]
 
 
-def test_helpers_follow_from_the_cores(monkeypatch):
+def test_the_number_of_helpers_depends_on_the_cores(monkeypatch):
     found = {}
     for cores, threads in [(1, 1), (2, 1), (4, 2), (8, 1), (8, 8)]:
         monkeypatch.setattr("os.cpu_count", lambda cores=cores: cores)
@@ -112,7 +112,7 @@ def test_helpers_follow_from_the_cores(monkeypatch):
     assert helpers_of(replaced(Hardware(), trainer_threads=1, trainer_helpers=5)) == 5
 
 
-def test_helpers_take_part_where_generators_have_waited():
+def test_helpers_are_used_if_generators_have_waited():
     def at(busy_s, idle_s):
         return GeneratorStats(0, 0, 0.0, busy_s=busy_s, idle_s=idle_s)
 

@@ -29,7 +29,7 @@ def batch(rows=6, width=10, scale=1.0):
 
 
 def gradients(learner, given):
-    """Return the gradient of a batch's loss as the optimiser sees it, and forget it again."""
+    """Return the gradient of a batch's loss as the optimizer gets it, and discard it."""
     learner._add_gradients(given)
     found = [master.grad.clone() for master in learner._masters]
     learner._discard_gradient()
@@ -64,14 +64,14 @@ def test_padding_at_the_end_changes_nothing():
         torch.testing.assert_close(ours, plain, atol=1e-5, rtol=1e-5)
 
 
-def test_the_rate_warms_up_linearly_and_then_stays():
+def test_the_rate_warms_up_linearly_and_is_then_constant():
     learner = make()
     rates = [learner.step(batch()).learning_rate for _ in range(6)]
     assert rates == pytest.approx([0.0025, 0.005, 0.0075, 0.01, 0.01, 0.01])
 
 
-def test_the_first_adam_step_moves_every_weight_by_the_rate():
-    """Adam's first step is rate * sign(gradient), however small the gradient: that is what eps = 1e-15 is for."""
+def test_the_first_adam_step_changes_every_weight_by_the_rate():
+    """Adam's first step is rate * sign(gradient) even for small gradients, because eps is 1e-15."""
     learner = make(AdamW(learning_rate=1e-2, warmup_steps=0, weight_decay=0.0, max_grad_norm=1e9))
     before, given = copies(learner), batch(scale=1e-9)
     grads = gradients(learner, given)
@@ -82,7 +82,7 @@ def test_the_first_adam_step_moves_every_weight_by_the_rate():
         torch.testing.assert_close((old - p.detach())[moved], (0.01 * g.sign())[moved], atol=1e-4, rtol=0)
 
 
-def test_a_long_gradient_is_scaled_down_to_the_limit():
+def test_the_gradient_norm_is_clipped():
     learner, given = make(AdamW(learning_rate=1e-2, warmup_steps=0, max_grad_norm=1e-3)), batch(scale=20.0)
     norm = math.sqrt(sum(float((g**2).sum()) for g in gradients(learner, given)))
     seen = {}
@@ -95,7 +95,7 @@ def test_a_long_gradient_is_scaled_down_to_the_limit():
     assert norm > 1
 
 
-def test_norms_and_biases_do_not_decay():
+def test_norms_and_biases_have_no_weight_decay():
     learner = make(AdamW(learning_rate=0.1, warmup_steps=0, weight_decay=0.5))
     before = {name: p.clone() for name, p in learner.policy.weights()}
     learner.step(replace(batch(), advantages_B=torch.zeros(6)))  # a gradient of zero everywhere: only the decay acts
@@ -105,7 +105,7 @@ def test_norms_and_biases_do_not_decay():
     assert {p.ndim for p in before.values()} == {1, 2}
 
 
-def test_bf16_weights_have_fp32_masters_that_add_up_steps_too_small_for_bf16():
+def test_fp32_masters_of_bf16_weights_accumulate_small_steps():
     learner = make(AdamW(learning_rate=1e-5, warmup_steps=0, weight_decay=0.0), dtype=torch.bfloat16)
     weight = learner.policy.model.model.layers[0].mlp.up_proj.weight
     start = weight.detach().clone()
@@ -117,8 +117,8 @@ def test_bf16_weights_have_fp32_masters_that_add_up_steps_too_small_for_bf16():
     assert float((start - weight.detach()).float().mean()) == pytest.approx(3e-3, rel=0.2)
 
 
-def test_gradients_of_bf16_weights_are_added_up_in_fp32_however_many_micro_batches():
-    """A sum of 64 in bf16 is off by about one percent, for it loses terms below a 256th of the sum so far."""
+def test_gradients_of_bf16_weights_are_accumulated_in_fp32():
+    """A bf16 sum of 64 terms has an error of about 1%, because it loses terms below 1/256 of the sum so far."""
     given, rows = batch(rows=64), torch.eye(64, dtype=torch.bool)
     learner = make(dtype=torch.bfloat16, micro_batch_tokens=1)
     assert sum(1 for _ in given.micro_batches(1)) == 64
@@ -153,7 +153,7 @@ def test_a_batch_without_trained_tokens_counts_as_an_update_and_changes_nothing(
     assert all(torch.equal(t, moments[name]) for name, t in learner.tensors().items())
 
 
-def test_a_rehearsal_takes_time_and_changes_nothing():
+def test_a_rehearsal_changes_nothing():
     learner, fresh = make(), make()
     before = copies(learner)
     assert learner.rehearse(batch()) > 0 and learner.updates == 0 and unchanged(learner, before)
@@ -162,7 +162,7 @@ def test_a_rehearsal_takes_time_and_changes_nothing():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("poison", ["loss", "gradient"])
-def test_a_loss_or_gradient_that_is_not_finite_raises_and_leaves_the_weights(poison, dtype):
+def test_a_nonfinite_loss_or_gradient_raises_and_keeps_the_weights(poison, dtype):
     learner, fresh = make(dtype=dtype, micro_batch_tokens=1), make(dtype=dtype, micro_batch_tokens=1)
     before, given = copies(learner), batch()
     if poison == "loss":  # of the last micro-batch alone, after the gradients of the others
@@ -177,11 +177,13 @@ def test_a_loss_or_gradient_that_is_not_finite_raises_and_leaves_the_weights(poi
     assert learner.updates == 0 and unchanged(learner, before)
     if poison == "gradient":
         hook.remove()
-    assert learner.step(given) == fresh.step(given) and unchanged(learner, copies(fresh))  # and nothing of it is left
+    assert learner.step(given) == fresh.step(given) and unchanged(
+        learner, copies(fresh)
+    )  # and the gradient is discarded
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_restored_learner_goes_on_to_the_same_bits(dtype, tmp_path):
+def test_a_restored_learner_gives_the_same_bits(dtype, tmp_path):
     def train(learner, steps):
         for _ in range(steps):
             learner.step(batch())

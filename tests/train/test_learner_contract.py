@@ -1,4 +1,4 @@
-"""The contract of a learner, for one process and for one, two and three ranks: the same updates, whoever takes them."""
+"""The contract of a learner: one process and one, two and three ranks make the same updates."""
 
 import math
 import os
@@ -48,7 +48,7 @@ def paths(tmp_path_factory):
 
 
 class Benches:
-    """Ranks by their number, started when first asked for and again when they were killed."""
+    """Ranks by their number, started on first use and restarted after they were killed."""
 
     def __init__(self, paths, parent):
         self.paths, self.parent, self.started = paths, parent, {}
@@ -135,19 +135,19 @@ def equal(found, expected):
 # ------------------------------------------------------------------------------------------------------------ split
 
 
-def test_rollouts_are_split_longest_first_to_the_rank_with_the_fewest_tokens():
+def test_the_longest_rollouts_are_assigned_first_to_the_rank_with_the_fewest_tokens():
     # 9 -> rank 0 (9, 0); 8 -> rank 1 (9, 8); 6 -> rank 1 (9, 14); 5 -> rank 0 (14, 14); 2 -> rank 0 (16, 14)
     lengths = torch.tensor([5, 9, 2, 7, 8, 6])
     shares = balanced_split(lengths, torch.tensor([0, 1, 2, 4, 5]), 2)  # row 3 has nothing to train
     assert [share.tolist() for share in shares] == [[1, 0, 2], [4, 5]]
 
 
-def test_ranks_without_rollouts_have_an_empty_share():
+def test_ranks_without_rollouts_have_an_empty_shard():
     shares = balanced_split(torch.tensor([4, 4]), torch.tensor([0, 1]), 3)
     assert [share.tolist() for share in shares] == [[0], [1], []]
 
 
-def test_every_rank_runs_equally_many_micro_batches(benches):
+def test_all_ranks_run_the_same_number_of_micro_batches(benches):
     """7 rollouts on 3 ranks are 3, 2 and 2 of them; 24 tokens hold two rollouts of 12 tokens."""
     benches.group(3)
     plans = benches.ranks(3).call("micro_batches", batch(), timeout_s=60)
@@ -160,7 +160,7 @@ def test_every_rank_runs_equally_many_micro_batches(benches):
 
 @pytest.mark.parametrize(("ranks", "model"), GROUPS)
 @pytest.mark.slow
-def test_gradient_and_twenty_updates_are_those_of_one_process(benches, ranks, model):
+def test_gradient_and_twenty_updates_equal_those_of_one_process(benches, ranks, model):
     group, single = benches.group(ranks, model), benches.single(model)
     for rows in (7, 1):  # uneven shares, and fewer rollouts than ranks
         pairs = zip(benches.gradients(group, batch(rows)), benches.gradients(single, batch(rows)), strict=True)
@@ -176,7 +176,7 @@ def test_gradient_and_twenty_updates_are_those_of_one_process(benches, ranks, mo
     assert group.updates == single.updates == 20
     after = benches.weights(single)
     close(benches.weights(group), after, atol=1e-4)
-    assert max(float((after[name] - before[name]).abs().max()) for name in after) > 5e-3  # they did move
+    assert max(float((after[name] - before[name]).abs().max()) for name in after) > 5e-3  # the weights changed
 
 
 @pytest.mark.parametrize("option", [{"gradient_checkpointing": True}, {"accumulate": "sharded"}, {"packing": "packed"}])
@@ -211,7 +211,7 @@ def test_a_batch_without_trained_tokens_counts_as_an_update_and_changes_nothing(
     assert equal(benches.weights(group), before)
 
 
-def test_a_rehearsal_takes_time_and_changes_nothing(benches):
+def test_a_rehearsal_changes_nothing(benches):
     group = benches.group(2)
     before = benches.weights(group)
     assert group.rehearse(batch()) > 0 and group.updates == 0 and equal(benches.weights(group), before)
@@ -220,7 +220,7 @@ def test_a_rehearsal_takes_time_and_changes_nothing(benches):
 @pytest.mark.parametrize("poison", ["loss", "gradient"])
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.slow
-def test_what_is_not_finite_in_one_ranks_rollouts_raises_on_all_and_leaves_the_weights(benches, ranks, poison):
+def test_a_nonfinite_value_on_one_rank_raises_on_all_and_keeps_the_weights(benches, ranks, poison):
     group, single, given = benches.group(ranks), benches.single(), batch()
     before = benches.weights(group)
     if poison == "loss":
@@ -230,7 +230,7 @@ def test_what_is_not_finite_in_one_ranks_rollouts_raises_on_all_and_leaves_the_w
     with pytest.raises(BadGradient, match="the loss is nan" if poison == "loss" else "the gradient's norm is inf"):
         group.step(bad)
     assert group.updates == 0 and equal(benches.weights(group), before)
-    ours, theirs = group.step(given), single.step(given)  # and nothing of it is left
+    ours, theirs = group.step(given), single.step(given)  # and the gradient is discarded
     assert ours.loss == pytest.approx(theirs.loss, abs=1e-5)
     assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=1e-4)
     close(benches.weights(group), benches.weights(single), atol=1e-5)
@@ -239,7 +239,7 @@ def test_what_is_not_finite_in_one_ranks_rollouts_raises_on_all_and_leaves_the_w
 # ---------------------------------------------------------------------------------------------------------- weights
 
 
-def test_weights_through_shared_memory_are_the_learners(benches):
+def test_weights_in_shared_memory_equal_those_of_the_learner(benches):
     group, single = benches.group(2), benches.single()
     group.step(batch())
     single.step(batch())
@@ -250,7 +250,7 @@ def test_weights_through_shared_memory_are_the_learners(benches):
     close(received, benches.weights(single), atol=1e-6)
 
 
-def test_ranks_send_a_vllm_server_what_is_in_the_exported_checkpoint(benches, tmp_path):
+def test_weights_that_ranks_send_to_vllm_equal_the_exported_checkpoint(benches, tmp_path):
     config = replace(CONFIG, placement=Placement(engine="vllm"))
     group = benches.group(2, "qwen3-moe-untied", config)
     group.step(batch())
@@ -280,7 +280,7 @@ def test_the_export_is_an_ordinary_model_with_the_learners_weights(benches, mode
 
 @pytest.mark.parametrize("model", ["qwen3", "qwen3-moe-untied"])
 @pytest.mark.slow
-def test_what_two_ranks_save_goes_on_on_three_and_on_one(benches, model, tmp_path):
+def test_a_checkpoint_of_two_ranks_resumes_on_three_and_on_one(benches, model, tmp_path):
     two = benches.group(2, model)
     (tmp_path / "first").mkdir()  # as the store of checkpoints does
     (tmp_path / "later").mkdir()
@@ -305,7 +305,7 @@ def test_what_two_ranks_save_goes_on_on_three_and_on_one(benches, model, tmp_pat
     close(benches.weights(other), benches.weights(fresh), atol=1e-5)
 
 
-def test_equal_ranks_go_on_to_the_same_bits(benches, tmp_path):
+def test_a_resume_with_equal_ranks_gives_the_same_bits(benches, tmp_path):
     two = benches.group(2)
     two.step(batch(seed=1))
     two.save(tmp_path)
@@ -317,14 +317,16 @@ def test_equal_ranks_go_on_to_the_same_bits(benches, tmp_path):
     assert equal(benches.weights(again), expected)
 
 
-def test_a_checkpoint_of_another_model_or_of_one_process_is_refused_with_what_to_do(benches, tmp_path):
+def test_a_checkpoint_of_another_model_or_of_one_process_is_refused(benches, tmp_path):
     two, single = benches.group(2), benches.single()
     (tmp_path / "two").mkdir()  # as the store of checkpoints does
     two.save(tmp_path / "two")
     single.save(tmp_path / "one")
     with pytest.raises(ConfigError, match=r"several trainer ranks.*placement.trainer_ranks = 2 or more"):
         single.load(tmp_path / "two", 1)
-    with pytest.raises(ConfigError, match=r"what one process wrote; allowed: placement.trainer_ranks = 1 to resume"):
+    with pytest.raises(
+        ConfigError, match=r"was written by one process.*; allowed: placement.trainer_ranks = 1 to resume"
+    ):
         two.load(tmp_path / "one", 1)
     with pytest.raises(ConfigError, match=r"another model: 1 of them differ, the first is lm_head.weight \(no such"):
         benches.group(2, "qwen3-untied").load(tmp_path / "two", 1)
@@ -336,7 +338,7 @@ def test_a_checkpoint_of_another_model_or_of_one_process_is_refused_with_what_to
 # ------------------------------------------------------------------------------------------------------------ deaths
 
 
-def test_a_rank_killed_in_a_collective_is_named_and_no_process_is_left(benches):
+def test_a_rank_killed_in_a_collective_is_named_and_all_processes_end(benches):
     group = benches.group(2)
     ranks = benches.ranks(2)
     first, second = (process.pid for process in ranks._processes)
@@ -371,6 +373,6 @@ def test_a_rank_that_ends_fails_or_hangs_is_named(how, message, tmp_path):
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def test_what_a_user_can_cause_passes_through_as_itself_though_the_other_rank_waits():
+def test_user_errors_are_raised_unchanged_while_the_other_rank_waits():
     with pytest.raises(ConfigError, match="got nothing"):
         RankProcesses([Misbehaving("refuse", rank) for rank in range(2)])

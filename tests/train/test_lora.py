@@ -1,4 +1,4 @@
-"""A learner whose policy has adapters, by the contract of learners, against numbers by hand and against peft itself."""
+"""A learner whose policy has adapters, against the learner contract, values computed by hand, and peft."""
 
 import warnings
 from dataclasses import replace
@@ -62,7 +62,7 @@ def plain(name, weights):
 # --------------------------------------------------------------------------------------------------- what is trained
 
 
-def test_adapters_alone_are_trained_and_the_models_own_weights_keep_their_bits():
+def test_only_adapters_are_trained():
     learner = make()
     before = {name: p.detach().clone() for name, p in learner.policy.model.named_parameters()}
     for _ in range(3):
@@ -76,14 +76,14 @@ def test_adapters_alone_are_trained_and_the_models_own_weights_keep_their_bits()
     assert len(learner.tensors()) == 4 * 28
 
 
-def test_adapters_begin_without_any_effect():
+def test_new_adapters_have_no_effect():
     source, weights = tiny_model("qwen3"), merged(make())
     assert weights.keys() == dict(source.named_parameters()).keys()
     assert all(torch.equal(weights[name], p) for name, p in source.named_parameters())
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_gradient_is_that_of_the_merged_matrices_by_the_chain_rule(name):
+def test_the_gradient_follows_from_that_of_the_merged_matrices(name):
     """dL/dA = s B^T dL/dW and dL/dB = s dL/dW A^T, with dL/dW of a plain model that has the merged weights."""
     learner = trained(name)
     given = training_batch()
@@ -120,7 +120,7 @@ def test_any_split_packing_and_recomputed_activations_give_the_same_gradient():
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_an_engine_with_the_merged_weights_samples_with_the_learners_log_probabilities(name, tmp_path):
+def test_an_engine_with_merged_weights_has_the_log_probabilities_of_the_learner(name, tmp_path):
     learner, channel = trained(name), DirectoryChannel(tmp_path)
     learner.send(3, channel)
     policy = plain(name, channel.receive(3))
@@ -132,10 +132,10 @@ def test_an_engine_with_the_merged_weights_samples_with_the_learners_log_probabi
     rollouts = [(PROMPTS[done.id[0]], done.rollout) for done in finished]
     difference = learner.check(3, rollouts)
     assert difference.largest < 1e-4 and difference.tokens > 30, difference
-    assert check_current(Policy(tiny_model(name)), 3, rollouts, bound=9.0).largest > 1e-3  # it did train
+    assert check_current(Policy(tiny_model(name)), 3, rollouts, bound=9.0).largest > 1e-3  # the weights changed
 
 
-def test_weights_in_bf16_are_rounded_once_and_stay_within_the_bound_of_the_replay(tmp_path):
+def test_merged_bf16_weights_are_rounded_once_and_pass_the_replay(tmp_path):
     learner = trained(dtype=torch.bfloat16)
     assert {p.dtype for _, p in learner.policy.trained()} == {torch.bfloat16}
     assert {master.dtype for master in learner._masters} == {torch.float32}
@@ -153,7 +153,7 @@ def test_weights_in_bf16_are_rounded_once_and_stay_within_the_bound_of_the_repla
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_export_is_pefts_own_merge_and_the_adapter_loads_over_the_model_of_before(name, tmp_path):
+def test_the_export_equals_the_merge_by_peft_and_the_adapter_loads_with_the_base_model(name, tmp_path):
     tiny_model(name).save_pretrained(tmp_path / "base")
     policy = LoraPolicy(load_policy(str(tmp_path / "base")), SMALL, seed=0)
     learner = SingleLearner(policy, SETTINGS, Reinforce(), checkpoint_names=True)
@@ -179,7 +179,7 @@ def test_the_export_is_pefts_own_merge_and_the_adapter_loads_over_the_model_of_b
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_restored_learner_goes_on_to_the_same_bits(dtype, tmp_path):
+def test_a_restored_learner_gives_the_same_bits(dtype, tmp_path):
     original, copy = trained(dtype=dtype), make(dtype=dtype)
     original.save(tmp_path)
     copy.load(tmp_path, updates=3)
@@ -200,8 +200,8 @@ def test_a_checkpoint_of_all_weights_or_of_another_rank_is_refused(tmp_path):
             make().load(tmp_path / name, updates=0)
 
 
-def test_training_by_adapters_raises_the_reward_of_samples_of_the_merged_model(tmp_path):
-    """The reward is the share of the sampled tokens below 24, of a vocabulary of 48; each update is on policy."""
+def test_training_adapters_raises_the_reward_of_the_merged_model(tmp_path):
+    """The reward is the share of sampled tokens below 24 in a vocabulary of 48; each update is on policy."""
     learner, channel = make(settings=AdamW(learning_rate=1e-2, warmup_steps=0, eps=1e-8)), DirectoryChannel(tmp_path)
     policy = Policy(tiny_model("qwen3", seed=9))
     rule, rewards = LengthRule(thinking=None, answer_tokens=12, max_tokens=12), []
@@ -242,7 +242,7 @@ def test_training_flops_by_hand():
 
 
 def test_training_flops_agree_with_torchs_counter():
-    """It counts no gradient by the inputs of the first layer's q, k and v, which come from the frozen embedding."""
+    """torch does not compute the gradient for the inputs of the first layer's q, k and v (frozen embedding)."""
     model = tiny_model("llama", attn_implementation="eager")
     plain_shape, policy = model_shape(model), LoraPolicy(Policy(model), SMALL, seed=0)
     for module in policy.model.modules():
@@ -283,7 +283,7 @@ def test_targets_are_the_linear_modules_of_the_layers_and_never_the_head():
         ("qwen3-moe", ("experts",), r"got 'experts', which is no linear module of the decoder layers \(model.layers.0"),
     ],
 )
-def test_what_cannot_have_an_adapter_is_refused_with_what_can(name, targets, message):
+def test_invalid_targets_are_refused_with_the_allowed_ones(name, targets, message):
     with pytest.raises(ConfigError, match=message):
         LoraPolicy(Policy(tiny_model(name)), Lora(targets=targets), seed=0)
 

@@ -1,4 +1,4 @@
-"""A whole run with adapters: in processes of its own, resumed to the same bits, exported merged and as an adapter."""
+"""A whole run with adapters: separate processes, a resume to the same bits, a merged export and an adapter export."""
 
 import json
 
@@ -19,7 +19,7 @@ def run(lab_model, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_engines_sample_with_the_log_probabilities_of_the_learner_with_adapters(run):
+def test_engines_have_the_log_probabilities_of_the_learner_with_adapters(run):
     path, _ = run
     metrics = runs.rows(path, "metrics.jsonl")
     assert len(metrics) == 12 and 0 <= max(row["replay_difference"] for row in metrics) < 1e-4
@@ -27,7 +27,7 @@ def test_engines_sample_with_the_log_probabilities_of_the_learner_with_adapters(
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_to_the_same_bits(run, lab_model, tmp_path):
+def test_a_stopped_run_resumes_to_the_same_bits(run, lab_model, tmp_path):
     whole, _ = run
     runs.train(lab_model, tmp_path / "stopped", *LORA, "--steps", "6")  # an evaluation is due there in any case
     process = runs.start(["resume", str(tmp_path / "stopped"), "--steps", "12"])
@@ -39,7 +39,7 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_bits(run, lab_model, tmp_pat
 
 
 @pytest.mark.slow
-def test_checkpoints_hold_the_adapters_and_their_moments_alone(run):
+def test_checkpoints_contain_only_the_adapters_and_their_moments(run):
     path, _ = run
     (latest, *_) = sorted((path / "checkpoints").iterdir(), reverse=True)
     names = json.loads((latest / "learner.json").read_text())
@@ -47,7 +47,7 @@ def test_checkpoints_hold_the_adapters_and_their_moments_alone(run):
 
 
 @pytest.mark.slow
-def test_the_exported_model_is_the_base_with_the_exported_adapter(run, lab_model):
+def test_the_exported_model_equals_the_base_with_the_exported_adapter(run, lab_model):
     path, _ = run
     model, base = load_file(path / "model/model.safetensors"), load_file(lab_model / "model.safetensors")
     adapter = load_file(path / "adapter/adapter_model.safetensors")
@@ -65,7 +65,7 @@ def test_the_exported_model_is_the_base_with_the_exported_adapter(run, lab_model
 
 
 @pytest.mark.slow
-def test_a_target_that_does_not_exist_is_refused_before_anything_is_made(lab_model, tmp_path):
+def test_an_unknown_target_is_refused_before_files_are_created(lab_model, tmp_path):
     words = ["--model", str(lab_model), "--run-dir", str(tmp_path / "run"), "--model.lora.targets", '["wq"]']
     text, _ = (process := runs.start(["train", *words, *runs.SMALL])).communicate(timeout=120)
     assert process.returncode == 2 and "Traceback" not in text, text

@@ -1,4 +1,4 @@
-"""Which library multiplies: the choice by time, its place in the cache and in config.toml, and equal results."""
+"""The library for FP32 products: choice by timing, cache, config.toml, and equal results."""
 
 import json
 import tomllib
@@ -45,7 +45,7 @@ def test_the_clearly_faster_library_is_chosen(took, library):
     assert choose(WORK, lambda work: took) == library
 
 
-def test_a_machine_keeps_its_first_choice_whatever_a_later_timing_says(own_cache):
+def test_a_machine_keeps_its_first_choice(own_cache):
     assert choose(WORK, lambda work: {"onednn": 1.0, "torch": 0.5}) == "torch"
     assert choose(WORK, lambda work: {"onednn": 0.5, "torch": 1.0}) == "torch"
     (file,) = (own_cache / "matmul").iterdir()
@@ -54,7 +54,7 @@ def test_a_machine_keeps_its_first_choice_whatever_a_later_timing_says(own_cache
     assert choose(other, lambda work: {"onednn": 0.5, "torch": 1.0}) == "onednn"
 
 
-def test_the_choice_of_a_process_that_was_first_counts_for_the_one_that_measured_beside_it():
+def test_the_first_of_two_processes_that_measure_at_once_decides():
     def timed(work):
         assert choose(work, lambda work: {"onednn": 1.0, "torch": 0.5}) == "torch"  # the other process
         return {"onednn": 0.5, "torch": 1.0}
@@ -62,7 +62,7 @@ def test_the_choice_of_a_process_that_was_first_counts_for_the_one_that_measured
     assert choose(WORK, timed) == "torch"
 
 
-def test_every_weight_is_counted_once_and_a_tied_head_as_head():
+def test_every_weight_is_counted_once_with_a_tied_head():
     # 2 layers of a Qwen3 32 wide: see the shapes of its own weights
     policy = Policy(tiny_model("qwen3"))
     products = products_of(policy, 64, 1, backward=False)
@@ -70,7 +70,7 @@ def test_every_weight_is_counted_once_and_a_tied_head_as_head():
     assert total == policy.shape.matmul_params
 
 
-def test_both_libraries_are_timed_in_turns(monkeypatch):
+def test_the_timings_of_the_libraries_alternate(monkeypatch):
     asked = []
 
     def recording(name):
@@ -92,7 +92,7 @@ def test_a_large_weight_is_timed_in_part_and_scaled_up():
     assert (case.x_NI.shape, case.weight_OI.shape, case.scale) == ((16, 1024), (8192, 1024), 16.0)
 
 
-def test_a_policy_computes_by_the_library_it_is_given_and_both_agree(monkeypatch):
+def test_a_policy_uses_the_given_library_and_both_agree(monkeypatch):
     tokens_BT = torch.arange(24).view(2, 12)
     trained_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
     trained_BT[:, 0] = False
@@ -114,7 +114,7 @@ def test_a_policy_computes_by_the_library_it_is_given_and_both_agree(monkeypatch
 
 
 @pytest.mark.parametrize("engine, trainer", [("onednn", "torch"), ("torch", "onednn"), ("torch", "torch")])
-def test_an_engine_of_one_library_is_replayed_by_a_trainer_of_the_other(engine, trainer):
+def test_engine_and_trainer_with_different_libraries_pass_the_replay(engine, trainer):
     rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=12)
     made = torch_engine(
         Policy(tiny_model("qwen3"), matmul=engine), slots=4, prompt_tokens=3, rule=rule, sampling=Sampling()
@@ -131,7 +131,7 @@ def test_an_engine_of_one_library_is_replayed_by_a_trainer_of_the_other(engine, 
         np.testing.assert_allclose(done.rollout.logps, logp_N.numpy(), atol=2e-5)
 
 
-def test_each_side_is_asked_with_its_own_rows_and_only_what_is_auto_changes():
+def test_each_side_is_measured_with_its_rows_and_only_auto_changes():
     text = "[hardware]\ndevice = 'cpu'\ntrainer_threads = 2\ngenerator_threads = 1\n[rollouts]\nslots = 48"
     config = parse_config(text + "\n[placement]\ngenerators = 2", "test")
     asked, policy = [], Policy(tiny_model("qwen3"))
@@ -153,14 +153,14 @@ def test_a_run_saved_before_there_was_a_choice_keeps_onednn():
     assert (found.generator_matmul, found.trainer_matmul) == ("onednn", "onednn")
 
 
-def test_onednn_is_refused_on_a_gpu_where_auto_is_torch(monkeypatch):
+def test_onednn_is_refused_on_a_gpu_and_auto_is_torch(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(ConfigError, match=r"hardware.trainer_matmul: got 'onednn' with hardware.device = 'cuda'"):
         resolve_hardware(Hardware(device="cuda", trainer_matmul="onednn"))
     assert resolve_hardware(Hardware(device="cuda")).generator_matmul == "torch"
 
 
-def test_a_run_records_its_choice_and_keeps_it_when_resumed_though_the_other_is_faster_now(tmp_path, monkeypatch):
+def test_a_resumed_run_keeps_its_recorded_choice(tmp_path, monkeypatch):
     tokenizer = make_tokenizer()
     make_model(TinyModel(width=32), tokenizer).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")

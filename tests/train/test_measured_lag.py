@@ -1,4 +1,4 @@
-"""The lag that `rollouts.lag_ticks = "measure"` sets, by hand."""
+"""The lag set by `rollouts.lag_ticks = "measure"`, against values computed by hand."""
 
 from types import SimpleNamespace
 
@@ -13,7 +13,7 @@ from scalerl.types import GeneratorStats, Group, Prompt, Rollout, Score, ScoredG
 
 
 @pytest.mark.parametrize(("update_s", "lag"), [(0.02, 9), (0.2, 30)])
-def test_it_is_one_and_a_half_times_the_longer_of_an_update_and_a_batch_in_decode_steps(update_s, lag):
+def test_the_lag_is_one_and_a_half_times_the_longer_of_update_and_batch(update_s, lag):
     # 4 completions of 15 tokens over 10 slots are 6 steps; a step takes 1 s / 100, so updates take 2 or 20 steps
     rollout = Rollout(np.zeros(15), np.zeros(15), np.zeros(15), np.ones(15, bool), False, False)
     group = Group(Visit(Prompt("0" * 16, "q", (1,), "a", "t"), 0, 0), (rollout,) * 2, 0)

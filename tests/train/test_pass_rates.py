@@ -1,4 +1,4 @@
-"""What the curriculum is told of a batch."""
+"""Pass rates that are recorded in the curriculum."""
 
 from collections import deque
 from types import SimpleNamespace
@@ -12,8 +12,8 @@ from scalerl.types import GeneratorStats
 
 
 @pytest.mark.parametrize(("passed", "of"), [(9, 10), (18, 20), (27, 30), (7, 10), (3, 5)])
-def test_a_pass_rate_reaches_the_share_that_it_is(passed, of):
-    """In single precision 9/10, 18/20 and 27/30 are below 0.9, and such prompts were never retired."""
+def test_pass_rates_are_computed_in_double_precision(passed, of):
+    """In single precision 9/10, 18/20 and 27/30 are below 0.9, so such prompts would never be retired."""
     told = []
     curriculum = SimpleNamespace(record=lambda visit, rate: told.append(rate))
     run = SimpleNamespace(curriculum=curriculum, progress=Progress(), _lately=deque())

@@ -1,4 +1,4 @@
-"""Branches and tags of the hub are recorded as the commits that they name when a run starts."""
+"""Hub branches and tags are recorded as their commits when a run starts."""
 
 import huggingface_hub
 import pytest
@@ -16,7 +16,7 @@ COMMITS = {
 
 @pytest.fixture
 def asked(monkeypatch):
-    """A hub that knows three repositories; returns what it was asked."""
+    """A fake hub with three repositories; returns the list of requests."""
     seen = []
 
     def repo_info(self, repo_id, *, revision, repo_type, timeout):
@@ -39,7 +39,7 @@ def config(tmp_path, model='path = "Qwen/Qwen3-0.6B"', suite='{ path = "aime-24"
     return read_config(tmp_path / "run.toml", [])
 
 
-def test_model_and_data_sets_get_their_commits_and_files_stay(tmp_path, asked):
+def test_hub_models_and_data_sets_get_commits_and_files_do_not_change(tmp_path, asked):
     notes = []
     found = pinned(config(tmp_path), notes.append)
     assert found.model.revision == "a" * 40
@@ -50,7 +50,7 @@ def test_model_and_data_sets_get_their_commits_and_files_stay(tmp_path, asked):
     assert asked == list(COMMITS)  # a commit needs no question
 
 
-def test_what_the_hub_does_not_answer_stays_and_is_noted(tmp_path, asked):
+def test_an_unresolved_revision_is_kept_with_a_note(tmp_path, asked):
     notes = []
     before = config(tmp_path, suite='"mbpp"')
     found = pinned(before, notes.append)
@@ -62,7 +62,7 @@ def test_what_the_hub_does_not_answer_stays_and_is_noted(tmp_path, asked):
 
 
 @pytest.mark.parametrize("name", ["directory", "model.gguf"])
-def test_models_on_this_machine_have_no_commit(tmp_path, asked, name):
+def test_local_models_have_no_commit(tmp_path, asked, name):
     (tmp_path / "directory").mkdir()
     found = pinned(config(tmp_path, model=f'path = "{tmp_path}/{name}"'), lambda text: None)
     assert found.model.revision == "main" and {kind for _, _, kind in asked} == {"dataset"}

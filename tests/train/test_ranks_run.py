@@ -1,4 +1,4 @@
-"""Whole runs with several trainer ranks: they train, a death is told by name, and resuming loses no bit."""
+"""Whole runs with several trainer ranks: training, a named dead rank, and a resume to the same bits."""
 
 import json
 import os
@@ -19,7 +19,7 @@ def undisturbed(lab_model, tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_two_ranks_take_the_first_update_of_one_process(undisturbed, lab_model, tmp_path):
+def test_the_first_update_of_two_ranks_equals_that_of_one_process(undisturbed, lab_model, tmp_path):
     runs.train(lab_model, tmp_path / "one", "--steps", "2")
     one, two = (runs.rows(path, "metrics.jsonl") for path in (tmp_path / "one", undisturbed))
     assert len(one) == 2 and len(two) == 8
@@ -32,7 +32,7 @@ def test_two_ranks_take_the_first_update_of_one_process(undisturbed, lab_model, 
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_ends_the_run_with_its_name_and_a_resume_loses_no_bit(undisturbed, lab_model, tmp_path):
+def test_a_killed_rank_ends_the_run_and_a_resume_gives_the_same_bits(undisturbed, lab_model, tmp_path):
     path = tmp_path / "killed"
     process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL, *TWO])
     runs.wait_for(lambda: len(runs.rows(path, "metrics.jsonl")) >= 5, what="five steps")
@@ -54,7 +54,7 @@ def test_a_rank_that_is_killed_ends_the_run_with_its_name_and_a_resume_loses_no_
 
 
 @pytest.mark.slow
-def test_a_damaged_share_of_one_rank_takes_the_run_back_to_the_checkpoint_before(undisturbed, tmp_path):
+def test_a_damaged_shard_makes_the_run_resume_from_the_checkpoint_before(undisturbed, tmp_path):
     path = tmp_path / "damaged"
     shutil.copytree(undisturbed, path)
     checkpoint = path / "checkpoints/step_000008"
@@ -69,7 +69,7 @@ def test_a_damaged_share_of_one_rank_takes_the_run_back_to_the_checkpoint_before
 
 
 @pytest.mark.slow
-def test_one_process_refuses_the_checkpoint_of_ranks_and_says_what_to_do(undisturbed, tmp_path):
+def test_one_process_refuses_a_checkpoint_of_several_ranks(undisturbed, tmp_path):
     path = tmp_path / "changed"
     shutil.copytree(undisturbed, path)
     config = path / "config.toml"

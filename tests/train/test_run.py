@@ -1,4 +1,4 @@
-"""Whole runs: what they write, that nothing but data decides, and that killing them loses nothing."""
+"""Whole runs: their files, determinism, and resumes after kills."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ def undisturbed(lab_model, tmp_path_factory):
     return path, runs.train(lab_model, path)
 
 
-def test_a_run_leaves_everything_it_promises(undisturbed):
+def test_a_run_writes_all_documented_files(undisturbed):
     path, printed = undisturbed
     for name in ("config.toml", "metrics.jsonl", "points.jsonl", "rollouts/samples.jsonl", "summary.json", "curve.png",
                  "model/config.json", "model/tokenizer.json", "model/model.safetensors",
@@ -42,7 +42,7 @@ def test_a_run_leaves_everything_it_promises(undisturbed):
     assert run_state(path).state == "finished" and read_status(path).message.startswith("trained 24 updates")
 
 
-def test_every_component_of_the_recipe_acted(undisturbed):
+def test_every_component_of_the_recipe_has_an_effect(undisturbed):
     path, _ = undisturbed
     metrics = runs.rows(path, "metrics.jsonl")
     assert max(m["staleness_max"] for m in metrics) >= 2 and max(m["staleness_max"] for m in metrics) <= 4
@@ -80,7 +80,7 @@ def test_the_saved_configuration_repeats_the_run(undisturbed, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_busy_machine_changes_no_bit(undisturbed, lab_model, tmp_path):
+def test_a_busy_machine_gives_equal_bits(undisturbed, lab_model, tmp_path):
     path, _ = undisturbed
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
     try:
@@ -93,7 +93,7 @@ def test_a_busy_machine_changes_no_bit(undisturbed, lab_model, tmp_path):
 
 
 @pytest.mark.slow
-def test_another_seed_is_another_run(undisturbed, lab_model, tmp_path):
+def test_another_seed_gives_another_run(undisturbed, lab_model, tmp_path):
     path, _ = undisturbed
     runs.train(lab_model, tmp_path / "seed", "--seed", "1")
     assert runs.outcome(tmp_path / "seed")["model"] != runs.outcome(path)["model"]
@@ -112,7 +112,7 @@ def test_another_seed_is_another_run(undisturbed, lab_model, tmp_path):
     ids=["ppo-off-policy", "on-policy", "eager-bf16"],
 )  # fmt: skip
 @pytest.mark.slow
-def test_other_recipes_run_on_the_same_machinery(lab_model, tmp_path, words):
+def test_other_recipes_run(lab_model, tmp_path, words):
     runs.train(lab_model, tmp_path / "run", *(w for w in words), "--steps", "8")
     metrics = runs.rows(tmp_path / "run", "metrics.jsonl")
     bound = 3 if "ppo-off-policy" in words else 0 if "0" in words else 4
@@ -129,8 +129,8 @@ def resume_to_the_end(path):
 
 
 def kill_at(path, process, row, victims, rng):
-    """Kill processes a moment after the run has written a given number of rows of metrics; return its output."""
-    # a resumed run cuts its files back before it starts its generator
+    """Kill processes shortly after the run has written a given number of metrics rows; return its output."""
+    # a resumed run truncates its files before it starts its generator
     runs.wait_for(lambda: process.poll() is not None or runs.children(process.pid), what="the generator")
     runs.wait_for(lambda: len(runs.rows(path, "metrics.jsonl")) >= row or process.poll() is not None, what=f"row {row}")
     time.sleep(rng.random() * 0.05)
@@ -148,7 +148,7 @@ def kill_at(path, process, row, victims, rng):
 
 
 @pytest.mark.slow
-def test_ten_kills_at_random_moments_give_the_same_weights_and_points(undisturbed, lab_model, tmp_path):
+def test_ten_kills_at_random_times_give_the_same_weights_and_points(undisturbed, lab_model, tmp_path):
     path, rng = tmp_path / "killed", random.Random(7)
     process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL])
     row = 0
@@ -167,7 +167,7 @@ def test_ten_kills_at_random_moments_give_the_same_weights_and_points(undisturbe
 
 
 @pytest.mark.slow
-def test_a_kill_inside_a_frozen_round_resumes_with_the_weights_of_the_round(lab_model, tmp_path):
+def test_a_kill_within_a_frozen_round_resumes_with_the_weights_of_the_round(lab_model, tmp_path):
     words = [
         "--recipe.off_policy",
         "ppo-off-policy",
@@ -188,7 +188,7 @@ def test_a_kill_inside_a_frozen_round_resumes_with_the_weights_of_the_round(lab_
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 @pytest.mark.slow
-def test_a_signal_stops_in_order_with_a_checkpoint_of_the_last_step(undisturbed, lab_model, tmp_path, number):
+def test_a_signal_stops_the_run_with_a_checkpoint_of_the_last_step(undisturbed, lab_model, tmp_path, number):
     path = tmp_path / "stopped"
     process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL])
     runs.wait_for(lambda: len(runs.rows(path, "metrics.jsonl")) >= 5, what="five steps")
@@ -204,7 +204,7 @@ def test_a_signal_stops_in_order_with_a_checkpoint_of_the_last_step(undisturbed,
 
 
 @pytest.mark.slow
-def test_a_finished_run_can_be_trained_on(undisturbed, lab_model, tmp_path):
+def test_a_finished_run_can_be_continued(undisturbed, lab_model, tmp_path):
     whole, path = tmp_path / "whole", tmp_path / "extended"
     runs.train(lab_model, whole, "--steps", "30")
     shutil.copytree(undisturbed[0], path)
@@ -215,7 +215,7 @@ def test_a_finished_run_can_be_trained_on(undisturbed, lab_model, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_of_before_goes_on_counting_flops_by_the_rule_it_began_with(undisturbed, tmp_path):
+def test_a_resumed_run_keeps_its_rule_for_counting_flops(undisturbed, tmp_path):
     path = tmp_path / "old"
     shutil.copytree(undisturbed[0], path)
     trainer = path / "checkpoints/step_000024/trainer.json"
@@ -225,13 +225,13 @@ def test_a_run_of_before_goes_on_counting_flops_by_the_rule_it_began_with(undist
     (path / "checkpoints/step_000024/manifest.json").unlink()
     process = runs.start(["resume", str(path), "--steps", "25"])
     text, _ = process.communicate(timeout=300)
-    assert process.returncode == 0 and "cannot be compared with those of other runs" in text, text
+    assert process.returncode == 0 and "cannot be compared with those of newer runs" in text, text
     assert "the checkpoint of step 24 is of an earlier version, without checksums" in text
     assert json.loads((path / "checkpoints/step_000025/trainer.json").read_text())["flops_rule"] == 1
 
 
 @pytest.mark.slow
-def test_a_condition_ends_the_run_as_finished_and_resume_overrules_it(lab_model, tmp_path):
+def test_a_condition_finishes_the_run_and_a_resume_overrules_it(lab_model, tmp_path):
     path = tmp_path / "conditioned"
     # certain from the fifth evaluation on, which is at step 8
     condition = "gain at 1.5x below 0.99 with probability 0.5"
@@ -245,7 +245,7 @@ def test_a_condition_ends_the_run_as_finished_and_resume_overrules_it(lab_model,
     assert len(runs.rows(path, "metrics.jsonl")) == 12 and "stopping, because" not in text
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_the_run_ends_in_the_same_bits(undisturbed, tmp_path):
+def test_a_damaged_checkpoint_is_skipped_and_the_run_ends_with_the_same_bits(undisturbed, tmp_path):
     path = tmp_path / "damaged"
     shutil.copytree(undisturbed[0], path)
     part = path / "checkpoints/step_000024/generator.safetensors"
@@ -259,18 +259,18 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_run_ends_in_the_same_bits(u
     assert (path / "checkpoints/damaged_step_000024-001/generator.safetensors").read_bytes() == data
 
 
-def test_a_run_directory_that_is_moved_ends_the_run_in_one_line_and_goes_on_where_it_is(lab_model, tmp_path):
+def test_a_moved_run_directory_ends_the_run_and_can_be_resumed(lab_model, tmp_path):
     path, there = tmp_path / "run", tmp_path / "moved"
     process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL, "--steps", "500"])
     runs.wait_for(lambda: list(path.glob("checkpoints/step_*")), what="a checkpoint")
     path.rename(there)
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 1 and "Traceback" not in text, text
-    assert f"{path} was moved while the run was going on. What was computed is in {there}; continue with:" in text
+    assert f"{path} was moved during the run. Its results are in {there}; continue with:" in text
     assert not path.exists() and runs.rows(there, "points.jsonl")
 
 
-def test_a_configuration_changed_before_a_resume_is_refused_by_name(undisturbed, tmp_path):
+def test_a_configuration_changed_before_a_resume_is_refused(undisturbed, tmp_path):
     path = tmp_path / "changed"
     shutil.copytree(undisturbed[0], path)
     config = path / "config.toml"

@@ -13,7 +13,7 @@ from scalerl.types import EvalPoint
 POINT = EvalPoint(100, 0.021, 3.1e14, 4200000, "arithmetic", 0.412, 0.006, 1000, 16)
 
 
-def test_a_directory_that_holds_a_run_is_left_alone(tmp_path):
+def test_a_directory_with_a_run_is_not_changed(tmp_path):
     RunDirectory.create(tmp_path / "run", LAB)
     before = (tmp_path / "run/config.toml").read_bytes()
     with pytest.raises(
@@ -24,7 +24,7 @@ def test_a_directory_that_holds_a_run_is_left_alone(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model/config.json", "metrics.jsonl", "notes.txt"])
-def test_a_directory_that_holds_anything_else_is_left_alone_too(tmp_path, name):
+def test_a_directory_with_other_files_is_not_changed(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
     first = name.partition("/")[0]
@@ -33,13 +33,13 @@ def test_a_directory_that_holds_anything_else_is_left_alone_too(tmp_path, name):
     assert (tmp_path / name).read_text() == "mine" and [p.name for p in tmp_path.iterdir()] == [first]
 
 
-def test_what_a_run_left_that_was_killed_before_it_saved_its_configuration_is_in_nobodys_way(tmp_path):
+def test_files_of_a_run_killed_before_it_saved_its_configuration_are_ignored(tmp_path):
     (tmp_path / "rollouts").mkdir()
     (tmp_path / ".lock").touch()
     assert RunDirectory.create(tmp_path, LAB).path == tmp_path
 
 
-def test_a_file_in_the_way_is_named(tmp_path):
+def test_a_file_at_the_path_is_named(tmp_path):
     (tmp_path / "run").write_text("x")
     with pytest.raises(ConfigError, match="is a file; give a directory"):
         RunDirectory.create(tmp_path / "run", LAB)
@@ -52,12 +52,12 @@ def test_two_processes_cannot_train_in_one_directory(tmp_path):
     assert held.path == tmp_path / "run"
 
 
-def test_resuming_where_nothing_is_says_so(tmp_path):
+def test_resuming_without_a_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"no run here \(no config.toml\); start one with `scalerl train --run-dir"):
         RunDirectory.resume(tmp_path)
 
 
-def test_points_come_back_and_rows_after_a_checkpoint_are_cut_off(tmp_path):
+def test_points_are_read_and_rows_after_a_checkpoint_are_removed(tmp_path):
     run = RunDirectory.create(tmp_path / "run", LAB)
     run.add_points([POINT])
     run.append("metrics.jsonl", [{"step": 1, "loss": 0.5}])
@@ -69,7 +69,7 @@ def test_points_come_back_and_rows_after_a_checkpoint_are_cut_off(tmp_path):
     assert run.points() == [POINT] and (tmp_path / "run/metrics.jsonl").read_text() == '{"step": 1, "loss": 0.5}\n'
 
 
-def test_a_fresh_name_is_found(tmp_path):
+def test_an_unused_name_is_found(tmp_path):
     (tmp_path / "lab-001").mkdir()
     assert next_directory(tmp_path, "lab").name == "lab-002"
 
@@ -91,7 +91,7 @@ def test_rows_are_on_disk_before_a_checkpoint_counts_them(tmp_path, monkeypatch)
     assert synced == [run.path / name for name in ROW_FILES]
 
 
-def test_rows_that_are_there_pass_and_later_ones_do_not_matter(tmp_path):
+def test_existing_rows_pass_and_later_rows_do_not_matter(tmp_path):
     run, state = counted(tmp_path / "run")
     run.append("metrics.jsonl", [{"step": 2}])
     run.check_rows(state)
@@ -99,7 +99,7 @@ def test_rows_that_are_there_pass_and_later_ones_do_not_matter(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "points.jsonl"])
-def test_rows_that_are_missing_or_changed_are_found(tmp_path, name):
+def test_missing_or_changed_rows_are_detected(tmp_path, name):
     run, state = counted(tmp_path / "run")
     file = run.path / name
     whole = file.read_text()  # {"step": 1, "text": "abc"} and the end of the line: 27 bytes
@@ -115,7 +115,7 @@ def test_rows_that_are_missing_or_changed_are_found(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["rollouts.jsonl", "rollouts/samples.jsonl"])
-def test_samples_that_are_short_are_no_reason_to_stop_and_get_no_nul_bytes(tmp_path, name):
+def test_truncated_samples_do_not_stop_a_run_and_get_no_nul_bytes(tmp_path, name):
     run, state = counted(tmp_path / "run")
     run.append(name, [{"step": 2}])
     state["cursors"][name] = 99
@@ -123,11 +123,13 @@ def test_samples_that_are_short_are_no_reason_to_stop_and_get_no_nul_bytes(tmp_p
     (run.path / name).write_text(whole + '{"half')
     run.check_rows(state)
     (note,) = run.rewind(state)
-    assert note.startswith(f"{name} has 45 bytes, and the checkpoint counts 99") and "goes on with the samples" in note
+    assert (
+        note.startswith(f"{name} has 45 bytes, and the checkpoint counts 99") and "continues with the samples" in note
+    )
     assert (run.path / name).read_text() == whole
 
 
-def test_the_digest_of_rows_goes_on_where_the_last_one_ended(tmp_path):
+def test_the_digest_of_rows_is_incremental(tmp_path):
     run, first = counted(tmp_path / "run")
     run.append("metrics.jsonl", [{"step": 2}])
     cursors = run.cursors()
@@ -137,7 +139,7 @@ def test_the_digest_of_rows_goes_on_where_the_last_one_ended(tmp_path):
     run.check_rows({"cursors": cursors, "row_digests": second})
 
 
-def test_a_checkpoint_of_earlier_versions_counts_sizes_alone(tmp_path):
+def test_for_a_checkpoint_of_an_earlier_version_only_sizes_are_checked(tmp_path):
     run, state = counted(tmp_path / "run")
     (run.path / "metrics.jsonl").write_text("x" * 27)
     run.check_rows({"cursors": state["cursors"]})
@@ -146,17 +148,19 @@ def test_a_checkpoint_of_earlier_versions_counts_sizes_alone(tmp_path):
         run.check_rows({"cursors": state["cursors"]})
 
 
-def test_points_that_cannot_be_read_are_named(tmp_path):
+def test_an_unreadable_points_file_is_named(tmp_path):
     run, _ = counted(tmp_path / "run")
     (run.path / "points.jsonl").write_text("{\n")
     with pytest.raises(ConfigError, match=r"points.jsonl: a row cannot be read"):
         run.points()
 
 
-def test_a_run_does_not_write_where_it_is_no_more(tmp_path):
+def test_a_moved_run_does_not_write_to_the_old_path(tmp_path):
     run, _ = counted(tmp_path / "run")
     (tmp_path / "run").rename(tmp_path / "elsewhere")
-    with pytest.raises(RunMoved, match=r"was moved while .* is in .*/elsewhere; continue with: scalerl resume .*elsew"):
+    with pytest.raises(
+        RunMoved, match=r"was moved during .* are in .*/elsewhere; continue with: scalerl resume .*elsew"
+    ):
         run.append("metrics.jsonl", [{"step": 2}])
     RunDirectory.create(tmp_path / "run", LAB)  # another run in the same place is not written to either
     with pytest.raises(RunMoved, match="elsewhere"):
@@ -166,13 +170,13 @@ def test_a_run_does_not_write_where_it_is_no_more(tmp_path):
     assert not (tmp_path / "run/metrics.jsonl").exists() and (tmp_path / "run/config.toml").stat().st_size
 
 
-def test_a_run_whose_directory_was_removed_says_so(tmp_path):
+def test_a_removed_run_directory_is_reported(tmp_path):
     run, _ = counted(tmp_path / "run")
     shutil.rmtree(run.path)
-    assert run.moved() == f"{run.path} was removed while the run was going on, with what was computed"
+    assert run.moved() == f"{run.path} was removed during the run, with all its results"
 
 
-def test_a_run_directory_apart_from_its_model_and_data(tmp_path):
+def test_a_run_directory_must_not_overlap_with_model_or_data(tmp_path):
     for name in ("model", "data"):
         (tmp_path / name).mkdir()
     (tmp_path / "data/rows.jsonl").touch()

@@ -1,4 +1,4 @@
-"""Supervised warm start: its loss is cross-entropy, what it writes is a model for RL, and nothing is overwritten."""
+"""Supervised warm start: its loss is cross-entropy, RL can use its output, and nothing is overwritten."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def train(model, rows, out, stop=lambda: False, **settings):
     )
 
 
-def test_a_batch_trains_the_completion_tokens_and_their_weights_sum_to_one():
+def test_a_batch_trains_completion_tokens_with_weights_that_sum_to_one():
     batch = collate([demonstration(5, 6, 7, 8, prompt=2), demonstration(9, 4, prompt=1)])
     assert batch.tokens_BT.tolist() == [[5, 6, 7, 8], [9, 4, 0, 0]] and batch.length_B.tolist() == [4, 2]
     assert batch.trained_BT.tolist() == [[False, False, True, True], [False, True, False, False]]
@@ -65,7 +65,7 @@ def test_a_batch_trains_the_completion_tokens_and_their_weights_sum_to_one():
     assert batch.weights_BT.tolist() == [[0, 0, third, third], [0, third, 0, 0]]
 
 
-def test_the_loss_and_its_gradient_are_those_of_cross_entropy():
+def test_loss_and_gradient_equal_those_of_cross_entropy():
     rows = [demonstration(5, 6, 7, 8, 9, prompt=2), demonstration(9, 4, 3, prompt=1), demonstration(2, 2, prompt=1)]
     policy, reference = made_policy(), made_policy().model
     learner = SingleLearner(policy, AdamW(), Reinforce(), micro_batch_tokens=5)  # one row a micro-batch
@@ -82,7 +82,7 @@ def test_the_loss_and_its_gradient_are_those_of_cross_entropy():
     assert held_out_loss(policy, [], 5) is None
 
 
-def test_adapters_alone_are_trained_and_the_model_that_is_written_has_them_merged(model, rows, tmp_path):
+def test_adapters_are_trained_and_merged_into_the_written_model(model, rows, tmp_path):
     pytest.importorskip("peft")
     settings = {"lora_rank": 4, "lora_targets": "q_proj, down_proj"}
     outcome = train(model, rows, tmp_path / "out", steps=20, learning_rate=2e-2, held_out=0.2, **settings)
@@ -96,7 +96,7 @@ def test_adapters_alone_are_trained_and_the_model_that_is_written_has_them_merge
     }
 
 
-def test_an_epoch_holds_every_row_once_and_a_batch_at_most_its_tokens():
+def test_an_epoch_contains_every_row_once_and_batches_keep_their_size():
     rows = [demonstration(*[i] * length) for i, length in enumerate((4, 4, 3, 5, 9, 2))]
 
     def made(**changes):
@@ -114,7 +114,7 @@ def test_an_epoch_holds_every_row_once_and_a_batch_at_most_its_tokens():
     assert len(made()) > len(twice)  # three epochs by default
 
 
-def test_what_is_written_is_a_model_that_has_learned_its_rows(model, rows, tmp_path):
+def test_the_written_model_has_learned_its_rows(model, rows, tmp_path):
     out = tmp_path / "made"
     outcome = train(model, rows, out, steps=60, learning_rate=1e-2, batch_tokens=120, held_out=0.1)
     record = json.loads((out / "sft.json").read_text())
@@ -128,7 +128,7 @@ def test_what_is_written_is_a_model_that_has_learned_its_rows(model, rows, tmp_p
     prompt = tokenizer(json.loads(line)["prompt"], return_tensors="pt")["input_ids"]
     after = policy.logits(policy.hidden(torch.cat([prompt, prompt[:, :1]], dim=1))[0, -1:]).argmax()
     assert int(after) == tokenizer.eos_token_id  # an answer of one digit, then the end
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["made", "rows.jsonl"]  # nothing half made is left
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["made", "rows.jsonl"]  # no temporary directory is left
 
 
 def test_equal_settings_give_equal_weights(model, rows, tmp_path):
@@ -138,7 +138,7 @@ def test_equal_settings_give_equal_weights(model, rows, tmp_path):
     assert (first / "model.safetensors").read_bytes() == (again / "model.safetensors").read_bytes()
 
 
-def test_a_directory_that_holds_something_is_left_as_it_is(model, rows, tmp_path):
+def test_a_nonempty_directory_is_not_changed(model, rows, tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("x")
     (tmp_path / "file").write_text("x")
@@ -154,7 +154,7 @@ def test_a_directory_that_holds_something_is_left_as_it_is(model, rows, tmp_path
     assert (tmp_path / "empty" / "sft.json").exists()
 
 
-def test_a_loss_that_is_not_finite_is_said_with_what_to_do_and_nothing_is_written(model, rows, tmp_path, monkeypatch):
+def test_a_nonfinite_loss_is_reported_and_nothing_is_written(model, rows, tmp_path, monkeypatch):
     def fail(learner, batch):
         raise BadGradient("the loss is nan")
 
@@ -175,7 +175,7 @@ def test_gradient_checkpointing_changes_no_loss(model, rows, tmp_path):
     assert [row["loss"] for row in saving] == pytest.approx([row["loss"] for row in plain], rel=1e-5)
 
 
-def test_an_interrupt_ends_after_the_step_and_keeps_what_was_learned(model, rows, tmp_path, monkeypatch, capsys):
+def test_an_interrupt_ends_after_the_step_and_writes_the_weights(model, rows, tmp_path, monkeypatch, capsys):
     step = module._step
 
     def interrupted(*given):
@@ -198,7 +198,7 @@ def test_an_interrupt_ends_after_the_step_and_keeps_what_was_learned(model, rows
     assert "saved (stopped after 2 updates)" in said.out and "the model so far is saved" in said.err
 
 
-def test_the_command_line_says_losses_and_where_the_model_is(model, rows, tmp_path, capsys):
+def test_the_command_line_prints_losses_and_the_path_of_the_model(model, rows, tmp_path, capsys):
     words = ["sft", str(model), "--data", str(rows), "--out", str(tmp_path / "made"), "--epochs", "1", "--batch-tokens"]
     assert cli.main([*words, "60", "--held-out", "0.1"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -220,7 +220,7 @@ def test_the_command_line_says_losses_and_where_the_model_is(model, rows, tmp_pa
         (["nowhere.gguf", "--data", "x.jsonl"], "nowhere.gguf is no such file"),
     ],
 )
-def test_what_a_user_can_get_wrong_is_one_line(words, said, model, tmp_path, monkeypatch, capsys):
+def test_user_errors_are_reported_in_one_line(words, said, model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

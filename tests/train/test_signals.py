@@ -13,7 +13,7 @@ NAMES = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
 
 
 def read_until(process, text, seconds=120.0):
-    """Read what a process prints until a text is there; return all of it."""
+    """Read the output of a process until a text appears; return all of it."""
     said, until = "", time.monotonic() + seconds
     while text not in said:
         assert time.monotonic() < until, said
@@ -25,7 +25,7 @@ def read_until(process, text, seconds=120.0):
 
 @pytest.fixture
 def handlers():
-    """Give the signals back after a test."""
+    """Restore the signal handlers after a test."""
     before = {number: signal.getsignal(number) for number in NAMES}
     yield
     for number, handler in before.items():
@@ -33,7 +33,7 @@ def handlers():
 
 
 @pytest.mark.parametrize("number", NAMES)
-def test_a_signal_before_there_is_anything_to_save_ends_the_command_with_128_plus_its_number(number, handlers, capsys):
+def test_an_early_signal_ends_the_command_with_128_plus_its_number(number, handlers, capsys):
     code = exits.guarded(lambda: os.kill(os.getpid(), number) or 0)
     error = capsys.readouterr().err
     assert code == 128 + number and error.count("\n") == 1
@@ -41,7 +41,7 @@ def test_a_signal_before_there_is_anything_to_save_ends_the_command_with_128_plu
 
 
 @pytest.mark.parametrize("number", NAMES)
-def test_a_flag_that_was_asked_keeps_the_signal_for_the_next_time(number, handlers, capsys):
+def test_a_flag_remembers_its_signal(number, handlers, capsys):
     flag = exits.StopFlag()
     assert not flag()
     os.kill(os.getpid(), number)
@@ -74,7 +74,7 @@ def test_the_second_signal_ends_a_process_that_is_inside_a_c_function():
     assert "stopped at once by SIGHUP" in error and "Traceback" not in error
 
 
-def test_a_signal_in_the_warm_start_ends_it_and_leaves_nothing(tmp_path):
+def test_a_signal_during_the_warm_start_ends_it_and_leaves_no_files(tmp_path):
     process = runs.start(["train", "--run-dir", str(tmp_path / "run")], SCALERL_CACHE=str(tmp_path / "cache"))
     said = read_until(process, "warm start: training")
     process.send_signal(signal.SIGTERM)
@@ -96,7 +96,7 @@ def test_a_signal_while_the_generator_starts_stops_before_the_first_step(lab_mod
 
 
 @pytest.mark.slow
-def test_nothing_of_a_run_is_left_a_second_after_its_trainer_was_killed(lab_model, tmp_path):
+def test_all_processes_end_within_a_second_after_the_trainer_was_killed(lab_model, tmp_path):
     words = ["--run-dir", str(tmp_path / "run"), *runs.SMALL, "--placement.generators", "2", "--rollouts.slots", "8"]
     process = runs.start(["train", "--model", str(lab_model), *words])
     runs.wait_for(lambda: len(runs.descendants(process.pid)) >= 4, what="generator and two engines")
@@ -105,7 +105,7 @@ def test_nothing_of_a_run_is_left_a_second_after_its_trainer_was_killed(lab_mode
     assert not runs.left_of(started, 1.0)
 
 
-def test_two_signals_end_a_run_at_once_and_nothing_of_it_is_left(lab_model, tmp_path):
+def test_two_signals_end_all_processes_of_a_run_immediately(lab_model, tmp_path):
     process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(tmp_path / "run"), *runs.SMALL])
     runs.wait_for(lambda: runs.rows(tmp_path / "run", "metrics.jsonl"), what="a step")
     started = runs.descendants(process.pid)

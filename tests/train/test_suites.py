@@ -1,4 +1,4 @@
-"""A run with an evaluation suite beside its held-out prompts, and its rollouts as a user reads them."""
+"""A run with an evaluation suite next to its held-out prompts, and its rollouts as readable text."""
 
 import dataclasses
 import json
@@ -34,7 +34,7 @@ def run(lab_model, tmp_path_factory):
     return root / "run", text
 
 
-def test_a_suite_has_points_with_all_its_prompts_and_its_own_samples(run):
+def test_a_suite_has_points_with_all_its_prompts_and_its_number_of_samples(run):
     path, _ = run
     points = {task: [p for p in runs.rows(path, "points.jsonl") if p["task"] == task] for task in ("sums", "products")}
     assert [p["step"] for p in points["products"]] == [p["step"] for p in points["sums"]] == [0, 3, 6]
@@ -92,7 +92,7 @@ def test_every_evaluation_leaves_readable_rollouts_of_each_task(run):
 
 
 class Letters:
-    """Token 1 is "b": no vocabulary, but a decode."""
+    """A fake tokenizer that only decodes; token 1 is "b"."""
 
     def decode(self, tokens):
         return "".join(chr(97 + token) for token in tokens)
@@ -105,12 +105,12 @@ def scored(identity, task, samples, interrupted=False):
     return ScoredGroup(Group(visit, (rollout,) * samples, 3), (Score(-1.0, False, "no"),) * samples)
 
 
-def test_text_that_was_written_into_a_rollout_is_marked():
+def test_injected_text_is_marked():
     assert marked_text(Letters(), scored("1", "t", 1, interrupted=True).group.rollouts[0]) == "a⟦b⟧c"
     assert marked_text(Letters(), scored("1", "t", 1).group.rollouts[0]) == "abc"
 
 
-def test_a_sample_holds_the_replayed_groups_and_further_samples_where_prompts_are_few():
+def test_saved_samples_include_replayed_groups_and_further_samples_of_few_prompts():
     groups = [scored(f"{i}", "many" if i < 20 else "few", 2) for i in range(22)]
     rows = evaluation_rows(Letters(), 9, groups, {7: np.array([-0.5, 0.25, 0.0])}, 4)
     many, few = [row for row in rows if row["task"] == "many"], [row for row in rows if row["task"] == "few"]
@@ -121,13 +121,13 @@ def test_a_sample_holds_the_replayed_groups_and_further_samples_where_prompts_ar
 
 
 class Bytes:
-    """A token is a byte; a space at the start of what is decoded is dropped, as by many tokenizers."""
+    """A tokenizer of bytes that drops a leading space, as many tokenizers do."""
 
     def decode(self, tokens):
         return bytes(tokens).decode("utf-8", errors="replace").removeprefix(" ")
 
 
-def test_tokens_that_share_a_character_and_leading_spaces_have_texts_that_join_to_the_whole():
+def test_the_texts_of_tokens_join_to_the_whole_text():
     tokens = list("a b → c".encode())
     assert token_texts(Bytes(), tokens) == ["a", " ", "b", " ", "", "", "→", " ", "c"]
     assert token_texts(Bytes(), [0xFF, *b"x"]) == ["", "�x"]  # no character at all: it is not waited for for long
@@ -143,7 +143,7 @@ def test_the_detail_of_a_long_rollout_is_its_first_and_last_tokens(monkeypatch):
     }  # fmt: skip
 
 
-def test_the_group_that_is_written_is_one_whose_rewards_differ():
+def test_the_saved_group_has_different_rewards():
     alike, telling = scored("1", "t", 2), scored("2", "t", 2)
     telling = dataclasses.replace(telling, scores=(Score(1.0, True, ""), Score(-1.0, False, "no")))
     assert telling_group([alike, telling]) is telling and telling_group([alike]) is alike

@@ -1,4 +1,4 @@
-"""Whole runs of several tasks, and of a model with experts."""
+"""Whole runs with several tasks, and with a mixture of experts."""
 
 from itertools import pairwise
 
@@ -37,7 +37,7 @@ def train(model, path, *words, file=()):
 
 @pytest.fixture(scope="module")
 def mixed(lab_model, tmp_path_factory):
-    """The model has seen arithmetic alone: its curve of programs is flat at 0, and has no forecast."""
+    """The model was trained only on arithmetic, so its curve of programs is flat at 0 and has no forecast."""
     place = tmp_path_factory.mktemp("mixed")
     (place / "mixed.toml").write_text(TABLES)
     return place / "run", train(lab_model, place / "run", *MIXED, file=[place / "mixed.toml"])
@@ -69,7 +69,7 @@ def test_a_resumed_mixture_gives_the_same_weights_points_and_prompts(mixed, lab_
 
 @pytest.mark.slow
 def test_trainer_and_generator_agree_on_a_model_with_experts(tmp_path):
-    """Its weights are random, but large: a wrong layout, router or cache would show in every log-probability."""
+    """The weights are random but large, so a wrong layout, router or cache would change every log-probability."""
     torch.manual_seed(0)
     tokenizer = make_tokenizer()
     model = make_model(TinyModel(width=32, experts=4, active_experts=2), tokenizer)

@@ -20,7 +20,7 @@ BOTH = (ArithmeticTask(), ProgramsTask())
 SMALL = TinyModel(width=16, warm_start=WarmStart(steps=4, batch=4))
 
 
-def test_the_vocabulary_is_thirty_two_tokens_and_text_survives_it():
+def test_the_vocabulary_has_thirty_two_tokens_and_encodes_text_without_loss():
     tokenizer = make_tokenizer()
     text = "7+4*3=<think>7+4=1;~~~1*3=3;</think>3\n"
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -30,13 +30,15 @@ def test_the_vocabulary_is_thirty_two_tokens_and_text_survives_it():
 
 def test_an_untrained_model_does_not_pass_the_gate_and_nothing_is_saved(tmp_path):
     rows = []
-    with pytest.raises(ConfigError, match=r"knows .* of the 300 single steps, from 3 seeds; at least 99% are needed"):
+    with pytest.raises(
+        ConfigError, match=r"gets .* of the 300 single steps right, after 3 seeds; at least 99% are needed"
+    ):
         warm_start(SMALL, TASK, tmp_path / "made", rows.append)
     assert not (tmp_path / "made").exists() and rows[-1]["fact_accuracy"] < 0.5 and rows[0]["step"] == 4
     assert [row["seed"] for row in rows if "seed" in row] == [0, 1000, 2000]
 
 
-def test_a_stuck_warm_start_is_done_again_from_another_seed(tmp_path, monkeypatch):
+def test_a_failed_warm_start_is_repeated_with_another_seed(tmp_path, monkeypatch):
     found = [0.8, 1.0]
     monkeypatch.setattr(module, "fact_accuracy", lambda *args: found.pop(0))
     rows = []
@@ -53,16 +55,16 @@ def test_every_task_of_a_mixture_must_pass_the_gate(tmp_path, monkeypatch):
     assert [row["fact_accuracy"] for row in tried] == [0.8, 0.99]
     assert tried[0]["fact_accuracy_arithmetic"] == 1.0 and tried[0]["fact_accuracy_programs"] == 0.8
     monkeypatch.setattr(module, "fact_accuracy", lambda policy, tokenizer, facts: 0.5 if facts[0][0][0] == "," else 1.0)
-    with pytest.raises(ConfigError, match=r"knows 100.0% \(arithmetic\), 50.0% \(programs\) of the 300 single steps"):
+    with pytest.raises(ConfigError, match=r"gets 100.0% \(arithmetic\), 50.0% \(programs\) of the 300 single steps"):
         warm_start(SMALL, BOTH, tmp_path / "other", rows.append)
 
 
-def test_traces_come_in_one_order_whatever_that_of_the_tables():
+def test_the_order_of_traces_does_not_depend_on_the_order_of_the_tables():
     traces = [list(islice(generated.traces(data, SMALL.warm_start, 0.4, 0), 10)) for data in (BOTH, BOTH[::-1])]
     assert traces[0] == traces[1] and ["=" in prompt for prompt, _ in traces[0]] == [True, False] * 5
 
 
-def test_a_warm_start_is_made_once_and_keeps_its_log(tmp_path, monkeypatch):
+def test_a_warm_start_is_trained_once_and_keeps_its_log(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "GATE", 0.0)
     rows = []
     path = warm_start(SMALL, TASK, tmp_path / "made", rows.append)
@@ -74,13 +76,13 @@ def test_a_warm_start_is_made_once_and_keeps_its_log(tmp_path, monkeypatch):
     assert (path / "model.safetensors").read_bytes() == before
 
 
-def test_the_same_seed_makes_the_same_weights(tmp_path, monkeypatch):
+def test_the_same_seed_gives_the_same_weights(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "GATE", 0.0)
     one, two = (warm_start(SMALL, TASK, tmp_path / name, lambda row: None) for name in ("one", "two"))
     assert (one / "model.safetensors").read_bytes() == (two / "model.safetensors").read_bytes()
 
 
-def test_the_cache_tells_settings_apart_and_obeys_its_variable(tmp_path, monkeypatch):
+def test_the_cache_depends_on_the_settings_and_its_environment_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("SCALERL_CACHE", str(tmp_path))
     names = {warm_start_directory(model, task) for model, task in [
         (SMALL, TASK), (SMALL.model_copy(update={"width": 32}), TASK),
@@ -101,12 +103,12 @@ def test_the_cache_tells_settings_apart_and_obeys_its_variable(tmp_path, monkeyp
 
 
 def test_the_cached_model_of_the_default_lab_keeps_its_name():
-    """Whoever has made it once must not wait for it again because other tasks or models were added."""
+    """A user's cached model must stay valid when other tasks or models are added."""
     assert warm_start_directory(TinyModel(), TASK).name == "warm-da24b62a48c8d937"
 
 
 def test_the_gate_counts_single_steps_by_their_most_likely_digit(monkeypatch):
-    """A model that knows the right digits of sums alone gets 100 of 300 and a tenth or so of the rest at most."""
+    """A model that only knows the digits of sums gets 100 of 300 right, and about a tenth of the rest."""
     policy, tokenizer = Policy(make_model(SMALL, make_tokenizer())), make_tokenizer()
     facts = arithmetic.facts()
 
@@ -122,7 +124,7 @@ def test_the_gate_counts_single_steps_by_their_most_likely_digit(monkeypatch):
     assert fact_accuracy(policy, tokenizer, facts) == pytest.approx(100 / 300)
 
 
-def test_sft_on_the_command_line_saves_where_it_is_told_and_does_not_redo_it(tmp_path, monkeypatch, capsys):
+def test_sft_on_the_command_line_saves_the_model_and_does_not_repeat(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(module, "GATE", 0.0)
     assert cli.main(["sft", "--steps", "2", "--out", str(tmp_path / "made")]) == 0
     first = capsys.readouterr().out
@@ -141,6 +143,6 @@ def test_experts_share_the_width_of_the_dense_mlp():
     assert Policy(mixture).shape.matmul_params == Policy(dense).shape.matmul_params + router
 
 
-def test_a_width_that_does_not_divide_into_heads_is_said():
+def test_a_width_that_is_not_divisible_by_the_heads_is_refused():
     with pytest.raises(ConfigError, match=r"model\.width: got 18; allowed: a multiple of 2 x model\.heads = 4"):
         make_model(SMALL.model_copy(update={"width": 18}), make_tokenizer())

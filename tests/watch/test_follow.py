@@ -1,4 +1,4 @@
-"""Files are followed by their new bytes; pictures get the extremes of what they leave out; rollouts are found."""
+"""Following files, buckets of series, and searching rollouts."""
 
 import json
 import os
@@ -31,7 +31,7 @@ def write(path, numbers, mode="w"):
         file.writelines(json.dumps({"step": number}) + "\n" for number in numbers)
 
 
-def test_only_new_rows_are_read_and_half_a_row_when_it_is_whole(tmp_path, monkeypatch):
+def test_only_new_complete_rows_are_read(tmp_path, monkeypatch):
     path = tmp_path / "rows.jsonl"
     file = RowFile(path)
     assert steps(file) == []
@@ -48,7 +48,7 @@ def test_only_new_rows_are_read_and_half_a_row_when_it_is_whole(tmp_path, monkey
 
 
 @pytest.mark.parametrize("then", [[1], [1, 7], [1, 7, 8, 9], [4, 5, 6]])
-def test_a_file_that_was_cut_back_is_read_again_even_when_it_has_grown_beyond_what_was_read(tmp_path, then):
+def test_a_file_that_was_cut_back_is_reread_even_if_it_is_longer_now(tmp_path, then):
     path = tmp_path / "rows.jsonl"
     write(path, [1, 2, 3])
     file = RowFile(path)
@@ -70,7 +70,7 @@ def test_offsets_lead_to_rows_over_the_boundaries_of_chunks(tmp_path, monkeypatc
     assert len(lines) == 30
 
 
-def test_a_file_that_is_skipped_is_followed_from_its_last_whole_row(tmp_path):
+def test_a_skipped_file_is_followed_from_its_last_complete_row(tmp_path):
     path = tmp_path / "rows.jsonl"
     write(path, [1, 2])
     with path.open("a") as out:
@@ -82,7 +82,7 @@ def test_a_file_that_is_skipped_is_followed_from_its_last_whole_row(tmp_path):
     assert steps(file) == [3] and file.restarts == 0
 
 
-def test_buckets_keep_every_extreme_and_the_mean():
+def test_buckets_keep_minimum_mean_and_maximum():
     value_N = np.zeros(1000)
     value_N[437], value_N[438] = 9.0, -3.0
     found = bucketed(np.arange(1.0, 1001.0), value_N, 100)
@@ -94,7 +94,7 @@ def test_buckets_keep_every_extreme_and_the_mean():
     }  # fmt: skip
 
 
-def test_columns_grow_and_a_window_has_a_neighbour_on_each_side():
+def test_columns_grow_and_a_window_has_a_neighbor_on_each_side():
     columns = Columns(("step", "loss"))
     for step in range(1, 1001):
         columns.add({"step": step, "loss": None if step == 5 else step / 2, "other": 1})
@@ -102,7 +102,7 @@ def test_columns_grow_and_a_window_has_a_neighbour_on_each_side():
     assert columns.column("step")[columns.between(10, 12)].tolist() == [9, 10, 11, 12, 13]
 
 
-def test_every_metric_of_the_docs_has_a_meaning_here():
+def test_every_documented_metric_has_a_meaning():
     text = (Path(__file__).parents[2] / "docs/metrics.md").read_text().partition("\n## `points.jsonl`")[0]
     cells = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     documented = [name for cell in cells for name in cell.replace("`", "").replace(",", " ").split()]
@@ -116,7 +116,7 @@ def test_every_metric_of_the_docs_has_a_meaning_here():
     assert {metric.group for metric in METRICS.values()} == set(GROUPS)
 
 
-def test_values_beyond_the_thresholds_are_warned_of_with_what_to_do(tmp_path):
+def test_values_beyond_the_thresholds_give_warnings(tmp_path):
     levels = [level_of("truncation_rate", value) for value in (0.05, 0.06, 0.11)]
     assert levels == ["", "caution", "bad"] and level_of("occupancy", 0.69) == "caution" == level_of(
         "reward_failures", 1
@@ -131,7 +131,7 @@ def test_values_beyond_the_thresholds_are_warned_of_with_what_to_do(tmp_path):
     assert "1 engine restarts" in text and warnings([], run.state.config) == []
 
 
-def test_a_run_that_falls_says_so_with_what_moved(tmp_path):
+def test_a_falling_run_gives_a_warning_with_the_metrics_that_moved(tmp_path):
     run = WatchedRun(write_run(tmp_path / "run", rows=240, points=20), "run")
     run.poll(0.0)
     assert run.warnings() == []
@@ -142,7 +142,7 @@ def test_a_run_that_falls_says_so_with_what_moved(tmp_path):
     assert any("has fallen by 0.2" in text and "staleness from 3.2 to" in text for text in run.warnings())
 
 
-def test_a_run_that_went_back_to_a_checkpoint_has_its_new_rows_only(tmp_path):
+def test_a_run_resumed_from_a_checkpoint_has_only_its_new_rows(tmp_path):
     run = WatchedRun(write_run(tmp_path / "run", rows=100, points=10), "run")
     run.poll(0.0)
     assert len(run.history()) == 100 and run.state.step == 100
@@ -154,7 +154,7 @@ def test_a_run_that_went_back_to_a_checkpoint_has_its_new_rows_only(tmp_path):
     assert len(run.history()) == 40 and run.series("loss", 0, 99, 10)["mean"] == [7.0] * 10
 
 
-def test_rollouts_are_found_by_what_they_are(tmp_path):
+def test_rollouts_are_found_by_their_columns(tmp_path):
     run = write_run(tmp_path / "run")
     add_rollouts(run, [rollout(step, sample) for step in (10, 20) for sample in range(4)])
     index = RolloutIndex(run)
@@ -177,7 +177,7 @@ def test_rollouts_are_found_by_what_they_are(tmp_path):
             Search.of(wrong)
 
 
-def test_a_watcher_finds_new_runs_fits_new_evaluations_and_tells_only_what_changed(tmp_path, monkeypatch):
+def test_a_watcher_finds_new_runs_fits_new_evaluations_and_reports_only_changes(tmp_path, monkeypatch):
     monkeypatch.setattr("scalerl.watch.watcher.SEARCH_S", 0.0)
     write_run(tmp_path / "runs/one", rows=10, points=4)
     watcher = Watcher([tmp_path / "runs"])
@@ -202,7 +202,7 @@ def test_a_watcher_finds_new_runs_fits_new_evaluations_and_tells_only_what_chang
     watcher.close()
 
 
-def test_a_run_whose_directory_goes_and_rows_that_nobody_foresaw_stop_no_other(tmp_path, monkeypatch):
+def test_a_removed_run_and_unexpected_rows_do_not_stop_other_runs(tmp_path, monkeypatch):
     gone = write_run(tmp_path / "runs/gone", rows=3, points=2)
     odd = write_run(tmp_path / "runs/odd", rows=3)
     whole = write_run(tmp_path / "runs/whole", rows=3)
@@ -226,7 +226,7 @@ def test_a_run_whose_directory_goes_and_rows_that_nobody_foresaw_stop_no_other(t
     watcher.close()
 
 
-def test_a_fit_that_breaks_is_told_and_ends_no_other():
+def test_a_failed_fit_is_reported_and_does_not_stop_others():
     worker, done = Worker(), threading.Event()
     worker.ask("broken", lambda: 1 / 0)
     worker.ask("next", done.set)

@@ -1,4 +1,4 @@
-"""The live page in a real browser: it follows, it reads at any width, keys are enough, and texts stay texts."""
+"""The live page in a real browser: updates, layout at any width, keyboard control, and escaping of texts."""
 
 import os
 import shutil
@@ -48,7 +48,7 @@ def live(place):
 
 @pytest.fixture
 def tab(live):
-    """The list of runs in a wide light window, every run fitted."""
+    """The list of runs in a wide window with a light theme, with all runs fitted."""
     live.tab.emulate_media(color_scheme="light")
     live.tab.set_viewport_size({"width": 1400, "height": 900})
     live.tab.goto(live.address + "#/")
@@ -93,7 +93,7 @@ def test_a_new_step_and_a_new_point_are_seen_without_a_reload(live, tab, place):
 def test_a_run_shows_its_curve_its_forecast_and_every_metric_with_its_meaning(tab):
     open_run(tab, NAME)
     text = tab.locator("main").inner_text()
-    assert "step 130 of 500" in text and "1.5 s a step" in text and "9 min left" in text
+    assert "step 130 of 500" in text and "1.5 s per step" in text and "9 min left" in text
     assert "13% of the rollouts are truncated: above 10% training usually becomes unstable" in text
     assert "with 90% probability" in text and "advice" in text.lower()
     shown = [metric for name, metric in METRICS.items() if name != "router_disagreement"]
@@ -105,7 +105,7 @@ def test_a_run_shows_its_curve_its_forecast_and_every_metric_with_its_meaning(ta
     assert kinds == 6  # band, fit, forecast, points and ceiling
 
 
-def test_a_zoom_into_a_metric_loads_the_steps_that_are_seen_in_full(live, tab, place):
+def test_zooming_into_a_metric_loads_the_visible_steps_at_full_resolution(live, tab, place):
     add_steps(write_run(place / "runs/long", steps=9999), range(1, 2001))
     live.until("[...document.querySelectorAll('table.runs a')].some((link) => link.textContent === 'long')")
     tab.get_by_role("link", name="long", exact=True).click()
@@ -113,7 +113,7 @@ def test_a_zoom_into_a_metric_loads_the_steps_that_are_seen_in_full(live, tab, p
     tab.wait_for_selector("dialog[open] .main-svg")
     shown = "document.querySelector('dialog .plot').data.at(-1).x"
     assert tab.evaluate(f"{shown}.length") == 400  # of 2,000 steps
-    zoom = "{'xaxis.range[0]': 100, 'xaxis.range[1]': 200}"  # what a drag of the pointer says
+    zoom = "{'xaxis.range[0]': 100, 'xaxis.range[1]': 200}"  # the event of a pointer drag
     tab.evaluate(f"Plotly.relayout(document.querySelector('dialog .plot'), {zoom})")
     live.until(f"{shown}.length === 103 && {shown}[0] === 99 && {shown}.at(-1) === 201")
     shutil.rmtree(place / "runs/long")
@@ -122,7 +122,7 @@ def test_a_zoom_into_a_metric_loads_the_steps_that_are_seen_in_full(live, tab, p
     live.until("document.querySelectorAll('table.runs tbody tr').length === 3")
 
 
-def test_a_metric_opens_large_by_keyboard_and_escape_returns_to_it(tab):
+def test_a_metric_opens_by_keyboard_and_escape_returns_to_it(tab):
     open_run(tab, "one")
     tab.locator(".tile[data-large=pass_rate]").focus()
     tab.keyboard.press("ArrowRight")
@@ -138,7 +138,7 @@ def test_a_metric_opens_large_by_keyboard_and_escape_returns_to_it(tab):
     assert tab.evaluate("document.activeElement.dataset.large") == "pass_rate"
 
 
-def test_the_list_is_walked_by_arrow_keys_with_visible_focus(tab):
+def test_arrow_keys_move_through_the_list_with_visible_focus(tab):
     tab.locator("table.runs a").first.focus()
     tab.keyboard.press("ArrowDown")
     assert tab.evaluate("document.activeElement.textContent") == "one"
@@ -148,12 +148,12 @@ def test_the_list_is_walked_by_arrow_keys_with_visible_focus(tab):
     assert outline == "solid"
     tab.keyboard.press("Enter")
     tab.wait_for_selector(".tile")
-    assert tab.evaluate("document.activeElement.id") == "main"  # the new page is where the reader goes on
+    assert tab.evaluate("document.activeElement.id") == "main"  # the new page has the focus
 
 
-def test_rollouts_are_searched_and_read_token_by_token_beside_their_group(live, tab):
+def test_rollouts_are_searched_and_shown_token_by_token_with_their_group(live, tab):
     open_run(tab, "one")
-    tab.get_by_role("link", name="Read its rollouts").click()
+    tab.get_by_role("link", name="Browse rollouts").click()
     tab.get_by_label("From", exact=True).select_option("training")
     live.until("document.querySelectorAll('ul.found li').length === 8")
     tab.get_by_label("Step", exact=True).select_option("10")
@@ -162,7 +162,7 @@ def test_rollouts_are_searched_and_read_token_by_token_beside_their_group(live, 
     tab.locator("ul.found a").first.focus()
     tab.keyboard.press("Enter")
     tab.wait_for_selector(".rollout")
-    assert tab.locator(".rollout").count() == 4 and "Its group: 2 of 4 passed" in tab.locator("#reading").inner_text()
+    assert tab.locator(".rollout").count() == 4 and "Group: 2 of 4 passed" in tab.locator("#reading").inner_text()
     first = tab.locator(".rollout").first
     assert "got '1', expected '1'" in first.inner_text() and "staleness 3" in first.inner_text()
     assert first.locator("mark.injected").inner_text() == "</think>"
@@ -170,7 +170,7 @@ def test_rollouts_are_searched_and_read_token_by_token_beside_their_group(live, 
         "age5", "age4", "injected", "age4",
     ]  # fmt: skip
     assert first.locator(".text > *").nth(1).get_attribute("title") == "token 2: staleness 2, log ratio -0.400"
-    tab.get_by_label("Colour tokens by").select_option("log ratio")
+    tab.get_by_label("Color tokens by").select_option("log ratio")
     tab.wait_for_selector(".rollout .less4")
     assert first.locator(".text > *").nth(3).get_attribute("class").startswith("more")
     tab.get_by_label("Text", exact=True).fill("no such words")
@@ -178,12 +178,12 @@ def test_rollouts_are_searched_and_read_token_by_token_beside_their_group(live, 
     live.until("document.querySelectorAll('ul.found li').length === 0")
 
 
-def test_hostile_names_and_texts_stay_texts(tab):
+def test_hostile_names_and_texts_stay_text(tab):
     open_run(tab, NAME)
     assert tab.locator("h1").inner_text() == NAME
     tab.goto(tab.url.split("#")[0] + "#/")
     open_run(tab, "one")
-    tab.get_by_role("link", name="Read its rollouts").click()
+    tab.get_by_role("link", name="Browse rollouts").click()
     tab.wait_for_selector("ul.found li")
     for number in range(2):
         tab.locator("ul.found a").nth(number).click()
@@ -193,7 +193,7 @@ def test_hostile_names_and_texts_stay_texts(tab):
     assert tab.locator("main img, main script").count() == 0
 
 
-def test_runs_are_laid_over_each_other_and_their_configurations_compared(live, tab):
+def test_runs_and_their_configurations_are_compared(live, tab):
     for name in ("one", NAME):
         row(tab, name).get_by_role("checkbox").check()
     tab.get_by_role("link", name="Compare 2 runs").click()
@@ -217,7 +217,7 @@ def test_a_study_shows_its_verdicts_and_its_runs(tab):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1400])
-def test_every_page_reads_at_any_width_in_light_and_dark(live, tab, width, scheme):
+def test_every_page_is_readable_at_any_width_in_light_and_dark(live, tab, width, scheme):
     texts = [("main", "color"), (".muted", "color"), ("nav a", "color")]
     addresses = {
         "list": "#/",
@@ -235,7 +235,7 @@ def test_every_page_reads_at_any_width_in_light_and_dark(live, tab, width, schem
         for badge in live.tab.locator(".badge, .flag, mark.injected").all()[:12]:
             colors = badge.evaluate("n => [getComputedStyle(n).color, getComputedStyle(n).backgroundColor]")
             assert contrast(*map(luminance, colors)) >= 4.5, name
-    for tint in ("age5", "more5", "less5"):  # text on the strongest colours
+    for tint in ("age5", "more5", "less5"):  # text on the strongest colors
         behind = live.tab.evaluate(
             """(name) => {
                 const node = document.createElement("span");
@@ -254,10 +254,10 @@ def test_every_page_reads_at_any_width_in_light_and_dark(live, tab, width, schem
 
 
 @pytest.mark.slow
-def test_the_page_says_that_it_lost_its_server(live, place):
+def test_the_page_reports_a_lost_connection(live, place):
     tab = live.tab.context.browser.new_page()
     with served(place / "runs") as address:
         tab.goto(address)
         tab.get_by_text("live", exact=True).wait_for()
-    tab.get_by_text("connection lost, trying again").wait_for()
+    tab.get_by_text("connection lost, retrying").wait_for()
     tab.close()

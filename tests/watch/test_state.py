@@ -1,4 +1,4 @@
-"""The state of a run, from what is on disk."""
+"""The state of a run, from its files."""
 
 import json
 import os
@@ -13,23 +13,23 @@ from scalerl.watch.state import duration, find, run_state, summary_line, tail_ro
 
 
 def age(path, seconds):
-    """Make every file of a run directory so old."""
+    """Set the age of every file of a run directory."""
     files = [file for file in path.iterdir() if file.is_file()]
     assert files
     for file in files:
         os.utime(file, (time.time() - seconds,) * 2)
 
 
-def test_a_living_run_that_writes_rows_is_training_with_its_rate_and_the_time_left(tmp_path):
+def test_a_run_that_writes_rows_is_training_with_its_speed_and_the_time_left(tmp_path):
     run = write_run(tmp_path / "run", rows=100, points=11, steps=400)
     with Heartbeat(run, every_s=0.05):
         found = run_state(run)
     assert (found.state, found.step, found.steps, found.step_s, found.left_s) == ("training", 100, 400, 1.5, 450.0)
-    assert summary_line(found) == "training, step 100/400, 1.5 s a step, 8 min left, pass rate 0.451 ± 0.006"
+    assert summary_line(found) == "training, step 100/400, 1.5 s per step, 8 min left, pass rate 0.451 ± 0.006"
 
 
 @pytest.mark.parametrize(("silent_s", "state"), [(10, "training"), (59, "waiting"), (61, "dead")])
-def test_a_run_waits_without_rows_and_is_dead_without_a_heartbeat_for_a_minute(tmp_path, silent_s, state):
+def test_a_run_without_rows_waits_and_is_dead_without_a_heartbeat_for_a_minute(tmp_path, silent_s, state):
     run = write_run(tmp_path / "run", rows=30)
     with Heartbeat(run):
         age(run, silent_s)
@@ -37,7 +37,7 @@ def test_a_run_waits_without_rows_and_is_dead_without_a_heartbeat_for_a_minute(t
     assert found.state == state and (found.detail or state == "training")
 
 
-def test_a_run_says_how_it_ended(tmp_path):
+def test_the_state_says_how_a_run_ended(tmp_path):
     run = write_run(tmp_path / "run", rows=30)
     with Heartbeat(run) as beating:
         beating.ended("stopped", "stopped at step 30")
@@ -51,7 +51,7 @@ def test_a_run_says_how_it_ended(tmp_path):
     assert run_state(run).state == "stopped"
 
 
-def test_a_heartbeat_renews_its_file_and_survives_a_directory_that_went_away(tmp_path):
+def test_a_heartbeat_renews_its_file_and_survives_a_removed_directory(tmp_path):
     run = write_run(tmp_path / "run")
     with Heartbeat(run, every_s=0.01):
         first = read_status(run).beat
@@ -65,13 +65,13 @@ def test_a_heartbeat_renews_its_file_and_survives_a_directory_that_went_away(tmp
 @pytest.mark.parametrize(
     ("rows", "silent_s", "state"), [(0, 5, "waiting"), (30, 5, "training"), (30, 500, "dead"), (400, 500, "finished")]
 )
-def test_without_status_the_rows_and_their_age_tell(tmp_path, rows, silent_s, state):
+def test_without_status_the_state_follows_from_the_age_of_the_rows(tmp_path, rows, silent_s, state):
     run = write_run(tmp_path / "run", rows=rows)
     age(run, silent_s)
     assert run_state(run).state == state
 
 
-def test_a_broken_configuration_and_broken_files_are_a_state_and_no_error(tmp_path):
+def test_a_broken_configuration_and_broken_files_give_a_state_and_no_error(tmp_path):
     run = write_run(tmp_path / "run", rows=3)
     (run / "status.json").write_text("{")
     with (run / "metrics.jsonl").open("a") as file:
@@ -92,7 +92,7 @@ def test_suites_do_not_count_as_the_pass_rate_of_a_run(tmp_path):
     assert set(found.points) == {"arithmetic", "aime"} and set(found.main_points) == set(found.config.main_tasks)
 
 
-def test_only_the_end_of_a_file_is_read_and_half_rows_are_left_out(tmp_path):
+def test_only_the_end_of_a_file_is_read_without_incomplete_rows(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(1000)) + '{"step": 10')
     assert [row["step"] for row in tail_rows(file, size=40)] == [998, 999]  # 15 bytes a row, 12 of the half one
@@ -110,13 +110,13 @@ def test_runs_and_studies_are_found_below_a_directory(tmp_path):
         find([tmp_path / "nowhere"])
 
 
-def test_durations_read_well():
+def test_durations_are_formatted():
     assert [duration(s) for s in (4, 89, 90, 5399, 5400, 86_400, 200_000, float("nan"))] == [
         "4 s", "89 s", "2 min", "90 min", "1.5 h", "24.0 h", "2.3 days", "-",
     ]  # fmt: skip
 
 
-def test_rows_that_are_added_are_seen(tmp_path):
+def test_added_rows_are_read(tmp_path):
     run = write_run(tmp_path / "run", rows=2)
     add_steps(run, [3])
     assert run_state(run).step == 3

@@ -1,4 +1,4 @@
-"""The server of the live page: who may ask, what it answers, and how it fails."""
+"""The server of the live page: access control, answers and errors."""
 
 import re
 
@@ -38,7 +38,7 @@ def test_the_runs_and_studies_of_a_directory_are_served_by_default(address):
     assert [study["name"] for study in found["studies"]] == ["loo"]
 
 
-def test_a_run_answers_with_metrics_series_curve_configuration_and_rollouts(address):
+def test_the_server_returns_metrics_series_curve_configuration_and_rollouts_of_a_run(address):
     run = f"/api/runs/{next(run['id'] for run in first_event(address)['runs'] if run['name'] == 'mine')}"
     metrics = {one["name"]: one for one in ask(address, f"{run}/metrics")["metrics"]}
     assert metrics["entropy"]["unit"] == "nats" and len(metrics["entropy"]["x"]) == 120
@@ -57,13 +57,13 @@ def test_a_run_answers_with_metrics_series_curve_configuration_and_rollouts(addr
     assert get(address, "/api/runs/none/metrics")[0] == 404
 
 
-def test_no_file_but_the_pages_own_is_served(address):
+def test_only_files_of_the_page_are_served(address):
     assert get(address, "/assets/app.js")[0] == get(address, "/assets/theme.js")[0] == 200
     for path in ("/assets/../server.py", "/assets/..%2fserver.py", "/assets/%2e%2e/guard.py", "/runs/mine/config.toml"):
         assert get(address, path)[0] == 404, path
 
 
-def test_a_page_of_another_site_gets_nothing(address):
+def test_a_page_of_another_site_is_rejected(address):
     port = re.search(r":(\d+)", address)[1]
     for name in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "192.168.0.9", ""):
         assert get(address, "/api/stream", Host=name or " ")[0] == 421, name
@@ -75,8 +75,8 @@ def test_a_page_of_another_site_gets_nothing(address):
     assert headers["x-content-type-options"] == "nosniff" and "access-control-allow-origin" not in headers
 
 
-def test_scripts_of_the_page_write_no_html():
-    """The policy forbids scripts in the page; text is written by nodes, so none can get there."""
+def test_scripts_of_the_page_do_not_write_html():
+    """The security policy forbids inline scripts, and texts become text nodes."""
     from importlib.resources import files
 
     scripts = [file for file in (files("scalerl.watch") / "assets").iterdir() if file.name.endswith(".js")]
@@ -87,7 +87,7 @@ def test_scripts_of_the_page_write_no_html():
         )
 
 
-def test_beyond_loopback_a_token_is_needed_once(place):
+def test_beyond_loopback_a_token_is_required_once(place):
     with served(place / "runs", "--host", "0.0.0.0") as address:
         token = re.search(r"token=(\S+)", address)[1]
         local = re.sub(r"//[^:]+:", "//127.0.0.1:", address)
@@ -113,13 +113,13 @@ def test_loopback_and_secrets():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nowhere"], "nowhere: no such directory; name runs, studies, or a directory that holds them"),
+        (["nowhere"], "nowhere: no such directory; name runs, studies, or a directory that contains them"),
         ([], "no directory runs or studies here; name the directories: scalerl watch DIR ..."),
         (["--host", "203.0.113.7", "."], "give another port (0 is a free one), or an address of this machine"),
         (["--port", "99999", "."], "give another port (0 is a free one), or an address of this machine"),
     ],
 )
-def test_what_cannot_be_served_is_said_in_a_sentence(tmp_path, monkeypatch, capsys, words, said):
+def test_errors_at_the_start_are_one_sentence(tmp_path, monkeypatch, capsys, words, said):
     monkeypatch.chdir(tmp_path)
     assert main(["watch", *words]) == 2
     assert said in " ".join(capsys.readouterr().err.split())

@@ -1,4 +1,4 @@
-"""Run directories as training writes them, without training: rows with given numbers."""
+"""Makes run directories as training writes them, with rows of given numbers."""
 
 import json
 import math
@@ -21,7 +21,7 @@ METRICS = {
 
 
 def write_run(path, rows=0, points=0, steps=400, **changes):
-    """Write a run directory of the lab with so many rows and evaluations; `changes` are fields of its configuration."""
+    """Write a run directory of the lab with given rows and evaluations; `changes` are fields of its configuration."""
     path.mkdir(parents=True)
     (path / "config.toml").write_text(to_toml(replace(LAB, steps=steps, **changes)), encoding="utf-8")
     add_steps(path, range(1, rows + 1))
@@ -38,7 +38,7 @@ def add_steps(path, steps, **changes):
 
 
 def point(number, task="arithmetic", **changes):
-    """An evaluation every 10 steps of a curve with ceiling 0.61, half of whose climb is done at step 80."""
+    """A point of a curve with ceiling 0.61 and midpoint at step 80; one evaluation every 10 steps."""
     step = 10 * number
     rate = 0.2 + 0.41 / (1 + (80 / step) ** 1.9) if step else 0.2
     return {
@@ -54,11 +54,11 @@ def add_points(path, numbers, **changes):
 
 
 HOSTILE = "<img src=x onerror=\"document.title='broken'\"><script>document.title='broken'</script>"
-"""A text that runs a script where it is taken as HTML."""
+"""A text that runs a script if it is interpreted as HTML."""
 
 
 def rollout(step, sample, prompt="7+4=", **changes):
-    """A rollout of a group: even samples passed; the third token was written in."""
+    """A rollout of a group: even samples passed; the third token was inserted."""
     passed = sample % 2 == 0
     detail = {
         "text": ["7+4=", "1", "</think>", "1"], "staleness": [3, 2, None, 2], "log_ratio": [0.01, -0.4, None, 0.9],

@@ -1,1 +1,1 @@
-"""Faster products and attention for CPUs; loaded on CPUs only."""
+"""Faster products, norms and attention on CPUs; imported on CPUs only."""

@@ -1,8 +1,8 @@
-"""Which library multiplies FP32 matrices faster on this CPU: both are timed at the shapes in use, once a machine.
+"""Choice of the faster library for FP32 products on this CPU, by timing both at the shapes in use.
 
-MKL is half as fast as oneDNN on AMD processors and 5 to 25% faster on Intel's (docs/benchmarks.md), so neither is right
-everywhere. The results differ by rounding. The choice is kept in the cache, so that equal commands on one machine make
-the same one however close the two are.
+MKL is half as fast as oneDNN on AMD processors and 5 to 25% faster on Intel processors (docs/benchmarks.md). Their
+results differ by rounding. The choice is cached for each machine, so that equal commands make the same choice even if
+the two are close.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from scalerl.models.policy import Policy
 LIBRARIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"onednn": onednn.linear, "torch": nn.functional.linear}
 
 MARGIN = 0.97
-"""torch's own library is chosen below this share of oneDNN's time; noise is not a reason to choose."""
+"""torch's default library is chosen if it takes less than this share of oneDNN's time; timings are noisy."""
 
 ROUNDS = 7
-"""Timed passes of each library, in turns; the first warms up."""
+"""Timed passes of each library, alternating, after one warm-up pass."""
 
 _MOST_FLOPS, _WIDEST, _FEWEST_ROWS = 2**28, 8192, 16
-"""Of one timed product: a few milliseconds, and no second copy of a large head."""
+"""Limits of one timed product: it takes a few milliseconds and needs no second copy of a large head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +45,9 @@ class Products:
     """
 
     shapes: tuple[tuple[int, int, int], ...]
-    """(outputs, inputs, how many) of each kind of weight."""
+    """(outputs, inputs, count) for each shape of weights."""
     rows: int
-    """Tokens that are multiplied together."""
+    """Tokens per product."""
     threads: int
     """CPU threads of the process."""
     backward: bool
@@ -58,10 +58,10 @@ def products_of(policy: Policy, rows: int, threads: int, backward: bool) -> Prod
     """Return the FP32 products of a model's step.
 
     Args:
-        policy: the model, on CPU.
-        rows: tokens that are multiplied together.
+        policy: The model, on CPU.
+        rows: Tokens per product.
         threads: CPU threads.
-        backward: whether gradients are computed too.
+        backward: Whether gradients are computed too.
     """
     head = policy.model.get_output_embeddings()
     layers = [m for m in policy.model.modules() if type(m) is nn.Linear and m is not head]
@@ -73,9 +73,9 @@ def products_of(policy: Policy, rows: int, threads: int, backward: bool) -> Prod
 
 
 def seconds(work: Products) -> Mapping[str, float]:
-    """Return the time that each library takes for the products of one step: medians over rounds in turns.
+    """Return the seconds that each library takes for the products of one step, as medians over alternating rounds.
 
-    One thread is timed by its own CPU seconds, which other processes hardly change; several by the clock.
+    One thread is timed by its CPU time, which other processes hardly affect; several threads by wall-clock time.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(work.threads)
@@ -92,7 +92,7 @@ def seconds(work: Products) -> Mapping[str, float]:
 
 
 class _Case:
-    """One kind of weight, timed with fewer rows and outputs where it is large."""
+    """One shape of weights, timed with fewer rows and outputs if it is large."""
 
     def __init__(self, outputs: int, inputs: int, count: int, work: Products) -> None:
         wide = min(outputs, _WIDEST)
@@ -118,8 +118,8 @@ def choose(work: Products, timed: Callable[[Products], Mapping[str, float]] = se
     """Return the library for the products of a step: "onednn" or "torch".
 
     Args:
-        work: what is multiplied.
-        timed: returns the seconds of a step by library; only asked where the cache has no choice for this machine.
+        work: Products of the step.
+        timed: Function that returns the seconds of a step by library; called only if no choice is cached.
     """
     if not work.shapes or not onednn.available():
         return "torch"
@@ -132,7 +132,7 @@ def choose(work: Products, timed: Callable[[Products], Mapping[str, float]] = se
 
 
 def _keep(file: Path, text: str) -> None:
-    """Write a file whole unless another process, which may have measured otherwise, was first."""
+    """Write a file atomically unless another process, whose measurement may differ, was faster."""
     file.parent.mkdir(parents=True, exist_ok=True)
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     temporary.write_text(text + "\n", encoding="utf-8")
@@ -150,7 +150,7 @@ def _cache_file(work: Products) -> Path:
 
 
 def cpu() -> str:
-    """Return what tells kinds of processors apart: the model's name and number, and torch's instruction set."""
+    """Return a description of the processor: its model name and number, and torch's instruction set."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     model = dict.fromkeys(line.split(":", 1)[1].strip() for line in lines if line.startswith("model"))

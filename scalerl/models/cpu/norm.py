@@ -1,8 +1,8 @@
-"""Root-mean-square norms on CPU with fewer passes over the activations, in place of the model's own where they agree.
+"""RMS norms on CPU with fewer passes over the activations.
 
-Transformers computes x * rsqrt(mean(x^2) + eps) * w in seven operations, whose gradient autograd puts together from as
-many more. Here the sum of squares is one reduction, and the gradient is written out. A module is replaced only if its
-own forward gives the same values, so norms of another formula (Gemma's 1 + w) stay as they are.
+transformers computes x * rsqrt(mean(x^2) + eps) * w in seven operations, with as many for the gradient. Here the sum of
+squares is one reduction, and the gradient is explicit. A module is replaced only if its forward gives the same values,
+so norms with another formula (Gemma's 1 + w) are unchanged.
 
 Legend: N tokens, D size.
 """
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 
 def accelerate_norms(model: nn.Module) -> int:
-    """Make the RMS norms of a model on CPU compute by `rms_norm`, in place; return how many.
+    """Make the RMS norms of a model on CPU use `rms_norm`, in place, and return how many were changed.
 
     Args:
-        model: its parameters and state dict stay as they are.
+        model: The model; its parameters and state dict do not change.
     """
     replaced = 0
     for module in model.modules():
@@ -37,9 +37,9 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """Return x / sqrt(mean(x^2) + eps) * weight, with a gradient.
 
     Args:
-        x: [..., D], FP32.
-        weight_D: FP32.
-        eps: added to the mean of the squares.
+        x: Activations [..., D], FP32.
+        weight_D: Weights, FP32.
+        eps: Constant added to the mean of the squares.
     """
     if torch.is_grad_enabled() and (x.requires_grad or weight_D.requires_grad):
         return cast(Tensor, _RmsNorm.apply(x, weight_D, eps))  # type: ignore[no-untyped-call]
@@ -47,7 +47,7 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
 
 
 class _Forward:
-    """The forward of one norm; an object, not a closure, so that the model can still be pickled and copied."""
+    """The forward of one norm; an object instead of a closure, so that the model can be pickled and copied."""
 
     def __init__(self, norm: nn.Module, eps: float) -> None:
         self.norm, self.eps = norm, eps

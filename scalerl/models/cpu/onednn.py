@@ -1,8 +1,8 @@
-"""FP32 matrix products on CPU through oneDNN instead of MKL. It knows tensors, no models and no recipe.
+"""FP32 matrix products on CPU through oneDNN instead of MKL.
 
-torch sends fp32 products on CPU to MKL, which on AMD processors runs its AVX2 code: half of what an AVX-512 core can
-do (docs/benchmarks.md). oneDNN ships inside torch and picks the widest code everywhere; the operator used here is the
-one torch's own compiler emits. Results differ from MKL's by rounding only, so trainer and generator use the same.
+torch uses MKL for FP32 products on CPU. On AMD processors MKL runs its AVX2 code, at half the speed of an AVX-512 core
+(docs/benchmarks.md). oneDNN is part of torch and uses the widest instructions on every processor; the operator used
+here is the one that torch.compile emits. Its results differ from MKL's by rounding only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 @cache
 def available() -> bool:
-    """Whether the operator exists in this build of torch and gives the right product."""
+    """Return whether the operator exists in this build of torch and gives correct products."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
@@ -26,12 +26,12 @@ def available() -> bool:
 
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Return x @ weight.T + bias with a gradient, by oneDNN where that applies and by torch elsewhere.
+    """Return x @ weight.T + bias with a gradient, computed by oneDNN if possible and otherwise by torch.
 
     Args:
-        x: [..., I].
-        weight_OI: [O, I].
-        bias_O: [O] or None.
+        x: Inputs [..., I].
+        weight_OI: Weights [O, I].
+        bias_O: Bias [O], or None.
     """
     if x.device.type != "cpu" or not x.dtype == weight_OI.dtype == torch.float32 or x.numel() == 0 or not available():
         return nn.functional.linear(x, weight_OI, bias_O)
@@ -41,7 +41,7 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
 
 
 def accelerate(model: nn.Module) -> nn.Module:
-    """Make every nn.Linear of a model compute through `linear`, in place; parameters and state dict stay."""
+    """Make every nn.Linear of a model use `linear`, in place; parameters and state dict do not change."""
     for module in model.modules():
         if type(module) is nn.Linear:
             module.forward = _Forward(module)  # type: ignore[method-assign, assignment]
@@ -57,7 +57,7 @@ def decelerate(model: nn.Module) -> nn.Module:
 
 
 class _Forward:
-    """The forward of one layer; an object, not a closure, so that the model can still be pickled and copied."""
+    """The forward of one layer; an object instead of a closure, so that the model can be pickled and copied."""
 
     def __init__(self, layer: nn.Linear) -> None:
         self.layer = layer
@@ -88,7 +88,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _weight_gradient(grad_NO: Tensor, x_NI: Tensor) -> Tensor:
-    """Return grad.T @ x, computed in the orientation with the larger side last: up to 1.7 times as fast."""
+    """Return grad.T @ x, computed with the larger dimension last, which is up to 1.7 times as fast."""
     if grad_NO.shape[1] > x_NI.shape[1]:
         return _product(x_NI.t(), grad_NO.t(), None).t().contiguous()
     return _product(grad_NO.t(), x_NI.t(), None)

@@ -1,11 +1,11 @@
-"""Rotary position embeddings on CPU in three operations instead of six, whose gradient makes no tensors of zeros.
+"""Rotary position embeddings on CPU in three operations instead of six, with a gradient that allocates no zeros.
 
-Transformers computes x * cos + rotate_half(x) * sin with a negation, a concatenation and two slices, and the gradient
+transformers computes x * cos + rotate_half(x) * sin with a negation, a concatenation and two slices, and the gradient
 of a slice is a tensor of zeros with a copy in it. Here the halves are added in place. The attention modules of a model
-call the function by a global name of their file; each gets a copy of its forward in which that name is this function,
-if both agree. The file itself, and other models of the class, stay as they are.
+call the function by a global name of their file. If both functions agree, each module gets a copy of its forward in
+which this name refers to the new function. The file and other models of the class do not change.
 
-Legend: H heads, D head size; the other axes are the caller's.
+Legend: B sequences, H heads, T tokens, D head size.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 
 NAME = "apply_rotary_pos_emb"
-"""Of the function in every file of transformers that has one; its formula differs between files."""
+"""Name of the function in all files of transformers that have one; its formula differs between files."""
 
 
 def accelerate_rotary(model: nn.Module) -> int:
-    """Make the attention modules of a model on CPU rotate by `rotate`, in place; return how many.
+    """Make the attention modules of a model on CPU use `rotate`, in place, and return how many were changed.
 
     Args:
-        model: its parameters and state dict stay as they are.
+        model: The model; its parameters and state dict do not change.
     """
     replaced = 0
     for module in model.modules():
@@ -43,21 +43,21 @@ def accelerate_rotary(model: nn.Module) -> int:
 
 
 def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> tuple[Tensor, Tensor]:
-    """Return queries and keys turned by their positions, with a gradient; the signature is that of transformers.
+    """Return queries and keys rotated by their positions, with a gradient; the signature is that of transformers.
 
     Args:
-        q: [B, H, T, D].
-        k: [B, H', T, D].
-        cos: [B, T, D], without a gradient.
-        sin: likewise.
-        unsqueeze_dim: where cos and sin get the axis of the heads.
+        q: Queries [B, H, T, D].
+        k: Keys [B, H', T, D].
+        cos: Cosines [B, T, D], without a gradient.
+        sin: Sines [B, T, D], without a gradient.
+        unsqueeze_dim: Dimension at which cos and sin get the axis of the heads.
     """
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
     return _turned(q, cos, sin), _turned(k, cos, sin)
 
 
 class _Forward:
-    """The forward of one module; an object, not a closure, so that the model can still be pickled and copied."""
+    """The forward of one module; an object instead of a closure, so that the model can be pickled and copied."""
 
     def __init__(self, module: nn.Module) -> None:
         self.module = module
@@ -68,7 +68,7 @@ class _Forward:
 
 @cache
 def _copy(forward: Any) -> Callable[..., Any]:
-    """Return a function of the same code, for which NAME is `rotate`."""
+    """Return a function with the same code in which NAME refers to `rotate`."""
     names = {**forward.__globals__, NAME: rotate}
     made = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     made.__kwdefaults__ = forward.__kwdefaults__
@@ -90,7 +90,7 @@ def _agrees(theirs: Any) -> bool:
         return False
     with contextlib.suppress(RuntimeError):
         theirs(q, k, cos[..., :4], sin[..., :4])
-        return False  # it may be given angles of a part of the head alone, and turns only that
+        return False  # this function accepts angles for a part of the head (partial rotary embeddings)
     return same
 
 
@@ -103,7 +103,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return x cos + (-x2, x1) sin, where x1 and x2 are the halves of x."""
     half = x.shape[-1] // 2
-    if x.dtype != torch.float32:  # rounded as everywhere else where the model runs in it
+    if x.dtype != torch.float32:  # same rounding as in transformers
         return (x * cos) + (torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin)
     out = x * cos
     out[..., :half].addcmul_(x[..., half:], sin[..., :half], value=-1.0)
@@ -121,5 +121,5 @@ class _Turn(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
         half = cos.shape[-1] // 2
-        # the transpose of `_turn`: the halves of sin change places and signs
+        # the transpose of `_turn`: the halves of sin are swapped and negated
         return _turn(grads[0], cos, torch.cat([-sin[..., half:], -sin[..., :half]], dim=-1)), None, None

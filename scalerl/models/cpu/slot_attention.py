@@ -1,13 +1,13 @@
-"""Attention of one new token a sequence over a slot cache on CPU, faster than transformers' way to torch's kernel.
+"""Decoding attention on CPU for one new token per sequence over a slot cache, faster than transformers' SDPA.
 
-Keys and values of all heads of a position lie together, so that a new one is written as one row. Queries that share a
-key-value head are handed to torch's kernel as positions of one head, which then reads every key once. Where each head
-has one query, that kernel makes hundreds of tiny products, whose calls cost more than their arithmetic: there all heads
-of a sequence make one product, with the queries laid out block by block on a diagonal. It is registered with
-transformers' attention interface, applies only to decoding on CPU, and hands everything else to the implementation the
-model had before.
+The keys of all heads of a position are contiguous, as are the values, so that a new position is written as one row.
+Queries that share a key-value head are passed to torch's kernel as positions of one head, which then reads every key
+once. With one query per head, that kernel computes hundreds of tiny products, and the calls cost more than the
+arithmetic. In this case all heads of a sequence form one product, with the queries on a block diagonal. The function is
+registered with transformers' attention interface, applies only to decoding on CPU, and passes all other calls to the
+model's previous implementation.
 
-Legend: R sequences, H key-value heads, G queries a key-value head, D head size, K cached positions.
+Legend: R sequences, H key-value heads, G queries per key-value head, D head size, K cached positions.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch import Tensor, nn
 
 NAME = "scalerl_slots"
 MOST_HEADS = 4
-"""Key-value heads of one query each up to which zeros of a block diagonal cost less than separate products."""
+"""Largest number of key-value heads with one query each for which a block diagonal is faster than separate products."""
 _UNKNOWN = ("softcap", "s_aux", "position_bias")
-"""Keyword arguments that change the formula; with any of them the model's own implementation is used."""
+"""Keyword arguments that change the formula; with any of them the model's previous implementation is used."""
 
 
 def install(model: Any) -> None:
-    """Let a model decode through this function where it applies: on CPU, where the model uses torch's kernel."""
+    """Let a model on CPU whose attention is SDPA decode with `decode_attention`."""
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -54,14 +54,14 @@ def install(model: Any) -> None:
 def decode_attention(
     query_RHG1D: Tensor, key_RHKD: Tensor, value_RHKD: Tensor, bias_R11K: Tensor, scaling: float
 ) -> Tensor:
-    """Return softmax(q k^T * scaling + bias) v for one query position a sequence.
+    """Return softmax(q k^T * scaling + bias) v for one query position per sequence.
 
     Args:
-        query_RHG1D: [R, H * G, 1, D].
-        key_RHKD: a view of storage in which all heads of a position lie together.
-        value_RHKD: likewise.
-        bias_R11K: 0 where a position may be seen, -inf elsewhere.
-        scaling: of the scores.
+        query_RHG1D: Queries [R, H * G, 1, D].
+        key_RHKD: Keys, a view of storage in which all heads of a position are contiguous.
+        value_RHKD: Values, in the same layout.
+        bias_R11K: 0 for visible positions, -inf for others.
+        scaling: Factor of the scores.
 
     Returns:
         [R, 1, H * G, D], as transformers expects.
@@ -87,16 +87,16 @@ def empty_cache(keys: Tensor, values: Tensor, slots: int, capacity: int) -> tupl
     """Return zeroed storage for all slots, as views [slots, heads, capacity, size].
 
     Args:
-        keys: any keys of the layer, [., heads, ., size], for type and device.
-        values: likewise.
-        slots: rows.
-        capacity: positions of a row.
+        keys: Any keys of the layer, [., heads, ., size], for their sizes, type and device.
+        values: Any values of the layer.
+        slots: Number of rows.
+        capacity: Positions per row.
     """
     made = [x.new_zeros(slots, capacity, x.shape[1], x.shape[3]).transpose(1, 2) for x in (keys, values)]
     return made[0], made[1]
 
 
 def positions_first(cache_SHCD: Tensor) -> Tensor:
-    """Return storage that `empty_cache` made as [slots * capacity, heads * size], a view: one row a position."""
+    """Return the storage made by `empty_cache` as a view [slots * capacity, heads * size], one row per position."""
     slots, heads, capacity, size = cache_SHCD.shape
     return cache_SHCD.transpose(1, 2).view(slots * capacity, heads * size)

@@ -1,1 +1,1 @@
-"""Generation by vLLM servers over HTTP, behind the engine contract: the only place that knows vLLM."""
+"""Generation with vLLM servers over HTTP, behind the engine contract; all vLLM-specific code is here."""

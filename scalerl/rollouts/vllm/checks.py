@@ -1,4 +1,4 @@
-"""What a vLLM server must be before a run relies on it; every failure is one line with what to do."""
+"""Checks of a vLLM server before a run; every error is one line that says what to do."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from scalerl.config.base import ConfigError
 from scalerl.rollouts.vllm.protocol import GENERATE, IS_PAUSED, MODELS, RESUME, SERVER_INFO, VERSION, WEIGHT_INFO
 
 OLDEST, NEWEST = (0, 32), (0, 34)
-"""Versions of vLLM this was written for: from the first, and before the second."""
+"""Supported versions of vLLM: at least OLDEST, below NEWEST."""
 
 _PROBE_S = 120.0
-"""Seconds for an answer: the first request to a server compiles and may take a while."""
+"""Seconds for an answer: the first request to a server triggers compilation and may take long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What an engine needs of its server.
+    """Requirements of an engine on its server.
 
     Example: Needs(vocabulary=151936, positions=18432, sequences=512, backend="nccl", fp32_head=True)
     """
@@ -30,23 +30,23 @@ class Needs:
     vocabulary: int
     """Rows of the policy's LM head."""
     positions: int
-    """Tokens of the longest prompt and completion, the phrase included."""
+    """Tokens of the longest prompt plus completion, including the phrase."""
     sequences: int
-    """Decoded together, by all engines over the server."""
+    """Sequences decoded together by all engines of the server."""
     backend: str | None
-    """Name in --weight-transfer-config; None for a server whose weights stay."""
+    """Backend in --weight-transfer-config; None for a server whose weights never change."""
     fp32_head: bool = False
-    """Whether logits must be an FP32 product although the weights are not FP32."""
+    """Whether logits must be computed in FP32 although the weights are not FP32."""
 
 
 def check_server(address: str, needs: Needs) -> list[str]:
-    """Check a server that is up; resume one that an earlier run left paused.
+    """Check a running server; resume it if an earlier run left it paused.
 
     Returns:
-        Notes for the user: what is allowed and not advisable.
+        Warnings for the user.
 
     Raises:
-        ConfigError: the server cannot be used as it is.
+        ConfigError: the server does not meet the requirements.
     """
     with httpx.Client(base_url=address, timeout=_PROBE_S, trust_env=False) as client:
         try:
@@ -61,12 +61,14 @@ def check_server(address: str, needs: Needs) -> list[str]:
         except httpx.TransportError as error:
             raise ConfigError(
                 f"vllm: no answer from {address} ({error or type(error).__name__}); start a server there, or give the "
-                "address of one that runs"
+                "address of a running one"
             ) from None
         except (ValueError, KeyError, IndexError, TypeError) as error:
             if isinstance(error, ConfigError):
                 raise
-            raise ConfigError(f"vllm: {address} does not answer as vLLM does ({error!r})") from None
+            raise ConfigError(
+                f"vllm: {address} gives an answer that vLLM does not give ({error!r}); check the address"
+            ) from None
     return [*notes, *_warn_of_network(address, needs)]
 
 
@@ -81,7 +83,7 @@ def _check_version(address: str, client: httpx.Client) -> None:
 def _check_development_mode(address: str, client: httpx.Client) -> None:
     if client.get(WEIGHT_INFO).status_code == 404:
         raise ConfigError(
-            f"vllm: {address} has no routes for weights ({WEIGHT_INFO} is not there); start it with "
+            f"vllm: {address} has no routes for weights ({WEIGHT_INFO} is missing); start it with "
             "VLLM_SERVER_DEV_MODE=1 in its environment"
         )
 
@@ -98,14 +100,14 @@ def _check_settings(address: str, client: httpx.Client, needs: Needs) -> list[st
     fp32 = "float32" in str(model["dtype"]) or (model["hf_overrides"] or {}).get("head_dtype") == "float32"
     if needs.fp32_head and not fp32:
         raise ConfigError(
-            f"vllm: {address} computes its logits in {model['dtype']}, recipe.fp32_head asks for FP32; start it with "
+            f"vllm: {address} computes its logits in {model['dtype']}, recipe.fp32_head needs FP32; start it with "
             '--hf-overrides \'{"head_dtype": "float32"}\''
         )
     together = settings["scheduler_config"]["max_num_seqs"]
     if together < needs.sequences:
         return [
-            f"the vLLM server at {address} decodes {together} sequences together, {needs.sequences} are sent; the rest "
-            f"waits there. Start it with --max-num-seqs {needs.sequences}, or lower rollouts.slots"
+            f"the vLLM server at {address} decodes {together} sequences together, but {needs.sequences} are sent; the "
+            f"rest waits in the server. Start it with --max-num-seqs {needs.sequences}, or lower rollouts.slots"
         ]
     return []
 
@@ -125,25 +127,25 @@ def _probe(client: httpx.Client, tokens: list[int], **sampling: Any) -> httpx.Re
 
 
 def _check_logprobs(address: str, client: httpx.Client) -> None:
-    """Sample with top_k = 1: after the sampler's own processing every token has probability 1, before it none has."""
+    """Sample with top_k = 1: log-probabilities are 0 after the sampler's processing, and below 0 before it."""
     answer = _probe(client, [0, 1, 0], temperature=1.0, top_k=1)
     if answer.status_code in (403, 404):
         raise ConfigError(f"vllm: {address} has no {GENERATE}; start it with --enable-scale-out")
     if answer.status_code != 200:
-        raise ConfigError(f"vllm: {address} refuses a request with {answer.status_code}: {answer.text[:300]}")
+        raise ConfigError(f"vllm: {address} rejects a request with {answer.status_code}: {answer.text[:300]}")
     choice = answer.json()["choices"][0]
     logps = [entry["logprob"] for entry in choice["logprobs"]["content"]]
     if not logps or max(map(abs, logps)) > 1e-4:
         raise ConfigError(
-            f"vllm: {address} gives log-probabilities {logps} where sampling left one token, which must have 0; start "
-            "it with --logprobs-mode processed_logprobs"
+            f"vllm: {address} gives log-probabilities {logps} for a sample from one allowed token, which must have 0; "
+            "start it with --logprobs-mode processed_logprobs"
         )
     if choice.get("weight_versions") is None:
-        raise ConfigError(f"vllm: {address} does not say which weights sampled a token (weight_versions)")
+        raise ConfigError(f"vllm: {address} does not report which weights sampled a token (weight_versions)")
 
 
 def _check_vocabulary(address: str, client: httpx.Client, needs: Needs) -> None:
-    """Allow the last token of the vocabulary and the one after it: only the first exists."""
+    """Sample with only the last token id allowed, then with only the next id, which must not exist."""
     last, beyond = (
         _probe(client, [0], temperature=1.0, allowed_token_ids=[token]).status_code == 200
         for token in (needs.vocabulary - 1, needs.vocabulary)
@@ -152,7 +154,7 @@ def _check_vocabulary(address: str, client: httpx.Client, needs: Needs) -> None:
         size = "more" if beyond else "fewer"
         raise ConfigError(
             f"vllm: {address} serves a model with {size} tokens than the policy's {needs.vocabulary}; start it with "
-            "the policy's own model"
+            "the policy's model"
         )
 
 
@@ -165,6 +167,6 @@ def _warn_of_network(address: str, needs: Needs) -> list[str]:
     if local or needs.backend is None:
         return []
     return [
-        f"the vLLM server at {address} takes weights, and file names to read, from everybody who can reach it: keep "
+        f"the vLLM server at {address} accepts weights and paths of files to read from everyone who can reach it: keep "
         "that network private (docs/vllm.md)"
     ]

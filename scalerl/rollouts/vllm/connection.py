@@ -1,7 +1,7 @@
-"""The client of one vLLM server: a thread that keeps its requests under way, tries again what broke, and swaps weights.
+"""The client of one vLLM server: a thread that runs its requests, retries broken ones, and swaps weights.
 
-Engines over the same server share a connection, each with slots of its own. What the caller's thread may touch is
-marked; everything else belongs to the connection's thread.
+Engines over the same server share a connection; each has its own slots. The caller's thread may use only what is marked
+for it; everything else belongs to the connection's thread.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from scalerl.rollouts.vllm.updates import Updates
 
 
 class Connection:
-    """One server, from the caller's side."""
+    """The caller's side of one server."""
 
     def __init__(
         self,
@@ -44,17 +44,17 @@ class Connection:
             address: http://host:port.
             sampling: temperature, nucleus, stop tokens.
             updates: how the server gets weights.
-            lanes: of the engines that share the connection.
-            limits: patience.
-            obituary: says how the server's process ended, if it is known to have; None while it lives.
+            lanes: lanes of the engines that share the connection.
+            limits: timeouts and retries.
+            obituary: returns a description of how the server process ended, or None if it is not known to have ended.
         """
         self.address, self._sampling, self._updates = address, sampling, updates
         self._lanes, self._limits, self._obituary = lanes, limits or Limits(), obituary
         self.version, self.swap_s, self.retried = -1, 0.0, 0
-        """Version in use, -1 before the first swap; seconds of the last swap; requests that were tried again.
+        """Version in use, -1 before the first swap; seconds of the last swap; number of retries.
         Any thread may read them."""
         self.asked: int | None = None
-        """Version that was asked for last; the caller's thread only."""
+        """Version requested last; for the caller's thread only."""
         self._death: EngineDied | None = None
         self._epoch = 0
         self._asked_for: list[tuple[int, Any]] = []
@@ -65,8 +65,8 @@ class Connection:
         self._loop = asyncio.new_event_loop()
         self._client = httpx.AsyncClient(
             base_url=address,
-            trust_env=False,  # a proxy would be asked for loopback addresses too
-            timeout=httpx.Timeout(None, connect=self._limits.connect_s),  # silence is timed by `_request`
+            trust_env=False,  # otherwise a proxy would be used for loopback addresses too
+            timeout=httpx.Timeout(None, connect=self._limits.connect_s),  # `_request` measures silence
             # vLLM closes an idle connection after 5 s; one that is about to be closed must not be used
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0),
         )
@@ -76,25 +76,25 @@ class Connection:
     # ------------------------------------------------------------------------------------------- the caller's thread
 
     def check(self) -> None:
-        """Do nothing while all is well.
+        """Raise if the server is lost.
 
         Raises:
-            EngineDied: the server is lost, with what happened to it.
+            EngineDied: the server is lost; the message says why.
         """
         if self._death is not None:
             raise self._death
 
     def submit(self, lane: Lane, sequences: Sequence[TokenSequence]) -> None:
-        """Queue sequences; they are sampled by the version that was asked for last, or newer."""
+        """Queue sequences; they are sampled with the version requested last, or a newer one."""
         self.check()
         self._soon(self._enqueue, lane, list(sequences))
 
     def cancel(self, lane: Lane, ids: Collection[tuple[int, int]]) -> None:
-        """Drop sequences; one that has just finished may still come out."""
+        """Drop sequences; one that has just finished may still be returned."""
         self._soon(self._cancel, lane, set(ids))
 
     def swap(self, version: int) -> None:
-        """Ask for weights and return; `version` becomes the new one when the server uses it."""
+        """Request a version and return; `version` changes when the server uses it."""
         self.check()
         if version == self.asked:
             return
@@ -102,7 +102,7 @@ class Connection:
         self._soon(self._ask, version, self._updates.hold(version))
 
     def close(self) -> None:
-        """End the thread; requests under way are dropped, and the server with them."""
+        """End the thread; the server drops the requests under way."""
         if self._thread.is_alive():
             self._soon(self._loop.stop)
             self._thread.join(timeout=10)
@@ -116,7 +116,7 @@ class Connection:
         """Run until closed.
 
         Consumes: sequences, cancellations and versions. Produces: finished sequences, and `_death`.
-        Waits for: the server. Unblocked by: an answer, a time limit, or `close`.
+        Waits for: the server. Unblocked by: an answer, a timeout, or `close`.
         """
         asyncio.set_event_loop(self._loop)
         self._gate = asyncio.Event()
@@ -132,14 +132,14 @@ class Connection:
 
     def _start(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> asyncio.Task[None]:
         task = self._loop.create_task(self._guarded(work, *arguments))
-        self._tasks.add(task)  # the loop itself holds tasks weakly
+        self._tasks.add(task)  # the event loop holds only weak references to tasks
         task.add_done_callback(self._tasks.discard)
         return task
 
     async def _guarded(self, work: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         try:
             await work(*arguments)
-        except Exception as error:  # a worker may die here: the caller's thread is told, and raises
+        except Exception as error:  # a worker may die here: the caller's thread raises the error
             self._die(error)
 
     def _die(self, error: Exception) -> None:
@@ -179,10 +179,10 @@ class Connection:
         self._fill(lane)
 
     async def _generate(self, lane: Lane, sequence: TokenSequence) -> None:
-        """Send requests until the sequence is over; one that broke is continued where it broke.
+        """Send requests until the sequence is over; resume a broken request at its last token.
 
         Raises:
-            EngineDied: it broke too often, or the server is gone.
+            EngineDied: requests broke too often, or the server has ended.
         """
         failures = 0
         while not sequence.over():
@@ -197,16 +197,16 @@ class Connection:
                 failures += 1
                 self.retried += 1
                 if failures > self._limits.retries or self._obituary():
-                    raise EngineDied(f"a request broke {failures} times, at last by: {error}") from None
+                    raise EngineDied(f"a request broke {failures} times; the last error: {error}") from None
                 await asyncio.sleep(self._limits.backoff(failures))
 
     async def _request(self, lane: Lane, sequence: TokenSequence) -> None:
-        """Let the server continue a sequence until its request ends, or the sequence does."""
+        """Let the server continue a sequence until the request or the sequence ends."""
         allowance, version, complete = sequence.allowance, max(0, self.version), False
         sequence.begin()
         body = generate_body(
             sequence.prefix, allowance, self._sampling, f"scalerl-{lane.name}-{next(self._numbers)}",
-            # a version may come back within a frozen round; what was cached before does not
+            # within a frozen round a version may be used again; its earlier prefix cache must not be
             salt=f"{self._epoch}.{version}", stream_interval=self._limits.stream_interval,
         )  # fmt: skip
         self._prefilling.add(sequence)
@@ -221,14 +221,14 @@ class Connection:
                             timeout.reschedule(self._loop.time() + self._limits.stall_s)
                         self._prefilling.discard(sequence)
                         before = len(sequence)
-                        # until the last chunk names the weights: the oldest it can be are those it was sent under
+                        # a lower bound until the last chunk names the versions: the version when the request was sent
                         sequence.extend(chunk.tokens, chunk.logps, version)
                         lane.count(sequence, before)
                         if chunk.reason is not None:
                             _settle(sequence, chunk, allowance)
                             complete = True
                         elif sequence.over():
-                            return  # over its budget; closing the stream makes the server drop the request
+                            return  # its budget is used up; closing the stream makes the server drop the request
         except (httpx.TransportError, TimeoutError) as error:
             if not complete:
                 silence = f"silence for {self._limits.stall_s:g} s"
@@ -237,7 +237,7 @@ class Connection:
             self._timeouts.discard(timeout)
             self._prefilling.discard(sequence)
         if not complete:
-            raise BrokenStream("the stream ended in the middle")
+            raise BrokenStream("the stream ended before the last chunk")
 
     async def _chunks(self, body: Any) -> AsyncGenerator[Chunk, None]:
         async with self._client.stream("POST", GENERATE, json=body) as response:
@@ -257,7 +257,7 @@ class Connection:
             self._start(self._swap)
 
     async def _swap(self) -> None:
-        for timeout in self._timeouts:  # a server that is paused is silent
+        for timeout in self._timeouts:  # a paused server sends nothing
             timeout.reschedule(None)
         while self._asked_for:
             *skipped, (version, held) = self._asked_for
@@ -276,16 +276,16 @@ class Connection:
         self._gate.set()
 
     async def _call(self, method: str, path: str, body: Any = None, *, again: bool = True) -> Any:
-        """Ask the server something.
+        """Send a request and return its JSON answer.
 
         Args:
             method: GET or POST.
-            path: of the question.
+            path: path of the route.
             body: sent as JSON.
-            again: whether asking twice does no harm.
+            again: whether the request may be repeated.
 
         Raises:
-            EngineDied: no answer, or an error that asking again did not cure.
+            EngineDied: no answer, or an error that remains after the retries.
         """
         timeout = httpx.Timeout(self._limits.update_s, connect=self._limits.connect_s)
         for attempt in itertools.count(1):
@@ -300,7 +300,7 @@ class Connection:
             if not again or attempt > self._limits.retries:
                 break
             await asyncio.sleep(self._limits.backoff(attempt))
-        raise EngineDied(f"{method} {path} failed {attempt} times, at last by: {problem}")
+        raise EngineDied(f"{method} {path} failed {attempt} times; the last error: {problem}")
 
 
 def _tell(error: Exception) -> str:
@@ -311,17 +311,17 @@ def _refuse(status: int, answer: bytes) -> None:
     text = f"{status}: {answer[:500].decode(errors='replace')}"
     if status >= 500 or status == 429:
         raise BrokenStream(text)
-    raise BadAnswer(f"it refuses a request with {text}")
+    raise BadAnswer(f"it rejects a request with {text}")
 
 
 def _settle(sequence: TokenSequence, chunk: Chunk, allowance: int) -> None:
-    """Take the versions from a last chunk; refuse an end that the sequence's own limits do not explain."""
+    """Take the versions from a last chunk; raise if the sequence's limits do not explain the end."""
     if chunk.spans is None:
         raise BadAnswer("its last chunk does not name the weights (weight_versions)")
     sequence.settle(chunk.spans)
     reason, got = chunk.reason, len(sequence) - sequence.restarts[-1]
-    if reason == "stop" and sequence.ended is None:  # else its budget ended before, and the rest was left out
-        raise BadAnswer(f"it stopped after token {sequence.tokens[-1]}, which is none of the stop tokens")
+    if reason == "stop" and sequence.ended is None:  # otherwise its budget ended before the stop token
+        raise BadAnswer(f"it stopped after token {sequence.tokens[-1]}, which is not a stop token")
     if reason == "length" and not sequence.over() and got < allowance:
         raise BadAnswer(
             f"it ended a sequence of {len(sequence.prefix)} tokens {allowance - got} before its limit; start it with a "
@@ -330,7 +330,7 @@ def _settle(sequence: TokenSequence, chunk: Chunk, allowance: int) -> None:
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Yield the data of a stream's events, to its end."""
+    """Yield the data of a stream's events."""
     rest = b""
     async for piece in response.aiter_bytes():
         *events, rest = (rest + piece).split(b"\n\n")

@@ -1,4 +1,4 @@
-"""The engine contract over a vLLM server, for training and for held-out prompts."""
+"""Engines over a vLLM server, for training and for held-out prompts."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from scalerl.rollouts.vllm.server import Server
 from scalerl.rollouts.vllm.updates import Updates
 
 _SHORTEST_WAIT_S = 0.005
-"""A poll waits at least so long for a sequence: a caller that does nothing but poll would keep a core busy."""
+"""Minimum wait of a poll: a caller that polls in a loop would otherwise keep a core busy."""
 
 
 class VllmEngine:
-    """One engine over a connection; several may share it, and with it the weights."""
+    """One engine over a connection; engines that share a connection share the weights."""
 
     deterministic = False
     exact_resume = False
 
     def __init__(self, connection: Connection, lane: Lane, rule: LengthRule, stop: Collection[int]) -> None:
-        """Make an engine; `vllm_engines` is what to call.
+        """Make an engine; call `vllm_engines` instead.
 
         Args:
             connection: to the server.
@@ -39,20 +39,20 @@ class VllmEngine:
         self._connection, self._lane, self._rule, self._stop = connection, lane, rule, frozenset(stop)
         self._open: dict[tuple[int, int], TokenSequence] = {}
         self.notes: list[str] = []
-        """What is allowed of the server and not advisable."""
+        """Warnings about the server."""
 
     @property
     def version(self) -> int:
-        """Version of the weights in use; behind the one asked for until the server has it."""
+        """Version of the weights in use; lags behind the requested one until the server has it."""
         return self._connection.version
 
     @property
     def work(self) -> Work:
-        """What was received so far; steps are counted as if all running sequences stepped together."""
+        """Work received so far; steps are counted as if all running sequences stepped together."""
         return self._lane.work
 
     def occupancy(self) -> Occupancy:
-        """Return how full the engine is; there is room for what fits into free slots, and a sixteenth ahead."""
+        """Return how full the engine is; it accepts 1/16 more than its slots."""
         self._connection.check()
         slots, under_way = self._lane.slots, len(self._open) - self._lane.done.qsize()
         running = min(slots, max(0, under_way))
@@ -60,22 +60,22 @@ class VllmEngine:
         return Occupancy(slots, running, waiting, slots + max(1, slots // 16) - under_way)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue sequences; they start as slots come free, and after a swap that was asked for is done."""
+        """Queue sequences; they start as slots become free, and after any requested swap is done."""
         sequences = [TokenSequence(request, self._rule, self._stop) for request in requests]
         self._open |= {sequence.request.id: sequence for sequence in sequences}
         self._connection.submit(self._lane, sequences)
 
     def cancel(self, ids: Collection[tuple[int, int]]) -> None:
-        """Drop sequences that were submitted and have not finished."""
+        """Drop unfinished sequences."""
         for id in ids:
             self._open.pop(id, None)
         self._connection.cancel(self._lane, ids)
 
     def advance(self) -> None:
-        """Do nothing: the server works all the time."""
+        """Do nothing: the server runs asynchronously."""
 
     def poll(self, timeout_s: float = 0.0) -> list[Finished]:
-        """Return the sequences that ended since the last call; wait up to `timeout_s` for one.
+        """Return the sequences that finished since the last call; wait up to `timeout_s` for one.
 
         Raises:
             EngineDied: the server is lost.
@@ -88,23 +88,23 @@ class VllmEngine:
                 done = self._lane.done.get(timeout=wait) if wait and not finished else self._lane.done.get_nowait()
             except queue.Empty:
                 return finished
-            if done is not None and self._open.get(done.request.id) is done:  # else it was cancelled
+            if done is not None and self._open.get(done.request.id) is done:  # otherwise it was canceled
                 del self._open[done.request.id]
                 finished.append(done.finish())
 
     def swap(self, version: int) -> None:
-        """Ask for new weights and return; running sequences keep their cache and go on until the server has them."""
+        """Request new weights and return; running sequences keep their cache and continue until the server has them."""
         self._connection.swap(version)
 
     def state(self) -> dict[str, Any]:
-        """Return nothing: the cache is the server's, and sequences in flight are submitted again on resume."""
+        """Return nothing: the cache is in the server, and sequences in flight are submitted again on resume."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore nothing."""
 
     def close(self) -> None:
-        """End the connection, for all engines that share it; the server goes on."""
+        """Close the connection, for all engines that share it; the server keeps running."""
         self._connection.close()
 
 
@@ -119,25 +119,25 @@ def vllm_engines(
     limits: Limits | None = None,
     shape: ModelShape | None = None,
 ) -> tuple[VllmEngine, VllmEngine]:
-    """Check a server and make an engine for training and one for held-out prompts over it; they share its weights.
+    """Check a server and make a training engine and an evaluation engine over it, which share its weights.
 
     Args:
-        server: one that was started here, or the address of a running one (http://host:port).
-        slots: sequences that each decodes together; the server's --max-num-seqs should be their sum.
+        server: a server started by this process, or the address of a running one (http://host:port).
+        slots: sequences that each engine decodes together; the server's --max-num-seqs should be their sum.
         rule: length limits of completions.
         sampling: temperature and stop tokens.
-        needs: what the server must be.
-        updates: how it gets weights; see UPDATES.
-        limits: patience.
-        shape: what the FLOPs depend on; None: they are not counted.
+        needs: requirements on the server.
+        updates: how the server gets weights; see UPDATES.
+        limits: timeouts and retries.
+        shape: shape that the FLOPs are computed from; None: they are not counted.
 
     Raises:
-        ConfigError: the server is not what is needed.
+        ConfigError: the server does not meet the requirements.
     """
     if sampling.top_p < 1:
         raise ConfigError(
-            f"recipe.top_p: got {sampling.top_p}; allowed with vLLM: 1. Its log-probabilities are those after the "
-            "nucleus, the trainer computes those before it, and the ratio of the two would be wrong on every token"
+            f"recipe.top_p: got {sampling.top_p}; allowed with vLLM: 1. Its log-probabilities include the "
+            "nucleus and the trainer's do not, so the ratio of the two would be wrong for every token"
         )
     address = (server if isinstance(server, str) else server.address).rstrip("/")
     notes = check_server(address, needs)

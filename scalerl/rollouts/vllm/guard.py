@@ -1,7 +1,7 @@
-"""Runs a server and ends it when standard input ends: whoever started it has closed it, or is gone.
+"""Runs a server and ends it when standard input ends, because the parent closed it or ended.
 
-Usage: guard.py LOG COMMAND...  A script of the standard library only, so that it starts at once. A line on standard
-input before its end gives the server time to end by itself.
+Usage: guard.py LOG COMMAND...  The script uses only the standard library, so that it starts fast. A line on standard
+input before its end gives the server time to shut down.
 """
 
 from __future__ import annotations
@@ -15,20 +15,17 @@ import sys
 import threading
 
 _PATIENCE_S = 15.0
-"""Seconds between asking the server to end and killing it, where whoever started it has asked for that."""
+"""Seconds between terminating and killing the server, if the parent requested a shutdown."""
 _ORPHANED_S = 0.5
-"""The same where whoever started it is gone: nobody waits for the server, and its GPU may be wanted."""
+"""The same if the parent has ended: nothing waits for the server, and its GPU may be needed."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main(log: str, command: list[str]) -> int:
     """Run a command with its output in a file; return its exit code."""
-    for number in (
-        signal.SIGINT,
-        signal.SIGTERM,
-        signal.SIGHUP,
-    ):  # a terminal sends them to all; only our parent acts on them
-        signal.signal(number, lambda *_: None)  # SIG_IGN would be inherited by the server, which could not be ended
+    # a terminal sends these to the whole process group; only the parent acts on them
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)  # the server would inherit SIG_IGN and could not be terminated
     with open(log, "ab") as out:
         server = subprocess.Popen(
             command,
@@ -40,12 +37,12 @@ def main(log: str, command: list[str]) -> int:
         )
     threading.Thread(target=_end_with_parent, args=(server,), daemon=True).start()
     code = server.wait()
-    _signal_all(server, signal.SIGKILL)  # workers that outlived it
-    return code if code >= 0 else 128 - code  # as shells tell a signal
+    _signal_all(server, signal.SIGKILL)  # workers that outlived the server
+    return code if code >= 0 else 128 - code  # as shells report a signal
 
 
 def _end_with_parent(server: subprocess.Popen[bytes]) -> None:
-    """Consumes nothing; produces nothing; waits for the end of standard input; unblocked by it, and ends the server."""
+    """Wait for the end of standard input, then end the server."""
     patience = _ORPHANED_S
     while os.read(sys.stdin.fileno(), 1024):
         patience = _PATIENCE_S
@@ -56,14 +53,14 @@ def _end_with_parent(server: subprocess.Popen[bytes]) -> None:
 
 
 def _end_with_guard() -> None:
-    """Let the kernel kill the server where this process is killed; on Linux alone."""
+    """Make the kernel kill the server if this process is killed (Linux only)."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def _signal_all(server: subprocess.Popen[bytes], number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(server.pid, number)  # its workers are in its group
+        os.killpg(server.pid, number)  # the group includes the workers
 
 
 if __name__ == "__main__":

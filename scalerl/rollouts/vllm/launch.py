@@ -1,4 +1,4 @@
-"""From a run's configuration to vLLM servers and engines over them, which are replaced when a server dies."""
+"""Starts vLLM servers and engines from a run's configuration, and restarts them when a server dies."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from scalerl.rollouts.vllm.server import Server, ServerSpec, wait_for_server
 from scalerl.rollouts.vllm.updates import UPDATES
 
 START_S = 1200.0
-"""Seconds within which a server given by address must be back after it was lost."""
+"""Seconds within which a lost server given by address must be available again."""
 
 
 def server_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[Sequence[Engine]]:
-    """Make the engines of a run on one machine: each over a server of its own, or over one given by address."""
+    """Make the engines of a run on one machine, each over a new server or over a server given by address."""
     lives: Counter[int] = Counter()
 
     def begin(spec: EngineSpec) -> PolledEngines:
         servers, number = spec.generator.config.placement.servers, spec.number
         lives[number] += 1
-        if servers and lives[number] > 1:  # whoever runs it starts it again
+        if servers and lives[number] > 1:  # the user restarts it
             wait_for_server(servers[number], START_S)
         return server_life(spec, note)
 
@@ -34,14 +34,14 @@ def server_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> 
 
 
 def server_life(spec: EngineSpec, note: Callable[[str], None] = lambda text: None) -> PolledEngines:
-    """Start a server, or find the one given by address, and connect to it.
+    """Start a server, or use the one given by address, and connect to it.
 
     Args:
-        spec: which of the run's engines.
-        note: told what is allowed of a server and not advisable.
+        spec: the engine.
+        note: receives warnings about the server.
 
     Raises:
-        ConfigError: the server does not start, or is not what the run needs.
+        ConfigError: the server does not start, or does not meet the run's requirements.
     """
     generator, config = spec.generator, spec.generator.config
     recipe, placement, model = config.recipe, config.placement, spec.generator.model

@@ -1,9 +1,9 @@
-"""Weights over NCCL, straight from the learner's GPU into those of vLLM servers, by vLLM's own classes.
+"""Weights over NCCL, directly from the learner's GPU to those of vLLM servers, with vLLM's transfer classes.
 
-The learner's process is the one that sends: it drives each server's update over HTTP, broadcasts the tensors, and names
-the version. An engine then only waits until its server says that it has it (updates.py). vLLM must be installed in the
-learner's environment too. Written from the source of vLLM 0.32 (`vllm/distributed/weight_transfer/`); without two GPUs
-it has been run up to the broadcast only.
+The learner's process drives each server's update over HTTP, broadcasts the tensors, and names the version. An engine
+only waits until its server reports the version (updates.py). vLLM must also be installed in the learner's environment.
+Written from the source of vLLM 0.32 (`vllm/distributed/weight_transfer/`). Not tested on two GPUs; tested up to the
+broadcast.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ from scalerl.rollouts.vllm.protocol import (
 
 
 class NcclChannel:
-    """Sends every version to all servers at once; there is nothing to receive."""
+    """Sends every version to all servers at once; engines receive nothing."""
 
     capacity = 2
-    """The version in use and one that was sent: a third would be loaded over one that no engine has used yet."""
+    """The version in use and one that was sent: a third would overwrite one that no engine has used yet."""
 
     def __init__(
         self, layout: WeightLayout, servers: Sequence[str], master_address: str = "127.0.0.1", timeout_s: float = 600.0
     ) -> None:
-        """Prepare; the servers are met at the first `send`.
+        """Prepare the channel; the first `send` connects to the servers.
 
         Args:
             layout: names, types and shapes of the model's weights.
             servers: addresses, http://host:port.
-            master_address: under which the servers' workers reach this process.
-            timeout_s: seconds for one question to a server, a whole transfer included.
+            master_address: address under which the servers' workers reach this process.
+            timeout_s: seconds for one request to a server, which may include a whole transfer.
         """
         self._layout, self._servers = layout, tuple(servers)
         self._master_address, self._timeout_s = master_address, timeout_s
         self._sender: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the communicator behind: engines' processes need none."""
+        """Leave out the communicator, which engine processes do not need."""
         return {**self.__dict__, "_sender": None}
 
     def send(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
-        """Load a version into every server; returns when all use it.
+        """Load a version into every server; return when all use it.
 
         Raises:
-            ConfigError: vLLM is not installed here.
+            ConfigError: vLLM is not installed in this environment.
             RuntimeError: a server failed; it is left paused, and the transfer group is lost.
         """
         if self._sender is None:
@@ -63,7 +63,7 @@ class NcclChannel:
         self._sender.send(version, weights)
 
     def receive(self, version: int) -> Mapping[str, Any]:
-        """Refuse: weights go into the servers' memory and nowhere else.
+        """Raise: the weights go only into the servers' memory.
 
         Raises:
             RuntimeError: always.
@@ -81,7 +81,7 @@ class NcclChannel:
 
 
 class _Sender:
-    """What lives in the learner's process: vLLM's trainer engine, its source of weights, its client."""
+    """The objects in the learner's process: vLLM's trainer engine, its weight source, and its client."""
 
     def __init__(self, layout: WeightLayout, servers: Sequence[str], master_address: str, timeout_s: float) -> None:
         try:
@@ -113,29 +113,29 @@ class _Sender:
 
 
 class ServersClient:
-    """vLLM's `VLLMWeightSyncClient` protocol over several servers, which are updated together.
+    """Implements vLLM's `VLLMWeightSyncClient` protocol for several servers, which are updated together.
 
-    vLLM's own HTTP client knows one server and names no version. While weights are loaded a server is paused, with the
-    keys and values of its running sequences.
+    vLLM's own HTTP client supports one server and no versions. While weights are loaded, a server is paused and keeps
+    the keys and values of its running sequences.
     """
 
     def __init__(self, servers: Sequence[str], timeout_s: float) -> None:
-        """Ask each server for the number of its workers.
+        """Get each server's number of workers.
 
         Args:
             servers: addresses.
-            timeout_s: seconds for one question.
+            timeout_s: seconds for one request.
         """
         import httpx
 
         self.version = 0
-        """Named by the next update."""
+        """Version that the next update names."""
         self._clients = [httpx.Client(base_url=s, timeout=timeout_s, trust_env=False) for s in servers]
         self._threads = ThreadPoolExecutor(len(self._clients))
         self.world_sizes = [client.get(WORLD_SIZE).raise_for_status().json()["world_size"] for client in self._clients]
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Let all workers meet; each server's ranks follow those of the servers before it."""
+        """Let all workers join the transfer group; ranks are assigned to the servers in order."""
         first, bodies = int(init_info["rank_offset"]), []
         for size in self.world_sizes:
             bodies.append({"init_info": {**init_info, "rank_offset": first}})
@@ -148,23 +148,23 @@ class ServersClient:
         self._all(START_UPDATE)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Let the servers receive; returns when they have."""
+        """Let the servers receive the weights; return when they have."""
         self._all(UPDATE, [{"update_info": update_info}] * len(self._clients))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Name the version and let the servers go on."""
+        """Name the version and resume the servers."""
         label = str(self.version) if weight_version is None else weight_version
         self._all(FINISH_UPDATE, [{"weight_version": label}] * len(self._clients))
         self._all(RESUME)
 
     def close(self) -> None:
-        """End the connections."""
+        """Close the connections."""
         self._threads.shutdown()
         for client in self._clients:
             client.close()
 
     def _all(self, path: str, bodies: Sequence[Any] = ()) -> None:
-        """Ask all servers at the same time: they wait for one another inside NCCL."""
+        """Send a request to all servers in parallel: they wait for each other inside NCCL."""
 
         def ask(client: Any, body: Any) -> None:
             response = client.post(path, json=body)
@@ -182,7 +182,7 @@ class ServersClient:
 
 
 def weight_source(layout: WeightLayout) -> Any:
-    """Return vLLM's `WeightSource` over its attribute `weights`: (name, tensor) in the layout's order."""
+    """Return a vLLM `WeightSource` over its attribute `weights`: (name, tensor) pairs in the layout's order."""
     import torch
     from vllm.distributed.weight_transfer.base import ParamMeta, WeightSource
 

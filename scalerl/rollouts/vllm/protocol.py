@@ -1,8 +1,8 @@
-"""vLLM's HTTP interface: paths, request bodies, and the answers as records.
+"""vLLM's HTTP interface: paths, request bodies, and parsed answers.
 
-Generation uses the token-in-token-out route, `/inference/v1/generate`: it takes and gives token ids, needs no
-tokenizer, and its last chunk says which weights sampled which tokens. The routes of the weights exist with
-`VLLM_SERVER_DEV_MODE=1` only. Written from the source of vLLM 0.32 (`vllm/entrypoints/scale_out/token_in_token_out/`
+Generation uses the token-in-token-out route, `/inference/v1/generate`: it takes and returns token ids, needs no
+tokenizer, and its last chunk names the weights that sampled each token. The routes for weights exist only with
+`VLLM_SERVER_DEV_MODE=1`. Written from the source of vLLM 0.32 (`vllm/entrypoints/scale_out/token_in_token_out/`
 and `vllm/entrypoints/rl/online/api_router.py`).
 """
 
@@ -20,7 +20,7 @@ VERSION = "/version"
 MODELS = "/v1/models"
 HEALTH = "/health"
 SERVER_INFO = "/server_info?config_format=json"
-# clear_cache=false: with the default the keys and values of running sequences are computed again under the new weights
+# with the default, clear_cache=true, the server recomputes keys and values of running sequences with the new weights
 PAUSE = "/pause?mode=keep&clear_cache=false"
 RESUME = "/resume"
 START_UPDATE = "/start_weight_update"
@@ -32,48 +32,48 @@ INIT_TRANSFER = "/init_weight_transfer_engine"
 WORLD_SIZE = "/get_world_size"
 
 UNLABELLED = "default"
-"""What the server calls the weights that it started with."""
+"""The server's label for the weights that it started with."""
 
 _NO_LOGPROB = -9999.0
-"""What the server sends for a log-probability that is NaN or missing."""
+"""Value that the server sends for a log-probability that is NaN or missing."""
 
 
 class BadAnswer(RuntimeError):
-    """The server answered something that its supported versions do not: trying again would not help."""
+    """The server gave an answer that no supported version gives; a retry would not help."""
 
 
 class BrokenStream(RuntimeError):
-    """The server gave up a request in the middle, or refused it for now: it can be tried again."""
+    """The server aborted a request or rejected it temporarily; it can be retried."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Tokens of one request that weights of one version sampled.
+    """Tokens of one request that one version sampled.
 
     Example: Span(version=12, start=0, end=37)
     """
 
     version: int
     start: int
-    """Index of the first token, counted from the request's own first."""
+    """Index of the first token within the request's completion."""
     end: int
-    """One past the last."""
+    """Index after the last token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A piece of an answer.
+    """One part of an answer.
 
     Example: Chunk(tokens=(44, 46), logps=(-0.41, -0.65), reason="length", spans=(Span(12, 0, 2),))
     """
 
     tokens: tuple[int, ...]
     logps: tuple[float, ...]
-    """Of the sampled tokens, as the server's sampler used them."""
+    """Log-probabilities of the sampled tokens, as the server's sampler used them."""
     reason: str | None
-    """Why the request ended: stop, length; None: more follows."""
+    """Why the request ended: stop or length; None: more chunks follow."""
     spans: tuple[Span, ...] | None
-    """In the last chunk: of the whole answer."""
+    """Versions of the whole answer; only in the last chunk."""
 
 
 def generate_body(
@@ -81,23 +81,23 @@ def generate_body(
 ) -> dict[str, Any]:
     """Return the body of a request that continues `tokens`.
 
-    No seed is sent: on CPU a request with a seed kills the server when it has to be computed again (0.32).
+    No seed is sent: on CPU, vLLM 0.32 crashes when it has to recompute a request with a seed.
 
     Args:
-        tokens: prompt, and what was sampled of the completion so far.
-        max_tokens: tokens to sample at most.
+        tokens: prompt and completion so far.
+        max_tokens: maximum number of tokens to sample.
         sampling: temperature, nucleus, stop tokens.
         request_id: for the server's log.
-        salt: requests with other salts share no prefix in the server's cache.
-        stream_interval: tokens a chunk.
+        salt: only requests with equal salts share the server's prefix cache.
+        stream_interval: tokens per chunk.
     """
     parameters = {
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "max_tokens": max_tokens,
         "stop_token_ids": list(sampling.stop),
-        "ignore_eos": True,  # what ends a sequence is `stop_token_ids`, not the model's configuration
-        "logprobs": 0,  # the sampled token's only
+        "ignore_eos": True,  # `stop_token_ids` ends a sequence, not the model's configuration
+        "logprobs": 0,  # only that of the sampled token
         "detokenize": False,
         "stream_interval": stream_interval,
     }
@@ -111,11 +111,11 @@ def generate_body(
 
 
 def parse_chunk(data: bytes) -> Chunk | None:
-    """Read one event of a stream; None for an event without content.
+    """Parse one event of a stream; return None for an event without content.
 
     Raises:
-        BrokenStream: the server reports an error, or an abort that nobody here asked for.
-        BadAnswer: the event is not what vLLM sends.
+        BrokenStream: the server reports an error, or an abort that was not requested.
+        BadAnswer: the event is not in vLLM's format.
     """
     try:
         event = json.loads(data)
@@ -129,11 +129,13 @@ def parse_chunk(data: bytes) -> Chunk | None:
         logps, of = tuple(entry["logprob"] for entry in entries), tuple(entry["token_id"] for entry in entries)
         spans = _spans(choice["weight_versions"])
     except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise BadAnswer(f"it sent {data[:200]!r}, which is no answer of {GENERATE} ({error!r})") from None
+        raise BadAnswer(f"it sent {data[:200]!r}, which is not an answer of {GENERATE} ({error!r})") from None
     if reason in ("abort", "error"):
         raise BrokenStream(f"the server ended the request itself: {reason}")
     if of != tokens:
-        raise BadAnswer(f"it sent {len(tokens)} tokens with log-probabilities of {len(of)} others: {data[:200]!r}")
+        raise BadAnswer(
+            f"it sent {len(tokens)} tokens, but log-probabilities of {len(of)} other tokens: {data[:200]!r}"
+        )
     if _NO_LOGPROB in logps:
         raise BadAnswer(
             "a sampled token has no log-probability, which vLLM reports for NaN: the weights or the activations are "
@@ -147,15 +149,17 @@ def _spans(spans: Any) -> tuple[Span, ...] | None:
 
 
 def version_of(label: str) -> int:
-    """Return the version that a label of the server names; weights it started with count as 0.
+    """Return the version of a server's label; the weights that it started with are version 0.
 
     Raises:
-        BadAnswer: somebody else gives labels, so somebody else sends weights.
+        BadAnswer: the label is not a number, so another client sends weights.
     """
     if label == UNLABELLED:
         return 0
     if not (isinstance(label, str) and label.isdigit()):
-        raise BadAnswer(f"it calls its weights {label!r}; versions sent from here are numbers: who else updates it?")
+        raise BadAnswer(
+            f"it calls its weights {label!r}, but scalerl labels weights with numbers: another client updates it"
+        )
     return int(label)
 
 

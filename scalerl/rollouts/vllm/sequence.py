@@ -1,8 +1,8 @@
-"""One sequence's tokens, and what to ask the server next. It does no input or output.
+"""The tokens of one sequence and the limits of its next request, without input or output.
 
-Length control is that of interrupt.py, token by token; here a sequence consists of several requests. The first may
-have as many tokens as the sequence may think; where it is used up without the end tag, the phrase is written and a
-second request continues after it. A broken request is continued likewise, with the tokens received so far as prefix.
+Length control follows interrupt.py, but a sequence consists of several requests. The first request is limited to the
+thinking limit. If it ends there without the end tag, the phrase is inserted and a second request continues after it. A
+broken request is continued in the same way, with the tokens received so far as its prefix.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from scalerl.types import Rollout
 
 
 class TokenSequence:
-    """A sequence under way."""
+    """An unfinished sequence."""
 
     def __init__(self, request: Request, rule: LengthRule, stop: Iterable[int]) -> None:
-        """Begin at the prompt.
+        """Start at the prompt.
 
         Args:
-            request: what to generate.
-            rule: the limits.
+            request: the sequence to generate.
+            rule: length limits.
             stop: tokens that end a sequence.
         """
         self.request, self.rule, self._stop = request, rule, frozenset(stop)
@@ -38,25 +38,25 @@ class TokenSequence:
         self.versions: list[int] = []
         self.sampled: list[bool] = []
         self.ended: bool | None = None
-        """None: it goes on; True: a stop token ended it; False: its budget is used up."""
+        """None: not ended; True: ended by a stop token; False: truncated, its budget is used up."""
         self.restarts: list[int] = []
-        """Counts of tokens at which a request began: there the server computes keys and values again."""
+        """Token counts at which a request began; the server recomputes keys and values there."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
     def over(self) -> bool:
-        """Return whether it has ended."""
+        """Return whether the sequence has ended."""
         return self.ended is not None
 
     @property
     def prefix(self) -> list[int]:
-        """Prompt and tokens so far: what the next request continues."""
+        """Prompt and tokens so far; the next request continues them."""
         return [*self.request.prompt, *self.tokens]
 
     @property
     def allowance(self) -> int:
-        """Tokens that the next request may sample: up to the interruption, or else to the end of the budget."""
+        """Tokens that the next request may sample: up to the interruption, otherwise up to the end of the budget."""
         count = len(self.tokens)
         if self.rule.thinking is None:
             return self.rule.max_tokens - count
@@ -64,16 +64,16 @@ class TokenSequence:
         return end - count
 
     def begin(self) -> None:
-        """Note that a request begins."""
+        """Record the start of a request."""
         self.restarts.append(len(self.tokens))
 
     def extend(self, tokens: Sequence[int], logps: Sequence[float], version: int) -> None:
-        """Append sampled tokens, up to the end of the sequence; what comes after that is left out.
+        """Append sampled tokens up to the end of the sequence; ignore the rest.
 
         Args:
-            tokens: as they were sampled.
+            tokens: sampled tokens.
             logps: their log-probabilities.
-            version: of the weights, until `settle` says better.
+            version: provisional version; `settle` replaces it.
         """
         for token, logp in zip(tokens, logps, strict=True):
             if self.ended is not None:
@@ -81,7 +81,7 @@ class TokenSequence:
             self._append(token, logp, version, sampled=True)
 
     def settle(self, spans: Sequence[Span]) -> None:
-        """Take the versions of the latest request's tokens from the server.
+        """Set the versions of the latest request's tokens to those that the server reports.
 
         Raises:
             BadAnswer: the spans do not cover the tokens.
@@ -96,16 +96,16 @@ class TokenSequence:
             count = max(0, end - first - span.start)
             self.versions[first + span.start : end] = [span.version] * count
         if first + covered < len(self.tokens):
-            raise BadAnswer(f"it named the weights of {covered} tokens, and had sent {len(self.tokens) - first}")
+            raise BadAnswer(f"it named the weights of {covered} tokens, but had sent {len(self.tokens) - first}")
 
     def write_phrase(self, version: int) -> None:
-        """Write the phrase if the thinking is over and did not end by itself; its tokens are context."""
+        """Insert the phrase at the thinking limit if thinking has not ended; its tokens are context."""
         for token in self.rule.phrase:
             if self.ended is None and self.closed_at == NEVER and self._due():
                 self._append(token, 0.0, version, sampled=False)
 
     def finish(self) -> Finished:
-        """Return the rollout of a sequence that ended."""
+        """Return the rollout of an ended sequence."""
         assert self.ended is not None
         rollout = Rollout(
             tokens=np.asarray(self.tokens, np.int32),

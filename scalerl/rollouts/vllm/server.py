@@ -1,4 +1,4 @@
-"""A vLLM server of our own: its command line, and a process that ends with us."""
+"""Starts a vLLM server: its command line, and a process that ends together with this one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from scalerl.config.base import ConfigError
 from scalerl.rollouts.vllm.protocol import HEALTH
 
 INSIDE = Path(__file__).parent / "inside"
-"""Directory of what is loaded inside the server."""
+"""Directory of the code that the server loads."""
 
 _TAIL_LINES = 25
-"""Lines of a dead server's log that are shown."""
+"""Lines of a dead server's log in error messages."""
 
 
 @dataclass(frozen=True)
@@ -33,33 +33,33 @@ class ServerSpec:
     """
 
     model: str
-    """Directory or name on the hub: the policy's own."""
+    """Directory or hub name of the policy."""
     max_model_len: int
-    """Tokens of the longest prompt and completion, the phrase included."""
+    """Tokens of the longest prompt plus completion, including the phrase."""
     max_num_seqs: int
-    """Sequences decoded together, by all engines over it."""
+    """Sequences decoded together by all engines of the server."""
     log: Path
-    """Where its output goes."""
+    """File for its output."""
     python: str = "python"
     """Python of an environment with vLLM."""
     backend: str | None = "scalerl_directory"
-    """How it takes weights: scalerl_directory or nccl; None: it keeps those it starts with."""
+    """How it receives weights: scalerl_directory or nccl; None: the weights never change."""
     dtype: str = "auto"
-    """Of the weights: auto, float32, bfloat16."""
+    """Dtype of the weights: auto, float32 or bfloat16."""
     fp32_head: bool = False
-    """Compute logits as an FP32 product of weights that are not FP32."""
+    """Whether to compute logits in FP32 although the weights are not FP32."""
     tensor_parallel: int = 1
     """GPUs that share the model."""
     host: str = "127.0.0.1"
-    """Interface it listens on. Whoever reaches it may change its weights: keep it on loopback or a private network."""
+    """Interface to listen on. Everyone who can reach it can change its weights: use loopback or a private network."""
     port: int = 0
-    """0: a free one."""
+    """Port; 0: any free port."""
     start_s: float = 1200.0
-    """Seconds it may take to be ready; a large model is loaded and compiled first."""
+    """Seconds allowed until it is ready, which includes loading and compiling the model."""
     extra: tuple[str, ...] = ()
-    """More arguments of vLLM."""
+    """Additional vLLM arguments."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """More environment variables."""
+    """Additional environment variables."""
 
 
 def command(spec: ServerSpec, port: int) -> list[str]:
@@ -81,21 +81,21 @@ def command(spec: ServerSpec, port: int) -> list[str]:
 
 
 def environment(spec: ServerSpec, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a server: ours, the routes of the weights, and the path of what it loads of us."""
+    """Return the environment of a server: the inherited one, with the routes for weights and the path of INSIDE."""
     path = os.pathsep.join(part for part in (str(INSIDE), spec.environment.get("PYTHONPATH", "")) if part)
-    without = {name: value for name, value in inherited.items() if name != "PYTHONPATH"}  # its packages are not ours
+    without = {name: value for name, value in inherited.items() if name != "PYTHONPATH"}  # not for its Python
     ours = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
     return {**without, **ours, **spec.environment, "PYTHONPATH": path}
 
 
 class Server:
-    """A server that was started here and ends with this process, however that ends."""
+    """A server that this process starts; it ends with this process, even if that is killed."""
 
     def __init__(self, spec: ServerSpec) -> None:
-        """Start it; `wait_ready` must follow.
+        """Start the server; call `wait_ready` next.
 
         Raises:
-            ConfigError: there is no such Python.
+            ConfigError: `spec.python` does not exist.
         """
         self.spec = spec
         port = spec.port or _free_port(spec.host)
@@ -106,10 +106,10 @@ class Server:
         self._process = subprocess.Popen(line, stdin=subprocess.PIPE, env=environment(spec, os.environ))
 
     def wait_ready(self) -> None:
-        """Wait until it answers.
+        """Wait until the server answers.
 
         Raises:
-            ConfigError: it ended, or took longer than `start_s`; with the end of its log.
+            ConfigError: it ended or took longer than `start_s`; the message has the end of its log.
         """
         end = time.monotonic() + self.spec.start_s
         with httpx.Client(base_url=self.address, timeout=5.0, trust_env=False) as client:
@@ -125,7 +125,7 @@ class Server:
                 time.sleep(0.2)
 
     def obituary(self) -> str | None:
-        """Return how it ended, with the end of its log; None while it lives."""
+        """Return a description of how it ended, with the end of its log; None while it runs."""
         code = self._process.poll()
         return None if code is None else f"its process ended with exit code {code}; {self.tail()}"
 
@@ -135,25 +135,25 @@ class Server:
         return "\n  ".join([f"the end of {self.spec.log}:", *lines])
 
     def close(self) -> None:
-        """End it and wait for that."""
+        """End the server and wait until it has ended."""
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has ended
-            self._process.stdin.write(b"end\n")  # in order, and not at once
+        with contextlib.suppress(OSError):  # it has ended already
+            self._process.stdin.write(b"end\n")  # lets the server shut down before it is killed
             self._process.stdin.close()
         self._process.wait()
 
 
 def wait_for_server(address: str, limit_s: float) -> None:
-    """Wait until a server that others run answers.
+    """Wait until a server given by address answers.
 
     Raises:
-        ConfigError: it does not, within `limit_s` seconds.
+        ConfigError: it did not answer within `limit_s` seconds.
     """
     end = time.monotonic() + limit_s
     with httpx.Client(base_url=address, timeout=5.0, trust_env=False) as client:
         while not _healthy(client):
             if time.monotonic() > end:
-                raise ConfigError(f"vllm: no answer from {address} for {limit_s:g} s; start a server there again")
+                raise ConfigError(f"vllm: no answer from {address} for {limit_s:g} s; restart the server")
             time.sleep(0.5)
 
 

@@ -1,8 +1,8 @@
-"""How a vLLM server gets new weights: one class a way, by name in UPDATES.
+"""How a vLLM server gets new weights: one class per method, by name in UPDATES.
 
-A server uses new weights between `finish` and the next decode step, and labels every token with the version that
-sampled it. vLLM may only be given weights while it is paused; `mode=keep&clear_cache=false` freezes the running
-sequences with their keys and values, so that they go on over the old cache.
+A server uses new weights from the first decode step after `finish`, and labels every token with the version that
+sampled it. vLLM accepts weights only while it is paused. `mode=keep&clear_cache=false` freezes running sequences with
+their keys and values, so that they continue with the old cache.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from scalerl.rollouts.vllm.protocol import (
     version_of,
 )
 
-if TYPE_CHECKING:  # it loads torch, which a client of a server does not need
+if TYPE_CHECKING:  # the import loads torch, which a client of a server does not need
     from scalerl.rollouts.weights.directory import DirectoryChannel
 
 Call = Callable[..., Awaitable[Any]]
-"""(method, path, body, again: whether it may be repeated) -> the answer."""
+"""(method, path, body, again) -> answer; `again`: whether the request may be repeated."""
 
 
 class Updates(Protocol):
-    """One way for a server to get new weights."""
+    """A method to give a server new weights."""
 
     backend: str
-    """What the server was started with, in `--weight-transfer-config`."""
+    """Backend in the server's `--weight-transfer-config`."""
 
     def hold(self, version: int) -> Any:
-        """Keep a version from being dropped; called when it is asked for, by the caller's thread."""
+        """Keep a version from being dropped; called by the caller's thread when the version is requested."""
         ...
 
     def release(self, held: Any) -> None:
-        """Let go of what `hold` returned: the server has loaded it, or will not."""
+        """Release what `hold` returned: the server has loaded it, or will not."""
         ...
 
     async def apply(self, call: Call, version: int, held: Any) -> None:
-        """Return when the server uses a version.
+        """Give the server a version; return when it uses it.
 
         Raises:
-            EngineDied: it does not.
+            EngineDied: the server does not use the version.
         """
         ...
 
 
 class DirectoryUpdates:
-    """The server reads a safetensors file that the learner wrote; it has to see the same file system."""
+    """The server reads a safetensors file that the learner wrote, through a shared file system."""
 
     backend = "scalerl_directory"
 
@@ -66,14 +66,14 @@ class DirectoryUpdates:
         self._channel, self._numbers = channel, itertools.count()
 
     def hold(self, version: int) -> Path:
-        """Give the version's file a second name: the learner drops the first one as soon as a newer one is asked for.
+        """Link the version's file under a second name: the learner removes the first as soon as it drops the version.
 
         Raises:
-            EngineDied: the file is not there.
+            EngineDied: the file does not exist.
         """
         source = self._channel.file(version)
         if not source.exists():
-            raise EngineDied(f"weights of version {version} were asked for, and {source} is not there")
+            raise EngineDied(f"version {version} of the weights was requested, but {source} does not exist")
         target = source.with_name(f".serving_{next(self._numbers)}_{source.name}")
         try:
             os.link(source, target)
@@ -86,19 +86,19 @@ class DirectoryUpdates:
         held.unlink(missing_ok=True)
 
     async def apply(self, call: Call, version: int, held: Path) -> None:
-        """Pause the server, let it read the file, check what it says it has, and let it go on."""
+        """Pause the server, let it read the file, check the version that it reports, and resume it."""
         await call("POST", PAUSE)
         await call("POST", START_UPDATE, again=False)
         await call("POST", UPDATE, {"update_info": {"path": str(held.resolve())}}, again=False)
         await call("POST", FINISH_UPDATE, {"weight_version": str(version)}, again=False)
         got = version_of((await call("GET", WEIGHT_INFO))["weight_version"])
         if got != version:
-            raise EngineDied(f"it was given weights of version {version} and says that it uses version {got}")
+            raise EngineDied(f"it received version {version} of the weights, but reports version {got}")
         await call("POST", RESUME)
 
 
 class PushedUpdates:
-    """The learner's process sends the weights itself (nccl.py); here they are only waited for."""
+    """The learner's process sends the weights (nccl.py); this class only waits for them."""
 
     backend = "nccl"
 
@@ -106,29 +106,29 @@ class PushedUpdates:
         """Wait for pushed weights.
 
         Args:
-            channel: not needed; every way is made from one.
-            timeout_s: how long a version may take to appear.
-            interval_s: between two questions.
+            channel: unused; all classes in UPDATES take the channel.
+            timeout_s: seconds that a version may take to arrive.
+            interval_s: seconds between two requests.
         """
         self._timeout_s, self._interval_s = timeout_s, interval_s
 
     def hold(self, version: int) -> None:
-        """Do nothing: the weights are in the server already, or on their way."""
+        """Do nothing: the weights are in the server or on the way."""
 
     def release(self, held: None) -> None:
         """Do nothing."""
 
     async def apply(self, call: Call, version: int, held: None) -> None:
-        """Ask the server until it has the version."""
+        """Poll the server until it has the version."""
         end = time.monotonic() + self._timeout_s
         while (got := version_of((await call("GET", WEIGHT_INFO))["weight_version"])) < version:
             if time.monotonic() > end:
                 raise EngineDied(
-                    f"weights of version {version} were asked for {self._timeout_s:.0f} s ago and it still uses "
+                    f"version {version} of the weights was requested {self._timeout_s:.0f} s ago, but it still uses "
                     f"version {got}"
                 )
             await asyncio.sleep(self._interval_s)
 
 
 UPDATES: dict[str, Callable[[Any], Updates]] = {"directory": DirectoryUpdates, "nccl": PushedUpdates}
-"""By `rollouts.weights`; each is given the weight channel."""
+"""Methods by `rollouts.weights`; each takes the weight channel."""

@@ -1,4 +1,4 @@
-"""How weights travel from the learner to the engines: one file a channel."""
+"""Channels that carry weights from the learner to the engines: one module per channel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from scalerl.rollouts.weights.base import WeightChannel
 
-if TYPE_CHECKING:  # it loads torch, which the pipeline does not need
+if TYPE_CHECKING:  # the import loads torch, which the pipeline does not need
     from scalerl.models.layout import WeightLayout
 
 
@@ -28,4 +28,4 @@ CHANNELS: dict[str, Callable[[WeightLayout, Path], WeightChannel]] = {
     "shared-memory": _shared_memory,
     "directory": _directory,
 }
-"""By `rollouts.weights`, on one machine; each is given the layout of the model's weights and the run directory."""
+"""Channels on one machine by `rollouts.weights`; each factory takes the layout of the weights and the run directory."""

@@ -1,7 +1,7 @@
-"""The contract of a weight channel: the learner sends a version, engines receive it by its number.
+"""The contract of a weight channel: the learner sends a version, and engines receive it by its number.
 
-A new channel is one file with a class that has these methods; it is handed to engine processes by pickling. Every
-channel is tested by replay: what an engine samples after a swap must have the probability of the weights sent.
+To add a channel, write a class with these methods in a new module. Channels are pickled to reach engine processes.
+Every channel is tested by replay: the log-probabilities after a swap must match the weights that were sent.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from typing import Any, Protocol
 
 
 class WeightChannel(Protocol):
-    """How weights travel from the learner to the engines."""
+    """A way to carry weights from the learner to the engines."""
 
     capacity: int
-    """Versions that it holds at a time; the sender waits for one to be dropped before it sends another."""
+    """Versions that it holds at a time; when it is full, the sender waits until one is dropped."""
 
     def send(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
-        """Make a version available; the learner's side. Weights are tensors by the model's own names."""
+        """Make a version available (learner's side). Weights are tensors by the model's parameter names."""
         ...
 
     def receive(self, version: int) -> Mapping[str, Any]:
-        """Return a version that was sent, to be copied at once; an engine's side."""
+        """Return the weights of a version (engine's side); the caller must copy them at once."""
         ...
 
     def drop(self, version: int) -> None:
-        """Forget a version that no engine needs any more; the learner's side."""
+        """Discard a version that no engine needs any more (learner's side)."""
         ...

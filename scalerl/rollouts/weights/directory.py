@@ -1,4 +1,4 @@
-"""Weights through a directory of safetensors files: slow, and possible wherever both sides see one file system."""
+"""Weights through a directory of safetensors files: slow, but works wherever both sides share a file system."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from scalerl.files import as_umask
 
 
 class DirectoryChannel:
-    """One file a version, `version_00000012.safetensors`, which appears whole or not at all."""
+    """One file per version, `version_00000012.safetensors`, written atomically."""
 
     def __init__(self, path: Path, capacity: int = 4) -> None:
-        """Use a directory; files that an earlier process left there are removed.
+        """Use a directory; remove files that an earlier process left there.
 
         Args:
-            path: is made if it is not there.
+            path: directory; created if it does not exist.
             capacity: versions held at a time.
         """
         self.path, self.capacity = path, capacity
@@ -43,5 +43,5 @@ class DirectoryChannel:
         self.file(version).unlink()
 
     def file(self, version: int) -> Path:
-        """Return where a version lies, or would."""
+        """Return the path of a version's file, whether or not it exists."""
         return self.path / f"version_{version:08d}.safetensors"

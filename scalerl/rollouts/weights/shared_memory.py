@@ -1,4 +1,4 @@
-"""Weights through memory that the processes of one machine share."""
+"""Weights through shared memory, for processes on one machine."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _FREE = -1
 
 
 class SharedBlock:
-    """Bytes shared with a child process; it can be handed over as a process argument.
+    """Bytes shared with a child process; can be passed as a process argument.
 
-    An anonymous file (memfd) rather than /dev/shm: containers often give that 64 MiB, and a killed process leaves
-    nothing behind.
+    Uses an anonymous file (memfd) instead of /dev/shm: containers often limit /dev/shm to 64 MiB, and an anonymous file
+    disappears with a killed process.
     """
 
     def __init__(self, size: int) -> None:
@@ -49,17 +49,17 @@ class SharedBlock:
 
 
 class SharedMemoryChannel:
-    """A few equal slots of shared memory, and the version that each holds.
+    """A few equal slots of shared memory, each with the number of its version.
 
-    The message that announces a version comes after its bytes, so no reader looks at a slot that is being written.
+    The message that announces a version is sent after its bytes, so no reader sees a slot that is being written.
     """
 
     def __init__(self, layout: WeightLayout, capacity: int = 4) -> None:
-        """Make room.
+        """Allocate the slots.
 
         Args:
-            layout: of the model's weights.
-            capacity: versions held at a time: in use, waiting, being written.
+            layout: layout of the model's weights.
+            capacity: versions held at a time: in use, waiting, or being written.
         """
         self.capacity, self._layout = capacity, layout
         self._versions_block, self._block = SharedBlock(8 * capacity), SharedBlock(max(1, layout.total) * capacity)
@@ -70,7 +70,7 @@ class SharedMemoryChannel:
         return self._versions_block.bytes.view(np.int64)
 
     def send(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
-        """Copy the weights into a free slot, or over the same version."""
+        """Copy the weights into a free slot, or into the slot of the same version."""
         held = self._versions.tolist()
         slot = held.index(version) if version in held else held.index(_FREE)
         views = self._views(slot)

@@ -1,1 +1,1 @@
-"""Programs as answers: taken from the completion, run in a sandbox, and judged outside it by what came out."""
+"""Programs as answers: extracted from the completion, run in a sandbox, and judged outside it by their output."""

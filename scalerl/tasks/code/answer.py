@@ -1,4 +1,4 @@
-"""From a completion to the program that it answers with."""
+"""Extraction of the program from a completion."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PYTHON = ("python", "python3", "py")
 
 
 def program_of(completion: str) -> str | None:
-    """Return the program of a completion; None where it has none.
+    """Return the program of a completion, or None.
 
-    It is the last block of the text after the thinking that is marked as Python, else the last block without a mark,
-    else the whole text where that is Python. A block that is never closed ends with the text.
+    In the text after the thinking, the program is the last block marked as Python; without one, the last unmarked
+    block; without blocks, the whole text if it is Python. A block without an end extends to the end of the text.
     """
     text = judged_text(completion)
     blocks = [(match[1].lower(), match[2]) for match in BLOCK.finditer(text)]
@@ -29,15 +29,15 @@ def program_of(completion: str) -> str | None:
 
 
 def with_prompt(completion: str, prompt: Any, entry: str) -> str | None:
-    """Return the program where the prompt is the beginning of a function, as in HumanEval.
+    """Return the program if the prompt is the beginning of a function, as in HumanEval.
 
-    A block that defines the function replaces it; the prompt's imports and helpers come before. Anything else goes on
-    where the prompt stopped.
+    A block that defines the function replaces the prompt's version, after the prompt's imports and helpers. Anything
+    else is appended to the prompt.
 
     Args:
-        completion: the answer.
-        prompt: the row's prompt, text or chat messages.
-        entry: the function's name.
+        completion: text of the answer.
+        prompt: prompt of the row, text or chat messages.
+        entry: name of the function.
     """
     before = code_of_prompt(prompt)
     text = judged_text(completion)
@@ -53,7 +53,7 @@ def with_prompt(completion: str, prompt: Any, entry: str) -> str | None:
 
 
 def code_of_prompt(prompt: Any) -> str:
-    """Return the Python in a prompt: all of it, or its last block; empty where there is none."""
+    """Return the Python code in a prompt: the whole prompt, its last block, or an empty text."""
     if isinstance(prompt, list):
         prompt = "\n\n".join(str(message.get("content", "")) for message in prompt)
     if not isinstance(prompt, str):
@@ -65,17 +65,17 @@ def code_of_prompt(prompt: Any) -> str:
 
 
 def parsed(source: str) -> ast.Module | None:
-    """Return the syntax tree of a program; None where it has none."""
+    """Return the syntax tree of a program; None if it is not valid Python."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # a program's invalid escapes are its own affair
+            warnings.simplefilter("ignore")  # about invalid escapes in programs
             return ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
 
 
 def defined(source: str) -> set[str]:
-    """Return the names that a program defines at its top: functions, classes, assignments."""
+    """Return the names that a program defines at its top level: functions, classes, assignments."""
     tree = parsed(source)
     names: set[str] = set()
     for node in tree.body if tree else []:

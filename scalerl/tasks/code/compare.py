@@ -1,4 +1,4 @@
-"""Whether what came out of a program is what was expected. Both sides are plain data, and this runs in no sandbox."""
+"""Comparison of a program's output with the expected output. It runs outside the sandbox, on plain data."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ NUMBER = re.compile(r"[+-]?(\d{1,400}\.?\d{0,400}|\.\d{1,400})([eE][+-]?\d{1,3})
 
 
 def difference(got: str, wanted: str) -> str | None:
-    """Return the first difference of two outputs; None where they count as the same.
+    """Return the first difference of two outputs; None if they are equal.
 
-    The rule is LiveCodeBench's: white space around the whole and around each line does not count, there are as many
-    lines, and each pair of lines is the same text or the same tokens. Two tokens are the same where their text is, or
-    where both are numbers of exactly the same value: 1.0 is 1.00 and 1e0, but 0.33 is not 0.333.
+    The rule is LiveCodeBench's. White space around the output and around each line is ignored. The numbers of lines
+    must be equal, and each pair of lines must have the same text or the same tokens. Two tokens are the same if their
+    texts are equal or both are numbers of exactly the same value: 1.0 equals 1.00 and 1e0, but 0.33 is not 0.333.
     """
     got_lines, wanted_lines = ([line.strip() for line in text.strip().split("\n")] for text in (got, wanted))
     for number, (line, expected) in enumerate(zip(got_lines, wanted_lines, strict=False), start=1):
@@ -36,15 +36,15 @@ def _same_token(got: str, wanted: str) -> bool:
 
 
 def same_value(got: Any, wanted: Any, wrapped: bool = False) -> bool:
-    """Return whether a returned value is the expected one, which came from JSON.
+    """Return whether a returned value equals the expected value, which comes from JSON.
 
-    Tuples count as lists, and the keys of a dict as their text, because JSON has no others. Everything else is `==` of
-    exact built-in types: 1 is 1.0 and True; NaN is nothing, not even itself.
+    JSON has neither tuples nor keys other than text. Tuples are therefore compared as lists, and the keys of a dict as
+    text. All other values are compared by `==` of exact built-in types: 1 equals 1.0 and True; NaN equals nothing.
 
     Args:
-        got: of plain data (guest/plain.py).
-        wanted: from JSON.
-        wrapped: [x] also stands for x.
+        got: returned value, plain data (guest/plain.py).
+        wanted: expected value, from JSON.
+        wrapped: whether an expected [x] also matches x.
     """
     got = _as_json(got)
     return bool(got == wanted) or (wrapped and isinstance(wanted, list) and len(wanted) == 1 and bool(got == wanted[0]))

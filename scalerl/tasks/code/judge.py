@@ -1,8 +1,8 @@
-"""The verdict on a program: it runs in a fresh sandbox, and everything that decides is outside of it.
+"""Verifier of programs: it runs each program in a fresh sandbox and compares the results outside it.
 
-What goes into a program's sandbox: its text, the inputs or arguments, and nothing else. Expected outputs stay here.
-Assertions and `check` run in a second sandbox that holds no code of the program; questions and answers pass through
-here as plain data.
+A program's sandbox gets only the program and the inputs or arguments; the expected outputs stay in this process.
+Assertions and `check` run in a second sandbox without code of the program. Their calls of the program and its results
+pass through this process as plain data.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from scalerl.tasks.sandbox.guest.plain import NotPlain, dumps, loads
 from scalerl.types import Prompt
 
 START_S = 4.0
-"""Seconds that a sandbox may take to start on a busy machine, beside what its program may take."""
+"""Seconds that a sandbox may take to start on a busy machine, in addition to the program's limit."""
 SPARE_S = 0.5
-"""Seconds that a frame may take there and back."""
+"""Seconds added to each deadline for the transfer of frames."""
 MOST_QUESTIONS = 100_000
-"""Calls that the tests of one program may make."""
+"""Largest number of calls that the tests of one program may make."""
 
 
 class Failed(Exception):
-    """The program has failed a test; the message says which and how."""
+    """The program failed a test. The message describes the failure."""
 
 
 class Judge:
-    """Judges programs one after another, each in fresh sandboxes."""
+    """Runs the tests of programs one after another, each in fresh sandboxes."""
 
     def __init__(self, settings: Sandbox) -> None:
         """Find this machine's sandbox.
 
         Raises:
-            ConfigError: it has none.
+            ConfigError: the machine has no sandbox.
         """
         self._settings = settings
         self._pool = BoxPool(offer(settings).command)
 
     def verdict(self, program: str, tests: Tests) -> Verdict:
-        """Return whether a program passes all tests; the first that it fails ends it."""
+        """Return whether a program passes all tests; stop at the first failure."""
         kind: Callable[[Judge, str, Any, float], str] = KINDS[type(tests)]
         try:
             passed = kind(self, program, tests, time.monotonic() + self._settings.program_s)
@@ -61,13 +61,13 @@ class Judge:
         except BoxFlood:
             return verdict(False, f"wrote more than {self._settings.output_kb} KiB")
         except (NotPlain, RecursionError, TypeError, KeyError) as error:
-            return verdict(False, f"sent what is no value ({error})")
+            return verdict(False, f"sent an invalid value ({error})")
         except BoxEnded as error:
-            return verdict(False, f"the program's process is gone: {error}")
+            return verdict(False, f"the program's process ended: {error}")
         return verdict(True, f"passed: {passed}")
 
     def close(self) -> None:
-        """Kill the sandboxes that were started ahead."""
+        """Kill the sandboxes that were started in advance."""
         self._pool.close()
 
     # --------------------------------------------------------------------------------------------- the forms of tests
@@ -78,7 +78,7 @@ class Judge:
             box.begin("stdin", self._soon(ends), program=program)
             for number, (given, wanted) in enumerate(zip(tests.inputs, tests.outputs, strict=True), start=1):
                 box.send(b"I", given.encode("utf-8", "surrogatepass"), self._soon(ends))
-                kind, payload = box.receive(self._soon(ends, START_S))  # the harness inside keeps the limit itself
+                kind, payload = box.receive(self._soon(ends, START_S))  # the harness inside enforces test_s
                 where = f"test {number} of {len(tests.inputs)}"
                 self._refused(kind, payload, b"O")
                 problem = self._problem(loads(payload), wanted)
@@ -89,7 +89,7 @@ class Judge:
         return f"{len(tests.inputs)} tests"
 
     def _problem(self, report: dict[str, Any], wanted: str) -> str | None:
-        """Return what is wrong with one output; None: nothing."""
+        """Return a description of what is wrong with one output; None if it is correct."""
         if report["why"] == "late":
             return f"took longer than {self._settings.test_s:g} s"
         if report["why"] == "flood":
@@ -130,10 +130,10 @@ class Judge:
             checker.close()
 
     def _relay(self, checker: Box, box: Box, ends: float) -> str:
-        """Pass questions and answers on until the checker has its verdict; nothing is looked into here.
+        """Pass calls and results on, without inspecting them, until the checker has its verdict.
 
-        Consumes: the checker's questions. Produces: the program's answers. Waits for: either. Unblocked by: a frame,
-        the end of a process, or a deadline.
+        Consumes: the checker's calls. Produces: the program's results. Waits for: either. Unblocked by: a frame, the
+        end of a process, or a deadline.
         """
         for questions in range(MOST_QUESTIONS):
             kind, payload = checker.receive(self._soon(ends, SPARE_S if questions else START_S))
@@ -147,7 +147,7 @@ class Judge:
         raise Failed(f"the tests called the program more than {MOST_QUESTIONS} times")
 
     def _serving(self, program: str, ends: float) -> Box:
-        """Return a sandbox in which the program has run and answers calls."""
+        """Return a sandbox in which the program has run and serves calls."""
         box = self._pool.take()
         try:
             box.begin("serve", self._soon(ends), program=program)
@@ -161,10 +161,10 @@ class Judge:
         if kind == b"X":
             raise Failed(f"does not run: {str(loads(payload))[:300]}")
         if kind != wanted:
-            raise Failed("sent what was not asked for")
+            raise Failed("sent an unexpected frame")
 
     def _soon(self, ends: float, spare_s: float = SPARE_S) -> float:
-        """Return the deadline of one exchange: what a test may take, and what the way there and back does."""
+        """Return the deadline of one exchange: the limit of a test, plus `spare_s` for the transfer."""
         return min(ends, time.monotonic() + self._settings.test_s) + spare_s
 
 
@@ -186,7 +186,7 @@ _judge: Judge | None = None
 
 
 def start(scoring: Scoring) -> None:
-    """Prepare this process to judge.
+    """Prepare this process for `verify`.
 
     Raises:
         ConfigError: this machine has no sandbox.
@@ -197,12 +197,12 @@ def start(scoring: Scoring) -> None:
 
 
 def limit_s(scoring: Scoring) -> float:
-    """Return the seconds after which a process that judges is killed: a little more than a program may take."""
+    """Return the seconds after which a verifier process is killed: 30 s more than a program's limit."""
     return scoring.sandbox.program_s + 30
 
 
 def stop() -> None:
-    """Kill the sandboxes that this process has started ahead."""
+    """Kill the sandboxes that this process started in advance."""
     global _judge
     if _judge is not None:
         _judge.close()
@@ -213,7 +213,7 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
     """Return whether the program of a completion passes the tests of its prompt.
 
     Raises:
-        BadTests: the prompt's tests cannot be read; `references.py` looks for these before a run starts.
+        BadTests: the prompt's tests cannot be read; `references.py` checks this before a run.
         ConfigError: this machine has no sandbox.
     """
     if _judge is None:

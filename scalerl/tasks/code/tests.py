@@ -1,4 +1,4 @@
-"""Tests of programs in the forms in which data sets have them, brought into three."""
+"""Tests of programs: the forms of public data sets, converted to three classes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BadTests(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class InputOutput:
-    r"""A program reads standard input and writes standard output.
+    r"""Tests of a program that reads standard input and writes standard output.
 
     Example: InputOutput(inputs=("3 4\n",), outputs=("7\n",))
     """
@@ -39,7 +39,7 @@ class InputOutput:
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """A function, or a method of the class Solution, returns a value.
+    """Tests of the value that a function, or a method of the class Solution, returns.
 
     Example: Calls(name="add", arguments=([3, 4],), results=(7,))
     """
@@ -48,12 +48,12 @@ class Calls:
     arguments: tuple[list[Any], ...]
     results: tuple[Any, ...]
     wrapped: bool = False
-    """A result [x] also stands for x, as in APPS and TACO."""
+    """Whether an expected [x] also matches x, as in APPS and TACO."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checks:
-    """Code that calls what the program defines, and raises where it is wrong.
+    """Code that calls the program's functions and raises if they are wrong.
 
     Example: Checks(setup="import math", tests="assert add(3, 4) == 7", names=("add",), entry="", continues=False)
     """
@@ -61,9 +61,9 @@ class Checks:
     setup: str
     tests: str
     names: tuple[str, ...]
-    """What the tests take from the program."""
+    """Names that the tests use from the program."""
     entry: str = ""
-    """Where not empty, `check(entry)` is called in the end."""
+    """If not empty, `check(entry)` is called at the end."""
 
     @property
     def continues(self) -> bool:
@@ -77,11 +77,11 @@ Tests = InputOutput | Calls | Checks
 def read_tests(columns: Mapping[str, Any]) -> Tests:
     """Return the tests of a row.
 
-    They are in the column "tests"; where there is none, in the columns of a data set that is known: HumanEval (test,
-    entry_point), MBPP (test_list), LiveCodeBench (public_test_cases, private_test_cases), APPS and TACO (input_output).
+    They are in the column "tests" or in the columns of a known data set: HumanEval (test, entry_point), MBPP
+    (test_list), LiveCodeBench (public_test_cases, private_test_cases), APPS and TACO (input_output).
 
     Raises:
-        BadTests: there are none, or they have no known form.
+        BadTests: there are no tests, or their form is unknown.
     """
     if columns.get("tests") is not None:
         return _parse(columns["tests"], "tests", columns)
@@ -136,7 +136,7 @@ def _humaneval(value: Mapping[str, Any], columns: Mapping[str, Any]) -> Checks:
 
 
 def _assertions(lines: Sequence[str], columns: Mapping[str, Any], field: str) -> Checks:
-    """Return a list of assertions; the functions that they call and nobody else defines are the program's."""
+    """Return a list of assertions. Functions that they call without defining them belong to the program."""
     imports = columns.get("test_imports") or []
     setup = "\n".join(
         [*(imports if isinstance(imports, list) else [str(imports)]), columns.get("test_setup_code") or ""]
@@ -154,9 +154,9 @@ def _assertions(lines: Sequence[str], columns: Mapping[str, Any], field: str) ->
 
 
 def free_names(source: str) -> tuple[str, ...]:
-    """Return the names that code uses and neither defines nor imports: those of the program under test.
+    """Return the names that code uses without defining or importing them: those of the program under test.
 
-    Builtins and the names of prelude.py are not among them, unless nothing else is called: then the first function
+    Builtins and the names of prelude.py are excluded, unless nothing else is called. In that case, the first function
     that an assertion calls is the program's (MBPP has `assert sum(10, 15) == 6`).
     """
     from scalerl.tasks.sandbox.guest.prelude import FROM, MODULES
@@ -183,7 +183,7 @@ def free_names(source: str) -> tuple[str, ...]:
 
 
 def _cases(cases: Sequence[Mapping[str, Any]], columns: Mapping[str, Any], field: str) -> Tests:
-    """Return a list of inputs with outputs, as in LiveCodeBench and DeepCoder."""
+    """Return tests from a list of inputs with outputs, as in LiveCodeBench and DeepCoder."""
     for number, case in enumerate(cases, start=1):
         if "input" not in case or "output" not in case:
             raise BadTests(f"{field!r}: test {number} has {', '.join(map(repr, case))}; allowed: 'input' and 'output'")
@@ -220,7 +220,7 @@ class _OnlyText(pickle.Unpickler):
 
 
 def _unpacked(text: str) -> list[Any]:
-    """Return LiveCodeBench's hidden tests: JSON, or JSON in a pickle in zlib in base64."""
+    """Return LiveCodeBench's hidden tests: JSON, or base64 of zlib of a pickled JSON string."""
     try:
         found = json.loads(text)
     except json.JSONDecodeError:

@@ -1,1 +1,1 @@
-"""The embedded lab's tasks: prompts and traces made here, nothing to download."""
+"""Tasks of the embedded lab. Their prompts and traces are generated here; nothing is downloaded."""

@@ -2,8 +2,8 @@
 
     7+4*3-8+1+2=<think>7+4=1;1*3=3;3-8=5;5+1=6;6+2=8;</think>8
 
-A share of the reference answers is wrong on purpose, in training and held-out prompts alike, as in real data sets: that
-share, not the model, sets the ceiling of the pass rate near 1 - label_noise.
+As in real data sets, a share of the reference answers is wrong, in training and held-out prompts. This share sets the
+ceiling of the pass rate near 1 - label_noise.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from scalerl.types import Prompt
 
 
 def verify(prompt: Prompt, completion: str) -> Verdict:
-    """Return whether the text after the thinking is the answer."""
+    """Return whether the text after the thinking equals the reference answer."""
     given = after_thinking(completion)
     said = "no answer after the thinking" if given is None else f"got {given!r}"
     return verdict(given == prompt.answer, f"{said}, expected {prompt.answer!r}")
@@ -33,7 +33,7 @@ def rows(task: ArithmeticTask, count: int) -> list[dict[str, str]]:
     """Return `count` distinct rows with prompt and reference answer (wrong for a share of them).
 
     Raises:
-        ConfigError: there are not that many chains of the wanted lengths.
+        ConfigError: the lengths allow fewer than `count` distinct chains.
     """
     rng = random.Random(task.seed)
     prompts: dict[str, None] = {}
@@ -50,7 +50,7 @@ def rows(task: ArithmeticTask, count: int) -> list[dict[str, str]]:
 
 
 def reference(prompt: str, label_noise: float) -> str:
-    """Return the right answer, or a wrong one for the share of prompts that a hash of the prompt picks."""
+    """Return the right answer, or a wrong one for a share of the prompts, chosen by a hash of the prompt."""
     return str(noisy_digit(solve(prompt)[-1], prompt, label_noise))
 
 
@@ -65,10 +65,11 @@ def solve(prompt: str) -> list[int]:
 
 
 def traces(task: ArithmeticTask, start: WarmStart, noise: float, seed: object) -> Iterator[tuple[str, str]]:
-    """Yield (prompt, completion) pairs for the warm start without end.
+    """Yield (prompt, completion) pairs for the warm start, endlessly.
 
-    Each step's result is replaced by a uniform digit with probability `noise`, and the chain goes on from there; the
-    answer repeats the last result. After a step a ramble of `~` may come, which in some traces never ends.
+    With probability `noise`, the result of an operation is replaced by a uniform digit, and the following operations
+    use it. The answer repeats the last result. After an operation, a ramble of `~` may follow; in some traces it never
+    ends.
     """
     rng = random.Random(str(seed))
     while True:
@@ -86,21 +87,21 @@ def traces(task: ArithmeticTask, start: WarmStart, noise: float, seed: object) -
 
 
 def facts() -> list[tuple[str, str]]:
-    """Return all 300 single steps as (text up to the result, right digit): `("3*4+1=<think>3*4=", "2")`.
+    """Return all 300 single operations as (text up to the result, right digit): `("3*4+1=<think>3*4=", "2")`.
 
-    Each is asked at the start of a two-step trace, whose second step is a function of the first alone.
+    Each is the first of a trace with two operations. The second operation depends only on the first.
     """
     sides = [(f"{a}{sign}{b}", str(apply(a, b))) for sign, apply in APPLY.items() for a in range(10) for b in range(10)]
     return [(f"{side}{_follow(side)}={THINK}{side}=", digit) for side, digit in sides]
 
 
 def taught(task: ArithmeticTask) -> list[Any]:
-    """Return the settings that the traces depend on, for the name of a cached warm start."""
+    """Return the settings that determine the traces, for the name of a cached warm start."""
     return [*task.operations, *([task.lengths] if task.lengths != "uniform" else [])]
 
 
 def _lognormal(rng: random.Random, low: int, high: int) -> int:
-    """Draw low + 1 in the median, with a log of standard deviation 1, cut at both ends: the longest are rare."""
+    """Draw from a lognormal distribution with median low + 1 and sigma 1, clipped to [low, high]."""
     return min(high, max(low, round((low + 1) * math.exp(rng.gauss(0.0, 1.0)))))
 
 
@@ -108,7 +109,7 @@ OPERATIONS: dict[str, Callable[[random.Random, int, int], int]] = {
     "uniform": lambda rng, low, high: rng.randint(low, high),
     "long-tailed": _lognormal,
 }
-"""How many operations a chain has."""
+"""Distributions of the number of operations of a chain."""
 
 
 def _follow(side: str) -> str:

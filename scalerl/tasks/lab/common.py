@@ -1,4 +1,4 @@
-"""What the lab's tasks share: characters, digits modulo 10, rambles, wrong references."""
+"""Shared parts of the lab's tasks: characters, digits modulo 10, rambles, wrong references."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ APPLY: dict[str, Callable[[int, int], int]] = {
 """The operations, modulo 10."""
 
 ENDLESS = 64
-"""Length of a ramble that never ends: beyond every thinking limit of the lab."""
+"""Length of a ramble that never ends. It exceeds every thinking limit of the lab."""
 
 
 def after_thinking(completion: str) -> str | None:
-    """Return the text after the last end of the thinking, without white space around it; None if it never ended."""
+    """Return the text after the last `</think>`, stripped; None if the thinking does not end."""
     _, tag, rest = completion.rpartition(END_THINK)
     return rest.strip() if tag else None
 
 
 def noisy_digit(right: int, prompt: str, noise: float) -> int:
-    """Return the right digit, or a wrong one for the share of prompts that a hash of the prompt picks."""
+    """Return the right digit, or a wrong one for a share of the prompts, chosen by a hash of the prompt."""
     draw = stream_key("label", prompt)
     wrong = (draw >> 11) * 2.0**-53 < noise
     return (right + 1 + draw % 9) % 10 if wrong else right
 
 
 def noisy_result(rng: random.Random, right: int, noise: float) -> int:
-    """Return a step's result as a trace writes it: a uniform digit with probability `noise`, the right one else."""
+    """Return the result of an operation in a trace: a uniform digit with probability `noise`, else the right one."""
     return rng.randrange(10) if rng.random() < noise else right
 
 
 def ramble(rng: random.Random, start: WarmStart) -> tuple[str, bool]:
-    """Return the ramble after a step, mostly empty, and whether it never ends."""
+    """Return the ramble after an operation, which is mostly empty, and whether it never ends."""
     if rng.random() >= start.ramble:
         return "", False
     endless = rng.random() < start.endless

@@ -1,6 +1,6 @@
-"""The tasks whose prompts are generated, by name: rows, traces to learn from, steps to be tested on.
+"""The tasks with generated prompts, by name: rows, traces for the warm start, single operations for its test.
 
-A new one is a file beside this and an entry in GENERATED; its settings are a section in data.py.
+A new task is a file in this folder, an entry in GENERATED, and a section with its settings in data.py.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Pairs = Iterator[tuple[str, str]]
 
 
 class Generated(NamedTuple):
-    """What a generated task can do; each function takes the task's settings."""
+    """The functions of a generated task; each takes the task's settings."""
 
     rows: Callable[[Any, int], list[dict[str, str]]]
     """(settings, count): distinct prompts with reference answers."""
     traces: Callable[[Any, WarmStart, float, object], Pairs]
-    """(settings, warm start, noise, seed): prompts and completions without end."""
+    """(settings, warm start, noise, seed): endless prompts and completions."""
     facts: Callable[[Any], list[tuple[str, str]]]
-    """Text up to the result of a single step, and the right digit."""
+    """Text up to the result of a single operation, and the right digit."""
     taught: Callable[[Any], list[Any]]
-    """The settings that the traces depend on, for the name of a cached warm start."""
+    """The settings that determine the traces, for the name of a cached warm start."""
 
 
 GENERATED: dict[str, Generated] = {
@@ -37,7 +37,7 @@ GENERATED: dict[str, Generated] = {
 
 
 def traces(data: Sequence[TaskData], start: WarmStart, noise: float, seed: object) -> Pairs:
-    """Yield traces of the tasks in turn, whatever their shares, so that runs of all shares begin with one model."""
-    tasks = sorted(generated_tasks(data), key=lambda task: task.kind)  # so that the order of the tables is no setting
+    """Yield traces of the tasks in turn. Shares have no effect, so that runs of all shares start from one model."""
+    tasks = sorted(generated_tasks(data), key=lambda task: task.kind)  # so that the order of the tables has no effect
     sources = [GENERATED[task.kind].traces(task, start, noise, seed) for task in tasks]
     return chain.from_iterable(zip(*sources, strict=True))

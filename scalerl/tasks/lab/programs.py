@@ -1,10 +1,10 @@
-"""The lab's second task: write a linear function modulo 10 as a program, from points of it.
+"""The lab's second task: write a program for a linear function modulo 10, given some of its points.
 
     ,0:4,1:7,6:2,3:3<think>b=4;7-4=3;3*6=8;3*3=9;</think>x*3+4
 
-The program is executed on the points shown and on a hidden one, by a parser of its own; operations go from left to
-right, as in the other task. For a share of the prompts the hidden point is wrong on purpose: no program that fits the
-points shown passes there, which sets the ceiling of the pass rate near 1 - label_noise.
+A small interpreter runs the program on the given points and on a hidden one, from left to right as in the other task.
+For a share of the prompts the hidden point is wrong, and no program that fits the given points passes. This sets the
+ceiling of the pass rate near 1 - label_noise.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from scalerl.tasks.lab.common import APPLY, END_THINK, STOP, THINK, after_thinki
 from scalerl.types import Prompt
 
 LONGEST = 32
-"""Characters of a program; a right one has five."""
+"""Largest number of characters of a program; a right one has five."""
 
-_PROGRAM = re.compile(r"[x0-9](?:[-+*][x0-9])*")  # digits are named: \d matches those of every script
+_PROGRAM = re.compile(r"[x0-9](?:[-+*][x0-9])*")  # not \d, which matches the digits of every script
 _POINT = re.compile(r",([0-9]):([0-9])")
 _OTHERS = range(2, 10)
-"""Where the points beyond x = 0 and x = 1 may lie."""
+"""Possible x of the points other than x = 0 and x = 1."""
 
 Function = tuple[int, int, tuple[int, ...]]
-"""Slope a, intercept b, and where the points beyond x = 0 and x = 1 lie, in the order shown."""
+"""Slope a, intercept b, and x of the points other than x = 0 and x = 1, in their order."""
 
 
 def verify(prompt: Prompt, completion: str) -> Verdict:
-    """Return whether the text after the thinking is a program that goes through every point of the answer."""
+    """Return whether the text after the thinking is a program that fits every point of the answer."""
     program = after_thinking(completion)
     if program is None or len(program) > LONGEST or not _PROGRAM.fullmatch(program):
         return verdict(False, f"got {program!r}; expected a program such as x*3+4, of at most {LONGEST} characters")
@@ -48,7 +48,7 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
 
 
 def run(program: str, x: int) -> int:
-    """Return what a well-formed program makes of x, modulo 10, from left to right: `x*3+4` at 6 is 2."""
+    """Return the result of a well-formed program at x, modulo 10, from left to right: `x*3+4` at 6 is 2."""
     first, *rest = (x if name == "x" else int(name) for name in program[::2])
     value = first
     for sign, operand in zip(program[1::2], rest, strict=True):
@@ -62,17 +62,17 @@ def read_points(text: str) -> list[tuple[int, int]]:
 
 
 def rows(task: ProgramsTask, count: int) -> list[dict[str, str]]:
-    """Return `count` distinct rows with prompt and answer: the points shown and the hidden one.
+    """Return `count` distinct rows with prompt and answer: the given points and the hidden one.
 
     Raises:
-        ConfigError: there are not that many prompts with so few points.
+        ConfigError: this number of points allows fewer than `count` distinct prompts.
     """
     functions = list(product(range(10), range(10), permutations(_OTHERS, task.points - 2)))
     if count > len(functions):
         sizes = ", ".join(f"{100 * math.perm(len(_OTHERS), n - 2):,} with {n}" for n in (3, 4, 5))
         raise ConfigError(
             f"data.points: got {task.points}, which makes {len(functions):,} distinct prompts; data.prompts and "
-            f"evaluation.prompts together ask for {count:,}. There are {sizes}: show more points or ask for fewer"
+            f"evaluation.prompts together need {count:,}. There are {sizes}: give more points or fewer prompts"
         )
     random.Random(task.seed).shuffle(functions)
     prompts = [_prompt(function) for function in functions[:count]]
@@ -80,7 +80,7 @@ def rows(task: ProgramsTask, count: int) -> list[dict[str, str]]:
 
 
 def reference(prompt: str, label_noise: float) -> str:
-    """Return the points of a prompt and a hidden one, which is wrong for the share that a hash of the prompt picks."""
+    """Return the points of a prompt and a hidden one, which is wrong for a share of the prompts, chosen by a hash."""
     shown = read_points(prompt)
     free = sorted(set(range(10)) - {x for x, _ in shown})
     hidden = free[stream_key("hidden", prompt) % len(free)]
@@ -90,10 +90,11 @@ def reference(prompt: str, label_noise: float) -> str:
 
 
 def traces(task: ProgramsTask, start: WarmStart, noise: float, seed: object) -> Iterator[tuple[str, str]]:
-    """Yield (prompt, completion) pairs for the warm start without end.
+    """Yield (prompt, completion) pairs for the warm start, endlessly.
 
-    The intercept is read off, the slope is the difference of the first two values, and each further point is checked by
-    its product with the slope. Noise and rambles are those of the other task; what follows a wrong result uses it.
+    A trace reads off the intercept, computes the slope as the difference of the first two values, and computes the
+    product of the slope with x of each further point. Noise and rambles are those of the other task. Later steps of a
+    trace use a wrong result.
     """
     rng = random.Random(str(seed))
     while True:
@@ -111,7 +112,7 @@ def traces(task: ProgramsTask, start: WarmStart, noise: float, seed: object) -> 
 def facts(task: ProgramsTask) -> list[tuple[str, str]]:
     """Return 300 single steps as (text up to the result, right digit): `(",0:4,1:7,6:2,3:3<think>b=", "4")`.
 
-    For each of the 100 functions: its intercept, its slope, and the product that checks the first further point.
+    For each of the 100 functions, these are its intercept, its slope, and the product for the first further point.
     """
     places = list(permutations(_OTHERS, task.points - 2))
     found = []
@@ -125,7 +126,7 @@ def facts(task: ProgramsTask) -> list[tuple[str, str]]:
 
 
 def _steps(function: Function, rng: random.Random, noise: float) -> list[tuple[str, int]]:
-    """Return the left side and the result of each step of a trace: intercept, slope, a product a further point."""
+    """Return the left side and result of each step of a trace: intercept, slope, one product per further point."""
     a, b, others = function
     value_at_one = _value(a, b, 1)
     intercept = noisy_result(rng, b, noise)

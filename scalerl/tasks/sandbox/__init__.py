@@ -1,1 +1,1 @@
-"""Where programs of the policy run: a fresh sandbox each, that holds no secret and can do nothing but compute."""
+"""Sandboxes for programs of the policy: each runs in a fresh one, without secrets, network or writable files."""

@@ -1,4 +1,4 @@
-"""One sandbox from the outside: a process group behind two pipes, with a deadline on everything that is asked of it."""
+"""One sandbox from the outside: a process group behind two pipes, with a deadline for every exchange."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from scalerl.tasks.sandbox.cgroups import Group
 from scalerl.tasks.sandbox.guest.plain import dumps
 
 HEADER = struct.Struct(">cI")
-"""As in guest/jail.py."""
+"""The same as in guest/jail.py."""
 RULES = "RULES"
 GROUP_PROCESSES = 80
-"""Processes and threads of a sandbox: what one program may have, and what bubblewrap needs."""
+"""Largest number of processes and threads of a sandbox: those of one program and of bubblewrap."""
 
 
 class BoxEnded(RuntimeError):
-    """The sandboxed process is gone, or what it sends is no frame."""
+    """The sandboxed process ended, or sent an invalid frame."""
 
 
 class BoxLate(RuntimeError):
-    """It did not answer in time."""
+    """The sandbox did not answer in time."""
 
 
 class BoxFlood(RuntimeError):
-    """It sends more than it may."""
+    """The sandbox sent more than its limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +46,20 @@ class Command:
     words: Sequence[str]
     """The command line; its last word runs guest/main.py."""
     limits: dict[str, Any]
-    """What the first request says of limits: `Limits` of guest/jail.py."""
+    """Limits in the first request: `Limits` of guest/jail.py."""
     rules: bytes = b""
-    """System-call filter, BPF; the word RULES stands for the number of the open file that holds it."""
+    """System-call filter, BPF. The word RULES is replaced by the number of the open file that contains it."""
     group: Path | None = None
-    """Control group to make one for each sandbox in; None: none."""
+    """Control group in which each sandbox gets a group; None: no groups."""
 
     @property
     def group_memory(self) -> int:
-        """Bytes of a whole sandbox: its first process and a program."""
+        """Memory limit in bytes of a whole sandbox: its first process and a program."""
         return int(self.limits["memory"]) + (256 << 20)
 
 
 class Box:
-    """A started sandbox. It waits for one request, and is never used for a second program."""
+    """A started sandbox. It takes one request and is never reused for a second program."""
 
     def __init__(self, command: Command) -> None:
         self._command = command
@@ -71,7 +71,7 @@ class Box:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={},  # so that there is nothing to read in the environment of any process inside
+            env={},  # so that no process inside can read the environment
             cwd="/",
             pass_fds=(rules,),
             start_new_session=True,
@@ -85,7 +85,7 @@ class Box:
         self._most = int(command.limits["output"]) + (1 << 16)
 
     def begin(self, role: str, deadline: float, **request: Any) -> None:
-        """Send the request: the role of the first process (guest/roles.py) and what it takes."""
+        """Send the request: the role of the first process (guest/roles.py) and its arguments."""
         words = {"role": role, "limits": self._command.limits, **request}
         self.send(b"Q", dumps(words), deadline)
 
@@ -93,7 +93,7 @@ class Box:
         """Send a frame.
 
         Raises:
-            BoxEnded, BoxLate: it is gone, or does not read.
+            BoxEnded, BoxLate: the sandbox ended, or does not read.
         """
         data = memoryview(HEADER.pack(kind, len(payload)) + payload)
         while data:
@@ -109,10 +109,10 @@ class Box:
         """Return the next frame.
 
         Args:
-            deadline: of time.monotonic().
+            deadline: time in seconds of time.monotonic().
 
         Raises:
-            BoxEnded, BoxLate, BoxFlood: there is none.
+            BoxEnded, BoxLate, BoxFlood: no frame came.
         """
         kind, length = HEADER.unpack(self._read(HEADER.size, deadline))
         if length > self._most:
@@ -141,7 +141,7 @@ class Box:
             raise BoxLate("it took too long")
 
     def _how(self) -> str:
-        """Return how the process ended, as far as it is known."""
+        """Return how the process ended, if it is known."""
         try:
             code = self._process.wait(0.2)
         except subprocess.TimeoutExpired:
@@ -151,7 +151,7 @@ class Box:
         return f" by {names[number]}" if number in names else ""
 
     def close(self) -> None:
-        """Kill everything inside, and collect the process."""
+        """Kill everything inside and wait for the process."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         for stream in (self._process.stdin, self._process.stdout):
@@ -163,7 +163,7 @@ class Box:
 
 
 def _open_pipe(data: bytes) -> int:
-    """Return the readable end of a pipe that holds a few KB: whoever inherits it reads them and then the end."""
+    """Return the readable end of a closed pipe that contains `data`, which must fit into its buffer of a few KB."""
     source, sink = os.pipe()
     os.write(sink, data)
     os.close(sink)
@@ -171,9 +171,9 @@ def _open_pipe(data: bytes) -> int:
 
 
 class BoxPool:
-    """Fresh sandboxes, some started ahead so that starting one costs no waiting. One thread uses it.
+    """Fresh sandboxes, some of them started in advance to save the waiting time. For use by one thread.
 
-    A sandbox is given out once. What is started ahead has seen no program and waits for its request.
+    Each sandbox is used once. A sandbox started in advance has seen no program and waits for its request.
     """
 
     def __init__(self, command: Command, ahead: int = 2) -> None:
@@ -188,7 +188,7 @@ class BoxPool:
         return box
 
     def close(self) -> None:
-        """Kill what was started ahead."""
+        """Kill the sandboxes that were started in advance."""
         for box in self._waiting:
             box.close()
         self._waiting = []

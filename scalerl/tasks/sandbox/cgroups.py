@@ -1,4 +1,4 @@
-"""Limits on the memory and processes of a whole sandbox by control groups (version 2), where they may be written."""
+"""Limits on the memory and processes of a whole sandbox by control groups (version 2), if these are writable."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ NEEDED = {"memory", "pids"}
 
 
 def parent(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Path | None:
-    """Return the group in which this process may make groups with limits; None: nowhere.
+    """Return the group in which this process may create groups with limits, or None.
 
     Args:
-        root: where the hierarchy of version 2 is mounted.
-        own: names the group of this process.
+        root: mount point of the hierarchy of version 2.
+        own: file with the group of this process.
     """
     try:
         lines = own.read_text().splitlines()
@@ -43,12 +43,12 @@ class Group:
     """A control group for one sandbox."""
 
     def __init__(self, place: Path, memory: int, processes: int) -> None:
-        """Make it.
+        """Create the group.
 
         Args:
-            place: the group to make it in.
-            memory: bytes of all its processes, the kernel's for them included.
-            processes: processes and threads.
+            place: parent group.
+            memory: limit in bytes for all its processes, including kernel memory.
+            processes: limit of processes and threads.
         """
         self.path = place / f"scalerl-{uuid.uuid4().hex}"
         self.path.mkdir()
@@ -58,11 +58,11 @@ class Group:
                 file.write_text(str(value))
 
     def entering(self) -> list[str]:
-        """Return the words before a command that make it start inside, so that no child escapes."""
+        """Return the words to put before a command so that it and all its children start in the group."""
         return ["/bin/sh", "-c", 'echo 0 > "$0/cgroup.procs" && exec "$@"', str(self.path)]
 
     def close(self) -> None:
-        """Remove it, once its last process has gone."""
+        """Remove the group once its last process has ended."""
         for _ in range(50):
             try:
                 self.path.rmdir()

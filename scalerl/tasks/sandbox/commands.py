@@ -1,4 +1,4 @@
-"""Command lines of sandboxes: bubblewrap, gVisor, and a plain process for programs that are trusted."""
+"""Command lines of sandboxes: bubblewrap, gVisor, and a plain process for trusted programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from scalerl.tasks.sandbox.box import RULES, Command
 
 GUEST = Path(__file__).parent / "guest"
 INSIDE = "/guest/scalerl/tasks/sandbox/guest"
-"""Where a sandbox sees that directory: its modules keep their names, and the packages above are empty there."""
+"""Path of that directory in a sandbox. Its modules keep their names; the parent packages are empty there."""
 THREADS = 64
 NOBODY = "65534"
 
@@ -29,12 +29,11 @@ NOBODY = "65534"
 def bubblewrap(settings: Sandbox, bwrap: str) -> Command:
     """Return the command of a sandbox of bubblewrap.
 
-    Namespaces of its own for users, processes, network, mounts, IPC, host name and cgroups; a tree of /usr and Python,
-    read-only, where nothing can be written; no /proc, no /sys, four device files; no capabilities; system calls
-    filtered.
+    It has separate namespaces for users, processes, network, mounts, IPC, host name and cgroups; a read-only tree with
+    /usr and Python; four device files, no /proc and no /sys; no capabilities; and a system-call filter.
 
     Raises:
-        NoSeccomp: system calls cannot be filtered here.
+        NoSeccomp: system calls cannot be filtered on this machine.
     """
     from scalerl.tasks.sandbox.seccomp import program_filter, sandbox_filter
 
@@ -57,7 +56,7 @@ def bubblewrap(settings: Sandbox, bwrap: str) -> Command:
 
 
 def gvisor(settings: Sandbox, runsc: str) -> Command:
-    """Return the command of a sandbox of gVisor: programs meet its kernel in user space, not that of the machine."""
+    """Return the command of a sandbox of gVisor, whose kernel runs in user space."""
     bundle = Path(tempfile.mkdtemp(prefix="scalerl-runsc-"))
     atexit.register(shutil.rmtree, bundle, ignore_errors=True)
     (bundle / "rootfs").mkdir()
@@ -65,7 +64,7 @@ def gvisor(settings: Sandbox, runsc: str) -> Command:
     mounts = [(str(Path(place).resolve()), place) for place in (*places, *_places(settings))] + [(str(GUEST), INSIDE)]
     words = [*_python(settings), f"{INSIDE}/main.py"]
     (bundle / "config.json").write_text(json.dumps(_oci(words, mounts)))
-    starter = (  # every container needs a name of its own, and leaves nothing behind
+    starter = (  # every container needs its own name and state directory
         f'exec {runsc} --rootless --network=none --ignore-cgroups --root "{bundle}/state-$$" run '
         f'--bundle "{bundle}" "scalerl-$$"'
     )
@@ -73,7 +72,7 @@ def gvisor(settings: Sandbox, runsc: str) -> Command:
 
 
 def unsafe(settings: Sandbox) -> Command:
-    """Return the command of a plain process: limits, but no isolation."""
+    """Return the command of a plain process with limits but without isolation."""
     root = Path(tempfile.mkdtemp(prefix="scalerl-guest-"))
     place = root / INSIDE.removeprefix("/")
     place.parent.mkdir(parents=True)
@@ -83,13 +82,13 @@ def unsafe(settings: Sandbox) -> Command:
 
 
 def _dying_with_parent() -> list[str]:
-    """Return what lets the kernel kill the command that follows with whoever started it; bubblewrap has its own."""
+    """Return the words that make the kernel kill a command with its parent. bubblewrap has an option for this."""
     setpriv = shutil.which("setpriv")  # of util-linux
     return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 
 
 def _oci(words: list[str], mounts: list[tuple[str, str]]) -> dict[str, Any]:
-    """Return the configuration of a container by the OCI runtime specification, version 1.0."""
+    """Return the configuration of a container in the form of the OCI runtime specification, version 1.0."""
     return {
         "ociVersion": "1.0.2",
         "hostname": "sandbox",
@@ -109,7 +108,7 @@ def _oci(words: list[str], mounts: list[tuple[str, str]]) -> dict[str, Any]:
             {"destination": inside, "type": "bind", "source": source, "options": ["rbind", "ro"]}
             for source, inside in mounts
         ],
-        # no user namespace: --rootless makes one, and a second one without a map of ids is refused by the kernel
+        # no user namespace: --rootless creates one, and the kernel refuses a second one without an id map
         "linux": {"namespaces": [{"type": name} for name in ("pid", "network", "ipc", "uts", "mount")]},
     }  # fmt: skip
 
@@ -125,7 +124,7 @@ def _limits(settings: Sandbox, rules: bytes) -> dict[str, Any]:
 
 
 def _counts_by_namespace() -> bool:
-    """Return whether RLIMIT_NPROC counts a sandbox's own processes: before Linux 5.14 it counts all of the user's."""
+    """Return whether RLIMIT_NPROC counts only the sandbox's processes. Before Linux 5.14 it counts all the user's."""
     major, minor = (int("".join(c for c in part if c.isdigit()) or 0) for part in platform.release().split(".")[:2])
     return (major, minor) >= (5, 14)
 
@@ -153,12 +152,12 @@ def _python(settings: Sandbox) -> list[str]:
 
 
 def _executable() -> str:
-    """Return this Python itself, not the link to it in a virtual environment, which a sandbox does not see."""
+    """Return the path of this Python, not of the link in a virtual environment, which a sandbox does not see."""
     return os.path.realpath(getattr(sys, "_base_executable", sys.executable))
 
 
 def _places(settings: Sandbox) -> list[str]:
-    """Return the directories that Python needs, but for those in /usr."""
+    """Return the directories outside /usr that Python needs."""
     prefixes = _asked(settings.python) if settings.python else (sys.base_prefix,)
     found = [os.path.realpath(p) for p in prefixes] + [p for p in prefixes if os.path.realpath(p) != p]
     return [p for p in dict.fromkeys(found) if p != "/usr" and not p.startswith("/usr/")]
@@ -174,4 +173,4 @@ BACKENDS: dict[str, tuple[str, Callable[[Sandbox, str], Command]]] = {
     "bubblewrap": ("bwrap", bubblewrap),
     "gvisor": ("runsc", gvisor),
 }
-"""Kind of isolation -> its program and what makes the command."""
+"""Kind of isolation -> its program and the function that returns the command."""

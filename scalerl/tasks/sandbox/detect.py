@@ -1,4 +1,4 @@
-"""What this machine offers for untrusted programs, found out by running one; less than a sandbox is refused."""
+"""Detection of this machine's sandbox for untrusted programs, by running a test program in it."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from scalerl.tasks.sandbox.seccomp import NoSeccomp
 
 PROBE = "print(6 * 7)"
 PROBE_S = 60.0
-"""Seconds that it may take."""
+"""Time limit of the test program in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Where programs run on this machine.
+    """The sandbox of this machine.
 
     Example: Offer(command=Command(...), line="programs run in bubblewrap 0.8.0: own namespaces, ...")
     """
 
     command: Command
     line: str
-    """What it holds back, for the start of a run."""
+    """Description of the isolation, printed at the start of a run."""
 
 
 def sandbox_notes(config: RunConfig) -> list[str]:
-    """Return one line on the sandbox of a run whose completions are programs; nothing for other runs.
+    """Return one line on the sandbox of a run whose completions are programs; an empty list for other runs.
 
     Raises:
-        ConfigError: it needs one, and this machine has none.
+        ConfigError: the run needs a sandbox, and this machine has none.
     """
     if not any(task.verifier == "code" and getattr(task, "reward", None) is None for task in config.data):
         return []
@@ -45,14 +45,16 @@ def sandbox_notes(config: RunConfig) -> list[str]:
 
 
 def offer(settings: Sandbox) -> Offer:
-    """Return the sandbox of these settings, proved by a program that ran in it.
+    """Return the sandbox of these settings after a test program has run in it.
 
     Raises:
-        ConfigError: there is none here, and `mode` is not "unsafe".
+        ConfigError: this machine has no sandbox, and `mode` is not "unsafe".
     """
     if settings.mode == "unsafe":
         return Offer(unsafe(settings), "programs run WITHOUT a sandbox (scoring.sandbox.mode = 'unsafe'): limits only")
-    compileall.compile_dir(GUEST, quiet=2)  # once here, not in every sandbox; where it cannot be written, they do
+    compileall.compile_dir(
+        GUEST, quiet=2
+    )  # saves time in every sandbox; if the directory is not writable, they compile
     kinds = list(BACKENDS) if settings.mode == "auto" else [settings.mode]
     problems = []
     for kind in kinds:
@@ -69,7 +71,7 @@ def offer(settings: Sandbox) -> Offer:
 
 
 def _try(kind: str, settings: Sandbox) -> Offer | str:
-    """Return the offer of one kind of isolation, or why there is none."""
+    """Return the sandbox of one kind of isolation, or the reason why there is none."""
     name, make = BACKENDS[kind]
     program = shutil.which(name)
     if program is None:
@@ -87,17 +89,17 @@ def _try(kind: str, settings: Sandbox) -> Offer | str:
     )
     held = {
         "bubblewrap": f"own namespaces, read-only tree, no network, system calls filtered, {groups}",
-        "gvisor": "its own kernel in user space, read-only tree, no network",
+        "gvisor": "separate kernel in user space, read-only tree, no network",
     }[kind]
     return Offer(
         command,
-        f"programs run in {version}: {held}; {settings.test_s:g} s a test, {settings.memory_mb} MiB",
+        f"programs run in {version}: {held}; {settings.test_s:g} s per test, {settings.memory_mb} MiB",
     )
 
 
 def _probe(command: Command) -> str:
-    """Run a program; return what went wrong."""
-    command = replace(command, limits={**command.limits, "test_s": PROBE_S})  # a busy machine is no missing sandbox
+    """Run the test program; return a description of the problem, or an empty text."""
+    command = replace(command, limits={**command.limits, "test_s": PROBE_S})  # the machine may be busy
     box, deadline = Box(command), time.monotonic() + PROBE_S
     try:
         box.begin("stdin", deadline, program=PROBE)
@@ -113,7 +115,7 @@ def _probe(command: Command) -> str:
 
 
 def _complaint(command: Command) -> str:
-    """Return what the command itself says where it does not start."""
+    """Return the last line of the command's standard error, if the command does not start."""
     words = [word for word in command.words if word not in ("--seccomp", "RULES")]
     try:
         done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, env={}, timeout=PROBE_S)

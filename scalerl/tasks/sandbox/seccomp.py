@@ -16,16 +16,16 @@ KERNEL_SURFACE = (
     "open_by_handle_at lookup_dcookie nfsservctl fanotify_init ioperm iopl modify_ldt move_pages migrate_pages mbind "
     "set_mempolicy set_mempolicy_home_node vhangup uselib ustat sysfs _sysctl sethostname setdomainname"
 )
-"""Names of what a program that only computes never calls, and where kernels have had their holes."""
+"""System calls that computing programs do not need and in which kernels have had vulnerabilities."""
 
 UNCOUNTED_MEMORY = (
     "memfd_create memfd_secret shmget shmat shmctl msgget msgsnd msgrcv msgctl semget semop semctl semtimedop mq_open "
     "mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr"
 )
-"""Memory that no limit on the address space counts."""
+"""System calls for memory that limits on the address space do not count."""
 
 NETWORK = "socket"
-"""Sockets of every family; pairs of connected sockets (socketpair) stay, for asyncio needs them."""
+"""Sockets of every family. socketpair stays allowed, because asyncio needs it."""
 
 CLONE_THREAD = 0x0001_0000
 NEW_NAMESPACES = (0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000, 0x80)
@@ -33,12 +33,12 @@ NEW_NAMESPACES = (0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000, 0x1000_000
 
 
 class NoSeccomp(RuntimeError):
-    """libseccomp or its binding is missing; the message says which."""
+    """libseccomp or its Python binding is missing."""
 
 
 @cache
 def sandbox_filter() -> bytes:
-    """Return the filter of everything in a sandbox, as BPF.
+    """Return the filter for all processes in a sandbox, as BPF.
 
     Raises:
         NoSeccomp: pyseccomp or libseccomp is not installed.
@@ -49,14 +49,14 @@ def sandbox_filter() -> bytes:
         _add(seccomp, rules, refuse, name)
     for flag in NEW_NAMESPACES:
         _add(seccomp, rules, refuse, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, flag, flag))
-    # its flags lie in memory that a filter cannot read; glibc falls back to clone
+    # the flags of clone3 are in memory that a filter cannot read; glibc falls back to clone
     _add(seccomp, rules, seccomp.ERRNO(errno.ENOSYS), "clone3")
     return _bpf(rules)
 
 
 @cache
 def program_filter() -> bytes:
-    """Return the filter that a process loads before it runs a program: threads, but no process and no other program.
+    """Return the filter that a process loads before it runs a program. It allows threads, but no fork and no exec.
 
     Raises:
         NoSeccomp: pyseccomp or libseccomp is not installed.
@@ -71,7 +71,7 @@ def program_filter() -> bytes:
 
 
 def version() -> str:
-    """Return what is there, for a person to read.
+    """Return the name of the library.
 
     Raises:
         NoSeccomp: pyseccomp or libseccomp is not installed.
@@ -85,13 +85,13 @@ def _new() -> tuple[Any, Any]:
         import pyseccomp
     except ImportError:
         raise NoSeccomp("the package pyseccomp is missing: pip install pyseccomp") from None
-    except RuntimeError:  # what it raises where the library itself is missing
+    except RuntimeError:  # raised if the library is missing
         raise NoSeccomp("the library libseccomp is missing: apt-get install libseccomp2") from None
     return pyseccomp, pyseccomp.SyscallFilter(pyseccomp.ALLOW)
 
 
 def _add(seccomp: Any, rules: Any, action: int, name: str, *arguments: Any) -> None:
-    """Add a rule; a call that this libseccomp has never heard of, or that this machine does not have, needs none."""
+    """Add a rule, unless the call is unknown to this libseccomp or does not exist on this machine."""
     known = seccomp.resolve_syscall(seccomp.system_arch(), name)
     if known >= 0:
         rules.add_rule(action, known, *arguments)

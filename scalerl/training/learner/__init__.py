@@ -1,1 +1,1 @@
-"""A policy in training: one file a learner."""
+"""Learners: the implementations that train the policy."""

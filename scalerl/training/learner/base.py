@@ -1,7 +1,7 @@
-"""The contract between the loop and whatever trains the policy: one batch in, one update out.
+"""The contract between the loop and a learner, which makes one update from one batch.
 
-Another learner is a class with these methods; tests/train/test_learner_contract.py applies to every one there is.
-Legend: B rollouts, T tokens of the longest prompt plus completion.
+tests/train/test_learner_contract.py tests every learner. Legend: B rollouts, T tokens of the longest prompt plus
+completion.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ PromptedRollout = tuple[tuple[int, ...], Rollout]
 
 
 class BadGradient(RuntimeError):
-    """The loss or the gradient is not finite; the weights were left as they are."""
+    """The loss, the gradient or a weight is not finite; the weights were not changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainBatch:
-    """Everything one update needs. The weights sum to one, so any split gives the same gradient.
+    """The inputs of one update. The token weights sum to one, so any split gives the same gradient.
 
     Example: two prompts x two rollouts of up to 7 tokens has tokens_BT of shape [4, 7].
     """
@@ -36,25 +36,25 @@ class TrainBatch:
     tokens_BT: Tensor
     """Prompt, then completion, then padding with 0."""
     length_B: Tensor
-    """Prompt plus completion tokens."""
+    """Number of prompt and completion tokens."""
     behavior_BT: Tensor
     """Log-probability of each sampled token when it was sampled; 0 elsewhere."""
     advantages_B: Tensor
-    """One advantage a rollout."""
+    """One advantage per rollout."""
     trained_BT: Tensor
     """Tokens that carry loss; never the first of a row."""
     weights_BT: Tensor
     """Share of each token in the loss; 0 where `trained_BT` is false."""
     experts_BTLK: Tensor | None = None
-    """int16, of mixtures: experts that the engine used for each token, -1 where none were recorded."""
+    """For mixtures: experts that the engine used for each token, int16; -1 if not recorded."""
     replay_experts: bool = False
-    """Use them in the forward pass (`recipe.routing_replay`); else the router's own choice is compared with them."""
+    """Use these experts in the forward pass (`recipe.routing_replay`) instead of only comparing with them."""
     prompt_B: Tensor | None = None
-    """Number of each rollout's prompt, if known: rollouts of one prompt may then share its computation."""
+    """Index of each rollout's prompt, if known; rollouts of one prompt may then share its computation."""
     prompt_length_B: Tensor | None = None
-    """Tokens of each rollout's prompt."""
+    """Number of tokens of each rollout's prompt."""
     idle_cores: bool = True
-    """Whether the generators have left CPU cores idle lately: threads that help the trainer may then use them."""
+    """Whether the generators recently left CPU cores idle, which helpers of the trainer may then use."""
 
     def __post_init__(self) -> None:
         shape = self.tokens_BT.shape
@@ -69,13 +69,13 @@ class TrainBatch:
     def micro_batches(
         self, budget: int, among: Tensor | None = None, packed: bool = False
     ) -> Iterator[tuple[Tensor, int]]:
-        """Yield (rows, width) of micro-batches of at most `budget` tokens, rows of similar length together.
+        """Yield (rows, width) of micro-batches of at most `budget` tokens, with rows of similar length together.
 
         Args:
-            budget: tokens of one micro-batch, padding included (rows x width) unless it is packed; a single longer
-                rollout still makes one of its own.
-            among: rows to take, one rank's share; None for all that have trained tokens.
-            packed: count the tokens of the rows alone.
+            budget: Tokens of one micro-batch, including padding (rows x width) unless packed. A longer rollout forms a
+                separate micro-batch.
+            among: Rows to use, such as those of one rank; None for all that have trained tokens.
+            packed: Whether to count tokens without padding.
         """
         order = self.trained_B.nonzero()[:, 0] if among is None else among
         order = order[self.length_B[order].argsort(stable=True, descending=True)]
@@ -90,10 +90,10 @@ class TrainBatch:
             start += len(rows)
 
     def shared_micro_batches(self, budget: int) -> Iterator[tuple[Tensor, int]]:
-        """Yield (rows, width) of micro-batches of at most `budget` tokens, prompt by prompt, each prompt counted once.
+        """Yield (rows, width) of micro-batches of at most `budget` tokens, ordered by prompt, each prompt counted once.
 
         Args:
-            budget: tokens of one micro-batch; a prompt is computed again in every micro-batch with rollouts of it.
+            budget: Tokens of one micro-batch; a prompt is computed again in every micro-batch with rollouts of it.
         """
         assert self.prompt_B is not None and self.prompt_length_B is not None
         kept = self.trained_B.nonzero()[:, 0]
@@ -116,7 +116,7 @@ class TrainBatch:
             yield torch.tensor(rows), max(lengths[r] for r in rows)
 
     def shared_tokens(self) -> int | None:
-        """Return the tokens to compute if each prompt is computed once; None if prompts are not known."""
+        """Return the number of tokens to compute if each prompt is computed once; None if prompts are not known."""
         if self.prompt_B is None or self.prompt_length_B is None:
             return None
         kept = self.trained_B
@@ -126,7 +126,7 @@ class TrainBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """What one update did: columns of metrics.jsonl, documented in docs/metrics.md.
+    """Metrics of one update, as columns of metrics.jsonl; documented in docs/metrics.md.
 
     Example: StepStats(loss=-0.002, trained_tokens=6100, log_ratio_mean=0.0003, log_ratio_min=-0.9, log_ratio_max=0.7,
                        capped_share=0.0, entropy=0.41, grad_norm=0.32, learning_rate=6e-5)
@@ -142,12 +142,12 @@ class StepStats:
     grad_norm: float
     """L2 norm before clipping; 0 for a step without trained tokens."""
     learning_rate: float
-    """Of this step; 0 for a step without trained tokens."""
+    """Learning rate of this step; 0 for a step without trained tokens."""
     router_disagreement: float | None = None
-    """Of a mixture whose engine records experts: share of trained tokens and layers whose experts differ."""
+    """Share of trained tokens and layers whose experts differ, for mixtures whose engine records experts."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the columns; those that the model has none of are left out."""
+        """Return the columns without those that do not apply to the model."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
@@ -155,15 +155,15 @@ class Learner(Protocol):
     """A policy in training."""
 
     updates: int
-    """Updates done; also the version of the weights."""
+    """Number of completed updates, which is also the version of the weights."""
 
     def step(self, batch: TrainBatch) -> StepStats:
-        """Take one update: micro-batches, gradients added up in FP32, clipping, optimiser.
+        """Perform one update: micro-batches, gradients accumulated in FP32, clipping and the optimizer step.
 
         A batch without trained tokens counts as an update and changes nothing.
 
         Raises:
-            BadGradient: the loss or the gradient is not finite; the weights are unchanged.
+            BadGradient: The loss or the gradient is not finite; the weights are unchanged.
         """
         ...
 
@@ -176,20 +176,20 @@ class Learner(Protocol):
         ...
 
     def send(self, version: int, channel: WeightChannel) -> None:
-        """Send the weights over a channel, whole; `version` is the engines' name for them.
+        """Send all weights over a channel as `version`.
 
-        Torch engines are given the model's own names, vLLM those of a checkpoint on disk.
-
-        The channel is used where the weights are, so no learner has to hand them to the loop's process.
+        Torch engines get the names of the model's parameters, vLLM those of a checkpoint on disk. The channel is used
+        in the process that holds the weights, so they do not pass through the loop's process.
         """
         ...
 
     def check(self, version: int, rollouts: Sequence[PromptedRollout]) -> Difference | None:
-        """Compute the log-probabilities of rollouts of its own version again, and compare.
+        """Recompute the log-probabilities of rollouts and compare those of the learner's version.
 
         Args:
-            version: of the learner's weights.
-            rollouts: with their prompts; those of other versions have log ratios and no part in the difference.
+            version: Version of the learner's weights.
+            rollouts: Rollouts with their prompts. Those of other versions get log ratios but do not enter the
+                difference.
 
         Returns:
             The difference; None if no rollout is of this version.
@@ -200,12 +200,12 @@ class Learner(Protocol):
         """Write the learner's part of a checkpoint.
 
         Raises:
-            BadGradient: a weight is not finite; nothing is written.
+            BadGradient: A weight is not finite; nothing is written.
         """
         ...
 
     def load(self, directory: Path, updates: int) -> None:
-        """Restore what `save` wrote after `updates` updates."""
+        """Restore the state that `save` wrote after `updates` updates."""
         ...
 
     def export(self, directory: Path) -> None:
@@ -213,7 +213,7 @@ class Learner(Protocol):
         ...
 
     def export_adapter(self, directory: Path) -> None:
-        """Write the adapters in peft's form; without adapters (`model.lora`) do nothing."""
+        """Write the adapters in peft's format; without adapters (`model.lora`) do nothing."""
         ...
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
-"""The learner of several ranks: FSDP2 over torch.distributed, every rank calls the same methods with the same batch.
+"""The learner of several ranks: FSDP2 over torch.distributed; every rank calls the same methods with the same batch.
 
-Each rank holds a share of the FP32 weights and moments, and trains a share of a batch's rollouts. The ranks run equally
-many micro-batches, for every pass has collectives; where the work is uneven a rank adds an empty one. No rank leaves a
-step early: what is not finite is found in sums over all ranks, so that all of them raise together.
+Each rank holds a shard of the FP32 weights and moments and trains a part of a batch's rollouts. All ranks run the same
+number of micro-batches, because every pass has collectives; ranks with less work add empty micro-batches. Values that
+are not finite are detected in sums over all ranks, so that all ranks raise together.
 
-There is no tensor or expert parallelism: one rank computes a whole block for its own rollouts.
+There is no tensor or expert parallelism: each rank computes whole blocks for its rollouts.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _EMPTY = TrainBatch(
     trained_BT=torch.tensor([[False, True]]),
     weights_BT=torch.zeros(1, 2),
 )
-"""One rollout without weight, for the forward and backward passes of a rank that has nothing left to train."""
+"""One rollout with zero weight, for the passes of a rank that has no rollouts left."""
 
 
 class ShardedLearner(PolicyLearner):
-    """One rank's share of a policy in training; all ranks of the process group hold one."""
+    """One rank's shard of a policy in training; every rank of the process group has one."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class ShardedLearner(PolicyLearner):
         """Take over a policy that `shard` has sharded.
 
         Args:
-            policy: the model, its parameters FP32 shares.
-            optimizer: the optimiser's settings.
-            loss: the surrogate and its parameters.
-            dtype: of the forward pass, and of the weights that are sent and exported.
-            accumulate: where the gradients of micro-batches add up (`learner.accumulate`).
-            options: of PolicyLearner.
+            policy: The model, whose parameters are FP32 shards.
+            optimizer: Settings of the optimizer.
+            loss: The surrogate and its parameters.
+            dtype: Type of the forward pass and of the weights that are sent and exported.
+            accumulate: Where the gradients of micro-batches are accumulated (`learner.accumulate`).
+            options: Options of PolicyLearner.
         """
         super().__init__(policy, optimizer, loss, **options)
         self._dtype, self._accumulate = dtype, accumulate
@@ -72,10 +72,10 @@ class ShardedLearner(PolicyLearner):
     # -------------------------------------------------------------------------------------------------------- update
 
     def _add_gradients(self, batch: TrainBatch) -> TokenMeter:
-        """Add the batch's gradient over all ranks; a rank's own share of it is in the masters.
+        """Compute the batch's gradient, summed over all ranks, into the masters of each rank.
 
-        Consumes: the same batch on every rank. Produces: the same meter on every rank.
-        Waits for: the other ranks, in the collectives of every pass. Unblocked by: them; the death of one is an error.
+        Every rank must be given the same batch, and all get the same meter. Each pass has collectives, which wait for
+        the other ranks; the death of a rank raises an error.
         """
         own, plan, packed = TokenMeter(), self._plan(batch), self.packs(batch)
         for number, part in enumerate(plan, start=1):
@@ -93,7 +93,7 @@ class ShardedLearner(PolicyLearner):
         return meter
 
     def _plan(self, batch: TrainBatch) -> list[tuple[Tensor, int] | None]:
-        """Return this rank's micro-batches, with None at the end where another rank has more of them."""
+        """Return this rank's micro-batches, followed by None for each further one that another rank has."""
         shares = balanced_split(batch.length_B, batch.trained_B.nonzero()[:, 0], dist.get_world_size())
         packed = self.packs(batch)
         plans = [list(batch.micro_batches(self._budget, share, packed)) for share in shares]
@@ -101,32 +101,31 @@ class ShardedLearner(PolicyLearner):
         return [*own, *[None] * (max(map(len, plans)) - len(own))]
 
     def _clip(self) -> float:
-        """Scale the gradient down to the limit; return its L2 norm over all ranks before."""
+        """Clip the gradient and return its previous L2 norm over all ranks."""
         norm = nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm)
         return float(cast(DTensor, norm).full_tensor())
 
     def check(self, version: int, rollouts: Sequence[PromptedRollout]) -> Difference | None:
-        """Compute the log-probabilities of rollouts of its own version again; every rank must be given the same."""
+        """Recompute the log-probabilities of rollouts; every rank must be given the same ones."""
         difference = super().check(version, rollouts)
-        cast(FSDPModule, self.policy).reshard()  # the root stays whole after a forward pass without a backward pass
+        cast(FSDPModule, self.policy).reshard()  # the root stays unsharded after a forward pass without a backward pass
         return difference
 
     # ------------------------------------------------------------------------------------------------------- weights
 
     def send(self, version: int, channel: WeightChannel) -> None:
-        """Gather the weights one at a time; rank 0 sends them over its end of the channel, the others only take part.
+        """Gather the weights one at a time and send them over rank 0's end of the channel.
 
-        Consumes: the shares of all ranks. Produces: one version in rank 0's channel.
-        Waits for: the other ranks, at every weight. Unblocked by: them; the death of one is an error.
+        All ranks must call this, and they wait for each other at every weight; the death of a rank raises an error.
         """
         weights = self._whole_weights()
         if dist.get_rank() == 0:
             channel.send(version, self._sent(weights))
-        for _ in weights:  # on rank 0: none, if the channel took all; the others are waiting for each of them
+        for _ in weights:  # the other ranks, and rank 0 if the channel did not consume all
             pass
 
     def export(self, directory: Path) -> None:
-        """Write the weights as a Hugging Face model, by rank 0, whose host memory must hold the whole model."""
+        """Write the weights as a Hugging Face model on rank 0, whose host memory must hold the whole model."""
         if dist.get_rank() == 0:
             weights = {name: weight.cpu().contiguous() for name, weight in self._whole_weights()}
             plain_model(self.policy.model, weights).save_pretrained(directory)
@@ -137,17 +136,17 @@ class ShardedLearner(PolicyLearner):
         dist.barrier()
 
     def _whole_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield whole weights by the model's own names, tied ones once; every rank must take all of them."""
+        """Yield full weights by parameter name, tied ones once; every rank must consume all of them."""
         for name, share in self.policy.weights():
             yield name, cast(DTensor, share.to(self._dtype)).full_tensor()
 
     # ---------------------------------------------------------------------------------------------------- checkpoint
 
     def save(self, directory: Path) -> None:
-        """Write every rank's share of weights and moments, and force them to disk.
+        """Write every rank's shard of weights and moments, and force them to disk.
 
         Raises:
-            BadGradient: a weight is not finite; nothing is written.
+            BadGradient: A weight is not finite; nothing is written.
         """
         self.check_finite()
         save_shards(directory, self.tensors())
@@ -156,10 +155,10 @@ class ShardedLearner(PolicyLearner):
         return master.to_local() if isinstance(master, DTensor) else master
 
     def load(self, directory: Path, updates: int) -> None:
-        """Restore what any number of ranks has saved after `updates` updates.
+        """Restore the state that any number of ranks saved after `updates` updates.
 
         Raises:
-            ConfigError: the checkpoint is of one process, or of another model.
+            ConfigError: The checkpoint was written by a single process or belongs to another model.
         """
         stored = stored_shapes(directory)
         self.check_model(stored, directory)
@@ -169,16 +168,16 @@ class ShardedLearner(PolicyLearner):
         self._write_back()
 
     def _make_moments(self, kinds: set[str]) -> None:
-        """Make room for the moments that a checkpoint holds: which of MOMENTS; none, before the first update."""
+        """Allocate the moments that a checkpoint contains; before the first update there are none."""
         self._optimizer.state.clear()
         for master in self._masters if kinds else ():
             state: dict[str, Tensor] = {kind: torch.zeros_like(master) for kind in kinds - {"step"}}
-            # AdamW keeps the step of a fused update beside the parameter
+            # a fused AdamW keeps the step on the device of the parameter
             self._optimizer.state[master] = {**state, "step": torch.zeros((), device=master.device)}
 
 
 def _of_all_ranks(meter: TokenMeter) -> list[TokenMeter]:
-    """Return every rank's meter, in the order of ranks."""
+    """Return the meters of all ranks, ordered by rank."""
     meters: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(meters, meter)
     return meters

@@ -1,8 +1,8 @@
-"""Threads that compute micro-batches on cores which the generator leaves idle; results come in a fixed order.
+"""Threads that compute micro-batches on cores that the generator leaves idle; results are returned in a fixed order.
 
-The trainer of a run on CPU often has more to do than the generator, whose core is then idle between batches. A second
-thread of OpenMP is a poor use of that core: every operation would wait for the half that the generator holds up. A
-helper takes whole micro-batches instead.
+On CPU the trainer often has more work than the generator, whose core is then idle between batches. A second OpenMP
+thread would use that core poorly, because every operation would wait for the half that the generator delays. A helper
+computes whole micro-batches instead.
 """
 
 from __future__ import annotations
@@ -18,45 +18,42 @@ from scalerl.config.hardware import Hardware
 Result = TypeVar("Result")
 
 AHEAD = 2
-"""Results that each helper may hold back until their turn; each is as large as the gradient."""
+"""Number of results per helper that may wait for their turn; each is as large as the gradient."""
 
 MOST = 3
-"""Helpers that `auto` chooses at most: each holds the activations of a micro-batch and gradients."""
+"""Maximum number of helpers for `auto`; each holds the activations of a micro-batch and gradients."""
 
 
 def helpers_of(hardware: Hardware) -> int:
-    """Return how many threads help the trainer: as asked for, or as many as there are cores for."""
+    """Return the number of helper threads: the configured number, or as many as there are cores for."""
     if hardware.trainer_helpers != "auto":
         return hardware.trainer_helpers
     return max(0, min(MOST, (os.cpu_count() or 1) // hardware.trainer_threads - 1))
 
 
 class Helpers:
-    """Computes a list of tasks by the calling thread and some helpers."""
+    """Computes lists of tasks in the calling thread and in helper threads."""
 
     def __init__(self, count: int) -> None:
-        """Start no thread yet.
+        """Prepare the helpers; threads start with the first tasks.
 
         Args:
-            count: helpers; 0 leaves everything to the caller.
+            count: Number of helpers; with 0 the caller computes everything.
         """
         self.count = count
         self._pool = ThreadPoolExecutor(count, "helper") if count else None
 
     def in_order(self, tasks: Sequence[Callable[[], Result]], helped: bool = True) -> Iterator[Result]:
-        """Yield the results of all tasks in their order, whichever thread computed them.
+        """Yield the results of all tasks in order.
+
+        Each free thread takes the next task. When no task is left, the caller waits for the helpers.
 
         Args:
-            tasks: in the order of the results; any of them may run at a time.
-            helped: whether helpers take part.
-
-        Consumes: the tasks, the next one by whoever is free.
-        Produces: results, from the calling thread.
-        Waits for: helpers, once no task is left; at the end also for those whose result is not wanted any more.
-        Unblocked by: the end of their tasks.
+            tasks: Tasks in the order of the results; they may run at the same time.
+            helped: Whether helpers are used.
 
         Raises:
-            BaseException: what a task raised, at its turn.
+            BaseException: The exception of a task, raised at its turn.
         """
         shared = _Shared(tasks, AHEAD * self.count)
         helpers = min(self.count, len(tasks) - 1) if helped and self._pool else 0
@@ -79,7 +76,7 @@ class Helpers:
 
 
 class _Shared(Generic[Result]):
-    """What the threads of one call have in common."""
+    """State shared by the threads of one call."""
 
     def __init__(self, tasks: Sequence[Callable[[], Result]], ahead: int) -> None:
         self._tasks, self._ahead = tasks, ahead
@@ -88,7 +85,7 @@ class _Shared(Generic[Result]):
         self._changed = threading.Condition()
 
     def help(self) -> None:
-        """Compute tasks until none is left, not too far before the results that were given out."""
+        """Compute tasks until none is left, at most `ahead` tasks before the results that were yielded."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._taken - self._given <= self._ahead or self._none_left())
@@ -96,7 +93,7 @@ class _Shared(Generic[Result]):
                 return
 
     def compute_next(self) -> bool:
-        """Compute the first task that nobody has taken; return False if there is none."""
+        """Compute the first free task; return False if there is none."""
         with self._changed:
             if self._none_left():
                 return False
@@ -108,13 +105,13 @@ class _Shared(Generic[Result]):
         return True
 
     def give_out(self) -> None:
-        """Count one more result as given out."""
+        """Count one more result as yielded."""
         with self._changed:
             self._given += 1
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Let nobody take another task."""
+        """Cancel the tasks that have not started."""
         with self._changed:
             self._taken = len(self._tasks)
             self._changed.notify_all()

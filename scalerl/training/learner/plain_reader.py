@@ -1,4 +1,4 @@
-"""Reads the checkpoint of several ranks without running what its description holds, which torch writes by pickle."""
+"""Safe reading of the checkpoint of several ranks, whose metadata torch writes as a pickle."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ KNOWN = {
     "pathlib": {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath"},
     "collections": {"OrderedDict"},
 }  # fmt: skip
-"""What such a description may name, by module: records, sizes, types and paths, whose making has no effect."""
+"""Names that the metadata may contain, by module: records, sizes, types and paths without side effects."""
 
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        """Return a name of KNOWN; a dotted one, which could reach anything, is none of them."""
+        """Return an object named in KNOWN; this excludes dotted names, which could reach anything."""
         if name not in KNOWN.get(module, ()):
-            raise pickle.UnpicklingError(f"it names {module}.{name}")
+            raise pickle.UnpicklingError(f"it contains {module}.{name}")
         return super().find_class(module, name)
 
 
 class PlainReader(FileSystemReader):
-    """FileSystemReader whose description may hold plain records alone; tensors are read with weights_only already.
+    """FileSystemReader that accepts only plain records in the metadata; torch reads tensors with weights_only.
 
     Example: PlainReader(Path("runs/a/checkpoints/step_000100/learner")).read_metadata()
     """
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """Return the description of the tensors.
+        """Return the metadata of the tensors.
 
         Raises:
-            ConfigError: it is damaged, or names something that is no part of a checkpoint.
+            ConfigError: The metadata is damaged, or contains a name that does not belong in a checkpoint.
         """
         file = Path(self.path) / ".metadata"
         try:
@@ -54,10 +54,10 @@ class PlainReader(FileSystemReader):
                 raise pickle.UnpicklingError(f"it is a {type(found).__name__}")
         except OSError:
             raise
-        except Exception as error:  # a damaged pickle raises whatever its bytes lead to
+        except Exception as error:  # a damaged pickle can raise any exception
             raise ConfigError(
-                f"{file}: is no description of a checkpoint ({error}); it was not run. Resume from an earlier "
-                "checkpoint: remove this one's directory"
+                f"{file}: is not the metadata of a checkpoint ({error}); none of it was run. Remove the directory of "
+                "this checkpoint to resume from an earlier one"
             ) from None
         if found.storage_meta is None:
             found.storage_meta = StorageMeta()

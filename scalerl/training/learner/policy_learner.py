@@ -1,8 +1,8 @@
-"""What learners over a Hugging Face model share: the loss of a micro-batch, AdamW over FP32 masters, moments by name.
+"""Base class of the learners: the loss of a micro-batch, AdamW over FP32 masters, and moments by name.
 
-single.py trains in one process, fsdp.py in several; they differ in which micro-batches a process runs and in where a
-tensor lies. Legend: B rollouts, T tokens of prompt and completion, n trained tokens of a micro-batch; lower case: a
-micro-batch.
+single.py trains in one process, fsdp.py in several; they differ in which micro-batches a process runs and where tensors
+are stored. Legend: B rollouts, T tokens of prompt and completion, n trained tokens of a micro-batch; lower-case axes
+belong to a micro-batch.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from scalerl.training.metrics import TokenMeter
 Packing = Literal["auto", "padded", "packed", "shared"]
 
 MicroBatch = tuple[Tensor, int]
-"""Rows of a batch, and tokens of the longest of them."""
+"""Rows of a batch, and the number of tokens of the longest of them."""
 
 PADDING_ALLOWED = 0.1
-"""Share of padding up to which `learner.packing = "auto"` pads; without any, packing costs 5% (docs/models.md)."""
+"""Largest share of padding with which `learner.packing = "auto"` pads. Packing itself costs 5% (docs/models.md)."""
 
 SHARED_BELOW = 0.9
-"""Share of the tokens from which on `learner.packing = "auto"` computes each prompt once for its rollouts."""
+"""With `learner.packing = "auto"` each prompt is computed once if this leaves less than this share of the tokens."""
 
 LONGEST_SHARED = 4096
-"""Tokens of a rollout up to which "auto" does so: its attention takes a mask of completion x (prompt + completion)."""
+"""Longest rollout for which "auto" does so, because attention needs a mask of completion x (prompt + completion)."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-"""What AdamW keeps of a parameter: both moments and the number of updates."""
+"""State of AdamW for a parameter: both moments and the number of updates."""
 
 
 class PolicyLearner:
-    """A policy in training; a subclass says how the gradients of a batch add up, and reads and writes weights."""
+    """A policy in training; subclasses accumulate the gradients of a batch, and read and write weights."""
 
     def __init__(
         self,
@@ -67,17 +67,17 @@ class PolicyLearner:
         """Take over a policy, whose weights are trained in place.
 
         Args:
-            policy: the model; with adapters, they alone are trained.
-            optimizer: the optimiser's settings.
-            loss: the surrogate and its parameters.
-            temperature: of the sampling, which the log-probabilities must share.
-            micro_batch_tokens: tokens of one forward and backward pass, padding included where rows are padded.
-            gradient_checkpointing: recompute activations in the backward pass.
-            packing: whether the sequences of a micro-batch lie in one row (`learner.packing`).
-            checkpoint_names: send weights by the names of a checkpoint on disk instead of the model's own.
+            policy: The model; if it has adapters, only these are trained.
+            optimizer: Settings of the optimizer.
+            loss: The surrogate and its parameters.
+            temperature: Sampling temperature.
+            micro_batch_tokens: Tokens of one forward and backward pass, including padding if rows are padded.
+            gradient_checkpointing: Whether to recompute activations in the backward pass.
+            packing: How the sequences of a micro-batch are packed (`learner.packing`).
+            checkpoint_names: Whether to send weights by the names of a checkpoint on disk instead of the model's.
 
         Raises:
-            ConfigError: packing was asked for and the model's attention cannot be packed.
+            ConfigError: Packing is requested, but the model's attention cannot be packed.
         """
         self.policy, self.updates, self._trim_heap = policy, 0, HeapTrim()
         self._settings, self._loss, self._temperature = optimizer, loss, temperature
@@ -86,7 +86,7 @@ class PolicyLearner:
             # renamed in transformers 5.20
             name = "activation" if hasattr(policy.model, "activation_checkpointing_enable") else "gradient"
             getattr(policy.model, f"{name}_checkpointing_enable")()
-            policy.model.train()  # transformers checkpoints in training mode only; dropout is off in any case
+            policy.model.train()  # transformers recomputes only in training mode; dropout is disabled anyway
         self._packing, self._checkpoint_names = packing if use_packing(policy, packing) else "padded", checkpoint_names
         self._names = [name for name, _ in policy.trained()]
         self._parameters = [parameter for _, parameter in policy.trained()]
@@ -102,7 +102,7 @@ class PolicyLearner:
     def of(
         cls, policy: Policy, recipe: Recipe, micro_batch_tokens: int, gradient_checkpointing: bool, **options: Any
     ) -> Self:
-        """Make the learner that a recipe asks for; `options` are other arguments of the class."""
+        """Create the learner for a recipe; `options` are other arguments of the class."""
         return cls(
             policy,
             recipe.optimizer,
@@ -116,10 +116,10 @@ class PolicyLearner:
     # -------------------------------------------------------------------------------------------------------- update
 
     def step(self, batch: TrainBatch) -> StepStats:
-        """Take one update: micro-batches, gradients added up in FP32, clipping, AdamW.
+        """Perform one update: micro-batches, gradients accumulated in FP32, clipping and AdamW.
 
         Raises:
-            BadGradient: the loss or the gradient is not finite; the weights are unchanged.
+            BadGradient: The loss or the gradient is not finite; the weights are unchanged.
         """
         meter = self._add_gradients(batch)
         norm, rate = self._update() if meter.tokens else (0.0, 0.0)
@@ -142,25 +142,25 @@ class PolicyLearner:
         return batch_flops(self.policy.shape, batch, self._checkpointing)
 
     def check(self, version: int, rollouts: Sequence[PromptedRollout]) -> Difference | None:
-        """Compute the log-probabilities of rollouts of its own version again; every rank must be given the same."""
+        """Recompute the log-probabilities of rollouts; every rank must be given the same ones."""
         if self.policy.experts:
             routing_of(self.policy).use(None)
         return check_current(self.policy, version, rollouts, temperature=self._temperature, bound=math.inf)
 
     def export_adapter(self, directory: Path) -> None:
-        """Write the adapters in peft's form; without adapters do nothing."""
+        """Write the adapters in peft's format; without adapters do nothing."""
         if isinstance(self.policy, LoraPolicy):
             self.policy.save_adapter(directory)
 
     def close(self) -> None:
-        """Do nothing: no process belongs to this learner."""
+        """Do nothing, because this learner has no other processes."""
 
     def _add_gradients(self, batch: TrainBatch) -> TokenMeter:
-        """Leave the batch's gradient in the masters; return what was measured over the whole batch."""
+        """Compute the batch's gradient into the masters and return the meter of the whole batch."""
         raise NotImplementedError
 
     def packs(self, batch: TrainBatch) -> bool:
-        """Return whether a batch's micro-batches are packed: as asked for, or where padding would cost more."""
+        """Return whether a batch's micro-batches are packed: as configured, or if padding would cost more."""
         if self._packing != "auto":
             return self._packing in ("packed", "shared")
         padded = sum(len(rows) * width for rows, width in batch.micro_batches(self._budget))
@@ -168,8 +168,8 @@ class PolicyLearner:
         return padded - tokens > PADDING_ALLOWED * padded
 
     def shares(self, batch: TrainBatch) -> bool:
-        """Return whether each prompt of a batch is computed once: as asked for, or where that saves enough."""
-        tokens, routed = batch.shared_tokens(), self.policy.experts > 0  # recorded experts lie token by token
+        """Return whether each prompt of a batch is computed once: as configured, or if this saves enough."""
+        tokens, routed = batch.shared_tokens(), self.policy.experts > 0  # recorded experts belong to single tokens
         if tokens is None or routed or self._packing not in ("auto", "shared"):
             return False
         if self._packing == "shared":
@@ -180,20 +180,20 @@ class PolicyLearner:
         )
 
     def _sent(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
-        """Return whole weights as they are sent: by the model's own names, or by those of a checkpoint."""
+        """Return full weights by the names with which they are sent: the model's, or those of a checkpoint."""
         return checkpoint_weights(self.policy.model, weights) if self._checkpoint_names else weights
 
     def _micro_batch_loss(
         self, batch: TrainBatch, part: MicroBatch, packed: bool, meter: TokenMeter, *, shared: bool = False
     ) -> Tensor:
-        """Return a micro-batch's share of the loss, with its graph; the meter takes in the rest.
+        """Return a micro-batch's share of the loss, with its graph, and add its metrics to the meter.
 
         Args:
-            batch: of the update.
-            part: rows of the micro-batch, and tokens of the longest of them.
-            packed: whether the rows are computed as one.
-            meter: of the update.
-            shared: whether each prompt is computed once; the rows then lie prompt by prompt.
+            batch: Batch of the update.
+            part: Rows of the micro-batch, and the number of tokens of the longest of them.
+            packed: Whether the rows are computed as one row.
+            meter: Meter of the update.
+            shared: Whether each prompt is computed once; the rows are then ordered by prompt.
         """
         rows, width = part
         device = self.policy.device
@@ -215,7 +215,7 @@ class PolicyLearner:
         return loss
 
     def _use_experts(self, batch: TrainBatch, rows: Tensor, width: int, packed: bool) -> Tensor | None:
-        """Give the routers the experts that the engine used; return which tokens of the pass led to a trained one."""
+        """Set the engine's experts in the routers; return which tokens of the pass precede a trained token."""
         if batch.experts_BTLK is None:
             if self.policy.experts:
                 routing_of(self.policy).use(None)
@@ -242,7 +242,7 @@ class PolicyLearner:
         return norm, rate
 
     def _clip(self) -> float:
-        """Scale the gradient down to the limit; return its L2 norm before."""
+        """Clip the gradient and return its previous L2 norm."""
         return float(nn.utils.clip_grad_norm_(self._masters, self._settings.max_grad_norm))
 
     def _discard_gradient(self) -> None:
@@ -260,21 +260,21 @@ class PolicyLearner:
     # ---------------------------------------------------------------------------------------------------- checkpoint
 
     def check_finite(self) -> None:
-        """Refuse weights that no update could follow, so that every checkpoint is one that a run can go on from.
+        """Check that all weights are finite, so that every checkpoint can be resumed.
 
         Raises:
-            BadGradient: a weight is not finite.
+            BadGradient: A weight is not finite.
         """
         for name, master in zip(self._names, self._masters, strict=True):
             if not torch.isfinite(self._own(master)).all():
                 raise BadGradient(f"the weight {name} is not finite after update {self.updates}")
 
     def _own(self, master: Tensor) -> Tensor:
-        """Return the part of a weight that lies in this process."""
+        """Return the part of a weight that this process holds."""
         return master
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return master weights and optimiser moments by name."""
+        """Return master weights and optimizer moments by name."""
         out: dict[str, Tensor] = {}
         for name, master in zip(self._names, self._masters, strict=True):
             out[f"master.{name}"] = master.detach()
@@ -286,11 +286,11 @@ class PolicyLearner:
         """Refuse the weights of another model.
 
         Args:
-            found: shapes by the keys of `tensors`.
-            where: for the message.
+            found: Shapes by the keys of `tensors`.
+            where: Location of the weights, for the message.
 
         Raises:
-            ConfigError: a weight is missing, superfluous or has another shape.
+            ConfigError: A weight is missing, superfluous or has another shape.
         """
         names = {key.removeprefix("master."): shape for key, shape in found.items() if key.startswith("master.")}
         own = {name: tuple(master.shape) for name, master in zip(self._names, self._masters, strict=True)}
@@ -300,7 +300,7 @@ class PolicyLearner:
             there, here = names.get(name, "no such weight"), own.get(name, "no such weight")
             raise ConfigError(
                 f"{where}: holds the weights of another model: {len(differing)} of them differ, the first is {name} "
-                f"({there} in the checkpoint, {here} in the model); resume with the model that the run began with"
+                f"({there} in the checkpoint, {here} in the model); resume with the model that the run started with"
             )
 
 
@@ -315,17 +315,20 @@ def use_packing(policy: Policy, packing: Packing) -> bool:
     """Return whether micro-batches may be packed, and prepare the model for it.
 
     Args:
-        policy: the model; ranks hold shares of it, and all of them call this.
-        packing: what the configuration asks for.
+        policy: The model; if it is sharded, all ranks must call this.
+        packing: The configured packing.
 
     Raises:
-        ConfigError: "packed", for a model whose attention cannot be packed or gives other log-probabilities packed.
+        ConfigError: Packing is requested, but the model's attention cannot be packed, or packing changes its
+            log-probabilities.
     """
     if packing == "padded":
         return False
     name = type(policy.model).__name__
     if not can_pack(policy.model):
-        reason = f"{name} attends by {policy.config._attn_implementation!r}, for its scores are capped or have sinks"
+        reason = (
+            f"{name} uses {policy.config._attn_implementation!r} attention, because its scores are capped or have sinks"
+        )
     else:
         difference = packing_difference(policy)
         limit = 1e-3 if policy.head_weight.dtype == torch.float32 else 0.2
@@ -339,9 +342,9 @@ def use_packing(policy: Policy, packing: Packing) -> bool:
 
 @torch.no_grad()
 def packing_difference(policy: Policy) -> float:
-    """Install packed attention; return the largest difference of a few log-probabilities packed and padded, nats.
+    """Install packed attention; return the largest difference between a few packed and padded log-probabilities, nats.
 
-    It is infinite where a layer does not ask for the sliding window that the configuration gives it.
+    The difference is infinite if a layer does not pass on the sliding window that the configuration gives it.
     """
     install(policy.model)
     length_B = torch.tensor([9, 8, 3])
@@ -350,7 +353,7 @@ def packing_difference(policy: Policy) -> float:
     padded_N, _ = policy(tokens_BT, trained_BT)
     with observed_windows() as windows:
         packed_N, _ = policy(tokens_BT, trained_BT, 1.0, length_B)
-    if hasattr(policy, "reshard"):  # FSDP's: without a backward pass the root stays whole, and so do its parameters
+    if hasattr(policy, "reshard"):  # FSDP: without a backward pass the root's parameters stay unsharded
         cast(Any, policy).reshard()
     known = tuple(windows) == policy.shape.windows
     return float((padded_N - packed_N).abs().max()) if known else float("inf")
@@ -360,9 +363,9 @@ def batch_flops(shape: ModelShape, batch: TrainBatch, checkpointing: bool) -> fl
     """Return the floating-point operations of one step over a batch; padding is not counted.
 
     Args:
-        shape: of the model.
-        batch: whose rollouts with trained tokens count; the head runs on those tokens alone.
-        checkpointing: whether activations are computed again in the backward pass.
+        shape: Shape of the model.
+        batch: The batch. Rollouts with trained tokens count; the head runs only on the trained tokens.
+        checkpointing: Whether activations are recomputed in the backward pass.
     """
     trained_B = batch.trained_B
     lengths, predicted = batch.length_B[trained_B].tolist(), batch.trained_BT[trained_B].sum(dim=1).tolist()

@@ -1,7 +1,7 @@
-"""Trainer ranks as processes of this machine, over pipes: the loop's side and the rank's side.
+"""Trainer ranks as processes on this machine, connected by pipes: the loop's side and the rank's side.
 
-Messages are pickled by value, so that tensors need no file descriptors. Whatever ends one rank ends all: a rank alone
-would wait in a collective for ever.
+Messages are pickled by value, so that tensors need no file descriptors. When one rank ends, all are ended, because the
+others would wait in a collective forever.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from scalerl.training.learner.base import BadGradient, Learner
 from scalerl.training.learner.ranks import RAISED_S, LearnerDied, RankSpec, build_rank, perform
 
 BuildLearner = Callable[[], Learner]
-"""Makes a rank's learner inside its process; must be picklable."""
+"""Creates a rank's learner inside its process; must be picklable."""
 
 
 class RankProcesses:
-    """The loop's side: one process a rank."""
+    """The loop's side, with one process per rank."""
 
     def __init__(
         self, builds: Sequence[BuildLearner], channels: Sequence[WeightChannel] = (), *, timeout_s: float = 3600.0
@@ -39,13 +39,13 @@ class RankProcesses:
         """Start the processes and wait until all are ready.
 
         Args:
-            builds: one a rank.
-            channels: the ranks get an end of each; some can only be handed over while a process starts.
-            timeout_s: seconds that building may take.
+            builds: One function per rank.
+            channels: Weight channels. The ranks get their ends now, because some can only be passed to a new process.
+            timeout_s: Time limit for building the learners, seconds.
 
         Raises:
-            ConfigError: from building.
-            LearnerDied: a rank ended, failed or took too long.
+            ConfigError: From building the learners.
+            LearnerDied: A rank ended, failed or took too long.
         """
         context = ChildContext()
         self._connections: list[Connection] = []
@@ -60,20 +60,20 @@ class RankProcesses:
                 daemon=True,
             )
             process.start()
-            atexit.register(process.kill)  # before multiprocessing's own handler, which would wait for ever
-            theirs.close()  # else the end of the process would not end the pipe
+            atexit.register(process.kill)  # runs before multiprocessing's handler, which would wait forever
+            theirs.close()  # otherwise the end of the process would not close the pipe
             self._connections.append(ours)
             self._processes.append(process)
         self._answers("start", timeout_s)
 
     @classmethod
     def of(cls, config: RunConfig, model_path: str, channels: Sequence[WeightChannel]) -> RankProcesses:
-        """Start the ranks that a run asks for; they meet in a file that is removed at once.
+        """Start the ranks of a run; they meet in a temporary file.
 
         Args:
-            config: resolved.
-            model_path: a directory or a name on the hub.
-            channels: those that weights will be sent over.
+            config: The resolved configuration.
+            model_path: Directory or name on the hub.
+            channels: Channels over which weights will be sent.
         """
         ranks, meeting = config.placement.trainer_ranks, Path(tempfile.mkdtemp(prefix="scalerl-ranks-"))
         specs = [RankSpec(config, model_path, rank, ranks, f"file://{meeting}/meet", gpu=rank) for rank in range(ranks)]
@@ -85,25 +85,24 @@ class RankProcesses:
             shutil.rmtree(meeting)
 
     def call(self, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
-        """Let every rank do one call; return their answers by rank.
+        """Make one call on every rank and return the answers by rank.
 
-        Consumes: nothing. Produces: one message to every rank.
-        Waits for: an answer of every rank. Unblocked by: the answers, the death of a rank, or the time limit.
+        This waits for the answers of all ranks, the death of a rank or the time limit.
 
         Raises:
-            BadGradient, ConfigError: as the ranks raised them.
-            LearnerDied: a rank ended, failed or took longer than `timeout_s` seconds; no rank is left then.
+            BadGradient, ConfigError: As raised by the ranks.
+            LearnerDied: A rank ended, failed or took longer than `timeout_s` seconds; all ranks were ended.
         """
         if self._death is not None:
             raise LearnerDied(self._death)
         message = pickle.dumps((method, arguments), protocol=pickle.HIGHEST_PROTOCOL)
         for connection in self._connections:
-            with contextlib.suppress(OSError):  # it is gone, which its answer will tell
+            with contextlib.suppress(OSError):  # the process has ended, which `_answers` will report
                 connection.send_bytes(message)
         return self._answers(method, timeout_s)
 
     def close(self) -> None:
-        """Kill the processes: what they hold is on disk by the time a call has returned, or was not to be kept."""
+        """Kill the processes. They hold no unsaved state, because calls that write have returned."""
         self._death = self._death or "the trainer ranks have ended"
         for process, connection in zip(self._processes, self._connections, strict=True):
             process.kill()
@@ -117,7 +116,7 @@ class RankProcesses:
         while len(answers) < len(self._connections):
             waiting = [c for rank, c in enumerate(self._connections) if rank not in answers]
             ready = wait(waiting, timeout=max(0.0, until - time.monotonic()))
-            if not ready and raised:  # what one rank has raised, and the others are waiting for it
+            if not ready and raised:  # one rank has raised, and the others wait for it
                 self.close()
                 break
             if not ready:
@@ -143,16 +142,16 @@ class RankProcesses:
         return kind, content
 
     def _died(self, rank: int, method: str, how: str, tracebacks: dict[int, str]) -> LearnerDied:
-        """End all ranks; return the error that names the one to blame: killed ones before those that miss them."""
+        """End all ranks and return the error that names the cause: a killed rank before ranks that failed after it."""
         if how == "ended":
             self._processes[rank].join(timeout=2)
-        else:  # another one may have been killed, and this one be the first to miss it
+        else:  # another rank may have been killed, which this one noticed first
             wait([process.sentinel for number, process in enumerate(self._processes) if number != rank], timeout=1)
         names = [f"{process.name} (process {process.pid})" for process in self._processes]
         killed = [
             number
             for number, process in enumerate(self._processes)
-            if process.exitcode and number not in tracebacks  # one that has failed may stumble on its way out
+            if process.exitcode and number not in tracebacks  # a failed rank may also end with an exit code
         ]
         if killed:
             rank = killed[0]
@@ -170,11 +169,9 @@ class RankProcesses:
 
 
 def serve_rank(connection: Connection, build: BuildLearner, channels: Sequence[WeightChannel]) -> None:
-    """Run one rank until the loop's process is gone.
+    """Run one rank until the loop's process ends.
 
-    Consumes: calls. Produces: one answer to each, and one when the rank is ready.
-    Waits for: a call, and inside a call for the other ranks.
-    Unblocked by: a call, or the death of the loop's process, which ends this one.
+    It sends one answer when the rank is ready, and one for each call.
     """
     try:
         learner = _answered(connection, build)
@@ -182,17 +179,17 @@ def serve_rank(connection: Connection, build: BuildLearner, channels: Sequence[W
             try:
                 method, arguments = pickle.loads(connection.recv_bytes())
             except (EOFError, OSError):
-                return  # the loop's process is gone
+                return  # the loop's process has ended
             _answered(connection, partial(perform, learner, channels, method, arguments), tell=True)
     except BrokenPipeError:
-        return  # the same, while answering
-    except Exception:  # a rank may die here: the loop is told, and raises
+        return  # the loop's process ended during an answer
+    except Exception:  # reported to the loop's process, which raises LearnerDied
         with contextlib.suppress(OSError):
             _answer(connection, "failed", traceback.format_exc())
 
 
 def _answered(connection: Connection, action: Callable[[], Any], tell: bool = False) -> Any:
-    """Do something, answer, and return what came of it; None after an error that passes to the loop as itself."""
+    """Run an action, send its result, and return it; None after an error that the loop raises unchanged."""
     try:
         content = action()
     except (BadGradient, ConfigError) as error:

@@ -1,7 +1,7 @@
-"""The learner of several ranks as the loop sees it: every call goes to all ranks, rank 0's answer comes back.
+"""The learner of several ranks in the loop's process: every call goes to all ranks, and rank 0's answer is returned.
 
-The loop's process holds no rank and no weights. `RankTransport` is what carries a call: processes of this machine
-(rank_processes.py), or anything else that can run `build_rank` and `perform` in other processes.
+The loop's process holds no weights. A `RankTransport` carries the calls: to processes on this machine
+(rank_processes.py), or to any other processes that can run `build_rank` and `perform`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 RAISED_S = 10.0
-"""Seconds in which all ranks raise what one has raised: the ranks that do not are waiting for that one."""
+"""Seconds after the first exception of a rank in which the others must answer; later ones are waiting for that rank."""
 
 
 class LearnerDied(RuntimeError):
@@ -32,19 +32,19 @@ class LearnerDied(RuntimeError):
 
 
 class RankTransport(Protocol):
-    """The ranks of a learner, wherever they run: each holds one, and its ends of the weight channels."""
+    """The connection to the ranks; each rank holds a learner and its ends of the weight channels."""
 
     def call(self, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
-        """Let every rank do `perform(learner, channels, method, arguments)`; return their answers by rank.
+        """Run `perform(learner, channels, method, arguments)` on every rank and return the answers by rank.
 
         Raises:
-            BadGradient, ConfigError: as the ranks raised them.
-            LearnerDied: a rank ended, failed or took longer than `timeout_s` seconds; no rank is left then.
+            BadGradient, ConfigError: As raised by the ranks.
+            LearnerDied: A rank ended, failed or took longer than `timeout_s` seconds; all ranks were ended.
         """
         ...
 
     def close(self) -> None:
-        """End all ranks; may be called again."""
+        """End all ranks; may be called more than once."""
         ...
 
 
@@ -63,22 +63,22 @@ class LearnerGroup:
         """Use ranks that are ready.
 
         Args:
-            ranks: carries the calls.
-            channels: those whose other ends the ranks hold, in the same order.
-            flops: counts the operations of a step, which needs no rank.
-            step_timeout_s: seconds that any call but `send` may take.
-            transfer_timeout_s: seconds that `send` may take.
+            ranks: Connection to the ranks.
+            channels: Channels whose other ends the ranks hold, in the same order.
+            flops: Function that counts the FLOPs of a step without the ranks.
+            step_timeout_s: Time limit of all calls except `send`, seconds.
+            transfer_timeout_s: Time limit of `send`, seconds.
         """
         self.updates = 0
         self._ranks, self._channels, self._flops = ranks, list(channels), flops
         self._step_timeout_s, self._transfer_timeout_s = step_timeout_s, transfer_timeout_s
 
     def step(self, batch: TrainBatch) -> StepStats:
-        """Take one update on all ranks.
+        """Perform one update on all ranks.
 
         Raises:
-            BadGradient: the loss or the gradient is not finite; the weights are unchanged.
-            LearnerDied: see there; also from every other method that asks the ranks.
+            BadGradient: The loss or the gradient is not finite; the weights are unchanged.
+            LearnerDied: A rank ended; all other methods that call the ranks raise this too.
         """
         stats: StepStats = self._call("step", batch)
         self.updates += 1
@@ -93,25 +93,25 @@ class LearnerGroup:
         return self._flops(batch)
 
     def send(self, version: int, channel: WeightChannel) -> None:
-        """Let rank 0 send the weights over its own end of a channel that the ranks were started with."""
+        """Let rank 0 send the weights over its end of a channel that the ranks were started with."""
         numbers = [number for number, own in enumerate(self._channels) if own is channel]
         assert numbers, f"the ranks hold no end of {channel}: it must be there when they are started"
         self._ranks.call("send", version, numbers[0], timeout_s=self._transfer_timeout_s)
 
     def check(self, version: int, rollouts: Sequence[PromptedRollout]) -> Difference | None:
-        """Compute the log-probabilities of rollouts of its own version again, on all ranks."""
+        """Recompute the log-probabilities of rollouts on all ranks."""
         difference: Difference | None = self._call("check", version, list(rollouts))
         return difference
 
     def save(self, directory: Path) -> None:
-        """Let every rank write its share of a checkpoint."""
+        """Let every rank write its shard of a checkpoint."""
         self._call("save", directory)
 
     def load(self, directory: Path, updates: int) -> None:
-        """Restore what any number of ranks has saved after `updates` updates.
+        """Restore the state that any number of ranks saved after `updates` updates.
 
         Raises:
-            ConfigError: the checkpoint is of one process, or of another model.
+            ConfigError: The checkpoint was written by a single process or belongs to another model.
         """
         self._call("load", directory, updates)
         self.updates = updates
@@ -121,7 +121,7 @@ class LearnerGroup:
         self._call("export", directory)
 
     def export_adapter(self, directory: Path) -> None:
-        """Do nothing: several ranks train all weights."""
+        """Do nothing, because several ranks cannot train adapters."""
 
     def close(self) -> None:
         """End the ranks."""
@@ -132,13 +132,13 @@ class LearnerGroup:
 
 
 def perform(learner: Learner, channels: Sequence[WeightChannel], method: str, arguments: Sequence[Any]) -> Any:
-    """Do one call in a rank's process, and return the answer.
+    """Run one call in a rank's process and return the answer.
 
     Args:
-        learner: the rank's.
-        channels: the rank's ends; `send` names one by its number.
-        method: of the learner.
-        arguments: of the method.
+        learner: The rank's learner.
+        channels: The rank's ends of the channels; `send` refers to one by its index.
+        method: Name of the learner's method.
+        arguments: Arguments of the method.
     """
     if method == "send":
         version, number = arguments
@@ -148,38 +148,37 @@ def perform(learner: Learner, channels: Sequence[WeightChannel], method: str, ar
 
 @dataclass(frozen=True, slots=True)
 class RankSpec:
-    """What a rank needs to build itself; handed over by pickling.
+    """Picklable specification from which a rank builds its learner.
 
     Example: RankSpec(config=RunConfig(), model_path="/models/qwen3", rank=1, ranks=2,
                       init_method="tcp://10.0.0.5:29500", gpu=1)
     """
 
     config: RunConfig
-    """Resolved."""
+    """The resolved configuration."""
     model_path: str
     rank: int
     ranks: int
-    """How many there are."""
+    """Number of ranks."""
     init_method: str
-    """Where they meet: file:///path/that/is/not/there or tcp://host:port."""
+    """Rendezvous of torch.distributed: file:///path/of/a/new/file or tcp://host:port."""
     gpu: int = 0
-    """Number of the GPU among those that this process sees; unused on CPU."""
+    """Index of the GPU among those that this process sees; unused on CPU."""
 
 
 def build_rank(spec: RankSpec) -> ShardedLearner:
-    """Join the process group and load this rank's share of the model; every rank must call it.
+    """Join the process group and load this rank's shard of the model; every rank must call this.
 
-    Consumes: the model, on rank 0. Produces: a learner on every rank.
-    Waits for: all ranks to join. Unblocked by: them, or after `placement.step_timeout_s` by an error.
+    This waits until all ranks have joined, and fails after `placement.step_timeout_s`.
 
     Raises:
-        ConfigError: from loading the model.
+        ConfigError: From loading the model.
     """
     return load_learner(spec, join(spec))
 
 
 def join(spec: RankSpec) -> DeviceMesh:
-    """Set this process up for a rank's work and join the process group; return the mesh of all ranks."""
+    """Set threads and device of this process, join the process group and return the mesh of all ranks."""
     from datetime import timedelta
 
     import torch
@@ -202,7 +201,7 @@ def join(spec: RankSpec) -> DeviceMesh:
 
 
 def load_learner(spec: RankSpec, mesh: DeviceMesh) -> ShardedLearner:
-    """Load this rank's share of the model and make the learner that the recipe asks for."""
+    """Load this rank's shard of the model and create the learner for the recipe."""
     import torch
 
     from scalerl.training.learner.fsdp import ShardedLearner

@@ -1,8 +1,8 @@
-"""A policy over the ranks of a process group: read once, sharded block by block with FSDP2, compared with the whole.
+"""Sharding of a policy over the ranks of a process group with FSDP2, block by block.
 
-Every rank builds the model without memory for its weights (torch's meta device) and fills one decoder block at a time
-from rank 0 before it keeps its own share. Memory: rank 0 holds the whole model in host memory, in the type of the
-forward pass, while the weights are handed out; every rank holds its FP32 share and one whole block on its device.
+Every rank builds the model on torch's meta device. It receives one decoder block at a time from rank 0 and keeps its
+shard. During this, rank 0 holds the whole model in host memory, in the type of the forward pass; every rank holds its
+FP32 shard and one full block on its device. At the end the sharded model is compared with the full one.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from scalerl.models.policy import Policy, load_policy
 
 
 def decoder_blocks(model: Any) -> list[nn.Module]:
-    """Return the decoder blocks of a transformers model, in order.
+    """Return the decoder blocks of a transformers model in order.
 
     Raises:
-        ConfigError: none were found.
+        ConfigError: No blocks were found.
     """
     layers = getattr(model.base_model, "layers", None)
     if isinstance(layers, nn.ModuleList):
@@ -33,7 +33,7 @@ def decoder_blocks(model: Any) -> list[nn.Module]:
     blocks = [module for module in model.modules() if type(module).__name__ in names]
     if not blocks:
         raise ConfigError(
-            f"placement.trainer_ranks: {type(model).__name__} does not say what its decoder blocks are, so that it "
+            f"placement.trainer_ranks: {type(model).__name__} does not declare its decoder blocks, so it "
             "cannot be sharded; allowed: placement.trainer_ranks = 1, or a model of transformers with base_model.layers"
         )
     return blocks
@@ -42,18 +42,18 @@ def decoder_blocks(model: Any) -> list[nn.Module]:
 def shard(
     policy: Policy, mesh: DeviceMesh, dtype: torch.dtype, fill: Callable[[nn.Module], None] = lambda module: None
 ) -> None:
-    """Shard a policy in place: a group of parameters a decoder block, and one for embedding, final norm and head.
+    """Shard a policy in place: one parameter group per decoder block, and one for embedding, final norm and head.
 
-    Gradients are summed over the ranks, in FP32 and not divided: the token weights of a batch sum to one over all of
-    them. With bf16 the blocks compute in bf16 copies of their FP32 shares and nothing is cast on the way in: the
-    residual stream is bf16 in the generator too (single.py says why). The head is in the root's group and inside
-    `Policy.forward`, where its weight is whole; outside of it every parameter is a share.
+    Gradients are summed over the ranks in FP32 and not divided, because the token weights of a batch sum to one over
+    all ranks. With bf16 the blocks compute with bf16 copies of their FP32 shards, and inputs are not cast: the residual
+    stream is bf16 as in the generator (see single.py). The head belongs to the root's group; its weight is unsharded
+    only inside `Policy.forward`.
 
     Args:
-        policy: with FP32 weights, the same on every rank.
-        mesh: one-dimensional.
-        dtype: of the forward pass.
-        fill: called with each block, and with the model at the end, before it is sharded.
+        policy: Policy with FP32 weights, equal on all ranks.
+        mesh: One-dimensional mesh.
+        dtype: Type of the forward pass.
+        fill: Function called with each block, and at the end with the model, before it is sharded.
     """
     precision = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
@@ -66,9 +66,9 @@ def shard(
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum, and none is wanted
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sum
     root = cast(FSDPModule, policy)
-    if hasattr(root, "set_reduce_scatter_unused_params"):  # experts that no token of one rank has chosen
+    if hasattr(root, "set_reduce_scatter_unused_params"):  # experts without tokens on a rank
         root.set_reduce_scatter_unused_params(True)
 
 
@@ -81,21 +81,20 @@ def load_sharded(
     fp32_head: bool = True,
     matmul: str = "onednn",
 ) -> Policy:
-    """Load a causal LM over all ranks of a mesh; every rank calls it.
+    """Load a causal LM over all ranks of a mesh; every rank must call this.
 
-    Consumes: the model's files, on rank 0. Produces: a sharded policy on every rank.
-    Waits for: rank 0, at every weight. Unblocked by: it; the death of a rank is an error.
+    Each weight is broadcast from rank 0; the death of a rank raises an error.
 
     Args:
-        path: a directory or a name on the hub; only rank 0 reads the weights.
-        mesh: one-dimensional; its device type says where the shares go.
-        revision: branch, tag or commit.
-        dtype: of the forward pass; the shares are FP32.
-        fp32_head: multiply by the head in FP32.
-        matmul: library of FP32 products on CPU: onednn or torch.
+        path: Directory or name on the hub; only rank 0 reads the weights.
+        mesh: One-dimensional mesh; the shards are on its device type.
+        revision: Branch, tag or commit.
+        dtype: Type of the forward pass; the shards are FP32.
+        fp32_head: Whether to multiply by the head in FP32.
+        matmul: Library for FP32 products on CPU: onednn or torch.
 
     Raises:
-        ConfigError: from `load_policy`; or the sharded model's log-probabilities are not those of the whole one.
+        ConfigError: From `load_policy`, or sharding changes the log-probabilities.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -117,7 +116,7 @@ def load_sharded(
 
 
 class _Fill:
-    """Gives the parts of a model on the meta device memory, and rank 0's weights and buffers."""
+    """Allocates parts of a model on the meta device and fills them with rank 0's weights and buffers."""
 
     def __init__(self, model: nn.Module, source: Any, device: torch.device) -> None:
         self._prefixes = {module: f"{name}." if name else "" for name, module in model.named_modules()}
@@ -146,14 +145,14 @@ class _Fill:
 
 @torch.no_grad()
 def _check_sharded(policy: Policy, source: Policy | None, device: torch.device, tolerance: float) -> None:
-    """Compare the log-probabilities of a few tokens with the whole model's: nothing was lost on the way here."""
+    """Compare the log-probabilities of a few tokens with those of the full model."""
     tokens_BT = torch.arange(8)[None] % policy.vocab_size
     trained_BT = torch.arange(8)[None] >= 1
     expected_N = torch.empty(7) if source is None else source(tokens_BT, trained_BT)[0].float()
     expected_N = expected_N.to(device)
     dist.broadcast(expected_N, src=0)
     found_N, _ = policy(tokens_BT.to(device), trained_BT.to(device))
-    cast(FSDPModule, policy).reshard()  # no backward pass will
+    cast(FSDPModule, policy).reshard()  # without a backward pass this is not automatic
     error = (found_N - expected_N).abs().max()
     dist.all_reduce(error, op=dist.ReduceOp.MAX)
     if not float(error) <= tolerance * max(1.0, float(expected_N.abs().max())):

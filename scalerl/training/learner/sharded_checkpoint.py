@@ -1,7 +1,7 @@
-"""The checkpoint of several ranks: torch.distributed.checkpoint, each rank its share, readable by any number of ranks.
+"""The checkpoint of several ranks by torch.distributed.checkpoint, which any number of ranks can read.
 
-It lies in the directory `learner` of a checkpoint. All files are on disk when `save_shards` returns, so that the rename
-that makes the checkpoint count (training/checkpoint.py) can follow.
+Each rank writes its shard to the directory `learner` of a checkpoint. All files are on disk when `save_shards` returns,
+before the rename that completes the checkpoint (training/checkpoint.py).
 """
 
 from __future__ import annotations
@@ -26,37 +26,36 @@ NAME = "learner"
 
 
 def save_shards(directory: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write the shares of all ranks; every rank calls it with its own.
+    """Write the shards of all ranks; every rank must call this with its shards.
 
-    Consumes: the shares. Produces: one file a rank and one that describes them, on disk.
-    Waits for: the other ranks. Unblocked by: them; the death of one is an error.
+    This writes one file per rank and a metadata file. The ranks wait for each other; the death of one raises an error.
 
     Args:
-        directory: of the checkpoint, on a file system that all ranks see.
-        tensors: sharded ones, and plain ones that are equal on all ranks, by name.
+        directory: Directory of the checkpoint, on a file system that all ranks share.
+        tensors: Tensors by name: sharded ones, and plain ones that are equal on all ranks.
     """
     path = directory / NAME
     path.mkdir(exist_ok=True)
     save(dict(tensors), storage_writer=FileSystemWriter(path, sync_files=True))
     for own in path.glob(f"__{dist.get_rank()}_*.distcp"):
         stamp(own)
-    if dist.get_rank() == 0:  # the files are synced by their writers, their names are not
+    if dist.get_rank() == 0:  # the writers sync the files but not the directories
         sync(path)
         sync(directory)
     dist.barrier()
 
 
 def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
-    """Return the whole shapes of the tensors that ranks have saved, by name.
+    """Return the full shapes of the tensors that ranks have saved, by name.
 
     Raises:
-        ConfigError: the checkpoint is of one process.
+        ConfigError: The checkpoint was written by a single process.
     """
     path = directory / NAME
     if not (path / ".metadata").exists():
         raise ConfigError(
-            f"{directory}: was not written by several trainer ranks, and they cannot read what one process wrote; "
-            "allowed: placement.trainer_ranks = 1 to resume it; or a new run from its weights, once exported: "
+            f"{directory}: was written by one process, and several trainer ranks cannot read it; "
+            "allowed: placement.trainer_ranks = 1 to resume it, or a new run from its exported weights: "
             f"scalerl train --model {directory.parent.parent}/model"
         )
     entries = PlainReader(path).read_metadata().state_dict_metadata
@@ -64,8 +63,5 @@ def stored_shapes(directory: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_shards(directory: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Read what ranks have saved into tensors' own memory; every rank calls it with its own shares.
-
-    Consumes: the files. Produces: the values. Waits for: the other ranks. Unblocked by: them.
-    """
+    """Read saved tensors in place; every rank must call this with its shards, and the ranks wait for each other."""
     load(dict(tensors), storage_reader=PlainReader(directory / NAME))

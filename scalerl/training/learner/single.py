@@ -1,8 +1,8 @@
-"""The learner of one process: any Hugging Face model on CPU or one GPU, AdamW, gradients added up in FP32.
+"""The learner of one process: any Hugging Face model on CPU or one GPU, with AdamW and FP32 gradient accumulation.
 
-On GPU the forward pass runs in bf16 weights and the optimiser keeps fp32 masters. The other choice, fp32 weights under
-bf16 autocast, would leave the residual stream in fp32 in the trainer and in bf16 in the generator: two different
-models, whose mismatch the ratio would then have to correct.
+On GPU the forward pass uses bf16 weights and the optimizer keeps FP32 masters. With FP32 weights under bf16 autocast,
+the residual stream would be FP32 in the trainer and bf16 in the generator, and the ratio would have to correct this
+mismatch.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ class SingleLearner(PolicyLearner):
         """Take over a policy.
 
         Args:
-            policy: see PolicyLearner.
-            optimizer: likewise.
-            loss: likewise.
-            helpers: threads that compute micro-batches beside this one. The results are the same.
-            options: likewise.
+            policy: See PolicyLearner.
+            optimizer: See PolicyLearner.
+            loss: See PolicyLearner.
+            helpers: Number of further threads that compute micro-batches. They do not change the results.
+            options: Options of PolicyLearner.
         """
         super().__init__(policy, optimizer, loss, **options)
-        # the routers of a mixture and checkpointed activations hold the state of one pass
+        # the routers of a mixture and recomputed activations keep the state of a single pass
         together = policy.experts == 0 and not self._checkpointing and policy.device.type == "cpu"
         self._helpers = Helpers(helpers if together else 0)
 
     def _add_gradients(self, batch: TrainBatch) -> TokenMeter:
-        """Add the batch's gradient, micro-batch by micro-batch; the weights make the split irrelevant.
+        """Accumulate the batch's gradient over micro-batches; the token weights make the split irrelevant.
 
-        Helpers compute some of them where there are any. The gradients are added up in the order of the micro-batches,
-        so that the sum does not depend on them.
+        Helpers, if any, compute some of the micro-batches. The gradients are summed in the order of the micro-batches,
+        so the sum does not depend on the helpers.
         """
         packed, shared = self.packs(batch), self.shares(batch)
         ordinary = partial(batch.micro_batches, packed=packed)
@@ -66,7 +66,7 @@ class SingleLearner(PolicyLearner):
         return TokenMeter.merged(meters)
 
     def _even_budget(self, batch: TrainBatch, shared: bool) -> int:
-        """Return the tokens of a micro-batch at which a batch makes equal ones: helpers then end together."""
+        """Return the budget that splits a batch into equal micro-batches, so that helpers finish together."""
         length_B = batch.length_B[batch.trained_B]
         total = batch.shared_tokens() if shared else int(length_B.sum())
         if not total:
@@ -76,7 +76,7 @@ class SingleLearner(PolicyLearner):
     def _gradients(
         self, batch: TrainBatch, part: MicroBatch, packed: bool, shared: bool
     ) -> tuple[TokenMeter, tuple[Tensor | None, ...]]:
-        """Return what was measured on one micro-batch, and its gradient by the parameters."""
+        """Return the meter of one micro-batch, and its gradient with respect to the parameters."""
         meter = TokenMeter()
         loss = self._micro_batch_loss(batch, part, packed, meter, shared=shared)
         if not torch.isfinite(loss):
@@ -85,7 +85,7 @@ class SingleLearner(PolicyLearner):
 
     @torch.no_grad()
     def _collect(self, gradients: Sequence[Tensor | None]) -> None:
-        """Add a micro-batch's gradient to the FP32 masters: a sum of many in bf16 loses its small terms."""
+        """Add a micro-batch's gradient to the FP32 masters; a bf16 sum would lose small terms."""
         for master, gradient in zip(self._masters, gradients, strict=True):
             if gradient is not None and master.grad is None:
                 master.grad = gradient.float()
@@ -108,24 +108,24 @@ class SingleLearner(PolicyLearner):
         self.policy.export(directory)
 
     def save(self, directory: Path) -> None:
-        """Write master weights and optimiser moments.
+        """Write master weights and optimizer moments.
 
         Raises:
-            BadGradient: a weight is not finite; nothing is written.
+            BadGradient: A weight is not finite; nothing is written.
         """
         self.check_finite()
         save_state(directory, "learner", self.tensors())
 
     def load(self, directory: Path, updates: int) -> None:
-        """Restore what `save` wrote after `updates` updates.
+        """Restore the state that `save` wrote after `updates` updates.
 
         Raises:
-            ConfigError: the checkpoint is of several ranks, or of another model.
+            ConfigError: The checkpoint was written by several ranks or belongs to another model.
         """
         if (directory / "learner").is_dir():
             raise ConfigError(
                 f"{directory}: was written by several trainer ranks, and one process cannot read it; allowed: "
-                "placement.trainer_ranks = 2 or more, as many as you like"
+                "placement.trainer_ranks = 2 or more"
             )
         tensors = load_state(directory, "learner")
         self.check_model({name: tuple(tensor.shape) for name, tensor in tensors.items()}, directory)
@@ -133,7 +133,7 @@ class SingleLearner(PolicyLearner):
 
     @torch.no_grad()
     def load_tensors(self, tensors: Mapping[str, Tensor], updates: int) -> None:
-        """Restore what `tensors` returned after `updates` updates."""
+        """Restore the tensors that `tensors` returned after `updates` updates."""
         self.updates = updates
         for name, master in zip(self._names, self._masters, strict=True):
             master.copy_(tensors[f"master.{name}"])

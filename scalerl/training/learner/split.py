@@ -1,4 +1,4 @@
-"""Which rank trains which rollouts: longest first, each to the rank with the fewest tokens so far."""
+"""Assignment of rollouts to ranks: longest first, each to the rank with the fewest tokens so far."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from torch import Tensor
 
 
 def balanced_split(length_B: Tensor, rows: Tensor, ranks: int) -> list[Tensor]:
-    """Return the rows of each rank, so that all have about equally many tokens.
+    """Return the rows of each rank, so that all ranks have about the same number of tokens.
 
-    Longest first to the least loaded is at most a third longer than the best split (Graham 1969). Equal lengths keep
-    their order and equal loads go to the lower rank, so that every rank computes the same split.
+    The largest load is at most a third larger than in the best split (Graham 1969). Ties are broken by order and by the
+    lower rank, so that every rank computes the same split.
 
     Args:
-        length_B: tokens of every rollout.
-        rows: the rollouts to split.
-        ranks: number of ranks; with fewer rollouts than ranks, some have none.
+        length_B: Number of tokens of every rollout.
+        rows: Rollouts to split.
+        ranks: Number of ranks; with fewer rollouts than ranks, some get none.
     """
     loads, shares = [0] * ranks, [[] for _ in range(ranks)]  # type: tuple[list[int], list[list[int]]]
     for row in rows[length_B[rows].argsort(stable=True, descending=True)].tolist():

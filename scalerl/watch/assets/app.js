@@ -1,10 +1,10 @@
-// Follows the server's stream, chooses the page by the address, and draws it again when something changes.
+// Follows the server's stream, selects the page by the address, and redraws it after changes.
 "use strict";
 
 const known = { runs: new Map(), studies: new Map(), problems: [] };
 const main = document.getElementById("main");
 const live = document.getElementById("live");
-const LOAD_MS = 900; // least time between two questions of a page that changes all the time
+const LOAD_MS = 900; // minimum time between two requests of a page that changes all the time
 let view = null;
 let [loading, again, loaded] = [false, false, 0];
 
@@ -28,14 +28,14 @@ function render() {
   const fresh = el("main", { id: "main", tabindex: "-1" }, view.render());
   const link = document.activeElement?.getAttribute("href");
   morph(main, fresh);
-  if (link && document.activeElement === document.body) // its row went to another place
+  if (link && document.activeElement === document.body) // its row has moved
     main.querySelector(`[href="${CSS.escape(link)}"]`)?.focus({ preventScroll: true });
   for (const box of document.querySelectorAll("[data-compare]")) box.checked = chosen.has(box.dataset.compare);
   document.title = `${view.title()} · scalerl watch`;
   view.draw?.();
 }
 
-// one question at a time; what comes meanwhile is asked for once more afterwards
+// one request at a time; changes during a request lead to one more request afterwards
 async function refresh() {
   if (loading) {
     again = true;
@@ -62,12 +62,12 @@ async function refresh() {
 }
 
 function go() {
-  if (location.hash === "#main") return; // the link for those who skip the navigation
+  if (location.hash === "#main") return; // the link that skips the navigation
   const before = view;
   view = viewOf(location.hash);
   const stays = before && before.title() === view.title();
   if (view.load && stays) {
-    refresh(); // another rollout of the same list: the page stays until it is there
+    refresh(); // another rollout of the same list: the page stays until the rollout has loaded
     return;
   }
   document.getElementById("large").close();
@@ -88,7 +88,7 @@ function take(found) {
   for (const study of found.studies) known.studies.set(study.id, study);
   known.problems = found.problems;
   known.ready = true;
-  // rollouts come with evaluations: a page of rollouts asks again when there is a new one
+  // rollouts are written with evaluations: a page of rollouts reloads only after a new evaluation
   const now = JSON.stringify([...known.runs.values()].map((run) => run.points));
   if (view.slow && view.seen && now === points) return;
   points = now;
@@ -103,12 +103,12 @@ function follow() {
   };
   stream.onmessage = (event) => take(JSON.parse(event.data));
   stream.onerror = () => {
-    live.textContent = "connection lost, trying again …";
+    live.textContent = "connection lost, retrying …";
     live.className = "lost";
   };
 }
 
-// ------------------------------------------------------------------------------------------------------ what a reader does
+// ------------------------------------------------------------------------------------------------------------- user events
 
 document.addEventListener("click", (event) => {
   const large = event.target.closest("[data-large]");
@@ -153,4 +153,4 @@ document.addEventListener("keydown", (event) => {
 window.addEventListener("hashchange", go);
 go();
 follow();
-setTimeout(() => plotly().catch(complain), 1500); // for the first figure, when the list is long there
+setTimeout(() => plotly().catch(complain), 1500); // preloaded for the first figure, after the list has been drawn

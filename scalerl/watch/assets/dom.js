@@ -1,7 +1,7 @@
-// Elements from data. Whatever runs, tasks and rollouts say becomes a text node, never HTML.
+// Makes elements from data. All text from runs, tasks and rollouts becomes text nodes, never HTML.
 "use strict";
 
-// el("p", {class: "muted"}, "text", child): attributes that are null or false are left out
+// el("p", {class: "muted"}, "text", child): attributes that are null or false are omitted
 function el(tag, attributes, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes ?? {}))
@@ -10,8 +10,8 @@ function el(tag, attributes, ...children) {
   return node;
 }
 
-// Makes `old` like `fresh` and keeps the nodes that are there, with their focus, selection and scroll. What is inside an
-// element with data-keep belongs to a figure or a form and is left alone.
+// Changes `old` to match `fresh` and keeps existing nodes with their focus, selection and scroll position. The content of
+// elements with data-keep belongs to a figure or a form and is not changed.
 function morph(old, fresh) {
   for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
   for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
@@ -70,10 +70,10 @@ const level = (value) => (value === null || value === undefined ? "–" : value.
 const interval = ([mean, low, high]) => `${level(mean)} (${level(low)} to ${level(high)})`;
 
 const MEANINGS = {
-  training: "Steps are being done.",
-  waiting: "The process lives, and no step was done for a while.",
+  training: "Training steps are running.",
+  waiting: "The process is alive, but no step has finished for a while.",
   finished: "The run is complete.",
-  stopped: "Stopped in order; scalerl resume continues it.",
+  stopped: "Stopped with a checkpoint; scalerl resume continues it.",
   failed: "Ended by an error.",
   dead: "No sign of life; scalerl resume continues it.",
   unreadable: "Its config.toml cannot be read.",
@@ -84,7 +84,7 @@ const badge = (run) => el("span", { class: `badge ${run.state in MEANINGS ? run.
 function progress(run) {
   const words = [`step ${run.step} of ${run.steps}`];
   if (run.step_s !== null && (run.state === "training" || run.state === "waiting")) {
-    words.push(`${shown(run.step_s)} s a step`);
+    words.push(`${shown(run.step_s)} s per step`);
     if (run.left_s !== null) words.push(`${lasting(run.left_s)} left`);
   }
   return words.join(" · ");

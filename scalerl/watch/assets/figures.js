@@ -1,22 +1,22 @@
-// Figures by plotly in the colours of the theme, and the small pictures of metrics. theme.js and dom.js stand before it.
+// Figures with plotly in the colors of the theme, and small figures of metrics. Needs theme.js and dom.js.
 "use strict";
 
-const drawn = new Map(); // place -> what it shows, to draw it again in another theme
+const drawn = new Map(); // place -> its data, to redraw it in another theme
 const SERIES = ["@s0", "@s1", "@s2", "@s3", "@s4", "@s5", "@s6", "@s7"];
 const DASHES = ["solid", "dash", "dot", "dashdot"];
 
-// plotly reads a few tags in texts, so that what others wrote must be escaped
+// plotly interprets some tags in texts, so that texts from runs must be escaped
 const escaped = (text) => String(text).replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
 
 let arriving = null;
 
-// 5 MB that the list of runs does not need
+// loaded on demand: 5 MB that the list of runs does not need
 function plotly() {
   arriving ??= new Promise((resolve, reject) => {
     const script = document.createElement("script");
     script.src = "/plotly.js";
     script.onload = resolve;
-    script.onerror = () => reject(new Error("plotly.js did not arrive"));
+    script.onerror = () => reject(new Error("plotly.js could not be loaded"));
     document.head.append(script);
   });
   return arriving;
@@ -25,7 +25,7 @@ function plotly() {
 function figure(place, data, layout) {
   if (!place) return;
   const said = JSON.stringify([data, layout]);
-  if (drawn.get(place)?.said === said && place.childNodes.length) return; // a step has changed other parts of the page
+  if (drawn.get(place)?.said === said && place.childNodes.length) return; // other parts of the page have changed
   drawn.set(place, { said, data, layout });
   if (!window.Plotly) {
     plotly().then(drawAgain).catch(complain);
@@ -33,7 +33,7 @@ function figure(place, data, layout) {
   }
   const font = { family: getComputedStyle(document.body).fontFamily, color: "@ink", size: narrow.matches ? 11 : 13 };
   const whole = merged({ ...LAYOUT, font }, layout);
-  whole.uirevision = layout.uirevision ?? "kept"; // new points leave the reader's zoom as it is
+  whole.uirevision = layout.uirevision ?? "kept"; // new points keep the user's zoom
   whole.dragmode = coarse.matches ? false : "zoom";
   const config = { responsive: true, displaylogo: false, displayModeBar: coarse.matches ? false : "hover" };
   Plotly.react(place, colored(data), colored(whole), config);
@@ -47,7 +47,7 @@ function drawAgain() {
 }
 for (const query of [dark, narrow]) query.addEventListener("change", drawAgain);
 
-// The traces of a run's curve in its own colour, with the points that are known now.
+// The traces of a run's curve in the run's color, with the current points.
 function curveTraces(found, name, number) {
   const color = SERIES[number % SERIES.length];
   const own = JSON.parse(JSON.stringify(found.traces).replaceAll('"@s0', `"${color}`));
@@ -82,7 +82,7 @@ function curveFigure(place, curves, logarithmic) {
   });
 }
 
-// A band from least to greatest with the mean as a line: a polygon of the window, drawn without plotly
+// A band from minimum to maximum with the mean as a line, as SVG without plotly
 function spark(metric) {
   const [width, height] = [220, 44];
   const known = metric.x.map((x, at) => [x, metric.low[at], metric.mean[at], metric.high[at]]).filter((p) => p.every((v) => v !== null));

@@ -1,4 +1,4 @@
-// The list of runs, several runs compared, and studies.
+// The list of runs, the comparison of runs, and studies.
 "use strict";
 
 const chosen = new Set(); // ids of the runs to compare
@@ -15,7 +15,7 @@ function forecastCell(run) {
   });
 }
 
-const tooEarly = (found) => (found.evaluations < 5 ? `from the 5th evaluation on (${found.evaluations} so far)` : found.fit.problem);
+const tooEarly = (found) => (found.evaluations < 5 ? `starts at the 5th evaluation (${found.evaluations} so far)` : found.fit.problem);
 
 function passCell(run) {
   const tasks = Object.entries(run.tasks);
@@ -48,14 +48,14 @@ function runTable(runs) {
       el("thead", {}, el("tr", {}, heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, rows))),
     known.runs.size > 1 ? el("p", { class: "tools" }, ids.length > 1
       ? el("a", { class: "button", href: `#/compare/${ids.join(",")}` }, `Compare ${ids.length} runs`)
-      : el("span", { class: "muted" }, "Tick two or more runs to lay them over each other.")) : null,
-    el("p", { class: "muted" }, "Pass rates are held-out, with one standard error. Forecasts are at twice the compute of the last evaluation, with 90% intervals."),
+      : el("span", { class: "muted" }, "Select two or more runs to compare them.")) : null,
+    el("p", { class: "muted" }, "Held-out pass rates with one standard error. Forecasts are at twice the compute of the last evaluation, with 90% intervals."),
   ];
 }
 
 const ORDER = ["training", "waiting", "failed", "dead", "stopped", "unreadable", "finished"];
 
-// a run that waits for an evaluation keeps its place
+// a run that waits for an evaluation keeps its position
 const rank = (run) => ORDER.indexOf(run.state === "waiting" ? "training" : run.state);
 
 const sorted = (runs) =>
@@ -72,7 +72,7 @@ const listPage = {
   render() {
     const runs = sorted([...known.runs.values()]);
     const alone = runs.filter((run) => !run.study);
-    const words = runs.length ? counted(runs) + (alone.length < runs.length ? `; ${runs.length - alone.length} of them belong to studies` : "") : "No run here yet. A run appears when it is started.";
+    const words = runs.length ? counted(runs) + (alone.length < runs.length ? `; ${runs.length - alone.length} of them belong to studies` : "") : "No runs yet. A run appears here when it starts.";
     return [
       el("h1", {}, "Runs"),
       el("p", { class: "muted" }, words),
@@ -82,7 +82,7 @@ const listPage = {
         el("div", { class: "cards", "data-arrows": true }, [...known.studies.values()].map((study) =>
           el("article", { class: "card", "data-key": study.id },
             el("h3", {}, el("a", { href: `#/study/${study.id}`, "data-arrow": true }, study.name)),
-            el("p", {}, study.sentence || study.problem || "judging …"),
+            el("p", {}, study.sentence || study.problem || "comparing …"),
             el("p", { class: "muted" }, `Runs: ${counted(runsOf(study)) || "none yet"}.`)))),
       ] : null,
       known.problems.map((text) => el("p", { class: "warnings" }, text)),
@@ -97,7 +97,7 @@ function comparePage(ids, parameters) {
   let configs = null;
   let metrics = [];
   return {
-    title: () => "Runs compared",
+    title: () => "Comparison of runs",
     async load() {
       const own = runs();
       if (!configs) configs = await Promise.all(own.map((run) => ask(`/api/runs/${run.id}/config`).then((found) => found.fields)));
@@ -117,16 +117,16 @@ function comparePage(ids, parameters) {
       const metric = metrics.find((one) => one.name === name);
       const options = metrics.map((one) => el("option", { value: one.name, selected: one.name === name }, `${one.group}: ${one.label}`));
       return [
-        el("h1", {}, "Runs compared"),
+        el("h1", {}, "Comparison of runs"),
         el("ul", { class: "legend" }, runs().map((run, number) =>
           el("li", {}, el("span", { class: `swatch s${number % 8}`, "aria-hidden": "true" }), el("a", { href: `#/run/${run.id}` }, run.name), " ", badge(run)))),
         el("figure", {}, el("figcaption", {}, el("h2", {}, "Curves and forecasts"),
-          el("p", {}, "Dots are held-out evaluations with one standard error. Lines are fits with 90% bands, dashed where they forecast.")),
+          el("p", {}, "Dots are held-out evaluations with one standard error. Lines are fits with 90% bands; dashed parts are forecasts.")),
           el("div", { class: "plot", id: "curves", "data-keep": true, role: "img", "aria-label": "Curves and forecasts" })),
-        el("figure", {}, el("figcaption", {}, el("h2", {}, "One metric of all"), el("p", {}, metric ? sentence(metric) : "")),
+        el("figure", {}, el("figcaption", {}, el("h2", {}, "One metric of all runs"), el("p", {}, metric ? sentence(metric) : "")),
           el("p", { class: "choices" }, el("label", { for: "metric" }, "Metric "), el("select", { id: "metric", "data-metric": ids.join(",") }, options)),
-          el("div", { class: "plot", id: "metrics", "data-keep": true, role: "img", "aria-label": "One metric of all" })),
-        el("h2", {}, "What differs in their configurations"),
+          el("div", { class: "plot", id: "metrics", "data-keep": true, role: "img", "aria-label": "One metric of all runs" })),
+        el("h2", {}, "Differences between their configurations"),
         configs ? differences(runs(), configs) : null,
       ];
     },
@@ -144,7 +144,7 @@ function comparePage(ids, parameters) {
 function differences(runs, configs) {
   const names = [...new Set(configs.flatMap(Object.keys))];
   const rows = names.map((name) => [name, configs.map((fields) => fields[name] ?? "–")]).filter(([, values]) => new Set(values).size > 1);
-  if (!rows.length) return el("p", {}, "Nothing: their configurations are the same.");
+  if (!rows.length) return el("p", {}, "None: the configurations are equal.");
   return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Differences" }, el("table", {},
     el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Field"), runs.map((run) => el("th", { scope: "col" }, run.name)))),
     el("tbody", {}, rows.map(([name, values]) => el("tr", {}, el("th", { scope: "row" }, name), values.map((value) => el("td", { class: "value" }, value)))))));
@@ -175,7 +175,7 @@ function studyPage(id) {
         study.notes.length ? el("ul", { class: "warnings" }, study.notes.map((note) => el("li", {}, note))) : null,
         el("div", { class: "cards groups" }, study.groups.map((group) => el("article", { class: "card" }, el("h3", {}, group.title),
           group.excluded ? el("p", { class: "word" }, group.excluded) : null, el("ul", { class: "verdicts" }, group.arms.map(arm))))),
-        runs.length ? [el("h2", {}, "Its runs"), runTable(runs)] : null,
+        runs.length ? [el("h2", {}, "Runs of the study"), runTable(runs)] : null,
       ];
     },
   };

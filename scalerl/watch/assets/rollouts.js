@@ -1,4 +1,4 @@
-// Rollouts: searched, read token by token, and a group side by side.
+// Rollouts: search, tokens with their values, and groups side by side.
 "use strict";
 
 const FILTERS = [
@@ -22,7 +22,7 @@ function control(name, label, kind, value, found) {
     input = el("input", { id, type: kind, name, value, step: "any", "data-filter": true, placeholder: kind === "search" ? "in prompt, text or reason" : "any" });
   else {
     const options = typeof kind === "string" ? Object.fromEntries([["", "any"], ...(found?.[kind] ?? []).map((one) => [one, one])]) : kind;
-    // an object puts keys that are numbers first, so "any" is taken out and put back
+    // objects order numeric keys first, so "any" is removed and put back in front
     const entries = Object.entries(options).filter(([key]) => key !== "");
     if (kind === "steps") entries.reverse();
     if ("" in options) entries.unshift(["", options[""]]);
@@ -36,7 +36,7 @@ const marks = (row) => [row.truncated && "truncated", row.interrupted && "interr
 
 function injected(text) {
   return text.split(/(⟦[^⟧]*⟧)/).map((part) =>
-    part.startsWith("⟦") ? el("mark", { class: "injected", title: "written into the rollout, not sampled" }, part.slice(1, -1)) : part);
+    part.startsWith("⟦") ? el("mark", { class: "injected", title: "inserted, not sampled" }, part.slice(1, -1)) : part);
 }
 
 function tint(by, staleness, ratio, oldest) {
@@ -53,10 +53,10 @@ function tokens(row, by) {
   const gap = detail.left_out ? detail.text.length / 2 : -1;
   return el("div", { class: "text" }, detail.text.flatMap((text, at) => {
     const [age, ratio] = [detail.staleness[at], detail.log_ratio[at]];
-    const words = age === null ? "written into the rollout, not sampled"
+    const words = age === null ? "inserted, not sampled"
       : `token ${at < gap || gap < 0 ? at + 1 : at + 1 + detail.left_out}: staleness ${age}` + (ratio === null ? "" : `, log ratio ${ratio.toFixed(3)}`);
     const node = age === null ? el("mark", { class: "injected", title: words }, text) : el("span", { class: tint(by, age, ratio, oldest) || null, title: words }, text);
-    return at === gap ? [el("span", { class: "gap" }, ` … ${detail.left_out} tokens left out … `), node] : [node];
+    return at === gap ? [el("span", { class: "gap" }, ` … ${detail.left_out} tokens omitted … `), node] : [node];
   }));
 }
 
@@ -68,9 +68,9 @@ function facts(row) {
 
 function legendOf(by) {
   const key = (name, words) => el("span", { class: "key" }, el("span", { class: `chip ${name}`, "aria-hidden": "true" }, "a"), words);
-  const own = by === "staleness" ? [key("age1", "sampled by fresh weights"), key("age5", "by the oldest weights of this rollout")]
-    : by === "ratio" ? [key("less5", "the trainer finds it less likely"), key("more5", "more likely than the generator did")] : [];
-  return el("p", { class: "keys" }, key("injected", "written in, not sampled"), own);
+  const own = by === "staleness" ? [key("age1", "sampled by fresh weights"), key("age5", "sampled by the oldest weights of this rollout")]
+    : by === "ratio" ? [key("less5", "less likely under the trainer than under the generator"), key("more5", "more likely under the trainer")] : [];
+  return el("p", { class: "keys" }, key("injected", "inserted, not sampled"), own);
 }
 
 function rolloutsPage(id, parameters) {
@@ -89,30 +89,30 @@ function rolloutsPage(id, parameters) {
 
   const one = (own, alone) => el("article", { class: `rollout ${String(own.row) === row ? "this" : ""}`, "data-key": String(own.row) },
     el("p", { class: "head" }, verdict(own), ` ${alone ? "" : `#${own.sample ?? ""} `}`, marks(own)),
-    el("p", { class: "why" }, own.reason || (own.passed ? "The verifier accepted it." : "The verifier gives no reason.")),
+    el("p", { class: "why" }, own.reason || (own.passed ? "The verifier accepted it." : "The verifier gave no reason.")),
     el("p", { class: "muted" }, facts(own)),
     tokens(own, by));
 
   const reading = () => {
     const own = group?.find((other) => String(other.row) === row);
-    if (!own) return el("p", { class: "muted" }, row === "" ? "Choose a rollout to read it." : "This rollout is not there any more; the run went back to a checkpoint.");
+    if (!own) return el("p", { class: "muted" }, row === "" ? "Choose a rollout to read it." : "This rollout no longer exists, because the run was resumed from an earlier checkpoint.");
     const choices = { staleness: "staleness", ratio: "log ratio", none: "nothing" };
     return el("div", {},
       el("h2", {}, `Step ${own.step}, ${own.task}`),
       el("h3", {}, "Prompt"), el("div", { class: "text prompt" }, own.prompt),
       el("p", {}, el("b", {}, "Reference answer: "), el("span", { class: "answer" }, own.answer)),
-      el("p", { class: "tools" }, el("label", { for: "by" }, "Colour tokens by "),
+      el("p", { class: "tools" }, el("label", { for: "by" }, "Color tokens by "),
         el("select", { id: "by", "data-by": true }, Object.entries(choices).map(([key, words]) => el("option", { value: key, selected: key === by }, words)))),
       legendOf(by),
-      own.token_detail ? null : el("p", { class: "muted" }, "This rollout was written without values for its tokens; those that the trainer replayed have them."),
-      el("h3", {}, group.length > 1 ? `Its group: ${group.filter((other) => other.passed).length} of ${group.length} passed` : "Completion"),
+      own.token_detail ? null : el("p", { class: "muted" }, "This rollout has no values per token; only rollouts that the trainer replayed have them."),
+      el("h3", {}, group.length > 1 ? `Group: ${group.filter((other) => other.passed).length} of ${group.length} passed` : "Completion"),
       el("div", { class: "group", tabindex: "0", role: "region", "aria-label": "Rollouts of the group, side by side" },
         [own, ...group.filter((other) => other !== own)].map((other) => one(other, group.length === 1))));
   };
 
   return {
     title: () => `Rollouts of ${known.runs.get(id)?.name ?? "run"}`,
-    slow: true, // rollouts come with evaluations only
+    slow: true, // rollouts are only written with evaluations
     async load() {
       if (!known.runs.has(id)) return;
       try {
@@ -132,11 +132,11 @@ function rolloutsPage(id, parameters) {
         el("h1", {}, "Rollouts of ", el("a", { href: `#/run/${id}` }, run.name)),
         el("form", { class: "filters", "data-filters": id, role: "search" }, FILTERS.map(([name, label, type]) => control(name, label, type, name === "kind" ? kind : search[name], found))),
         problem ? el("p", { class: "warnings" }, problem) : null,
-        found === null ? el("p", { class: "muted" }, "reading …") : el("div", { class: "browse" },
-          el("div", {}, el("p", { class: "muted", role: "status" }, found.all === 0 ? "No rollouts are written yet; they come with the first evaluation." : `${found.total} of ${found.all} rollouts`),
+        found === null ? el("p", { class: "muted" }, "loading …") : el("div", { class: "browse" },
+          el("div", {}, el("p", { class: "muted", role: "status" }, found.all === 0 ? "No rollouts yet; the first evaluation writes some." : `${found.total} of ${found.all} rollouts`),
             el("ul", { class: "found", "data-arrows": true, "aria-label": "Rollouts" }, found.rows.map(item)),
-            el("p", { class: "tools" }, start > 0 ? el("a", { class: "button", href: address({ start: Math.max(0, start - 50) || "" }) }, "Before") : null, " ",
-              start + found.rows.length < found.total ? el("a", { class: "button", href: address({ start: start + 50 }) }, "More") : null)),
+            el("p", { class: "tools" }, start > 0 ? el("a", { class: "button", href: address({ start: Math.max(0, start - 50) || "" }) }, "Previous") : null, " ",
+              start + found.rows.length < found.total ? el("a", { class: "button", href: address({ start: start + 50 }) }, "Next") : null)),
           el("div", { class: "reading", id: "reading" }, reading())),
       ];
     },

@@ -1,4 +1,4 @@
-// One run: its state, its curve with the forecast, and every metric with its meaning.
+// One run: state, curve with forecast, and all metrics.
 "use strict";
 
 const GROUPS = {
@@ -6,7 +6,7 @@ const GROUPS = {
   staleness: "Staleness and mismatch",
   lengths: "Lengths",
   speed: "Speed and cost",
-  occupancy: "Occupancy and trouble",
+  occupancy: "Occupancy and failures",
 };
 
 const sentence = (metric) => metric.meaning[0].toUpperCase() + metric.meaning.slice(1) + (metric.unit ? ` (${metric.unit}).` : ".");
@@ -25,8 +25,8 @@ function forecastCards(task, found, several) {
       el("p", { class: "muted" }, `${level(fit.twice[1])} to ${level(fit.twice[2])} with 90% probability; at four times ${interval(fit.four)}`)),
     el("article", { class: "card" }, el("h3", {}, `Ceiling${of}`), el("p", { class: "big" }, fit.identified ? level(fit.ceiling[0]) : "not known yet"),
       el("p", { class: "muted" }, fit.identified
-        ? `${level(fit.ceiling[1])} to ${level(fit.ceiling[2])} with 90% probability: the level with unlimited compute`
-        : `A range and not a result: ${level(fit.ceiling[1])} to ${level(fit.ceiling[2])}, because ${fit.reason}`)),
+        ? `${level(fit.ceiling[1])} to ${level(fit.ceiling[2])} with 90% probability: the pass rate at unlimited compute`
+        : `Only a range: ${level(fit.ceiling[1])} to ${level(fit.ceiling[2])}, because ${fit.reason}`)),
     el("article", { class: "card" }, el("h3", {}, `Advice${of}`), el("p", { class: "big words" }, fit.action || "none"), el("p", { class: "muted" }, fit.advice)),
   ];
 }
@@ -43,7 +43,7 @@ function tile(metric) {
 function runPage(id) {
   const curves = new Map();
   let metrics = null;
-  let version = -1; // what was asked for last: changes of other runs need no answer
+  let version = -1; // version requested last: changes of other runs need no request
   let logarithmic = false;
   const run = () => known.runs.get(id);
   const place = (task) => `curve-${Object.keys(run().tasks).indexOf(task)}`;
@@ -70,21 +70,21 @@ function runPage(id) {
         el("p", { class: "stateline" }, badge(own), " ", el("span", {}, own.detail || MEANINGS[own.state] || "")),
         el("div", { class: "progress" },
           el("progress", { max: Math.max(own.steps, 1), value: own.step, "aria-label": "Steps done" }), el("span", {}, progress(own))),
-        el("p", { class: "tools" }, el("a", { class: "button", href: `#/run/${id}/rollouts` }, "Read its rollouts"), " ", el("span", { class: "muted path" }, own.path)),
+        el("p", { class: "tools" }, el("a", { class: "button", href: `#/run/${id}/rollouts` }, "Browse rollouts"), " ", el("span", { class: "muted path" }, own.path)),
         warned.length ? el("ul", { class: "warnings", "aria-label": "Warnings" }, warned.map((text) => el("li", {}, text))) : null,
-        own.note ? el("p", { class: "muted" }, `About the data: ${own.note}.`) : null,
+        own.note ? el("p", { class: "muted" }, `Data: ${own.note}.`) : null,
         el("div", { class: "cards four" }, tasks.flatMap(([task, found]) => forecastCards(task, found, tasks.length > 1))),
         tasks.map(([task]) => el("figure", { "data-key": task },
           el("figcaption", {}, el("h2", {}, tasks.length > 1 ? `Curve and forecast of ${task}` : "Curve and forecast"),
-            el("p", {}, "Dots are held-out evaluations with one standard error. The line is the fitted law with its 90% band, dashed where it is a forecast. The mark on the right is the ceiling.")),
+            el("p", {}, "Dots are held-out evaluations with one standard error. The line is the fitted curve with its 90% band; the dashed part is the forecast. The mark on the right is the ceiling.")),
           el("p", { class: "choices" }, el("label", {}, el("input", { type: "checkbox", "data-log": true }), " logarithmic compute")),
           el("div", { class: "plot", id: place(task), "data-keep": true, role: "img", "aria-label": `Curve and forecast of ${task}` }))),
-        metrics === null ? el("p", { class: "muted" }, "reading the metrics …")
-          : metrics.length === 0 ? el("p", { class: "muted" }, "No step is done yet; metrics come with the first.")
+        metrics === null ? el("p", { class: "muted" }, "loading metrics …")
+          : metrics.length === 0 ? el("p", { class: "muted" }, "No metrics yet; the first step writes some.")
           : Object.entries(GROUPS).map(([group, title]) => el("section", { "data-key": group }, el("h2", {}, title),
               el("div", { class: "tiles", "data-arrows": true }, metrics.filter((one) => one.group === group).map(tile)))),
         el("h2", {}, "Configuration"),
-        el("details", { "data-config": id }, el("summary", {}, "Every field of config.toml"), el("div", { id: "config", "data-keep": true }, "")),
+        el("details", { "data-config": id }, el("summary", {}, "All fields of config.toml"), el("div", { id: "config", "data-keep": true }, "")),
       ];
     },
     draw() {
@@ -108,7 +108,7 @@ async function showConfig(id) {
     el("tr", {}, el("th", { scope: "row" }, name), el("td", { class: "value" }, value))))));
 }
 
-// One metric in a dialog; a zoom asks for the steps that are seen, in full.
+// One metric in a dialog; zooming requests the visible steps at full resolution.
 async function showLarge(view, name, logarithmic) {
   const dialog = document.getElementById("large");
   const metric = view.metric(name);
@@ -116,7 +116,7 @@ async function showLarge(view, name, logarithmic) {
   const scale = el("label", {}, el("input", { type: "checkbox", "data-large-log": name }), " logarithmic");
   const place = el("div", { class: "plot" });
   const title = el("h2", { id: "large-title" }, `${metric.label}: ${shown(metric.last, metric)} ${metric.unit}`);
-  dialog.replaceChildren(title, el("p", {}, sentence(metric) + " The band is from the least to the greatest of neighbouring steps. Drag to zoom in, double-click to zoom out."), el("p", { class: "tools" }, scale, " ", close), place);
+  dialog.replaceChildren(title, el("p", {}, sentence(metric) + " The band is the range over neighboring steps. Drag to zoom in, double-click to zoom out."), el("p", { class: "tools" }, scale, " ", close), place);
   if (!dialog.open) dialog.showModal();
   const draw = async (from, to) => {
     const found = await ask(`/api/runs/${view.id}/series`, { name, from, to });

@@ -1,4 +1,4 @@
-"""Programs that would rather be believed than be right. The function `f` should double a number; none of these does."""
+"""Programs that try to pass with wrong results. The function `f` should double a number; none of these does."""
 
 TRUE_TO_ALL = """
 class Any:
@@ -263,4 +263,4 @@ def found():
     for i in inspect.stack(): yield str(i.code_context)
 """,
 }
-"""Programs that look for what is expected of them: `found` yields what they see, of any type."""
+"""Programs that search for the expected values: `found` yields the objects that they reach, of any type."""

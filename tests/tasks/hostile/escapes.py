@@ -1,7 +1,7 @@
-"""Programs that reach for what is outside. Each attempt must raise: the test runs it inside try and looks which.
+"""Programs that try to escape from the sandbox. Each attempt must raise; the test checks the exception.
 
-`{secret!r}` is a file of the user's with a secret in it, `{port}` a port of this machine where the test listens, and
-`{pid}` the test's own process.
+`{secret!r}` is a file of the user with a secret, `{port}` a port on which the test listens, and `{pid}` the test's
+process.
 """
 
 SYSCALL = """

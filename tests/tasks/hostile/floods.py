@@ -1,4 +1,4 @@
-"""Programs that use up what they can, or will not end. Name -> program, and what the verdict says of it."""
+"""Programs that exhaust resources or do not end. Name -> program and expected text of the verdict."""
 
 FLOODS = {
     "spins": ("while True: pass", "took longer than 1 s"),
@@ -7,7 +7,7 @@ FLOODS = {
         "import signal, time\nfor n in set(signal.Signals) - {9, 19}: signal.signal(n, signal.SIG_IGN)\ntime.sleep(60)",
         "took longer than 1 s",
     ),
-    "closes its output and goes on": (
+    "closes its output and continues": (
         "import os, time; os.close(1); os.close(2); time.sleep(60)",
         "took longer than 1 s",
     ),
@@ -17,7 +17,7 @@ FLOODS = {
         "import threading, time; threading.Thread(target=time.sleep, args=(60,)).start(); print(42)",
         "took longer than 1 s",
     ),
-    "matches a pattern for ever": ("import re; re.match('(a+)+b', 'a' * 64)", "took longer than 1 s"),
+    "matches a pattern forever": ("import re; re.match('(a+)+b', 'a' * 64)", "took longer than 1 s"),
     "computes a tower": ("print(9 ** 9 ** 9)", "took longer than 1 s"),
     "writes without end": ("while True: print('x' * 100000)", "wrote more than 256 KiB"),
     "complains without end": ("import sys\nwhile True: sys.stderr.write('x' * 100000)", "took longer than 1 s"),
@@ -26,7 +26,7 @@ FLOODS = {
     "maps memory": ("import mmap; m = [mmap.mmap(-1, 1 << 28) for _ in range(64)]", "Cannot allocate memory"),
     "starts threads without end": (
         "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,)).start()",
-        "took longer than 1 s",  # the first error comes soon; then it waits for the threads that it has started
+        "took longer than 1 s",  # after the first error, the program waits for its threads
     ),
     "opens files without end": ("f = []\nwhile True: f.append(open('/dev/null'))", "Too many open files"),
     "fills pipes": ("import os\nfor _ in range(99): os.pipe()", "Too many open files"),

@@ -1,4 +1,4 @@
-"""What programs that want out, want more, or want to be believed do not achieve."""
+"""Hostile programs: they cannot escape from the sandbox, exceed its limits, or pass with wrong results."""
 
 import os
 import socket
@@ -22,7 +22,7 @@ from scalerl.tasks.sandbox.guest.plain import loads
 SECRET = "the-users-own-secret"
 SETTINGS = Sandbox(test_s=20.0, program_s=60.0, memory_mb=256, output_kb=256)
 HURRIED = Sandbox(test_s=1.0, program_s=5.0, memory_mb=256, output_kb=256)
-"""For programs that never end: what they are stopped after. On a busy machine others may need more."""
+"""Short limits for programs that never end. Other programs may need more on a busy machine."""
 ENDLESS = ("hangs in the call", "returns numbers without end", "forges verdicts without end")
 DOUBLES = "def f(x): return 2 * x"
 
@@ -51,7 +51,7 @@ def command():
 
 @pytest.fixture(scope="module")
 def outside(tmp_path_factory, judge):
-    """A secret of the user's in a file and in the environment, and a socket that nobody may reach."""
+    """A secret of the user in a file and in the environment, and a socket that programs must not reach."""
     secret = tmp_path_factory.mktemp("home") / "secret.txt"
     secret.write_text(SECRET)
     os.environ["SCALERL_TEST_SECRET"] = SECRET
@@ -62,7 +62,7 @@ def outside(tmp_path_factory, judge):
 
 
 def report_of(program, data=b""):
-    """Run a program in a fresh sandbox; return what came out."""
+    """Run a program in a fresh sandbox; return its report."""
     box, deadline = Box(command()), time.monotonic() + 60
     try:
         box.begin("stdin", deadline, program=program)
@@ -77,7 +77,7 @@ def test_there_are_at_least_60_hostile_programs():
 
 
 @pytest.mark.parametrize("name", list(ESCAPES))
-def test_an_escape_raises_and_reaches_nothing(judge, outside, name):
+def test_an_escape_attempt_raises(judge, outside, name):
     if "platform.machine" in ESCAPES[name] and os.uname().machine != "x86_64":
         pytest.skip("the numbers of its system calls are those of x86-64")
     secret, server = outside
@@ -89,26 +89,28 @@ def test_an_escape_raises_and_reaches_nothing(judge, outside, name):
     )
     assert report["output"] == b"held\n", report
     with pytest.raises(BlockingIOError):
-        server.accept()  # nobody has connected
+        server.accept()  # no program has connected
     assert secret.read_text() == SECRET
 
 
-def test_a_program_sees_no_variable_of_the_users(judge, outside):
+def test_a_program_cannot_read_the_users_environment(judge, outside):
     report = report_of("import os; print(dict(os.environ), len(os.environb))")
     assert report["status"] == 0 and SECRET.encode() not in report["output"]
     names = report_of("import os; print(*sorted(os.environ))")["output"].split()
     assert set(names) <= {b"PWD", b"LC_CTYPE", b"OLDPWD"}
 
 
-def test_a_program_is_alone_with_its_harness(judge):
+def test_a_program_sees_only_the_processes_of_its_sandbox(judge):
     others = (
         "import os\nalive = []\nfor n in range(1, 5000):\n"
         "    try: os.kill(n, 0); alive.append(n)\n    except ProcessLookupError: pass\nprint(len(alive))"
     )
-    assert int(report_of(others)["output"]) <= 3  # the first process, the harness where it is another, and itself
+    assert (
+        int(report_of(others)["output"]) <= 3
+    )  # the first process, the harness (if it is another process), and itself
 
 
-def test_the_tree_holds_python_and_the_system_and_nothing_else(judge):
+def test_the_file_system_contains_only_python_and_the_system(judge):
     seen = set(report_of("import os; print(*os.listdir('/'))")["output"].decode().split())
     prefix = {Path(os.path.realpath(os.sys.base_prefix)).parts[1], Path(os.sys.base_prefix).parts[1]}
     assert seen <= {"usr", "bin", "lib", "lib32", "lib64", "etc", "dev", "tmp", "guest"} | prefix
@@ -116,17 +118,17 @@ def test_the_tree_holds_python_and_the_system_and_nothing_else(judge):
 
 
 @pytest.mark.parametrize("name", list(FLOODS))
-def test_a_flood_costs_its_own_program_within_its_limit(judge, hurried, name):
+def test_a_program_that_exceeds_a_limit_is_stopped(judge, hurried, name):
     program, said = FLOODS[name]
     began = time.monotonic()
     found = (hurried if "took longer" in said else judge).verdict(program, InputOutput(("6 7\n",), ("42",)))
     assert not found.passed and said in found.reason, found
-    assert time.monotonic() - began < 30  # a second of its own, the rest on a busy machine
+    assert time.monotonic() - began < 30  # one second of CPU time; the rest is for a busy machine
     assert judge.verdict("print(6 * 7)", InputOutput(("",), ("42",))).passed
 
 
 @pytest.mark.parametrize("name", list(OUTPUTS))
-def test_an_output_that_is_not_the_answer_does_not_pass(judge, name):
+def test_a_wrong_output_does_not_pass(judge, name):
     assert not judge.verdict(OUTPUTS[name], InputOutput(("6 7\n",), ("42\n",))).passed
 
 
@@ -139,13 +141,13 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", list(FORMS))
-def test_a_right_function_passes_every_form_and_a_wrong_one_none(judge, form):
+def test_a_right_function_passes_all_forms_of_tests_and_a_wrong_one_none(judge, form):
     assert judge.verdict(DOUBLES, FORMS[form]).passed
     assert not judge.verdict("def f(x): return 2 * x + 1", FORMS[form]).passed
 
 
 @pytest.mark.parametrize("name", list(CALLS))
-def test_a_function_that_cheats_passes_no_form(judge, hurried, name):
+def test_a_function_that_cheats_passes_no_form_of_tests(judge, hurried, name):
     forms = ["calls", "check"] if name in ENDLESS else list(FORMS)
     verdicts = {form: (hurried if name in ENDLESS else judge).verdict(CALLS[name], FORMS[form]) for form in forms}
     assert [form for form, found in verdicts.items() if found.passed] == []
@@ -172,10 +174,10 @@ def search():
 
 
 @pytest.mark.parametrize("name", list(SPIES))
-def test_a_program_that_looks_for_what_is_expected_finds_nothing(judge, name):
+def test_a_program_cannot_find_the_expected_values(judge, name):
     spy = f"{SPIES[name]}\n{SEARCH}\nf = lambda x: search()\n"
     for tests in (
-        Calls("f", ([MARK],), (MARK,)),  # given as its argument it is found, so that the search itself is proved
+        Calls("f", ([MARK],), (MARK,)),  # if the value is an argument, the search finds it
         Calls("f", (["question"],), (MARK,)),
         Checks("", f"assert f('question') == {MARK!r}", ("f",)),
         Checks("", f"def check(candidate):\n    wanted = {MARK!r}\n    assert candidate('q') == wanted", ("f",), "f"),
@@ -190,7 +192,7 @@ def test_a_program_that_looks_for_what_is_expected_finds_nothing(judge, name):
 
 
 def test_expected_values_never_enter_the_sandbox_of_a_program(judge, monkeypatch):
-    """Everything that is sent to a program's process is looked through for what is expected of it."""
+    """Searches all bytes sent to a program's process for the expected values."""
     sent = []
     send = Box.send
     monkeypatch.setattr(Box, "send", lambda self, *words: (sent.append((id(self), words[1])), send(self, *words))[1])
@@ -207,14 +209,14 @@ def test_expected_values_never_enter_the_sandbox_of_a_program(judge, monkeypatch
     assert any(b"question" in data for data in told) and all(wanted.encode() not in data for data in told)
 
 
-def test_nothing_of_a_program_outlives_it(hurried):
+def test_no_process_of_a_program_outlives_it(hurried):
     before = _children()
     for name in ("sleeps", "ignores signals", "leaves a thread"):
         hurried.verdict(FLOODS[name][0], InputOutput(("",), ("42",)))
     deadline = time.monotonic() + 10
     while len(_children()) > len(before) + 2 and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert len(_children()) <= len(before) + 2  # two are started ahead for the next program
+    assert len(_children()) <= len(before) + 2  # two are started in advance for the next program
 
 
 def _children():

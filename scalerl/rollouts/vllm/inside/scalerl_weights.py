@@ -1,9 +1,8 @@
 """Weight transfer through a directory of safetensors files: the part that runs inside vLLM's worker processes.
 
-vLLM loads this file by `--worker-extension-cls scalerl_weights.WorkerExtension`, which registers the backend under the
-name that `--weight-transfer-config` then asks for. The file imports nothing of scalerl, so that a server in an
-environment of its own needs only the directory of this file on PYTHONPATH. Written against vLLM 0.32
-(`vllm/distributed/weight_transfer/base.py`).
+vLLM loads this file with `--worker-extension-cls scalerl_weights.WorkerExtension`. Loading registers the backend that
+`--weight-transfer-config` names. The file imports nothing from scalerl, so that a server in a separate environment
+needs only this directory on PYTHONPATH. Written for vLLM 0.32 (`vllm/distributed/weight_transfer/base.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ BACKEND = "scalerl_directory"
 
 @dataclass
 class InitInfo(WeightTransferInitInfo):  # type: ignore[misc]
-    """Nothing has to be agreed on before the first update."""
+    """Empty: the first update needs no preparation."""
 
 
 @dataclass
@@ -37,11 +36,11 @@ class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
     """
 
     path: str
-    """File with every weight by its checkpoint name; each worker reads what it needs of it."""
+    """File with all weights by checkpoint name; each worker reads the part that it needs."""
 
 
 class DirectoryEngine(WeightTransferEngine):  # type: ignore[misc]
-    """Reads a version's file into the running model, in place; the keys and values of running sequences stay."""
+    """Loads a version's file into the running model, in place; running sequences keep their keys and values."""
 
     init_info_cls = InitInfo
     update_info_cls = UpdateInfo
@@ -50,13 +49,13 @@ class DirectoryEngine(WeightTransferEngine):  # type: ignore[misc]
         """Do nothing: the path comes with each update."""
 
     def start_weight_update(self) -> None:
-        """Prepare every layer to be loaded again."""
+        """Prepare every layer for reloading."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load a version; the base class would wait for an accelerator, which a CPU is not."""
+        """Load a version; unlike in the base class, this also works without an accelerator."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
@@ -65,7 +64,7 @@ class DirectoryEngine(WeightTransferEngine):  # type: ignore[misc]
         """Load a version's file.
 
         Raises:
-            RuntimeError: the file has nothing for a layer, which would silently stay old.
+            RuntimeError: the file has no weights for a layer, which would silently keep its old weights.
         """
         from vllm.model_executor.layers.attention import is_deferred_attention_layer
         from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
@@ -75,14 +74,14 @@ class DirectoryEngine(WeightTransferEngine):  # type: ignore[misc]
             name
             for name, layer in self.model.named_modules()
             if layer._parameters and not is_deferred_attention_layer(layer) and not self._is_tied(layer)
-            # None: the layer is complete and back at work
+            # None: the layer is complete and in use again
             if get_layerwise_info(layer).load_numel_total is not None and get_layerwise_info(layer).load_numel == 0
         ]
         if missing:
             raise RuntimeError(f"{update_info.path} has no weights for {', '.join(missing[:5])}")
 
     def finish_weight_update(self) -> None:
-        """Put the layers back to work."""
+        """Finish reloading, so that the layers can be used again."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
@@ -90,14 +89,14 @@ class DirectoryEngine(WeightTransferEngine):  # type: ignore[misc]
             self._repack_tied_head()
 
     def shutdown(self) -> None:
-        """Nothing is held."""
+        """Do nothing: no resources are held."""
 
     def _repack_tied_head(self) -> None:
-        """Pack a tied LM head again.
+        """Repack a tied LM head.
 
-        On CPU vLLM keeps a packed copy of the head for its products. A reload packs what was loaded by name, and a tied
-        head has no name of its own: without this it silently multiplies with the old weights (0.32; a replay differs by
-        about 1 nat).
+        On CPU, vLLM multiplies with a packed copy of the head. A reload repacks the weights that were loaded by name,
+        and a tied head has no separate name. Without this call, vLLM 0.32 silently uses the old head; a replay differs
+        by about 1 nat.
         """
         from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
@@ -115,12 +114,12 @@ def _tensors(path: str, device: torch.device) -> Iterator[tuple[str, torch.Tenso
     from safetensors import safe_open
 
     with safe_open(path, framework="pt", device=str(device)) as file:
-        for name in file.keys():  # noqa: SIM118 (it is no dict)
+        for name in file.keys():  # noqa: SIM118 (not a dict)
             yield name, file.get_tensor(name)
 
 
 class WorkerExtension:
-    """Adds nothing to vLLM's worker: it is named so that this file is loaded, in every worker process."""
+    """Adds nothing to vLLM's worker; naming it makes every worker process load this file."""
 
 
 WeightTransferEngineFactory.register_engine(BACKEND, DirectoryEngine)

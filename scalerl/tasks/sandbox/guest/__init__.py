@@ -1,1 +1,1 @@
-"""What runs inside a sandbox. It sees this directory and nothing else of the project, so only the standard library."""
+"""Code that runs inside a sandbox. Only this directory of the project and the standard library are available there."""

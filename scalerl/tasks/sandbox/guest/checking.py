@@ -1,4 +1,4 @@
-"""Runs the tests of a data set, with stand-ins for what the program under test defines, and says whether they held."""
+"""Run of a data set's tests, with proxies in place of the objects of the program under test."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
 
 
 NOT_RAISED = (UnicodeError, StopIteration, StopAsyncIteration)
-"""The first needs more than a text. The others end a loop of the tests over `map(f, ...)` before all was compared."""
+"""UnicodeError needs more than a text. The others would end a loop of the tests over `map(f, ...)` too early."""
 
 
 class ProgramError(Exception):
-    """What a program raised that is no ordinary exception here, or what cannot cross to it."""
+    """An error of the program without a matching built-in exception, or a value that cannot be sent to it."""
 
 
 class Remote:
-    """Stands for something in the program's process. It compares by identity, so no `__eq__` of a program counts."""
+    """A proxy of an object in the program's process. It compares by identity, so a program's `__eq__` has no effect."""
 
     def __init__(self, ask: Callable[..., Any], target: str | int) -> None:
         object.__setattr__(self, "_ask", ask)
         object.__setattr__(self, "_target", target)
 
     def __call__(self, *positional: Any, **keywords: Any) -> Any:
-        """Ask for a call."""
+        """Call the object in the program's process."""
         return self._ask("call", self._target, "", positional, keywords)
 
     def __getattr__(self, name: str) -> Any:
@@ -43,15 +43,15 @@ class Remote:
 
 
 def check(channel: jail.Channel, limits: jail.Limits, setup: str, tests: str, names: list[str], entry: str) -> None:
-    """Run the tests; the last frame is `P` or `F` with what failed.
+    """Run the tests; the last frame is `P`, or `F` with the failure.
 
     Args:
-        channel: to the process outside, which passes questions on to the program's process and answers back.
-        limits: as for a program.
-        setup: code that runs before; what it defines under `names` is replaced.
+        channel: channel to the process outside, which passes calls to the program's process and results back.
+        limits: limits, as for a program.
+        setup: code that runs before the tests; its definitions of `names` are replaced.
         tests: code whose errors are failures.
-        names: what the tests take from the program.
-        entry: where not empty, `check(entry)` is called in the end.
+        names: names that the tests use from the program.
+        entry: if not empty, `check(entry)` is called at the end.
     """
     jail.limit(limits, 3600)
     jail.load_filter(limits)
@@ -72,7 +72,7 @@ def check(channel: jail.Channel, limits: jail.Limits, setup: str, tests: str, na
 
 
 def _asking(channel: jail.Channel) -> Callable[..., Any]:
-    """Return the function that asks the program's process and waits for the answer."""
+    """Return the function that sends a request to the program's process and waits for the result."""
 
     def ask(what: str, target: str | int, name: str, positional: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
         channel.send(b"A", plain.dumps([what, target, name, positional, keywords], _number))
@@ -89,14 +89,14 @@ def _asking(channel: jail.Channel) -> Callable[..., Any]:
 
 
 def _number(value: Any) -> int:
-    """Return the number by which the program's process knows an object of its own."""
+    """Return the number of an object that is kept in the program's process."""
     if type(value) is Remote and isinstance(value._target, int):
         return value._target
-    raise ProgramError(f"the tests hand a {type(value).__name__} to the program, and only plain data can cross to it")
+    raise ProgramError(f"the tests pass a {type(value).__name__} to the program; allowed: plain data")
 
 
 def _where(error: BaseException, tests: str) -> str:
-    """Return the error, and the line of the tests that was running."""
+    """Return the error and the line of the tests that raised it."""
     step, line = error.__traceback__, 0
     while step is not None:
         if step.tb_frame.f_code.co_filename == "tests.py":

@@ -1,4 +1,4 @@
-"""How code is compiled and run in a sandbox, with names that programs use without importing them."""
+"""Compilation of code in a sandbox, and modules for it with names that programs use without importing them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
 
 RECURSION = 50_000
-"""Depth of Python calls that a program may use; that of LiveCodeBench."""
+"""Recursion limit of a program, the same as LiveCodeBench's."""
 
 
 def said(error: BaseException) -> str:
@@ -23,7 +23,7 @@ def said(error: BaseException) -> str:
 
 
 def compiled(channel: jail.Channel, source: str) -> CodeType:
-    """Return a program's code; where it has none, say why and end."""
+    """Return a program's compiled code. If it cannot be compiled, send the reason and end the process."""
     try:
         return compile(source, "program.py", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError) as error:
@@ -35,7 +35,7 @@ def fresh_module(name: str, *codes: CodeType) -> ModuleType:
     """Return a module for code to run in, with the names that programs use without importing them."""
     module = type(sys)(name)
     sys.modules[name] = module
-    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # the module `site`, which makes them, is not loaded
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]  # their module `site` is not loaded
     sys.setrecursionlimit(RECURSION)
     for code in codes:
         prelude.provide(code)

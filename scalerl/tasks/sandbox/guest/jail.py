@@ -1,4 +1,4 @@
-"""The channel to the process outside, and the limits that a process in a sandbox puts on itself."""
+"""The channel to the process outside, and the limits that a process in a sandbox sets for itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 HEADER = struct.Struct(">cI")
-"""A frame is one byte of kind, four of length, and that many bytes (plain.py)."""
+"""Header of a frame: one byte of kind and four bytes of length. The payload follows (plain.py)."""
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER, PR_SET_NO_NEW_PRIVS = 22, 2, 38  # linux/prctl.h, linux/seccomp.h
 
@@ -29,7 +29,7 @@ class Channel:
             data = data[os.write(self._sink, data) :]
 
     def receive(self) -> tuple[bytes, bytes]:
-        """Read one frame; ends the process where the other side has gone."""
+        """Read one frame; end the process if the other side has closed the channel."""
         kind, length = HEADER.unpack(self._read(HEADER.size))
         return kind, self._read(length)
 
@@ -45,7 +45,7 @@ class Channel:
 
 
 class Limits:
-    """What a program may use: `limits` of the request.
+    """Limits of a program: `limits` of the request.
 
     Example: Limits({"test_s": 6.0, "memory": 1 << 30, "output": 1 << 22, "threads": 64, "filter": b"..."})
     """
@@ -59,7 +59,7 @@ class Limits:
 
 
 def limit(limits: Limits, cpu_s: float) -> None:
-    """Set limits that this process, its children and whatever they run cannot raise again."""
+    """Set limits that this process and its children cannot raise again."""
     wanted = {"AS": limits.memory, "FSIZE": 0, "CORE": 0, "NOFILE": 64, "CPU": int(cpu_s) + 2}
     if limits.threads:
         wanted["NPROC"] = limits.threads
@@ -71,7 +71,7 @@ def limit(limits: Limits, cpu_s: float) -> None:
 
 
 def load_filter(limits: Limits) -> None:
-    """Forbid new processes and other programs from here on; threads are allowed."""
+    """Forbid fork and exec from here on; threads stay allowed."""
     if not limits.filter:
         return
     import ctypes
@@ -88,10 +88,12 @@ def load_filter(limits: Limits) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Let the kernel kill this process where its parent is killed, which could not end it any more.
+    """Let the kernel kill this process when its parent is killed.
+
+    A sandbox of bubblewrap ends as a whole. Plain processes and gVisor need this call.
 
     Args:
-        parent: process id. A sandbox of bubblewrap ends as a whole; plain processes and gVisor need this.
+        parent: process id of the parent.
     """
     import ctypes
 
@@ -101,7 +103,7 @@ def end_with(parent: int) -> None:
 
 
 def silence() -> None:
-    """Put /dev/null in the place of the standard streams."""
+    """Redirect the standard streams to /dev/null."""
     null = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1, 2):
         os.dup2(null, number)

@@ -1,6 +1,6 @@
-"""The first process in a sandbox: takes one request, a program with its limits, and plays the role that it names.
+"""The first process in a sandbox. It takes one request, a program with its limits, and runs the role in it.
 
-A sandbox sees this directory under its full name and no other of the package: the ones above it are empty.
+A sandbox sees this directory under its full name; the parent packages are empty.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Runs a program on one input after another, each in a fresh process, and answers with what it wrote."""
+"""Run of a program on one input after another, each in a fresh process, with its output as the answer."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 SIGKILL = 9  # importing the module signal would cost 8 ms
 COMPLAINT = 4096
-"""Bytes of standard error that are read."""
+"""Largest number of bytes read from standard error."""
 
 
 def run(channel: jail.Channel, limits: jail.Limits, program: str) -> None:
-    """Answer each frame, an input, with a report and the program's standard output."""
+    """Answer each input frame with a report that includes the program's standard output."""
     import ctypes  # noqa: F401  loaded once here, not in every child
 
     jail.limit(limits, 3600)
@@ -50,7 +50,7 @@ def _run_child(limits: jail.Limits, code: CodeType, source: int, out: int, err: 
         status = 0
     except SystemExit as error:
         status = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
-    except BaseException as error:  # the program's own: reported, as an interpreter would
+    except BaseException as error:  # reported like the interpreter does
         os.write(2, said(error).encode("utf-8", "replace"))
     try:
         if "threading" in sys.modules:
@@ -107,7 +107,7 @@ class Watch:
             left = left[os.write(self._source, left[: 1 << 16]) :]
         except BlockingIOError:
             return left
-        except BrokenPipeError:  # the program has closed its input, which is its right
+        except BrokenPipeError:  # the program may close its input
             left = left[len(left) :]
         if not left:
             self._close(self._source)
@@ -126,7 +126,7 @@ class Watch:
         self._closed.add(number)
 
     def _end(self, why: str) -> int | None:
-        """Return the exit status of the child, minus the signal that ended it; None: it had to be killed."""
+        """Return the child's exit status, negative for a signal; None if it had to be killed."""
         pause = 0.0002
         while not why and time.monotonic() < self._ends:
             done, status = os.waitpid(self._child, os.WNOHANG)

@@ -1,8 +1,8 @@
-"""Values as bytes and back: what crosses between a program and whoever judges it.
+"""Serialization of the values that pass between a program and its judge.
 
-A program's objects never leave its process. What arrives on the other side was built there, out of exact built-in
-types, so an `__eq__`, a subclass of str or a patched builtin has no way across. JSON is not used: it lacks tuples, sets
-and bytes, and importing it costs each sandbox 9 ms.
+A program's objects never leave its process. The receiver builds the values from exact built-in types, so a program's
+`__eq__`, subclass of str or patched builtin has no effect there. JSON is not used because it lacks tuples, sets and
+bytes, and importing it costs each sandbox 9 ms.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:  # importing typing would cost each sandbox 10 ms
 COUNT = struct.Struct(">I")
 DOUBLE = struct.Struct(">d")
 MOST_ITEMS = 1_000_000
-"""Items read from an iterator before the rest is left out."""
+"""Largest number of items read from an iterator."""
 CONTAINERS: tuple[tuple[Any, bytes], ...] = ((list, b"l"), (tuple, b"t"), (set, b"s"), (frozenset, b"z"))
 
 
 class NotPlain(ValueError):
-    """What came from the other side is no value."""
+    """The bytes from the other side are not a valid value."""
 
 
 def dumps(value: Any, keep: Callable[[Any], int] | None = None) -> bytes:
@@ -30,12 +30,12 @@ def dumps(value: Any, keep: Callable[[Any], int] | None = None) -> bytes:
 
     Args:
         value: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, range, deque, Decimal,
-            Fraction, an iterator (its items), and what is made of them. Subclasses lose what they add.
-        keep: stores a value of another type and returns its number; None: such a value is an error.
+            Fraction, an iterator (its items), or a nested value of these types. Subclasses become their base types.
+        keep: function that stores a value of another type and returns its number; None: such a value is an error.
 
     Raises:
-        TypeError: not plain data, and nothing keeps it.
-        RecursionError: it is nested too deeply, or contains itself.
+        TypeError: the value is not plain data, and `keep` is None.
+        RecursionError: the value is nested too deeply, or contains itself.
     """
     parts: list[bytes] = []
     _write(value, parts.append, keep)
@@ -46,20 +46,20 @@ def loads(data: bytes, remote: Callable[[int], Any] | None = None) -> Any:
     """Return the value that `dumps` wrote.
 
     Args:
-        data: what came from the other side; nothing in it is trusted.
-        remote: makes a stand-in for an object that was kept on the other side; None: one is an error.
+        data: untrusted bytes from the other side.
+        remote: function that creates a proxy for an object kept on the other side; None: such an object is an error.
 
     Raises:
-        NotPlain: it is no value, or an object where none is allowed.
-        TypeError: a set or dict with a key that cannot be hashed.
-        RecursionError: it is nested too deeply.
+        NotPlain: the bytes are not a valid value, or contain a kept object without `remote`.
+        TypeError: a set or dict has a key that cannot be hashed.
+        RecursionError: the value is nested too deeply.
     """
     try:
         value, end = _read(data, 0, remote)
     except (struct.error, IndexError, KeyError, UnicodeDecodeError) as error:
         raise NotPlain(f"a broken value ({error})") from None
     if end != len(data):
-        raise NotPlain("a value and more")
+        raise NotPlain("bytes after the end of a value")
     return value
 
 
@@ -114,7 +114,7 @@ def _items(tag: bytes, items: list[Any], out: Callable[[bytes], Any], keep: Call
 
 
 def _read(data: bytes, at: int, remote: Callable[[int], Any] | None) -> tuple[Any, int]:
-    """Return the value that begins at a position, and where it ends."""
+    """Return the value that begins at a position, and the position of its end."""
     tag = data[at : at + 1]
     if tag in CONSTANTS:
         return CONSTANTS[tag], at + 1

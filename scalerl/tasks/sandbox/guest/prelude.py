@@ -37,7 +37,7 @@ FROM = {name: module for module, names in NAMES.items() for name in names.split(
 
 
 def provide(code: CodeType) -> None:
-    """Make those names builtins that the code mentions; what it defines itself comes before them."""
+    """Add the names of this module that the code mentions to the builtins; the code's definitions take precedence."""
     for name in _mentioned(code):
         if name in FROM:
             builtins.__dict__.setdefault(name, getattr(importlib.import_module(FROM[name]), name))

@@ -1,9 +1,10 @@
-"""What the first process in a sandbox does, by the role that its request names.
+"""The roles of the first process in a sandbox.
 
-`stdin`: runs a program on one input after another, each in a process of its own. `serve`: runs a program once and
-answers calls of its functions. `check`: runs the tests of a data set, which reach a program's functions only through
-the process outside. No sandbox holds a program together with what is expected of it: whatever a program does in here,
-all that leaves is its own word, and the comparison is made elsewhere.
+- `stdin` runs a program on one input after another, each in a separate process.
+- `serve` runs a program once and then answers calls of its functions.
+- `check` runs the tests of a data set. They call the program's functions through the process outside.
+
+No sandbox contains both a program and its expected results. The results are compared outside.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Take the request and play its role; the process ends with it."""
+    """Read the request, run its role, and end the process."""
     channel = jail.Channel(os.dup(0), os.dup(1))
     jail.silence()
     request = plain.loads(channel.receive()[1])
@@ -40,7 +41,7 @@ def main() -> None:
 
 
 def serve(channel: jail.Channel, limits: jail.Limits, program: str) -> None:
-    """Run a program once, then answer calls of what it defines; its standard streams lead nowhere."""
+    """Run a program once, then answer calls of its functions. Its standard streams are /dev/null."""
     jail.limit(limits, 3600)
     jail.load_filter(limits)
     code = compiled(channel, program)
@@ -61,12 +62,12 @@ def serve(channel: jail.Channel, limits: jail.Limits, program: str) -> None:
         _, payload = channel.receive()
         try:
             channel.send(b"V", plain.dumps(_answer(module, kept, plain.loads(payload, kept.__getitem__)), keep))
-        except BaseException as error:  # the program's own: sent on, to be raised or counted on the other side
+        except BaseException as error:  # sent to the other side, which raises it or fails the test
             channel.send(b"E", plain.dumps([type(error).__name__, str(error)[:300]]))
 
 
 def _answer(module: ModuleType, kept: list[Any], asked: list[Any]) -> Any:
-    """Do what was asked of a function, method or object: [what, target, name, positional, keywords]."""
+    """Run a request: [what, target, name, positional, keywords]."""
     what, target, name, positional, keywords = asked
     owner = _find(module, target) if isinstance(target, str) else kept[target]
     if what == "call":
@@ -77,7 +78,7 @@ def _answer(module: ModuleType, kept: list[Any], asked: list[Any]) -> Any:
 
 
 def _find(module: ModuleType, name: str) -> Any:
-    """Return what the program calls so: at its top, or as a method of its class Solution."""
+    """Return the program's object of this name: at its top level, or a method of its class Solution."""
     solution = module.__dict__.get("Solution")
     if name not in module.__dict__ and isinstance(solution, type):
         return getattr(solution(), name)
