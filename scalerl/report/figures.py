@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 BLUE, GREY, ORANGE, INK = "#2a5d9f", "#8a8f98", "#c8641e", "#1b1f24"
 SERIES = (BLUE, ORANGE, "#2f8f6b", "#a3477f", "#7a6a1d", "#4aa3c7", "#6b4fa0", "#b23a3a")
-"""One for each run; they also differ in lightness, for readers with any kind of colour vision."""
+"""One for each run; they also differ in lightness, for readers with any kind of color vision."""
 
 FIRST_LEVEL = "before RL"
 

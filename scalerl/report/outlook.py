@@ -11,9 +11,9 @@ from scalerl.scaling import Advice, Curve, CurveError, Fit, Forecast, advise, fi
 from scalerl.types import EvalPoint
 
 MIN_POINTS = 5
-"""Number of evaluations from which a curve is fitted."""
+"""Least number of evaluations for a fit."""
 MIN_GAIN = 0.01
-"""The least gain at twice the compute worth continuing for, unless the user gives another."""
+"""Default of ``min_gain``, at twice the compute."""
 HORIZON = ("2x", "4x")
 
 
@@ -27,7 +27,7 @@ class Outlook:
     """None if the method of the fit gives no uncertainty (the paper's)."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values: those of the fit, and the keys forecast and advice."""
+        """Return the fit as JSON values, with the additional keys forecast and advice."""
         advice = self.advice.to_dict() if self.advice else None
         return {**forecast_dict(self.forecast), "advice": advice}
 
@@ -54,7 +54,7 @@ class Outlook:
 
 
 def forecast_dict(ahead: Forecast) -> dict[str, Any]:
-    """Return JSON values: those of the fit, and the key forecast."""
+    """Return the fit as JSON values, with the additional key forecast."""
     values = ahead.to_dict()
     return {**values.pop("fit"), "forecast": values}
 

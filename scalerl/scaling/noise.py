@@ -1,4 +1,4 @@
-"""The noise of evaluations: how large it is, how it differs between points, and evaluations within the bounds.
+"""The noise of evaluations: its size, its differences between points, and draws of evaluations within the bounds.
 
 Axes in names: N points, M amounts of compute, D draws.
 """
@@ -11,10 +11,10 @@ from scalerl.scaling.curve import Curve
 from scalerl.scaling.law import Array
 
 NOISE_AT_BOUND = 0.01
-"""Added to p(1 - p) where noise is scaled with it, because noise does not vanish at the metric's bounds."""
+"""Added to p(1 - p) when noise is scaled with it, because noise does not vanish at the metric's bounds."""
 
 OTHER_NOISE = 0.1
-"""Least share of the variance that does not depend on the number of answers: training shakes the weights."""
+"""Least share of the variance that does not depend on the number of answers, such as from changes of the weights."""
 
 TINY = 1e-7
 """Least standard deviation of an evaluation, as a share of the range."""
@@ -39,9 +39,9 @@ def binomial(level: Array, low: float, high: float) -> Array:
 def relative_noise(curve: Curve) -> Array | None:
     """Standard deviation of each point relative to the others, shape (N,), with a root mean square of one.
 
-    From the standard errors of the points, by the number of answers that each stands for. That number is in proportion
-    to p(1 - p) / stderr^2; a factor p(1 - p) itself made forecasts of public runs worse. What the scatter of the points
-    has beyond their standard errors, at least ``OTHER_NOISE``, is the same for all. None without standard errors.
+    It follows from the number of answers behind each point, which is proportional to p(1 - p) / stderr^2. An additional
+    factor p(1 - p) made forecasts of public runs worse. The scatter of the points beyond their standard errors, at
+    least ``OTHER_NOISE`` of the variance, is the same for all points. None without standard errors.
     """
     if curve.stderr is None or not (np.nan_to_num(curve.stderr) > 0).any():
         return None
@@ -55,11 +55,11 @@ def relative_noise(curve: Curve) -> Array | None:
 def evaluations(level_MD: Array, sd_MD: Array, low: float, high: float, rng: np.random.Generator) -> Array:
     """Draws of one evaluation at each level with a standard deviation, shape (M, D), within the bounds.
 
-    Each is the share of successes among as many answers as give this standard deviation. Far from the bounds this is
-    close to a normal distribution; next to one it has a probability of being exactly there, as real evaluations have.
+    Each is the share of correct answers among the number of answers that gives this standard deviation. Far from the
+    bounds this is close to a normal distribution. Next to a bound, a draw may lie exactly on it, as in real runs.
     """
     sd_MD = np.maximum(sd_MD / (high - low), TINY)
-    # noise around a level at a bound points inwards, so that the mean is this far from the bound
+    # noise at a bound is one-sided, so the mean keeps this distance from the bound
     least_MD = np.minimum(AT_BOUND * sd_MD, 0.5)
     p_MD = np.clip((level_MD - low) / (high - low), least_MD, 1.0 - least_MD)
     answers_MD = np.maximum(np.rint(p_MD * (1.0 - p_MD) / sd_MD**2), 1.0).astype(np.int64)

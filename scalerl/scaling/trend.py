@@ -1,7 +1,7 @@
-"""How much a run rose over its last doubling of compute, and how probable a gain is if the next one is alike.
+"""The rise of a run over its last doubling of compute, and the probability of a gain if it continues.
 
 The law ends at a ceiling. Real runs often creep on after their climb, so a forecast by the law alone stops them too
-early. The trend is the least-squares slope of the metric in log compute, combined with what public runs gained.
+early. The trend is the least-squares slope of the metric in log compute, combined with the gains of public runs.
 
 Axes in names: K points of the last doubling.
 """
@@ -26,7 +26,7 @@ PRIOR_SD = 0.02
 """Standard deviation of the same."""
 
 LEAST_POINTS = 5
-"""Points for the slope where the last doubling has fewer."""
+"""Number of points for the slope if the last doubling has fewer."""
 
 
 class Trend(NamedTuple):

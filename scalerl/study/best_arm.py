@@ -41,7 +41,7 @@ def draws_of_arm(ceiling_SD: list[Array], seed_D: Array, rng: np.random.Generato
 
 
 def leader(draws: ArmDraws) -> int:
-    """The arm to choose if the study ended now: the one with the highest mean, which minimises the expected regret."""
+    """The arm to choose if the study ended now: the one with the highest mean, which minimizes the expected regret."""
     return int(draws.trained_AD.mean(axis=1).argmax())
 
 
@@ -54,7 +54,7 @@ def probability_best(draws: ArmDraws) -> Array:
 def relative_probability_best(draws: ArmDraws) -> Array:
     """Probability of being the best divided by that of the likeliest arm, shape (A,), in [0, 1].
 
-    The probability itself shrinks as similar arms are added: with twenty alike, a limit on it would stop all of them.
+    The probability itself shrinks as similar arms are added: a limit on it would stop all of twenty similar arms.
     """
     probability_A = probability_best(draws)
     return np.asarray(probability_A / probability_A.max())

@@ -166,7 +166,7 @@ FILES = [
     ("weights: bytes after the end", more, "longer than its header says"),
     ("weights: NUL bytes", text(WEIGHTS, b"\0" * 4096), "not a complete safetensors file (4,096 bytes)"),
     ("weights: a header of 2**63 bytes", text(WEIGHTS, b"\xff" * 4096), "not a complete safetensors file"),
-    ("weights: text", text(WEIGHTS, "version https://git-lfs.github.com/spec/v1\noid sha256:00\n"), "not a complete saf"),
+    ("weights: text", text(WEIGHTS, "version https://git-lfs.github.com/spec/v1\noid sha256:00\n"), "not a complete"),
     ("weights: a header that is no JSON", text(WEIGHTS, struct.pack("<Q", 4) + b"{{{{"), "the header of"),
     ("weights: a header that is a list", text(WEIGHTS, struct.pack("<Q", 2) + b"[]"), "the header of"),
     ("weights: no tensors", text(WEIGHTS, struct.pack("<Q", 2) + b"{}"), "holds no tensors"),
