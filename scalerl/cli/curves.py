@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from scalerl.cli.terminal import say
+
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
     from scalerl.report.outlook import Outlook
@@ -192,7 +194,7 @@ def _say(answers: Sequence[Answer], as_json: bool) -> int:
         values = [{**({"source": answer.source} if answer.source else {}), **answer.values} for answer in answers]
         print(json.dumps(values[0] if len(values) == 1 else values, indent=1, allow_nan=False))
     elif len(answers) == 1:
-        print(answers[0].text)
+        say(answers[0].text)
     else:
-        print("\n\n".join(f"{answer.source}\n{answer.text}" for answer in answers))
+        say("\n\n".join(f"{answer.source}\n{answer.text}" for answer in answers))
     return 0

@@ -14,6 +14,7 @@ from scalerl.cli.curves import add_curve_parsers
 from scalerl.cli.eval import add_eval_parser
 from scalerl.cli.exits import USER_ERROR, StopFlag, complain, guarded, watch_signals
 from scalerl.cli.import_ import add_import_parser
+from scalerl.cli.ls import add_ls_parsers
 from scalerl.cli.parsing import Parser
 from scalerl.cli.plan import plan
 from scalerl.cli.report import add_report_parser
@@ -87,6 +88,7 @@ def _parser() -> tuple[Parser, list[str]]:
     add_curve_parsers(verbs)
     add_report_parser(verbs)
     add_watch_parser(verbs)
+    add_ls_parsers(verbs)
     add_score_parser(verbs)
     add_eval_parser(verbs)
     verbs.add_parser(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.parsing import Parser
+from scalerl.cli.terminal import say
 
 if TYPE_CHECKING:
     from scalerl.config.run import RunConfig
@@ -92,7 +93,7 @@ def plan(words: list[str]) -> int:
         print(json.dumps(_as_json(config, given, lengths, outcomes, notes), indent=1, allow_nan=False))
         return 0
     about = [_model(given)] if options.gpus else lines(config, layout)
-    print("\n".join([*about, *_in_words(lengths, outcomes, notes, config.evaluation.every, options.gpus)]))
+    say("\n".join([*about, *_in_words(lengths, outcomes, notes, config.evaluation.every, options.gpus)]))
     return 0
 
 

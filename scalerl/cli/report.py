@@ -9,6 +9,7 @@ from typing import Any
 
 from scalerl.cli.curves import add_curve_options, add_versus
 from scalerl.cli.exits import FAILED, complain
+from scalerl.cli.terminal import say
 
 
 def add_report_parser(commands: Any) -> None:
@@ -50,5 +51,5 @@ def run_report(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"page": written, **found.to_dict()}, indent=1, allow_nan=False))
     else:
-        print("\n".join([*found.headlines(), *([f"page      {written}"] if written else [])]))
+        say("\n".join([*found.headlines(), *([f"page      {written}"] if written else [])]))
     return 0 if written else FAILED

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from scalerl.cli.exits import FAILED, complain
 from scalerl.cli.parsing import Parser
+from scalerl.cli.terminal import say
 from scalerl.config.base import ConfigError, given, nearest, replace, short
 
 if TYPE_CHECKING:
@@ -78,8 +79,8 @@ def _describe(plan: Plan, others: Sequence[StudyDirectory]) -> None:
     from scalerl.study.reuse import equal_runs
 
     held = equal_runs(plan, others)
-    print("\n".join([*describe(plan), *(f"  {key}: {_held(plan, key, run)}" for key, run in held.items())]))
-    print(time_needed(plan, {key: run.steps for key, run in held.items()}))
+    say("\n".join([*describe(plan), *(f"  {key}: {_held(plan, key, run)}" for key, run in held.items())]))
+    say(time_needed(plan, {key: run.steps for key, run in held.items()}))
 
 
 def _held(plan: Plan, key: RunKey, run: Held) -> str:
@@ -205,7 +206,7 @@ def _execute(
 
     study.hold()
     for line in take_over(study, others):
-        print(line)
+        say(line)
     display = StudyDisplay(study)
     asked = stop()
     execution = Execution(study, workers, display, asked)
@@ -274,7 +275,7 @@ def _tell(found: StudyResult, page: Path) -> bool:
     except (ConfigError, CurveError) as error:  # plotly is missing, or the directory is read-only
         told = f"no page: {error}"
     print_results(found)
-    print(told)
+    say(told)
     return written
 
 

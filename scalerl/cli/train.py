@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.exits import FAILED, StopFlag, complain, prepare_environment
 from scalerl.cli.parsing import Parser
+from scalerl.cli.terminal import say
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -149,7 +150,7 @@ def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:
     except RunFailed as error:
         complain(str(error))
         return FAILED
-    print("\n".join(ended.closing))
+    say("\n".join(ended.closing))
     return 0 if ended.finished else 128 + stop.signal
 
 

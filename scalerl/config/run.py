@@ -24,6 +24,7 @@ from scalerl.config.data import (
     suite_tables,
 )
 from scalerl.config.hardware import Hardware
+from scalerl.config.loggers import Loggers, Notify
 from scalerl.config.model import HuggingFaceModel, Lora, TinyModel
 from scalerl.config.named import NAMED
 from scalerl.config.numbers import Count, Few, Held, Natural, NoneOrFew, Seconds, Seed, Share
@@ -170,6 +171,11 @@ class RunConfig(Part):
     """Processes and their placement."""
     checkpoint: Checkpointing = Checkpointing()
     """Checkpoints."""
+    loggers: Loggers = ()
+    """Where metrics are logged beside the run directory: tensorboard, wandb, trackio, mlflow or custom, by name or as
+    tables (docs/watching.md)."""
+    notify: Notify = Notify()
+    """Whom the run tells of its end, a fall or an identified forecast."""
 
     @model_validator(mode="before")
     @classmethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scalerl.scaling import Curve
@@ -33,10 +33,15 @@ LEAST_ROWS = 20
 class FallWatch:
     """Watches the rows and curves of a run; warns once for each decline."""
 
-    def __init__(self) -> None:
-        """Prepare for a run."""
+    def __init__(self, warned: Iterable[str] = ()) -> None:
+        """Prepare for a run; `warned` names the curves whose fall was said before the run was resumed."""
         self._rows: deque[Mapping[str, Any]] = deque(maxlen=KEPT)
-        self._warned: set[str] = set()
+        self._warned: set[str] = set(warned)
+
+    @property
+    def warned(self) -> list[str]:
+        """Curves that fall, and of which this was said."""
+        return sorted(self._warned)
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Add a row of metrics."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from scalerl.scaling import Advice, Curve, CurveError, Fit, Forecast, advise, fit, forecast
@@ -84,11 +85,18 @@ def points_by_task(points: Sequence[EvalPoint]) -> dict[str, list[EvalPoint]]:
 def run_outlook(points: Sequence[EvalPoint], axis: str, label: str = "") -> Outlook:
     """The outlook of a run from its evaluations of one task, for one compute axis.
 
+    The latest are kept: the display and the loggers of a run ask for the same.
+
     Raises:
         CurveError: too few evaluations.
     """
     if len(points) < MIN_POINTS:
         raise CurveError(f"too few evaluations for a forecast: got {len(points)}; at least {MIN_POINTS} are needed")
+    return _kept_outlook(tuple(points), axis, label)
+
+
+@lru_cache(maxsize=16)
+def _kept_outlook(points: tuple[EvalPoint, ...], axis: str, label: str) -> Outlook:
     return outlook(curve_of(points, axis, label))
 
 

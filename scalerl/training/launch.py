@@ -17,6 +17,8 @@ from scalerl.config.base import ConfigError, replace
 from scalerl.config.hardware import Hardware
 from scalerl.config.recipe import Custom
 from scalerl.learn.custom import check_functions
+from scalerl.loggers.build import makers_of
+from scalerl.loggers.follow import Followers
 from scalerl.models.checkpoint_names import checkpoint_weights
 from scalerl.models.files import check_model_files
 from scalerl.models.flops import FLOPS_RULE
@@ -179,6 +181,7 @@ def _assemble(
 ) -> Session:
     torch.set_num_threads(config.hardware.trainer_threads)
     check_functions(config.recipe)
+    makers = makers_of(config)
     backend = BACKENDS[config.placement.backend](config)
     model_path = _model_path(config, display)
     tokenizer = load_tokenizer(model_path, _revision(config))
@@ -228,7 +231,10 @@ def _assemble(
         devices=devices_of(config),
         flops_rule=flops_rule,
     )
-    return _begin(session, checkpoint)
+    session = _begin(session, checkpoint)
+    resumed = None if checkpoint is None else session.progress.step
+    session.followers = Followers(config, path, makers, display.note, resumed)
+    return session
 
 
 def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, *, resumed: bool) -> list[str]:

@@ -103,7 +103,7 @@ def hours_of(state: Mapping[str, Any]) -> float:
 
 LEARNING_RATE = "recipe.optimizer.learning_rate"
 
-FREE = ("steps", "stop_when", "checkpoint", "placement")
+FREE = ("steps", "stop_when", "checkpoint", "placement", "loggers", "notify")
 """Fields of a configuration that a resume may change, because they do not affect completed steps."""
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from scalerl.config import RunConfig, to_toml
 from scalerl.config.base import replace
+from scalerl.loggers.follow import Followers
 from scalerl.models.flops import FLOPS_RULE
 from scalerl.prompts.curriculum import Curriculum
 from scalerl.prompts.dataset import PromptSplit
@@ -109,6 +110,8 @@ class Session:
     """Devices for which device-hours are counted."""
     flops_rule: int = FLOPS_RULE
     """Rule by which this run counts FLOPs, the one with which it started."""
+    followers: Followers | None = None
+    """Loggers and notifications."""
     progress: Progress = field(default_factory=Progress)
     clock: Stopwatch = field(default_factory=Stopwatch)
     points: list[EvalPoint] = field(default_factory=list)
@@ -132,7 +135,14 @@ class Session:
         self.pipeline.close()
         self.learner.close()
         self.scoring.close()
+        if self.followers:
+            self.followers.close()
         self.directory.close()
+
+    def ended(self, state: str, message: str) -> None:
+        """Say how the run ended, before it is closed: finished, stopped or failed, and a message in words."""
+        if self.followers:
+            self.followers.ended(state, message)
 
     # ------------------------------------------------------------------------------------------------------- prompts
 
@@ -270,6 +280,8 @@ class Session:
         if sample:
             self.directory.append("rollouts/samples.jsonl", sample_rows(self.tokenizer, step, sample, of_sample))
         self.display.point(self.points)
+        if self.followers:
+            self.followers.evaluated(self.points)
         if not self.finished:
             self._judge_conditions()
 
@@ -413,3 +425,5 @@ class Session:
         for note in (*self.pipeline.notes(), *self.scoring.notes()):
             self.display.note(note)
         self.display.step(full_row)
+        if self.followers:
+            self.followers.step(full_row)
