@@ -12,9 +12,10 @@ from scalerl.report.display import RunDisplay
 from scalerl.tasks.user_rewards import RewardError
 from scalerl.training.finish import run_to_end
 from scalerl.training.launch import resume
+from scalerl.training.progress import TrainingFailed
 from scalerl.training.recovery import DIED, Recovery
 from scalerl.training.run_dir import RunMoved
-from scalerl.training.session import Session, TrainingFailed
+from scalerl.training.session import Session
 from scalerl.training.status import Heartbeat
 
 MakeSession = Callable[[RunDisplay, Callable[[], bool]], Session]

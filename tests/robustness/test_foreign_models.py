@@ -24,7 +24,7 @@ from scalerl.models.loading import load_model
 from scalerl.models.policy import check_vocabulary, load_policy, load_tokenizer, stop_tokens
 from scalerl.models.template import check_template, render
 from scalerl.placement.shape import shape_of
-from scalerl.training.launch import local_model
+from scalerl.training.run_model import local_model
 from scalerl.training.warm_start import make_tokenizer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
