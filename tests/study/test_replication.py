@@ -1,6 +1,7 @@
 """The packed studies: packing keeps the results, and docs/replication.md has their numbers."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from scalerl.study.analysis import study_results
 from scalerl.study.directory import rows
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "replication.md").read_text()
+PAGE = re.sub(" +", " ", (ROOT / "docs" / "replication.md").read_text())
 PACKED = sorted(path.stem for path in (ROOT / "benchmarks" / "results" / "replication").glob("*.json"))
 
 
@@ -37,7 +38,9 @@ def test_the_page_has_the_rows_of_the_packed_runs(replication, tmp_path, name):
     study = replication.unpack(packed, tmp_path / name)
     assert study_results(study).headlines() == packed["headlines"]
     for row in replication.table(study):
-        assert row in PAGE, f"docs/replication.md lacks {row}"
+        if set(row) <= set("|-"):  # under the heading
+            continue
+        assert re.sub(" +", " ", row) in PAGE, f"docs/replication.md lacks {row}"
 
 
 def test_the_arm_with_the_false_alarm_gets_the_note_on_departures_from_the_law(replication, tmp_path):
