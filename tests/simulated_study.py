@@ -1,4 +1,4 @@
-"""Directories of studies whose truth is known: a plan, and the rows that its runs would leave. Trains nothing."""
+"""Directories of studies with known curves: a plan, and the rows that its runs would write. Nothing is trained."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ FLOPS_A_STEP, TOKENS_A_STEP, HOURS_A_STEP = 2e12, 50_000, 5e-4
 
 @dataclass(frozen=True)
 class Truth:
-    """What an arm's runs obey, and how far they have come."""
+    """The true curve of an arm, and the progress of its runs."""
 
     asymptote: float = 0.61
     efficiency: float = 1.9
     midpoint: float = 5e13
-    """FLOPs; a whole run spends 3.2e14."""
+    """FLOPs spent so far; a complete run spends 3.2e14."""
     initial: float = 0.2
     last_step: int = STEPS
-    """Evaluations end here; below 0 the run was not started."""
+    """Evaluations end here; a negative value means that the run was not started."""
     noise: float = 0.004
     about: str = ""
     failed: str = ""
-    """Last words of its processes."""
+    """Last output of its processes."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """What differs from ``METRICS``."""
+    """Metrics that differ from ``METRICS``."""
 
 
 METRICS = {
@@ -46,11 +46,11 @@ METRICS = {
 }  # fmt: skip
 
 SEED_SD = 0.004
-"""Scatter of A between seeds."""
+"""Standard deviation of A between seeds."""
 
 
 def plan_of(truths: Mapping[str, Truth], seeds: int = 3, about: str = "What matters?", name: str = "simulated") -> Plan:
-    """A plan with one arm a truth, the first the reference; arms differ in a field that does not matter here."""
+    """Return a plan with one arm per true curve; the first is the reference. The arms differ in an irrelevant field."""
     lab = PRESETS["lab"]
     base = replace_part(lab, steps=STEPS, evaluation=replace_part(lab.evaluation, every=EVERY))
     arms = [
@@ -65,7 +65,7 @@ def plan_of(truths: Mapping[str, Truth], seeds: int = 3, about: str = "What matt
 def write_study(
     path: Path, truths: Mapping[str, Truth], seeds: int = 3, about: str = "What matters?"
 ) -> StudyDirectory:
-    """Write the directory of a study, and open it."""
+    """Write the directory of a study and open it."""
     plan = plan_of(truths, seeds, about, path.name)
     path.mkdir(parents=True)
     (path / "study.toml").write_text(plan_toml(plan), encoding="utf-8")
@@ -137,4 +137,4 @@ LEAVE_ONE_OUT = {
     "dapo": Truth(asymptote=0.53, about="DAPO's loss instead of CISPO", metrics={"truncation_rate": 0.11}),
     "uniform-sampling": Truth(last_step=24, about="no No-Positive-Resampling", failed="stopped: out of memory"),
 }
-"""Arms as in the paper's figure 5, with invented truths."""
+"""Arms as in figure 5 of the paper, with invented curves."""

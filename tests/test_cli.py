@@ -1,4 +1,4 @@
-"""The command line as a user meets it: every mistake is one message, exit code 2, nothing overwritten, no traceback."""
+"""The command line: a mistake gives one message and exit code 2, without a traceback, and overwrites nothing."""
 
 import json
 import os
@@ -93,13 +93,13 @@ def test_fit_prints_the_law_the_forecast_and_the_advice(capsys, points):
         ('{"flops": 1}\n' * 6, "pass_rate"),
     ],
 )
-def test_fit_refuses_what_is_not_a_curve(capsys, tmp_path, content, message):
+def test_fit_refuses_a_file_that_is_not_a_curve(capsys, tmp_path, content, message):
     path = tmp_path / "points.jsonl"
     path.write_text(content)
     assert message in complain(capsys, "fit", path)
 
 
-def test_fit_of_nothing_and_of_a_missing_column_say_what_is_there(capsys, tmp_path, points):
+def test_fit_of_an_empty_path_or_a_missing_column_names_the_alternatives(capsys, tmp_path, points):
     complain(capsys, "fit", tmp_path / "nothing")
     assert "flops" in complain(capsys, "fit", points, "--compute", "device_hours")
 
@@ -118,7 +118,7 @@ def test_fit_of_nothing_and_of_a_missing_column_say_what_is_there(capsys, tmp_pa
         (["resume", "nowhere"], "nowhere: no run here (no config.toml)"),
     ],
 )
-def test_a_mistake_is_said_before_anything_is_written(capsys, tmp_path, monkeypatch, words, message):
+def test_a_mistake_is_reported_before_anything_is_written(capsys, tmp_path, monkeypatch, words, message):
     import torch
 
     monkeypatch.chdir(tmp_path)
@@ -130,7 +130,7 @@ def test_a_mistake_is_said_before_anything_is_written(capsys, tmp_path, monkeypa
 
 @pytest.fixture
 def workplace(lab_model, tmp_path, monkeypatch):
-    """A directory with a model and prompts of the user's own."""
+    """A directory with the user's model and prompts."""
     shutil.copytree(lab_model, tmp_path / "model")
     rows = [{"prompt": f"{a}+{b}=<think>", "answer": str((a + b) % 10)} for a in range(10) for b in range(6)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -140,7 +140,7 @@ def workplace(lab_model, tmp_path, monkeypatch):
 
 
 REWARDS = """
-calls = 0  # in the process that calls the functions: once for each group, those of evaluations included
+calls = 0  # in the process that calls the functions: once per group, including groups of evaluations
 
 def length(prompts, completions, answer, **columns):
     return [float(len(c)) / 30 for c in completions]
@@ -176,7 +176,7 @@ def run(*words, seconds=120):
     return process.returncode, text
 
 
-def test_a_model_and_prompts_of_your_own_are_trained_and_judged_by_math_verify(workplace):
+def test_a_users_model_is_trained_on_user_prompts_and_judged_by_math_verify(workplace):
     code, text = run(*OWN, "--task", "math")
     assert code == 0, text
     points = runs.rows(workplace / "run", "points.jsonl")
@@ -185,7 +185,7 @@ def test_a_model_and_prompts_of_your_own_are_trained_and_judged_by_math_verify(w
 
 
 @pytest.mark.slow
-def test_programs_are_trained_on_and_where_they_run_is_said(workplace):
+def test_a_run_on_programs_reports_its_sandbox(workplace):
     tests = {"inputs": [""], "outputs": [""]}  # passed by every answer that is Python, as a digit is
     rows = [{"prompt": f"{a}+{b}=<think>", "tests": tests} for a in range(10) for b in range(6)]
     (workplace / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -196,7 +196,7 @@ def test_programs_are_trained_on_and_where_they_run_is_said(workplace):
     assert metrics[-1]["reward_failures"] == 0 and metrics[-1]["verifier_timeouts"] == 0
 
 
-def test_a_reward_function_of_your_own_is_trained_on(workplace):
+def test_a_run_uses_a_reward_function_of_the_user(workplace):
     code, text = run(*OWN, "--reward", "my_rewards:odd_digits", "--data.pass_reward", "0.5")
     assert code == 0, text
     metrics = runs.rows(workplace / "run", "metrics.jsonl")
@@ -204,7 +204,7 @@ def test_a_reward_function_of_your_own_is_trained_on(workplace):
 
 
 @pytest.mark.slow
-def test_a_reward_function_that_fails_too_often_ends_the_run_with_its_place_and_a_checkpoint(workplace):
+def test_a_reward_function_that_fails_too_often_ends_the_run_with_its_line_and_a_checkpoint(workplace):
     code, text = run(*OWN, "--reward", "my_rewards:fails_later")
     assert code == 1 and "Traceback" not in text, text
     assert (
@@ -212,11 +212,13 @@ def test_a_reward_function_that_fails_too_often_ends_the_run_with_its_place_and_
         and "my_rewards.py:" in text
     )
     steps = len(runs.rows(workplace / "run", "metrics.jsonl"))
-    assert steps >= 2 and (workplace / f"run/checkpoints/step_{steps:06d}").exists()  # it goes on for 100 completions
+    assert (
+        steps >= 2 and (workplace / f"run/checkpoints/step_{steps:06d}").exists()
+    )  # the run continues for 100 completions
     mended = (workplace / "my_rewards.py").read_text().replace("calls > 16", "False")
     (workplace / "my_rewards.py").write_text(mended)
-    code, text = run("resume", "run", "--trust")  # the code is another than the run began with
-    assert code == 0, text  # the evaluation that the failure cut short is made up for
+    code, text = run("resume", "run", "--trust")  # the code has changed since the run started
+    assert code == 0, text  # the evaluation that the failure interrupted is repeated
     assert [p["step"] for p in runs.rows(workplace / "run", "points.jsonl")] == [0, 2, 4, 6, 8, 10]
 
 
@@ -227,7 +229,7 @@ def test_a_reward_function_that_exits_is_refused_before_a_directory_is_made(work
 
 
 @pytest.mark.slow
-def test_a_gradient_that_is_not_finite_stops_saves_the_batch_and_keeps_the_last_checkpoint(workplace):
+def test_a_nonfinite_gradient_stops_the_run_saves_the_batch_and_keeps_the_last_checkpoint(workplace):
     words = [
         "--recipe.optimizer.learning_rate",
         "1e30",
@@ -244,16 +246,16 @@ def test_a_gradient_that_is_not_finite_stops_saves_the_batch_and_keeps_the_last_
 
 
 @pytest.mark.slow
-def test_a_curriculum_that_runs_out_ends_well_with_its_forecast(workplace):
+def test_an_exhausted_curriculum_ends_the_run_normally_with_a_forecast(workplace):
     code, text = run(*OWN, "--reward", "my_rewards:length", "--data.pass_reward", "0", "--steps", "200")
     assert code == 0, text
     steps = len(runs.rows(workplace / "run", "metrics.jsonl"))
-    # 52 prompts, 4 a step: at least 13 updates, and more visits to those with a truncated, hence failed, rollout
+    # 52 prompts, 4 per step: at least 13 updates, and more visits to prompts with a truncated and thus failed rollout
     assert 13 <= steps < 200 and f"every prompt is solved and retired; trained {steps} updates" in text
     assert runs.rows(workplace / "run", "points.jsonl")[-1]["step"] == steps and "\nadvice  " in text
 
 
-def test_the_users_model_is_never_the_run_directory(workplace):
+def test_the_run_directory_must_not_be_the_users_model(workplace):
     before = {path.name: path.read_bytes() for path in (workplace / "model").iterdir()}
     code, text = run(*[w if w != "run" else "." for w in OWN], "--task", "math")
     assert code == 2 and "--run-dir: . is not empty (it holds model, my_rewards.py, prompts.jsonl)" in text, text
@@ -284,9 +286,7 @@ def test_a_second_run_in_the_same_directory_is_refused_and_changes_nothing(workp
         (["--data.max_prompt_tokens", "3"], "60 prompts are longer than data.max_prompt_tokens = 3"),
     ],
 )
-def test_what_a_user_can_get_wrong_about_data_and_model_is_said_before_a_directory_is_made(
-    capsys, workplace, words, message
-):
+def test_mistakes_in_data_and_model_are_reported_before_a_directory_is_made(capsys, workplace, words, message):
     (workplace / "empty.jsonl").write_text("")
     shutil.copytree("model", "bare", ignore=shutil.ignore_patterns("tokenizer*"))
     tiny_model("llama", vocab_size=16).save_pretrained("narrow")
@@ -296,7 +296,7 @@ def test_what_a_user_can_get_wrong_about_data_and_model_is_said_before_a_directo
     assert not (workplace / "run").exists()
 
 
-def test_a_full_disk_is_said_in_one_line(capsys, monkeypatch, points):
+def test_a_full_disk_is_reported_in_one_line(capsys, monkeypatch, points):
     def full(*args, **options):
         raise OSError(28, "No space left on device", "run/metrics.jsonl")
 

@@ -32,11 +32,11 @@ name = "hard"
 """
 
 
-def test_without_anything_the_lab_is_run():
+def test_the_default_is_the_lab():
     assert read_config(None, []) == LAB
 
 
-def test_overrides_lie_over_the_file_and_the_file_over_the_preset(tmp_path):
+def test_options_override_the_file_and_the_file_overrides_the_preset(tmp_path):
     file = tmp_path / "my.toml"
     file.write_text('steps = 7\nseed = 1\n[recipe]\nloss = "gspo"\n[recipe.optimizer]\nlearning_rate = 1e-3\n')
     config = read_config(file, ["--seed", "2", "--recipe.loss.clip_high=5e-3"])
@@ -52,7 +52,7 @@ def test_a_change_of_kind_drops_the_fields_of_the_other_kind():
     assert merge({"a": {"kind": "x", "n": 1}}, {"a": {"m": 2}}) == {"a": {"kind": "x", "n": 1, "m": 2}}
 
 
-def test_a_model_and_data_of_your_own_start_from_the_papers_sizes():
+def test_a_users_model_and_data_start_from_the_papers_sizes():
     config = read_config(None, ["--model", "some/model", "--data", "p.jsonl", "--task", "math"])
     assert config.model.path == "some/model" and [task.path for task in config.data] == ["p.jsonl"]
     assert config.recipe == PRESETS["scalerl"].recipe and config.evaluation.prompts == 1000
@@ -64,7 +64,7 @@ def test_an_old_file_that_counts_generators_among_the_rollouts_is_read_as_a_plac
     assert (config.placement.generators, config.rollouts.slots) == (2, 32)
 
 
-def test_weights_become_active_on_arrival_where_engines_do_not_step_together():
+def test_weights_become_active_on_arrival_if_engines_do_not_step_together():
     assert read_config(None, []).schedule == "deterministic"
     assert read_config(None, ["--placement.backend", "ray"]).schedule == "eager"
     servers = ["--placement.engine", "vllm", "--placement.servers", "['http://a:1', 'http://b:1', 'http://c:1']"]
@@ -173,7 +173,7 @@ def assert_reads_back(config, tmp_path):
         ),
     ],
 )
-def test_a_mistyped_option_says_what_is_meant(words, message):
+def test_a_mistyped_option_suggests_the_right_one(words, message):
     with pytest.raises(ConfigError, match=message):
         read_config(None, words)
 
@@ -188,13 +188,13 @@ def test_a_mistyped_option_says_what_is_meant(words, message):
         (b"[recipe]\nloss = 3\n", "my.toml: recipe.loss: got 3"),
     ],
 )
-def test_a_bad_file_is_named_with_the_place(tmp_path, content, message):
+def test_a_bad_file_is_reported_with_its_path_and_line(tmp_path, content, message):
     (tmp_path / "my.toml").write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         read_config(tmp_path / "my.toml", [])
 
 
-def test_a_missing_file_is_said_to_be_missing(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(ConfigError, match=r"missing.toml: no such file"):
         read_config(tmp_path / "missing.toml", [])
 
@@ -210,7 +210,7 @@ def test_several_tasks_have_a_table_each(tmp_path):
     assert changed.data[1].points == 3 and shares(changed.data) == {"arithmetic": 0.5, "lines": 0.5}
 
 
-def test_several_files_of_your_own_start_from_the_papers_sizes_too(tmp_path):
+def test_several_user_files_start_from_the_papers_sizes_too(tmp_path):
     config = written(tmp_path, TWO_FILES, "--model", "m")
     assert config.tasks == ["math", "hard"] and config.recipe == PRESETS["scalerl"].recipe
 
@@ -229,7 +229,7 @@ def test_several_files_of_your_own_start_from_the_papers_sizes_too(tmp_path):
         ),
     ],
 )
-def test_a_mistake_in_several_tables_is_said(tmp_path, text, words, message):
+def test_a_mistake_in_several_tables_is_reported(tmp_path, text, words, message):
     with pytest.raises(ConfigError, match=message):
         written(tmp_path, text, *words)
 
@@ -239,12 +239,12 @@ def test_every_field_is_documented():
     assert len(lines) > 60 and all(text for _, _, text in lines)
 
 
-def test_derived_sizes_are_said_in_words():
+def test_derived_sizes_are_described_in_words():
     text = "\n".join(LAB.derived_sizes())
     assert "16 prompts x 16 generations = 256 completions" in text and "at most 8 updates old" in text
 
 
-def test_gspo_brings_its_own_aggregation_where_none_is_chosen(tmp_path):
+def test_gspo_sets_its_aggregation_if_none_is_chosen(tmp_path):
     file, named = tmp_path / "my.toml", tmp_path / "named.toml"
     file.write_text('[recipe]\nloss = "gspo"\n')
     named.write_text('[recipe]\nloss = "gspo"\naggregation = "prompt"\n')

@@ -1,4 +1,4 @@
-"""The face of a run: what it prints on a terminal and elsewhere."""
+"""The output of a run on a terminal and in a file."""
 
 import io
 
@@ -31,7 +31,7 @@ def display(terminal):
 
 
 @pytest.mark.parametrize(("rate", "words"), [(0.05, None), (0.051, "caution from 5%"), (0.101, "unstable")])
-def test_truncation_is_warned_of_at_five_and_ten_percent(rate, words):
+def test_truncation_above_five_and_ten_percent_gives_a_warning(rate, words):
     said = truncation_warning(rate)
     assert said is None if words is None else words in said
 
@@ -43,7 +43,7 @@ def test_each_truncation_warning_is_given_once():
     assert out.getvalue().count("caution") == 1 and out.getvalue().count("unstable") == 1
 
 
-def test_the_live_table_shows_what_a_user_watches():
+def test_the_live_table_shows_the_main_metrics():
     shown, out = display(terminal=True)
     shown.step(ROW)
     shown.point(points(6))
@@ -74,7 +74,7 @@ def test_every_task_has_its_own_line_and_forecast(terminal):
     assert text.count("forecast 2x") == 1 or terminal  # four evaluations of programs are too few for one
 
 
-def test_empty_slots_are_warned_of_once_with_a_cure():
+def test_empty_slots_give_one_warning_with_a_remedy():
     shown, out = display(terminal=False)
     for step in range(1, 60):
         shown.step({**ROW, "step": step, "occupancy": 0.4, "completion_tokens_max": 900})
@@ -82,7 +82,7 @@ def test_empty_slots_are_warned_of_once_with_a_cure():
     assert "set rollouts.slots to 76 or fewer, or recipe.off_policy.stale to mask" in out.getvalue()  # 9 x 30/900 x 256
 
 
-def test_elsewhere_than_on_a_terminal_a_step_is_one_line():
+def test_without_a_terminal_a_step_is_one_line():
     shown, out = display(terminal=False)
     shown.step(ROW)
     assert out.getvalue().splitlines() == [
@@ -90,13 +90,13 @@ def test_elsewhere_than_on_a_terminal_a_step_is_one_line():
     ]
 
 
-def test_a_line_in_a_log_file_is_not_broken_where_the_terminal_would_end():
+def test_a_line_in_a_log_file_is_not_wrapped_at_the_terminal_width():
     console = Console(file=io.StringIO(), force_terminal=False, width=40)
     RunDisplay(LAB, "flops", console).note("one two three four five six seven eight nine ten eleven twelve")
     assert console.file.getvalue().count("\n") == 1
 
 
-def test_a_fall_is_said_once_with_the_metrics_that_moved():
+def test_a_fall_is_reported_once_with_the_metrics_that_moved():
     shown, out = display(terminal=False)
     quiet = {**ROW, "log_ratio_mean": 0.001}
     for step in range(1, 81):
@@ -114,7 +114,7 @@ def test_a_fall_is_said_once_with_the_metrics_that_moved():
     assert "staleness from" not in text and "truncation from" not in text
 
 
-def test_a_run_that_rises_is_not_said_to_fall():
+def test_a_rising_run_is_not_reported_as_falling():
     shown, out = display(terminal=False)
     for count in range(5, 8):
         shown.point(points(count))

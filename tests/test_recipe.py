@@ -65,7 +65,7 @@ def test_the_bound_on_staleness_follows_from_the_mode():
         ({"fp32_head": "maybe"}, "fp32_head: got 'maybe'; input should be a valid boolean"),
     ],
 )
-def test_a_bad_value_says_what_was_got_what_is_allowed_and_the_nearest_name(values, message):
+def test_a_bad_value_is_reported_with_the_allowed_values_and_the_nearest_name(values, message):
     with pytest.raises(ConfigError, match=message) as error:
         build(Recipe, values, "my.toml")
     assert str(error.value).startswith("my.toml: ")

@@ -1,6 +1,6 @@
-"""The noise of evaluations: how large it is, how it differs between points, and evaluations within the bounds.
+"""The noise of evaluations: its size, its differences between points, and simulated evaluations within the bounds.
 
-Axes in names: N points, M amounts of compute, D draws.
+Legend: N points, M amounts of compute, D draws.
 """
 
 from __future__ import annotations
@@ -11,37 +11,40 @@ from scalerl.scaling.curve import Curve
 from scalerl.scaling.law import Array
 
 NOISE_AT_BOUND = 0.01
-"""Added to p(1 - p) where noise is scaled with it, because noise does not vanish at the metric's bounds."""
+"""Added to p(1 - p) when noise is scaled by it, because noise does not vanish at the metric's bounds."""
 
 OTHER_NOISE = 0.1
-"""Least share of the variance that does not depend on the number of answers: training shakes the weights."""
+"""Minimum share of the variance that does not depend on the number of answers; it comes from training."""
 
 TINY = 1e-7
-"""Least standard deviation of an evaluation, as a share of the range."""
+"""Minimum standard deviation of an evaluation, as a share of the range."""
 
 AT_BOUND = 0.5
-"""Least distance of a mean from a bound, in standard deviations; the mean of half a normal distribution is 0.4."""
+"""Minimum distance of a mean from a bound, in standard deviations; the mean of half a normal distribution is 0.4."""
 
 
 def local_noise(metric_N: Array) -> float:
-    """Standard deviation of the noise around a locally straight curve, from second differences; robust to outliers."""
+    """Return the standard deviation of the noise around a locally straight curve; robust to outliers.
+
+    It is computed from second differences.
+    """
     bend_N = metric_N[2:] - 2 * metric_N[1:-1] + metric_N[:-2]
-    # a second difference of white noise has 6 times its variance; 1.4826 turns a median deviation into a standard one
+    # a second difference of white noise has 6 times its variance; 1.4826 converts a median to a standard deviation
     return float(1.4826 * np.median(np.abs(bend_N)) / np.sqrt(6)) if len(bend_N) else 0.0
 
 
 def binomial(level: Array, low: float, high: float) -> Array:
-    """p(1 - p) of a level as a share of the range, plus ``NOISE_AT_BOUND``."""
+    """Return p(1 - p) plus ``NOISE_AT_BOUND``, where p is the level as a share of the range."""
     p = np.clip((level - low) / (high - low), 0.0, 1.0)
     return np.asarray(p * (1.0 - p) + NOISE_AT_BOUND)
 
 
 def relative_noise(curve: Curve) -> Array | None:
-    """Standard deviation of each point relative to the others, shape (N,), with a root mean square of one.
+    """Return the standard deviation of each point relative to the others, shape (N,), or None without standard errors.
 
-    From the standard errors of the points, by the number of answers that each stands for. That number is in proportion
-    to p(1 - p) / stderr^2; a factor p(1 - p) itself made forecasts of public runs worse. What the scatter of the points
-    has beyond their standard errors, at least ``OTHER_NOISE``, is the same for all. None without standard errors.
+    The root mean square is one. The number of answers of each point is proportional to p(1 - p) / stderr^2. The result
+    depends on this number only, because a factor p(1 - p) made forecasts of public runs worse. The share of the scatter
+    that the standard errors do not explain, at least ``OTHER_NOISE``, is the same for all points.
     """
     if curve.stderr is None or not (np.nan_to_num(curve.stderr) > 0).any():
         return None
@@ -53,13 +56,13 @@ def relative_noise(curve: Curve) -> Array | None:
 
 
 def evaluations(level_MD: Array, sd_MD: Array, low: float, high: float, rng: np.random.Generator) -> Array:
-    """Draws of one evaluation at each level with a standard deviation, shape (M, D), within the bounds.
+    """Draw one evaluation per level with the given standard deviation, shape (M, D), within the bounds.
 
-    Each is the share of successes among as many answers as give this standard deviation. Far from the bounds this is
-    close to a normal distribution; next to one it has a probability of being exactly there, as real evaluations have.
+    An evaluation is the share of successes among as many answers as give this standard deviation. Far from the bounds
+    its distribution is close to a normal one. Near a bound it can be exactly at the bound, as in real evaluations.
     """
     sd_MD = np.maximum(sd_MD / (high - low), TINY)
-    # noise around a level at a bound points inwards, so that the mean is this far from the bound
+    # at a bound noise can only point inwards, so the mean is at least this far from the bound
     least_MD = np.minimum(AT_BOUND * sd_MD, 0.5)
     p_MD = np.clip((level_MD - low) / (high - low), least_MD, 1.0 - least_MD)
     answers_MD = np.maximum(np.rint(p_MD * (1.0 - p_MD) / sd_MD**2), 1.0).astype(np.int64)
