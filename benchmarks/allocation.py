@@ -39,7 +39,7 @@ RESULTS = Path(__file__).parent / "results" / "allocation.json"
 
 
 class Shown:
-    """What a policy may see of a study: the beginnings of its runs, fitted once each."""
+    """The part of a study that a policy may see: the beginnings of its runs, each fitted once."""
 
     def __init__(self, whole: Study) -> None:
         self.curves_AS = whole.curves_AS
@@ -47,11 +47,11 @@ class Shown:
         self._fits: dict[tuple[int, int], list[Fit]] = {}
 
     def points(self, done: int) -> int:
-        """Evaluations after so many slices."""
+        """Number of evaluations after a number of slices."""
         return 1 + (POINTS - 1) * done // SLICES
 
     def fits(self, arm: int, done: int) -> list[Fit]:
-        """Fits of all seeds of an arm after so many slices."""
+        """Fits of all seeds of an arm after a number of slices."""
         if (arm, done) not in self._fits:
             self._fits[arm, done] = [fit(curve.first(self.points(done))) for curve in self.curves_AS[arm]]
         return self._fits[arm, done]
@@ -62,7 +62,7 @@ class Shown:
         return float(np.mean([curve.metric[last - 3 : last] for curve in self.curves_AS[arm]]))
 
     def ceiling(self, arm: int, done: int) -> float:
-        """Mean of the ceilings as forecast."""
+        """Mean of the forecast ceilings."""
         return float(np.mean([f.asymptote.mean for f in self.fits(arm, done)]))
 
 
@@ -129,7 +129,7 @@ def summary(compute_R: np.ndarray, regret_R: np.ndarray) -> dict[str, float]:
 
 def measure(name: str, studies: int, seed: int) -> dict[str, dict[str, float]]:
     """All policies on the same studies of one setting."""
-    # a stream for each study, so that fewer studies are the first of more
+    # one random stream per study, so that a smaller number of studies is a prefix of a larger one
     key = list(SETTINGS).index(name)
     scores_RP2 = np.array(
         [scored(study(np.random.default_rng([seed, key, i]), SETTINGS[name])) for i in range(studies)]
@@ -155,9 +155,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--studies", type=int, default=200, help="of each setting")
     parser.add_argument(
-        "--seed", type=int, default=2026, help="of all random numbers; the defaults were set on another"
+        "--seed", type=int, default=2026, help="random seed; the defaults of the policy were chosen with another"
     )
-    parser.add_argument("--json", type=Path, default=RESULTS, help="write the results here")
+    parser.add_argument("--json", type=Path, default=RESULTS, help="file for the results")
     arguments = parser.parse_args()
     results: dict[str, Any] = {"studies": arguments.studies, "seed": arguments.seed, "settings": {}}
     for name in SETTINGS:

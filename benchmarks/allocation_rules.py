@@ -1,7 +1,7 @@
-"""The rules for stopping arms that ``allocation.py`` compares: that of `scalerl.study.allocate`, and two others.
+"""The rules for stopping arms that ``allocation.py`` compares: the one of `scalerl.study.allocate`, and two others.
 
-The product has no budget, because its slices end with the run. Here an arm that has spent its whole budget cannot be
-trained further, and what is known of it stays as it is.
+`scalerl.study.allocate` has no budget, because its slices end with the run. Here, an arm that has spent its budget
+cannot be trained further, and its posterior stays the same.
 
 Axes in names: A arms, D draws.
 """
@@ -25,16 +25,16 @@ class Rule(NamedTuple):
     """An arm continues while its evidence is at least this limit."""
 
     evidence: Callable[[ArmDraws, Array], Array]
-    """From the draws, and the same with finished arms held at their means, to one number an arm, shape (A,)."""
+    """Evidence per arm, shape (A,), from the draws, and from the draws with finished arms fixed at their means."""
 
     least: float
-    """Limit, chosen on 120 studies of other random numbers than those of ``allocation.py``."""
+    """Limit, chosen on 120 studies with other random numbers than ``allocation.py``."""
 
 
 def probability_above(draws: ArmDraws) -> Array:
     """Probability that each arm is better than the leader, shape (A,); 1 for the leader itself.
 
-    It keeps an arm that a third one surely beats, as long as the ceiling of the leader is uncertain.
+    It keeps an arm that is surely worse than a third one, while the ceiling of the leader is uncertain.
     """
     first = leader(draws)
     above_A = (draws.recipe_AD > draws.recipe_AD[first]).mean(axis=1)
@@ -47,11 +47,11 @@ RULES = {
     "above leader": Rule(lambda draws, held: probability_above(draws), 0.10),
     "worth": Rule(lambda draws, held: worth_of_each(held), 0.001),
 }
-"""By the name in docs/allocation.md; evidence of "worth" is in the metric's unit."""
+"""Rules by their names in docs/allocation.md; the evidence of "worth" is in the metric's unit."""
 
 
 class Decision(NamedTuple):
-    """What a rule decides after a slice."""
+    """The decision of a rule after a slice."""
 
     best: int
     """The arm to choose if the study ended now."""
@@ -60,10 +60,10 @@ class Decision(NamedTuple):
 
 
 def decide(fits: Sequence[Sequence[Fit]], open_A: Array, rule: str) -> Decision:
-    """Return which arms continue by a rule.
+    """Return the arms that continue by a rule.
 
     Args:
-        fits: of all runs of each arm.
+        fits: fits of all runs of each arm.
         open_A: whether each arm has budget left.
         rule: key of ``RULES``.
     """
@@ -83,6 +83,6 @@ def decide(fits: Sequence[Sequence[Fit]], open_A: Array, rule: str) -> Decision:
 
 
 def hold(draws: ArmDraws, open_A: Array) -> ArmDraws:
-    """The draws with the arms that cannot be trained further held at their means."""
+    """Return the draws, with the arms that cannot be trained further fixed at their means."""
     mean_A1 = draws.trained_AD.mean(axis=1, keepdims=True)
     return draws._replace(trained_AD=np.where(open_A[:, None], draws.trained_AD, mean_A1))

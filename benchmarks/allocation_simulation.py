@@ -1,8 +1,8 @@
-"""Studies of several recipes whose true ceilings are known, for the benchmark of allocation.
+"""Simulated studies of several recipes with known ceilings, for the benchmark of allocation.
 
 Compute is in shares of one whole run. Every run has an evaluation before training and 40 at equal steps after it. The
 present score misleads by design: midpoints differ by a factor of four and steepness by 2.5, and in half of the studies
-the order of the midpoints is that of the ceilings, so that the quick starters are the low ones.
+the midpoints have the order of the ceilings, so that the arms that climb early have the low ceilings.
 
 Axes in names: A arms, S seeds of an arm, N evaluations.
 """
@@ -17,27 +17,27 @@ from scalerl.scaling import Curve, sigmoid
 
 POINTS = 41
 MIDPOINTS = (1 / 16, 1 / 4)
-"""Range of C_mid, in whole runs: from a run that is 16 midpoints long to one of 4."""
+"""Range of C_mid, in whole runs: a run is between 4 and 16 midpoints long."""
 EFFICIENCIES = (1.0, 2.5)
 """Range of B."""
 PHI = 0.7
-"""Correlation of the noise of neighbouring evaluations."""
+"""Correlation of the noise of neighboring evaluations."""
 
 Random = np.random.Generator
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What kind of studies are drawn."""
+    """The distribution from which studies are drawn."""
 
     seeds: int = 3
-    """Runs of each arm."""
+    """Runs per arm."""
     noise_sd: float = 0.008
-    """Standard deviation of one evaluation about its curve."""
+    """Standard deviation of an evaluation around its curve."""
     seed_sd: float = 0.012
     """Standard deviation of the ceiling between seeds of one arm."""
     low_gap: tuple[float, float] = (0.05, 0.15)
-    """How far the clearly lower arms lie below the best."""
+    """Distance of the clearly lower arms below the best."""
 
 
 SETTINGS = {
@@ -48,15 +48,15 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Study:
-    """The whole runs of every arm, of which a policy is shown the beginnings, and the truth."""
+    """The complete runs of every arm, of which a policy sees the beginnings, and the true ceilings."""
 
     curves_AS: list[list[Curve]]
     asymptote_A: np.ndarray
-    """True ceiling of each recipe: the mean over all seeds it could have."""
+    """True ceiling of each recipe: the mean over all possible seeds."""
 
 
 def ceilings(rng: Random, setting: Setting) -> np.ndarray:
-    """Of six to nine arms: the best, one or two within 0.01 of it, one 0.02 to 0.05 lower, the others clearly lower."""
+    """Draw six to nine ceilings: the best, one or two within 0.01, one 0.02 to 0.05 lower, the others clearly lower."""
     near = rng.uniform(0.0, 0.01, rng.integers(1, 3))
     middle = rng.uniform(0.02, 0.05, 1)
     low = rng.uniform(*setting.low_gap, rng.integers(6, 10) - 2 - len(near))
@@ -64,7 +64,7 @@ def ceilings(rng: Random, setting: Setting) -> np.ndarray:
 
 
 def midpoints(rng: Random, asymptote_A: np.ndarray) -> np.ndarray:
-    """Log-uniform; in half of the studies sorted, so that the higher ceilings belong to the slower arms."""
+    """Draw log-uniform midpoints; in half of the studies they are sorted, so that slower arms have higher ceilings."""
     midpoint_A = np.exp(rng.uniform(*np.log(MIDPOINTS), len(asymptote_A)))
     if rng.random() < 0.5:
         midpoint_A = np.sort(midpoint_A)[asymptote_A.argsort().argsort()]

@@ -1,11 +1,11 @@
-"""What Ray costs on one machine: a transfer of weights between its processes, and whole steps of the lab.
+"""Overhead of Ray on one machine: a transfer of weights between processes, and whole steps of the lab.
 
     python benchmarks/cluster.py [--rounds 3] [--steps 60] [--out cluster.json]
 
 Transfer: 45 million FP32 weights (180 MB) in 150 tensors, from one process to another that copies them into a model of
 the same shapes; the median of seven, for the object store, a directory, and shared memory. Steps: the lab with one
-torch engine and weights that are used on arrival, on this machine without Ray and as actors; seconds per step after
-the first ten, evaluations apart. Runs alternate; the ratio is the median over rounds.
+torch engine and the eager schedule, on this machine without Ray and as actors; seconds per step after the first ten,
+without evaluations. Runs alternate; the ratio is the median over rounds.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def main() -> None:
     for _ in range(options.rounds):
         for name, words in ARMS.items():
             steps[name].append(seconds_a_step([*words, "--steps", str(options.steps)]))
-    print("\n| lab | seconds a step | ratio |\n|---|---|---|")
+    print("\n| lab | seconds per step | ratio |\n|---|---|---|")
     for name, values in steps.items():
         ratio = statistics.median(v / base for v, base in zip(values, steps["one machine"], strict=True))
         print(f"| {name} | {statistics.median(values):.3f} | {ratio:.2f} |", flush=True)
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def seconds_a_step(words: list[str]) -> float:
-    """Return the mean seconds of a step of the lab, whole."""
+    """Return the mean time of a whole step of the lab, in seconds."""
     with tempfile.TemporaryDirectory() as scratch:
         quiet = ["--evaluation.every", "100000", "--evaluation.prompts", "64", "--checkpoint.every", "100000"]
         rows = train(Path(scratch) / "run", [*quiet, *words])[WARM_UP:]
@@ -74,7 +74,7 @@ class Receiver:
         self._channel, self._own = channel, dict(weights(0.0))
 
     def receive(self, version: int) -> float:
-        """Return the seconds of one version."""
+        """Return the time to receive and copy one version, in seconds."""
         began = time.perf_counter()
         for name, tensor in self._channel.receive(version).items():
             self._own[name].copy_(tensor)

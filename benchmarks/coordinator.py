@@ -1,13 +1,13 @@
-"""What the coordinator can carry, and what the three staleness rules cost: simulations in decode steps, no model.
+"""Throughput of the coordinator, and cost of the three staleness rules: simulations in decode steps, without a model.
 
     python benchmarks/coordinator.py [--groups 1000000] [--out coordinator.json]
 
 Rates: 64 engines of 256 slots, lognormal lengths of 100 tokens on average, groups of 16, k = 8, batches as large as all
-slots. Seconds are those of the process's own clock, so that what else the machine does counts less. The engines only
-keep a calendar of ends; their share of the time is measured apart, for the clock in each call costs something itself.
-Engines: the same rate with 512 engines of 32 and of 64 slots, the engines' own bookkeeping included.
-Memory: resident size along one run with groups of 4. Rules: occupancy and what is trained, for slots of 1, 2 and 4
-batches, the trainer twice as fast as full engines.
+slots. Times are CPU seconds of the process, so that other load on the machine matters less. The engines only keep a
+calendar of finishing times. Their share of the time is measured in a separate run, because a clock in each call adds
+time. Engines: the same rate with 512 engines of 32 and of 64 slots, including the bookkeeping of the engines.
+Memory: resident size during one run with groups of 4. Rules: occupancy and trained tokens for slots of 1, 2 and 4
+batches, with a trainer that is twice as fast as full engines.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ from scalerl.rollouts.schedule import PipelineSchedule
 ENGINES, SLOTS, GROUP, MAX_LAG, MEAN = 64, 256, 16, 8, 100.0
 BATCH = ENGINES * SLOTS // GROUP
 MANY = ((512, 32), (512, 64))
-"""Larger clusters: engines, and slots of each."""
+"""Larger clusters: engines, and slots per engine."""
 RULES = ("wait", "mask", "drop")
 MAX_RATIO = 10.0
-"""Longest completion, in mean ones."""
+"""Longest completion, in multiples of the mean."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--groups", type=int, default=1_000_000, help="of the run whose memory is measured")
-    parser.add_argument("--rate-groups", type=int, default=30_000, help="of each run whose rate is measured")
+    parser.add_argument("--groups", type=int, default=1_000_000, help="groups of the memory run")
+    parser.add_argument("--rate-groups", type=int, default=30_000, help="groups of each rate run")
     parser.add_argument("--out", type=Path, default=Path("coordinator.json"))
     options = parser.parse_args()
     lengths = by_key(lognormal_lengths(MEAN, cut=MAX_RATIO))
@@ -81,7 +81,7 @@ def main() -> None:
 def trainer_of(
     rule: str, make: Callable[[], Engine], group_size: int = GROUP, size: tuple[int, int] = (ENGINES, SLOTS)
 ) -> SimulatedTrainer:
-    """Return a trainer that begins, over engines of some slots each."""
+    """Return a trainer over engines with a number of slots each."""
     batch = size[0] * size[1] // group_size
     engines = [make() for _ in range(size[0])]
     coordinator = Coordinator(engines, PipelineSchedule(batch, AtTick(round(1.5 * MEAN)), MAX_LAG, rule), group_size, 0)
@@ -93,7 +93,7 @@ def trainer_of(
 def rate(
     rule: str, groups: int, make: Callable[[], Engine], size: tuple[int, int] = (ENGINES, SLOTS)
 ) -> dict[str, float]:
-    """Return the groups a second from start to end, and the seconds."""
+    """Return the groups per second of a whole run, and its time in seconds."""
     trainer = trainer_of(rule, make, size=size)
     began = time.process_time()
     done = sum(len(formed.groups) for formed in trainer.batches(-(-groups * GROUP // (size[0] * size[1]))))
@@ -103,7 +103,7 @@ def rate(
 
 
 class Timed:
-    """An engine with a clock in the calls that a step makes."""
+    """An engine that times the calls of a step."""
 
     def __init__(self, inner: CalendarEngine) -> None:
         self._inner, self.seconds = inner, 0.0
@@ -124,7 +124,7 @@ class Timed:
 
 
 def memory(groups: int, lengths: Any) -> dict[str, float]:
-    """Return the resident size, MiB, when a tenth, a half and all of the groups were trained."""
+    """Return the resident size in MiB after a tenth, half and all of the groups."""
     print("\n| groups | resident MiB |\n|---|---|")
     trainer = trainer_of("wait", lambda: CalendarEngine(SLOTS, lengths), group_size=4)
     sizes: dict[str, float] = {}

@@ -1,8 +1,8 @@
-"""The torch engine against transformers' `generate`, refill with mixed lengths, and the in-flight weight swap.
+"""Compares the torch engine with transformers' `generate`; measures refill with mixed lengths and the weight swap.
 
     python benchmarks/engine.py [--size 3.3M] [--device cpu] [--threads 1] [--repeats 5] [--out engine.json]
 
-Each repeat measures all of them one after the other, so that the ratios compare like with like; medians are printed.
+Each repeat measures all cases in turn, so that the ratios are of the same conditions; medians are printed.
 `generate` returns no log-probabilities; the engine returns them, through an FP32 head, with version tags.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 
 SEQUENCES, PROMPT, NEW = 64, 32, 128
 STOP = (2, 3, 4, 5)
-"""Ends a random sequence after 128 tokens on average, were it not cut at 128: lengths of 1 to 128, about 80."""
+"""Stop tokens that end a random sequence after 128 tokens on average; cut at 128, the mean length is about 80."""
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def main() -> None:
     for repeat in range(options.repeats + 1):
         for name, measure in measures.items():
             value = measure()
-            if repeat:  # the first warms up
+            if repeat:  # the first is a warm-up
                 figures[name].append(value)
     report(figures, options, machine())
 
@@ -87,7 +87,7 @@ def report(figures: dict[str, list[float]], options: argparse.Namespace, where: 
 
 
 def generate(model: Any) -> float:
-    """Tokens per second of transformers' own sampling loop."""
+    """Tokens per second of transformers' sampling loop."""
     import torch
 
     x = torch.randint(2, model.config.vocab_size, (SEQUENCES, PROMPT), device=model.device)
@@ -105,9 +105,9 @@ def engine(policy: Any, sequences: int, share: int, stop: tuple[int, ...] = ()) 
 
     Args:
         policy: random.
-        sequences: how many are generated.
-        share: how many share a prompt, as the rollouts of one group do.
-        stop: token ids that end a sequence; the fewer, the longer they become.
+        sequences: number of sequences.
+        share: sequences per prompt, such as the rollouts of a group.
+        stop: token ids that end a sequence; fewer ids make longer sequences.
     """
     import numpy as np
 
@@ -131,7 +131,7 @@ def engine(policy: Any, sequences: int, share: int, stop: tuple[int, ...] = ()) 
 
 
 def swap(policy: Any) -> float:
-    """Milliseconds of one weight swap, out of a flat block as it comes through shared memory."""
+    """Milliseconds of one weight swap, from a flat block as in shared memory."""
     import torch
 
     from scalerl.models.layout import WeightLayout
@@ -146,7 +146,7 @@ def swap(policy: Any) -> float:
 
 
 def now() -> float:
-    """Seconds, after the device has finished what it was given."""
+    """Time in seconds, after the device has finished its work."""
     import torch
 
     if torch.cuda.is_available():

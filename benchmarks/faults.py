@@ -1,10 +1,10 @@
-"""Faults in real runs: what became of them, and whether the results are those of an undisturbed run.
+"""Injects faults into real runs, and compares the results with those of an undisturbed run.
 
     python benchmarks/faults.py                     # all kinds (an hour of one core)
     python benchmarks/faults.py kills --count 10    # some
 
-Every fault is followed by `scalerl resume`; in the end weights, points, metrics and samples are compared with those of
-a run that nothing disturbed. Processes that are left a second after the trainer's end are counted. Writes
+Every fault is followed by `scalerl resume`. At the end, weights, points, metrics and samples are compared with those of
+an undisturbed run. Processes that are still alive one second after the trainer has ended are counted. Writes
 benchmarks/results/faults.json.
 """
 
@@ -32,13 +32,13 @@ RESULTS = Path(__file__).parent / "results" / "faults.json"
 WORDS = [*runs.SMALL, "--steps", "12"]
 """Updates, evaluations at 0, 6 and 12, and checkpoints every 4 updates."""
 A_RUN = 10
-"""Faults that one run gets before it may go on to its end."""
+"""Faults per run; then the run is resumed to its end."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
 class Found:
-    """What became of one kind of fault.
+    """The results for one kind of fault.
 
     Example: Found("kills", faults=50, runs=7, identical=7, left=0, tracebacks=0, seconds=610.0, remarks=[])
     """
@@ -48,23 +48,23 @@ class Found:
     """Faults that reached a process before its end."""
     runs: int = 0
     identical: int = 0
-    """Runs whose outcome is that of the undisturbed one."""
+    """Runs whose results are identical to those of the undisturbed run."""
     left: int = 0
-    """Processes that were still there a second after the trainer's end."""
+    """Processes that were alive one second after the trainer had ended."""
     tracebacks: int = 0
     wrong_codes: int = 0
-    """Ends with an exit code that does not say what happened."""
+    """Unexpected exit codes."""
     seconds: float = 0.0
     remarks: list[str] | None = None
 
     def note(self, text: str) -> None:
-        """Keep something that should not be."""
+        """Record an unexpected event."""
         self.remarks = [*(self.remarks or []), text[-600:]]
         print("   ", text[-600:], flush=True)
 
 
 class Campaign:
-    """One model, one undisturbed run, and faults in others."""
+    """One model, one undisturbed run, and runs with faults."""
 
     def __init__(self, place: Path, seed: int, model: Path | None) -> None:
         self.place, self.random = place, random.Random(seed)
@@ -75,20 +75,20 @@ class Campaign:
         print(f"undisturbed: {self.whole_s:.0f} s", flush=True)
 
     def begin(self, name: str) -> runs.Forked:
-        """Start a run, or continue it."""
+        """Start or resume a run."""
         path = self.place / name
         if (path / "config.toml").exists():
             return runs.start(["resume", str(path)])
         return runs.start(["train", "--model", str(self.model), "--run-dir", str(path), *WORDS])
 
     def code_of(self, process: runs.Forked) -> int:
-        """Wait for a run that should finish."""
+        """Wait for a run that should finish; return its exit code."""
         text, _ = process.communicate(timeout=900)
         assert process.returncode == 0, text
         return 0
 
     def finish(self, name: str, found: Found) -> None:
-        """Let a run go on to its end, and compare."""
+        """Resume a run to its end, and compare."""
         process = self.begin(name)
         text, _ = process.communicate(timeout=900)
         found.runs += 1
@@ -98,7 +98,7 @@ class Campaign:
             found.note(f"{name} ended with {process.returncode} and is not identical: {text}")
 
     def disturb(self, found: Found, count: int, act: Callable[[runs.Forked, Found], None]) -> None:
-        """Let runs meet faults at random moments, several each, then finish and compare."""
+        """Inject several faults per run at random times, then finish and compare."""
         number = 0
         while found.faults < count:
             name, number = f"{found.kind}-{number}", number + 1
@@ -114,7 +114,7 @@ class Campaign:
             print(f"  {found.kind}: {found.faults} faults, {found.identical} of {found.runs} identical", flush=True)
 
     def wait(self, process: runs.Forked, found: Found, started: dict[int, str], codes: Sequence[int]) -> None:
-        """Wait for the end after a fault, and judge it."""
+        """Wait for the end after a fault, and check the exit code."""
         text, _ = process.communicate(timeout=120)
         left = runs.left_of(started, 1.0)
         found.left += len(left)
@@ -128,7 +128,7 @@ class Campaign:
             found.note(f"exit code {process.returncode}, expected {codes}: {text}")
 
     def kill(self, process: runs.Forked, found: Found) -> None:
-        """Kill the trainer, its generator or all that it has started."""
+        """Kill the trainer, its generator or all its child processes."""
         started = runs.descendants(process.pid)
         victims = self.random.choice(("trainer", "generator", "all"))
         generators = runs.children(process.pid)
@@ -139,15 +139,15 @@ class Campaign:
         self.wait(process, found, started, (0, 1, -9))
 
     def signal_it(self, process: runs.Forked, found: Found) -> None:
-        """Ask it to stop, as a terminal does: the whole process group."""
+        """Send a stop signal to the whole process group, as a terminal does."""
         number, started = self.random.choice(SIGNALS), runs.descendants(process.pid)
         if process.poll() is None:
             os.killpg(process.pid, number)
-        # a process that has not set its handlers yet ends by the signal itself
+        # a process without signal handlers yet is ended by the signal
         self.wait(process, found, started, (0, 128 + number, -number))
 
     def pause(self, process: runs.Forked, found: Found) -> None:
-        """Stop the trainer or its generator for a few seconds, and let it go on to its end."""
+        """Stop the trainer or its generator for a few seconds, then continue it."""
         pid = self.random.choice([process.pid, *runs.children(process.pid)])
         for number in (signal.SIGSTOP, signal.SIGCONT):
             if process.poll() is None and os.path.exists(f"/proc/{pid}"):
@@ -157,12 +157,12 @@ class Campaign:
 
 
 def kills(campaign: Campaign, found: Found, count: int) -> None:
-    """SIGKILL at random moments to the trainer, its generator, or every process."""
+    """SIGKILL at random times to the trainer, its generator, or every process."""
     campaign.disturb(found, count, campaign.kill)
 
 
 def signals(campaign: Campaign, found: Found, count: int) -> None:
-    """SIGINT, SIGTERM or SIGHUP at random moments."""
+    """SIGINT, SIGTERM or SIGHUP at random times."""
     campaign.disturb(found, count, campaign.signal_it)
 
 
@@ -177,7 +177,7 @@ def pauses(campaign: Campaign, found: Found, count: int) -> None:
 
 
 def full_disk(campaign: Campaign, found: Found, count: int) -> None:
-    """A disk that is full after a random number of bytes; then there is room again. Needs the right to mount."""
+    """A disk that is full after a random number of bytes, and then has space again. Needs permission to mount."""
     for number in range(count):
         path = campaign.place / f"full-{number}"
         path.mkdir()
@@ -197,7 +197,7 @@ def full_disk(campaign: Campaign, found: Found, count: int) -> None:
 
 
 def flipped_bytes(campaign: Campaign, found: Found, count: int) -> None:
-    """A byte of the newest checkpoint is another one; the run goes back to the checkpoint before."""
+    """A changed byte in the newest checkpoint; the run resumes from the previous one."""
     for number in range(count):
         name = f"flipped-{number}"
         process = campaign.begin(name)
@@ -222,7 +222,7 @@ KINDS: dict[str, tuple[Callable[[Campaign, Found, int], None], int]] = {
     "full_disk": (full_disk, 8),
     "flipped_bytes": (flipped_bytes, 8),
 }
-"""Kind -> what it does, and how many faults by default."""
+"""Kind -> its function, and the default number of faults."""
 
 
 def main() -> None:
@@ -231,7 +231,7 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", help=f"some of {', '.join(KINDS)}; default: all")
     parser.add_argument("--count", type=int, help="faults of each kind")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--model", type=Path, help="a lab model of an earlier campaign; default: made anew")
+    parser.add_argument("--model", type=Path, help="lab model of an earlier campaign; default: a new one")
     given = parser.parse_args()
     machine = f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release()}"
     saved = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"faults": {}}

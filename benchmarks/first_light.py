@@ -1,8 +1,8 @@
-"""The embedded lab as a user runs it: time, climb, and the forecast made at half the compute against the end.
+"""Runs the embedded lab: time, climb, and the forecast at half the compute compared with the end.
 
     python benchmarks/first_light.py --seeds 0 1 2 3 4 --out first_light.json [-- --any.field VALUE ...]
 
-Each seed is one `scalerl train` in its own process. "End" is the mean of the last three evaluations; the forecast is
+Each seed is one `scalerl train` in a separate process. "End" is the mean of the last three evaluations; the forecast is
 fitted to the evaluations up to half of the final compute and compared at the same three computes. Prints a table and
 writes JSON.
 """

@@ -2,10 +2,9 @@
 
     python benchmarks/head_memory.py [--tokens 16384] [--vocabulary 151936] [--width 1024] [--out head_memory.json]
 
-Each case runs in a process of its own, whose high-water mark is read before and after: what is printed is memory above
-the weights and the hidden states, the gradients of both included. "at once" is what the usual way takes, with all
-logits in memory; it is computed, not run: its logits, their log-softmax and the gradient of the logits are
-3 x tokens x vocabulary x 4 bytes.
+Each case runs in a separate process. The printed number is the peak resident memory in addition to the weights and
+hidden states, including the gradients of both. "at once" is the usual method with all logits in memory. It is computed,
+not run: the logits, their log-softmax and their gradient are 3 x tokens x vocabulary x 4 bytes.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def main() -> None:
 
 
 def measure(dtype: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the peak above weights and hidden states in MB, and the seconds; run in a process of its own."""
+    """Return the peak above weights and hidden states in MB, and the time in seconds; runs in a separate process."""
     import torch
 
     from scalerl.models.head import token_logprobs
@@ -54,10 +53,10 @@ def measure(dtype: str, options: argparse.Namespace) -> dict[str, Any]:
     weight_VD = torch.empty(options.vocabulary, options.width, dtype=kind).normal_(0, 0.02, generator=draw)
     hidden_ND = torch.empty(options.tokens, options.width, dtype=kind).normal_(generator=draw)
     targets_N = torch.randint(0, options.vocabulary, (options.tokens,), generator=draw)
-    warm_ND = hidden_ND[:64].clone().requires_grad_()  # loads the kernels, whose code is memory too
+    warm_ND = hidden_ND[:64].clone().requires_grad_()  # loads the kernels, whose code counts as memory
     token_logprobs(warm_ND, weight_VD[:512].clone().requires_grad_(), None, targets_N[:64] % 512)[0].sum().backward()
     del warm_ND
-    Path("/proc/self/clear_refs").write_text("5")  # sets the high-water mark to what is in use now
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak to the current resident size
     before, began = high_water(), time.perf_counter()
     logp_N, _ = token_logprobs(hidden_ND.requires_grad_(), weight_VD.requires_grad_(), None, targets_N)
     forward, forward_s = high_water() - before, time.perf_counter() - began
@@ -75,7 +74,7 @@ def measure(dtype: str, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def high_water() -> int:
-    """Return the bytes of the largest resident set since the mark was reset (Linux)."""
+    """Return the peak resident size in bytes since the last reset (Linux)."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
 

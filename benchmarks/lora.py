@@ -1,8 +1,8 @@
-"""What adapters save: seconds and memory of updates of a random Qwen3, all weights or adapters alone.
+"""Time and memory of updates of a random Qwen3: all weights compared with adapters.
 
     python benchmarks/lora.py [--width 512] [--layers 12] [--rank 16]
 
-Each arm runs in a process of its own, so that the peak of resident memory is its own. Prints one line an arm.
+Each arm runs in a separate process, because the peak of resident memory is per process. Prints one line per arm.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main() -> None:
 
 
 def measure(adapters: bool, settings: dict[str, int]) -> dict[str, Any]:
-    """Return bytes and seconds of one arm, in FP32 on CPU: updates of 512 tokens in two micro-batches."""
+    """Return the memory in bytes and the time in seconds of one arm: updates of 512 tokens in FP32 on CPU."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 

@@ -1,9 +1,10 @@
-"""What streaming brings: the lab by PipelineRL-8 against the same work done in turns (on-policy, k = 0).
+"""Speedup by overlap: the lab with PipelineRL-8 compared with the same work in turns (on-policy, k = 0).
 
     python benchmarks/overlap.py [--rounds 3] [--steps 80] [--out overlap.json] [-- --any.field VALUE ...]
 
-In turns, one side always waits, so each may use all cores; it is measured with one thread a side too. Steps per second
-come from the run's own metrics after the first ten steps, evaluations apart. Prints medians over rounds.
+In turns, one side always waits, so each side may use all cores; the case with one thread per side is measured too.
+Steps per second are from the metrics of the run after the first ten steps, without evaluations. Prints medians over
+rounds.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Forward and backward pass over a batch: rows padded against rows packed, for several spreads of lengths.
+"""Forward and backward pass over a batch: padded rows compared with packed rows, for several spreads of lengths.
 
     python benchmarks/packing.py [--rounds 7] [--out packing.json]
 
-One pass of each in turn, timed by the CPU seconds of this process's one thread, so that a busy machine matters less;
-medians over the rounds, and the median of the ratios.
+The two alternate. Times are CPU seconds of the single thread, so that other load matters less. Prints medians over the
+rounds, and the median of the ratios.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from scalerl.training.learner.single import SingleLearner
 
 SPREADS = ("equal", "uniform", "long-tailed")
 BUDGETS = (2048, 16_384)
-"""Tokens of a micro-batch; the second is the default, and holds the whole batch here."""
+"""Tokens per micro-batch; the second is the default, which is the whole batch here."""
 
 
 def lengths_of(spread: str, rollouts: int, longest: int) -> Tensor:
-    """Return the lengths of a batch: all alike, half the longest to the longest, or lognormal with sigma 1."""
+    """Return the lengths of a batch: equal, uniform from half of the longest on, or lognormal with sigma 1."""
     draw = torch.Generator().manual_seed(0)
     if spread == "equal":
         return torch.full((rollouts,), longest)
@@ -72,7 +72,7 @@ def measure(name: str, spread: str, budget: int, rounds: int) -> dict[str, Any]:
                 began = time.process_time()
                 learner._add_gradients(batch)
                 learner._discard_gradient()
-                if round_:  # the first warms up
+                if round_:  # the first is a warm-up
                     seconds[kind].append(time.process_time() - began)
     padded = sum(len(rows) * width for rows, width in batch.micro_batches(budget))
     tokens = int(batch.length_B.sum())

@@ -1,4 +1,4 @@
-"""The lab on one machine, on Ray and on vLLM: does the placement change the curve? Engines are killed meanwhile.
+"""Compares the curves of the lab on one machine, on Ray and on vLLM, while engines are killed.
 
     python benchmarks/placements.py [--seeds 3] [--kills 7] [--sides "one machine" Ray vLLM] [--out placements.json]
 
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--preset", default="quick")
     parser.add_argument("--sides", nargs="+", default=["one machine", "Ray"])
     parser.add_argument("--vllm-python", default="", help="Python of an environment with vLLM")
-    parser.add_argument("--work", type=Path, default=Path("placements"), help="where the runs go")
+    parser.add_argument("--work", type=Path, default=Path("placements"), help="directory of the runs")
     parser.add_argument("--out", type=Path, default=Path("placements.json"))
     parser.add_argument("extra", nargs="*", help="options of `scalerl train`, after --")
     options = parser.parse_args()
@@ -45,7 +45,7 @@ def main() -> None:
              "vLLM": (vllm, "vllm.entrypoints", options.kills_vllm)}  # fmt: skip
     runs: dict[str, list[Path]] = {}
     figures: dict[str, Any] = {"machine": machine(), "runs": [], "comparisons": {}}
-    for seed in range(options.seeds):  # sides alternate, so that a slow hour of the machine meets all
+    for seed in range(options.seeds):  # sides alternate, so that other load on the machine affects all
         for name in options.sides:
             words, victims, kills = sides[name]
             path = options.work / f"{name.replace(' ', '_')}-{seed}"
@@ -64,7 +64,7 @@ def main() -> None:
 def train_and_kill(
     side: str, path: Path, words: list[str], victims: str, rng: random.Random, kills: int
 ) -> dict[str, Any]:
-    """Train a run, and kill processes whose command holds a text at random steps; return what became of it."""
+    """Train a run, and kill processes whose command contains a text at random steps; return a summary."""
     command = [sys.executable, "-m", "scalerl.cli", "train", "--run-dir", str(path), *words]
     began, done = time.monotonic(), 0
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def train_and_kill(
 
 
 def compare(first: list[Path], second: list[Path]) -> dict[str, Any]:
-    """Return what `scalerl compare --json` says over FLOPs, or why it says nothing."""
+    """Return the result of `scalerl compare --json` over FLOPs, or its error."""
     paths = [*map(str, first), "--versus", *map(str, second)]
     command = [sys.executable, "-m", "scalerl.cli", "compare", "--compute", "flops", "--json", *paths]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -105,7 +105,7 @@ def descendants(pid: int) -> list[tuple[int, str]]:
             for child in (task / "children").read_text().split():
                 line = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ").strip()
                 found += [(int(child), line), *descendants(int(child))]
-    except (FileNotFoundError, ProcessLookupError):  # it ended while we looked
+    except (FileNotFoundError, ProcessLookupError):  # the process has ended
         pass
     return found
 

@@ -1,11 +1,11 @@
-"""How near `scalerl plan` comes to real runs of the lab: throughput, occupancy, idle shares, staleness.
+"""Compares `scalerl plan` with real runs of the lab: throughput, occupancy, idle shares, staleness.
 
     python benchmarks/plan.py [--rounds 1] [--steps 160] [--runs DIR] [--out plan.json]
 
-Each setting is trained on this machine and planned twice. "Own" reads speeds and lengths from that very run: what is
-tested is the simulation of schedule, engines and trainer. "Others" reads them from the other runs of the round, so that
-a plan is made for a setting that was not measured; there the machine's drift between runs counts too. A share of time
-is over the run's wall-clock time without evaluations; the first fifth of the steps is left out.
+Each setting is trained on this machine and planned twice. "Own" reads speeds and lengths from the same run, and tests
+the simulation of schedule, engines and trainer. "Others" reads them from the other runs of the round: it plans a
+setting that was not measured, and includes the drift of the machine between runs. Shares of time are of the wall-clock
+time without evaluations; the first fifth of the steps is left out.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=160)
-    parser.add_argument("--runs", type=Path, help="where the runs are kept; those that are there are not made again")
+    parser.add_argument("--runs", type=Path, help="directory of the runs; existing runs are reused")
     parser.add_argument("--out", type=Path, default=Path("plan.json"))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def make_runs(place: Path, steps: int) -> dict[str, Path]:
-    """Train every setting once."""
+    """Train every setting once, unless it exists."""
     paths = {}
     for name, words in SETTINGS.items():
         paths[name] = place / name.replace(" ", "").replace("=", "")
@@ -90,7 +90,7 @@ def seen(path: Path) -> dict[str, float]:
 
 
 def planned(path: Path, sources: list[Path]) -> dict[str, float]:
-    """Return the figures that a plan expects of a run, with speeds and lengths of `sources`."""
+    """Return the planned figures of a run, with speeds and lengths from `sources`."""
     config = read_run(path).config
     measured: Measured = measure(sources)
     given = Given(lay_out(config).found, Assumptions(GPUS["H100"]), measured, updates=120)
@@ -99,7 +99,7 @@ def planned(path: Path, sources: list[Path]) -> dict[str, float]:
 
 
 def speed() -> dict[str, float]:
-    """Return the seconds of the process that plans of 64 and 512 engines of 64 slots take."""
+    """Return the CPU seconds of plans of 64 and 512 engines of 64 slots."""
     from scalerl.config import PRESETS, HuggingFaceModel
     from scalerl.config.data import PromptFile
     from scalerl.placement.shape import shape_of

@@ -1,15 +1,15 @@
-"""Programs judged a second, each in a fresh sandbox; and whether HumanEval's references pass and broken ones fail.
+"""Rate of programs scored in fresh sandboxes, and whether HumanEval's references pass and broken copies fail.
 
-    python benchmarks/programs.py                            # made here: programs a second, by form of test
+    python benchmarks/programs.py                            # generated programs per second, by form of test
     python benchmarks/programs.py HumanEval.jsonl.gz         # all references, and one broken copy of each
     python benchmarks/programs.py HumanEval.jsonl.gz --json results.json
 
-A broken copy has one operator changed. Not every change matters: `<` for `<=` may be the same function on all inputs
-that are ever given. So for each problem the copies are tried one after another, in the order of their places in the
-program, and the first that returns something else than the reference on arguments of the problem's own tests counts as
-broken; this is found out without the tests' expected values, by running both programs on the arguments that `check`
-calls them with. The benchmark then asks whether the judge fails that copy. A problem without such a copy is listed, not
-counted. Where no operator matters, the name of a function is changed (`lower` to `upper`), or else a constant.
+A broken copy has one changed operator. Not every change matters: with `<` for `<=`, the results may be the same on all
+inputs of the tests. The copies of each problem are therefore tried in the order of the changed operator in the program.
+The first copy whose results differ from the reference's on arguments of the tests counts as broken. This does not use
+the expected values of the tests: both programs run on the arguments that `check` passes. The benchmark then checks that
+the copy fails. Problems without such a copy are listed and not counted. If no operator matters, the name of a function
+is changed (`lower` to `upper`), or else a constant.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def speed(count: int, workers: int) -> list[dict[str, Any]]:
         cpu = sum(after[:4]) - sum(before[:4])
         row = {"form": name, "programs": count // workers * workers, "passed": passed, "seconds": round(seconds, 2)}
         rows.append({**row, "programs_per_s": round(passed / seconds, 1), "own_cpu_ms": round(1e3 * cpu / passed, 1)})
-        print(f"{name:<20} {passed:>5} programs  {passed / seconds:6.1f} a second on {workers} workers", flush=True)
+        print(f"{name:<20} {passed:>5} programs  {passed / seconds:6.1f} per second on {workers} workers", flush=True)
     return rows
 
 
@@ -94,13 +94,13 @@ NAMES = {
     "startswith": "endswith", "sorted": "list", "set": "list", "sum": "max", "ceil": "floor", "insert": "extend",
     "int": "str", "len": "max",
 }  # fmt: skip
-"""Where a program has no operator that matters: what one of its functions becomes."""
+"""Replacements of function names, for programs in which no operator matters."""
 
 
 def changed(source: str) -> Iterator[str]:
     """Yield copies of a program with one change each: first its operators, then names of functions, then constants."""
     nodes = list(ast.walk(ast.parse(source)))
-    plain = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # documentation, which changes nothing
+    plain = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings, which have no effect
     for changes in (operators, names, constants):
         for index, node in enumerate(nodes):
             for field, position, value in changes(node) if id(node) not in plain else []:
@@ -114,7 +114,7 @@ def changed(source: str) -> Iterator[str]:
 
 
 Change = tuple[str, int | None, Any]
-"""A field of a node, a position in it or None, and what it becomes."""
+"""A field of a node, a position in it or None, and the new value."""
 
 
 def operators(node: ast.AST) -> list[Change]:
@@ -144,7 +144,7 @@ def constants(node: ast.AST) -> list[Change]:
 
 
 def arguments_of(judge: Judge, program: str, tests: Checks) -> list[list[Any]]:
-    """Return what `check` calls a right program with: read off the wire between the two sandboxes."""
+    """Return the arguments with which `check` calls a correct program, from the messages between the two sandboxes."""
     seen: list[list[Any]] = []
     checker, box = judge._pool.take(), judge._serving(program, time.monotonic() + 60)
     try:
@@ -165,11 +165,11 @@ def arguments_of(judge: Judge, program: str, tests: Checks) -> list[list[Any]]:
 
 
 def results(judge: Judge, program: str, name: str, calls: list[list[Any]]) -> list[bytes]:
-    """Return what a program answers to calls, as bytes; it ends where the program does."""
+    """Return the results of calls of a program as bytes, until the program ends."""
     found: list[bytes] = []
     try:
         box = judge._serving(program, time.monotonic() + 10)
-    except Exception:  # the copy does not even start, which is a difference too
+    except Exception:  # a copy that does not start also differs
         return found
     try:
         for arguments in calls:

@@ -1,8 +1,8 @@
-"""Seconds a training step: one process against two ranks, on the lab's batch and on a model of 43M parameters.
+"""Time per training step: one process compared with two ranks, on the lab's batch and on a model of 43M parameters.
 
     python benchmarks/ranks.py [--rounds 7]
 
-One step of each in turn, so that a busy machine slows all of them; medians over the rounds. Every rank has one thread.
+The cases alternate, so that other load affects all of them; medians over the rounds. Every rank has one thread.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
     "lab (136k)": ({"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 32}, 256, 80),
     "43M": ({"hidden_size": 576, "num_hidden_layers": 12, "num_attention_heads": 9, "vocab_size": 512}, 64, 96),
 }
-"""Name -> (settings of a Qwen3, rollouts of a batch, tokens of the longest)."""
+"""Name -> (settings of a Qwen3, rollouts per batch, tokens of the longest)."""
 
 
 def model_at(path: Path, settings: dict[str, Any]) -> str:
@@ -49,7 +49,7 @@ def model_at(path: Path, settings: dict[str, Any]) -> str:
 
 
 def random_batch(rollouts: int, longest: int, vocabulary: int) -> TrainBatch:
-    """Rollouts of half the longest to the longest; the first eighth of each is prompt."""
+    """Return rollouts from half of the longest to the longest; the first eighth of each is the prompt."""
     draw = torch.Generator().manual_seed(0)
     lengths = torch.randint(longest // 2, longest + 1, (rollouts,), generator=draw)
     trained = (torch.arange(longest) >= longest // 8) & (torch.arange(longest) < lengths[:, None])

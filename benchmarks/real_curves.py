@@ -1,17 +1,17 @@
 """Scores the forecast of `scalerl.scaling` on the curves of real runs, next to naive forecasts.
 
     python benchmarks/real_curves.py runs.csv                                # the tables
-    python benchmarks/real_curves.py runs.csv --json out.json --plot out.png # the same for machines, calibration plot
+    python benchmarks/real_curves.py runs.csv --json out.json --plot out.png # also as JSON, with a calibration plot
 
-The file has a header and one row an evaluation: run, compute, value, and optionally repo (the source of a run; runs of
-one source are alike, so errors are averaged within a source first), kind (rising, flat, ..., assigned by whoever made
-the file) and metric. Three splits a run: the first max(5, 0.3, 0.5, 0.7 of the points) are shown and the rest is
-predicted, where at least 3 points remain. The error is the root mean square over the rest. A run has fallen if the mean
-of its last three points shown is more than 0.1 below its best mean of three neighbouring points.
+The file has a header and one row per evaluation: run, compute, value, and optionally repo (the source of a run; errors
+are averaged within a source first, because its runs are similar), kind (rising, flat, ..., assigned by the author of
+the file) and metric. Each run has three splits: the first 0.3, 0.5 or 0.7 of the points, at least 5, are shown, and the
+rest is predicted if it has at least 3 points. The error is the root mean square over the rest. A run has fallen if the
+mean of its last three shown points is more than 0.1 below its best mean of three neighboring points.
 
-`advise` is asked at every evaluation whether twice the compute gains 0.01, until it first says "stop" or "go back".
-What the run did with the rest of its compute is then counted: level at the end minus level at the stop, as means of a
-tenth of the points (raw) and of a fifth of them, around the stop (smoothed).
+`advise` is called at every evaluation with twice the compute and a gain of 0.01, until its advice is "stop" or "go
+back". The gain of the run with the rest of its compute is the level at the end minus the level at the stop, as means of
+a tenth of the points (raw), and of a fifth of them around the stop (smoothed).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ FALLEN = 0.1
 """A run has fallen if it is this share of the metric's range below its best."""
 
 GAIN = 0.01
-"""Gain that makes further training worth it, in the question put to ``advise``."""
+"""Smallest gain that is worth further training, for ``advise``."""
 
 LEVELS = np.linspace(0.1, 0.9, 9)
 """Nominal probabilities of the calibration plot."""
@@ -77,12 +77,12 @@ class Split:
     """1 if the band leaves the metric's bounds."""
     identified: bool
     rank: list[float]
-    """Place of each held-out evaluation in the predictive distribution, in [0, 1]."""
+    """Quantile of each held-out evaluation in the predictive distribution, in [0, 1]."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """What became of a run after the first advice not to train on.
+    """The rest of a run after the first advice to end it.
 
     Example: ``Stop("qwen-s1", "lab/countdown", "rising", "stop", 0.6, 0.004, 0.003, 0.003, -0.01)``
     """
@@ -93,13 +93,13 @@ class Stop:
     action: str
     """"stop" or "go back"."""
     at: float
-    """Share of the run's compute at which ``advise`` said so."""
+    """Share of the run's compute at the advice."""
     gain: float
-    """Level at the end minus level at the stop: means of as many points as a tenth of the run has, at least three."""
+    """Level at the end minus level at the stop: means of a tenth of the points, at least three."""
     smooth_gain: float
-    """The same of a smoother curve: means over a fifth of the points, at the stop half of them before it."""
+    """The same for a smoother curve: means of a fifth of the points; at the stop, half of them lie before it."""
     noise: float
-    """Standard error of ``gain`` from the scatter of neighbouring points."""
+    """Standard error of ``gain`` from the scatter of neighboring points."""
     over_best: float
     """Level at the end minus the best mean of three points up to the stop."""
 
@@ -114,7 +114,7 @@ NAIVE = {"last tenth": last_tenth, **BASELINES}
 
 
 def read_runs(path: Path, bounds: tuple[float, float]) -> list[RealRun]:
-    """The runs of a file, in its order. A run without a repository is its own source."""
+    """The runs of a file, in order. A run without a repository is a separate source."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     missing = {"run", "compute", "value"} - set(rows[0] if rows else {})
@@ -145,7 +145,7 @@ def rmse(error_M: np.ndarray) -> float:
 
 
 def split(run: RealRun, fraction: float) -> Split | str | None:
-    """The score of one split; a string if it was refused; None if too little remains."""
+    """The score of one split; the error if it cannot be fitted; None if too few points remain."""
     count = max(5, round(fraction * len(run.curve)))
     if len(run.curve) - count < 3:
         return None
@@ -171,7 +171,7 @@ def split(run: RealRun, fraction: float) -> Split | str | None:
 
 
 def first_stop(run: RealRun) -> Stop | None:
-    """What became of a run after the first advice not to train on, asked at every evaluation with three to come."""
+    """Return the first advice to end a run, at evaluations that at least three others follow; None without one."""
     curve, metric, points = run.curve, run.curve.metric, len(run.curve)
     few, many = max(3, points // 10), max(3, points // 5)
     for count in range(5, points - 2):
@@ -229,7 +229,7 @@ def share(stops: Sequence[Stop], gains: Sequence[float]) -> float | None:
 
 
 def advice(runs: Sequence[RealRun]) -> dict[str, Any]:
-    """Compute after the advice not to train on, in shares of each run's compute, and what it gained."""
+    """Compute after the advice to end a run, as a share of each run's compute, and its gain."""
     found = [stop for run in runs if (stop := first_stop(run)) is not None]
     stops, back = ([stop for stop in found if stop.action == action] for action in ("stop", "go back"))
     saved = {name: float(sum(1 - s.at for s in chosen)) for name, chosen in (("stop", stops), ("go back", back))}
@@ -249,13 +249,13 @@ def advice(runs: Sequence[RealRun]) -> dict[str, Any]:
 
 
 def calibration(splits: Sequence[Split]) -> list[float]:
-    """Share of held-out evaluations inside the central interval of each nominal probability, each split alike."""
+    """Share of held-out evaluations inside the central interval of each nominal probability; splits weigh equally."""
     inside = [[np.mean(np.abs(np.array(s.rank) - 0.5) <= level / 2) for level in LEVELS] for s in splits]
     return [float(share) for share in np.mean(inside, axis=0)]
 
 
 def plot(splits: Sequence[Split], path: Path) -> None:
-    """Nominal against observed coverage, for all splits and by group."""
+    """Plot observed over nominal coverage, for all splits and by group."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -292,9 +292,9 @@ def show(splits: Sequence[Split], refused: Sequence[str], said: dict[str, Any]) 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path, help="CSV with the columns run, compute and value")
-    parser.add_argument("--bounds", type=float, nargs=2, default=(0.0, 1.0), help="of the metric; default 0 1")
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--plot", type=Path, help="write the calibration plot here")
+    parser.add_argument("--bounds", type=float, nargs=2, default=(0.0, 1.0), help="bounds of the metric; default 0 1")
+    parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--plot", type=Path, help="file for the calibration plot")
     parser.add_argument("--no-advice", action="store_true", help="leave out the section on advise")
     arguments = parser.parse_args()
     began = time.perf_counter()

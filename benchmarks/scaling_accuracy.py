@@ -1,12 +1,12 @@
 """Measures accuracy, coverage and speed of `scalerl.scaling`, on simulated runs with known truth.
 
-    python benchmarks/scaling_accuracy.py                        # every section, 400 curves a cell (about 40 minutes)
+    python benchmarks/scaling_accuracy.py                        # every section, 400 curves per cell (about 40 minutes)
     python benchmarks/scaling_accuracy.py cells --curves 100     # one section, fewer curves
-    python benchmarks/scaling_accuracy.py --json results.json    # the same numbers for machines
+    python benchmarks/scaling_accuracy.py --json results.json    # also write JSON
 
-Sections: cells (coverage, width and error of curves that follow the law), departures (runs that do not),
-identification (is a ceiling called known where it is said to be), decisions (go on or stop), plans ("train at least to
-X"), comparisons (two recipes), speed.
+Sections: cells (coverage, width and error for curves that follow the law), departures (runs that do not),
+identification (accuracy of the ceilings that count as identified), decisions (continue or stop), plans ("train at least
+to X"), comparisons (two recipes), speed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Result = dict[str, Any]
 
 
 def stream(seed: int, *key: object) -> np.random.Generator:
-    """A random stream of its own for every cell, whatever is run before it."""
+    """A separate random stream for every cell, independent of the sections that run."""
     return np.random.default_rng([seed, *(sum(str(part).encode()) for part in key)])
 
 
@@ -53,7 +53,7 @@ def rms(errors: list[np.ndarray]) -> np.ndarray:
 
 
 def cells(curves: int, seed: int) -> Result:
-    """Coverage and width of nominal 90% intervals in every cell, and errors beside the paper's and the naive ones."""
+    """Coverage and width of nominal 90% intervals in every cell, and errors next to the paper's and the naive ones."""
     rows, errors = [], {name: [] for name in ("posterior", "paper", *BASELINES)}
     for rho in RHOS:
         for noise in NOISES:
@@ -93,9 +93,9 @@ def cells(curves: int, seed: int) -> Result:
 
 
 def departures(curves: int, seed: int) -> Result:
-    """Errors and coverage on runs that are finished, creep, start late, rise twice or have hardly begun.
+    """Errors and coverage for runs that are finished, creep, start late, rise twice or have just begun.
 
-    Four times as many curves as elsewhere: what counts here are rare false alarms.
+    Uses four times as many curves as the other sections, because false alarms are rare.
     """
     result: Result = {}
     for name, make in SCENARIOS.items():
@@ -125,7 +125,7 @@ def departures(curves: int, seed: int) -> Result:
 
 
 def identification(curves: int, seed: int) -> Result:
-    """How many ceilings are called known at each rho, and how many of those are within 0.02 of the truth."""
+    """Share of identified ceilings at each rho, and share of these within 0.02 of the truth."""
     result: Result = {}
     for rho in (0.5, *RHOS):
         misses, total = [], 0
@@ -170,7 +170,7 @@ def decisions(curves: int, seed: int) -> Result:
 
 
 def plans(curves: int, seed: int) -> Result:
-    """Of runs whose ceiling is not known and that are trained to the advised X: how many are identified there."""
+    """Share of runs without an identified ceiling that are identified after training to the advised X."""
     from scalerl.scaling.advise import compute_to_identify
 
     result: Result = {}
@@ -206,7 +206,7 @@ def plans(curves: int, seed: int) -> Result:
 def pair_rates(
     pairs: int, rng: np.random.Generator, seeds: int, rho: float, noise: str, gap: float, ratio: float
 ) -> Result:
-    """Shares of pairs whose ceilings, B at the common ceiling, and compute needed are called different at 5%.
+    """Shares of pairs whose A, B at the common ceiling, and compute needed differ significantly at 5%.
 
     Both recipes climb from 0.2 to 0.6, with B 1.8; the ceiling of each seed is off by a normal deviate of sd 0.012.
     """
@@ -245,7 +245,7 @@ CASES = {
 
 
 def comparisons(curves: int, seed: int) -> Result:
-    """False alarms and power of comparisons, with one and three seeds a side."""
+    """False alarms and power of comparisons, with one and three seeds per side."""
     result: Result = {}
     for seeds in (1, 3):
         for rho in (4, 8):
@@ -269,7 +269,7 @@ def comparisons(curves: int, seed: int) -> Result:
 
 
 def speed(curves: int, seed: int) -> Result:
-    """Median CPU time of one posterior of 41 points, of a thousand and of a million rows; wall time of the import."""
+    """Median CPU time of a posterior of 41 points, of a thousand and of a million rows; wall time of the import."""
     rng = stream(seed, "speed")
     runs = [
         lawful(rng, rho, efficiency, noise).curve
@@ -318,10 +318,10 @@ def table(title: str, lines: list[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], help="which to run; all when none is named")
-    parser.add_argument("--curves", type=int, default=400, help="curves a cell, pairs a comparison")
-    parser.add_argument("--seed", type=int, default=2026, help="of all random numbers")
-    parser.add_argument("--json", type=Path, help="write the results here")
+    parser.add_argument("sections", nargs="*", choices=[*SECTIONS, []], help="sections to run; default: all")
+    parser.add_argument("--curves", type=int, default=400, help="curves per cell, pairs per comparison")
+    parser.add_argument("--seed", type=int, default=2026, help="random seed")
+    parser.add_argument("--json", type=Path, help="file for the results")
     arguments = parser.parse_args()
     results: Result = {"machine": platform.processor() or platform.machine(), "numpy": np.__version__}
     results |= {"curves": arguments.curves, "seed": arguments.seed}

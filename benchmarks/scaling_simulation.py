@@ -15,7 +15,7 @@ from scalerl.scaling import Curve, sigmoid
 
 POINTS = 41
 RHOS = (1, 2, 4, 8, 16)
-"""Last compute over C_mid: how far into its climb a run is."""
+"""Ratio of the last compute to C_mid."""
 EFFICIENCIES = (0.7, 1.0, 2.0, 3.0)
 NOISES = ("white", "AR")
 
@@ -25,16 +25,16 @@ Random = np.random.Generator
 
 @dataclass(frozen=True)
 class Run:
-    """A curve as a user would have it, and what it really is."""
+    """A simulated curve and its true level."""
 
     curve: Curve
     truth: Truth
-    """Level at any compute, in multiples of the last point."""
+    """True level at any compute, in multiples of the last point."""
     asymptote: float
 
 
 def white(rng: Random, level: np.ndarray) -> np.ndarray:
-    """Sampling noise of 16 answers to 1,000 fixed prompts (half of it between prompts), and a wobble of 0.0025."""
+    """Sampling noise of 16 answers to 1,000 fixed prompts (half of it between prompts), and white noise of 0.0025."""
     return rng.standard_normal(len(level)) * np.sqrt(level * (1 - level) * 0.5 / 16_000 + 0.0025**2)
 
 
@@ -71,20 +71,20 @@ def log_uniform(rng: Random, low: float, high: float) -> float:
 
 
 def lawful(rng: Random, rho: float, efficiency: float, noise: str) -> Run:
-    """A run of the law that has gone to rho times its midpoint."""
+    """A run that follows the law to rho times its midpoint."""
     asymptote, initial = levels(rng)
     return observed(rng, lambda c: sigmoid(c, asymptote, efficiency, 1 / rho, initial), noise, asymptote)
 
 
 def saturated(rng: Random, noise: str) -> Run:
-    """Finished long ago: 20 to 100 midpoints in."""
+    """A finished run: trained to 20 to 100 midpoints."""
     asymptote, initial = levels(rng)
     efficiency, midpoint = rng.uniform(1.5, 3), 1 / log_uniform(rng, 20, 100)
     return observed(rng, lambda c: sigmoid(c, asymptote, efficiency, midpoint, initial), noise, asymptote)
 
 
 def creeping(rng: Random, noise: str) -> Run:
-    """A finished climb on top of a linear drift that has brought 0.01 to 0.05 so far."""
+    """A finished climb plus a linear drift that has gained 0.01 to 0.05 so far."""
     asymptote = rng.uniform(0.35, 0.5)
     initial = rng.uniform(0.02, asymptote - 0.12)
     efficiency, midpoint, drift = rng.uniform(1.5, 3), 1 / log_uniform(rng, 8, 30), log_uniform(rng, 0.01, 0.05)
@@ -94,7 +94,7 @@ def creeping(rng: Random, noise: str) -> Run:
 
 
 def late(rng: Random, noise: str) -> Run:
-    """Nothing for the first 20 to 70% of the run, then the law, to between 0.5 and 4 midpoints."""
+    """No change for the first 20 to 70% of the run, then the law, to 0.5 to 4 midpoints."""
     asymptote, initial = levels(rng)
     delay, efficiency = rng.uniform(0.2, 0.7), rng.uniform(1, 2.5)
     midpoint = (1 - delay) / log_uniform(rng, 0.5, 4)
@@ -104,7 +104,7 @@ def late(rng: Random, noise: str) -> Run:
 
 
 def two_phase(rng: Random, noise: str) -> Run:
-    """A first climb early on, and a second that is half done between 0.4 and 1.2 of the run."""
+    """An early first climb, and a second that is half complete between 0.4 and 1.2 of the run."""
     initial, first, second = rng.uniform(0.02, 0.3), rng.uniform(0.1, 0.3), rng.uniform(0.1, 0.3)
     at, then = rng.uniform(0.05, 0.15), log_uniform(rng, 0.4, 1.2)
     steep, steeper = rng.uniform(1.5, 3), rng.uniform(2, 5)
@@ -117,7 +117,7 @@ def two_phase(rng: Random, noise: str) -> Run:
 
 
 def hardly_begun(rng: Random, noise: str) -> Run:
-    """The law, 0.15 to 0.5 midpoints in: almost everything is still to come."""
+    """The law, to 0.15 to 0.5 midpoints, so that most of the climb is still to come."""
     asymptote, initial = levels(rng)
     efficiency, midpoint = rng.uniform(1.5, 3), 1 / log_uniform(rng, 0.15, 0.5)
     return observed(rng, lambda c: sigmoid(c, asymptote, efficiency, midpoint, initial), noise, asymptote)

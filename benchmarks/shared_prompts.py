@@ -2,7 +2,7 @@
 
     python benchmarks/shared_prompts.py [--size 3.3M] [--rounds 5] [--out shared_prompts.json]
 
-One pass of each in turn, timed by the CPU seconds of this process's one thread; medians over the rounds.
+The cases alternate. Times are CPU seconds of the single thread; medians over the rounds.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 
 ROLLOUTS, COMPLETION = 8, 64
 CASES = ((16, 8), (64, 4), (256, 1), (512, 1))
-"""(tokens of a prompt, prompts)."""
+"""(tokens per prompt, number of prompts)."""
 BUDGET = 2048
-"""Tokens of a micro-batch."""
+"""Tokens per micro-batch."""
 
 
 def main() -> None:
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def measure(learners: dict[str, Any], prompt: int, prompts: int, rounds: int) -> dict[str, Any]:
-    """Return the median seconds of each form, and how much faster the shared one is than the better of the others."""
+    """Return the median time of each layout, and the speedup of the shared one over the better of the others."""
     batch = batch_of(prompt, prompts)
     seconds: dict[str, list[float]] = {kind: [] for kind in learners}
     for round_ in range(rounds + 1):
@@ -60,7 +60,7 @@ def measure(learners: dict[str, Any], prompt: int, prompts: int, rounds: int) ->
             learner._add_gradients(batch)
             took = time.thread_time() - began
             learner._discard_gradient()
-            if round_:  # the first warms up
+            if round_:  # the first is a warm-up
                 seconds[kind].append(took)
     medians = {kind: statistics.median(values) for kind, values in seconds.items()}
     ratio = min(medians["padded"], medians["packed"]) / medians["shared"]

@@ -1,10 +1,10 @@
-"""Whole training steps against TRL's GRPOTrainer: same model, prompts and work, samples per second of both.
+"""Compares training steps with TRL's GRPOTrainer: samples per second on the same model, prompts and work.
 
     python benchmarks/trainers.py --trl /path/to/an/environment/with/trl/bin/python [--sizes 3.3M 165k] [--rounds 3]
 
-The work: 8 prompts x 8 generations x 64 new tokens a step, loss CISPO, no prompt filtered, on all cores of the machine.
-Rounds alternate between the two, and the ratio is the median over rounds. scalerl streams (PipelineRL-8), TRL works in
-turns: that is what each does when a user types its command.
+The work: 8 prompts x 8 generations x 64 new tokens per step, loss CISPO, no prompt filter, on all cores of the machine.
+Rounds alternate between the two, and the ratio is the median over rounds. Each uses its defaults: scalerl overlaps
+generation and training (PipelineRL-8), and TRL alternates between them.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from work import machine, save_model, save_prompts, train
 STEPS, WARM_UP = 48, 12
 HERE = Path(__file__).parent
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(HERE), "HF_HUB_OFFLINE": "1"}
-"""Both see the same: sleeping, not spinning, threads and the shared reward."""
+"""Environment of both: threads that sleep instead of spin, and the shared reward."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trl", type=Path, help="python of an environment that has TRL; without it only scalerl runs")
+    parser.add_argument("--trl", type=Path, help="python of an environment with TRL; default: only scalerl runs")
     parser.add_argument("--sizes", nargs="+", default=["3.3M", "165k"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("trainers.json"))
@@ -63,7 +63,7 @@ def compare(run: Path, place: Path, trl: Path | None) -> dict[str, float]:
 
 
 def scalerl(run: Path, place: Path) -> dict[str, float]:
-    """Train by the command line, as a user would."""
+    """Train through the command line."""
     words = [
         "--model", str(place / "model"), "--data", str(place / "prompts.jsonl"), "--reward", "rewards:even_start",
         "--steps", str(STEPS), "--recipe.prompts_per_step", "8",

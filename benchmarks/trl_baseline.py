@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer with the CISPO loss on the work of trainers.py; it runs in an environment that has TRL.
+"""TRL's GRPOTrainer with the CISPO loss on the work of trainers.py; runs in an environment with TRL.
 
     python benchmarks/trl_baseline.py MODEL PROMPTS.jsonl STEPS WARM_UP
 
@@ -18,7 +18,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 class StepTimes(TrainerCallback):
-    """The time at the end of every step."""
+    """Records the time at the end of every step."""
 
     def __init__(self):
         self.times = []

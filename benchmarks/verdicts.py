@@ -1,10 +1,10 @@
-"""Mathematical verdicts a second, and whether each is Math-Verify's own and the truth.
+"""Rate of mathematical verdicts, and their agreement with Math-Verify and with the truth.
 
     python benchmarks/verdicts.py --json benchmarks/results/verdicts.json
 
-2,000 answers are made here: 250 prompts of 14 families, 8 completions each, as a group has them; each right or wrong by
-construction. They are judged three ways: by the verifier as a run calls it (workers, memory of parsed formulas), by
-Math-Verify alone with its own default memory in one process, and by construction. Every exception is listed.
+The 2,000 answers are generated: 250 prompts of 14 families with 8 completions each, as in a group; each answer is right
+or wrong by construction. They are scored by the verifier as in a run (workers, cache of parsed formulas), and by
+Math-Verify alone with its default cache in one process. Every difference is listed.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def make(seed: int = 0) -> list[dict[str, Any]]:
 
 
 def ours(rows: list[dict[str, Any]], workers: int) -> tuple[list[bool], float]:
-    """Return the verdicts of a run's verifier, and the seconds they took, without starting the workers."""
+    """Return the verdicts of a run's verifier, and their time in seconds, without the start of the workers."""
     scorer = ProcessScorer("math", VERIFIERS["math"], Scoring(workers=workers, timeout_s=60))
     try:
         warm = [scorer.submit(Prompt("w", "", (), "1", "math"), ["\\boxed{1}"]) for _ in range(4 * workers)]
@@ -158,7 +158,7 @@ def ours(rows: list[dict[str, Any]], workers: int) -> tuple[list[bool], float]:
 
 
 def plain(rows: list[dict[str, Any]]) -> tuple[list[bool], float]:
-    """Return Math-Verify's own verdicts, with its defaults but for its time limits, and the seconds they took."""
+    """Return the verdicts of Math-Verify with its defaults, except for its time limits, and their time in seconds."""
     import logging
 
     from math_verify import parse, verify
@@ -196,8 +196,8 @@ def main() -> None:
         said = f"right {row['right']} ours {row['ours']} Math-Verify {row['math_verify']}"
         print(f"reference {row['reference']!r} {said}: {row['text'][-70:]!r}")
     rate = len(rows) / seconds
-    print(f"{len(rows)} verdicts, {rate:.0f} a second on {arguments.workers} workers (load {load:.1f})")
-    print(f"Math-Verify alone: {len(rows) / alone_s:.0f} a second in one process")
+    print(f"{len(rows)} verdicts, {rate:.0f} per second on {arguments.workers} workers (load {load:.1f})")
+    print(f"Math-Verify alone: {len(rows) / alone_s:.0f} per second in one process")
     if arguments.json:
         found = {
             "verdicts": len(rows), "workers": arguments.workers, "per_second": round(rate, 1),

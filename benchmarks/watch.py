@@ -1,12 +1,12 @@
-"""The live page with 20 runs of 10,000 steps: how soon it opens, with how much of a core it follows, how late it is.
+"""The live page with 20 runs of 10,000 steps: time to open, CPU use while it follows, and delay.
 
     python benchmarks/watch.py                                  # needs the extra `watch`, playwright and Chromium
     python benchmarks/watch.py --runs 4 --steps 1000 --seconds 10 --json results.json
 
-The run directories are made here, with rows as training writes them. Then every run gets a step every 1.5 s, and an
-evaluation every `--every` steps in turn, while a browser looks at the list and at one run. CPU seconds are those of the
-server's process, with its fits, from /proc. Openings are the quickest of five, since other work only adds to them;
-their CPU seconds are those of server and browser together.
+The run directories are generated, with rows as in training. Then every run gets a step every 1.5 s, and an evaluation
+every `--every` steps in turn, while a browser shows the list and one run. CPU seconds are those of the server process,
+including its fits, from /proc. Opening times are the fastest of five, because other load only adds to them; their CPU
+seconds are those of server and browser together.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def make_runs(root: Path, runs: int, steps: int, every: int) -> list[Path]:
 
 
 def start(root: Path) -> tuple[subprocess.Popen[str], str, float]:
-    """Start the server; return it with its address and the seconds until it printed it."""
+    """Start the server; return it with its address and its start time in seconds."""
     began = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "scalerl.cli", "watch", "--port", "0", str(root)], stdout=subprocess.PIPE, text=True
@@ -80,7 +80,7 @@ def cpu_s(pid: int) -> float:
 
 
 def until(tab: Any, script: str, seconds: float = 60.0) -> float:
-    """Wait until an expression is true in the page; return the seconds it took."""
+    """Wait until an expression is true in the page; return the time in seconds."""
     began = time.perf_counter()
     while not tab.evaluate(script):
         if time.perf_counter() - began > seconds:
@@ -90,7 +90,7 @@ def until(tab: Any, script: str, seconds: float = 60.0) -> float:
 
 
 def opened(tab: Any, address: str, script: str) -> tuple[float, float]:
-    """Return seconds of the clock and of CPUs from asking for an address until an expression is true in its page."""
+    """Return wall-clock and CPU seconds from the request of an address until an expression is true in its page."""
     tab.goto("about:blank")
     began, used = time.perf_counter(), children_cpu_s()
     tab.goto(address)
@@ -102,7 +102,7 @@ def children_cpu_s() -> float:
     """Return the CPU seconds of all processes below this one: server, browser and its driver."""
     parents = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # the process has ended
             parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
     below, waiting = set[int](), [os.getpid()]
     while waiting:
@@ -117,7 +117,7 @@ def children_cpu_s() -> float:
 
 
 def follow(paths: list[Path], pid: int, seconds: float, steps: int, every: int) -> tuple[float, int]:
-    """Let the runs go on for so long; return the share of a core that the server takes, and the evaluations."""
+    """Add steps to the runs for some seconds; return the CPU use of the server in cores, and the evaluations."""
     began, used, evaluations = time.perf_counter(), cpu_s(pid), 0
     turn = 0
     while time.perf_counter() - began < seconds:
@@ -183,8 +183,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--every", type=int, default=200, help="steps between evaluations; default 200")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of following; default 60")
-    parser.add_argument("--json", type=Path, help="write the numbers there too")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time to follow; default 60")
+    parser.add_argument("--json", type=Path, help="file for the results")
     options = parser.parse_args()
     from playwright.sync_api import sync_playwright
 

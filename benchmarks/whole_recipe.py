@@ -1,11 +1,11 @@
-"""One machine, the whole recipe: math and code together, 50M weights, 2,048 tokens of context. Where does a step go?
+"""Time of the parts of a step with the whole recipe: math and code, 50M weights, 2,048 tokens of context.
 
     python benchmarks/whole_recipe.py [--steps 2] [--prompts 2] [--generations 4] [--out whole_recipe.json]
 
-The model is a random Qwen3, so every completion thinks until it is interrupted. The phrase that ends the thinking also
-carries a program and an answer: every completion has something to judge, in a sandbox or by Math-Verify. A random model
+The model is a random Qwen3, so every completion thinks until it is interrupted. The phrase that ends the thinking
+contains a program and an answer, so that every completion is scored in a sandbox or by Math-Verify. A random model
 never ends its answer, so truncated completions and prompts without variance are kept, and the trainer has its full
-work. There are as many slots as a batch has completions. The first step is left out: processes get warm.
+work. There are as many slots as completions per batch. The first step is left out as a warm-up.
 A batch is 15,000 tokens, nearly all of them sampled.
 """
 
@@ -31,7 +31,7 @@ a, b = map(int, input().split())
 print(a + b)
 ```
 It is \\boxed{42}. Answer:"""
-"""Ends the thinking, and gives the verifiers of both tasks something to judge."""
+"""Ends the thinking, and contains an answer for the verifiers of both tasks."""
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def save_model(path: Path) -> int:
-    """Save a random Qwen3 and a byte-level BPE trained on this project's own text; return the number of weights."""
+    """Save a random Qwen3 and a byte-level BPE trained on the text of this project; return the number of weights."""
     import torch
     from tokenizers import ByteLevelBPETokenizer
     from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -102,7 +102,7 @@ def save_prompts(place: Path, count: int = 64) -> None:
 
 def configuration(place: Path, options: argparse.Namespace) -> str:
     """Return the run's TOML."""
-    longest = CONTEXT - PROMPT - 100  # what the phrase and the answer take
+    longest = CONTEXT - PROMPT - 100  # without the phrase and the answer
     tasks = "".join(
         f'[[data]]\nkind = "file"\npath = "{place / name}.jsonl"\ntask = "{name}"\nmax_prompt_tokens = {PROMPT}\n'
         for name in ("math", "code")
@@ -137,7 +137,7 @@ every = 1000000
 
 
 def split(row: dict[str, Any]) -> dict[str, float]:
-    """Return where the time of a step went."""
+    """Return the times of the parts of a step."""
     return {
         "step, s": row["step_s"],
         "trainer waits for the batch, share": row["trainer_idle"],

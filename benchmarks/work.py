@@ -1,4 +1,4 @@
-"""What the benchmarks share: random Qwen3 models and prompts of random words. It times nothing."""
+"""Shared by the benchmarks: random Qwen3 models and prompts of random words."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def random_qwen3(size: str) -> Any:
 
 
 def save_model(size: str, path: Path) -> None:
-    """Save a random model with a tokenizer of as many words `w0 w1 ...`."""
+    """Save a random model, and a tokenizer with words `w0 w1 ...` of the same vocabulary size."""
     import transformers
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -53,7 +53,7 @@ def save_model(size: str, path: Path) -> None:
 
 
 def save_prompts(path: Path, count: int, tokens: int = 16) -> None:
-    """Write prompts of random words, with answers that nobody will look at."""
+    """Write prompts of random words, with answers that are not used."""
     rng = random.Random(0)
     prompts = [{"prompt": " ".join(f"w{rng.randrange(2, VOCABULARY)}" for _ in range(tokens)), "answer": "x"}
             for _ in range(count)]  # fmt: skip
@@ -61,7 +61,7 @@ def save_prompts(path: Path, count: int, tokens: int = 16) -> None:
 
 
 def train(run: Path, words: Sequence[str], **environment: str) -> list[dict[str, Any]]:
-    """Train by the command line, as a user would; return the run's metrics, a row a step."""
+    """Train through the command line; return the metrics, one row per step."""
     command = [sys.executable, "-m", "scalerl.cli", "train", "--run-dir", str(run), *words]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **environment})
     return rows(run / "metrics.jsonl")
@@ -73,7 +73,7 @@ def rows(path: Path) -> list[dict[str, Any]]:
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures were measured on."""
+    """Return a description of this machine."""
     import torch
     import transformers
 

@@ -1,4 +1,4 @@
-"""Forecast a run of TRL from its log: import trainer_state.json, fit the curve, say what more compute would bring.
+"""Forecast a TRL run from its log: import trainer_state.json, fit the curve, forecast at more compute.
 
 python examples/forecast_trl_log.py [DIRECTORY_OR_FILE]     # without one: trl_log/, made by make_trl_log.py
 scalerl import examples/trl_log --devices 8 -o points.jsonl && scalerl forecast points.jsonl --at 2x 4x

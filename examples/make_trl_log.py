@@ -1,4 +1,4 @@
-"""Writes trl_log/trainer_state.json: the log that GRPO in TRL would leave, with made-up numbers on a known curve.
+"""Writes trl_log/trainer_state.json: a log as of GRPO in TRL, with synthetic numbers on a known curve.
 
 python examples/make_trl_log.py
 """

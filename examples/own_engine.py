@@ -1,4 +1,4 @@
-"""An engine of your own: a wrapper round the project's, which counts tokens and reports. A tiny run samples with it.
+"""Your engine: a wrapper around the built-in one that counts tokens. A tiny run samples with it.
 
 python examples/own_engine.py
 scalerl train --model MODEL --data FILE --placement.engine '{kind = "custom", function = "own_engine:Counting"}'
@@ -13,19 +13,19 @@ LETTERS = "abcd"
 
 
 class Counting:
-    """Hands everything on to the project's engine, and counts sequences and tokens as they finish."""
+    """Passes all calls to the built-in engine, and counts finished sequences and tokens."""
 
     def __init__(self, parts, every=200):
-        """Take the parts (scalerl.testing.EngineParts), then the parameters of the configuration."""
+        """Receive the parts (scalerl.testing.EngineParts), then the parameters of the configuration."""
         self.inner, self.every, self.evaluating = parts.torch_engine(), every, parts.evaluating
         self.sequences = self.tokens = 0
 
     def __getattr__(self, name):
-        """Take everything else from the engine inside: submit, swap, occupancy, deterministic, ..."""
+        """Forward everything else to the inner engine: submit, swap, occupancy, deterministic, ..."""
         return getattr(self.inner, name)
 
     def poll(self, timeout_s=0.0):
-        """Return what finished, counted."""
+        """Return finished sequences, and count them."""
         finished = self.inner.poll(timeout_s)
         before = self.sequences // self.every
         self.sequences += len(finished)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# A Ray cluster inside one Slurm job, and `scalerl train` on it. Adapt the lines marked HERE; never run on a cluster by
-# the project itself. Submit: sbatch examples/slurm.sh node.toml
+# A Ray cluster inside one Slurm job, and `scalerl train` on it. Adapt the lines marked HERE. The project has not run
+# this script on a cluster. Submit: sbatch examples/slurm.sh node.toml
 #SBATCH --job-name=scalerl
-#SBATCH --nodes=10                 # HERE: 10 nodes of 8 GPUs are the paper's 80
+#SBATCH --nodes=10                 # HERE: 10 nodes of 8 GPUs, as in the paper
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=64         # HERE
@@ -34,7 +34,7 @@ for _ in $(seq 60); do  # wait until every node has joined
   sleep 5
 done
 
-if [ -e "$run/config.toml" ]; then  # the job was requeued: go on from the last checkpoint
+if [ -e "$run/config.toml" ]; then  # the job was requeued: resume from the last checkpoint
   RAY_ADDRESS="$head:$port" scalerl resume "$run" &
 else
   RAY_ADDRESS="$head:$port" scalerl train "$config" --placement.ray_address "$head:$port" --run-dir "$run" &

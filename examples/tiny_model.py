@@ -19,15 +19,15 @@ QUICK = {
     "evaluation": {"prompts": 16, "samples": 4, "every": 4},
     "steps": 20,
 }
-"""Fields of a run that teaches such a model something simple in seconds."""
+"""Fields of a run in which such a model learns something simple in seconds."""
 
 
 def tiny_model(characters: str, seed: int = 0) -> Path:
-    """Save an untrained Qwen3 of two layers with one token a character, and return its directory.
+    """Save an untrained Qwen3 of two layers with one token per character, and return its directory.
 
     Args:
-        characters: of prompts and completions; the end of a completion is a token of its own.
-        seed: of the random weights.
+        characters: characters of prompts and completions; the end of a completion is a separate token.
+        seed: seed of the random weights.
     """
     import torch
     from tokenizers import Regex, Tokenizer
@@ -66,7 +66,7 @@ def tiny_model(characters: str, seed: int = 0) -> Path:
 
 
 def words(letters: str, count: int, seed: int = 0) -> Path:
-    """Write a file of prompts, `{"prompt": "cab>"}`, each a word of four of the letters, and return its path."""
+    """Write a file of prompts, `{"prompt": "cab>"}`, each with four of the letters, and return its path."""
     rng = random.Random(seed)
     rows = sorted({"".join(rng.choice(letters) for _ in range(4)) for _ in range(count)})
     path = Path(tempfile.mkdtemp(prefix="words-")) / "prompts.jsonl"
@@ -75,7 +75,7 @@ def words(letters: str, count: int, seed: int = 0) -> Path:
 
 
 def show(run: Any, columns: Sequence[str]) -> None:
-    """Print some columns of a run's metrics, a line a training step."""
+    """Print some columns of a run's metrics, one line per training step."""
     print(" ".join(f"{name:>15}" for name in ("step", *columns)))
     for line in (run.path / "metrics.jsonl").read_text().splitlines():
         row = json.loads(line)

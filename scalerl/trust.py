@@ -26,6 +26,9 @@ from scalerl.config.recipe import Custom
 from scalerl.config.run import RunConfig
 from scalerl.files import cache_root, write_whole
 
+LISTS = ("placement.vllm_arguments", "notify.command")
+"""Fields with lists of words, which a command line names by the field."""
+
 
 @dataclass(frozen=True)
 class Code:
@@ -64,6 +67,9 @@ def code_of(config: RunConfig) -> list[Code]:
             found.append(_function("data.function", task.function))
         elif isinstance(task, EnvironmentTask):
             found.append(_environment(task.environment))
+    found += [_function("loggers.function", one.function) for one in config.loggers if isinstance(one, Custom)]
+    if config.notify.command:
+        found.append(_command("notify.command", config.notify.command))
     sandbox, placement = config.scoring.sandbox, config.placement
     programs = {"placement.vllm_python": placement.vllm_python, "scoring.sandbox.python": sandbox.python}
     found += [_program(field, program) for field, program in programs.items() if program]
@@ -104,7 +110,7 @@ def check_trust(configs: Iterable[RunConfig], source: str, *, trusted: bool = Fa
 
 def _spells(word: str, code: Code) -> bool:
     """Return whether a word of the command line contains the full name of this code, not as part of a longer name."""
-    name = code.field if code.field == "placement.vllm_arguments" else code.name
+    name = code.field if code.field in LISTS else code.name
     return (
         re.search(rf"(?<![\w.:/-]){re.escape(name)}(?![\w.:/-])", word.removeprefix("--").replace("=", " ")) is not None
     )
@@ -159,6 +165,13 @@ def _environment(name: str) -> Code:
 def _program(field: str, name: str) -> Code:
     file = shutil.which(name) or ""
     return Code(field, name, os.path.abspath(file) if file else "", _digest_of_files([file] if file else []))
+
+
+def _command(field: str, words: Sequence[str]) -> Code:
+    program = shutil.which(words[0]) or ""
+    script = next((word for word in words[1:] if not word.startswith("-")), "")  # as in `python -u tell.py`
+    files = [os.path.abspath(file) for file in (program, script) if os.path.isfile(file)]
+    return Code(field, json.dumps(list(words)), files[0] if program else "", _digest_of_files(files if program else []))
 
 
 def _digest_of_files(files: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Directories of studies with known curves: a plan, and the rows that its runs would write. Nothing is trained."""
+"""Simulated study directories with known truth: a plan, and the rows of its runs. Trains nothing."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ FLOPS_A_STEP, TOKENS_A_STEP, HOURS_A_STEP = 2e12, 50_000, 5e-4
 
 @dataclass(frozen=True)
 class Truth:
-    """The true curve of an arm, and the progress of its runs."""
+    """The true parameters of an arm's runs, and their progress."""
 
     asymptote: float = 0.61
     efficiency: float = 1.9
     midpoint: float = 5e13
-    """FLOPs spent so far; a complete run spends 3.2e14."""
+    """C_mid in FLOPs; a whole run has 3.2e14."""
     initial: float = 0.2
     last_step: int = STEPS
-    """Evaluations end here; a negative value means that the run was not started."""
+    """Step of the last evaluation; below 0 the run was not started."""
     noise: float = 0.004
     about: str = ""
     failed: str = ""
-    """Last output of its processes."""
+    """Last message of its processes."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Metrics that differ from ``METRICS``."""
+    """Values that differ from ``METRICS``."""
 
 
 METRICS = {
@@ -50,7 +50,7 @@ SEED_SD = 0.004
 
 
 def plan_of(truths: Mapping[str, Truth], seeds: int = 3, about: str = "What matters?", name: str = "simulated") -> Plan:
-    """Return a plan with one arm per true curve; the first is the reference. The arms differ in an irrelevant field."""
+    """A plan with one arm per truth; the first is the reference. Arms differ in a field without effect here."""
     lab = PRESETS["lab"]
     base = replace_part(lab, steps=STEPS, evaluation=replace_part(lab.evaluation, every=EVERY))
     arms = [
@@ -137,4 +137,4 @@ LEAVE_ONE_OUT = {
     "dapo": Truth(asymptote=0.53, about="DAPO's loss instead of CISPO", metrics={"truncation_rate": 0.11}),
     "uniform-sampling": Truth(last_step=24, about="no No-Positive-Resampling", failed="stopped: out of memory"),
 }
-"""Arms as in figure 5 of the paper, with invented curves."""
+"""Arms as in the paper's figure 5, with invented parameters."""

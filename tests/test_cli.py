@@ -1,4 +1,4 @@
-"""The command line: a mistake gives one message and exit code 2, without a traceback, and overwrites nothing."""
+"""The command line: every user error is one message with exit code 2; nothing is overwritten."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def points(tmp_path):
     return path
 
 
-def test_help_is_instant_and_loads_nothing_heavy():
+def test_help_imports_no_heavy_modules():
     code = (
         "import sys, time; from scalerl.cli import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\n"
@@ -58,7 +58,7 @@ def test_a_dry_run_prints_the_configuration_and_the_derived_sizes_and_starts_not
     assert code == 0 and "steps = 9" in out and "= 256 completions" in out and not any(tmp_path.iterdir())
 
 
-def test_recipes_shows_where_recipes_differ_with_whole_names_in_80_columns(capsys, monkeypatch):
+def test_recipes_prints_differences_with_whole_names_in_80_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     code, out, _ = call(capsys, "recipes")
     table, _, one_out = out.partition("Leave one out")
@@ -70,7 +70,7 @@ def test_recipes_shows_where_recipes_differ_with_whole_names_in_80_columns(capsy
     assert rows["loss.clip_high"] == ["-", "-", "0.26", "0.26", "0.2", "0.26"]
     assert rows["retire_pass_rate"] == ["0.9", "off", "off", "off", "off", "off"]
     assert rows["off_policy.max_lag"] == ["8", "-", "=", "-", "-", "="]
-    assert "temperature" not in table  # the same in all
+    assert "temperature" not in table  # equal in all recipes
     code, out, _ = call(capsys, "recipes", "--all")
     assert code == 0 and "temperature" in out and "optimizer.learning_rate" in out and "length.thinking_tokens" in out
     assert max(map(len, out.splitlines())) <= 80
@@ -93,13 +93,13 @@ def test_fit_prints_the_law_the_forecast_and_the_advice(capsys, points):
         ('{"flops": 1}\n' * 6, "pass_rate"),
     ],
 )
-def test_fit_refuses_a_file_that_is_not_a_curve(capsys, tmp_path, content, message):
+def test_fit_of_a_file_that_is_not_a_curve_is_an_error(capsys, tmp_path, content, message):
     path = tmp_path / "points.jsonl"
     path.write_text(content)
     assert message in complain(capsys, "fit", path)
 
 
-def test_fit_of_an_empty_path_or_a_missing_column_names_the_alternatives(capsys, tmp_path, points):
+def test_fit_without_a_file_or_column_is_an_error_with_the_known_ones(capsys, tmp_path, points):
     complain(capsys, "fit", tmp_path / "nothing")
     assert "flops" in complain(capsys, "fit", points, "--compute", "device_hours")
 
@@ -118,7 +118,7 @@ def test_fit_of_an_empty_path_or_a_missing_column_names_the_alternatives(capsys,
         (["resume", "nowhere"], "nowhere: no run here (no config.toml)"),
     ],
 )
-def test_a_mistake_is_reported_before_anything_is_written(capsys, tmp_path, monkeypatch, words, message):
+def test_user_errors_are_reported_before_anything_is_written(capsys, tmp_path, monkeypatch, words, message):
     import torch
 
     monkeypatch.chdir(tmp_path)
@@ -130,7 +130,7 @@ def test_a_mistake_is_reported_before_anything_is_written(capsys, tmp_path, monk
 
 @pytest.fixture
 def workplace(lab_model, tmp_path, monkeypatch):
-    """A directory with the user's model and prompts."""
+    """A directory with a user's model and prompts."""
     shutil.copytree(lab_model, tmp_path / "model")
     rows = [{"prompt": f"{a}+{b}=<think>", "answer": str((a + b) % 10)} for a in range(10) for b in range(6)]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -155,7 +155,7 @@ def leaves(prompts, completions, **columns):
 def fails_later(prompts, completions, **columns):
     global calls
     calls += 1
-    if calls > 16:  # the 8 groups of the first evaluation and the 8 of two updates
+    if calls > 16:  # 8 groups of the first evaluation and 8 of two updates
         raise ValueError("the judge is out")
     return [float("=" in c) - 0.5 * (c.count("1") % 2) for c in completions]
 """
@@ -176,7 +176,7 @@ def run(*words, seconds=120):
     return process.returncode, text
 
 
-def test_a_users_model_is_trained_on_user_prompts_and_judged_by_math_verify(workplace):
+def test_user_model_and_prompts_train_with_math_verify(workplace):
     code, text = run(*OWN, "--task", "math")
     assert code == 0, text
     points = runs.rows(workplace / "run", "points.jsonl")
@@ -185,8 +185,8 @@ def test_a_users_model_is_trained_on_user_prompts_and_judged_by_math_verify(work
 
 
 @pytest.mark.slow
-def test_a_run_on_programs_reports_its_sandbox(workplace):
-    tests = {"inputs": [""], "outputs": [""]}  # passed by every answer that is Python, as a digit is
+def test_programs_train_and_their_sandbox_is_reported(workplace):
+    tests = {"inputs": [""], "outputs": [""]}  # every answer that is valid Python passes, such as a digit
     rows = [{"prompt": f"{a}+{b}=<think>", "tests": tests} for a in range(10) for b in range(6)]
     (workplace / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     code, text = run(*OWN, "--task", "code", "--scoring.sandbox.mode", "unsafe", "--steps", "2")
@@ -196,7 +196,7 @@ def test_a_run_on_programs_reports_its_sandbox(workplace):
     assert metrics[-1]["reward_failures"] == 0 and metrics[-1]["verifier_timeouts"] == 0
 
 
-def test_a_run_uses_a_reward_function_of_the_user(workplace):
+def test_a_user_reward_function_trains(workplace):
     code, text = run(*OWN, "--reward", "my_rewards:odd_digits", "--data.pass_reward", "0.5")
     assert code == 0, text
     metrics = runs.rows(workplace / "run", "metrics.jsonl")
@@ -212,24 +212,22 @@ def test_a_reward_function_that_fails_too_often_ends_the_run_with_its_line_and_a
         and "my_rewards.py:" in text
     )
     steps = len(runs.rows(workplace / "run", "metrics.jsonl"))
-    assert (
-        steps >= 2 and (workplace / f"run/checkpoints/step_{steps:06d}").exists()
-    )  # the run continues for 100 completions
+    assert steps >= 2 and (workplace / f"run/checkpoints/step_{steps:06d}").exists()  # continues for 100 completions
     mended = (workplace / "my_rewards.py").read_text().replace("calls > 16", "False")
     (workplace / "my_rewards.py").write_text(mended)
     code, text = run("resume", "run", "--trust")  # the code has changed since the run started
-    assert code == 0, text  # the evaluation that the failure interrupted is repeated
+    assert code == 0, text  # the interrupted evaluation is repeated
     assert [p["step"] for p in runs.rows(workplace / "run", "points.jsonl")] == [0, 2, 4, 6, 8, 10]
 
 
-def test_a_reward_function_that_exits_is_refused_before_a_directory_is_made(workplace):
+def test_a_reward_function_that_exits_is_an_error_before_a_directory_is_made(workplace):
     code, text = run(*OWN, "--reward", "my_rewards:leaves")
     assert code == 2 and "Traceback" not in text and not (workplace / "run").exists(), text
     assert "made-up completions of prompts.jsonl" in text and "my_rewards:leaves raised SystemExit: 0" in text
 
 
 @pytest.mark.slow
-def test_a_nonfinite_gradient_stops_the_run_saves_the_batch_and_keeps_the_last_checkpoint(workplace):
+def test_a_nonfinite_gradient_stops_the_run_and_saves_the_batch(workplace):
     words = [
         "--recipe.optimizer.learning_rate",
         "1e30",
@@ -246,16 +244,16 @@ def test_a_nonfinite_gradient_stops_the_run_saves_the_batch_and_keeps_the_last_c
 
 
 @pytest.mark.slow
-def test_an_exhausted_curriculum_ends_the_run_normally_with_a_forecast(workplace):
+def test_a_run_with_all_prompts_retired_finishes_with_its_forecast(workplace):
     code, text = run(*OWN, "--reward", "my_rewards:length", "--data.pass_reward", "0", "--steps", "200")
     assert code == 0, text
     steps = len(runs.rows(workplace / "run", "metrics.jsonl"))
-    # 52 prompts, 4 per step: at least 13 updates, and more visits to prompts with a truncated and thus failed rollout
+    # 52 prompts, 4 per step: at least 13 updates, and more visits to prompts with a truncated rollout, which failed
     assert 13 <= steps < 200 and f"every prompt is solved and retired; trained {steps} updates" in text
     assert runs.rows(workplace / "run", "points.jsonl")[-1]["step"] == steps and "\nadvice  " in text
 
 
-def test_the_run_directory_must_not_be_the_users_model(workplace):
+def test_a_directory_that_holds_the_users_model_is_refused_as_run_directory(workplace):
     before = {path.name: path.read_bytes() for path in (workplace / "model").iterdir()}
     code, text = run(*[w if w != "run" else "." for w in OWN], "--task", "math")
     assert code == 2 and "--run-dir: . is not empty (it holds model, my_rewards.py, prompts.jsonl)" in text, text
@@ -263,7 +261,7 @@ def test_the_run_directory_must_not_be_the_users_model(workplace):
     assert not (workplace / "config.toml").exists()
 
 
-def test_a_second_run_in_the_same_directory_is_refused_and_changes_nothing(workplace):
+def test_a_second_run_in_the_same_directory_is_an_error_and_changes_nothing(workplace):
     code, text = run(*OWN, "--task", "math", "--steps", "2")
     assert code == 0, text
     before = (workplace / "run/metrics.jsonl").read_bytes()
@@ -286,7 +284,7 @@ def test_a_second_run_in_the_same_directory_is_refused_and_changes_nothing(workp
         (["--data.max_prompt_tokens", "3"], "60 prompts are longer than data.max_prompt_tokens = 3"),
     ],
 )
-def test_mistakes_in_data_and_model_are_reported_before_a_directory_is_made(capsys, workplace, words, message):
+def test_errors_in_data_and_model_are_reported_before_a_directory_is_made(capsys, workplace, words, message):
     (workplace / "empty.jsonl").write_text("")
     shutil.copytree("model", "bare", ignore=shutil.ignore_patterns("tokenizer*"))
     tiny_model("llama", vocab_size=16).save_pretrained("narrow")
@@ -305,7 +303,7 @@ def test_a_full_disk_is_reported_in_one_line(capsys, monkeypatch, points):
     assert code == 1 and "run/metrics.jsonl: no space left on the disk" in error and "Traceback" not in error
 
 
-def test_the_fit_of_a_run_uses_the_axis_of_its_machine_and_refreshes_its_picture(capsys, tmp_path, points):
+def test_fit_of_a_run_uses_the_axis_of_its_device_and_updates_its_figure(capsys, tmp_path, points):
     from scalerl.config import LAB
     from scalerl.training.run_dir import RunDirectory
 
@@ -315,7 +313,7 @@ def test_the_fit_of_a_run_uses_the_axis_of_its_machine_and_refreshes_its_picture
     assert code == 0 and "FLOPs" in out and (tmp_path / "run/curve.png").stat().st_size > 10_000, error
 
 
-def test_a_second_interrupt_ends_at_once_in_one_line(capsys, monkeypatch):
+def test_a_second_interrupt_ends_immediately_with_one_line(capsys, monkeypatch):
     def study_main(words, stop):
         asked = stop()
         assert not asked()

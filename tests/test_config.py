@@ -32,7 +32,7 @@ name = "hard"
 """
 
 
-def test_the_default_is_the_lab():
+def test_the_lab_is_the_default():
     assert read_config(None, []) == LAB
 
 
@@ -52,19 +52,19 @@ def test_a_change_of_kind_drops_the_fields_of_the_other_kind():
     assert merge({"a": {"kind": "x", "n": 1}}, {"a": {"m": 2}}) == {"a": {"kind": "x", "n": 1, "m": 2}}
 
 
-def test_a_users_model_and_data_start_from_the_papers_sizes():
+def test_a_user_model_and_data_start_from_the_papers_sizes():
     config = read_config(None, ["--model", "some/model", "--data", "p.jsonl", "--task", "math"])
     assert config.model.path == "some/model" and [task.path for task in config.data] == ["p.jsonl"]
     assert config.recipe == PRESETS["scalerl"].recipe and config.evaluation.prompts == 1000
 
 
-def test_an_old_file_that_counts_generators_among_the_rollouts_is_read_as_a_placement(tmp_path):
+def test_rollouts_generators_of_an_old_file_is_read_as_placement_generators(tmp_path):
     (tmp_path / "old.toml").write_text("[rollouts]\ngenerators = 2\nslots = 32\n")
     config = read_config(tmp_path / "old.toml", [])
     assert (config.placement.generators, config.rollouts.slots) == (2, 32)
 
 
-def test_weights_become_active_on_arrival_if_engines_do_not_step_together():
+def test_the_schedule_is_eager_if_engines_do_not_step_together():
     assert read_config(None, []).schedule == "deterministic"
     assert read_config(None, ["--placement.backend", "ray"]).schedule == "eager"
     servers = ["--placement.engine", "vllm", "--placement.servers", "['http://a:1', 'http://b:1', 'http://c:1']"]
@@ -173,7 +173,7 @@ def assert_reads_back(config, tmp_path):
         ),
     ],
 )
-def test_a_mistyped_option_suggests_the_right_one(words, message):
+def test_a_mistyped_option_is_an_error_with_the_nearest_name(words, message):
     with pytest.raises(ConfigError, match=message):
         read_config(None, words)
 
@@ -188,13 +188,13 @@ def test_a_mistyped_option_suggests_the_right_one(words, message):
         (b"[recipe]\nloss = 3\n", "my.toml: recipe.loss: got 3"),
     ],
 )
-def test_a_bad_file_is_reported_with_its_path_and_line(tmp_path, content, message):
+def test_a_bad_file_is_an_error_with_its_name_and_place(tmp_path, content, message):
     (tmp_path / "my.toml").write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         read_config(tmp_path / "my.toml", [])
 
 
-def test_a_missing_file_is_reported(tmp_path):
+def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match=r"missing.toml: no such file"):
         read_config(tmp_path / "missing.toml", [])
 
@@ -210,7 +210,7 @@ def test_several_tasks_have_a_table_each(tmp_path):
     assert changed.data[1].points == 3 and shares(changed.data) == {"arithmetic": 0.5, "lines": 0.5}
 
 
-def test_several_user_files_start_from_the_papers_sizes_too(tmp_path):
+def test_several_user_files_start_from_the_papers_sizes(tmp_path):
     config = written(tmp_path, TWO_FILES, "--model", "m")
     assert config.tasks == ["math", "hard"] and config.recipe == PRESETS["scalerl"].recipe
 
@@ -225,11 +225,11 @@ def test_several_user_files_start_from_the_papers_sizes_too(tmp_path):
         (
             '[[data]]\nkind = "arithmetic"\n[[data]]\nkind = "arithmetic"\noperations = [1, 2]\n',
             [],
-            "data: got two tasks with the name 'arithmetic'; give each a `name` of its own",
+            "data: got two tasks with the name 'arithmetic'; give each task a different `name`",
         ),
     ],
 )
-def test_a_mistake_in_several_tables_is_reported(tmp_path, text, words, message):
+def test_errors_in_several_tables(tmp_path, text, words, message):
     with pytest.raises(ConfigError, match=message):
         written(tmp_path, text, *words)
 
@@ -239,12 +239,12 @@ def test_every_field_is_documented():
     assert len(lines) > 60 and all(text for _, _, text in lines)
 
 
-def test_derived_sizes_are_described_in_words():
+def test_derived_sizes_are_described():
     text = "\n".join(LAB.derived_sizes())
     assert "16 prompts x 16 generations = 256 completions" in text and "at most 8 updates old" in text
 
 
-def test_gspo_sets_its_aggregation_if_none_is_chosen(tmp_path):
+def test_gspo_sets_its_default_aggregation(tmp_path):
     file, named = tmp_path / "my.toml", tmp_path / "named.toml"
     file.write_text('[recipe]\nloss = "gspo"\n')
     named.write_text('[recipe]\nloss = "gspo"\naggregation = "prompt"\n')
@@ -269,7 +269,7 @@ def test_gspo_sets_its_aggregation_if_none_is_chosen(tmp_path):
     assert Recipe(loss=Gspo()).aggregation == "sample" and Recipe().aggregation == "prompt"
 
 
-def test_a_saved_configuration_with_gspo_and_an_ablation_keep_the_aggregation_that_they_name():
+def test_a_saved_configuration_and_an_ablation_with_gspo_keep_their_aggregation():
     ablated = replace(LAB, recipe=replace(LAB.recipe, loss=Gspo()))
     assert ablated.recipe.aggregation == "prompt"
     assert parse_config(to_toml(ablated), "config.toml") == ablated

@@ -1,4 +1,4 @@
-"""The output of a run on a terminal and in a file."""
+"""The display of a run on a terminal and elsewhere."""
 
 import io
 
@@ -31,7 +31,7 @@ def display(terminal):
 
 
 @pytest.mark.parametrize(("rate", "words"), [(0.05, None), (0.051, "caution from 5%"), (0.101, "unstable")])
-def test_truncation_above_five_and_ten_percent_gives_a_warning(rate, words):
+def test_truncation_warnings_start_at_5_and_10_percent(rate, words):
     said = truncation_warning(rate)
     assert said is None if words is None else words in said
 
@@ -71,7 +71,7 @@ def test_every_task_has_its_own_line_and_forecast(terminal):
     text = out.getvalue()
     assert "pass rate, sums" in text or "at step 50, sums: pass rate 0.600" in text
     assert "pass rate, programs 0.500" in text or "at step 30, programs: pass rate 0.500" in text
-    assert text.count("forecast 2x") == 1 or terminal  # four evaluations of programs are too few for one
+    assert text.count("forecast 2x") == 1 or terminal  # four evaluations of programs are too few for a forecast
 
 
 def test_empty_slots_give_one_warning_with_a_remedy():
@@ -90,13 +90,13 @@ def test_without_a_terminal_a_step_is_one_line():
     ]
 
 
-def test_a_line_in_a_log_file_is_not_wrapped_at_the_terminal_width():
+def test_a_line_in_a_log_file_is_not_wrapped():
     console = Console(file=io.StringIO(), force_terminal=False, width=40)
     RunDisplay(LAB, "flops", console).note("one two three four five six seven eight nine ten eleven twelve")
     assert console.file.getvalue().count("\n") == 1
 
 
-def test_a_fall_is_reported_once_with_the_metrics_that_moved():
+def test_a_decline_is_reported_once_with_the_metrics_that_moved():
     shown, out = display(terminal=False)
     quiet = {**ROW, "log_ratio_mean": 0.001}
     for step in range(1, 81):
@@ -110,11 +110,11 @@ def test_a_fall_is_reported_once_with_the_metrics_that_moved():
     text = out.getvalue()
     # the best mean of three is (0.6 + 0.63 + 0.64) / 3
     assert text.count("the held-out metric of t has fallen by") == 1
-    assert "what moved: entropy from 0.305 to 0.05" in text
+    assert "metrics that moved: entropy from 0.305 to 0.05" in text
     assert "staleness from" not in text and "truncation from" not in text
 
 
-def test_a_rising_run_is_not_reported_as_falling():
+def test_a_rising_run_gets_no_warning():
     shown, out = display(terminal=False)
     for count in range(5, 8):
         shown.point(points(count))

@@ -21,7 +21,7 @@ NOTEBOOK = json.loads((EXAMPLES / "forecast_and_train.ipynb").read_text())
 
 @pytest.fixture
 def place(tmp_path, monkeypatch):
-    """An empty current directory, with examples/ on the path, and runs of three steps."""
+    """An empty current directory with examples/ on the path; runs have three steps."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(EXAMPLES))
     import tiny_model
@@ -54,7 +54,7 @@ def test_a_script_trains_with_its_plug_in_and_shows_every_step(place, capsys, na
     )
 
 
-def test_the_trl_log_is_what_its_script_writes_and_its_forecast_holds_the_true_value(place):
+def test_the_trl_log_is_reproducible_and_its_forecast_contains_the_true_value(place):
     made = runpy.run_path(str(EXAMPLES / "make_trl_log.py"))
     state = made["state"]()
     assert state == json.loads((EXAMPLES / "trl_log/trainer_state.json").read_text())

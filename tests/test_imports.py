@@ -28,6 +28,7 @@ LAYERS = {  # package -> other packages that it may import
     "tasks": {"types", "boundary", "config", "rng", "processes", "plugins"},
     "prompts": {"types", "config", "rng", "tasks", "files", "models.template"},
     "evaluate": {"types", "config", "files", "models", "tasks", "prompts", "rollouts", "training"},
+    "loggers": {"types", "config", "plugins", "report", "scaling"},
     "trust": {"config", "files"},
     "rollouts": {"types", "config", "files", "rng", "serialization", "processes", "models", "plugins", "boundary"},
     "testing": {"config", "models", "rollouts"},
@@ -111,6 +112,8 @@ def test_no_module_imports_itself_through_others():
         "scalerl.config",
         "scalerl.placement.plan",
         "scalerl.watch.state",
+        "scalerl.loggers.follow",
+        "scalerl.loggers.build",
         "scalerl.types",
     ],
 )
@@ -134,6 +137,7 @@ def test_only_the_learner_half_imports_torch():
 
 def test_no_decision_depends_on_the_wall_clock():
     shown = {ROOT / "training/status.py", *(ROOT / "watch").rglob("*.py")}  # times for the reader of the live page
+    shown |= {ROOT / "loggers/tensorboard.py", ROOT / "loggers/mlflow.py"}  # times for the reader of a tracker
     files = list({*ROOT.rglob("*.py")} - shown)
     assert len(files) > 100
     for path in files:

@@ -19,7 +19,7 @@ def test_scalerl_is_the_papers_recipe():
     )
 
 
-def test_an_ablation_is_a_replacement_and_a_recipe_never_changes():
+def test_an_ablation_is_a_replacement_and_recipes_are_immutable():
     ablated = replace(SCALERL, loss=Gspo())
     assert ablated.loss == Gspo(clip_low=3e-3, clip_high=4e-3) and SCALERL.loss == Cispo()
     with pytest.raises(ValidationError):
@@ -65,7 +65,7 @@ def test_the_bound_on_staleness_follows_from_the_mode():
         ({"fp32_head": "maybe"}, "fp32_head: got 'maybe'; input should be a valid boolean"),
     ],
 )
-def test_a_bad_value_is_reported_with_the_allowed_values_and_the_nearest_name(values, message):
+def test_an_invalid_value_is_an_error_with_the_allowed_values_and_the_nearest_name(values, message):
     with pytest.raises(ConfigError, match=message) as error:
         build(Recipe, values, "my.toml")
     assert str(error.value).startswith("my.toml: ")

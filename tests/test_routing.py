@@ -155,8 +155,8 @@ def test_routing_replay_is_refused_with_vllm():
     recipe = replace(SCALERL, routing_replay="on")
     with pytest.raises(ValueError, match=r"recipe.routing_replay: got 'on' with placement.engine 'vllm'.*allowed: off"):
         RunConfig(recipe=recipe, placement=Placement(engine="vllm"))
-    from scalerl.training.launch import _check_sampled
+    from scalerl.training.run_model import check_sampled
 
     with pytest.raises(ConfigError, match="got 'on' for Qwen3ForCausalLM, which has no experts; allowed: off"):
-        _check_sampled(RunConfig(recipe=recipe), Policy(tiny_model("qwen3")), "model")
-    _check_sampled(RunConfig(recipe=recipe), Policy(tiny_model("qwen3-moe")), "model")
+        check_sampled(RunConfig(recipe=recipe), Policy(tiny_model("qwen3")), "model")
+    check_sampled(RunConfig(recipe=recipe), Policy(tiny_model("qwen3-moe")), "model")

@@ -58,10 +58,10 @@ GOOD = {"completion": "</think>2", "answer": "2"}
     ("rows", "task", "message"),
     [
         ([GOOD, "{broken"], "arithmetic", "rows.jsonl line 2: not valid JSON"),
-        ([GOOD, {"answer": "2"}], "arithmetic", "rows.jsonl line 2: 'completion' is missing or no text"),
+        ([GOOD, {"answer": "2"}], "arithmetic", "rows.jsonl line 2: 'completion' is missing or not text"),
         ([GOOD, {"completion": "2"}], "math", "rows.jsonl line 2: 'answer' is None; allowed: the reference answer"),
         ([{"completion": "2", "tests": "{"}], "code", "rows.jsonl line 1: 'tests': neither JSON"),
-        ([""], "math", "rows.jsonl: the file holds no rows"),
+        ([""], "math", "rows.jsonl: the file has no rows"),
         ([GOOD], "mathematics", "--task: got 'mathematics'; allowed: arithmetic, code, "),
     ],
 )

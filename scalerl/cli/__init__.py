@@ -1,4 +1,4 @@
-"""The command line: one file a verb; `main` reads the words and calls one of them."""
+"""The command line: one file per command; `main` parses the arguments and calls one of them."""
 
 from scalerl.cli.main import main
 

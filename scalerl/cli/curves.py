@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from scalerl.cli.terminal import say
+
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
     from scalerl.report.outlook import Outlook
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Subcommand(NamedTuple):
-    """A command: what it does in one line, its own options, and the function that does it."""
+    """A command: its help text, its additional options, and its function."""
 
     help: str
     add_options: Callable[[argparse.ArgumentParser], object]
@@ -36,7 +38,7 @@ class Answer(NamedTuple):
 
 
 def add_curve_parsers(commands: Any) -> None:
-    """Add the parser of every command here to the command line's."""
+    """Add the parsers of these commands to the command line."""
     for name, command in SUBCOMMANDS.items():
         parser = commands.add_parser(
             name, help=command.help, description=command.help[0].upper() + command.help[1:] + "."
@@ -50,7 +52,7 @@ def add_curve_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that all commands share."""
     parser.add_argument("paths", nargs="+", type=Path, metavar="RUN_OR_FILE", help="run directory, or a file of points")
     parser.add_argument("--compute", help="compute axis: device_hours, flops, tokens or step")
-    parser.add_argument("--task", help="which task, where there are several")
+    parser.add_argument("--task", help="the task, if there are several")
     parser.add_argument(
         "--bounds", nargs=2, type=float, default=(0.0, 1.0), metavar=("LOW", "HIGH"),
         help="least and greatest value of the metric; default 0 1, a reward may need -1 1",
@@ -59,7 +61,7 @@ def add_curve_options(parser: argparse.ArgumentParser) -> None:
         "--exclude-below", type=float, default=0.0, metavar="C", help="leave out points below this compute, except 0"
     )
     parser.add_argument("--method", default="posterior", help="posterior (default), least-squares or paper")
-    parser.add_argument("--json", action="store_true", help="print JSON, as docs/json.md describes it")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
 
 
 def add_versus(parser: argparse.ArgumentParser, *, required: bool) -> None:
@@ -78,7 +80,7 @@ def fitted(source: Source, arguments: argparse.Namespace) -> Fit:
 
 
 def run_fit(arguments: argparse.Namespace) -> int:
-    """Print the fit, forecast and advice for each curve; update the picture of a run directory."""
+    """Print the fit, forecast and advice for each curve; update the figure of a run directory."""
     from scalerl.report.outlook import outlook
     from scalerl.report.sources import naming
 
@@ -94,13 +96,13 @@ def run_fit(arguments: argparse.Namespace) -> int:
 
 
 def _picture(source: Source, config: RunConfig, ahead: Outlook) -> str:
-    """Update the picture and the summary of a run; return the line that says where they are, or why they are not."""
+    """Update the figure and the summary of a run; return a line with their path, or with the error."""
     from scalerl.outputs import why_not
     from scalerl.report.summary import refresh
 
     try:
         return f"picture   {refresh(source.path, config, ahead, source.note)}"
-    except OSError as error:  # a run that may only be read has a fit all the same
+    except OSError as error:  # a read-only run directory can still be fitted
         return f"picture   none: {why_not(source.path / 'curve.png', error)}"
 
 
@@ -118,7 +120,7 @@ def run_forecast(arguments: argparse.Namespace) -> int:
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
-    """Print which of two recipes is better, and with what probability."""
+    """Print which of two recipes is better, and its probability."""
     from scalerl.scaling import compare
 
     first, second = (
@@ -146,7 +148,7 @@ def run_backtest(arguments: argparse.Namespace) -> int:
 def _forecast_options(parser: argparse.ArgumentParser) -> None:
     words = "amounts of compute, in the unit of the axis or as multiples of the last point; default 2x 4x"
     parser.add_argument("--at", nargs="+", action="extend", metavar="C", help=words)
-    parser.add_argument("--target", type=float, help="a level of the metric; prints at which compute it is reached")
+    parser.add_argument("--target", type=float, help="a level of the metric; prints the compute at which it is reached")
 
 
 def _compare_options(parser: argparse.ArgumentParser) -> None:
@@ -179,7 +181,7 @@ def _sources(paths: Sequence[Path], arguments: argparse.Namespace) -> list[Sourc
 
 
 def _amount(word: str) -> float | str:
-    """A number as a number; anything else unchanged, for ``forecast`` to read as a multiple such as 2x or to refuse."""
+    """Convert a number; return other words unchanged, because ``forecast`` reads multiples such as 2x."""
     try:
         return float(word)
     except ValueError:
@@ -192,7 +194,7 @@ def _say(answers: Sequence[Answer], as_json: bool) -> int:
         values = [{**({"source": answer.source} if answer.source else {}), **answer.values} for answer in answers]
         print(json.dumps(values[0] if len(values) == 1 else values, indent=1, allow_nan=False))
     elif len(answers) == 1:
-        print(answers[0].text)
+        say(answers[0].text)
     else:
-        print("\n\n".join(f"{answer.source}\n{answer.text}" for answer in answers))
+        say("\n\n".join(f"{answer.source}\n{answer.text}" for answer in answers))
     return 0

@@ -1,4 +1,4 @@
-"""`scalerl eval`: a model, or the model of a run, on evaluation suites or files."""
+"""`scalerl eval`: evaluates a model, or the model of a run, on evaluation suites or files."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ one (aime-24=FILE), or a file of prompts with answers.
 Without --suite a run directory is evaluated on its own held-out prompts."""
 
 MAX_TOKENS = 4096
-"""Length limit of a completion where neither a run nor an option gives one, tokens."""
+"""Default length limit of a completion, tokens; a run's limit and the option take precedence."""
 
 
 def add_eval_parser(commands: Any) -> None:
     """Add the parser of `scalerl eval`."""
     parser = commands.add_parser("eval", help="evaluate a model on suites: mean@k, pass@k", description=DESCRIPTION)
     parser.add_argument("model", help="model directory, hub name or run directory")
-    parser.add_argument("--suite", nargs="+", default=[], metavar="NAME_OR_FILE", help="what to evaluate it on")
-    parser.add_argument("--samples", type=_count, default=None, help="k, of each prompt; default 1, a run's own k")
-    parser.add_argument("--prompts", type=_count, help="only so many prompts of each suite, by a hash of their content")
+    parser.add_argument("--suite", nargs="+", default=[], metavar="NAME_OR_FILE", help="suites or files to evaluate on")
+    parser.add_argument("--samples", type=_count, help="k, samples per prompt; default: the run's k, else 1")
+    parser.add_argument("--prompts", type=_count, help="number of prompts per suite, chosen by a hash of their content")
     parser.add_argument("--task", help="verifier of a file: math (default) or another that a [data] table can name")
-    parser.add_argument("--reward", help="package.module:function that judges a file, instead of a verifier")
+    parser.add_argument("--reward", help="package.module:function that scores a file, instead of a verifier")
     parser.add_argument("--system-prompt", help="put before every prompt; default: the run's, else none")
     parser.add_argument("--max-tokens", type=_count, help=f"longest completion, tokens; default: the run's, else "
                         f"{MAX_TOKENS}")  # fmt: skip
-    parser.add_argument("--temperature", type=float, help="of the sampling; default: the run's, else 1")
-    parser.add_argument("--top-p", type=float, help="nucleus; default: the run's, else 1")
-    parser.add_argument("--seed", type=int, help="of the sampling; default: the run's, else 0")
-    parser.add_argument("--slots", type=_count, help="sequences decoded together; default: as the cache has room")
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="default: a GPU where there is one")
+    parser.add_argument("--temperature", type=float, help="sampling temperature; default: the run's, else 1")
+    parser.add_argument("--top-p", type=float, help="nucleus sampling; default: the run's, else 1")
+    parser.add_argument("--seed", type=int, help="seed of the sampling; default: the run's, else 0")
+    parser.add_argument("--slots", type=_count, help="sequences decoded together; default: as many as fit in the cache")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="default: a GPU if there is one")
     parser.add_argument("--revision", help="branch, tag or commit of a hub name; default main")
     parser.add_argument("-o", "--output", type=Path, help="directory for the texts; default evaluations/NAME-NNN")
-    parser.add_argument("--trust", action="store_true", help="run the code that a run directory names without asking")
+    parser.add_argument("--trust", action="store_true", help="run a run directory's code without confirmation")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
     parser.set_defaults(run=run_eval)
 
@@ -52,7 +52,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
     """Evaluate and print; return the exit code.
 
     Raises:
-        ConfigError: what the user named is not there, or does not fit.
+        ConfigError: the model or a suite does not exist, or an option is not allowed.
     """
     from scalerl.files import next_directory, safe_name, write_whole
     from scalerl.outputs import check_new_directory
@@ -70,7 +70,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
     from scalerl.tasks.user_rewards import RewardError
     from scalerl.training.launch import resolve
 
-    config = replace(resolve(config), rollouts=config.rollouts)  # so that 0 slots stay 0: the cache decides
+    config = replace(resolve(config), rollouts=config.rollouts)  # keep 0 slots, so that the cache determines the number
     evaluator = Evaluator(config, lambda text: None if arguments.json else print(text))
     name = (
         Path(os.path.realpath(arguments.model)).name if Path(arguments.model).exists() else Path(arguments.model).name
@@ -97,7 +97,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
 
 
 def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFile]]:
-    """Return the configuration that an evaluation runs under, and its suites; no suite: the run's held-out prompts.
+    """Return the configuration of an evaluation and its suites; no suite means the run's held-out prompts.
 
     Raises:
         ConfigError: an unknown suite, a run without an exported model, or nothing to evaluate on.
@@ -144,7 +144,7 @@ def _suite(name: str, task: str | None, reward: str | None, system: str) -> Prom
     """Return the table of a suite or of a file of prompts.
 
     Raises:
-        ConfigError: the name of no suite and no file.
+        ConfigError: the name is neither a suite nor a file.
     """
     from scalerl.config.base import ConfigError, build, nearest
     from scalerl.config.data import PromptFile

@@ -1,7 +1,7 @@
-"""How a verb ends: exit codes, signals, one line for every error a user can cause.
+"""Exit codes, signals, and one-line messages for errors that a user can correct.
 
-Exit codes: 0 finished, 1 failed, 2 an error of the user's, 128 + n stopped by signal n (129 SIGHUP, 130 SIGINT, 143
-SIGTERM). A run that a signal reaches while its results are written finishes, with 0.
+Exit codes: 0 finished, 1 failed, 2 user error, 128 + n stopped by signal n (129 SIGHUP, 130 SIGINT, 143 SIGTERM). If a
+signal arrives while a run writes its results, the run finishes with 0.
 """
 
 from __future__ import annotations
@@ -20,36 +20,36 @@ from scalerl.signals import STOPPING
 
 USER_ERROR, FAILED = 2, 1
 SHOW_CURSOR = "\x1b[?25h"
-"""Ends what a live display began."""
+"""Shows the cursor again after a live display."""
 LONGEST = 1000
-"""Characters of a message from which on its middle is left out."""
+"""Length in characters above which the middle of a message is left out."""
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Characters that would act on a terminal, or that it cannot show."""
+"""Characters that control a terminal or cannot be displayed."""
 
 _watching = False
 
 
 class Stopped(KeyboardInterrupt):
-    """A signal asked the command to end, where nothing can be saved or for the second time."""
+    """A signal ended the command: there was nothing to save, or it was the second signal."""
 
     def __init__(self, number: int, when: str = "before the end") -> None:
-        """Remember which signal, and when it came, for the message."""
+        """Store the signal and the time of its arrival for the message."""
         super().__init__(number)
         self.number, self.when = number, when
 
 
 class StopFlag:
-    """Turns the first signal into a request to stop, once somebody asks for it; the second one ends the command.
+    """Turns the first signal into a request to stop; the second signal ends the command.
 
-    Until the flag is asked for the first time there is nothing to save: a signal then raises Stopped. That is so while
-    modules are imported, a model is loaded or a warm start is trained.
+    Before the flag is first read there is nothing to save, and a signal raises Stopped. This is the case while modules
+    are imported, a model is loaded or a warm start is trained.
     """
 
     def __init__(self, kept: str = "with a checkpoint") -> None:
-        """Catch SIGINT, SIGTERM and SIGHUP, unless whoever started this process had it ignore them, as `nohup` does.
+        """Catch SIGINT, SIGTERM and SIGHUP, except those that the process was started to ignore, as with `nohup`.
 
         Args:
-            kept: what becomes of the work done so far, for the message.
+            kept: what happens to the work so far, for the message.
         """
         self.signal, self._kept, self._asked = 0, kept, False
         self._before = {n: signal.getsignal(n) for n in STOPPING if signal.getsignal(n) != signal.SIG_IGN}
@@ -57,13 +57,13 @@ class StopFlag:
             signal.signal(number, self._note)
 
     def restore(self) -> None:
-        """Give the signals back to whoever handled them before."""
+        """Restore the previous signal handlers."""
         for number, handler in self._before.items():
-            if handler is not None:  # one that no Python code has set cannot be set by it either
+            if handler is not None:  # a handler that was not set from Python cannot be restored from Python
                 signal.signal(number, handler)
 
     def __call__(self) -> bool:
-        """Return whether a stop was asked for."""
+        """Return whether a stop was requested."""
         self._asked = True
         return bool(self.signal)
 
@@ -73,13 +73,13 @@ class StopFlag:
             return  # the watching thread ends the process
         if again or not self._asked:
             raise Stopped(number, "at once" if again else "before the end")
-        print(f"\nstopping after this step, {self._kept} (once more to stop at once)", file=sys.stderr)
+        print(f"\nstopping after this step, {self._kept} (interrupt again to stop immediately)", file=sys.stderr)
 
 
 def watch_signals() -> None:
     """Let the second signal end this process at once, even inside a long call of a C library.
 
-    Python runs a handler between two instructions; a backward pass is one instruction that may take seconds.
+    Python runs handlers between two instructions, and a backward pass is one instruction that may take seconds.
     """
     global _watching
     source, sink = os.pipe()
@@ -106,15 +106,15 @@ def _watch(source: int) -> None:
 
 
 def prepare_environment() -> None:
-    """Set what torch reads once, when it is first imported."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads of two processes slow each other 20-fold
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages: about 8% on the cache-bound decode
+    """Set the environment variables that torch reads when it is first imported."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads of two processes slow each other 20 times
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages: decoding is about 8% faster
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 
 def guarded(action: Callable[[], int]) -> int:
-    """Run a verb; a user's error or a signal becomes one line on standard error."""
+    """Run a command; report a user error or a signal as one line on standard error."""
     from pydantic import ValidationError
 
     from scalerl.config.base import ConfigError, problems
@@ -127,10 +127,10 @@ def guarded(action: Callable[[], int]) -> int:
     except (ConfigError, CurveError) as error:
         complain(str(error))
         return USER_ERROR
-    except ValidationError as error:  # a record that was built without `build`
+    except ValidationError as error:  # from a record that was made without `build`
         complain(problems(error))
         return USER_ERROR
-    except BrokenPipeError:  # what reads our output, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader of the output, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except KeyboardInterrupt as error:
@@ -139,7 +139,7 @@ def guarded(action: Callable[[], int]) -> int:
         return 128 + stopped.number
     except OSError as error:
         if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
-            raise  # of a socket or a process: nothing that a path of the user has caused
+            raise  # from a socket or a process, not from a path of the user
         complain(trouble(error))
         return FAILED
     finally:
@@ -149,11 +149,11 @@ def guarded(action: Callable[[], int]) -> int:
 
 def _stopped(number: int, when: str) -> str:
     name = signal.Signals(number).name
-    return f"stopped {when} by {name}; what was saved is kept, and `scalerl resume` continues a run from there"
+    return f"stopped {when} by {name}; saved results are kept; `scalerl resume` continues a run"
 
 
 def complain(text: str) -> None:
-    """Print one line for the user on standard error; of a very long one the middle is left out."""
+    """Print one line on standard error; the middle of a very long line is left out."""
     if len(text) > LONGEST:
         text = f"{text[: LONGEST - 300]} ... ({len(text) - LONGEST + 50} characters left out) ... {text[-250:]}"
     text = UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)

@@ -14,12 +14,12 @@ def add_import_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "import", help="read another framework's log into points: TRL, verl, prime-rl, wandb, TensorBoard, CSV, ..."
     )
-    parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="log or run directory; several in order")
-    parser.add_argument("--from", dest="source", metavar="SOURCE", help="who wrote it; default: by its columns")
-    parser.add_argument("--metric", metavar="NAME", help="metric by its name in the log, where there are several")
-    parser.add_argument("--task", help="which task, where there are several")
-    parser.add_argument("--run", dest="run_name", metavar="NAME", help="which run, where a file has several")
-    parser.add_argument("--devices", type=float, metavar="N", help="accelerators the run held, for device-hours")
+    parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="log or run directory, in order")
+    parser.add_argument("--from", dest="source", metavar="SOURCE", help="framework of the log; default: by its columns")
+    parser.add_argument("--metric", metavar="NAME", help="name of the metric in the log, if there are several")
+    parser.add_argument("--task", help="the task, if there are several")
+    parser.add_argument("--run", dest="run_name", metavar="NAME", help="the run, if a file has several")
+    parser.add_argument("--devices", type=float, metavar="N", help="accelerators of the run, for device-hours")
     parser.add_argument(
         "--bounds", type=float, nargs=2, metavar=("LOW", "HIGH"), default=(0.0, 1.0), help="range of the metric [0 1]"
     )

@@ -1,6 +1,6 @@
-"""The command line: each verb parses, calls one function, and turns the user's errors into one line and exit code 2.
+"""The command line: each command parses its options, calls one function, and reports user errors in one line.
 
-Heavy imports are inside the verbs, so that `scalerl --help` is instant and the statistics never load torch.
+Heavy modules are imported inside the commands, so that `scalerl --help` is fast and the statistics never load torch.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from scalerl.cli.curves import add_curve_parsers
 from scalerl.cli.eval import add_eval_parser
 from scalerl.cli.exits import USER_ERROR, StopFlag, complain, guarded, watch_signals
 from scalerl.cli.import_ import add_import_parser
+from scalerl.cli.ls import add_ls_parsers
 from scalerl.cli.parsing import Parser
 from scalerl.cli.plan import plan
 from scalerl.cli.report import add_report_parser
@@ -28,7 +29,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code.
 
     Args:
-        words: None for those that this process was started with; then it is also the process that signals end.
+        words: command-line arguments; None for those of this process, which then also handles signals.
     """
     if words is not None:
         return _run(list(words))
@@ -36,7 +37,7 @@ def main(words: Sequence[str] | None = None) -> int:
     obey_study()
     try:
         return _run(sys.argv[1:])
-    finally:  # while Python shuts down an exception of a handler would be a traceback
+    finally:  # during shutdown, an exception in a handler would print a traceback
         for number in STOPPING:
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, signal.SIG_DFL)
@@ -44,11 +45,11 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     parser, verbs = _parser()
-    if words[:1] == ["train"]:  # its options are all the fields of a configuration, so they are read by config.py
+    if words[:1] == ["train"]:  # every field of a configuration is an option, so config/ reads them
         return guarded(lambda: train(words[1:]))
-    if words[:1] == ["resume"]:  # some of them
+    if words[:1] == ["resume"]:  # a few fields are options
         return guarded(lambda: resume(words[1:]))
-    if words[:1] == ["study"]:  # likewise
+    if words[:1] == ["study"]:  # every field is an option
         return guarded(lambda: _study(words[1:]))
     if words[:1] == ["plan"]:
         return guarded(lambda: plan(words[1:]))
@@ -75,10 +76,10 @@ def _parser() -> tuple[Parser, list[str]]:
     )
     verbs = parser.add_subparsers(title="commands", metavar="COMMAND")
     verbs.add_parser(
-        "train", help="train; without arguments the embedded lab (see `scalerl train --help`)", add_help=False
+        "train", help="train; without arguments, train the embedded lab (see `scalerl train --help`)", add_help=False
     )
     verbs.add_parser(
-        "plan", help="simulate a run before it starts: throughput, idle shares, the best split of GPUs", add_help=False
+        "plan", help="simulate a run before it starts: throughput, idle shares, best split of GPUs", add_help=False
     )
     verbs.add_parser(
         "study", help="plan, run and compare many runs: loo, recipes, forward, axes, rates", add_help=False
@@ -87,13 +88,14 @@ def _parser() -> tuple[Parser, list[str]]:
     add_curve_parsers(verbs)
     add_report_parser(verbs)
     add_watch_parser(verbs)
+    add_ls_parsers(verbs)
     add_score_parser(verbs)
     add_eval_parser(verbs)
     verbs.add_parser(
-        "sft", help="supervised warm start of a model on prompts and completions; without a model the lab's",
+        "sft", help="supervised warm start of a model on prompts and completions; default: the lab's model",
         add_help=False,
     )  # fmt: skip
-    recipes = verbs.add_parser("recipes", help="print where the recipes differ, field by field")
+    recipes = verbs.add_parser("recipes", help="print the fields in which the recipes differ")
     recipes.add_argument("--all", action="store_true", help="also print the fields that all recipes share")
     recipes.set_defaults(run=_recipes)
     add_import_parser(verbs)

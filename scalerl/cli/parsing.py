@@ -1,4 +1,4 @@
-"""The parser of every verb: what it refuses is one line, with the nearest name."""
+"""The argument parser of all commands: errors are one line and name the nearest option."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line and exit code 2, without the usage."""
 
     takes_fields = False
-    """Whether options that it does not know are fields of a configuration."""
+    """Whether unknown options are read as fields of a configuration."""
 
     def error(self, message: str) -> NoReturn:
-        """End with one line that says what is wrong and where the options are listed."""
+        """Exit with one line that names the error and where the options are listed."""
         complain(f"{message}; see `{self.prog} --help`")
         raise SystemExit(USER_ERROR)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
-        """Parse as argparse does; an unknown option is refused here, by the verb that knows the nearest one."""
+        """Parse as argparse does, but report an unknown option here, where the nearest option is known."""
         found, rest = super().parse_known_args(args, namespace)
         unknown = next((word for word in rest if word.startswith("-")), None)
         if unknown is not None and not self.takes_fields:

@@ -1,4 +1,4 @@
-"""`scalerl plan`: simulates a configuration before it runs: throughput, idle shares, staleness, the split of GPUs."""
+"""`scalerl plan`: simulates a run before it starts: throughput, idle shares, staleness, the split of GPUs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.parsing import Parser
+from scalerl.cli.terminal import say
 
 if TYPE_CHECKING:
     from scalerl.config.run import RunConfig
@@ -20,24 +21,24 @@ measured are assumed, from a roofline; the output says which. Every field of the
 
 
 MOST = 1e12
-"""Largest speed, length and time that is accepted."""
+"""Largest speed, length or time that is accepted."""
 
 
 def plan_parser() -> argparse.ArgumentParser:
-    """Return the parser of `scalerl plan`; what it does not know are fields of the configuration."""
+    """Return the parser of `scalerl plan`; unknown options are fields of the configuration."""
     usage = "scalerl plan [CONFIG.toml] [options] [--any.field VALUE ...]"
     parser = Parser(prog="scalerl plan", usage=usage, description=DESCRIPTION, allow_abbrev=False)
     parser.takes_fields = True
     parser.add_argument("--gpus", type=int, metavar="N", help="find the best split of N GPUs")
     parser.add_argument(
         "--generator-tokens-per-s", nargs="+", metavar="[RUNNING:]X",
-        help="tokens/s of one engine, with full slots or with so many running sequences; several points make a curve",
+        help="tokens/s of one engine, with full slots or with RUNNING sequences; several points form a curve",
     )  # fmt: skip
     parser.add_argument(
         "--trainer-tokens-per-s",
         type=float,
         metavar="X",
-        help="trained tokens/s of all placement.trainer_ranks together",
+        help="trained tokens/s, all placement.trainer_ranks together",
     )
     parser.add_argument(
         "--from", dest="runs", nargs="+", type=Path, metavar="RUN", default=[],
@@ -47,13 +48,13 @@ def plan_parser() -> argparse.ArgumentParser:
     parser.add_argument("--mean-tokens", type=float, metavar="X", help="mean length; default rollouts.expected_tokens")
     parser.add_argument("--sigma", type=float, metavar="X", help="sigma of the lognormal lengths; default 0.8")
     parser.add_argument("--lengths", type=Path, metavar="FILE", help="measured lengths, JSONL")
-    parser.add_argument("--gpu", default="H100", metavar="NAME", help="for the roofline; default H100")
+    parser.add_argument("--gpu", default="H100", metavar="NAME", help="GPU of the roofline; default H100")
     parser.add_argument("--training-share", type=float, default=0.35, metavar="X", help="of the peak; default 0.35")
-    parser.add_argument("--decode-share", type=float, default=0.6, metavar="X", help="of the peaks; default 0.6")
+    parser.add_argument("--decode-share", type=float, default=0.6, metavar="X", help="share of the peaks; default 0.6")
     parser.add_argument(
-        "--updates", type=int, metavar="N", help="that are measured; default 20, down to 8 for large batches"
+        "--updates", type=int, metavar="N", help="measured updates; default 20, down to 8 for large batches"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, as docs/json.md describes it")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     return parser
 
 
@@ -61,7 +62,7 @@ def plan(words: list[str]) -> int:
     """Run `scalerl plan`; return the exit code.
 
     Raises:
-        ConfigError: an option or the configuration cannot be.
+        ConfigError: an option or the configuration is not valid.
     """
     file = Path(words[0]) if words and not words[0].startswith("-") else None
     options, fields = plan_parser().parse_known_args(words[1:] if file else words)
@@ -92,12 +93,12 @@ def plan(words: list[str]) -> int:
         print(json.dumps(_as_json(config, given, lengths, outcomes, notes), indent=1, allow_nan=False))
         return 0
     about = [_model(given)] if options.gpus else lines(config, layout)
-    print("\n".join([*about, *_in_words(lengths, outcomes, notes, config.evaluation.every, options.gpus)]))
+    say("\n".join([*about, *_in_words(lengths, outcomes, notes, config.evaluation.every, options.gpus)]))
     return 0
 
 
 def _given(config: RunConfig, options: argparse.Namespace) -> tuple[RunConfig, Given]:
-    """Check the options; return the configuration and what is known besides it."""
+    """Check the options; return the configuration and the given speeds and lengths."""
     from scalerl.config.base import ConfigError, nearest
     from scalerl.placement.measured import measure
     from scalerl.placement.plan import Given
@@ -133,7 +134,7 @@ def _given(config: RunConfig, options: argparse.Namespace) -> tuple[RunConfig, G
 
 
 def _check_known(config: RunConfig, given: Given) -> None:
-    """Refuse to guess the speed of a CPU."""
+    """Raise if the speed of a CPU would have to be assumed."""
     from scalerl.config.base import ConfigError
     from scalerl.config.model import TinyModel
 
@@ -147,7 +148,7 @@ def _check_known(config: RunConfig, given: Given) -> None:
 
 
 def _rates(words: list[str], full: float) -> tuple[tuple[float, float], ...]:
-    """Read `X` (with full slots) or `RUNNING:X`."""
+    """Parse rates of the form `X` (with full slots) or `RUNNING:X`."""
     from scalerl.config.base import ConfigError
 
     found = []
@@ -208,6 +209,6 @@ def _in_words(lengths: Any, outcomes: list[Any], notes: list[str], every: int, g
         f"{every} updates ({best.eval_s:,.0f} s each) {best.evaluated_updates_per_h:,.1f}",
         f"occupancy: {f.occupancy:.0%} of {best.slots} slots; idle: generators {f.generator_idle:.0%}, trainer "
         f"{f.trainer_idle:.0%} ({waits} wait{'' if waits == 'generators' else 's'} more)",
-        f"staleness: {f.staleness_mean:.1f} updates in the mean, {f.staleness_max} at most; tokens too old for the "
+        f"staleness: mean {f.staleness_mean:.1f} updates, at most {f.staleness_max}; tokens too old for the "
         f"loss {f.stale_share:.1%}, groups dropped {f.dropped_share:.1%}",
     ]

@@ -9,6 +9,7 @@ from typing import Any
 
 from scalerl.cli.curves import add_curve_options, add_versus
 from scalerl.cli.exits import FAILED, complain
+from scalerl.cli.terminal import say
 
 
 def add_report_parser(commands: Any) -> None:
@@ -22,11 +23,11 @@ def add_report_parser(commands: Any) -> None:
 
 
 def run_report(arguments: argparse.Namespace) -> int:
-    """Write the page, and print the verdicts and its path; exit code 1 where the page cannot be made.
+    """Write the page, and print the verdicts and its path; exit code 1 if the page cannot be written.
 
     Raises:
         CurveError: runs that cannot be fitted or compared.
-        ConfigError: the page would replace an input, or a file that is no page.
+        ConfigError: the page would replace an input, or a file that is not a page.
     """
     from scalerl.config.base import ConfigError
     from scalerl.outputs import check_output
@@ -45,10 +46,10 @@ def run_report(arguments: argparse.Namespace) -> int:
     try:
         write_page(place, page(found))
         written = str(arguments.output)
-    except (ConfigError, CurveError) as error:  # the verdicts are shown all the same
+    except (ConfigError, CurveError) as error:  # the verdicts are still printed
         complain(str(error))
     if arguments.json:
         print(json.dumps({"page": written, **found.to_dict()}, indent=1, allow_nan=False))
     else:
-        print("\n".join([*found.headlines(), *([f"page      {written}"] if written else [])]))
+        say("\n".join([*found.headlines(), *([f"page      {written}"] if written else [])]))
     return 0 if written else FAILED

@@ -1,4 +1,4 @@
-"""`scalerl score`: verdicts on the completions of a file, by a verifier's name."""
+"""`scalerl score`: scores the completions of a file with a verifier."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from scalerl.types import Prompt, Score
 
 AT_A_TIME = 256
-"""Rows under way, so that a file of any length is judged in little memory."""
+"""Rows scored at a time, so that memory does not grow with the file."""
 
 
 def add_score_parser(commands: Any) -> None:
     """Add the parser of `scalerl score`."""
-    words = "judge completions: rows {prompt, completion, answer or tests} to verdicts and a summary (docs/rewards.md)"
-    parser = commands.add_parser("score", help="judge completions of a file with a verifier", description=words)
-    parser.add_argument("file", type=Path, help="JSONL: one object a line")
+    words = "score rows {prompt, completion, answer or tests}; print verdicts and a summary (docs/rewards.md)"
+    parser = commands.add_parser("score", help="score the completions of a file with a verifier", description=words)
+    parser.add_argument("file", type=Path, help="JSONL: one object per line")
     parser.add_argument("--task", required=True, help="the verifier: math, code, ...")
-    parser.add_argument("--workers", type=int, default=0, help="completions judged at a time; default: one a core")
-    parser.add_argument("--timeout", type=float, help="seconds for one completion; default: scoring.timeout_s")
+    parser.add_argument("--workers", type=int, default=0, help="completions scored in parallel; default: one per core")
+    parser.add_argument("--timeout", type=float, help="seconds per completion; default: scoring.timeout_s")
     parser.add_argument(
         "--sandbox", default="auto", help="auto, bubblewrap, gvisor or unsafe (scoring.sandbox.mode); default: auto"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object a row, in order")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per row, in order")
     parser.set_defaults(run=run_score)
 
 
@@ -81,7 +81,7 @@ def _known(name: str, verifiers: Any) -> Any:
 
 
 def _announce(arguments: argparse.Namespace, scoring: Any) -> None:
-    """Find the sandbox that programs need, and say which it is."""
+    """Find the sandbox for programs, and print its name."""
     if arguments.task != "code":
         return
     from scalerl.tasks.sandbox.detect import offer
@@ -95,7 +95,7 @@ def _rows(path: Path, task: str) -> Iterator[tuple[str, Prompt, str]]:
     """Yield place, prompt and completion of each row.
 
     Raises:
-        ConfigError: no such file, or a bad row; with file, line and field.
+        ConfigError: no such file, or an invalid row; the message names file, line and field.
     """
     from scalerl.config.base import ConfigError, short
     from scalerl.files import parse_json, read_bytes, trouble
@@ -118,7 +118,7 @@ def _rows(path: Path, task: str) -> Iterator[tuple[str, Prompt, str]]:
         except ValueError as error:
             raise ConfigError(f"{where}: not valid JSON ({error})") from None
         if not isinstance(row, dict) or not isinstance(row.get("completion"), str):
-            raise ConfigError(f"{where}: 'completion' is missing or no text; allowed: an object with 'completion'")
+            raise ConfigError(f"{where}: 'completion' is missing or not text; allowed: an object with 'completion'")
         if task in ("math", "arithmetic", "programs") and row.get("answer") in (None, ""):
             raise ConfigError(f"{where}: 'answer' is {row.get('answer')!r}; allowed: the reference answer")
         if isinstance(row.get("answer"), bool | list | dict):
@@ -126,13 +126,13 @@ def _rows(path: Path, task: str) -> Iterator[tuple[str, Prompt, str]]:
         try:
             json.dumps(row, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise ConfigError(f"{where}: it holds half of a surrogate pair; write the whole character") from None
+            raise ConfigError(f"{where}: got half of a surrogate pair; write the whole character") from None
         prompt = row.get("prompt", "")
         asked = Prompt(f"{number:016x}", prompt if isinstance(prompt, str) else json.dumps(prompt), (),
                        str(row.get("answer", "")), task, row, where)  # fmt: skip
         yield where, with_tests([asked], "tests")[0] if task == "code" else asked, row["completion"]
     if not count:
-        raise ConfigError(f"{path}: the file holds no rows; allowed: one JSON object a line")
+        raise ConfigError(f"{path}: the file has no rows; allowed: one JSON object per line")
 
 
 def _judge(name: str, verifier: Any, scoring: Any, rows: list[tuple[str, Prompt, str]]) -> Iterator[tuple[str, Score]]:
@@ -141,7 +141,7 @@ def _judge(name: str, verifier: Any, scoring: Any, rows: list[tuple[str, Prompt,
     from scalerl.tasks.scoring import ProcessScorer, ThreadScorer
 
     scorer = (ProcessScorer if verifier.killable else ThreadScorer)(name, verifier, scoring)
-    scorer.failures = Failures(f"the verifier {name}", limit=1.0)  # here every row is shown, whatever became of it
+    scorer.failures = Failures(f"the verifier {name}", limit=1.0)  # every row is shown here, also after failures
     try:
         for start in range(0, len(rows), AT_A_TIME):
             some = rows[start : start + AT_A_TIME]

@@ -1,4 +1,4 @@
-"""`scalerl sft`: supervised warm start of a model on the user's rows, or the lab's own."""
+"""`scalerl sft`: supervised warm start of a model on the user's rows, or of the lab's model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scalerl.cli.parsing import Parser
 USAGE = """scalerl sft MODEL --data traces.jsonl [--out DIR] [options]
        scalerl sft [--out DIR] [--steps N] [--seed N]
 """
-DESCRIPTION = """With MODEL: train it on the completions of a file, so that RL begins with a model that knows the form.
+DESCRIPTION = """With MODEL: train it on the completions of a file, so that it knows their format before RL begins.
 The result is a model directory for `scalerl train --model`. Without MODEL: make the lab's tiny model."""
 
 
@@ -43,7 +43,7 @@ def _of_model(given: dict[str, str]) -> int:
 
 
 def _of_lab(given: dict[str, str]) -> int:
-    """Make the lab's warm start unless it is there."""
+    """Make the lab's warm start if it does not exist yet."""
     from scalerl.config import LAB, TinyModel
     from scalerl.config.base import ConfigError, build, replace
     from scalerl.config.model import WarmStart
@@ -71,7 +71,7 @@ def _of_lab(given: dict[str, str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    """Return the options: the fields of `Supervised`, each with its documentation."""
+    """Return a parser whose options are the fields of `Supervised`, with their documentation."""
     from scalerl.config.supervised import Supervised
 
     parser = Parser(

@@ -1,4 +1,4 @@
-"""`scalerl study`: parses the command line, and plans, executes or shows a study."""
+"""`scalerl study`: plans, executes or shows a study."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from scalerl.cli.exits import FAILED, complain
 from scalerl.cli.parsing import Parser
+from scalerl.cli.terminal import say
 from scalerl.config.base import ConfigError, given, nearest, replace, short
 
 if TYPE_CHECKING:
@@ -35,10 +36,10 @@ def study_main(words: Sequence[str], stop: Callable[[], StopFlag]) -> int:
 
     Args:
         words: the arguments after `study`.
-        stop: makes a function that says whether a signal asked to stop.
+        stop: makes a function that returns whether a signal requested a stop.
 
     Raises:
-        ConfigError, CurveError: what a user can correct.
+        ConfigError, CurveError: an error that the user can correct.
     """
     command = words[0] if words else ""
     if command == "show":
@@ -66,20 +67,20 @@ def study_main(words: Sequence[str], stop: Callable[[], StopFlag]) -> int:
 
 
 def _check_trust(plan: Plan, source: str, trusted: bool, typed: Sequence[str]) -> None:
-    """Ask for the code that the arms name, once for all; their runs are then started with --trust."""
+    """Confirm the code that the arms name, once for all runs; the runs are then started with --trust."""
     from scalerl.trust import check_trust
 
     check_trust([plan.config(arm, plan.seeds[0]) for arm in plan.arms], source, trusted=trusted, typed=typed)
 
 
 def _describe(plan: Plan, others: Sequence[StudyDirectory]) -> None:
-    """Print what a plan would do."""
+    """Print the arms, sizes and reused runs of a plan."""
     from scalerl.study.display import describe, time_needed
     from scalerl.study.reuse import equal_runs
 
     held = equal_runs(plan, others)
-    print("\n".join([*describe(plan), *(f"  {key}: {_held(plan, key, run)}" for key, run in held.items())]))
-    print(time_needed(plan, {key: run.steps for key, run in held.items()}))
+    say("\n".join([*describe(plan), *(f"  {key}: {_held(plan, key, run)}" for key, run in held.items())]))
+    say(time_needed(plan, {key: run.steps for key, run in held.items()}))
 
 
 def _held(plan: Plan, key: RunKey, run: Held) -> str:
@@ -92,7 +93,7 @@ def _plan_parser() -> argparse.ArgumentParser:
     parser.takes_fields = True
     parser.add_argument("plan", metavar="PLAN", help="which arms")
     parser.add_argument("base", nargs="?", type=Path, metavar="BASE.toml", help="configuration that the arms share")
-    parser.add_argument("--seeds", default=None, help="how many, or which: 3 or 0,1,2; default 3 (rates: one)")
+    parser.add_argument("--seeds", default=None, help="number of seeds, or a list: 3 or 0,1,2; default 3 (rates: one)")
     parser.add_argument(
         "--budget", type=int, metavar="STEPS", help="steps of the base; an arm with larger batches takes fewer"
     )
@@ -132,14 +133,14 @@ def _add_execution(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allocate", choices=list(ALLOCATIONS), default="equal", help="default: the same budget for every arm"
     )
-    parser.add_argument("--trust", action="store_true", help="run the code that the plan names without asking")
+    parser.add_argument("--trust", action="store_true", help="run the code that the plan names without confirmation")
     parser.add_argument("--ray", metavar="ADDRESS", help="run on a Ray cluster: auto, local or HOST:PORT")
     parser.add_argument("--ray-cpus", type=float, default=2.0, help="cores per run on Ray; default 2")
     parser.add_argument("--ray-gpus", type=float, default=0.0, help="GPUs per run on Ray; default 0")
 
 
 def _plan(options: argparse.Namespace, fields: Sequence[str]) -> Plan:
-    """Make the plan that the command line asks for."""
+    """Return the plan for the given options and fields."""
     from scalerl.study.plan import check, read_plan, select, with_rates
     from scalerl.study.plans import PLANS
 
@@ -175,7 +176,7 @@ def _base(options: argparse.Namespace, fields: Sequence[str]) -> RunConfig:
 
 
 def _seeds(text: str) -> tuple[int, ...]:
-    """Read `3` as 0, 1, 2 and `4,7` as it is."""
+    """Parse seeds: `3` means 0, 1, 2; `4,7` means these two."""
     from scalerl.study.plan import MOST_SEEDS
 
     try:
@@ -197,7 +198,7 @@ def _execute(
     stop: Callable[[], StopFlag],
     others: Sequence[StudyDirectory] = (),
 ) -> int:
-    """Run the unfinished runs of a study, then write and print its results."""
+    """Execute the unfinished runs of a study, then write and print its results."""
     from scalerl.study.allocations import ALLOCATIONS
     from scalerl.study.display import StudyDisplay
     from scalerl.study.execute import Execution, execute
@@ -205,7 +206,7 @@ def _execute(
 
     study.hold()
     for line in take_over(study, others):
-        print(line)
+        say(line)
     display = StudyDisplay(study)
     asked = stop()
     execution = Execution(study, workers, display, asked)
@@ -234,7 +235,7 @@ def _workers(options: argparse.Namespace, plan: Plan) -> Workers:
 
 
 def _own_actors(plan: Plan) -> dict[str, float]:
-    """Return the cores and GPUs that a run's own actors take, beside the task that starts it: the most of any arm."""
+    """Return the cores and GPUs of a run's actors, without the task that starts it; the maximum over the arms."""
     from scalerl.cluster.resources import run_resources
 
     configs = [plan.config(arm, seed=0) for arm in plan.arms]
@@ -268,13 +269,13 @@ def _tell(found: StudyResult, page: Path) -> bool:
     from scalerl.study.tables import print_results
 
     told, written = f"page      {page}", False
-    try:  # before anything is printed: with `| head` the process may end while it prints
+    try:  # before printing, because with `| head` the process may end while it prints
         write_page(page, study_page(found))
         written = True
-    except (ConfigError, CurveError) as error:  # plotly is missing, or a place that may only be read
+    except (ConfigError, CurveError) as error:  # plotly is missing, or the directory is read-only
         told = f"no page: {error}"
     print_results(found)
-    print(told)
+    say(told)
     return written
 
 
@@ -283,8 +284,8 @@ def _show(words: Sequence[str]) -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("-o", "--output", type=Path, help="the page; default report.html in the study's directory")
     parser.add_argument("--compute", help="compute axis: device_hours, flops, tokens or step")
-    parser.add_argument("--task", help="which task, where there are several")
-    parser.add_argument("--json", action="store_true", help="print JSON, as docs/json.md describes it")
+    parser.add_argument("--task", help="the task, if there are several")
+    parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     options = parser.parse_args(words)
     from scalerl.outputs import check_output
     from scalerl.study.analysis import study_results

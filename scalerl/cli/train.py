@@ -9,25 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.exits import FAILED, StopFlag, complain, prepare_environment
 from scalerl.cli.parsing import Parser
+from scalerl.cli.terminal import say
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
 
 TRAIN_USAGE = """usage: scalerl train [CONFIG.toml] [--run-dir DIR] [--seed N] [--dry-run] [--any.field VALUE ...]
 
-Without arguments: the embedded lab, a tiny Qwen3 that learns chained arithmetic on this machine in minutes.
-(--data.kind programs: another task for it; --model.experts 4: a mixture of experts.)
+Without arguments, train the embedded lab: a tiny Qwen3 that learns chained arithmetic on this machine in minutes.
+(--data.kind programs is another task for it; --model.experts 4 makes it a mixture of experts.)
 
   scalerl train --model DIR_OR_HUB_ID --data prompts.jsonl --task math
   scalerl train --model DIR --data prompts.jsonl --reward package.module:function
 
 options:
   CONFIG.toml        a configuration; config.toml of a run directory repeats that run
-  --run-dir DIR      where to write; default runs/NAME-NNN
+  --run-dir DIR      directory of the run; default runs/NAME-NNN
   --dry-run          print the resolved configuration and the derived sizes, and stop
-  --trust            run the code that CONFIG.toml names without asking
+  --trust            run the code that CONFIG.toml names without confirmation
   --preset NAME      start from `lab` or `scalerl` (the paper's sizes; default with --data)
-  --model, --data, --task, --reward, --device, --seed, --steps   short for the fields they name below
+  --model, --data, --task, --reward, --device, --seed, --steps   short names of fields below
 
 fields (TOML sections, or --dotted.name VALUE):
 """
@@ -75,10 +76,10 @@ def train(words: list[str]) -> int:
 
 
 def check_model(config: RunConfig, *, weights: bool = True) -> None:
-    """Refuse a model with damaged files before torch is imported.
+    """Check the files of a model before torch is imported.
 
     Raises:
-        ConfigError: see models/files.py.
+        ConfigError: a file is missing or damaged (models/files.py).
     """
     from scalerl.config import HuggingFaceModel
     from scalerl.models.files import check_model_files
@@ -88,10 +89,10 @@ def check_model(config: RunConfig, *, weights: bool = True) -> None:
 
 
 def _dry_run(config: RunConfig) -> str:
-    """Return the configuration as TOML, with its sizes, its placement and the balance as comments.
+    """Return the configuration as TOML, with sizes, placement and balance as comments.
 
     Raises:
-        ConfigError: a placement that cannot be divided or does not fit.
+        ConfigError: a placement that cannot be split or does not fit in memory.
     """
     from scalerl.config import to_toml
     from scalerl.placement.layout import check, lay_out, lines
@@ -115,8 +116,8 @@ def resume(words: list[str]) -> int:
     )  # fmt: skip
     parser.takes_fields = True
     parser.add_argument("directory", type=Path, help="run directory")
-    parser.add_argument("--steps", type=int, help="new total number of steps, to train on beyond the old one")
-    parser.add_argument("--trust", action="store_true", help="run the code that its configuration names without asking")
+    parser.add_argument("--steps", type=int, help="new total number of steps")
+    parser.add_argument("--trust", action="store_true", help="run its configuration's code without confirmation")
     arguments, options = parser.parse_known_args(words)
     config = saved_config(arguments.directory)
     check_model(config)
@@ -133,7 +134,7 @@ def resume(words: list[str]) -> int:
 
 
 def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:
-    """Train with signals turned into an orderly stop; print the outcome."""
+    """Train, with signals as an orderly stop; print the outcome."""
     prepare_environment()
     from scalerl.report.display import RunDisplay
     from scalerl.report.summary import default_axis
@@ -149,7 +150,7 @@ def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:
     except RunFailed as error:
         complain(str(error))
         return FAILED
-    print("\n".join(ended.closing))
+    say("\n".join(ended.closing))
     return 0 if ended.finished else 128 + stop.signal
 
 

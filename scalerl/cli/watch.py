@@ -17,7 +17,7 @@ def add_watch_parser(commands: Any) -> None:
     parser = commands.add_parser("watch", help="serve a live page about runs and studies", description=words)
     parser.add_argument(
         "paths", nargs="*", type=Path, metavar="DIR",
-        help="run directories, studies, or directories that hold them; default runs and studies here",
+        help="run directories, studies, or directories that contain them; default: ./runs and ./studies",
     )  # fmt: skip
     parser.add_argument("--port", type=int, default=PORT, help=f"default {PORT}; 0 takes a free one")
     parser.add_argument(
@@ -43,7 +43,7 @@ def watch(arguments: argparse.Namespace) -> int:
     from scalerl.report.html import plotly_script
     from scalerl.watch.watcher import Watcher
 
-    plotly_script()  # its absence is said now, not by an empty figure
+    plotly_script()  # fails now if plotly is missing, instead of showing empty figures
     paths = arguments.paths or [path for path in (Path("runs"), Path("studies")) if path.is_dir()]
     if not paths:
         raise ConfigError("no directory runs or studies here; name the directories: scalerl watch DIR ...")

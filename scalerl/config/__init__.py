@@ -1,4 +1,4 @@
-"""What to run, as frozen values: the recipe, the data, the machine. It loads no torch."""
+"""The configuration of a run as frozen values: recipe, data, machine. Does not import torch."""
 
 from scalerl.config.hardware import Hardware
 from scalerl.config.model import HuggingFaceModel, Lora, TinyModel, WarmStart

@@ -1,7 +1,6 @@
-"""The base of every configuration record: frozen, closed to unknown keys, documented under each field.
+"""The base class of all configuration records: frozen, without unknown keys, documented under each field.
 
-It turns a failed validation into one readable message (what was got, what is allowed, the nearest name). It does not
-know which records exist: recipe.py and config.py define them.
+A failed validation becomes one readable message with what was got, what is allowed, and the nearest name.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 LISTED = 5
-"""Problems that one message names; of more it says the number."""
+"""Number of problems that one message lists; it gives the number of the others."""
 
 
 class ConfigError(ValueError):
-    """A configuration a user can correct; its text says what was got, what is allowed and what to do."""
+    """An error that the user can correct; its message gives what was got, what is allowed and what to do."""
 
 
 class Part(BaseModel):
-    """A frozen record whose fields carry their documentation under themselves."""
+    """A frozen record; the documentation of each field follows the field."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -37,7 +36,7 @@ class Part(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_shorthands(cls, values: Any) -> Any:
-        """Read `loss = "gspo"` as `loss = {kind = "gspo"}`, and "none" as None: TOML has no null."""
+        """Read `loss = "gspo"` as `loss = {kind = "gspo"}`, and "none" as None, because TOML has no null."""
         if not isinstance(values, dict):
             return values
         faults = [
@@ -62,7 +61,7 @@ def build(cls: type[PartT], values: Mapping[str, Any], source: str) -> PartT:
         source: where the values came from, for the message (a file name, or "command line").
 
     Raises:
-        ConfigError: for an unknown key, a wrong type or a value out of range; every problem is listed.
+        ConfigError: unknown key, wrong type or value out of range; all problems are listed.
     """
     try:
         return cls.model_validate(dict(values))
@@ -74,7 +73,7 @@ def replace(part: PartT, **changes: Any) -> PartT:
     """Return a copy of `part` with some fields changed, validated again (pydantic's own copy does not validate).
 
     Raises:
-        ConfigError: as `build`.
+        ConfigError: a value is not valid; see `build`.
     """
     try:
         return type(part).model_validate({**dict(part), **changes})
@@ -83,10 +82,10 @@ def replace(part: PartT, **changes: Any) -> PartT:
 
 
 def given(option: str, read: Callable[[], PartT]) -> PartT:
-    """Return what `read` returns; its errors begin with the option that a user gave.
+    """Return the result of `read`; prefix its errors with the option that the user gave.
 
     Raises:
-        ConfigError: as `read`.
+        ConfigError: raised by `read`.
     """
     try:
         return read()
@@ -95,22 +94,20 @@ def given(option: str, read: Callable[[], PartT]) -> PartT:
 
 
 def problems(error: ValidationError, cls: type[Part] | None = None) -> str:
-    """Return what a failed validation found, in words.
+    """Return the problems of a failed validation in words.
 
     Args:
-        error: of pydantic.
+        error: the error of pydantic.
         cls: the record that was validated, whose names are suggested for unknown keys.
     """
     details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] == "missing")
-    lines = list(
-        dict.fromkeys(_explain(cls, detail) for detail in details[:LISTED])
-    )  # of 400,000 the first tell enough
+    lines = list(dict.fromkeys(_explain(cls, detail) for detail in details[:LISTED]))  # there may be 400,000
     more = [f"and {len(details) - LISTED:,} more"] if len(details) > LISTED else []
     return "; ".join([*lines, *more])
 
 
 def short(value: Any, most: int = 80) -> str:
-    """Return the repr of a value; of a long one its beginning, with the number of characters."""
+    """Return the repr of a value; a long one is cut, with its number of characters."""
     if isinstance(value, str) and len(value) > most:
         return f"{value[:most]!r}... ({len(value)} characters)"
     try:
@@ -139,7 +136,7 @@ def _shorthand(cls: type[Part], key: str, value: Any) -> Any:
 
 @cache
 def _accepted(cls: type[Part], name: str) -> frozenset[Any]:
-    """Return the types that a field, or the entries of a sequence in it, may have; not those inside a mapping."""
+    """Return the types of a field and of the entries of a sequence in it, but not those inside a mapping."""
 
     def types(annotation: Any) -> Iterator[Any]:
         origin, arguments = get_origin(annotation), get_args(annotation)
@@ -152,7 +149,7 @@ def _accepted(cls: type[Part], name: str) -> frozenset[Any]:
 
 
 def _stand_in(cls: type[Part], name: str, value: Any) -> LiteralString | None:
-    """Return what is wrong with `true` where a number belongs (Python counts it as 1), or with text that no file holds.
+    """Return an error for `true` in place of a number (Python counts it as 1), or for text that is not valid UTF-8.
 
     Pydantic accepts both.
     """
@@ -168,7 +165,7 @@ def _stand_in(cls: type[Part], name: str, value: Any) -> LiteralString | None:
 def _is_utf8(text: str) -> bool:
     try:
         text.encode()
-    except UnicodeEncodeError:  # bytes of a command line that are no UTF-8
+    except UnicodeEncodeError:  # bytes of a command line that are not UTF-8
         return False
     return True
 
@@ -196,9 +193,9 @@ def _explain(cls: type[Part] | None, detail: Any) -> str:
 
 
 def _owner(cls: type[Part] | None, path: list[str]) -> tuple[type[Part] | None, list[str]]:
-    """Walk a pydantic error location; return the record that holds its last step, and the path as a user writes it.
+    """Follow the location of a pydantic error; return the record of its last step, and the path as a user writes it.
 
-    In a union the location holds the tag of the member as an extra step, which a user never typed.
+    In a union, the location contains the tag of the member as an additional step, which the user did not type.
     """
     owner: type[Part] | None = cls
     shown: list[str] = []
@@ -210,7 +207,7 @@ def _owner(cls: type[Part] | None, path: list[str]) -> tuple[type[Part] | None, 
         if last or owner is None or step not in owner.model_fields:
             return owner, shown
         members = records(owner.model_fields[step].annotation)
-        if members and not last and path[index + 1].isdigit():  # one of a list of records
+        if members and not last and path[index + 1].isdigit():  # an index into a list of records
             index += 1
             if path[index] != "0":
                 shown.append(path[index])

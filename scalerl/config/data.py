@@ -1,6 +1,6 @@
-"""Which prompts a run trains on: a list of tasks with shares, each generated, from a file or from an environment.
+"""The prompts of a run: a list of tasks with shares. Each task is generated, from a file or from an environment.
 
-These are the tables that `data` in config.toml may hold; run.py puts them into a whole run.
+These are the tables of `data` in config.toml; run.py has the configuration of a whole run.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from scalerl.config.recipe import Custom
 
 
 class TaskData(Part):
-    """What every task has: a name, a share of the prompts drawn, a held-out set and a curve."""
+    """The fields of every task: a name, a share of the prompts drawn, a held-out set and a curve."""
 
     name: str = ""
-    """Name of the task and of its curve; empty: the kind, or the verifier's or reward function's name."""
+    """Name of the task and of its curve; empty: the kind, or the name of the verifier or reward function."""
     share: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Share of the prompts drawn, relative to the other tasks'; 0: only evaluated, never trained on."""
     held_out: Annotated[int, Field(ge=0, le=10**7)] | Literal["all"] | None = None
     """Held-out prompts, at least 1; none: evaluation.prompts; all: every prompt, of a task with share 0."""
     samples: Few | None = None
-    """k: samples of each held-out prompt; none: evaluation.samples."""
+    """k: samples per held-out prompt; none: evaluation.samples."""
 
     @property
     def curve(self) -> str:
-        """Name of the task wherever it is shown, and of its curve: `name`, or one that fits."""
+        """Name of the task and of its curve: `name`, or a default."""
         raise NotImplementedError
 
     @property
     def verifier(self) -> str:
-        """Name of the verifier that judges its completions."""
+        """Name of the verifier of its completions."""
         raise NotImplementedError
 
 
@@ -46,7 +46,7 @@ class GeneratedTask(TaskData):
     prompts: Held = 4096
     """Size of the training pool."""
     label_noise: Share = 0.12
-    """Share of prompts, in training and held-out alike, whose reference answer is wrong: it sets the ceiling."""
+    """Share of prompts with a wrong reference answer, in training and held-out; it sets the ceiling."""
     seed: Seed = 0
     """Seed of the prompts, apart from the run's seed, so that runs share one task."""
 
@@ -57,7 +57,7 @@ class GeneratedTask(TaskData):
 
     @property
     def verifier(self) -> str:
-        """Every generated task has a verifier of its own name."""
+        """The verifier with the name of the task."""
         return self.kind
 
 
@@ -68,7 +68,7 @@ class ArithmeticTask(GeneratedTask):
     operations: tuple[Few, Few] = (2, 6)
     """Fewest and most operations in a chain."""
     lengths: Literal["uniform", "long-tailed"] = "uniform"
-    """How often each number of operations comes: uniform, or lognormal (the fewest + 1 in the median, sigma 1)."""
+    """Distribution of the number of operations: uniform, or lognormal (median the fewest + 1, sigma 1)."""
 
     @model_validator(mode="after")
     def _check(self) -> ArithmeticTask:
@@ -78,7 +78,7 @@ class ArithmeticTask(GeneratedTask):
 
 
 class ProgramsTask(GeneratedTask):
-    """Linear functions modulo 10 to be written as programs from shown points; each program is run on a hidden one."""
+    """Linear functions modulo 10, to be written as programs from given points and tested on a hidden one."""
 
     kind: Literal["programs"] = "programs"
     points: Annotated[int, Field(ge=3, le=5)] = 4
@@ -86,30 +86,30 @@ class ProgramsTask(GeneratedTask):
 
 
 class TextTask(TaskData):
-    """Prompts of natural language: how they become tokens."""
+    """Prompts of natural language, and how they become tokens."""
 
     kind: str
 
     system_prompt: str = ""
     """Put before every prompt, as a system message where the tokenizer has a chat template."""
     chat_template: Literal["auto", "never", "always"] = "auto"
-    """auto: use the tokenizer's chat template where it has one; always: refuse a tokenizer without one."""
+    """auto: use the tokenizer's chat template if it has one; always: a tokenizer without one is an error."""
     max_prompt_tokens: Count = 2048
-    """Tokens; longer prompts are an error that names their lines, or are left out (`long_prompts`)."""
+    """Limit in tokens; longer prompts are an error that names their lines, or are left out (`long_prompts`)."""
     long_prompts: Literal["error", "drop"] = "error"
-    """What happens to prompts over the limit."""
+    """Treatment of prompts over the limit."""
 
 
 class RewardFunction(Custom):
-    """Your reward `package.module:function` in TRL's form f(prompts, completions, **columns) -> list[float]."""
+    """Your reward function `package.module:function`, as in TRL: f(prompts, completions, **columns) -> list[float]."""
 
     params: dict[str, Any] = Field(default_factory=dict)
-    """Given to the function by name, beside the columns of the rows; they replace columns of the same name."""
+    """Keyword arguments of the function besides the columns; they replace columns of the same name."""
 
     @model_validator(mode="before")
     @classmethod
     def _function_as_kind(cls, values: Any) -> Any:
-        """Read `--reward my:fn --data.reward.params '{...}'`, where the name lands in the field `kind`."""
+        """Read `--reward my:fn --data.reward.params '{...}'`, which puts the name into the field `kind`."""
         if isinstance(values, dict) and ":" in str(values.get("kind", "")):
             return {"function": values["kind"], **values, "kind": "custom"}
         return values
@@ -120,11 +120,11 @@ def _as_reward(value: Any) -> Any:
 
 
 class PromptFile(TextTask):
-    """Prompts of your own or of a public set, with answers that a verifier or your reward function judges."""
+    """Your prompts or those of a public set, with answers for a verifier or your reward function."""
 
     kind: Literal["file"] = "file"
     set: str = ""
-    """A public set by its name (docs/data.md): its columns, split and verifier, and its rows where `path` is empty."""
+    """Name of a public set (docs/data.md): sets columns, split and verifier, and the rows if `path` is empty."""
     path: str = ""
     """A JSONL, JSON or Parquet file, a data set on the hub (needs `datasets`), or the name of a public set."""
     subset: str = ""
@@ -134,17 +134,17 @@ class PromptFile(TextTask):
     revision: str = "main"
     """Branch, tag or commit, for a data set on the hub."""
     layout: Literal["auto", "plain", "verl", "open-instruct", "trl"] = "auto"
-    """Where rows hold prompt and answer: as the named trainer has them. auto: told by the columns of each row."""
+    """Layout of prompt and answer in the rows, by the name of a trainer. auto: detected from a row's columns."""
     task: Literal["math", "arithmetic", "code"] = "math"
-    """The verifier: math (Math-Verify on the text after the thinking), code (programs run on tests) or arithmetic."""
+    """The verifier: math (Math-Verify on the text after the thinking), code (runs programs on tests) or arithmetic."""
     reward: Annotated[RewardFunction | None, BeforeValidator(_as_reward)] = None
-    """Your reward function, which replaces the task: `package.module:function`, or a table with `function` and
+    """Your reward function, in place of the verifier: `package.module:function`, or a table with `function` and
     `params`."""
     pass_reward: float = 1.0
     """A reward of your function at or above this counts as a pass in the pass rate and the curve."""
     truncated_reward: float | None = 0.0
-    """A completion that was truncated before it could answer has failed: it gets at most this reward, in the scale of
-    your function. None: it keeps the function's reward, and only does not pass."""
+    """Largest reward of a completion that was truncated before it could answer, in the scale of your function. none:
+    it keeps the function's reward. It counts as failed in both cases."""
     prompt_column: str = "prompt"
     """Column with the prompt: a string, or a list of chat messages. Dots reach into nested columns."""
     answer_column: str = "answer"
@@ -152,17 +152,17 @@ class PromptFile(TextTask):
     tests_column: str = "tests"
     """Column with the tests, for the verifier code (docs/rewards.md has their forms); needs no answer column."""
     columns: dict[str, str] = Field(default={})
-    """Columns by the names that verifiers and reward functions know: {level = "extra_info.level"}. `prompt` and
-    `answer` here replace the two fields above; `id` names a column whose values must differ, empty: none does."""
+    """Columns under the names that verifiers and reward functions use: {level = "extra_info.level"}. `prompt` and
+    `answer` here replace the two fields above. `id` names a column with unique values; empty: there is none."""
     answers: Literal["whole", "hashes", "boxed"] = "whole"
-    """Where the answer column holds the answer. hashes: after its last ####, as in GSM8K; boxed: in its last
+    """Where the answer is in the answer column. hashes: after the last ####, as in GSM8K; boxed: in the last
     \\boxed{}, as in MATH."""
     max_line_mb: Annotated[int, Field(ge=1, le=10**6)] = 64
     """Longest line of a JSONL file, MiB; a longer one is an error that names it."""
     decontaminate: tuple[str, ...] = ()
-    """Suites or files; training prompts that share a run of words with a prompt of theirs are left out."""
+    """Suites or files; training prompts that share a sequence of words with one of their prompts are left out."""
     decontaminate_words: Count = 13
-    """Length of such a run, words; a shorter prompt is compared as a whole."""
+    """Length of this sequence in words; a shorter prompt is compared as a whole."""
 
     @model_validator(mode="before")
     @classmethod
@@ -187,18 +187,18 @@ class PromptFile(TextTask):
 
     @property
     def verifier(self) -> str:
-        """The verifier, where no reward function replaces it."""
+        """The verifier, if no reward function replaces it."""
         return self.task
 
 
 class ReasoningGymTask(TextTask):
-    """One of reasoning-gym's procedural tasks, scored in [0, 1] by its own `score_answer`."""
+    """A procedural task of reasoning-gym, scored in [0, 1] by its `score_answer`."""
 
     kind: Literal["reasoning-gym"] = "reasoning-gym"
     dataset: str
     """Name in reasoning-gym, such as chain_sum."""
     parameters: dict[str, Any] = Field(default={})
-    """Of the data set, such as {min_terms = 2, max_terms = 4}."""
+    """Parameters of the data set, such as {min_terms = 2, max_terms = 4}."""
     prompts: Held = 4096
     """Size of the training pool."""
     seed: Seed = 0
@@ -217,7 +217,7 @@ class ReasoningGymTask(TextTask):
 
     @property
     def verifier(self) -> str:
-        """One for all data sets; the prompt says which."""
+        """One verifier for all data sets; the prompt names the data set."""
         return "reasoning-gym"
 
 
@@ -228,12 +228,12 @@ class EnvironmentTask(TextTask):
     environment: str
     """Id of an installed environment, as `verifiers.load_environment` takes it."""
     arguments: dict[str, Any] = Field(default={})
-    """Passed to the environment's `load_environment`."""
+    """Arguments of the environment's `load_environment`."""
     pass_reward: float = 1.0
     """A reward of the rubric at or above this counts as a pass in the pass rate and the curve."""
     truncated_reward: float | None = 0.0
-    """A completion that was truncated before it could answer has failed: it gets at most this reward, in the scale of
-    the rubric. None: it keeps the rubric's reward, and only does not pass."""
+    """Largest reward of a completion that was truncated before it could answer, in the scale of the rubric. none: it
+    keeps the rubric's reward. It counts as failed in both cases."""
 
     @property
     def curve(self) -> str:
@@ -247,13 +247,13 @@ class EnvironmentTask(TextTask):
 
 
 class CustomTask(TextTask):
-    """A task of your own: a class that makes rows and scores completions (docs/extending.md)."""
+    """Your task: a class that makes rows and scores completions (docs/extending.md)."""
 
     kind: Literal["custom"] = "custom"
     function: str
-    """`package.module:Class`, importable where the run starts; called with `params`, once in each process."""
+    """`package.module:Class`, importable where the run starts; constructed with `params`, once per process."""
     params: dict[str, Any] = Field(default={})
-    """Given to the class by name."""
+    """Keyword arguments of the class."""
     prompts: Held = 4096
     """Size of the training pool."""
     pass_score: Fraction = 1.0
@@ -266,7 +266,7 @@ class CustomTask(TextTask):
 
     @property
     def verifier(self) -> str:
-        """One for all tasks of this kind; the prompt says which."""
+        """One verifier for all tasks of this kind; the prompt names the task."""
         return "custom"
 
 
@@ -277,7 +277,7 @@ AnyTask = Annotated[
 
 
 def raw_name(task: Mapping[str, Any]) -> str:
-    """Return the name that a task will have (`curve`), from a table that was not validated yet."""
+    """Return the name that a task will have (`curve`), from a table that is not validated yet."""
     fields = ("name", "reward", "set", "environment", "dataset", "task", "kind")
     if not task.get("set") and str(task.get("path")) in NAMED:
         task = {**task, "set": task["path"]}
@@ -290,7 +290,7 @@ def raw_name(task: Mapping[str, Any]) -> str:
 
 
 def suite_tables(suites: Any) -> list[dict[str, Any]]:
-    """Return the tables that `suites` stands for: tasks that are only evaluated, on all of their prompts.
+    """Return the tables of `suites`: tasks that are only evaluated, on all of their prompts.
 
     Each is the name of a set, a file, or a table with the fields of a PromptFile and `samples`.
 
@@ -312,9 +312,9 @@ def suite_tables(suites: Any) -> list[dict[str, Any]]:
 
 
 def as_list(data: Any) -> Any:
-    """Return one `data` table as a list of one task; a list stays what it is.
+    """Return a `data` table as a list of one task; a list is returned unchanged.
 
-    `kind = "mixed"`, of earlier versions, is both lab tasks: `share` of the prompts are programs.
+    `kind = "mixed"` of earlier versions means both lab tasks: `share` of the prompts are programs.
     """
     if isinstance(data, list | tuple):
         return data
@@ -342,7 +342,7 @@ def _table(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def check_tasks(tasks: Sequence[TaskData]) -> None:
-    """Check what concerns several tasks at once.
+    """Check a list of tasks.
 
     Raises:
         ValueError: no task, two of one name, no positive share, or a task without held-out prompts.
@@ -352,19 +352,17 @@ def check_tasks(tasks: Sequence[TaskData]) -> None:
     names = [task.curve for task in tasks]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(
-            f"data: got two tasks with the name {twice[0]!r}; give each a `name` of its own, for it names a curve"
-        )
+        raise ValueError(f"data: got two tasks with the name {twice[0]!r}; give each task a different `name`")
     if not sum(task.share for task in tasks) > 0:
         raise ValueError(
             f"data.share: got {', '.join(f'{task.share:g}' for task in tasks)}; allowed: shares that sum to more than "
-            "0, so that there is something to train on"
+            "0, because at least one task must be trained"
         )
     for task in tasks:
         if task.held_out == 0:
             raise ValueError(
-                f"data.held_out: got 0 for the task {task.curve!r}; allowed: at least 1, for without held-out prompts "
-                "it has no curve. Leave it out to take evaluation.prompts"
+                f"data.held_out: got 0 for the task {task.curve!r}; allowed: at least 1, because its curve needs "
+                "held-out prompts. Leave it out to use evaluation.prompts"
             )
         if task.held_out == "all" and task.share:
             raise ValueError(
@@ -380,7 +378,7 @@ def shares(tasks: Sequence[TaskData]) -> dict[str, float]:
 
 
 def is_suite(task: TaskData) -> bool:
-    """Return whether a task is only evaluated, on all of its prompts: it stays out of the run's forecast."""
+    """Return whether a task is only evaluated, on all of its prompts; the run's forecast does not include it."""
     return task.held_out == "all"
 
 

@@ -12,20 +12,20 @@ class Hardware(Part):
     """The machine."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: a GPU where torch sees one."""
+    """auto: a GPU if torch finds one."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Weights of the forward pass; auto: float32 on CPU, bfloat16 on GPU (the optimiser keeps float32 masters)."""
+    """Weights of the forward pass; auto: float32 on CPU, bfloat16 on GPU (the optimizer keeps float32 masters)."""
     generator_threads: NoneOrFew = 0
     """CPU threads of the generator process; 0: half of the cores."""
     trainer_threads: NoneOrFew = 0
     """CPU threads of the trainer process; 0: half of the cores."""
     trainer_helpers: Literal["auto"] | NoneOrFew = "auto"
-    """Threads beside the trainer's own, each with `trainer_threads`, that compute micro-batches on CPU while generators
-    wait. Results do not depend on them. auto: as many as there are cores for, up to 3; 0: none. Each needs memory for
-    a micro-batch and two gradients."""
+    """Additional threads, each with `trainer_threads`, that compute micro-batches on CPU while generators wait. Results
+    do not depend on their number. auto: as many as fit on the cores, up to 3; 0: none. Each needs memory for a
+    micro-batch and two gradients."""
     generator_matmul: Literal["auto", "onednn", "torch"] = "auto"
-    """Library that multiplies FP32 matrices in the generators on CPU. onednn: the one that ships inside torch; torch:
-    what torch's own linear uses (MKL on x86). auto: the faster of both at the run's shapes, timed once a machine and
-    kept in the cache. They differ by rounding, so equal bits need equal values. On GPU: torch."""
+    """Library for FP32 matrix products in the generators on CPU. onednn: oneDNN, as included in torch. torch: the
+    library of torch.nn.Linear (MKL on x86). auto: the faster of both at the run's shapes, timed once per machine and
+    cached. They differ by rounding, so bit-identical runs need the same library. On GPU: torch."""
     trainer_matmul: Literal["auto", "onednn", "torch"] = "auto"
-    """Likewise for the trainer."""
+    """The same for the trainer."""

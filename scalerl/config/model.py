@@ -1,4 +1,4 @@
-"""Which policy a run trains: the lab's tiny model or one of transformers, whole or by adapters. It loads no torch."""
+"""The policy of a run: the lab's tiny model or a transformers model, trained fully or with adapters."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class WarmStart(Part):
     learning_rate: Positive = 3e-3
     """Peak rate: linear warm-up over 50 updates, then linear decay to a tenth."""
     step_noise: Share = 0.45
-    """Probability that a step of a trace has its result replaced by a uniform digit (0.15 of it in the first 60%)."""
+    """Probability that the result of a step is replaced by a uniform digit (0.15 times this in the first 60%)."""
     ramble: Share = 0.08
-    """Probability, after each step, of a ramble of `~`."""
+    """Probability of a ramble of `~` after each step."""
     endless: Share = 0.1
-    """Share of the rambles that never end (they teach the model to overrun, so that length control has work)."""
+    """Share of the rambles that never end; they teach the model to exceed its limit, so that length control matters."""
     seed: Seed = 0
-    """Seed of weights and traces; runs with different seeds of their own may share one warm start."""
+    """Seed of weights and traces; runs with different seeds may share one warm start."""
 
 
 class TinyModel(Part):
@@ -42,9 +42,9 @@ class TinyModel(Part):
     experts: NoneOrFew = 0
     """Experts in every layer's MLP (a Qwen3-MoE); 0: a dense MLP."""
     active_experts: Few = 2
-    """Experts a token uses, at most `experts`; they share the dense MLP's width, so that a token costs the same."""
+    """Experts per token, at most `experts`; they share the dense MLP's width, so the cost per token is the same."""
     warm_start: WarmStart = WarmStart()
-    """How it learns to write traces before RL."""
+    """Supervised training before RL."""
 
     @model_validator(mode="after")
     def _check(self) -> TinyModel:
@@ -59,14 +59,14 @@ class TinyModel(Part):
 
 
 class Lora(Part):
-    """Low-rank adapters by peft: a matrix becomes W + alpha / rank x B A; W is frozen, A and B are trained.
+    """Low-rank adapters by peft: a matrix becomes W + alpha / rank x B A. W is frozen; A and B are trained.
 
-    Source: Hu et al. 2021, arXiv 2106.09685. There is no dropout: the trainer's log-probabilities must be those of the
-    engine, which samples without it.
+    Source: Hu et al. 2021, arXiv 2106.09685. There is no dropout, because the trainer's log-probabilities must match
+    those of the engine, which samples without dropout.
     """
 
     rank: Few = 16
-    """Rows of A and columns of B; larger adapters learn more and hold more memory."""
+    """Rows of A and columns of B; larger adapters can learn more and need more memory."""
     alpha: Positive = 32.0
     """The product B A is scaled by alpha / rank."""
     targets: Literal["all-linear"] | tuple[str, ...] = "all-linear"
@@ -92,4 +92,4 @@ class HuggingFaceModel(Part):
     revision: str = "main"
     """Branch, tag or commit, for a name on the hub."""
     lora: Lora | None = None
-    """Adapters that are trained in place of the model's own weights; none: all weights are trained."""
+    """Adapters that are trained in place of the model's weights; none: all weights are trained."""

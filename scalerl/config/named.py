@@ -1,6 +1,6 @@
 """Public prompt sets and evaluation suites by name: hub id, split, columns, task and form of the answers.
 
-The settings of a set are defaults: what a `[[data]]` table says itself goes first. docs/data.md says which sets were
+The settings of a set are defaults; the fields of a `[[data]]` table override them. docs/data.md lists which sets were
 checked against real rows and which only against documented columns.
 """
 
@@ -20,24 +20,24 @@ class NamedSet(NamedTuple):
     path: str
     """Name on the hub."""
     subset: str = ""
-    """Configuration on the hub, where the set has several."""
+    """Configuration on the hub, if the set has several."""
     split: str = "train"
     prompt: str = "problem"
     """Column with the prompt."""
     answer: str = "answer"
-    """Column with the reference answer; empty for code, whose rows are judged by tests."""
+    """Column with the reference answer; empty for code, whose rows have tests."""
     answers: str = "whole"
     """Form of the answer column: key of ANSWER_FORMS (prompts/layouts.py)."""
     task: str = "math"
     """The verifier."""
     rows: str = ""
-    """How rows are rewritten first: key of ROW_FORMS (prompts/code_rows.py); empty: not at all."""
+    """How rows are rewritten first: key of ROW_FORMS (prompts/code_rows.py); empty: unchanged."""
     files: tuple[str, ...] = ()
-    """JSONL files of the hub repository, where it has no tables that `datasets` reads."""
+    """JSONL files of the hub repository, if it has no tables that `datasets` can read."""
     size: int = 0
-    """Rows, as documented by its authors; 0: unknown."""
+    """Number of rows, as documented by its authors; 0: unknown."""
     suite: bool = False
-    """An evaluation suite: `suites = ["aime-24"]` evaluates it, and `decontaminate` takes it."""
+    """Whether it is an evaluation suite, for `suites = ["aime-24"]` and `decontaminate`."""
 
 
 NAMED: dict[str, NamedSet] = {
@@ -73,11 +73,11 @@ NAMED: dict[str, NamedSet] = {
 """The sets by name."""
 
 SUITES = {name: found for name, found in NAMED.items() if found.suite}
-"""Those that are there to be evaluated."""
+"""The sets that are evaluation suites."""
 
 
 def settings(name: str) -> dict[str, Any]:
-    """Return the fields of a `[data]` table that a named set stands for."""
+    """Return the `[data]` table of a named set."""
     found = NAMED[name]
     columns = {"prompt": found.prompt} | ({"answer": found.answer} if found.answer else {})
     return {
@@ -92,12 +92,12 @@ def settings(name: str) -> dict[str, Any]:
 
 
 def with_named_set(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a `[data]` table with those of the set that `set` or `path` names filled in.
+    """Complete a `[data]` table with the fields of the set that `set` or `path` names.
 
-    What the table says itself goes first, a `path` to a copy of the set too.
+    Fields of the table override those of the set, including a `path` to a copy of the set.
 
     Raises:
-        ValueError: `set` names none.
+        ValueError: `set` is not the name of a set.
     """
     out, path = dict(values), values.get("path")
     name = out.get("set") or (path if isinstance(path, str) and path in NAMED else None)
@@ -111,7 +111,7 @@ def with_named_set(values: Mapping[str, Any]) -> dict[str, Any]:
         del out["path"]
     filled = settings(name)
     known, own = filled["columns"], out.get("columns", {})
-    for column in ("prompt", "answer"):  # a table's own prompt_column goes before the set's columns.prompt
+    for column in ("prompt", "answer"):  # the table's prompt_column overrides the set's columns.prompt
         if out.get(f"{column}_column", column) != column:
             known.pop(column, None)
     columns = {**known, **own} if isinstance(own, Mapping) else own

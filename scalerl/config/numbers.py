@@ -1,4 +1,4 @@
-"""The kinds of numbers that fields hold, each with its range: what no machine can do is refused when it is read."""
+"""Types of numeric fields with their ranges; values that no machine can handle are rejected when read."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Count = Annotated[int, Field(ge=1, le=10**9)]
 Natural = Annotated[int, Field(ge=0, le=10**9)]
 """At least 0."""
 Held = Annotated[int, Field(ge=1, le=10**7)]
-"""Things that are held in memory, such as prompts."""
+"""Counts of objects in memory, such as prompts."""
 Few = Annotated[int, Field(ge=1, le=10**4)]
-"""Processes, layers, samples of a prompt."""
+"""Counts of processes, layers, samples per prompt."""
 NoneOrFew = Annotated[int, Field(ge=0, le=10**4)]
-"""The same, or 0."""
+"""The same, with 0."""
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
-"""What torch takes as a seed."""
+"""Seeds that torch accepts."""
 Positive = Annotated[float, Field(gt=0)]
 """Above 0."""
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -25,4 +25,4 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 """Above 0, at most 1."""
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
-"""Seconds that something may take: at most 115 days, since the system's timers end somewhere above."""
+"""Time limits in seconds: at most 115 days, because timers of the system overflow at a larger value."""

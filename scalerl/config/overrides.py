@@ -1,4 +1,4 @@
-"""TOML files and dotted options to one validated configuration, and back to TOML."""
+"""Reads TOML files and dotted options into one validated configuration, and writes it as TOML."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scalerl.config.run import RunConfig
 from scalerl.files import read_bytes, trouble
 
 LARGEST = 1 << 20
-"""Bytes of a configuration; reading and naming the faults of a larger file would take minutes."""
+"""Largest configuration file in bytes; reading a larger one and listing its errors would take minutes."""
 
 ALIASES = {
     "model": ("model", "path"),
@@ -38,10 +38,10 @@ def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any])
     Args:
         file: TOML with the sections of RunConfig, and optionally `preset = "lab" | "scalerl"`; None: the preset alone.
         overrides: words as typed, `--recipe.loss.max_ratio 4` or `--recipe.loss=gspo`, or the short names in ALIASES;
-            or values by those names, `{"recipe.loss.max_ratio": 4}`.
+            or a mapping of these names to values, `{"recipe.loss.max_ratio": 4}`.
 
     Raises:
-        ConfigError: unreadable file, unknown key, wrong type or value out of range.
+        ConfigError: unreadable file, unknown key, wrong type, or value out of range.
     """
     try:
         values = read_toml(file) if file else {}
@@ -62,16 +62,16 @@ def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any])
     try:
         return build(RunConfig, merge(from_file, typed), "command line")
     except ConfigError as error:
-        try:  # a file may lack what the command line adds (--model), so it is not asked alone before
+        try:  # only now: the file alone may lack fields that the command line adds (--model)
             build(RunConfig, from_file, "command line")
         except ConfigError as own:
-            if str(own) == str(error):  # the file's own mistake is reported with the file's name
+            if str(own) == str(error):  # an error of the file is reported with its name
                 raise ConfigError(str(own).replace("command line", source, 1)) from None
         raise
 
 
 def _preset_values(preset: str, file: Mapping[str, Any], typed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a preset, without the aggregation where that follows from the loss that a user chooses."""
+    """Return the values of a preset, without the aggregation if it follows from the user's loss."""
     values = plain_values(PRESETS[preset])
     recipes = [given["recipe"] for given in (file, typed) if isinstance(given.get("recipe"), Mapping)]
     recipe = values["recipe"]
@@ -83,7 +83,7 @@ def _preset_values(preset: str, file: Mapping[str, Any], typed: Mapping[str, Any
 
 
 def build_from(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> RunConfig:
-    """Return plain values with overrides by dotted names laid over them, validated.
+    """Apply overrides by dotted names to plain values, and validate the result.
 
     Raises:
         ConfigError: unknown key, wrong type or value out of range.
@@ -102,9 +102,9 @@ def parse_config(text: str, source: str) -> RunConfig:
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with `changes` laid over it; a change of `kind` drops the fields of the other kind.
+    """Apply `changes` to `base`; a change of `kind` drops the fields of the other kind.
 
-    Where `base` holds a list of tasks, changes go to one of them by its name: {"data": {"math": {"share": 2.0}}}.
+    If `base` has a list of tasks, a change addresses one of them by its name: {"data": {"math": {"share": 2.0}}}.
     """
     out = dict(base)
     for key, value in changes.items():
@@ -136,14 +136,14 @@ def _merge_tasks(tasks: list[dict[str, Any]], changes: Mapping[str, Any]) -> lis
 
 
 def plain_values(config: RunConfig, mode: str = "python") -> dict[str, Any]:
-    """Return nested plain values; one task as a table, several as a list of them."""
+    """Return nested plain values; one task is a table, several are a list of tables."""
     values = config.model_dump(mode=mode)
     tasks = list(values.pop("data"))
     return {**values, "data": tasks[0] if len(tasks) == 1 else tasks}
 
 
 def to_toml(config: RunConfig) -> str:
-    """Return the configuration as TOML that `read_config` reads back to an equal value."""
+    """Return the configuration as TOML; `read_config` reads it back to an equal value."""
     import tomli_w
 
     return tomli_w.dumps(_without_nulls(plain_values(config, mode="json")))
@@ -168,14 +168,14 @@ def read_toml(file: Path) -> dict[str, Any]:
     """Read a TOML file.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: the file does not exist.
         ConfigError: it cannot be read, or is not TOML.
     """
     try:
         content = read_bytes(file)
         if len(content) > LARGEST:
             raise ConfigError(f"{file}: got {len(content):,} bytes; allowed: a TOML file of at most {LARGEST:,}")
-        return parse_toml(content.decode("utf-8-sig"))  # editors of Windows write a byte-order mark
+        return parse_toml(content.decode("utf-8-sig"))  # editors on Windows write a byte-order mark
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -190,7 +190,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Return the tables of a TOML text.
 
     Raises:
-        ValueError: it is not TOML, has integers of thousands of digits, or is nested too deeply.
+        ValueError: the text is not TOML, has integers of thousands of digits, or is nested too deeply.
     """
     try:
         return tomllib.loads(text)
@@ -224,7 +224,7 @@ def _read_values(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _set(values: dict[str, Any], name: str, value: Any) -> None:
-    """Put a value under a dotted name or a short one."""
+    """Set a value by its dotted or short name."""
     if name in _ALIAS_KINDS and not isinstance(value, Mapping | list | tuple):
         section, kind = _ALIAS_KINDS[name]
         values.setdefault(section, {})["kind"] = kind
@@ -236,7 +236,7 @@ def _set(values: dict[str, Any], name: str, value: Any) -> None:
 
 
 def _known_path(name: str) -> tuple[str, ...]:
-    """Check a dotted name against all that exist, so that a typo names the nearest one wherever it lives."""
+    """Check a dotted name against all fields, so that the error for a typo names the nearest one in any section."""
     path = name.replace("-", "_")
     known = {line[0].split("[")[0] for line in field_lines()} | {"preset"}
     known |= {f"{line[0].split('[')[0]}.kind" for line in field_lines() if "[" in line[0]}
@@ -270,7 +270,7 @@ def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
 
 
 def _parse(text: str) -> Any:
-    """Return an option's value as TOML reads it; a word that is no TOML value, or goes on after it, is text."""
+    """Parse the value of an option as TOML; a word that is not one TOML value is text."""
     try:
         found = parse_toml(f"value = {text}")
     except ValueError:

@@ -1,6 +1,6 @@
-"""Where the processes of a run live: trainer ranks and generators on one machine, or on a cluster that Ray places.
+"""The placement of a run's processes: trainer ranks and generators on one machine, or on a Ray cluster.
 
-Without the section a run is one trainer process and one generator process on this machine, and Ray is not needed.
+By default, a run has one trainer process and one generator process on this machine, and does not need Ray.
 """
 
 from __future__ import annotations
@@ -15,34 +15,34 @@ from scalerl.config.recipe import Custom, or_custom
 
 
 class ModelNumbers(Part):
-    """Sizes of a decoder, by the names of its config.json: what memory and speed are reckoned from."""
+    """Sizes of a decoder, by the names of its config.json, for estimates of memory and speed."""
 
     hidden_size: Count
     """Width of the residual stream."""
     num_hidden_layers: Count
     """Decoder layers."""
     num_attention_heads: Count
-    """Query heads of a layer."""
+    """Query heads per layer."""
     num_key_value_heads: Count
-    """Key-value heads of a layer; a divisor of the attention heads."""
+    """Key-value heads per layer; a divisor of the attention heads."""
     head_dim: Natural = 0
-    """Entries of one head; 0: hidden_size / num_attention_heads."""
+    """Dimension of a head; 0: hidden_size / num_attention_heads."""
     intermediate_size: Natural = 0
-    """Width of a dense MLP; in a mixture of the dense layers' and 0 where all layers are mixtures."""
+    """Width of a dense MLP. In a mixture of experts: of the dense layers; 0 if there are none."""
     vocab_size: Count
-    """Entries of the vocabulary."""
+    """Size of the vocabulary."""
     tie_word_embeddings: bool = False
-    """Whether the head is the embedding."""
+    """Whether the LM head shares the weights of the embedding."""
     num_experts: Natural = 0
-    """Experts of a layer's MLP; 0: a dense model."""
+    """Experts per MLP; 0: a dense model."""
     num_experts_per_tok: Natural = 0
-    """Experts that a token uses."""
+    """Experts per token."""
     moe_intermediate_size: Natural = 0
     """Width of one expert."""
     shared_expert_intermediate_size: Natural = 0
-    """Width of the expert that every token uses besides; 0: none."""
+    """Width of the shared expert that every token also uses; 0: none."""
     moe_every: Count = 1
-    """Every how many layers the MLP is a mixture; 1: in all of them."""
+    """Distance in layers between mixtures of experts; 1: every layer is one."""
 
     @model_validator(mode="after")
     def _check(self) -> ModelNumbers:
@@ -62,48 +62,48 @@ class ModelNumbers(Part):
 
 
 class Placement(Part):
-    """Which processes a run has, and what places them."""
+    """The processes of a run and how they are placed."""
 
     backend: Literal["local", "ray"] = "local"
-    """local: processes of this machine. ray: actors on a Ray cluster; those that die are started again."""
+    """local: processes on this machine. ray: actors on a Ray cluster; actors that die are restarted."""
     ray_address: str = "auto"
     """Ray cluster: `auto` (the one this machine belongs to), `local` (a new one on this machine) or HOST:PORT."""
     trainer_ranks: Few = 1
-    """Processes that train together, each with a share of the weights (FSDP2) and a GPU where `hardware.device` is
-    cuda. 1: the trainer is one process and nothing is sharded."""
+    """Trainer processes, each with a share of the weights (FSDP2), and with a GPU if `hardware.device` is cuda. 1: the
+    trainer is one process and nothing is sharded."""
     generators: Few = 1
-    """Engines. On one machine one runs in the generator's process; several each have a process of their own."""
+    """Number of engines. On one machine, a single engine runs in the generator's process; several have one each."""
     engine: Annotated[Literal["torch", "vllm"] | Custom, or_custom("torch", "vllm")] = "torch"
-    """What samples: the project's own engine, vLLM behind its HTTP server, or an engine of your own on this machine."""
+    """Engine that samples: torch (built in), vllm (through its HTTP server), or your engine on this machine."""
     gpus_per_generator: Natural = 0
-    """GPUs of each generator; 0: as many as `tensor_parallel` where `hardware.device` is cuda, else none."""
+    """GPUs per generator; 0: `tensor_parallel` if `hardware.device` is cuda, else none."""
     tensor_parallel: Few = 1
     """GPUs over which vLLM splits one model; a divisor of its attention heads and of its key-value heads."""
     servers: tuple[str, ...] = ()
-    """Addresses of vLLM servers that already run, http://HOST:PORT; empty: servers are started and stopped with the
-    run. With addresses, `generators` is their number."""
+    """Addresses of running vLLM servers, http://HOST:PORT; empty: servers are started and stopped with the run. With
+    addresses, `generators` is their number."""
     vllm_python: str = ""
-    """Python of an environment with vLLM, for servers that the run starts; empty: the one that runs scalerl."""
+    """Python of an environment with vLLM, for servers that the run starts; empty: the Python that runs scalerl."""
     vllm_arguments: tuple[str, ...] = ()
-    """More arguments of the servers that the run starts, such as ["--gpu-memory-utilization", "0.9"]."""
+    """Additional arguments of the servers that the run starts, such as ["--gpu-memory-utilization", "0.9"]."""
     scorers: NoneOrFew = 0
-    """ray: actors that judge completions, each with `scoring.workers` processes (1 where that is 0) and as many cores;
-    one that dies is replaced. 0: processes beside the trainer."""
+    """ray: actors that score completions, each with `scoring.workers` processes (1 if that is 0) and as many cores; an
+    actor that dies is replaced. 0: processes next to the trainer."""
     restarts: Natural = 3
-    """ray: how often a run goes back to its last checkpoint after a trainer rank has died; the count starts again with
-    each checkpoint. Engines that die are replaced without that."""
+    """ray: how often a run restarts from its last checkpoint after a trainer rank has died; each checkpoint resets the
+    count. Engines that die are replaced without a restart."""
     gpus: Natural = 0
-    """GPUs that the run may take in all, those of servers given by address not counted; 0: not checked."""
+    """Largest number of GPUs of the run, without those of servers given by address; 0: not checked."""
     gpu_gb: Positive = 80.0
-    """Memory of each GPU, GB (10^9 bytes), that `--dry-run` and `scalerl plan` reckon with."""
+    """Memory per GPU in GB (10^9 bytes), for `--dry-run` and `scalerl plan`."""
     model_numbers: ModelNumbers | None = None
-    """Sizes of the model, for `--dry-run` and `scalerl plan` where its config.json cannot be read; none: read it, or
-    take them from a table of well-known models."""
+    """Sizes of the model, for `--dry-run` and `scalerl plan` if its config.json cannot be read; none: from config.json,
+    or from a table of well-known models."""
     transfer_timeout_s: Seconds = 600.0
-    """Seconds that one transfer of weights may take before the run stops and names it."""
+    """Time limit of one transfer of weights, seconds; the run then stops with an error."""
 
     step_timeout_s: Seconds = 3600.0
-    """Seconds that several trainer ranks may take for one update, for loading or for a checkpoint before the run stops
+    """Time limit of several trainer ranks for an update, for loading and for a checkpoint, seconds; the run then stops
     and names the rank that did not answer."""
 
     @model_validator(mode="after")
@@ -139,7 +139,7 @@ class Placement(Part):
 
     @property
     def engine_name(self) -> str:
-        """torch, vllm, or the import path of an engine of the user."""
+        """torch, vllm, or the import path of the user's engine."""
         return self.engine.function if isinstance(self.engine, Custom) else self.engine
 
     @property
@@ -149,7 +149,7 @@ class Placement(Part):
 
     @property
     def channels(self) -> tuple[str, ...]:
-        """Weight channels that reach the engines, the best first."""
+        """Weight channels that can reach the engines, in order of preference."""
         if self.engine == "vllm":
             # a transfer over NCCL begins in the trainer, which must know the servers when it starts
             return ("nccl", "directory") if self.servers else ("directory",)
@@ -157,15 +157,15 @@ class Placement(Part):
 
     @property
     def gpus_of_a_generator(self) -> int:
-        """GPUs of one engine, where a run uses GPUs at all."""
+        """GPUs per engine, if the run uses GPUs."""
         return self.gpus_per_generator or self.tensor_parallel
 
     @property
     def one_gpu(self) -> bool:
-        """Whether trainer and engines share one GPU: processes of one machine that nothing tells apart."""
+        """Whether trainer and engines share one GPU: local processes that are not assigned to different GPUs."""
         return self.backend == "local" and self.engine != "vllm" and not self.gpus_per_generator
 
     @property
     def deterministic(self) -> bool:
-        """Whether every engine does exactly one decode step a tick; an engine of the user says so itself."""
+        """Whether every engine does exactly one decode step per tick; a user's engine declares this itself."""
         return self.backend == "local" and self.engine != "vllm"

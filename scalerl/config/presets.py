@@ -41,6 +41,6 @@ LONG_TAIL = replace(
 )
 
 PRESETS = {"lab": LAB, "quick": QUICK, "long-tail": LONG_TAIL, "scalerl": RunConfig()}
-"""lab: the embedded default, minutes on two cores. quick: fewer steps at a higher rate, for studies of many runs.
-long-tail: quick, with chains whose lengths are lognormal. scalerl: the paper's sizes, for a model and data of your own.
+"""lab: the embedded default, minutes on two cores. quick: fewer steps at a higher learning rate, for studies.
+long-tail: quick, with chains of lognormal length. scalerl: the paper's sizes, for your model and data.
 """

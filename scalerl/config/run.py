@@ -1,6 +1,6 @@
-"""One run, whole: recipe, model, data, evaluation, machine. Read from TOML and dotted overrides; it loads no torch.
+"""The configuration of a run: recipe, model, data, evaluation, machine. Does not import torch.
 
-The resolved configuration is saved as config.toml in the run directory and re-runs as it is.
+The resolved configuration is saved as config.toml in the run directory; a run of that file repeats the run.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from scalerl.config.data import (
     suite_tables,
 )
 from scalerl.config.hardware import Hardware
+from scalerl.config.loggers import Loggers, Notify
 from scalerl.config.model import HuggingFaceModel, Lora, TinyModel
 from scalerl.config.named import NAMED
 from scalerl.config.numbers import Count, Few, Held, Natural, NoneOrFew, Seconds, Seed, Share
@@ -34,33 +35,33 @@ from scalerl.config.stop import StopWhen
 
 
 class Evaluation(Part):
-    """Held-out mean@k on a schedule, step 0 included; its time is kept apart from training compute."""
+    """Held-out mean@k at regular steps, including step 0; its time does not count as training compute."""
 
     every: Count = 100
     """Training steps between evaluations."""
     prompts: Held = 1000
     """Held-out prompts of each task, chosen by a hash of their content and never trained on."""
     samples: Few = 16
-    """k: samples of each prompt."""
+    """k: samples per prompt."""
     replayed: Natural = 8
-    """Samples of each evaluation whose log-probabilities the trainer computes again; 0: none. A run stops where they
-    differ by more than rounding: the generator's weights are then not what was sent."""
+    """Samples of each evaluation whose log-probabilities the trainer recomputes; 0: none. If they differ by more than
+    rounding, the generator does not have the weights that were sent, and the run stops."""
     saved: Natural = 16
-    """Samples of each evaluation and task that are written to rollouts.jsonl as text; 0: none."""
+    """Samples per evaluation and task that are written to rollouts.jsonl as text; 0: none."""
 
 
 MOST_SEQUENCES = 10**8
-"""Sequences of one evaluation that are accepted."""
+"""Largest number of sequences per evaluation."""
 
 FULL_SLOTS = 256
-"""Sequences from which on a decode step's cost grows with their number (a tiny model on one CPU core)."""
+"""Number of sequences above which the cost of a decode step grows (a tiny model on one CPU core)."""
 
 EXPECTED_LENGTH = 0.4
-"""Mean length of a completion over the length limit, where nothing else is known (the lab's is 0.4)."""
+"""Default ratio of the mean length of completions to the length limit (0.4 in the lab)."""
 
 
 def _check_lag(value: Any) -> Any:
-    if value == -1 and not isinstance(value, bool):  # how earlier versions wrote it
+    if value == -1 and not isinstance(value, bool):  # the value in earlier versions
         return "measure"
     known = value in ("auto", "follow", "measure")
     if known or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 10**9):
@@ -72,64 +73,63 @@ class Rollouts(Part):
     """How the generators run."""
 
     slots: Annotated[int, Field(ge=0, le=10**6)] = 0
-    """Sequences decoded together, by all generators; 0: as many as a batch has rollouts, or, for small batches, up to
-    256 if the expected lengths keep them busy."""
+    """Sequences decoded together by all generators; 0: the rollouts of a batch, or up to 256 for small batches if the
+    expected lengths keep that many slots busy."""
     expected_tokens: Natural = 0
-    """Expected mean length of a completion, tokens; 0: 0.4 of the limit. Default slots and lag follow from it."""
+    """Expected mean length of a completion, tokens; 0: 0.4 of the limit. Determines the default slots and lag."""
     refill: Natural = 0
-    """Free slots that are waited for before new sequences are prefilled; 0: a sixteenth of the slots, 1: at once."""
+    """Number of free slots at which new sequences are prefilled; 0: 1/16 of the slots, 1: immediately."""
     schedule: Literal["auto", "deterministic", "eager"] = "auto"
-    """deterministic: new weights become active at a tick fixed by the data; eager: as soon as they arrive. auto:
-    deterministic with torch engines on one machine, eager with Ray or vLLM, where engines do not step together."""
+    """deterministic: new weights become active at a tick that depends on the data only. eager: as soon as they arrive.
+    auto: deterministic with torch engines on one machine, else eager: engines on Ray or vLLM do not step together."""
     ahead: Natural = 1
-    """Eager schedule of PipelineRL: complete batches that may wait for the trainer while generation goes on. More keep
-    the trainer busy where generation is uneven, and make every token one update older; `max_lag` bounds both."""
+    """Eager schedule of PipelineRL: complete batches that may wait for the trainer while generation continues. Each
+    batch helps to keep the trainer busy, and makes every token one update older; `max_lag` bounds the number."""
     lag_ticks: Annotated[Literal["auto", "follow", "measure"] | int, BeforeValidator(_check_lag)] = "auto"
-    """Deterministic schedule: decode steps from a batch's completion to the use of the weights it trained. follow: 1.5
-    times those that the latest 8 batches took, by count, so that equal runs are equal; auto: that, or 1.5 times the
-    expected steps of a batch where `expected_tokens` is given; measure: by the clock at the first step, so that two
-    equal runs differ."""
+    """Deterministic schedule: decode steps from the completion of a batch to the use of the weights trained on it.
+    follow: 1.5 times the steps of the latest 8 batches, so that equal runs are equal. auto: follow, or 1.5 times the
+    expected steps of a batch if `expected_tokens` is given. measure: timed at the first step, so two equal runs may
+    differ."""
     weights: Literal["auto", "shared-memory", "directory", "object-store", "nccl"] = "auto"
-    """How weights reach the generators. shared-memory: torch engines of one machine. object-store: torch engines on
-    Ray. nccl: vLLM servers given by address, on GPUs. directory: safetensors files in the run directory, slower,
-    wherever both sides see it.
-    auto: the first of these that fits the placement."""
+    """Channel by which weights reach the generators. shared-memory: torch engines on one machine. object-store: torch
+    engines on Ray. nccl: vLLM servers given by address, on GPUs. directory: safetensors files in the run directory,
+    slower, if both sides can access it. auto: the first of these that fits the placement."""
 
 
 class Scoring(Part):
-    """How completions are judged, beside training."""
+    """How completions are scored, in parallel with training."""
 
     workers: NoneOrFew = 0
-    """Completions judged at a time; 0: for verifiers in processes one less than the cores, for code the cores, else 1.
-    Raise it for a verifier or reward function that waits (a judge model)."""
+    """Completions scored in parallel; 0: the cores minus one for verifiers in processes, the cores for code, else 1.
+    Increase it for a verifier or reward function that waits, such as for a judge model."""
     timeout_s: Seconds = 10.0
-    """Seconds a verifier may take for one completion before it is stopped and the completion has failed; programs have
-    limits of their own (`sandbox`)."""
+    """Time limit of a verifier per completion, seconds; the completion then counts as failed. Programs have separate
+    limits (`sandbox`)."""
     reward_timeout_s: Seconds = 600.0
-    """Seconds your reward function may take for the completions of one prompt before they count as failed."""
+    """Time limit of your reward function per prompt, seconds; the prompt's completions then count as failed."""
     failing_references: Share = 0.05
-    """Share of a task's references that may fail their own verifier before the run is refused; 1: any."""
+    """Largest share of a task's reference answers that may fail the verifier; above it the run does not start."""
     sandbox: Sandbox = Sandbox()
-    """Where programs run that the policy wrote."""
+    """Isolation of the programs that the policy writes."""
 
 
 class Learner(Part):
     """How the trainer runs."""
 
     micro_batch_tokens: Natural = 0
-    """Tokens of one forward and backward pass, padding included where rows are padded; 0: 16,384, and 1,280 on CPU,
-    where larger ones leave the processor's cache, and helpers (`hardware.trainer_helpers`) have fewer to share."""
+    """Tokens per forward and backward pass, including padding; 0: 16,384, or 1,280 on CPU, where larger micro-batches
+    exceed the cache of the processor and give helpers (`hardware.trainer_helpers`) fewer to share."""
     packing: Literal["auto", "padded", "packed", "shared"] = "auto"
-    """packed: the sequences of a micro-batch lie in one row without padding, and attention runs within each; padded:
-    one row a sequence; shared: packed, and each prompt is computed once for its rollouts (one trainer process; else
-    packed). auto: shared where that saves over 10% of the tokens, else packed where padding would be more than 10% of
-    them, and padded for models whose attention cannot be packed."""
+    """packed: the sequences of a micro-batch are one row without padding, each with separate attention. padded: one row
+    per sequence. shared: packed, and each prompt is computed once for its rollouts (one trainer process; packed for
+    several). auto: shared if it saves over 10% of the tokens, else packed if over 10% of them would be padding, and
+    padded for models whose attention cannot be packed."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, a third more time."""
+    """Recompute activations in the backward pass: needs less memory and about a third more time."""
     accumulate: Literal["local", "sharded"] = "local"
-    """Several trainer ranks: where the gradients of micro-batches add up. local: a rank holds the whole FP32 gradient
-    (4 bytes a weight) and the ranks exchange it once an update; sharded: a rank holds its share, exchanged after every
-    micro-batch."""
+    """How several trainer ranks accumulate the gradients of micro-batches. local: every rank has the whole FP32
+    gradient (4 bytes per weight), and the ranks reduce it once per update. sharded: every rank has its shard, reduced
+    after every micro-batch."""
 
 
 class Checkpointing(Part):
@@ -142,20 +142,20 @@ class Checkpointing(Part):
 
 
 class RunConfig(Part):
-    """Everything a run is."""
+    """The configuration of a run."""
 
     seed: Seed = 0
     """Seed of sampling, prompt order and interruption points."""
     steps: Count = 1000
-    """Updates to train for."""
+    """Number of updates."""
     stop_when: StopWhen = ()
     """Conditions to stop before, as in 'gain at 2x below 0.01 with probability 0.9' (docs/scaling.md)."""
     recipe: Recipe = SCALERL
     """What to run."""
     model: Annotated[TinyModel | HuggingFaceModel, Field(discriminator="kind")] = TinyModel()
-    """Which policy: tiny or hf."""
+    """The policy: tiny or hf."""
     data: Annotated[tuple[AnyTask, ...], BeforeValidator(as_list)] = (ArithmeticTask(),)
-    """Which prompts: arithmetic, programs, file, reasoning-gym or verifiers; a [data] table, or one [[data]] table
+    """The prompts: arithmetic, programs, file, reasoning-gym or verifiers; a [data] table, or one [[data]] table
     for each of several tasks."""
     evaluation: Evaluation = Evaluation()
     """The held-out curve."""
@@ -168,14 +168,19 @@ class RunConfig(Part):
     hardware: Hardware = Hardware()
     """The machine."""
     placement: Placement = Placement()
-    """Which processes, and where."""
+    """Processes and their placement."""
     checkpoint: Checkpointing = Checkpointing()
     """Checkpoints."""
+    loggers: Loggers = ()
+    """Where metrics are logged beside the run directory: tensorboard, wandb, trackio, mlflow or custom, by name or as
+    tables (docs/watching.md)."""
+    notify: Notify = Notify()
+    """Whom the run tells of its end, a fall or an identified forecast."""
 
     @model_validator(mode="before")
     @classmethod
     def _moved(cls, values: Any) -> Any:
-        """Read `rollouts.generators`, as earlier versions wrote it, as `placement.generators`."""
+        """Read `rollouts.generators` of earlier versions as `placement.generators`."""
         rollouts = values.get("rollouts") if isinstance(values, dict) else None
         placement = values.get("placement", {}) if isinstance(values, dict) else None
         if not isinstance(rollouts, dict) or "generators" not in rollouts or not isinstance(placement, Mapping | Part):
@@ -186,7 +191,7 @@ class RunConfig(Part):
     @model_validator(mode="before")
     @classmethod
     def _with_suites(cls, values: Any) -> Any:
-        """Read `suites` as the tasks it stands for; the saved configuration has them as [[data]] tables."""
+        """Convert `suites` to tasks; the saved configuration has them as [[data]] tables."""
         if not isinstance(values, dict) or "suites" not in values:
             return values
         rest = {name: value for name, value in values.items() if name != "suites"}
@@ -221,12 +226,12 @@ class RunConfig(Part):
         if self.recipe.routing_replay == "on" and self.placement.engine != "torch":
             raise ValueError(
                 f"recipe.routing_replay: got 'on' with placement.engine {self.placement.engine_name!r}, which does not "
-                "say which experts it used; allowed: off, or placement.engine = 'torch'"
+                "report the experts it used; allowed: off, or placement.engine = 'torch'"
             )
         ranks = self.placement.trainer_ranks
         if self.lora and ranks > 1:
             raise ValueError(
-                f"model.lora: got adapters with placement.trainer_ranks = {ranks}, and several ranks train all weights "
+                f"model.lora: got adapters with placement.trainer_ranks = {ranks}, but several ranks train all weights "
                 "only; allowed: one trainer rank, or no [model.lora]"
             )
         if self.rollouts.schedule == "deterministic" and not self.placement.deterministic:
@@ -238,33 +243,33 @@ class RunConfig(Part):
 
     @property
     def lora(self) -> Lora | None:
-        """Adapters that are trained in place of the model's own weights; None: all weights are trained."""
+        """Adapters that are trained in place of the model's weights; None: all weights are trained."""
         return self.model.lora if isinstance(self.model, HuggingFaceModel) else None
 
     @property
     def tasks(self) -> list[str]:
-        """Names of the tasks, each with a held-out set and a curve of its own."""
+        """Names of the tasks; each has a held-out set and a curve."""
         return [task.curve for task in self.data]
 
     @property
     def main_tasks(self) -> list[str]:
-        """Names of the tasks with a forecast: all but evaluation suites."""
+        """Names of the tasks with a forecast: all except evaluation suites."""
         return [task.curve for task in self.data if not is_suite(task)]
 
     def held_out(self, task: TaskData) -> int:
-        """Return the number of a task's held-out prompts; where all are, as many as its set is known to have."""
+        """Return the number of a task's held-out prompts; for "all", the documented size of the set."""
         if isinstance(task.held_out, int):
             return task.held_out
         known = NAMED[task.set].size if isinstance(task, PromptFile) and task.set and is_suite(task) else 0
         return known or self.evaluation.prompts
 
     def samples(self, task: TaskData) -> int:
-        """Return k, the samples of each of a task's held-out prompts."""
+        """Return k, the samples per held-out prompt of a task."""
         return task.samples or self.evaluation.samples
 
     @property
     def evaluated_sequences(self) -> int:
-        """Sequences of one evaluation, of all tasks."""
+        """Sequences per evaluation, all tasks together."""
         return sum(self.held_out(task) * self.samples(task) for task in self.data)
 
     @property
@@ -274,13 +279,13 @@ class RunConfig(Part):
 
     @property
     def schedule(self) -> Literal["deterministic", "eager"]:
-        """When new weights become active."""
+        """The schedule by which new weights become active."""
         chosen = self.rollouts.schedule
         return chosen if chosen != "auto" else "deterministic" if self.placement.deterministic else "eager"
 
     @property
     def weights(self) -> str:
-        """Which weight channel: key of CHANNELS."""
+        """The weight channel, a key of CHANNELS."""
         if self.rollouts.weights != "auto":
             return self.rollouts.weights
         channels = [name for name in self.placement.channels if name != "nccl" or self.hardware.device == "cuda"]
@@ -288,16 +293,16 @@ class RunConfig(Part):
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Tokens of one forward and backward pass."""
+        """Tokens per forward and backward pass."""
         return self.learner.micro_batch_tokens or (1280 if self.hardware.device == "cpu" else 16_384)
 
     @property
     def slots(self) -> int:
-        """Sequences decoded together, by all generators.
+        """Sequences decoded together by all generators.
 
-        A decode step of a few sequences costs nearly what one of many does, so small batches share it, as long as the
-        longest sequence spans at most k + 1 updates: with more slots `wait` leaves them empty, and `mask` and `drop`
-        lose what is too old.
+        A decode step of a few sequences costs nearly as much as one of many, so several small batches are decoded
+        together. The longest sequence should span at most k + 1 updates: with more slots, `wait` leaves slots empty,
+        and `mask` and `drop` lose the tokens that are too old.
         """
         if self.rollouts.slots:
             return self.rollouts.slots
@@ -308,9 +313,9 @@ class RunConfig(Part):
 
     @property
     def expected_occupancy(self) -> float:
-        """Share of the slots that the schedule can keep busy, by rule of thumb (docs/recipe.md).
+        """Approximate share of the slots that the schedule can keep busy (docs/recipe.md).
 
-        Where updates wait for the longest sequence, k + 1 batches are under way for as long as that one takes.
+        If updates wait for the longest sequence, k + 1 batches are in flight while it is generated.
         """
         off_policy, batch = self.recipe.off_policy, self.recipe.completions_per_step
         if not off_policy.waits:
@@ -325,16 +330,16 @@ class RunConfig(Part):
 
     @property
     def lag_follows(self) -> bool:
-        """Whether the lag follows the steps that batches took, because lengths are not known before the run."""
+        """Whether the lag follows the steps of recent batches, because lengths are not known before the run."""
         asked = self.rollouts.lag_ticks
         return self.lag_is_used and (asked == "follow" or (asked == "auto" and not self.rollouts.expected_tokens))
 
     @property
     def lag_ticks(self) -> int:
-        """Decode steps from a batch's completion to the use of its weights: 1.5 times those that a batch takes.
+        """Decode steps from the completion of a batch to the use of its weights: 1.5 times the steps of a batch.
 
-        Where both sides are balanced an update takes as long as a batch; half as much again absorbs the variation of
-        both. A function of the configuration alone, so that equal commands give equal bits.
+        If both sides are balanced, an update takes as long as a batch; the factor 1.5 absorbs the variation of both.
+        It depends on the configuration only. With `lag_follows`, it is the initial value.
         """
         if isinstance(self.rollouts.lag_ticks, int):
             return self.rollouts.lag_ticks
@@ -343,7 +348,7 @@ class RunConfig(Part):
         return math.ceil(1.5 * self.recipe.completions_per_step * self.expected_tokens / self.slots)
 
     def derived_sizes(self) -> list[str]:
-        """Return what follows from the sizes given, in words, for the start of a run."""
+        """Return the derived sizes in words, for the start of a run."""
         recipe, checks = self.recipe, self.evaluation
         total = recipe.completions_per_step
         longest = recipe.length.max_tokens
@@ -354,16 +359,16 @@ class RunConfig(Part):
             for task in self.data
         )
         lag = "measured at the first step" if self.rollouts.lag_ticks == "measure" else f"{self.lag_ticks} decode steps"
-        lag += ", at first," if self.lag_follows else ""
+        lag += " (initially)" if self.lag_follows else ""
         used = f"; weights are used {lag} after their batch is complete" if self.lag_is_used else ""
         generators = f", on {self.placement.engines} generators" if self.placement.engines > 1 else ""
         ranks = f", on {self.placement.trainer_ranks} ranks" if self.placement.trainer_ranks > 1 else ""
         return [
             f"{recipe.name}: {self.steps} steps of {recipe.prompts_per_step} prompts x {recipe.generations_per_prompt} "
-            f"generations = {total} completions of up to {longest} tokens (at most {total * longest:,} tokens a step)",
+            f"generations = {total} completions of up to {longest} tokens (<= {total * longest:,} tokens per step)",
             f"{recipe.off_policy.kind}: tokens at most {recipe.off_policy.max_lag} updates old; {self.slots} "
             f"sequences decoded together{generators}, expected occupancy {self.expected_occupancy:.0%} at a mean "
             f"length of {self.expected_tokens} tokens{used}",
-            f"training: at most {self.micro_batch_tokens:,} tokens a micro-batch{ranks}",
+            f"training: at most {self.micro_batch_tokens:,} tokens per micro-batch{ranks}",
             f"evaluation every {checks.every} steps: {sets} x {checks.samples} samples",
         ]

@@ -10,16 +10,16 @@ from scalerl.config.base import short
 
 
 def checked_conditions(value: Any) -> tuple[str, ...]:
-    """Return the conditions as a tuple; one alone may be given without a list.
+    """Return the conditions as a tuple; a single one need not be in a list.
 
     Raises:
-        ValueError: not text, or no condition; the message says what is allowed.
+        ValueError: a value is not text, or not a condition; the message lists the allowed forms.
     """
     if not isinstance(value, str | list | tuple):
         raise ValueError(f"got {short(value)}; allowed: a condition as text, or a list of them")
     conditions = (value,) if isinstance(value, str) else tuple(value)
     if conditions:
-        # only here: reading a configuration loads no numpy otherwise
+        # imported here so that reading a configuration does not load numpy
         from scalerl.scaling.stop import FORMS, stop_rule
 
         for condition in conditions:

@@ -1,4 +1,4 @@
-"""One supervised warm start, whole: the options of `scalerl sft MODEL`."""
+"""The configuration of a supervised warm start: the options of `scalerl sft MODEL`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Supervised(Part):
     out: Path | None = None
     """Directory to write; it must not exist yet or be empty. Default: runs/sft-NNN."""
     steps: Count | None = None
-    """Updates; not together with `epochs`."""
+    """Number of updates; not together with `epochs`."""
     epochs: Positive | None = None
-    """Times that the training rows are gone through. Default: 3, where `steps` is not given."""
+    """Passes over the training rows. Default: 3, if `steps` is not given."""
     batch_tokens: Count = 8192
-    """Tokens of one update's rows, prompts included; a longer row makes a batch of its own."""
+    """Tokens per update, including prompts; a longer row is a batch by itself."""
     micro_batch_tokens: Count = 8192
-    """Padded tokens of one forward and backward pass: it sets the memory, not the result."""
+    """Padded tokens per forward and backward pass; affects memory, not the result."""
     learning_rate: Positive = 1e-5
-    """Of AdamW, constant after the warm-up."""
+    """Learning rate of AdamW, constant after the warm-up."""
     warmup_steps: Natural = 10
     """Updates over which the learning rate grows linearly."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
@@ -40,27 +40,27 @@ class Supervised(Part):
     max_tokens: Count | None = None
     """Longest row, tokens of prompt and completion. Default: the model's own limit."""
     too_long: Literal["error", "drop"] = "error"
-    """What happens to rows over `max_tokens`."""
+    """Treatment of rows over `max_tokens`."""
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.05
-    """Share of the prompts that is kept out of training and measured before and after it; 0: none."""
+    """Share of held-out prompts, measured before and after training; 0: none."""
     system_prompt: str = ""
-    """Put before every prompt: give the one that the run's data has (data.system_prompt)."""
+    """Put before every prompt; use the one of the run's data (data.system_prompt)."""
     chat_template: Literal["auto", "never", "always"] = "auto"
-    """auto: use the tokenizer's chat template where it has one; always: refuse a tokenizer without one."""
+    """auto: use the tokenizer's chat template if it has one; always: a tokenizer without one is an error."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
     fp32_head: bool = True
     """Compute the LM head as an FP32 product, as RL does."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: a GPU where torch sees one."""
+    """auto: a GPU if torch finds one."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Weights of the forward pass; auto: float32 on CPU, bfloat16 on GPU (the optimiser keeps float32 masters)."""
+    """Weights of the forward pass; auto: float32 on CPU, bfloat16 on GPU (the optimizer keeps float32 masters)."""
     lora_rank: NoneOrFew = 0
-    """Rank of adapters that are trained in place of all weights, with about ten times the learning rate; 0: none."""
+    """Rank of adapters that are trained in place of all weights, with about 10 times the learning rate; 0: none."""
     lora_alpha: Positive = 32.0
     """The product of an adapter's matrices is scaled by alpha / rank."""
     lora_targets: str = "all-linear"
-    """Linear modules with an adapter, by the ends of their names with commas between; all-linear: all."""
+    """Linear modules with an adapter, by the ends of their names, separated by commas; all-linear: all."""
     seed: Seed = 0
     """Seed of the order of the rows, and of the adapters."""
 
@@ -72,7 +72,7 @@ class Supervised(Part):
 
     @property
     def lora(self) -> Lora | None:
-        """Adapters that are trained in place of the model's own weights; None: all weights are trained."""
+        """Adapters that are trained in place of the model's weights; None: all weights are trained."""
         if not self.lora_rank:
             return None
         names = tuple(name.strip() for name in self.lora_targets.split(","))

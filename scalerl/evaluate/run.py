@@ -28,8 +28,8 @@ from scalerl.tasks.answers import ANSWERS
 from scalerl.tasks.scoring import make_scoring, worker_pool
 from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.training.evaluation import held_out_visits, mean_at_k
-from scalerl.training.launch import check_length, local_model
 from scalerl.training.rollout_rows import rollout_row
+from scalerl.training.run_model import check_length, local_model
 from scalerl.types import Prompt, ScoredGroup
 
 CPU_CACHE, GPU_SHARE = 1 << 30, 0.5

@@ -34,7 +34,7 @@ class RunAnalysis:
     """Unique on the page."""
 
     side: int
-    """Which recipe: 0, or 1 for those after ``--versus``."""
+    """The recipe: 0, or 1 for the runs after ``--versus``."""
 
     curve: Curve
     """Its points, including those left out of the fit."""
@@ -43,16 +43,16 @@ class RunAnalysis:
     """Fit, forecast and advice."""
 
     slope: Slope
-    """The run as a straight line at the common ceiling."""
+    """The fitted law as a straight line at the common ceiling."""
 
     density: Density | None
     """Joint posterior of A and B."""
 
     parts: tuple[Fit, ...]
-    """Fits of its first parts; empty if they hold too few points."""
+    """Fits of its first parts; empty if they have too few points."""
 
     backtest: Backtest | None
-    """Their scores; None if they hold too few points."""
+    """Scores of these fits; None if they have too few points."""
 
     untested: str
     """Why there is no backtest; empty if there is one."""
@@ -77,7 +77,7 @@ class Analysis:
     """First side first."""
 
     ceiling: float
-    """The common one, at which steepness is compared."""
+    """The common ceiling, at which steepness is compared."""
 
     comparison: Comparison | None
     """None without ``--versus``."""
@@ -109,7 +109,7 @@ def analyse(
     exclude_below: float = 0.0,
     method: str = "posterior",
 ) -> Analysis:
-    """Fit runs, and compare the two sides if there are two; ``exclude_below`` and ``method`` as in ``fit``.
+    """Fit runs, and compare the two sides if there are two; ``exclude_below`` and ``method`` are passed to ``fit``.
 
     Raises:
         CurveError: a run that cannot be fitted, runs on different compute axes, or a method without uncertainty.

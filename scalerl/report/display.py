@@ -1,4 +1,4 @@
-"""Shows a run while it trains: a live table on a terminal, one line a step elsewhere."""
+"""Shows a run while it trains: a live table on a terminal, one line per step elsewhere."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from scalerl.scaling import CurveError
 from scalerl.types import EvalPoint
 
 WARN_TRUNCATION, UNSTABLE_TRUNCATION = 0.05, 0.10
-"""Shares of truncated rollouts: caution, and the range in which the paper's runs usually break for good."""
+"""Shares of truncated rollouts: where caution begins, and where the paper's runs usually became unstable."""
 
 
 def truncation_warning(rate: float) -> str | None:
-    """Return what to say about a share of truncated rollouts."""
+    """Return a warning about a share of truncated rollouts; None if it is low."""
     if rate > UNSTABLE_TRUNCATION:
         return f"{rate:.0%} of the rollouts are truncated: above 10% training usually becomes unstable"
     if rate > WARN_TRUNCATION:
@@ -33,7 +33,7 @@ def truncation_warning(rate: float) -> str | None:
 
 
 class RunDisplay:
-    """The face of a run; on a terminal it redraws itself, elsewhere it prints."""
+    """Displays a run: on a terminal it redraws a table, elsewhere it prints lines."""
 
     def __init__(self, config: RunConfig, axis: str, console: Console | None = None) -> None:
         """Prepare for a run.
@@ -41,7 +41,7 @@ class RunDisplay:
         Args:
             config: for the number of steps.
             axis: compute axis of the forecast.
-            console: where to show; None for standard output.
+            console: where to print; None for standard output.
         """
         self.console = console or Console()
         self._steps, self._every, self._axis = config.steps, max(1, config.steps // 50), axis
@@ -55,13 +55,13 @@ class RunDisplay:
         self._live: Live | None = None
 
     def start(self) -> None:
-        """Begin to redraw, on a terminal."""
+        """Start to redraw, on a terminal."""
         if self.console.is_terminal and self._live is None:
             self._live = Live(self._render(), console=self.console, refresh_per_second=4, transient=True)
             self._live.start()
 
     def stop(self) -> None:
-        """Leave the terminal as it was, with the last state printed."""
+        """Print the last state and restore the terminal."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -69,7 +69,7 @@ class RunDisplay:
                 self.console.print(self._render())
 
     def note(self, text: str) -> None:
-        """Say something once, above the table."""
+        """Print a line above the table."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=not self.console.is_terminal)
 
     def step(self, row: dict[str, Any]) -> None:
@@ -94,13 +94,13 @@ class RunDisplay:
             self.note(self._line(row))
 
     def point(self, points: Sequence[EvalPoint]) -> None:
-        """Show the curve of each task so far, and from its fifth evaluation on where it leads."""
+        """Show the curve of each task so far, with a forecast from its fifth evaluation on."""
         self._outlooks = {}
         for task, own in points_by_task(points).items():
             self._last[task] = own[-1]
             if task in self._suites:
                 continue
-            with suppress(CurveError):  # too early, or nothing learned yet: no reason to stop a run
+            with suppress(CurveError):  # too few points, or no progress yet; the run continues
                 self._outlooks[task] = run_outlook(own, self._axis)
                 falling = self._falling.warning(curve_of(own, self._axis))
                 if falling is not None:

@@ -1,6 +1,6 @@
 """Building blocks of the figures of a page, as plotly JSON: numbers, axes and error bars.
 
-A colour is a name such as "@s0", or "@s0/0.2" with an opacity; the page's script replaces it by the colour of the
+A color is a name such as "@s0", or "@s0/0.2" with an opacity; the page's script replaces it by the color of the
 theme.
 """
 
@@ -33,7 +33,7 @@ class Figure:
     data: list[Json]
     layout: Json
     choices: dict[str, dict[str, Json]] = field(default_factory=dict)
-    """What the reader can choose, by name, and the effect of each option: ``{"layout": ...}`` changes the figure's
+    """Choices for the reader, by name, with the effect of each option: ``{"layout": ...}`` changes the figure's
     layout, ``{"data": ...}`` is drawn in addition. The first option is the default."""
 
 

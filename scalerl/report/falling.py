@@ -1,10 +1,10 @@
-"""Says that a run has begun to fall, and which of its metrics moved with it."""
+"""Warns when the curve of a run declines, and names the metrics that moved with it."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from scalerl.scaling import Curve
@@ -16,7 +16,7 @@ WATCHED = {
     "truncation_rate": "truncation",
     "staleness_mean": "staleness",
 }
-"""Columns of metrics.jsonl to look at where a run falls, and their names in text."""
+"""Columns of metrics.jsonl to check if a run declines, and their names in text."""
 
 KEPT = 400
 """Rows of metrics that are kept."""
@@ -31,19 +31,24 @@ LEAST_ROWS = 20
 
 
 class FallWatch:
-    """Watches the rows and curves of a run; warns once for each fall."""
+    """Watches the rows and curves of a run; warns once for each decline."""
 
-    def __init__(self) -> None:
-        """Prepare for a run."""
+    def __init__(self, warned: Iterable[str] = ()) -> None:
+        """Prepare for a run; `warned` names the curves whose fall was said before the run was resumed."""
         self._rows: deque[Mapping[str, Any]] = deque(maxlen=KEPT)
-        self._warned: set[str] = set()
+        self._warned: set[str] = set(warned)
+
+    @property
+    def warned(self) -> list[str]:
+        """Curves that fall, and of which this was said."""
+        return sorted(self._warned)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Take in a row of metrics."""
+        """Add a row of metrics."""
         self._rows.append(row)
 
     def warning(self, curve: Curve) -> str | None:
-        """Return what to say about the curve of a task; None if it does not fall, or if this was said."""
+        """Return a warning about the curve of a task; None without a decline, or after an earlier warning about it."""
         symptom = decline(curve)
         if symptom is None:
             self._warned.discard(curve.label)
@@ -55,7 +60,7 @@ class FallWatch:
         changes = moved(list(self._rows))
         if not changes:
             return f"{fell}; look at entropy, log ratio, truncation and staleness in metrics.jsonl: none moved clearly"
-        return f"{fell}; what moved: {', '.join(changes)}"
+        return f"{fell}; metrics that moved: {', '.join(changes)}"
 
 
 def moved(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -70,7 +75,7 @@ def moved(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         mean = math.fsum(before) / len(before)
         scatter = math.sqrt(math.fsum((value - mean) ** 2 for value in before) / len(before))
         level = math.fsum(now) / len(now)
-        # an error of the mean would call slow drifts of any size moved
+        # with the standard error of the mean, any slow drift would count as moved
         if abs(level - mean) > MOVED * max(scatter, 1e-3 * abs(mean), 1e-9):
             found.append(f"{name} from {mean:.3g} to {level:.3g}")
     return found

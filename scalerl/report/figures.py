@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 BLUE, GREY, ORANGE, INK = "#2a5d9f", "#8a8f98", "#c8641e", "#1b1f24"
 SERIES = (BLUE, ORANGE, "#2f8f6b", "#a3477f", "#7a6a1d", "#4aa3c7", "#6b4fa0", "#b23a3a")
-"""One for each run; they also differ in lightness, for readers with any kind of colour vision."""
+"""One for each run; they also differ in lightness, for readers with any kind of color vision."""
 
 FIRST_LEVEL = "before RL"
 
@@ -180,21 +181,19 @@ def metric_name(curve: Curve) -> str:
 
 def save_curves(path: Path, fits: Sequence[Fit], note: str = "") -> None:
     """Write a PNG with one panel for each fitted curve, because tasks may differ in level and compute."""
-    import matplotlib
+    from matplotlib.figure import Figure  # pyplot has a state of the process, and loggers draw in threads
 
-    matplotlib.use("agg")
-    from matplotlib import pyplot as plt
-
-    figure, panels = plt.subplots(
-        1, len(fits), figsize=(8 * len(fits), 4.8), dpi=140, layout="constrained", squeeze=False
-    )
-    for axes, found in zip(panels[0], fits, strict=True):
-        plot_curve(axes, found, note=note)
-    try:
+    with _DRAWING:
+        figure = Figure(figsize=(8 * len(fits), 4.8), dpi=140, layout="constrained")
+        panels = figure.subplots(1, len(fits), squeeze=False)
+        for axes, found in zip(panels[0], fits, strict=True):
+            plot_curve(axes, found, note=note)
         with whole(path) as temporary:
             figure.savefig(temporary)
-    finally:
-        plt.close(figure)
+
+
+_DRAWING = threading.Lock()
+"""Matplotlib draws in one thread at a time."""
 
 
 def _draw_fit(axes: Any, found: Fit, grid_M: Any) -> None:

@@ -34,7 +34,7 @@ TERMS = {
 
 @dataclass(frozen=True)
 class PageContent:
-    """The parts of a page. All text is HTML: escape what others wrote."""
+    """The parts of a page. All text is HTML: escape untrusted text."""
 
     title: str
     subtitle: str
@@ -45,7 +45,7 @@ class PageContent:
     table: str
     """From ``table``."""
     figures: Mapping[str, Figure]
-    """By a name that is used in element ids."""
+    """By name; the name is used in element ids."""
     wide: frozenset[str] = frozenset()
     """Figures as wide as the page."""
     more: str = ""
@@ -88,10 +88,10 @@ def html_page(content: PageContent) -> str:
 
 
 def write_page(path: Path, page: str) -> None:
-    """Write a page to a file, whole or not at all.
+    """Write a page to a file atomically.
 
     Raises:
-        CurveError: it cannot be written there.
+        CurveError: the path cannot be written.
     """
     try:
         write_whole(path, page)
@@ -102,7 +102,7 @@ def write_page(path: Path, page: str) -> None:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
-    """Return a table that its headings sort; the first column is the row header."""
+    """Return a table that is sorted by a click on a heading; the first column is the row header."""
     head = "".join(f'<th scope="col"><button type="button">{name}</button></th>' for name in columns)
     body = "\n".join(_row(cells) for cells in rows)
     return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody>\n</table>"
@@ -128,14 +128,14 @@ def power_cell(estimate: Estimate) -> Cell:
 
 
 def swatch(color: str) -> str:
-    """A dot in a colour such as "@s0"."""
+    """A dot in a color such as "@s0"."""
     return f'<span class="swatch" style="background: var(--{color[1:]})" aria-hidden="true"></span>'
 
 
 def warnings(notes: Sequence[str], about: str) -> str:
     """A list of warnings; both arguments are plain text."""
     items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
-    label = f"What to know about {html.escape(about)}"
+    label = f"Notes about {html.escape(about)}"
     return f'<ul class="warnings" aria-label="{label}">{items}</ul>' if notes else ""
 
 

@@ -25,7 +25,7 @@ def in_notebook() -> bool:
 
 
 class NotebookDisplay(RunDisplay):
-    """The face of a run in a notebook."""
+    """Displays a run in a notebook."""
 
     def __init__(self, config: RunConfig, axis: str) -> None:
         """Prepare for a run; see RunDisplay."""
@@ -48,7 +48,7 @@ class NotebookDisplay(RunDisplay):
 
     def _draw(self) -> None:
         self._drawn_at = time.monotonic()
-        # not the notebook itself, where rich would show every drawing anew
+        # not to the notebook itself: rich would add a new output for every drawing
         text = Console(file=io.StringIO(), width=110, record=True, force_jupyter=False)
         text.print(self._render())
         self._table.update(self._html(f"<pre>{html.escape(text.export_text())}</pre>"))

@@ -1,4 +1,4 @@
-"""Slot occupancy while a run trains: its recent mean, and a warning that names the cure where slots run empty."""
+"""Slot occupancy while a run trains: its recent mean, and a warning with a remedy if many slots are empty."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ LOW = 0.7
 """Occupancy below which slots are wasted: a decode step costs nearly the same, full or not."""
 
 WINDOW = 20
-"""Steps that are looked at together."""
+"""Number of steps over which the occupancy is averaged."""
 
 
 class OccupancyWatch:
     """Watches the rows of a run; warns once."""
 
     def __init__(self, config: RunConfig) -> None:
-        """Prepare for a run; the first staleness bound's worth of steps is its ramp-up and is left out."""
+        """Prepare for a run; the first `max_lag` steps are its ramp-up and are left out."""
         self._config = config
         self._rows: deque[Mapping[str, Any]] = deque(maxlen=WINDOW)
         self._ramp = config.recipe.off_policy.max_lag + 1
         self._warned = False
 
     def mean(self) -> float | None:
-        """Return the occupancy over the last steps; None while there is none."""
+        """Return the mean occupancy over the last steps; None before the first."""
         known = [row["occupancy"] for row in self._rows if math.isfinite(row["occupancy"])]
         return math.fsum(known) / len(known) if known else None
 
     def warning(self, row: Mapping[str, Any]) -> str | None:
-        """Take in a row of metrics; return what to say about it, at most once in a run."""
+        """Add a row of metrics; return a warning, at most once per run."""
         if row["step"] <= self._ramp:
             return None
         self._rows.append(row)
@@ -49,17 +49,17 @@ class OccupancyWatch:
         off_policy, batch = recipe.off_policy, recipe.completions_per_step
         mean = sum(row["completion_tokens_mean"] for row in self._rows) / len(self._rows)
         longest = max(row["completion_tokens_max"] for row in self._rows)
-        fed = (off_policy.max_lag + 1) * mean / longest * batch  # slots that the rule `wait` can keep busy
+        fed = (off_policy.max_lag + 1) * mean / longest * batch  # number of slots that the rule `wait` keeps busy
         if not off_policy.streams:
             return "a round waits for its longest sequence; recipe.off_policy.kind = pipeline does not"
         if off_policy.max_lag == 0:
             return "on policy, every batch waits for its longest sequence; a recipe.off_policy.max_lag above 0 does not"
         if off_policy.waits and fed < 0.9 * slots:
             return (
-                f"updates wait for long sequences ({longest} tokens, {mean:.0f} in the mean); set rollouts.slots to "
-                f"{max(1, int(fed))} or fewer, or recipe.off_policy.stale to mask, which takes the loss off old tokens"
+                f"updates wait for long sequences ({longest} tokens, mean {mean:.0f}); set rollouts.slots to "
+                f"{max(1, int(fed))} or fewer, or recipe.off_policy.stale to mask, which gives old tokens no loss"
             )
         return (
             "generation is ahead of training and waits for it; give the trainer more (hardware.trainer_threads, "
-            f"learner.micro_batch_tokens), or set rollouts.slots below {slots}: fewer sequences make a quicker step"
+            f"learner.micro_batch_tokens), or set rollouts.slots below {slots}: fewer sequences make a faster step"
         )

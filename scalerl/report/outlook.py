@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from scalerl.scaling import Advice, Curve, CurveError, Fit, Forecast, advise, fit, forecast
 from scalerl.types import EvalPoint
 
 MIN_POINTS = 5
-"""Number of evaluations from which a curve is fitted."""
+"""Least number of evaluations for a fit."""
 MIN_GAIN = 0.01
-"""The least gain at twice the compute worth continuing for, unless the user gives another."""
+"""Default of ``min_gain``, at twice the compute."""
 HORIZON = ("2x", "4x")
 
 
@@ -27,7 +28,7 @@ class Outlook:
     """None if the method of the fit gives no uncertainty (the paper's)."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON values: those of the fit, and the keys forecast and advice."""
+        """Return the fit as JSON values, with the additional keys forecast and advice."""
         advice = self.advice.to_dict() if self.advice else None
         return {**forecast_dict(self.forecast), "advice": advice}
 
@@ -54,7 +55,7 @@ class Outlook:
 
 
 def forecast_dict(ahead: Forecast) -> dict[str, Any]:
-    """Return JSON values: those of the fit, and the key forecast."""
+    """Return the fit as JSON values, with the additional key forecast."""
     values = ahead.to_dict()
     return {**values.pop("fit"), "forecast": values}
 
@@ -84,11 +85,18 @@ def points_by_task(points: Sequence[EvalPoint]) -> dict[str, list[EvalPoint]]:
 def run_outlook(points: Sequence[EvalPoint], axis: str, label: str = "") -> Outlook:
     """The outlook of a run from its evaluations of one task, for one compute axis.
 
+    The latest are kept: the display and the loggers of a run ask for the same.
+
     Raises:
         CurveError: too few evaluations.
     """
     if len(points) < MIN_POINTS:
         raise CurveError(f"too few evaluations for a forecast: got {len(points)}; at least {MIN_POINTS} are needed")
+    return _kept_outlook(tuple(points), axis, label)
+
+
+@lru_cache(maxsize=16)
+def _kept_outlook(points: tuple[EvalPoint, ...], axis: str, label: str) -> Outlook:
     return outlook(curve_of(points, axis, label))
 
 

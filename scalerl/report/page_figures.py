@@ -17,7 +17,7 @@ AHEAD = 4.0
 """How far forecasts are drawn, in multiples of the last point's compute."""
 
 DASHES = ("solid", "dash", "dot", "dashdot")
-"""Runs of one recipe share its colour and differ by these."""
+"""Runs of one recipe share its color and differ by these."""
 
 
 def curves(analysis: Analysis) -> Figure:
@@ -58,12 +58,12 @@ def curve_traces(name: str, curve: Curve, found: Fit, style: tuple[str, str], le
         name: of the run, plain text.
         curve: its points, including those left out of the fit.
         found: its fit.
-        style: colour and dash.
+        style: color and dash.
         least: least compute above 0 of the figure.
         aside: factor beyond the forecast at which the ceiling is drawn.
     """
     last, unit = found.last_compute, curve.unit
-    # dense for both axes; a log axis draws the first step from 0 as a level line, left of its range
+    # dense for both axes; on a log axis, the segment from 0 is a level line left of the range
     spaced = np.linspace(0, AHEAD * last, 61)[1:]
     grid = np.unique(np.concatenate([[0.0, last], spaced, np.geomspace(0.5 * least, AHEAD * last, 100)]))
     band = found.predict(grid)
@@ -106,7 +106,7 @@ def suites(analysis: Analysis) -> Figure | None:
         "xaxis": {"title": {"text": f"training compute ({analysis.axis})"}},
         "yaxis": {"title": {"text": "mean pass rate"}},
     }
-    several = " Each suite has a colour, and each run a dash." if len(analysis.runs) > 1 else ""
+    several = " Each suite has a color, and each run a dash." if len(analysis.runs) > 1 else ""
     caption = (
         "Results on suites that are only evaluated. Bars are one standard error over the prompts of the suite. Suites "
         f"have no fit and no forecast.{several}"
@@ -221,7 +221,7 @@ def posterior(analysis: Analysis) -> Figure:
 
 
 Row = tuple[str, Estimate, str, bool]
-"""Label, estimate, colour, and whether it stands for a whole recipe."""
+"""Label, estimate, color, and whether it stands for a whole recipe."""
 
 
 def ceilings(analysis: Analysis) -> Figure:
@@ -233,7 +233,7 @@ def ceilings(analysis: Analysis) -> Figure:
 
 
 def steepness(analysis: Analysis) -> Figure:
-    """B with intervals, by run and by recipe: at the common ceiling where recipes are compared."""
+    """B with intervals, by run and by recipe: at the common ceiling if recipes are compared."""
     free = [
         (run.name, run.outlook.fit.efficiency, style_of(analysis, i)[0], False) for i, run in enumerate(analysis.runs)
     ]
@@ -276,7 +276,7 @@ def backtests(analysis: Analysis) -> Figure | None:
         "yaxis": {"title": {"text": metric_name(analysis.runs[0].curve)}},
     }
     caption = (
-        "Each colour is a fit of the first part of the run, up to where its line begins, and its forecast of the rest. "
+        "Each color is a fit of the first part of the run, up to where its line begins, and its forecast of the rest. "
         "The bands should contain nine of ten evaluations."
     )
     return Figure("Backtest: forecasts from the first parts", caption, [], layout, {"Run": choices})
@@ -315,7 +315,7 @@ FIGURES: dict[str, Callable[[Analysis], Figure | None]] = {
 
 
 def style_of(analysis: Analysis, number: int) -> tuple[str, str]:
-    """Colour and dash of a run: a colour each, or one for each recipe and a dash for each of its runs."""
+    """Color and dash of a run: a color each, or one for each recipe and a dash for each of its runs."""
     if analysis.comparison is None:
         return f"@s{number % len(SERIES)}", DASHES[0]
     side = analysis.runs[number].side

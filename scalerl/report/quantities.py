@@ -28,7 +28,7 @@ GRID = 60
 class Slope:
     """One run as a straight line: log F against log C, of slope B (arXiv 2510.13786, figure 7).
 
-    F(R) = C_mid^B / ((A - R0) / (R - R0) - 1), which is C^B where R follows the law. Points at or above A, or at or
+    F(R) = C_mid^B / ((A - R0) / (R - R0) - 1), which is C^B if R follows the law. Points at or above A, or at or
     below R0, have no F and are left out.
     """
 
@@ -48,7 +48,7 @@ class Slope:
     """R0 with A fixed."""
 
     span: Array
-    """Least and greatest compute after 0, shape (2,), of all points, because a run may have no point with an F."""
+    """Least and greatest compute above 0 of all points, shape (2,); a run may have no point with an F."""
 
     compute: Array
     """Compute of the points that have an F, shape (N,)."""
@@ -130,7 +130,7 @@ def joint_density(draws: Draws, bounds: tuple[float, float], cells: int = GRID) 
     mass = np.empty(cells * cells)
     mass[order] = np.cumsum(density_GG.ravel()[order])
     mass_GG = (mass / mass[order[-1]]).reshape(cells, cells)
-    # only the part that the contours need, and a cell around it
+    # crop to the part inside the contours, with a margin of one cell
     rows, columns = (np.flatnonzero((mass_GG <= MASSES[-1]).any(axis=axis)) for axis in (1, 0))
     kept = [slice(max(inside[0] - 1, 0), inside[-1] + 2) for inside in (rows, columns)]
     return Density(a_G[kept[1]], np.exp(log_b_G[kept[0]]), mass_GG[kept[0], kept[1]])

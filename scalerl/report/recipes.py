@@ -27,7 +27,7 @@ def differences(recipe: Recipe, reference: Recipe) -> dict[str, tuple[str, str]]
 
 
 def fields(part: Part, prefix: str = "") -> dict[str, str]:
-    """Return every value of a recipe by its dotted name; a part's kind stands under the name of the part.
+    """Return every value of a recipe by its dotted name; the kind of a part has the name of the part.
 
     Example: {"loss": "cispo", "loss.max_ratio": "5.0", "aggregation": "prompt", ...}
     """
@@ -47,7 +47,7 @@ def split_fields(recipes: Mapping[str, Recipe]) -> tuple[dict[str, list[str]], d
     columns = [fields(recipe) for recipe in recipes.values()]
     listed = dict.fromkeys(name for column in columns for name in column)
     parts = list(dict.fromkeys(name.partition(".")[0] for name in listed))
-    names = sorted(listed, key=lambda name: parts.index(name.partition(".")[0]))  # the fields of a part together
+    names = sorted(listed, key=lambda name: parts.index(name.partition(".")[0]))  # keep the fields of a part together
     rows = {name: [column.get(name, "-") for column in columns] for name in names}
     differing = {name: values for name, values in rows.items() if len(set(values)) > 1}
     return differing, {name: values[0] for name, values in rows.items() if name not in differing}
@@ -56,18 +56,18 @@ def split_fields(recipes: Mapping[str, Recipe]) -> tuple[dict[str, list[str]], d
 def recipe_table(
     recipes: Mapping[str, Recipe] = RECIPES, console: Console | None = None, everything: bool = False
 ) -> None:
-    """Print the fields in which recipes differ, side by side; it fits 80 columns for the six recipes that there are.
+    """Print the fields in which recipes differ, side by side; six recipes fit in 80 columns.
 
     Args:
         recipes: by name; the others are compared with the first.
         console: where to print.
-        everything: also print the fields that all share.
+        everything: also print the fields that all recipes share.
     """
     console = console or Console()
     differing, shared = split_fields(recipes)
     first = next(iter(recipes))
     table = Table(
-        title=f"Recipes (= as {first}, - not there)",
+        title=f"Recipes (= as {first}, - absent)",
         box=box.SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         pad_edge=False,

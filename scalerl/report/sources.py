@@ -16,7 +16,7 @@ from scalerl.scaling import Curve, CurveError
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """One curve and where it came from.
+    """One curve and its source.
 
     Example: ``Source(path=Path("runs/mine"), name="mine", curve=Curve(...), config=None, note="")``
     """
@@ -52,7 +52,7 @@ def read_sources(
         bounds: least and greatest value of the metric.
 
     Raises:
-        CurveError: a path that holds no curve.
+        CurveError: a path without a curve.
         ConfigError: a run directory with a broken config.toml.
     """
     return [_read(path, name, axis, task, bounds) for path, name in zip(paths, names_of(paths), strict=True)]

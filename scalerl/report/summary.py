@@ -37,7 +37,7 @@ def summarise(directory: Path, config: RunConfig, points: Sequence[EvalPoint]) -
         try:
             write_summary(directory, found, note, {name: own[-1] for name, own in suites.items()})
             lines.append(f"picture   {directory / 'curve.png'}")
-        except OSError as error:  # the run is complete without its picture
+        except OSError as error:  # the run is complete even without the figure
             lines.append(f"picture   none: {why_not(directory / 'curve.png', error)}")
     return [*lines, f"run       {directory}"]
 
@@ -57,9 +57,9 @@ def write_summary(
 
     Args:
         directory: of the run.
-        found: what was fitted; None stands for a task without a forecast.
+        found: outlooks of the tasks; None for a task without a forecast.
         note: about the data.
-        suites: last points of evaluation suites; None keeps those that a summary written before has.
+        suites: last points of evaluation suites; None keeps those of an earlier summary.
     """
     from scalerl.report.figures import save_curves
 
@@ -77,7 +77,7 @@ def write_summary(
 
 
 def _suites_before(path: Path) -> dict[str, Any]:
-    """Return the suites that a summary has; nothing where there is no summary that can be read: it is made again."""
+    """Return the suites of an earlier summary; empty if there is none that can be read."""
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -86,9 +86,9 @@ def _suites_before(path: Path) -> dict[str, Any]:
 
 
 def refresh(directory: Path, config: RunConfig, ahead: Outlook, note: str) -> Path:
-    """Update the files of a run directory after a new fit of one task; return the path of the picture.
+    """Update the files of a run directory after a new fit of one task; return the path of the figure.
 
-    If the run has several tasks, the summary and the picture of all tasks stay unchanged, because the fit has only one.
+    If the run has several tasks, the summary and the figure of all tasks stay unchanged, because the fit has only one.
     """
     from scalerl.report.figures import save_curves
 
@@ -107,7 +107,7 @@ def default_axis(config: RunConfig) -> str:
 
 
 def data_note(config: RunConfig) -> str:
-    """Return what a reader of the curve must know about the data, and of what was changed during the run."""
+    """Return a note on the data, and on what was changed during the run."""
     return "; ".join(part for part in (_noise_note(config), _rates_note(config)) if part)
 
 

@@ -39,7 +39,7 @@ class Advice:
     """Probability, by the forecast, that training to the budget gains more than ``min_gain``, in [0, 1]."""
 
     trend_probability: float
-    """The same if the rise goes on as over the last doubling of compute; both must be small to stop."""
+    """The same if the rise continues as over the last doubling of compute; both must be small to stop."""
 
     budget: float
     """Compute at which the gain is judged, unit of the curve's axis."""
@@ -51,7 +51,7 @@ class Advice:
     """Level at the budget minus level now."""
 
     train_to: float
-    """For "not known yet": train at least to this compute, then ask again; NaN for the other actions.
+    """For "not known yet": train at least to this compute, then call again; NaN for the other actions.
 
     Infinite if it is more than 28 times the last compute.
     """
@@ -93,7 +93,7 @@ def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
       identified.
     - "stop": the run has climbed, has ten points or more, and the probability of the gain is at most 0.2, both by the
       forecast and by the trend of the last doubling of compute; all of this also held one evaluation earlier.
-    - "not known yet" otherwise; the sentence says what is missing.
+    - "not known yet" otherwise; the sentence gives the reason.
 
     Args:
         fit: by a method that gives an uncertainty.
@@ -121,7 +121,7 @@ def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
 
 
 def decided(fit: Fit, total: float, min_gain: float, chance: Chance, gain: Estimate) -> Decision:
-    """What to do with a run; the arguments are those of ``advise`` and what it found."""
+    """Return the decision on a run from the arguments of ``advise`` and its results."""
     last, unit = fit.last_compute, fit.curve.unit
     fall = clear_fall(fit)
     if fall is not None:
@@ -145,7 +145,7 @@ def decided(fit: Fit, total: float, min_gain: float, chance: Chance, gain: Estim
         )
         return Decision("stop", reason)
     by_ceiling = chance.forecast > SURELY_NOT and not fit.identified and climbed(fit) and not has_fallen(fit.curve)
-    # everything else may change with the next evaluation
+    # the other reasons may change with the next evaluation
     train_to = compute_to_identify(fit) if by_ceiling else last + float(np.diff(fit.curve.compute)[-1])
     where = f"at least to {short(train_to)}" if np.isfinite(train_to) else f"further than to {short(30 * last)}"
     return Decision("not known yet", f"{missing}. Train {where} {unit} and ask again.", train_to)

@@ -81,7 +81,7 @@ def backtest(curve: Curve, fractions: Sequence[float] = (0.3, 0.5, 0.7), method:
     """Fit the first part of a run and score its forecast of the rest, next to every baseline.
 
     Args:
-        curve: with enough points to fit before each split, and some points after it.
+        curve: a curve with enough points to fit before each split, and some points after it.
         fractions: shares of the last compute at which to split, each in (0, 1).
         method: as in ``fit``.
 

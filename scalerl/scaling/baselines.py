@@ -42,7 +42,7 @@ def power_law(curve: Curve) -> Predictor:
     centred_PN = decay_PN - mean_P[:, None]
     drop_P = np.maximum(-(centred_PN @ metric_N) / np.maximum((centred_PN**2).sum(axis=1), 1e-300), 0.0)
     ceiling_P = metric_N.mean() + drop_P * mean_P
-    # where A is limited by the bound, only D is fitted
+    # if A is limited by the bound, only D is fitted
     drop_P = np.where(ceiling_P > high, decay_PN @ (high - metric_N) / (decay_PN**2).sum(axis=1), drop_P)
     ceiling_P = np.minimum(ceiling_P, high)
     cost_P = ((ceiling_P[:, None] - drop_P[:, None] * decay_PN - metric_N) ** 2).sum(axis=1)

@@ -141,7 +141,7 @@ def compare(first: Runs, second: Runs, level: float | None = None, siblings: Seq
 
     Args:
         first: one or several seeds of one recipe, as curves or posterior fits.
-        second: the same of the other.
+        second: the same for the other recipe.
         level: metric level at which compute is compared; None takes four fifths of the climb to the level that both
             sides have reached.
         siblings: runs of other recipes with the same scatter between seeds, such as the other arms of a study; used
@@ -206,7 +206,7 @@ def as_fits(runs: Runs) -> tuple[Fit, ...]:
 
 
 def check_alike(curves: Sequence[Curve]) -> None:
-    """Refuse curves of different metrics or compute axes."""
+    """Raise if curves have different metrics or compute axes."""
     for name in ("bounds", "axis"):
         values = {getattr(curve, name) for curve in curves}
         if len(values) > 1:
@@ -310,7 +310,7 @@ def summarise_ratio(log_D: Array) -> Estimate:
 def log_compute_needed(f: Fit, level: float, seed_D: Array, rng: np.random.Generator) -> Array:
     """Draws of ln compute that a recipe needs for a level, shape (D,), from one of its runs.
 
-    A draw that stays below the level never reaches it; one that stays above it has reached it on the way.
+    A draw that stays below the level never reaches it. A draw that stays above the level has reached it before.
     """
     low, high = f.curve.bounds
     if not low < level < high:
@@ -374,7 +374,7 @@ def steeper_but_later(ratio_D: Array, cost_D: Array, level: float, margin: float
 
 
 def what_would_help(sides: Sides, difference_D: Array, seed_sd: float, margin: float) -> str:
-    """What to do next to distinguish the sides: train until the ceilings are identified, then run more seeds."""
+    """The advice to distinguish the sides: train until the ceilings are identified, then run more seeds."""
     fallen = [f for side in sides for f in side if f.futures is not None and f.futures.fallen]
     if fallen:
         return f"To distinguish them: {len(fallen)} of the runs have fallen; find the cause and repeat those runs."

@@ -50,7 +50,7 @@ class Curve:
 
     stderr: Array | None = None
     """Standard error of each metric value, shape (N,), or None. The posterior estimates the noise from the scatter of
-    the points; from this it takes which points count more than others, and the noise where all values are equal."""
+    the points, and uses the standard errors for their relative weights and for the noise if all values are equal."""
 
     axis: str = "compute"
     """Name of the compute axis: device_hours, flops, tokens, step, or any other name."""
@@ -198,7 +198,7 @@ class Curve:
 
 
 def column(table: Table, wanted: str | None, known: tuple[str, ...], what: str, source: str) -> str:
-    """The column to use: the one asked for, or the first known name that exists and is not empty."""
+    """The column to use: the given one, or the first known name that exists and is not empty."""
     if wanted is not None:
         if wanted not in table:
             raise CurveError(f"{source} has no {what} column {wanted!r}; it has {', '.join(table) or 'none'}")
@@ -216,7 +216,7 @@ def one_task(table: Table, task: str | None, source: str) -> tuple[Table, str]:
     tasks = table.get("task")
     if tasks is None:
         if task is not None:
-            raise CurveError(f"task {task!r} was asked for, but {source} has no task column")
+            raise CurveError(f"task {task!r} was given, but {source} has no task column")
         return table, ""
     names = sorted({str(name) for name in tasks if name is not None})
     if task is None and len(names) > 1:
@@ -268,7 +268,7 @@ def rows(count: int) -> str:
 
 
 def check_range(compute_N: Array, metric_N: Array, low: float, high: float) -> None:
-    """Refuse what cannot be repaired: no points, infinite or negative compute, a metric outside its bounds."""
+    """Raise if the data cannot be repaired: no points, infinite or negative compute, a metric outside its bounds."""
     if not len(compute_N):
         raise CurveError("the curve has no points; each needs a compute and a metric value")
     if not (np.isfinite(compute_N).all() and np.isfinite(metric_N).all()):
@@ -290,7 +290,7 @@ def check_range(compute_N: Array, metric_N: Array, low: float, high: float) -> N
 
 
 def thinned(curve: Curve, most: int) -> Curve:
-    """A curve with at most this many points: neighbours are averaged in groups of nearly equal size.
+    """A curve with at most this many points: neighbors are averaged in groups of nearly equal size.
 
     Averaging changes the metric by a second-order amount (the curvature within one group) and keeps all information on
     its level. The point at compute 0 is averaged too: alone it would be noisier than all others.

@@ -1,6 +1,6 @@
 """The families of curves that a run may follow: the law, and three departures from it.
 
-- law: equation 1 and nothing else;
+- law: equation 1;
 - late start: the level is constant up to some compute, and follows the law from there;
 - second rise: on top of the law, a second sigmoid has begun;
 - creep: on top of the law, the level drifts up slowly, in proportion to compute.
@@ -145,4 +145,4 @@ SECOND_RISE = CurveFamily(
 CREEP = CurveFamily("creep", (), (20, 14), creep_columns, creep_bends, 0.06)
 
 DEPARTURES = (LATE_START, SECOND_RISE, CREEP)
-"""All have the same prior probability."""
+"""The departures from the law; all have the same prior probability."""

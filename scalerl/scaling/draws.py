@@ -27,7 +27,7 @@ class Draws(NamedTuple):
     initial: Array
     """Level at compute 0."""
     autocorrelation: Array
-    """Correlation of the noise of neighbouring points."""
+    """Correlation of the noise of neighboring points."""
     noise_sd: Array
     """Standard deviation of the noise of one point (stationary, not of the innovations)."""
     plateau: Array

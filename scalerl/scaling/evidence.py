@@ -12,12 +12,12 @@ from scalerl.scaling.health import ENOUGH_POINTS, Symptom, decline
 from scalerl.scaling.trend import Trend, trend
 
 NO_RETURN = (10, 11)
-"""Public runs that never rose more than 0.01 above their earlier best again (means of three points), out of those that
-had fallen clearly at two successive evaluations. All are from one repository."""
+"""Public runs that had clearly fallen at two successive evaluations: (never again more than 0.01 above their earlier
+best, all), by means of three points. All are from one repository."""
 
 NO_CLIMB = (13, 28)
-"""Public runs that ended more than 0.01 above an evaluation from the tenth on (means over a fifth of the points), out
-of those without a clear climb at that evaluation."""
+"""Public runs without a clear climb at an evaluation from the tenth on: (ended more than 0.01 above that evaluation,
+all), by means of a fifth of the points."""
 
 
 class Chance(NamedTuple):
@@ -30,7 +30,7 @@ class Chance(NamedTuple):
     """Probability by the forecast."""
 
     trend: float
-    """Probability if the rise over the last doubling of compute continues."""
+    """The same if the rise continues as over the last doubling of compute."""
 
     recent: Trend
     """The rise over the last doubling of compute."""
@@ -88,7 +88,7 @@ def doubt_at(fitted: Fit, factor: float, gain: float, limit: float) -> str | Non
 
 
 def climbed(fitted: Fit) -> bool:
-    """Return whether the run has a clear climb; without one it may still be flat and climb later."""
+    """Whether the run has a clear climb; without one, the climb may still begin later."""
     return fitted.futures is None or fitted.futures.stays <= DOUBTFUL
 
 
@@ -102,7 +102,7 @@ def doubt_by_trend(chance: Chance, factor: float, gain: float, limit: float) -> 
         )
     return (
         f"by the forecast a gain above {gain:g} has probability {chance.forecast:.2f}, but the level rose by "
-        f"{recent.rise:.2g} ± {recent.error:.2g} over the last doubling of compute; if it goes on like this, the "
+        f"{recent.rise:.2g} ± {recent.error:.2g} over the last doubling of compute; if this continues, the "
         f"probability is {chance.trend:.2f}"
     )
 

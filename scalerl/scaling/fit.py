@@ -26,7 +26,7 @@ from scalerl.scaling.posterior import Prior, posterior
 from scalerl.scaling.readers import CurveError
 
 MIN_POINTS = 5
-"""One more than the law has parameters."""
+"""Least number of points: one more than the parameters of the law."""
 
 MAX_POINTS = 400
 """Longer curves are averaged in groups to this many points."""
@@ -43,7 +43,7 @@ DOUBTFUL = 0.1
 LAST_POINTS = 3
 
 CONTRADICTION = 4.0
-"""The last points contradict the curve if their mean is this many times the noise between neighbours away from it.
+"""The last points contradict the curve if their mean deviates by this many times the noise between neighbors.
 
 With noise of autocorrelation 0.7 this is 2.7 standard deviations of their mean, with white noise 7.
 """
@@ -105,13 +105,13 @@ class Fit:
     """Standard deviation of one point around the curve, in the metric's unit."""
 
     autocorrelation: float
-    """Correlation of the noise of neighbouring points, in (-1, 1)."""
+    """Correlation of the noise of neighboring points, in (-1, 1)."""
 
     residual_sum_of_squares: float
-    """With respect to ``predict(curve.compute).mean``."""
+    """Residual sum of squares around ``predict(curve.compute).mean``."""
 
     covariance: Array
-    """Of (A, ln C_mid, ln B, R0), shape (4, 4); NaN if the method gives none."""
+    """Covariance of (A, ln C_mid, ln B, R0), shape (4, 4); NaN if the method gives none."""
 
     draws: Draws
     """Draws of the parameters, from which everything else is computed; a single one for the paper's procedure."""
@@ -136,7 +136,7 @@ class Fit:
         return self.draws.levels(compute_M, self.curve.bounds[1])
 
     def mean(self, compute: ArrayLike) -> Array:
-        """Mean of the curve at each compute, shape (M,); the optimum's for a least-squares method."""
+        """Mean of the curve at each compute, shape (M,); the curve of the optimum for a least-squares method."""
         compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
         if self.centre is not None:
             return sigmoid(compute_M, *self.centre)
@@ -235,7 +235,7 @@ def posterior_result(curve: Curve, r0: float | None, prior: Prior) -> FitResult:
     found = posterior(curve, r0, prior)
     draws = found.draws
     low, high = curve.bounds
-    # a quarter of the mass close to a limit: without the limit, mass would lie beyond it
+    # if a quarter of the mass is close to a limit, mass would lie beyond it without the limit
     piles = {
         "asymptote": draws.asymptote > high - 0.005 * (high - low),
         "efficiency": draws.efficiency > 0.97 * prior.efficiency_range[1],

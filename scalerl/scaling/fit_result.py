@@ -32,15 +32,15 @@ class FitResult(NamedTuple):
     centre: Parameters | None
     """The optimum; None if the answer is the mean over the draws."""
     covariance: Array
-    """Of (A, ln C_mid, ln B, R0), shape (P, P); zero for a fixed parameter, NaN if the method gives none."""
+    """Covariance of (A, ln C_mid, ln B, R0), shape (P, P); zero for a fixed parameter, NaN if the method gives none."""
     draws: Draws
-    """A single draw if the method gives no uncertainty."""
+    """Draws of the parameters; a single draw if the method gives no uncertainty."""
     at_bound: tuple[str, ...]
     """Parameters that reached a limit of the metric or of the search."""
     noise_sd: float
     """Standard deviation of one point around the curve."""
     autocorrelation: float
-    """Correlation of the noise of neighbouring points."""
+    """Correlation of the noise of neighboring points."""
     departures: dict[str, float]
     """Probability of each family of curves in the draws; {"law": 1.0} if only the law was fitted."""
     futures: Futures | None = None
@@ -48,6 +48,6 @@ class FitResult(NamedTuple):
 
 
 def lag_one(residual_N: Array) -> float:
-    """Autocorrelation of residuals between neighbouring points, in [-1, 1]; 0 for residuals that are all zero."""
+    """Autocorrelation of residuals between neighboring points, in [-1, 1]; 0 if all residuals are zero."""
     total = float(residual_N @ residual_N)
     return float(residual_N[1:] @ residual_N[:-1]) / total if total > 0 else 0.0

@@ -1,4 +1,4 @@
-"""What may become of a run: it rises as the law says, or it stays where it is; later it may fall or take off.
+"""The possible futures of a run: it rises by the law, or it stays where it is; later it may fall or take off.
 
 The two futures are weighted by their evidence. A log marginal likelihood is the sum of the log probabilities with which
 a model predicted each point from the points before it (the prequential score), so the weights say how well each would
@@ -24,30 +24,30 @@ from scalerl.scaling.noise import binomial, evaluations, local_noise
 from scalerl.scaling.posterior import Posterior, least_noise
 
 STAYS_AFTER_FALL = 0.77
-"""Prior probability that a run stays where it is after a fall: in 20 of 26 parts of public runs that ended after one,
-less than half of it came back. It is also the most that other runs get."""
+"""Prior probability that a run stays where it is after a fall: 20 of 26 parts of public runs that ended after a fall
+recovered less than half of it. It is also the largest prior probability for other runs."""
 
 EVEN_NOISE = 0.05
 """Noise of one evaluation, as a share of the range, at which a run that has not fallen is as likely to stay as to rise.
 
-The prior odds are the square of the noise over this. A run counts as flat if its climb is hidden by the noise, and less
-noise hides fewer climbs: of the public runs 9 of 19 with noise above 0.03 were flat; of the 4 with noise below 0.01
-that began without a climb, 3 climbed by 0.4 later and one by 0.05."""
+The prior odds are the square of the noise divided by this value. A run counts as flat if the noise hides its climb, and
+less noise hides fewer climbs: 9 of 19 public runs with noise above 0.03 were flat. Of the 4 with noise below 0.01 that
+began without a climb, 3 climbed by 0.4 later and one by 0.05."""
 
 LEAST_NOISE = 0.001
-"""Noise below this, likewise, is no smaller for the odds: equal values do not prove that there is none."""
+"""Least noise for the odds, as a share of the range: equal values do not prove that there is no noise."""
 
 FALLEN = 0.1
 """A run has fallen if it is this share of the metric's range below its best, and ``SURE_FALL`` times the noise."""
 
 SURE_FALL = 3.0
-"""The best of many means of three is above the last one by noise alone; seldom by three times the noise of a point."""
+"""Least fall in multiples of the noise: noise alone seldom puts the best mean of three this far above the last."""
 
 SINCE_BEST = 5
-"""Least number of points that the level after a fall is estimated from."""
+"""Least number of points for the estimate of the level after a fall."""
 
 CLEARLY = -3.0
-"""Log evidence ratio below which the climb before a fall clearly was no noise about a level."""
+"""Log evidence ratio below which the climb before a fall was clearly not noise around a level."""
 
 NEGLIGIBLE = 0.05
 """Below this probability the second future is left out."""
@@ -56,14 +56,14 @@ NOISY = 0.03
 """Noise of one evaluation, as a share of the range, above which a run is noisy in the sense of the rates below."""
 
 LATER_FALL = {"noisy": (4, 51), "smooth": (1, 64)}
-"""Parts of public runs that stood at or near their best, and how many of these ended more than 0.1 (and more than twice
-their noise) below where they were: (fell, all). The rest of a run was about one doubling of compute in the mean."""
+"""Parts of public runs that ended at or near their best: (fell later, all). A fall is more than 0.1 and more than twice
+the noise. The rest of a run was about one doubling of compute on average."""
 
 STILL = 0.01
-"""Noise, likewise, below which a run without a climb looks as if it had not begun."""
+"""Noise, as a share of the range, below which the climb of a run without a climb probably has not begun."""
 
 TAKE_OFF = {"still": (3, 6), "other": (3, 29)}
-"""Of the parts that a level explains better than a rise, how many ended as much above, likewise."""
+"""Parts that a level explains better than a rise: (took off by as much later, all)."""
 
 TAKE_OFF_DOUBLINGS = 2.0
 """Doublings of compute within which a take-off begins at that rate; longer runs were not seen."""
@@ -83,13 +83,13 @@ class Futures:
     """Draws of the law and its departures, each column of shape (R,)."""
 
     excursion_R: Array
-    """How far the run is above each drawn curve at its last point, as far as it is expected to last one step."""
+    """Distance of the run above each drawn curve at its last point, expected after one step."""
 
     staying: LevelDraws
     """Draws of the level, each column of shape (S,)."""
 
     walk_S: Array
-    """Standard normal deviate of each draw's way from the last level."""
+    """Standard normal deviate of each draw's walk from the last level."""
 
     path_N: Array
     """Mean level at each point under the second future."""
@@ -101,14 +101,14 @@ class Futures:
     """Compute of the run's last point, before any averaging."""
 
     fall: tuple[int, int]
-    """How many public runs that looked like this fell later: (fell, all)."""
+    """Similar public runs: (fell later, all)."""
 
     doubtful: Futures | None = None
     """The same with departures that are too improbable to move the mean; for intervals. None if it is the same."""
 
     @property
     def for_intervals(self) -> Futures:
-        """The draws of which intervals are quantiles."""
+        """The draws whose quantiles are the intervals."""
         return self if self.doubtful is None else self.doubtful
 
     @property
@@ -130,7 +130,7 @@ class Futures:
         }  # fmt: skip
 
     def sentences(self) -> tuple[str, ...]:
-        """What the weights say, for people."""
+        """The weights in words."""
         fell, seen = self.fall
         said = []
         if self.stays:
@@ -180,17 +180,17 @@ class Futures:
         return np.maximum(compute_M - self.last, 0.0) / spacing
 
     def with_rare_events(self, levels_MD: Array, compute_M: Array, falls: bool = True) -> Array:
-        """Levels where a share of the draws falls, and of those that stay takes off, within a doubling of compute."""
+        """Levels with rare events: within a doubling of compute, a share of the draws falls or takes off."""
         rng = np.random.default_rng(2)
         low, high = self.curve.bounds
         num_draws = levels_MD.shape[1]
 
         def even_D() -> Array:
-            """Evenly spread over (0, 1) in random order, which adds less random error than independent numbers."""
+            """Evenly spaced numbers in (0, 1) in random order, with less random error than independent ones."""
             return np.asarray((rng.permutation(num_draws) + 0.5) / num_draws)
 
         doublings_M1 = np.log2(np.maximum(compute_M / self.last, 1.0))[:, None]
-        # a fall of at least FALLEN, at most to the lower bound
+        # the fall is at least FALLEN, and at most to the lower bound
         falls_MD = falls & (even_D() < rate(self.fall)) & (doublings_M1 > even_D())
         changed_MD = levels_MD - falls_MD * (FALLEN * (high - low) + even_D() * np.maximum(levels_MD[0] - low, 0.0))
         if not self.fallen:
@@ -201,10 +201,10 @@ class Futures:
         return np.asarray(np.clip(changed_MD, low, high))
 
     def take_off_rate(self) -> Array:
-        """Chance of each draw to take off within a doubling of compute, shape (D,).
+        """Probability of each draw to take off within a doubling of compute, shape (D,).
 
-        Draws that stay wait for it, and those that rise and have not climbed beyond the noise yet. A run that took off
-        late may do so again.
+        It is positive for draws that stay, and for draws that rise but have not climbed beyond the noise yet. A run
+        that took off late may do so again.
         """
         waiting = rate(TAKE_OFF["still" if measured_noise(self.curve) < STILL else "other"])
         rising = self.rising
@@ -217,10 +217,10 @@ class Futures:
     def with_noise(self, levels_MD: Array, compute_M: Array) -> Array:
         """Levels with the noise of one evaluation, shape (M, D), within the metric's bounds.
 
-        The noise is that of the run where it stands; elsewhere it changes as that of a share p does, with p(1 - p).
+        The noise at the present level is that of the run; at other levels its variance changes with p(1 - p).
         """
         phi_R, low, high = self.rising.autocorrelation, *self.curve.bounds
-        # what is left of the excursion is known, so that only the rest is uncertain
+        # the rest of the excursion is known, so only the remaining noise is uncertain
         ahead_M1 = self.steps_ahead(compute_M)[:, None]
         new_MR = np.sqrt(1.0 - np.where(compute_M[:, None] >= self.last, phi_R ** (2 * ahead_M1 + 2), 0.0))
         sd_MD = np.concatenate(
@@ -243,7 +243,7 @@ def has_fallen(curve: Curve) -> bool:
 
 
 def measured_noise(curve: Curve) -> float:
-    """Noise of one evaluation as a share of the metric's range."""
+    """Measured noise of one evaluation, as a share of the metric's range."""
     return local_noise(curve.metric) / float(np.ptp(curve.bounds))
 
 
@@ -271,9 +271,9 @@ def futures(curve: Curve, last: float, found: Posterior) -> Futures:
     """
     fell = has_fallen(curve)
     evidence = found.level.log_evidence - found.log_evidence
-    # that the climb followed the law says nothing about what comes after a fall
+    # a climb that followed the law is no evidence about the time after a fall
     log_odds = (max(evidence, 0.0) if fell else evidence) + np.log(prior_odds(curve))
-    # where the whole run looks like noise about a level, the fall is part of the noise
+    # if the whole run looks like noise around a level, the fall is part of the noise
     after = level_since_best(curve) if fell and evidence < CLEARLY else found.level
     probability = 1.0 / (1.0 + np.exp(-np.clip(log_odds, -50.0, 50.0)))
     num_draws = len(found.draws.asymptote)
@@ -281,7 +281,7 @@ def futures(curve: Curve, last: float, found: Posterior) -> Futures:
     rng = np.random.default_rng(3)
     low, high = curve.bounds
     level = after.draws(num_staying, rng) if num_staying else LevelDraws(*np.zeros((3, 0)))
-    # in pairs of opposite deviates, so that the mean of the walks is the level
+    # pairs of opposite deviates, so that the mean of the walks is the level
     half_S = rng.standard_normal((num_staying + 1) // 2)
     noisy = measured_noise(curve) > NOISY
 

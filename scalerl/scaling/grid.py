@@ -34,7 +34,7 @@ MAX_ZOOMS = 20
 
 
 class Cells(NamedTuple):
-    """Equal cells over a box, and the log density at their centres for each variant."""
+    """Equal cells over a box, and the log density at their centers for each variant."""
 
     centres_K: list[Array]
     """Centres along each dimension."""
@@ -57,7 +57,7 @@ class Picks(NamedTuple):
     variant_D: Index
     place_KD: Array
     log_density_D: Array
-    """At the centre of its cell; the weight of a draw is the density at the point divided by this."""
+    """At the center of its cell; the weight of a draw is the density at the point divided by this."""
 
 
 def zoom(log_density: Callable[[list[Array]], Array], limits_K2: Array, cells_K: tuple[int, ...]) -> Cells:
@@ -67,7 +67,7 @@ def zoom(log_density: Callable[[list[Array]], Array], limits_K2: Array, cells_K:
     truth far too rarely.
 
     Args:
-        log_density: from the centres along each dimension to shape (V, cells along each dimension...).
+        log_density: from the centers along each dimension to shape (V, cells along each dimension...).
         limits_K2: least and greatest of each dimension.
         cells_K: number of cells along each dimension.
     """

@@ -82,7 +82,7 @@ def late_start(curve: Curve, draws: Draws, probability: float) -> Symptom:
 
 
 def second_rise(curve: Curve, draws: Draws, probability: float) -> Symptom:
-    """A second sigmoid has begun, or describes an end of the climb that is slower than the law's."""
+    """A second sigmoid has begun, or describes a climb that ends more slowly than the law."""
     rising = (draws.second_gain > 0) & (draws.second_midpoint < 10 * curve.last_compute)
     midpoint = float(np.median(draws.second_midpoint[rising]))
     if not rises_again(curve, Draws(*(column[rising] for column in draws))):
@@ -129,12 +129,12 @@ DEPARTURES: dict[str, Callable[[Curve, Draws, float], Symptom]] = {
 
 
 def rolling_mean(metric_N: Array, width: int = 3) -> Array:
-    """Means of neighbours, shape (N - width + 1,)."""
+    """Means of neighbors, shape (N - width + 1,)."""
     return np.asarray(np.convolve(metric_N, np.full(width, 1 / width), mode="valid"))
 
 
 def fallen_by(curve: Curve) -> float:
-    """The best mean of three neighbouring points minus that of the last three; 0 with fewer than three points."""
+    """The best mean of three neighboring points minus the mean of the last three; 0 with fewer than three points."""
     smooth = rolling_mean(curve.metric) if len(curve) >= 3 else curve.metric[-1:]
     return float(smooth.max() - smooth[-1])
 

@@ -2,7 +2,7 @@
 
     R(C) = R0 + (A - R0) u(C),    u(C) = 1 / (1 + (C_mid / C)^B)          (arXiv 2510.13786, equation 1)
 
-In ln C this is a logistic curve with slope B and centre ln C_mid. This form is used here: it does not overflow or
+In ln C this is a logistic curve with slope B and center ln C_mid. This form is used here: it does not overflow or
 divide by zero, and u(0) is exactly 0, so the evaluation before training needs no special case.
 """
 
@@ -28,7 +28,7 @@ def climb(log_c: ArrayLike, log_midpoint: ArrayLike, efficiency: ArrayLike) -> A
     # in place: on a grid most of the time goes to this function, and most of that to allocating arrays
     work = np.subtract(log_midpoint, log_c, dtype=np.float64)
     work = np.asarray(np.multiply(work, efficiency, dtype=np.float64))
-    with np.errstate(over="ignore"):  # to infinity, whose reciprocal is zero
+    with np.errstate(over="ignore"):  # overflow to infinity is intended: its reciprocal is zero
         np.exp(work, out=work)
     work += 1.0
     return np.reciprocal(work, out=work)

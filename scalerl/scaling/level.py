@@ -1,9 +1,9 @@
-"""The level with noise: a run that neither rises nor falls by itself, solved in closed form.
+"""The model of a level with noise: a run without a trend, solved in closed form.
 
-y_t = m_t + white noise of variance s^2, m_t = m_(t-1) + a step of variance q s^2. With q = 0 it is noise about one
+y_t = m_t + white noise of variance s^2, m_t = m_(t-1) + a step of variance q s^2. With q = 0 it is noise around one
 level; with a large q only the last values count, so a run that has fallen stays down. Steps are evaluations.
 
-The covariance I + q K, K_ij = min(i, j), has the eigenvectors of K for every q, and those are known: one matrix product
+The covariance I + q K, K_ij = min(i, j), has the known eigenvectors of K for every q, so that one matrix product
 solves the model for all values of q.
 
 Axes in names: N points, Q values of q, D draws.
@@ -76,14 +76,14 @@ def walk_modes(count: int) -> tuple[Array, Array]:
 
 
 def weighted_modes(weight_N: Array) -> tuple[Array, Array]:
-    """The same of the covariance of a walk whose values are multiplied by weights."""
+    """Eigenvalues and eigenvectors of the covariance of a walk whose values are multiplied by weights."""
     step_N = np.arange(len(weight_N), dtype=np.float64)
     values_N, vectors_NN = np.linalg.eigh(np.minimum.outer(step_N, step_N) * np.outer(weight_N, weight_N))
     return np.maximum(values_N, 0.0), vectors_NN
 
 
 def log_scale(weight_N: Array | None) -> float:
-    """Log density of points over that of weighted ones."""
+    """Log ratio of the density of points to the density of weighted points."""
     return 0.0 if weight_N is None else float(np.log(weight_N).sum())
 
 
@@ -114,7 +114,7 @@ def level_posterior(y_N: Array, floor: float, weight_N: Array | None = None) -> 
     share_QN = STEP_RATIOS[:, None] * values_N * precision_QN
     path_QN = mean_Q[:, None] + (share_QN * (data_N - mean_Q[:, None] * one_N)) @ vectors_NN.T / scale_N
     last_N = vectors_NN[-1] / scale_N[-1]
-    # variance at the last point: of the walk given the data, and of the mean, which the walk does not replace
+    # variance at the last point: of the walk given the data, plus that of the mean
     walk_Q = share_QN @ last_N**2
     kept_Q = 1.0 - share_QN @ (last_N * one_N)
     probability_Q = weight_Q / weight_Q.sum()

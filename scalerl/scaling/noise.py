@@ -1,6 +1,6 @@
-"""The noise of evaluations: its size, its differences between points, and simulated evaluations within the bounds.
+"""The noise of evaluations: its size, its differences between points, and draws of evaluations within the bounds.
 
-Legend: N points, M amounts of compute, D draws.
+Axes in names: N points, M amounts of compute, D draws.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from scalerl.scaling.curve import Curve
 from scalerl.scaling.law import Array
 
 NOISE_AT_BOUND = 0.01
-"""Added to p(1 - p) when noise is scaled by it, because noise does not vanish at the metric's bounds."""
+"""Added to p(1 - p) when noise is scaled with it, because noise does not vanish at the metric's bounds."""
 
 OTHER_NOISE = 0.1
-"""Minimum share of the variance that does not depend on the number of answers; it comes from training."""
+"""Least share of the variance that does not depend on the number of answers, such as from changes of the weights."""
 
 TINY = 1e-7
 """Minimum standard deviation of an evaluation, as a share of the range."""
@@ -42,9 +42,9 @@ def binomial(level: Array, low: float, high: float) -> Array:
 def relative_noise(curve: Curve) -> Array | None:
     """Return the standard deviation of each point relative to the others, shape (N,), or None without standard errors.
 
-    The root mean square is one. The number of answers of each point is proportional to p(1 - p) / stderr^2. The result
-    depends on this number only, because a factor p(1 - p) made forecasts of public runs worse. The share of the scatter
-    that the standard errors do not explain, at least ``OTHER_NOISE``, is the same for all points.
+    It follows from the number of answers behind each point, which is proportional to p(1 - p) / stderr^2. An additional
+    factor p(1 - p) made forecasts of public runs worse. The scatter of the points beyond their standard errors, at
+    least ``OTHER_NOISE`` of the variance, is the same for all points. None without standard errors.
     """
     if curve.stderr is None or not (np.nan_to_num(curve.stderr) > 0).any():
         return None
@@ -58,11 +58,11 @@ def relative_noise(curve: Curve) -> Array | None:
 def evaluations(level_MD: Array, sd_MD: Array, low: float, high: float, rng: np.random.Generator) -> Array:
     """Draw one evaluation per level with the given standard deviation, shape (M, D), within the bounds.
 
-    An evaluation is the share of successes among as many answers as give this standard deviation. Far from the bounds
-    its distribution is close to a normal one. Near a bound it can be exactly at the bound, as in real evaluations.
+    Each is the share of correct answers among the number of answers that gives this standard deviation. Far from the
+    bounds this is close to a normal distribution. Next to a bound, a draw may lie exactly on it, as in real runs.
     """
     sd_MD = np.maximum(sd_MD / (high - low), TINY)
-    # at a bound noise can only point inwards, so the mean is at least this far from the bound
+    # noise at a bound is one-sided, so the mean keeps this distance from the bound
     least_MD = np.minimum(AT_BOUND * sd_MD, 0.5)
     p_MD = np.clip((level_MD - low) / (high - low), least_MD, 1.0 - least_MD)
     answers_MD = np.maximum(np.rint(p_MD * (1.0 - p_MD) / sd_MD**2), 1.0).astype(np.int64)

@@ -29,7 +29,7 @@ NOISE_FLOOR = 1e-5
 """Smallest standard deviation of the noise, as a share of the metric's range."""
 
 UNSEEN_NOISE = 0.01
-"""Standard deviation of the noise, likewise, where all values are equal and no standard error is given."""
+"""The same if all values are equal and no standard error is given."""
 
 DEPARTURE_PHI = slice(0, None, 2)
 """Values of phi for departures, and for the comparison of the law with them."""
@@ -53,8 +53,8 @@ DOUBTFUL = 0.05
 CREEP_IN_INTERVALS = 8.0
 """Weight of a creep in the intervals, in multiples of its weight in the mean.
 
-A slow drift looks like a run that has flattened, and is many times as large at ten times the compute. With this weight
-the intervals contain four in five of simulated creeping runs at every horizon."""
+A slow drift looks like a run that has flattened, but at ten times the compute the difference is large. With this weight
+the intervals contain 80% of simulated creeping runs at every horizon."""
 
 LEAST_LAWFUL = 0.02
 """A family is dropped if less than this share of its mass obeys the metric's limits and R0 <= A."""
@@ -105,7 +105,7 @@ class Prior:
 
 
 class Problem(NamedTuple):
-    """The curve as the sampler uses it: ln of compute over the last value, and the centred metric over its range."""
+    """The curve as the sampler uses it: ln of compute over the last value, and the centered metric over its range."""
 
     log_c_N: Array
     y_N: Array
@@ -165,7 +165,7 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
         some, obeying = sample(problem, family, found, FEW_DRAWS)
         few.append(some)
         log_mass.append(log_share(found.log_mass(), obeying, prior.departure))
-    # of the law and each departure; in the mean, and in the intervals
+    # weights of the law and each departure, for the mean and for the intervals
     mean_weight, wide_weight = shares(log_mass), shares([m + f for m, f in zip(log_mass, IN_INTERVALS, strict=True)])
     if wide_weight[0] > 1 - DOUBTFUL:
         return Posterior(draws, {"law": 1.0}, evidence, level, draws)
@@ -216,7 +216,7 @@ def log_share(log_mass: float, lawful: float, probability: float) -> float:
 
 
 def standardised(curve: Curve, r0: float | None, prior: Prior) -> Problem:
-    """The curve with its metric centred and scaled, so that tolerances do not depend on the metric."""
+    """The curve with its metric centered and scaled, so that tolerances do not depend on the metric."""
     low, high = curve.bounds
     width, offset, last = high - low, float(curve.metric.mean()), curve.last_compute
     first = float(curve.compute[curve.compute > 0][0]) / last
@@ -240,7 +240,7 @@ def standardised(curve: Curve, r0: float | None, prior: Prior) -> Problem:
 def least_noise(curve: Curve) -> float:
     """Smallest standard deviation of the noise, as a share of the range.
 
-    Equal values show no noise, but the next one may differ: then it is the standard error given, or ``UNSEEN_NOISE``.
+    Equal values show no noise, but the next one may differ. The result is then the standard error, or ``UNSEEN_NOISE``.
     """
     if np.ptp(curve.metric) > 0:
         return NOISE_FLOOR
@@ -289,7 +289,7 @@ def solve(
     density = log_evidence(solved, phi, coefficient) + log_prior(place_K[0], place_K[1], problem.prior)
     # prior densities of the parameters that the law does not have, so that families can be compared
     volume = np.prod([high - low for low, high in family.limits_K2]) * (family.most_second or 1.0)
-    # a density of the points themselves, not of the weighted ones
+    # the density of the points, not of the weighted points
     density = density + log_scale(problem.weight_N)
     return solved, coefficient, np.asarray(density - np.log(volume))
 
@@ -361,7 +361,7 @@ def suspicion(problem: Problem, cells: Cells) -> float:
     """Largest t value of a departure's column in addition to the best fit of the law, for nearly white noise.
 
     The tangents of the law are included, so that C_mid and B can adapt. This tests a departure to first order and takes
-    a fiftieth of the time of its evidence.
+    2% of the time of its evidence.
     """
     phi = problem.prior.autocorrelations[0]
     i, j = np.unravel_index(int(cells.log_density[0].argmax()), cells.log_density[0].shape)

@@ -1,6 +1,6 @@
 """Reads files and tables into columns: JSONL, run directories, CSV, rows, data frames.
 
-A table is ``{"column": [value, ...]}``, with None where a row has no such cell.
+A table is ``{"column": [value, ...]}``, with None for missing cells.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ FORMS = "'gain at 2x below 0.01 with probability 0.9', 'ceiling identified', 'fa
 """The conditions as a user writes them."""
 
 PROBABILITY = 0.9
-"""Probability of a gain condition that names none."""
+"""Default probability of a gain condition."""
 
 NUMBER = r"(\d*\.?\d+(?:e[+-]?\d+)?)"
 GAIN = re.compile(rf"gain at {NUMBER}\s*[x×] below {NUMBER}(?: with probability {NUMBER})?")
@@ -33,7 +33,7 @@ class StopRule(NamedTuple):
     """
 
     text: str
-    """As the user wrote it."""
+    """The condition as the user wrote it."""
     kind: str
     """Key of ``JUDGES``."""
     factor: float = 0.0
@@ -48,7 +48,7 @@ def stop_rule(text: str) -> StopRule:
     """Parse a condition.
 
     Raises:
-        CurveError: it is none of ``FORMS``, or a number in it is out of range.
+        CurveError: the text is none of ``FORMS``, or a number in it is out of range.
     """
     plain = " ".join(text.lower().split())
     if plain in ("ceiling identified", "falling"):
@@ -65,7 +65,7 @@ def stop_rule(text: str) -> StopRule:
 
 
 def gains_little(rule: StopRule, fit: Fit) -> str | None:
-    """The gain at the multiple is probably too small, by the same evidence that ``advise`` asks for."""
+    """The gain at the multiple is probably too small, by the same evidence as in ``advise``."""
     if len(fit.draws.asymptote) == 1 or doubt(fit, rule.factor, rule.gain, 1.0 - rule.probability) is not None:
         return None
     chance = chance_of_gain(fit, rule.factor * fit.last_compute, rule.gain)
@@ -92,7 +92,7 @@ JUDGES: dict[str, Callable[[StopRule, Fit], str | None]] = {
     "ceiling identified": ceiling_identified,
     "falling": falling,
 }
-"""Each says why to stop, or None."""
+"""Functions of the conditions by kind; each returns a reason to stop, or None."""
 
 
 def reason_to_stop(rule: StopRule, fits: Sequence[Fit]) -> str | None:
@@ -100,7 +100,7 @@ def reason_to_stop(rule: StopRule, fits: Sequence[Fit]) -> str | None:
 
     Args:
         rule: the condition.
-        fits: of the run's curves, one a task; with none the answer is None.
+        fits: fits of the run's curves, one per task; without fits the result is None.
     """
     judged = [JUDGES[rule.kind](rule, fit) for fit in fits]
     reasons = [

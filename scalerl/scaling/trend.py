@@ -1,9 +1,9 @@
-"""The rise of a run over its last doubling of compute, and the probability of a gain if the rise continues.
+"""The rise of a run over its last doubling of compute, and the probability of a gain if it continues.
 
-The law has a ceiling. Real runs often keep rising slowly after their climb, so a forecast by the law alone stops them
-too early. The trend is the least-squares slope of the metric in log compute, combined with a prior from public runs.
+The law ends at a ceiling. Real runs often creep on after their climb, so a forecast by the law alone stops them too
+early. The trend is the least-squares slope of the metric in log compute, combined with the gains of public runs.
 
-Legend: K points of the last doubling.
+Axes in names: K points of the last doubling.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PRIOR_SD = 0.02
 """Standard deviation of this rise."""
 
 LEAST_POINTS = 5
-"""Minimum number of points for the slope; earlier points are added if the last doubling has fewer."""
+"""Number of points for the slope if the last doubling has fewer."""
 
 
 class Trend(NamedTuple):

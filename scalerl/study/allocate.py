@@ -1,6 +1,6 @@
 """Decides from the curves of a study's arms (recipes) which arms get the next slice of compute.
 
-An arm continues as long as its posterior leaves it a chance to be the best. The present score is not used: an arm that
+An arm continues while its posterior leaves it a chance to be the best. The present score is not used: an arm that
 is behind now and whose ceiling is not known yet continues. The decision depends on the curves only, not on earlier
 decisions, so an arm that was stopped can continue later if the other arms turn out worse.
 
@@ -44,7 +44,7 @@ class Verdict:
     """Whether one arm continues, and why."""
 
     arm: str
-    """Name, as the caller gave it."""
+    """Name of the arm, as the caller gave it."""
 
     go_on: bool
     """Whether to spend the next slice of compute on it."""
@@ -63,7 +63,7 @@ class Verdict:
 
     worth: float
     """Expected gain in the ceiling of the chosen arm from training this arm alone, in the metric's unit; NaN if it
-    could not be judged. Where arms are trained one after the other, train the one with the largest worth first.
+    could not be judged. If arms are trained one after the other, train the one with the largest worth first.
     """
 
     reach: Estimate | None
@@ -98,7 +98,7 @@ class Allocation:
     """Whether the study is over; then no arm continues."""
 
     reason: str
-    """Why it is over, or what is still open, in words."""
+    """Why it is over or continues, in words."""
 
     worth: float
     """Upper bound on the expected gain in the ceiling of the chosen arm from more training, in the metric's unit."""
@@ -190,7 +190,7 @@ class Standing(NamedTuple):
 UNKNOWN = float("nan")
 
 NO_STANDING = Standing(False, "", UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, None)
-"""Of an arm that could not be judged."""
+"""The standing of an arm that could not be judged."""
 
 
 def standings_of(draws: ArmDraws, judgeable: list[FittedArm]) -> tuple[dict[str, Standing], str]:

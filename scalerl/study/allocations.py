@@ -21,7 +21,7 @@ class Spending(NamedTuple):
     """A way to spend the budget."""
 
     shares: tuple[float, ...]
-    """Ascending shares of an arm's budget, the last 1; the policy is called before each share but the first."""
+    """Ascending shares of an arm's budget; the last is 1. The policy is called before each share except the first."""
     policy: Callable[[StudyDirectory], Choice]
 
 

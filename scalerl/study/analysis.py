@@ -38,7 +38,7 @@ def study_results(study: StudyDirectory, axis: str | None = None, task: str | No
     Args:
         study: finished or not.
         axis: compute axis; None for the runs' default.
-        task: which task's curve, where runs have several; None for the base's (first) task.
+        task: the task whose curve is fitted, if runs have several; None for the first task of the base.
 
     Raises:
         ConfigError: no run of the study has that axis or task.
@@ -129,7 +129,7 @@ def _run(study: StudyDirectory, key: RunKey, axis: str, task: str | None, failur
         try:
             curve = Curve.read(path, axis=axis, task=task)
             found = fit(curve)
-        except CurveError as error:  # too short, or it learned nothing: the other runs are still used
+        except CurveError as error:  # too short, or no progress; the other runs are still used
             problem = str(error)
     else:
         problem = failed(failure) or "not started"

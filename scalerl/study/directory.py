@@ -4,7 +4,7 @@
       study.toml                 the plan, resolved; the same command resumes it
       journal.jsonl              one row each time a run's process ended (below)
       scalerl/seed-0/            a run directory
-      scalerl/seed-0.toml, .log  what it was started with, and what it said
+      scalerl/seed-0.toml, .log  its configuration and its output
       results.json  report.html  the verdicts
 
 A row of the journal:
@@ -41,7 +41,7 @@ class StudyDirectory:
         """Start a study, or resume the same one.
 
         Raises:
-            ConfigError: the directory holds another study, another plan of it, or something else.
+            ConfigError: the directory contains another study, a different plan, or other files.
         """
         file = path / "study.toml"
         if file.exists():
@@ -58,7 +58,7 @@ class StudyDirectory:
         """Open a study that was started before.
 
         Raises:
-            ConfigError: there is none.
+            ConfigError: the directory contains no study.
         """
         if not (path / "study.toml").exists():
             raise ConfigError(f"{path}: no study here (no study.toml); start one with `scalerl study PLAN -o {path}`")
@@ -77,11 +77,11 @@ class StudyDirectory:
         return self.path / key.arm / f"seed-{key.seed}"
 
     def file(self, key: RunKey, ending: str) -> Path:
-        """Return a file beside a run's directory."""
+        """Return the path of a file next to a run's directory."""
         return self.path / key.arm / f"seed-{key.seed}.{ending}"
 
     def axis(self) -> str:
-        """Return the default compute axis of the curves: the one that fits the machine the runs were on."""
+        """Return the default compute axis of the curves, by the device of the runs."""
         saved = (self.run(key) / "config.toml" for key in self.runs())
         first = next((file for file in saved if file.exists()), None)
         return default_axis(read_config(first, []) if first else self.plan.base)
@@ -92,10 +92,10 @@ class StudyDirectory:
         return base.main_tasks[0] if generated(base.data) or base.main_tasks != base.tasks else None
 
     def check_view(self, axis: str | None, task: str | None) -> None:
-        """Refuse a compute axis or a task that no run of this study has; None is the default.
+        """Raise if no run of this study has a compute axis or a task; None is the default.
 
         Raises:
-            ConfigError: the message lists what there is.
+            ConfigError: unknown axis or task; the message lists the known ones.
         """
         tasks = dict.fromkeys(
             name for arm in self.plan.arms for name in self.plan.config(arm, self.plan.seeds[0]).tasks
@@ -107,7 +107,7 @@ class StudyDirectory:
                 )
 
     def hold(self) -> None:
-        """Keep other processes from executing this study; the lock ends with the process.
+        """Lock this study against other processes; the lock ends with the process.
 
         Raises:
             ConfigError: another process is executing it.
@@ -140,10 +140,10 @@ class StudyDirectory:
 
 
 def check_same(old: Plan, new: Plan, path: Path) -> None:
-    """Refuse to resume with a changed plan.
+    """Raise if the plan has changed since the study was started.
 
     Raises:
-        ConfigError: what changed.
+        ConfigError: the plans differ; the message lists the changes.
     """
     if old == new:
         return

@@ -1,4 +1,4 @@
-"""Shows a study in a terminal: what a plan would do, and all arms with their forecasts while it runs."""
+"""Shows a study in a terminal: its plan, and all arms with their forecasts while it runs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def describe(plan: Plan) -> list[str]:
 
 
 def time_needed(plan: Plan, had: Mapping[RunKey, int] | None = None) -> str:
-    """Return an estimate of the time in words; steps that other studies have trained already take none."""
+    """Return an estimate of the time in words; steps that are reused from other studies take none."""
     had = had or {}
     runs = [key for key in plan.runs() if had.get(key, 0) < plan.run_config(key).steps]
     if not runs:
@@ -62,7 +62,7 @@ def _paths(changes: Mapping[str, object], prefix: str = "") -> str:
 
 @dataclass
 class _Seen:
-    """What was last read and fitted of a run."""
+    """The last points and the last fit of a run."""
 
     points: int = 0
     step: int = -1
@@ -92,7 +92,7 @@ class StudyDisplay:
             self._live.start()
 
     def stop(self) -> None:
-        """Leave the terminal as it was."""
+        """Restore the terminal."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -117,7 +117,7 @@ class StudyDisplay:
             self._drawn = time.monotonic()
 
     def _look(self, key: RunKey, *, fitted: bool) -> None:
-        """Read a run's points, and fit them where there are new ones."""
+        """Read a run's points, and fit them if there are new ones."""
         path = self._study.run(key)
         seen = self._seen.setdefault(key, _Seen())
         task = self._study.task()
@@ -133,7 +133,7 @@ class StudyDisplay:
             seen.ceiling = (
                 f"{found.asymptote.mean:.3f} ({found.asymptote.low:.3f} to {found.asymptote.high:.3f}){known}"
             )
-        except CurveError:  # too early to be fitted: the table shows the last value only
+        except CurveError:  # too few points for a fit; the table shows the last value only
             seen.ceiling = ""
 
     def _line(self, key: RunKey, states: Mapping[RunKey, str]) -> str:
@@ -174,7 +174,7 @@ class StudyDisplay:
 
 
 REDRAW_S = 2.0
-"""Seconds between two reads of the points of running arms: a fit takes a hundredth of that."""
+"""Seconds between two reads of the points of running arms; a fit takes about 1% of that."""
 
 MANY = 30
 """With more runs than this, waiting runs are left out of the live table."""

@@ -13,7 +13,7 @@ from scalerl.config.base import replace
 from scalerl.study.plan import Plan, RunKey
 
 TRAINING_S, EVALUATION_S, STARTUP_S = 1.9e-3, 1.3e-3, 10.0
-"""Seconds for a trained completion, for an evaluated sample of the quick lab, and for the start of a run.
+"""Seconds per trained completion, per evaluated sample of the quick lab, and per start of a run.
 
 Measured on two cores of an AMD EPYC, November 2026."""
 
@@ -25,9 +25,9 @@ IN_TURNS = 1.77
 
 
 def probe() -> float:
-    """Return the seconds of a fixed amount of arithmetic.
+    """Return the time in seconds of a fixed amount of arithmetic.
 
-    Elementwise operations on this thread's own clock. A matrix product runs on several threads that wait for each
+    Uses elementwise operations and the thread's CPU clock. A matrix product runs on several threads that wait for each
     other; with another process on the same cores it took fifty times as long.
     """
     import numpy as np
@@ -43,7 +43,7 @@ def probe() -> float:
 
 
 def run_seconds(config: RunConfig) -> float | None:
-    """Return the seconds of one run on the machine that was measured; None if the model is not the lab's."""
+    """Return the time of one run in seconds on the reference machine; None if the model is not the lab's."""
     if not isinstance(config.model, TinyModel):
         return None
     recipe, checks = config.recipe, config.evaluation
@@ -55,11 +55,11 @@ def run_seconds(config: RunConfig) -> float | None:
 
 
 def plan_seconds(plan: Plan, had: Mapping[RunKey, int]) -> float | None:
-    """Return the seconds of a plan's runs here, one after the other, without warm starts; None if one is unknown.
+    """Return the time of a plan in seconds on this machine, one run at a time, without warm starts; None if unknown.
 
     Args:
         plan: the plan.
-        had: steps that runs have been trained for already, by run.
+        had: steps that are reused from other studies, by run.
     """
     total = 0.0
     for key in plan.runs():

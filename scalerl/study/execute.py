@@ -65,7 +65,7 @@ class Execution:
         for key in self.study.runs():
             self.states.setdefault(key, "waiting")
             if key.arm in wanted and key not in self.failures:
-                if self._done(key, share):  # before anything starts, so that the display knows what is left
+                if self._done(key, share):  # before anything starts, so that the display counts it as finished
                     self.states[key] = "finished"
                 else:
                     self._queue.append(key)
@@ -95,7 +95,7 @@ class Execution:
                 self._start(key, share)
 
     def _collect(self) -> None:
-        """Handle the processes that have ended."""
+        """Handle the processes that have exited."""
         for key, running in list(self._jobs.items()):
             code = running.job.poll()
             if code is not None:
@@ -125,7 +125,7 @@ class Execution:
         self.states[key] = "running"
         began = time.monotonic()
         if study.held(key):
-            self.display.note(f"{key}: its process of an earlier start is still running; waiting for it")
+            self.display.note(f"{key}: a process from an earlier start is still running; waiting for it")
             self._jobs[key] = _Running(_Foreign(study, key), config, target, began)
             return
         run = study.run(key)
@@ -179,7 +179,7 @@ class _Foreign:
         self._study, self._key = study, key
 
     def poll(self) -> int | None:
-        """Return None while its process holds the directory."""
+        """Return None while its process has the directory locked."""
         return None if self._study.held(self._key) else 0
 
     def stop(self) -> None:
@@ -187,7 +187,7 @@ class _Foreign:
 
 
 def target_step(config: RunConfig, share: float) -> int:
-    """Return the last step of a share of the run: one at which the run is evaluated anyway."""
+    """Return the last step of a share of the run, rounded to a scheduled evaluation."""
     if share >= 1:
         return config.steps
     every = config.evaluation.every
@@ -206,7 +206,7 @@ def execute(execution: Execution, spending: Spending) -> list[str]:
     """Execute a study slice by slice.
 
     Args:
-        execution: the study and where it runs.
+        execution: the study and its workers.
         spending: the slices, and the policy that chooses the arms after each.
 
     Returns:

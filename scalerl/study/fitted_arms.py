@@ -27,7 +27,7 @@ class FittedArm(NamedTuple):
     spent_S: tuple[float, ...]
     """Compute of each run so far."""
     fits: tuple[Fit, ...]
-    """Of the runs that could be fitted and have not collapsed."""
+    """Fits of the runs that could be fitted and have not collapsed."""
     unfitted: str
     """Why a run could not be fitted; empty if all could."""
     fallen: tuple[Symptom, ...]
@@ -45,7 +45,7 @@ class FittedArm(NamedTuple):
 
     @property
     def left_out(self) -> str:
-        """Which runs the verdict does not use, as the end of a sentence."""
+        """The runs that the verdict does not use, as the end of a sentence."""
         too_short = len(self.spent_S) - len(self.fits) - len(self.fallen)
         counts = {"collapsed": len(self.fallen), "too short to fit": too_short}
         parts = [f"{count} {what}" for what, count in counts.items() if count]
@@ -83,12 +83,12 @@ def checked_arms(arms: Mapping[str, Runs]) -> list[Curve]:
 
 
 def fitted_arm(arm: str, runs: list[Curve | Fit]) -> FittedArm:
-    """One arm with its runs fitted where that is possible."""
+    """Fit the runs of one arm; runs that cannot be fitted are listed with the reason."""
     fits, fallen, unfitted = [], [], ""
     for run in runs:
         try:
             fitted = run if isinstance(run, Fit) else fit(run)
-        except CurveError as error:  # too few points: no reason to stop
+        except CurveError as error:  # too few points; the arm continues
             unfitted = str(error)
             continue
         if np.ptp(fitted.curve.metric) == 0:
@@ -113,6 +113,6 @@ def collapse(curve: Curve) -> Symptom | None:
         return None
     try:
         before = fit(curve.between(most=symptom.numbers["best_at"]))
-    except CurveError:  # that part is too short to fit, so the size of the decline alone decides
+    except CurveError:  # that part is too short for a fit, so only the size of the decline counts
         return symptom
     return symptom if symptom.numbers["fall"] >= COLLAPSE_SD * before.noise_sd else None

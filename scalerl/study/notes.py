@@ -15,7 +15,7 @@ CHANCE = 0.05
 """Level of the comparisons; a plan of twenty arms without any effect has one false alarm on average."""
 
 SURE = 0.5
-"""A run counts as one that departs from the law above this probability."""
+"""Probability above which a run counts as departing from the law."""
 
 
 def notes(study: StudyDirectory, arms: Sequence[ArmResult]) -> Iterator[str]:
@@ -26,7 +26,7 @@ def notes(study: StudyDirectory, arms: Sequence[ArmResult]) -> Iterator[str]:
     seeds, comparisons = len(study.plan.seeds), len(arms) - 1
     yield (
         f"{_count(seeds, 'seed')} per arm; {_count(comparisons, 'comparison')} at the {CHANCE:.0%} level: "
-        f"{comparisons * CHANCE:.1f} false alarms are expected where nothing differs"
+        f"{comparisons * CHANCE:.1f} false alarms are expected if nothing differs"
     )
 
 
@@ -35,7 +35,7 @@ def _count(number: int, what: str) -> str:
 
 
 def _fallen(arm: ArmResult) -> str:
-    """Note on an arm whose runs declined: the law does not describe it, and no verdict says so."""
+    """Note on an arm whose runs declined: the law does not describe it, and the verdicts do not show this."""
     falls = [symptom.numbers["fall"] for run in arm.runs if run.curve and (symptom := decline(run.curve))]
     if not falls:
         return ""
@@ -46,7 +46,7 @@ def _fallen(arm: ArmResult) -> str:
 
 
 def _departed(arm: ArmResult) -> str:
-    """Note on an arm whose runs depart from the law: such a ceiling has been too high by more than its interval."""
+    """Note on an arm whose runs depart from the law: its estimated ceiling tends to be too high."""
     found = [kind for fit in arm.fits for kind, p in fit.departures.items() if kind != "law" and p > SURE]
     if not found:
         return ""

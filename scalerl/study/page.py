@@ -46,7 +46,7 @@ STUDY_TERMS = {
         "compute that the arm needs for a level divided by what the reference needs: above 1, the arm needs more."
     ),
 }
-"""Terms of a page about a study, besides ``TERMS``."""
+"""Terms of a page about a study, in addition to ``TERMS``."""
 
 WIDE = frozenset({"curves", "slopes", "ceilings"})
 """Figures as wide as the page."""

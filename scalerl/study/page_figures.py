@@ -1,7 +1,7 @@
 """The figures of a study's page as plotly JSON: forest plots, curves, slopes, ceilings.
 
 No palette is large enough for thirty arms. The reference is blue, the arm that the reader chooses orange, and the
-others grey; where all arms are drawn the same way, the colour shows the effect.
+others gray. If all arms are drawn the same way, the color shows the effect.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ COLORS = {
 """By effect."""
 
 CHOSEN, OTHERS = "@s1", "@muted/0.4"
-"""Colours of the arm that the reader chose, and of all arms but that and the reference."""
+"""Colors of the arm that the reader chose, and of all arms except that one and the reference."""
 
 AHEAD = 2.0
 """How far the curves of the reference and of the chosen arm are drawn, in multiples of the last compute."""
@@ -45,7 +45,7 @@ AHEAD = 2.0
 ROW = 30
 """Height of a row of a forest, pixels."""
 
-CHOICE = "Arm beside the reference"
+CHOICE = "Arm next to the reference"
 
 
 def differences(found: StudyResult) -> Figure | None:
@@ -65,7 +65,7 @@ def differences(found: StudyResult) -> Figure | None:
     ]  # fmt: skip
     caption = (
         f"Ceiling of each arm minus the ceiling of {found.reference}, with 90% intervals that include the scatter "
-        f"between seeds. If an interval lies right of the line, the arm's ceiling is higher. Ceilings within the grey "
+        f"between seeds. If an interval lies right of the line, the arm's ceiling is higher. Ceilings within the gray "
         f"band (±{margin:g}) count as the same. {_absent(found)}"
     )
     return Figure("Which arm has the higher ceiling?", caption, data, layout)
@@ -96,11 +96,11 @@ def ratios(found: StudyResult) -> Figure | None:
 
 
 RATIOS = {"steepness B": "efficiency_ratio", "compute for the same level": "compute_ratio"}
-"""What is shown as a ratio to the reference, as in ``Comparison``."""
+"""Quantities shown as a ratio to the reference, by label; attributes of ``Comparison``."""
 
 
 def curves(found: StudyResult) -> Figure | None:
-    """Points and mean curves: all arms in grey, the reference and one other in colour."""
+    """Points and mean curves: all arms in gray, the reference and one other in color."""
     fitted = [arm for arm in found.arms if arm.fits]
     if not fitted:
         return None
@@ -122,7 +122,7 @@ def curves(found: StudyResult) -> Figure | None:
     }
     caption = (
         "Dots are held-out evaluations, with a shape for each seed. Lines are the mean of an arm's fits, dashed where "
-        "they are a forecast. All other arms are grey: point at a line to see its name."
+        "they are a forecast. All other arms are gray: point at a line to see its name."
     )
     choices = {CHOICE: options, "Compute axis": compute_axes(0.6 * first, 1.05 * AHEAD * last)}
     return Figure("Curves", caption, data, layout, {name: each for name, each in choices.items() if each})
@@ -214,7 +214,7 @@ def _absent(found: StudyResult) -> str:
 
 
 def _forest(arms: Sequence[ArmResult], estimates: Sequence[Estimate]) -> tuple[list[Json], Json]:
-    """One row for each arm, one trace for each effect, so that the legend explains the colours."""
+    """One row for each arm, one trace for each effect, so that the legend explains the colors."""
     data: list[Json] = []
     for effect, words in EFFECTS.items():
         rows = [i for i, arm in enumerate(arms) if arm.effect == effect]

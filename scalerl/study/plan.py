@@ -77,7 +77,7 @@ class Plan(Part):
     base: RunConfig
     """Configuration that the arms share. `base.steps` is the budget: steps of an arm with the base's batch."""
     arms: tuple[Arm, ...]
-    """At least the reference and one other."""
+    """At least the reference and one other arm."""
 
     def arm(self, name: str) -> Arm:
         """Return an arm by name."""
@@ -249,7 +249,7 @@ def read_plan(file: Path) -> Plan:
         ConfigError: an unreadable file, unknown keys, or arms that give no valid configuration.
     """
     values = _toml(file)
-    if "candidate" in values and "reference" not in values:  # how earlier versions called it
+    if "candidate" in values and "reference" not in values:  # the key in earlier versions
         values["reference"] = values.pop("candidate")
     known = ("name", "about", "base", "reference", "seeds", "changes", "arms")
     for key in values:

@@ -114,7 +114,7 @@ def forward(base: RunConfig) -> Plan:
 
 
 GSPO_CLIPS = ((3e-4, 4e-4), (3e-3, 4e-3), (4e-3, 5e-3))
-"""GSPO's own scale, and two of the paper's."""
+"""The clip ranges of the GSPO paper, and two of the ScaleRL paper."""
 
 
 def axes(base: RunConfig) -> Plan:

@@ -16,7 +16,7 @@ METRICS = {
     "truncation_rate": "share of rollouts truncated",
     "interruption_rate": "share of rollouts interrupted",
     "staleness_mean": "updates between the weights that sampled a token and the update it trains",
-    "entropy": "of the policy, nats a token",
+    "entropy": "of the policy, nats per token",
     "completion_tokens_mean": "tokens a completion",
     "generator_idle": "share of the generator's time",
     "trainer_idle": "share of the trainer's time",
@@ -41,7 +41,7 @@ class RunResult:
     metrics: dict[str, float]
     """Means of ``METRICS``, with ``device_hours``, ``flops`` and ``tokens`` of the last step."""
     failure: str = ""
-    """The last message of its process, if it failed the last time; the points measured before that count."""
+    """The last message of its process if it failed the last time; earlier points are still used."""
 
     @property
     def last(self) -> float | None:
@@ -63,7 +63,7 @@ class ArmResult:
     midpoint: Estimate | None
     """C_mid, the geometric mean over seeds."""
     comparison: Comparison | None
-    """The arm (first) against the reference (second); None for the reference, and if a side has no fit."""
+    """The arm (first) compared with the reference (second); None for the reference, or if a side has no fit."""
     effect: str
     """Key of ``EFFECTS``."""
     sentence: str
@@ -76,12 +76,12 @@ class ArmResult:
 
     @property
     def done(self) -> int:
-        """How many runs have reached their budget."""
+        """Number of runs that have reached their budget."""
         return sum(run.step >= run.steps for run in self.runs)
 
     @property
     def excluded(self) -> float | None:
-        """Differences in A from the reference larger than this, up or down, are outside the 90% interval."""
+        """Differences in A from the reference beyond plus or minus this value are outside the 90% interval."""
         if self.comparison is None:
             return None
         difference = self.comparison.asymptote_difference
@@ -114,14 +114,14 @@ class StudyResult:
     axis: str
     """Compute axis that all fits share, as in ``Curve``."""
     arms: tuple[ArmResult, ...]
-    """In the order of the plan."""
+    """The arms, in the order of the plan."""
     common_asymptote: float | None
     """The ceiling at which all B are compared; None before the first fit."""
     seed_sd: float | None
     """Standard deviation of A between seeds of one arm."""
     seed_source: str
     notes: tuple[str, ...]
-    """What a reader needs to know besides the verdicts."""
+    """Notes for the reader, in addition to the verdicts."""
 
     def arm(self, name: str) -> ArmResult:
         """Return an arm by name."""

@@ -27,11 +27,11 @@ class Held(NamedTuple):
 
 
 def equal_runs(plan: Plan, others: Sequence[StudyDirectory]) -> dict[RunKey, Held]:
-    """Return which runs of a plan other studies have, complete or their first part; the longest of several.
+    """Return the runs of a plan that other studies have, complete or in part; of several, the longest.
 
     Runs are equal if their configurations are equal except for the arm's name. A run with fewer steps is the first part
     if it ended at one of this plan's evaluations. A run is not used if it is not finished, was trained beyond its plan,
-    or is still being written.
+    or is still in progress.
     """
     held = [
         (_unending(config), Held(other.run(key), config.steps))
@@ -60,7 +60,7 @@ def _on_the_way(steps: int, config: RunConfig) -> bool:
 def take_over(study: StudyDirectory, others: Sequence[StudyDirectory]) -> list[str]:
     """Copy equal runs of other studies, or their first part, if this study has none; return a line for each.
 
-    The copy is renamed last, so an interruption leaves no incomplete run. Checkpoints are hard-linked where the file
+    The copy is renamed last, so an interruption leaves no incomplete run. Checkpoints are hard-linked if the file
     system allows it: they may be large and are never changed.
     """
     told = []
@@ -84,6 +84,6 @@ def _copy(source: str, target: str) -> None:
         try:
             os.link(source, target)
             return
-        except OSError:  # another file system, or one without links
+        except OSError:  # another file system, or one without hard links
             pass
     shutil.copy2(source, target)

@@ -31,7 +31,7 @@ def effect_of(against: Comparison | None) -> str:
         "same ceiling and more efficient": ("more_efficient", "less_efficient"),
     }
     if against.verdict not in kinds:
-        # a shift along the compute axis changes neither A nor B, but it changes what a user pays
+        # a shift along the compute axis changes neither A nor B, but it changes the cost for the user
         probability = against.probability_less_compute
         sure = min(probability, 1 - probability) < LEVEL / 2
         return ("less_compute" if probability > 0.5 else "more_compute") if sure else "none"
@@ -46,7 +46,7 @@ def sentence_of(name: str, reference: str, effect: str, against: Comparison | No
         name: of the arm.
         reference: name of the arm it is compared with.
         effect: from ``effect_of``.
-        against: the comparison; None where there is none.
+        against: the comparison; None if there is none.
         problems: why the arm has no fit; empty if it has one.
     """
     if effect == "reference":
@@ -74,7 +74,7 @@ def sentence_of(name: str, reference: str, effect: str, against: Comparison | No
 
 
 NO_DIFFERENCE = " makes no difference that this much compute can show"
-"""A list with this heading leaves it out of its sentences."""
+"""Left out of the sentences of a list whose heading has the same words."""
 
 
 def _signed(estimate: Estimate) -> str:

@@ -28,14 +28,14 @@ class Workers(Protocol):
     """A place to run processes."""
 
     count: int
-    """How many can run at once."""
+    """Number of processes that can run at once."""
 
     def start(self, command: Sequence[str], log: Path) -> Job:
         """Start a process whose output is added to a log."""
 
 
 class LocalJob:
-    """A child process in its own session, so that Ctrl-C does not reach it; it gets SIGTERM when this process ends."""
+    """A child process in its own session, so that Ctrl-C does not reach it. It gets SIGTERM when this process ends."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
         with log.open("ab") as out:
@@ -99,12 +99,12 @@ class RayWorkers:
         """Connect.
 
         Args:
-            address: as `ray.init` takes it: "auto", "local", or HOST:PORT.
+            address: as in `ray.init`: "auto", "local", or HOST:PORT.
             count: tasks at once; 0 for as many as fit on the cluster.
             cpus: cores per run.
             gpus: GPUs per run.
-            own: cores (CPU) and GPUs that a run takes for actors of its own. Only as many runs are started as leave
-                room for them: runs that hold the whole cluster would wait for their actors for ever.
+            own: cores (CPU) and GPUs that the actors of a run take. Only as many runs are started as leave
+                room for them: runs that occupy the whole cluster would wait for their actors forever.
 
         Raises:
             ConfigError: Ray is not installed, or the cluster does not answer or is too small for one run.
@@ -131,7 +131,7 @@ class RayWorkers:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of a run, which stops with a checkpoint where this process ends before it."""
+    """Return the environment of a run, which stops with a checkpoint if this process ends first."""
     return {**os.environ, PARENT: str(os.getpid())}
 
 
@@ -143,7 +143,7 @@ def run_to_its_end(command: list[str], log: str, directory: str) -> int:
         )
         try:
             while process.poll() is None:
-                time.sleep(0.2)  # not wait(): an interrupt by Ray is seen between two instructions, not within a call
+                time.sleep(0.2)  # not wait(): Ray's interrupt takes effect between two instructions, not inside a call
         except KeyboardInterrupt:
             process.send_signal(signal.SIGTERM)
         return process.wait()

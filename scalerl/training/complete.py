@@ -12,9 +12,10 @@ from scalerl.report.display import RunDisplay
 from scalerl.tasks.user_rewards import RewardError
 from scalerl.training.finish import run_to_end
 from scalerl.training.launch import resume
+from scalerl.training.progress import TrainingFailed
 from scalerl.training.recovery import DIED, Recovery
 from scalerl.training.run_dir import RunMoved
-from scalerl.training.session import Session, TrainingFailed
+from scalerl.training.session import Session
 from scalerl.training.status import Heartbeat
 
 MakeSession = Callable[[RunDisplay, Callable[[], bool]], Session]
@@ -60,7 +61,9 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
             try:
                 with Heartbeat(session.directory.path) as beating:
                     closing = run_to_end(session)
-                    beating.ended("finished" if session.finished else "stopped", closing[0])
+                    state = "finished" if session.finished else "stopped"
+                    beating.ended(state, closing[0])
+                    session.ended(state, closing[0])
                 return Ended(session.directory.path, closing, session.finished)
             except DIED as error:
                 if stop_requested() or not recovery.allows(session):
@@ -69,6 +72,8 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
                 session.close()
                 make_session = partial(resume, session.directory.path, None)
     except (TrainingFailed, RewardError, PluginError, RunMoved, OSError, *DIED) as error:
+        if session:
+            session.ended("failed", str(error))
         moved = session.directory.moved() if session else ""
         if moved:
             raise RunFailed(moved) from error
@@ -78,6 +83,10 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
             f"\nAll saved results are kept; continue with: scalerl resume {session.directory.path}" if session else ""
         )
         raise RunFailed(f"{error}{advice}") from error
+    except Exception as error:  # unexpected: who waits for the run is told all the same
+        if session:
+            session.ended("failed", f"{type(error).__name__}: {error}")
+        raise
     finally:
         display.stop()
         if session is not None:

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from scalerl.config import HuggingFaceModel, RunConfig, TinyModel
+from scalerl.config import RunConfig
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.hardware import Hardware
-from scalerl.config.recipe import Custom
 from scalerl.learn.custom import check_functions
-from scalerl.models.checkpoint_names import checkpoint_weights
-from scalerl.models.files import check_model_files
-from scalerl.models.flops import FLOPS_RULE
-from scalerl.models.gguf import converted, gguf_directory, is_gguf
+from scalerl.loggers.build import makers_of
+from scalerl.loggers.follow import Followers
 from scalerl.models.layout import WeightLayout
-from scalerl.models.lora import LoraPolicy
-from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer, stop_tokens
-from scalerl.models.routing import can_record
+from scalerl.models.policy import Policy, check_vocabulary, load_tokenizer, stop_tokens
 from scalerl.outputs import check_apart
 from scalerl.prompts.dataset import PromptSplit, load_prompts
 from scalerl.prompts.mixture import make_curriculum
 from scalerl.rollouts.build import GeneratorSpec, ModelFacts
-from scalerl.rollouts.contract import check_engine_plugin
 from scalerl.rollouts.interrupt import LengthRule, length_rule
-from scalerl.rollouts.local.torch_engine import check_engine
 from scalerl.rollouts.pipeline import Pipeline
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.serialization import from_plain
@@ -50,6 +42,7 @@ from scalerl.training.learner.single import SingleLearner
 from scalerl.training.manifest import finish_stamps
 from scalerl.training.matmul import check_matmul, resolve_matmul
 from scalerl.training.pinned import pinned
+from scalerl.training.progress import Display, Progress
 from scalerl.training.resumed import (
     check_unchanged,
     flops_notes,
@@ -60,10 +53,19 @@ from scalerl.training.resumed import (
     with_options,
 )
 from scalerl.training.run_dir import RunDirectory, check_empty, inputs_of
-from scalerl.training.session import Display, Progress, Session
+from scalerl.training.run_model import (
+    LoadPolicy,
+    check_length,
+    check_sampled,
+    load_of,
+    model_path_of,
+    revision_of,
+    sent_weights,
+    with_adapters,
+)
+from scalerl.training.session import Session
 from scalerl.training.start_notes import length_notes, nucleus_notes
 from scalerl.training.stopwatch import Stopwatch
-from scalerl.training.warm_start import warm_start, warm_start_directory
 
 
 def resolve(config: RunConfig) -> RunConfig:
@@ -179,23 +181,24 @@ def _assemble(
 ) -> Session:
     torch.set_num_threads(config.hardware.trainer_threads)
     check_functions(config.recipe)
+    makers = makers_of(config)
     backend = BACKENDS[config.placement.backend](config)
-    model_path = _model_path(config, display)
-    tokenizer = load_tokenizer(model_path, _revision(config))
+    model_path = model_path_of(config, display)
+    tokenizer = load_tokenizer(model_path, revision_of(config))
     prompts = load_prompts(config, tokenizer)
     scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
     ranks = config.placement.trainer_ranks
     # with several ranks, this process only inspects the model; each rank loads its shard
-    policy = _load(config, model_path, "cpu" if ranks > 1 else config.hardware.device, config.hardware.trainer_matmul)
+    policy = load_of(config, model_path, "cpu" if ranks > 1 else config.hardware.device, config.hardware.trainer_matmul)
     config = resolve_matmul(config, policy, resumed=directory is not None)
     check_vocabulary(tokenizer, policy, model_path)
     flops_rule = flops_rule_of(checkpoint)
     policy.shape = policy.shape.counted_by(flops_rule)
     rule = length_rule(config.recipe.length, lambda text: tokenizer.encode(text, add_special_tokens=False))
     check_length(policy, rule, prompts.longest)
-    _check_sampled(config, policy, model_path)
+    check_sampled(config, policy, model_path)
     plain_shape = policy.shape  # the engines' model has no adapters
-    policy = _with_adapters(config, policy)
+    policy = with_adapters(config, policy)
     notes = _notes(config, prompts, rule, resumed=checkpoint is not None) + flops_notes(flops_rule)
     directory = directory or RunDirectory.create(path, config)
     for note in notes:
@@ -207,11 +210,11 @@ def _assemble(
         rule=rule,
         stop=stop_tokens(policy, tokenizer),
         files=LoadState(checkpoint),
-        model=ModelFacts(model_path, _revision(config), policy.vocab_size, plain_shape),
+        model=ModelFacts(model_path, revision_of(config), policy.vocab_size, plain_shape),
         run=path,
         make_engines=backend.make_engines,
     )
-    channel = backend.channel(WeightLayout.of(_sent_weights(config, policy)), path)
+    channel = backend.channel(WeightLayout.of(sent_weights(config, policy)), path)
     learner = _several(config, model_path, policy, channel, backend) if ranks > 1 else _single(config, policy)
     session = Session(
         config=config,
@@ -228,7 +231,10 @@ def _assemble(
         devices=devices_of(config),
         flops_rule=flops_rule,
     )
-    return _begin(session, checkpoint)
+    session = _begin(session, checkpoint)
+    resumed = None if checkpoint is None else session.progress.step
+    session.followers = Followers(config, path, makers, display.note, resumed)
+    return session
 
 
 def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, *, resumed: bool) -> list[str]:
@@ -236,33 +242,6 @@ def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, *, resumed
     check_rewards(config, prompts.training)
     notes = [*prompts.notes, *length_notes(rule), *nucleus_notes(config.recipe.top_p), *sandbox_notes(config)]
     return notes if resumed else notes + reference_notes(config, (*prompts.training, *prompts.held_out))
-
-
-def _sent_weights(config: RunConfig, policy: Policy) -> Iterable[tuple[str, Tensor]]:
-    """Return the weights by the names that the engines expect; vLLM expects those of a checkpoint on disk."""
-    weights = policy.weights()
-    return checkpoint_weights(policy.model, weights) if config.placement.engine == "vllm" else weights
-
-
-def _check_sampled(config: RunConfig, policy: Policy, model_path: str) -> None:
-    """Refuse a model or a custom engine that would sample incorrectly; vLLM is checked by replay during the run."""
-    engine = config.placement.engine
-    if engine == "torch":
-        check_engine(policy)
-    elif isinstance(engine, Custom):
-        load = partial(_load, config, model_path, config.hardware.device, config.hardware.generator_matmul)
-        check_engine_plugin(engine, policy, load, model_path, deterministic=config.schedule == "deterministic")
-    if config.recipe.routing_replay == "on" and not can_record(policy):
-        kind = "whose routers do not return the chosen experts" if policy.experts else "which has no experts"
-        raise ConfigError(
-            f"recipe.routing_replay: got 'on' for {type(policy.model).__name__}, {kind}; allowed: off, or a mixture "
-            "such as Mixtral, Qwen3-MoE, OLMoE or GPT-OSS (docs/models.md)"
-        )
-
-
-def _with_adapters(config: RunConfig, policy: Policy) -> Policy:
-    """Return the policy to train: the given one, or a LoraPolicy made from it."""
-    return LoraPolicy(policy, config.lora, config.seed) if config.lora else policy
 
 
 def _single(config: RunConfig, policy: Policy) -> Learner:
@@ -313,89 +292,6 @@ def _begin(session: Session, checkpoint: Path | None) -> Session:
         weights = load_state(checkpoint, "round_weights")
         session.pipeline.start(lambda version, channel: channel.send(version, weights.items()), sampling)
     return session
-
-
-def _model_path(config: RunConfig, display: Display) -> str:
-    if isinstance(config.model, HuggingFaceModel):
-        return local_model(config.model.path, config.hardware.dtype, display.note)
-    assert isinstance(config.model, TinyModel)
-    directory = warm_start_directory(config.model, config.data)
-    if not (directory / "warm_start.json").exists():
-        display.note(f"warm start: training a tiny Qwen3 on noisy traces (once; kept in {directory})")
-        torch.set_num_threads(config.hardware.trainer_threads + config.hardware.generator_threads)
-    path = warm_start(config.model, config.data, directory, lambda row: display.note(_warm_line(row)))
-    torch.set_num_threads(config.hardware.trainer_threads)
-    return str(path)
-
-
-def local_model(path: str, dtype: str, note: Callable[[str], None]) -> str:
-    """Return the path from which every process loads the model; a GGUF file is converted into the cache first.
-
-    Args:
-        path: Path of the model, as in `model.path`.
-        dtype: Type of the run's forward pass, float32 or bfloat16.
-        note: Function that gets a line for the user if a file is converted.
-
-    Raises:
-        ConfigError: Files are missing, damaged or pickled, or a GGUF file cannot be read.
-    """
-    check_model_files(path)
-    if not is_gguf(path):
-        return path
-    if Path(path).is_file() and not gguf_directory(Path(path), dtype).exists():
-        note(f"converting {path} (once; kept in {gguf_directory(Path(path), dtype)})")
-    return str(converted(path, dtype))
-
-
-def _warm_line(row: dict[str, float]) -> str:
-    return "  warm start " + "  ".join(f"{name} {value:g}" for name, value in row.items())
-
-
-def _revision(config: RunConfig) -> str:
-    return config.model.revision if isinstance(config.model, HuggingFaceModel) else "main"
-
-
-def _load(config: RunConfig, model_path: str, device: str, matmul: str) -> Policy:
-    return load_policy(
-        model_path,
-        revision=_revision(config),
-        device=device,
-        dtype=config.hardware.dtype,
-        fp32_head=config.recipe.fp32_head,
-        matmul=matmul,
-    )
-
-
-def check_length(policy: Policy, rule: LengthRule, longest_prompt: int) -> None:
-    """Refuse prompts and completions that need more positions than the model has.
-
-    Raises:
-        ConfigError: The longest prompt and completion together are too long.
-    """
-    limit = getattr(policy.config, "max_position_embeddings", None)
-    needed = longest_prompt + rule.capacity
-    if limit is not None and needed > limit:
-        raise ConfigError(
-            f"recipe.length: the longest prompt ({longest_prompt} tokens) and completion ({rule.capacity}) need "
-            f"{needed} positions; this model has {limit}. Lower recipe.length's limits or data.max_prompt_tokens"
-        )
-
-
-@dataclass(frozen=True)
-class LoadPolicy:
-    """Picklable function that loads the model in an engine's process."""
-
-    config: RunConfig
-    model_path: str
-    flops_rule: int = FLOPS_RULE
-
-    def __call__(self) -> Policy:
-        """Load the model, with this engine's share of the CPU threads."""
-        torch.set_num_threads(max(1, self.config.hardware.generator_threads // self.config.placement.engines))
-        hardware = self.config.hardware
-        policy = _load(self.config, self.model_path, hardware.device, hardware.generator_matmul)
-        policy.shape = policy.shape.counted_by(self.flops_rule)
-        return policy
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from scalerl.models.flops import FLOPS_RULE
 from scalerl.training.checkpoint import FORMAT, CheckpointStore, load_plain
 from scalerl.training.devices import devices_of
 from scalerl.training.manifest import Damaged, check_files
+from scalerl.training.progress import Display, Progress
 from scalerl.training.run_dir import RunDirectory
-from scalerl.training.session import Display, Progress
 
 
 def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[str], None]) -> Path | None:
@@ -103,7 +103,7 @@ def hours_of(state: Mapping[str, Any]) -> float:
 
 LEARNING_RATE = "recipe.optimizer.learning_rate"
 
-FREE = ("steps", "stop_when", "checkpoint", "placement")
+FREE = ("steps", "stop_when", "checkpoint", "placement", "loggers", "notify")
 """Fields of a configuration that a resume may change, because they do not affect completed steps."""
 
 

@@ -7,13 +7,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from scalerl.config import RunConfig, to_toml
 from scalerl.config.base import replace
+from scalerl.loggers.follow import Followers
 from scalerl.models.flops import FLOPS_RULE
 from scalerl.prompts.curriculum import Curriculum
 from scalerl.prompts.dataset import PromptSplit
@@ -30,64 +31,12 @@ from scalerl.training.devices import Devices
 from scalerl.training.evaluation import by_task, eval_point, held_out_visits
 from scalerl.training.lag import measured_lag
 from scalerl.training.learner.base import BadGradient, Learner, StepStats, TrainBatch
+from scalerl.training.progress import Display, Progress, TrainingFailed
 from scalerl.training.rollout_rows import DETAILED, LogRatios, evaluation_rows, sample_rows, telling_group
 from scalerl.training.run_dir import RunDirectory
 from scalerl.training.stop_when import first_to_stop
 from scalerl.training.stopwatch import Stopwatch, waited
 from scalerl.types import EvalPoint, FloatArray, GeneratorStats, ScoredGroup, Visit
-
-
-class TrainingFailed(RuntimeError):
-    """The run had to stop; the message gives the reason and what is saved."""
-
-
-class Display(Protocol):
-    """Display of a run."""
-
-    def step(self, row: dict[str, Any]) -> None:
-        """Show a training step."""
-        ...
-
-    def point(self, points: Sequence[EvalPoint]) -> None:
-        """Show the curve so far."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Show a line of text."""
-        ...
-
-
-@dataclass(slots=True)
-class Progress:
-    """Progress and counters of a run; part of every checkpoint.
-
-    Example: Progress(step=100, training_flops=2.1e11, trained_groups=1600, drawn_groups=1744)
-    """
-
-    step: int = 0
-    """Number of completed updates, which is also the version of the weights."""
-    training_flops: float = 0.0
-    trained_groups: int = 0
-    drawn_groups: int = 0
-    dropped_groups: int = 0
-    """Groups that were dropped because no update could train them in time."""
-    closed: bool = False
-    """Whether the curriculum has no more prompts to draw."""
-    skipped_steps: int = 0
-    """Steps without trained tokens."""
-    replay_difference: float = math.nan
-    """Largest difference of log-probabilities at the last evaluation, nats."""
-    stopped_by: str = ""
-    """The condition of `stop_when` that ended the run; empty if none did."""
-    overruled: tuple[str, ...] = ()
-    """Conditions that ended the run earlier and were overruled by resuming it."""
-    generator: GeneratorStats = field(default_factory=lambda: GeneratorStats(0, 0, 0.0))
-    """The generators' counters when they completed the last trained batch."""
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether all drawn prompts were trained or dropped, and no more can be drawn."""
-        return self.closed and self.trained_groups + self.dropped_groups >= self.drawn_groups
 
 
 @dataclass(slots=True)
@@ -109,6 +58,8 @@ class Session:
     """Devices for which device-hours are counted."""
     flops_rule: int = FLOPS_RULE
     """Rule by which this run counts FLOPs, the one with which it started."""
+    followers: Followers | None = None
+    """Loggers and notifications."""
     progress: Progress = field(default_factory=Progress)
     clock: Stopwatch = field(default_factory=Stopwatch)
     points: list[EvalPoint] = field(default_factory=list)
@@ -132,7 +83,14 @@ class Session:
         self.pipeline.close()
         self.learner.close()
         self.scoring.close()
+        if self.followers:
+            self.followers.close()
         self.directory.close()
+
+    def ended(self, state: str, message: str) -> None:
+        """Say how the run ended, before it is closed: finished, stopped or failed, and a message in words."""
+        if self.followers:
+            self.followers.ended(state, message)
 
     # ------------------------------------------------------------------------------------------------------- prompts
 
@@ -270,6 +228,8 @@ class Session:
         if sample:
             self.directory.append("rollouts/samples.jsonl", sample_rows(self.tokenizer, step, sample, of_sample))
         self.display.point(self.points)
+        if self.followers:
+            self.followers.evaluated(self.points)
         if not self.finished:
             self._judge_conditions()
 
@@ -413,3 +373,5 @@ class Session:
         for note in (*self.pipeline.notes(), *self.scoring.notes()):
             self.display.note(note)
         self.display.step(full_row)
+        if self.followers:
+            self.followers.step(full_row)

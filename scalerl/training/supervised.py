@@ -29,9 +29,10 @@ from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer, stop_tokens
 from scalerl.outputs import check_apart, check_new_directory
 from scalerl.prompts.demonstrations import Demonstration, Demonstrations, load_demonstrations
-from scalerl.training.launch import local_model, resolve_hardware
+from scalerl.training.launch import resolve_hardware
 from scalerl.training.learner.base import BadGradient, TrainBatch
 from scalerl.training.learner.single import SingleLearner
+from scalerl.training.run_model import local_model
 
 EPOCHS = 3.0
 """Number of epochs if neither steps nor epochs are given."""

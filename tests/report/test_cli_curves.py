@@ -1,4 +1,4 @@
-"""The commands as a user meets them: words, documented JSON, several runs at once, mistakes in one line with code 2."""
+"""The curve commands: text, documented JSON, several runs at once, user errors in one line with exit code 2."""
 
 import json
 import re
@@ -73,7 +73,7 @@ def test_the_keys_of_every_command_are_as_documented(capsys, points, sides):
     assert [each["side"] for each in page["runs"]] == [0, 0, 1, 1]
 
 
-def test_a_page_by_least_squares_has_its_numbers_and_one_without_intervals_is_refused(capsys, points):
+def test_page_uses_least_squares_and_rejects_a_method_without_intervals(capsys, points):
     out = points.with_name("page.html")
     (run,) = answer(capsys, "report", points, "--method", "least-squares", "-o", out)["runs"]
     assert run["asymptote"] == answer(capsys, "fit", points, "--method", "least-squares")["asymptote"]
@@ -83,7 +83,7 @@ def test_a_page_by_least_squares_has_its_numbers_and_one_without_intervals_is_re
     assert not points.with_name("none.html").exists()
 
 
-def test_several_runs_give_an_array_in_their_order(capsys, sides):
+def test_several_runs_print_an_array_in_order(capsys, sides):
     found = answer(capsys, "fit", *sides[1], *sides[0])
     assert [Path(each["source"]).stem for each in found] == ["theirs-0", "theirs-1", "ours-0", "ours-1"]
     assert found[0]["efficiency"]["high"] < 2 < found[2]["efficiency"]["low"]
@@ -91,13 +91,13 @@ def test_several_runs_give_an_array_in_their_order(capsys, sides):
     assert out.count("advice ") == 2 and "ours-1.jsonl\n" in out
 
 
-def test_amounts_of_compute_may_be_given_one_by_one(capsys, points):
+def test_amounts_of_compute_can_be_given_separately(capsys, points):
     together = answer(capsys, "forecast", points, "--at", "2x", "3x")
     assert answer(capsys, "forecast", points, "--at", "2x", "--at", "3x") == together
     assert len(together["forecast"]["at"]) == 2
 
 
-def test_a_forecast_is_for_the_compute_asked_about(capsys, points):
+def test_forecast_at_a_given_compute(capsys, points):
     found = answer(capsys, "forecast", points, "--at", "2e4", "3x")
     assert [at["compute"] for at in found["forecast"]["at"]] == [20_000, 48_000]
     code, out, _ = call(capsys, "forecast", points, "--target", 0.5)
@@ -120,7 +120,7 @@ def test_a_backtest_scores_each_fraction(capsys, points):
 
 
 @pytest.mark.parametrize("trouble", ["the place", "plotly"])
-def test_a_page_that_cannot_be_made_still_shows_its_verdict(capsys, monkeypatch, tmp_path, points, trouble):
+def test_the_verdict_is_printed_if_the_page_cannot_be_written(capsys, monkeypatch, tmp_path, points, trouble):
     place = tmp_path / "page.html"
     if trouble == "the place":
         place = tmp_path / "no/where.html"
@@ -140,7 +140,7 @@ def test_excluded_points_are_not_fitted_but_the_one_before_training_is(capsys, p
     assert split["shown"] == 17
 
 
-def test_the_papers_method_gives_a_point_and_says_that_it_is_one(capsys, points):
+def test_the_papers_method_reports_no_uncertainty(capsys, points):
     found = answer(capsys, "fit", points, "--method", "paper")
     assert found["asymptote"]["mean"] == pytest.approx(0.61) and found["asymptote"]["sd"] is None
     assert found["advice"] is None and found["identified"] is False
@@ -153,7 +153,7 @@ def test_the_papers_method_gives_a_point_and_says_that_it_is_one(capsys, points)
     [
         (["fit", "{points}", "--method", "mcmc"], "method must be one of posterior, least-squares, paper; got 'mcmc'"),
         (["fit", "{points}", "{short}"], "short.jsonl: a fit needs at least 5 points; got 3"),
-        (["fit", "{points}", "--task", "math"], "task 'math' was asked for, but"),
+        (["fit", "{points}", "--task", "math"], "task 'math' was given, but"),
         (["forecast", "{points}", "--compute", "flops"], "has no compute column 'flops'"),
         (["forecast", "{points}", "--at", "soon"], "multiple of the last point such as '4x'; got 'soon'"),
         (["forecast", "{points}", "--target", "60"], "target must lie within the metric's bounds [0, 1]; got 60"),
@@ -168,7 +168,7 @@ def test_the_papers_method_gives_a_point_and_says_that_it_is_one(capsys, points)
         (["report", "{short}"], "short.jsonl: a fit needs at least 5 points"),
     ],
 )
-def test_a_mistake_is_one_line_and_code_2(capsys, tmp_path, points, words, message):
+def test_user_errors_are_one_line_with_exit_code_2(capsys, tmp_path, points, words, message):
     short = write(tmp_path / "short.jsonl", curve(points=3))
     steps = tmp_path / "steps.csv"
     steps.write_text("step,pass_rate\n" + "".join(f"{i * 10},{0.2 + 0.02 * i}\n" for i in range(9)))
@@ -177,7 +177,7 @@ def test_a_mistake_is_one_line_and_code_2(capsys, tmp_path, points, words, messa
     assert code == 2 and message in error and error.count("\n") == 1 and not out
 
 
-def test_a_reader_that_closes_the_pipe_is_no_error(points):
+def test_a_closed_pipe_is_not_an_error(points):
     words = [sys.executable, "-m", "scalerl.cli", "fit", *[str(points)] * 60, "--json"]
     done = subprocess.run(["bash", "-c", '"$@" | head -1', "-", *words], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[\n" and done.stderr == ""
@@ -198,7 +198,7 @@ def test_the_commands_load_no_torch(tmp_path, points):
     subprocess.run([sys.executable, "-c", code, words], check=True, capture_output=True)
 
 
-def test_the_picture_of_a_run_is_refreshed_by_the_default_method_only(capsys, tmp_path, points):
+def test_the_figure_of_a_run_is_updated_by_the_default_method_only(capsys, tmp_path, points):
     from scalerl.config import LAB, to_toml
 
     run = tmp_path / "run"
@@ -212,7 +212,7 @@ def test_the_picture_of_a_run_is_refreshed_by_the_default_method_only(capsys, tm
     assert code == 0 and out.endswith(f"picture   {run / 'curve.png'}\n") and (run / "curve.png").exists()
 
 
-def test_runs_are_named_by_what_tells_them_apart(tmp_path):
+def test_runs_get_their_shortest_unique_names(tmp_path):
     from scalerl.report.sources import read_sources
 
     made = curve()
@@ -223,7 +223,7 @@ def test_runs_are_named_by_what_tells_them_apart(tmp_path):
     assert [s.name for s in read_sources([a, b.parent, c])] == ["a/run", "b/run", "c/curve"]
 
 
-def test_a_reward_in_minus_one_to_one_is_read_when_its_bounds_are_said(capsys, tmp_path):
+def test_a_reward_in_minus_one_to_one_needs_bounds(capsys, tmp_path):
     source = curve()
     path = tmp_path / "rewards.jsonl"
     rows = [{"step": c, "metric": 2 * r - 1} for c, r in zip(source.compute, source.metric, strict=True)]

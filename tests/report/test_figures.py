@@ -1,4 +1,4 @@
-"""What is drawn: the numbers in the pictures are those of the fits, and a picture says what it leaves out."""
+"""The figures show the numbers of the fits, and name the points that they leave out."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def test_f_is_compute_to_the_power_b():
     np.testing.assert_allclose(slope.level(unit=10.0), [0.25, 1.0])  # the same in units of 10
 
 
-def test_a_run_held_at_its_own_ceiling_keeps_its_law_and_at_a_lower_one_is_steeper():
+def test_a_lower_fixed_ceiling_makes_a_run_steeper():
     compute = np.linspace(0, 16_000, 41)
     made = Curve(compute, level(compute))
     own, lower = slope_at(made, 0.61), slope_at(made, 0.605)
@@ -85,7 +85,7 @@ def test_lines_of_runs_pass_near_each_other_in_the_common_unit():
     assert all(slope.line(unit, unit) == 1 for slope in slopes)
 
 
-def test_contours_hold_the_share_of_the_posterior_that_they_name(axes):
+def test_contours_contain_their_share_of_the_posterior(axes):
     found = fit(curve(last=5000.0))
     a_G, b_G, mass_GG = joint_density(found.draws, found.curve.bounds)
     column = np.abs(found.draws.asymptote[:, None] - a_G).argmin(axis=1)
@@ -98,7 +98,7 @@ def test_contours_hold_the_share_of_the_posterior_that_they_name(axes):
     assert np.min(drawn, axis=0)[0] < found.asymptote.low and np.max(drawn, axis=0)[0] > found.asymptote.high
 
 
-def test_a_posterior_of_one_point_is_drawn_as_one(axes):
+def test_a_posterior_of_one_point_is_drawn_as_a_point(axes):
     found = fit(curve(), "paper")
     plot_posterior(axes, [found])
     assert not axes.collections and axes.lines[0].get_xdata() == [found.asymptote.mean]
@@ -110,7 +110,7 @@ def comparison():
     return compare(*sides)
 
 
-def test_the_sides_of_a_comparison_differ_by_what_the_comparison_says(comparison):
+def test_the_sides_differ_by_the_reported_difference(comparison):
     first, second = QUANTITIES["asymptote"](comparison, np.random.default_rng(1))
     difference = comparison.asymptote_difference
     assert first.recipe.mean - second.recipe.mean == pytest.approx(difference.mean, abs=0.001)
@@ -140,7 +140,7 @@ def test_a_comparison_is_drawn_as_intervals_of_recipes_and_runs(axes, comparison
     assert axes.get_title(loc="left") == "same ceiling and more efficient"
 
 
-def test_a_backtest_shows_each_forecast_from_where_its_part_ends(axes):
+def test_a_backtest_draws_each_forecast_from_the_end_of_its_part(axes):
     made = curve()
     parts = first_parts(made, (0.3, 0.7))
     assert [part.last_compute for part in parts] == [4800.0, 11_200.0]
@@ -151,11 +151,11 @@ def test_a_backtest_shows_each_forecast_from_where_its_part_ends(axes):
     assert lines[1].get_label() == "forecast from the first 70%"
 
 
-def test_a_part_too_short_to_fit_is_refused():
+def test_a_part_too_short_to_fit_is_an_error():
     with pytest.raises(CurveError, match="at least 5 points; got 4"):
         first_parts(curve(points=11), (0.3,))
 
 
-def test_the_common_ceiling_of_runs_known_alike_is_their_mean():
+def test_the_common_ceiling_of_equally_precise_runs_is_their_mean():
     fits = [fit(curve(asymptote=a)) for a in (0.56, 0.60)]
     assert common_asymptote(fits) == pytest.approx(np.mean([f.asymptote.mean for f in fits]), abs=5e-4)

@@ -1,4 +1,4 @@
-"""The face of a run in a notebook, with stand-ins for what IPython displays."""
+"""The display of a run in a notebook, with fakes of IPython's displays."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -11,7 +11,7 @@ from scalerl.report.notebook import NotebookDisplay, in_notebook
 
 
 class Handle:
-    """A place in the notebook that is rewritten."""
+    """An output of the notebook that is updated in place."""
 
     def __init__(self):
         self.shown = []
@@ -22,7 +22,7 @@ class Handle:
 
 @pytest.fixture
 def places(monkeypatch):
-    """The table and the picture."""
+    """The outputs for the table and the figure."""
     made = []
 
     def display(html, display_id):
@@ -46,7 +46,7 @@ def test_a_step_rewrites_the_table_and_prints_nothing(places, capsys):
     assert "9/480" in table.shown[-1] and "pass rate (batch)" in table.shown[-1]
     shown.step({**ROW, "step": 10})  # within half a second of the first
     assert len(table.shown) == 1
-    shown.step({**ROW, "step": LAB.steps})  # the last one is always shown
+    shown.step({**ROW, "step": LAB.steps})  # the last step is always shown
     assert f"{LAB.steps}/{LAB.steps}" in table.shown[-1]
     assert picture.shown == [] and capsys.readouterr().out == ""
 

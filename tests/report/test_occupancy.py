@@ -1,4 +1,4 @@
-"""The warning about empty slots: when it comes, and which cure it names."""
+"""The warning about empty slots: its conditions, and its remedies."""
 
 import math
 
@@ -22,35 +22,35 @@ def said(configuration, occupancy, mean=30.0, longest=60, steps=60):
     return [(row["step"], text) for row in rows if (text := watch.warning(row))]
 
 
-def test_it_comes_once_after_the_ramp_and_a_full_window():
+def test_the_warning_comes_once_after_the_ramp_and_a_full_window():
     (only,) = said(config(PipelineRL()), 0.5)
     assert only[0] == 9 + WINDOW and only[1].startswith("only 50% of the 256 slots were busy over the last 20 steps")
 
 
-def test_it_does_not_come_at_the_limit_or_before_there_is_a_window():
+def test_no_warning_at_the_limit_or_before_a_full_window():
     assert said(config(PipelineRL()), 0.7) == [] == said(config(PipelineRL()), 0.1, steps=9 + WINDOW - 1)
 
 
-def test_long_tails_under_wait_are_told_apart_and_the_number_of_slots_follows_from_the_lengths():
+def test_for_long_tails_under_wait_the_number_of_slots_follows_from_the_lengths():
     # (8 + 1) * 30 / 600 * 256 = 115.2 slots can be kept busy
     (only,) = said(config(PipelineRL()), 0.4, mean=30, longest=600)
-    assert "updates wait for long sequences (600 tokens, 30 in the mean)" in only[1]
+    assert "updates wait for long sequences (600 tokens, mean 30)" in only[1]
     assert "set rollouts.slots to 115 or fewer, or recipe.off_policy.stale to mask" in only[1]
 
 
-def test_where_lengths_are_not_the_cause_training_is():
+def test_without_long_tails_the_warning_names_training():
     for off_policy in (PipelineRL(), PipelineRL(stale="mask")):
         (only,) = said(config(off_policy), 0.4, mean=30, longest=60)
         assert "generation is ahead of training" in only[1] and "rollouts.slots below 256" in only[1]
 
 
-def test_rounds_and_on_policy_runs_are_told_what_their_rule_costs():
+def test_rounds_and_on_policy_runs_get_their_own_warning():
     (rounds,) = said(config(PpoOffPolicy(batches=8)), 0.4)
     (on_policy,) = said(config(PipelineRL(max_lag=0)), 0.4)
     assert "recipe.off_policy.kind = pipeline" in rounds[1] and "max_lag above 0" in on_policy[1]
 
 
-def test_a_step_without_a_figure_is_left_out_of_the_mean():
+def test_a_step_without_occupancy_is_left_out_of_the_mean():
     watch = OccupancyWatch(config(PipelineRL(max_lag=0)))
     for step, occupancy in ((2, 0.5), (3, math.nan), (4, 0.7)):
         watch.warning({"step": step, "occupancy": occupancy, "completion_tokens_mean": 1, "completion_tokens_max": 1})

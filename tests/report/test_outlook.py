@@ -1,4 +1,4 @@
-"""From evaluations to the words and pictures a user gets: they say what the fit says, and say so when there is none."""
+"""The outlook of a run in text and figures, with and without a fit."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ def points():
     ]
 
 
-def test_the_words_hold_the_law_the_forecast_and_the_advice(points):
+def test_the_text_contains_the_law_the_forecast_and_the_advice(points):
     ahead = run_outlook(points, "flops")
     text = "\n".join(ahead.lines())
     assert "30 evaluations to 4e+12 FLOPs" in text and "NOT identified" not in text
@@ -48,7 +48,7 @@ def test_four_evaluations_are_too_few_and_five_are_not(points):
     assert run_outlook(points[:5], "flops").forecast.at[0].compute == pytest.approx(2 * points[4].flops)
 
 
-def test_an_unidentified_ceiling_is_called_so_in_words_and_picture(points):
+def test_an_unidentified_ceiling_is_marked_in_text_and_figure(points):
     from matplotlib.figure import Figure
 
     early = outlook(Curve([p.flops for p in points[:6]], [p.pass_rate for p in points[:6]], axis="flops"))
@@ -57,20 +57,20 @@ def test_an_unidentified_ceiling_is_called_so_in_words_and_picture(points):
     assert any("not identified yet" in text.get_text() for text in axes.texts)
 
 
-def test_the_picture_shows_every_point_the_ceiling_and_the_forecast(points):
+def test_the_figure_shows_every_point_the_ceiling_and_the_forecast(points):
     from matplotlib.figure import Figure
 
     curve = Curve([p.flops for p in points], [p.pass_rate for p in points], axis="flops", label="a run")
     axes = Figure().subplots()
     assert plot_curve(axes, fit(curve), note="a note") is axes
     drawn = next(line for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata()) == 29)
-    np.testing.assert_array_equal(drawn.get_ydata(), curve.metric[1:])  # all but the one before RL, which is a level
+    np.testing.assert_array_equal(drawn.get_ydata(), curve.metric[1:])  # without the one before RL
     texts = [text.get_text() for text in axes.texts]
     assert any(t.startswith("2×: ") for t in texts) and any(t.startswith("ceiling A = ") for t in texts)
     assert "before RL" in texts and "a note" in texts and axes.get_xlim()[1] >= 4 * 4e12
 
 
-def test_a_finished_run_leaves_a_picture_a_summary_and_their_paths(points, tmp_path):
+def test_a_finished_run_writes_a_figure_and_a_summary(points, tmp_path):
     lines = summarise(tmp_path, LAB, points)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG" and summary["asymptote"]["low"] < 0.8
@@ -103,7 +103,7 @@ def test_a_task_without_a_forecast_does_not_hide_the_other(points, tmp_path):
     assert any(line.startswith("forecast  none: too few evaluations for a forecast: got 4") for line in lines)
 
 
-def test_a_new_fit_of_one_task_leaves_the_summary_of_both(points, tmp_path):
+def test_a_new_fit_of_one_task_keeps_the_summary_of_both(points, tmp_path):
     mixed = replace(LAB, data=BOTH)
     summarise(tmp_path, mixed, of_programs(points))
     before = (tmp_path / "summary.json").read_bytes()
@@ -114,7 +114,7 @@ def test_a_new_fit_of_one_task_leaves_the_summary_of_both(points, tmp_path):
     assert json.loads((tmp_path / "summary.json").read_text())["points"] == 20
 
 
-def test_a_run_that_learned_nothing_says_so_instead_of_failing(points, tmp_path):
+def test_a_run_without_progress_gets_a_warning(points, tmp_path):
     flat = [dataclasses.replace(point, pass_rate=0.25) for point in points]
     lines = summarise(tmp_path, LAB, flat)
     assert any(line.startswith("warning   every metric value is 0.25: there is no climb yet") for line in lines)
@@ -126,7 +126,7 @@ def test_the_axis_is_device_hours_on_gpus_and_counted_flops_on_cpu():
     assert default_axis(gpu) == "device_hours" and default_axis(LAB) == "flops"
 
 
-def test_label_noise_is_said_wherever_the_curve_is_shown():
+def test_label_noise_is_reported_with_the_curve():
     assert data_note(LAB) == "12% of the reference answers are wrong on purpose, which caps the pass rate"
     assert data_note(replace(LAB, data=(ArithmeticTask(label_noise=0.0),))) == ""
     mixed = replace(LAB, data=BOTH)

@@ -1,4 +1,4 @@
-"""The page in a real browser: it draws, sorts, fits narrow and wide windows in light and dark, and asks no network."""
+"""The page in a browser: figures, sorting, narrow and wide windows in light and dark, no network."""
 
 import json
 import re
@@ -19,7 +19,7 @@ pytest.importorskip("plotly", reason="the page needs the extra `report`")
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    """Two recipes, two runs each; one name that would break out of a careless page, one run that is worse for wear."""
+    """Two recipes with two runs each; one name with HTML, one run with problems in its data."""
     root = tmp_path_factory.mktemp("page")
     ours = [write(root / f"ours {i}.jsonl", curve(seed=i, asymptote=0.60 + 0.01 * i)) for i in range(2)]
     theirs = [
@@ -43,7 +43,7 @@ def page_file(studied, tmp_path_factory):
     return path
 
 
-def test_every_run_recipe_and_number_is_in_the_words_without_javascript(page_file, studied):
+def test_the_text_has_every_run_recipe_and_number_without_javascript(page_file, studied):
     text = page_file.read_text().split("<script>")[0]
     assert "The first has the higher ceiling, by 0.0" in text
     assert all(f"<dt>{term}" in text for term in ("A, the ceiling", "B, the steepness", "C<sub>mid</sub>"))
@@ -53,14 +53,14 @@ def test_every_run_recipe_and_number_is_in_the_words_without_javascript(page_fil
     assert f"{ceiling.mean:.3f}<small>{ceiling.low:.3f} to {ceiling.high:.3f}</small>" in text
 
 
-def test_the_page_asks_nothing_of_the_network(page_file):
+def test_the_page_needs_no_network(page_file):
     text = page_file.read_text()
     head = text.split("<style>")[0]
     assert "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'" in head
     assert not re.search(r"<(?:script|img|iframe)[^>]* src=|<link|@import|@font-face", text.split("<script>")[0])
 
 
-def test_a_name_cannot_end_the_script_that_holds_the_figures(tmp_path):
+def test_a_name_cannot_end_the_script_with_the_figures(tmp_path):
     from scalerl.report.page import page
 
     text = page(analyse(read_sources([write(tmp_path / "<!--<script>.jsonl", curve(points=13))])))
@@ -68,7 +68,7 @@ def test_a_name_cannot_end_the_script_that_holds_the_figures(tmp_path):
     assert drawn and "<" not in drawn[1] and set(json.loads(drawn[1])) <= set(FIGURES)
 
 
-def test_the_curves_hold_every_point_and_the_forecast_at_four_times(studied):
+def test_the_curves_have_every_point_and_the_forecast_at_four_times(studied):
     traces = FIGURES["curves"](studied).data
     points = [trace for trace in traces if trace["mode"] == "markers" and len(trace["x"]) == 41]
     assert len(points) == 3
@@ -80,11 +80,11 @@ def test_the_curves_hold_every_point_and_the_forecast_at_four_times(studied):
     found = studied.runs[0].outlook.fit.asymptote
     log_range = FIGURES["curves"](studied).choices["Compute axis"]["logarithmic"]["layout"]["xaxis"]["range"]
     every = [trace["x"][0] for trace in traces if len(trace["x"]) == 1]
-    assert len(set(every)) == 4 and min(every) > 64_000 and max(every) < 10 ** log_range[1]  # all of them to be seen
+    assert len(set(every)) == 4 and min(every) > 64_000 and max(every) < 10 ** log_range[1]  # all inside the range
     assert ceiling["y"][0] + ceiling["error_y"]["array"][0] == pytest.approx(found.high, abs=1e-4)
 
 
-def test_runs_of_a_recipe_share_its_colour_and_single_runs_have_their_own(studied, files):
+def test_runs_of_a_recipe_share_its_color_and_single_runs_have_different_ones(studied, files):
     def colors(found):
         return [t["marker"]["color"] for t in FIGURES["curves"](found).data if t["mode"] == "markers" and "mode" in t][
             ::2
@@ -106,7 +106,7 @@ def test_only_runs_that_are_long_enough_can_be_chosen_for_a_backtest(studied, fi
     assert FIGURES["backtests"](analyse(read_sources(files[1][1:]))) is None
 
 
-def test_a_run_that_only_falls_has_a_page_too(tmp_path):
+def test_a_run_that_only_falls_has_a_page(tmp_path):
     from scalerl.report.page import page
 
     falling = Curve(np.linspace(0, 100, 12), 0.3 - 0.002 * np.linspace(0, 100, 12), axis="device_hours")
@@ -115,7 +115,7 @@ def test_a_run_that_only_falls_has_a_page_too(tmp_path):
     assert "11 points at or above A, or at or below R0, have no F" in page(found)
 
 
-def test_without_plotly_the_page_says_what_to_install(studied, monkeypatch):
+def test_without_plotly_the_error_names_the_package(studied, monkeypatch):
     from scalerl.report.page import page
 
     monkeypatch.setitem(__import__("sys").modules, "plotly.offline", None)
@@ -129,7 +129,7 @@ def opened(page_file):
         yield page
 
 
-def test_the_figures_draw_without_a_word_on_the_console(opened):
+def test_the_figures_draw_without_console_messages(opened):
     shown = opened.tab.eval_on_selector_all(
         ".plot", "nodes => nodes.map(node => [node.id, node.querySelectorAll('path').length, node.clientHeight])"
     )
@@ -138,7 +138,7 @@ def test_the_figures_draw_without_a_word_on_the_console(opened):
     opened.check_quiet()
 
 
-def test_the_axes_say_what_the_data_say(opened):
+def test_the_axes_match_the_data(opened):
     ticks = "nodes => nodes.map(node => Number(node.textContent))"
     drawn = opened.tab.eval_on_selector_all("#plot-curves .ytick text", ticks)
     assert min(drawn) >= 0.1 and 0.55 <= max(drawn) <= 0.85
@@ -146,7 +146,7 @@ def test_the_axes_say_what_the_data_say(opened):
     assert contours >= 2 * 4
 
 
-def test_a_heading_sorts_by_its_numbers_and_again_the_other_way(opened):
+def test_a_heading_sorts_by_number_in_both_directions(opened):
     column = next(i for i, name in enumerate(opened.tab.locator("thead button").all_inner_texts()) if "Ceiling" in name)
     heading = opened.tab.locator("thead button").nth(column)
     heading.click()
@@ -154,13 +154,13 @@ def test_a_heading_sorts_by_its_numbers_and_again_the_other_way(opened):
     assert rising == sorted(rising) and rising[0] < 0.55 < 0.59 < rising[-1]
     assert opened.tab.locator("thead th").nth(column).get_attribute("aria-sort") == "ascending"
     heading.focus()
-    opened.tab.keyboard.press("Enter")  # a keyboard will do
+    opened.tab.keyboard.press("Enter")  # also by keyboard
     assert [float(value) for value in opened.column(column)] == rising[::-1]
     opened.tab.locator("thead button").first.click()
     assert opened.column(0) == sorted(opened.column(0)) and opened.tab.locator("th[aria-sort]").count() == 1
 
 
-def test_the_compute_axis_can_be_linear_and_the_backtest_of_another_run(opened):
+def test_the_compute_axis_and_the_run_of_the_backtest_can_be_chosen(opened):
     kind = "document.getElementById('plot-curves')._fullLayout.xaxis.type"
     assert opened.tab.evaluate(kind) == "log"
     opened.tab.get_by_label("Compute axis").select_option("linear")
@@ -174,7 +174,7 @@ def test_the_compute_axis_can_be_linear_and_the_backtest_of_another_run(opened):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1400])
-def test_it_reads_at_any_width_in_light_and_dark(opened, width, scheme):
+def test_the_page_is_readable_at_any_width_in_light_and_dark(opened, width, scheme):
     texts = [("body", "color"), (".muted", "color"), ("td small", "color"), ("#plot-curves .xtitle", "fill")]
     opened.check_readable(width, scheme, texts)
     widths = opened.tab.eval_on_selector_all(
@@ -186,11 +186,11 @@ def test_it_reads_at_any_width_in_light_and_dark(opened, width, scheme):
     ticks = opened.tab.eval_on_selector_all(
         "#plot-curves .ytick text", "nodes => nodes.map(n => Number(n.textContent))"
     )
-    assert max(ticks) <= 0.85  # drawn anew, an axis keeps the range of its data
+    assert max(ticks) <= 0.85  # after a redraw, an axis keeps the range of its data
     assert opened.complaints == []
 
 
-def test_everything_that_can_be_used_has_a_name(opened):
+def test_every_control_has_an_accessible_name(opened):
     for role in ("img", "region", "button", "combobox"):
         found = opened.tab.get_by_role(role).all()
         assert found

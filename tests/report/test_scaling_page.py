@@ -29,7 +29,7 @@ def pictures():
 
 @pytest.fixture(scope="module")
 def said(tmp_path_factory):
-    """What each example printed, all run in one directory from the first to the last."""
+    """The output of each example; all run in order in one directory."""
     pytest.importorskip("plotly")
     matplotlib.use("agg")
     texts = {}
@@ -47,11 +47,11 @@ def said(tmp_path_factory):
     return texts
 
 
-def test_every_example_runs_and_leaves_what_it_promises(said):
+def test_every_example_runs_and_writes_its_files(said):
     assert len(said) >= 12 and {"report.html", "curve.png", "young.jsonl"} <= said["files"]
 
 
-def test_the_examples_show_what_the_page_tells(said):
+def test_the_examples_print_what_the_page_describes(said):
     assert "NOT identified" in said["scalerl forecast young.jsonl --at 2x 16000 --target 0.5"]
     compared = next(text for example, text in said.items() if example.startswith("scalerl compare"))
     assert compared.startswith("The ceilings are the same within ±0.02, and the first is more efficient")
@@ -64,7 +64,7 @@ def test_every_command_for_curves_has_an_example():
     assert all(f"\nscalerl {command} " in PAGE for command in [*SUBCOMMANDS, "report"])
 
 
-def test_every_warning_is_explained_and_the_run_drawn_for_it_raises_it(pictures):
+def test_every_warning_is_explained_and_its_example_run_raises_it(pictures):
     explained = set(re.findall(r"^\| `([\w -]+)` \|", PAGE, flags=re.MULTILINE))
     assert explained == set(pictures.SYMPTOMS) == {*CHECKS, "late take-off", "two-phase rise", "slow end", "creep"}
     for name, curve in pictures.SYMPTOMS.items():
@@ -82,7 +82,7 @@ def test_every_picture_is_linked_and_can_be_drawn(pictures, tmp_path):
         assert (tmp_path / name).stat().st_size > 10_000
 
 
-def test_every_link_leads_somewhere():
+def test_every_link_has_a_target():
     for page in ("scaling.md", "json.md"):
         for link in re.findall(r"\]\(((?!http)[^)#]+)", (DOCS / page).read_text()):
             assert (DOCS / link).exists(), link

@@ -14,11 +14,11 @@ from scalerl.report.sources import read_sources
 pytest.importorskip("plotly", reason="the page needs the extra `report`")
 
 SUITES = {"aime-24": (0.10, 0.02), "<b>own": (0.30, 0.01)}
-"""(level at the start, standard error); a name that would break out of a careless page."""
+"""Name -> (level at the start, standard error); one name contains HTML."""
 
 
 def run_directory(path, seed=0):
-    """Write a run of 13 evaluations, with every third of them of two suites; return its path."""
+    """Write a run of 13 evaluations, of which every third includes two suites; return its path."""
     path.mkdir(parents=True)
     (path / "own.jsonl").write_text('{"prompt": "1+1", "answer": "2"}\n')
     (path / "run.toml").write_text(
@@ -53,7 +53,7 @@ def test_each_suite_has_its_points_and_standard_errors_on_the_axis_of_the_held_o
     assert len({trace["line"]["color"] for trace in figure.data}) == 2
 
 
-def test_suites_of_several_runs_keep_their_colour_and_say_whose_they_are(run, tmp_path):
+def test_suites_of_several_runs_keep_their_color_and_name_their_run(run, tmp_path):
     found = analyse(read_sources([run, run_directory(tmp_path / "other", seed=1)], axis="flops"))
     traces = FIGURES["suites"](found).data
     assert [trace["name"] for trace in traces] == [

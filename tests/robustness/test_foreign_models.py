@@ -24,7 +24,7 @@ from scalerl.models.loading import load_model
 from scalerl.models.policy import check_vocabulary, load_policy, load_tokenizer, stop_tokens
 from scalerl.models.template import check_template, render
 from scalerl.placement.shape import shape_of
-from scalerl.training.launch import local_model
+from scalerl.training.run_model import local_model
 from scalerl.training.warm_start import make_tokenizer
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -166,7 +166,7 @@ FILES = [
     ("weights: bytes after the end", more, "longer than its header says"),
     ("weights: NUL bytes", text(WEIGHTS, b"\0" * 4096), "not a complete safetensors file (4,096 bytes)"),
     ("weights: a header of 2**63 bytes", text(WEIGHTS, b"\xff" * 4096), "not a complete safetensors file"),
-    ("weights: text", text(WEIGHTS, "version https://git-lfs.github.com/spec/v1\noid sha256:00\n"), "not a complete saf"),
+    ("weights: text", text(WEIGHTS, "version https://git-lfs.github.com/spec/v1\noid sha256:00\n"), "not a complete"),
     ("weights: a header that is no JSON", text(WEIGHTS, struct.pack("<Q", 4) + b"{{{{"), "the header of"),
     ("weights: a header that is a list", text(WEIGHTS, struct.pack("<Q", 2) + b"[]"), "the header of"),
     ("weights: no tensors", text(WEIGHTS, struct.pack("<Q", 2) + b"{}"), "holds no tensors"),

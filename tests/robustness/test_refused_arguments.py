@@ -120,7 +120,7 @@ TOMLS = [
     toml("1e12 prompts", "[data]\nprompts = 1000000000000", "10000000"),
     toml("1e12 held-out prompts", "[evaluation]\nprompts = 1000000000000", "10000000"),
     toml("1e11 sequences an evaluation", "[evaluation]\nprompts = 10000000\nsamples = 10000", "sequences"),
-    toml("1e10 completions a step", "[recipe]\nprompts_per_step = 1000000\ngenerations_per_prompt = 10000", "a step"),
+    toml("1e10 completions", "[recipe]\nprompts_per_step = 1000000\ngenerations_per_prompt = 10000", "per step"),
     toml("a time limit of 1e300 s", "[scoring]\ntimeout_s = 1e300", "timeout_s"),
     toml("a line of 1e12 MiB", '[data]\nkind = "file"\npath = "p"\nmax_line_mb = 1000000000000', "max_line_mb"),
     toml("of a newer version", "[recipe]\nnovelty = 0.5", "novelty"),

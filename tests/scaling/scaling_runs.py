@@ -1,4 +1,4 @@
-"""Synthetic curves whose truth is known, shared by the tests."""
+"""Synthetic curves with known truth, shared by the tests."""
 
 import numpy as np
 

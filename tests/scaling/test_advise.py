@@ -30,7 +30,7 @@ def test_a_finished_run_is_stopped():
 
 
 def test_an_undecided_run_without_a_known_ceiling_is_trained_further():
-    # the truth gains 0.080 (0.489 to 0.569), just what is asked for, and the ceiling is not known yet
+    # the true gain is 0.080 (0.489 to 0.569), equal to the limit, and the ceiling is not identified yet
     advice = advise(fit(run(last=4000.0, noise=0.01)), budget="2x", min_gain=0.08)
     assert advice.action == "not known yet"
     assert 4000.0 < advice.train_to < math.inf
@@ -46,14 +46,14 @@ def level_after_climb(noise, creep=0.0, points=41):
     return Curve(compute, sigmoid(compute, 0.5, 3.0, 0.2, 0.2) + rising + noise * rng.standard_normal(points))
 
 
-def test_a_run_that_creeps_on_after_its_climb_is_not_stopped():
+def test_a_run_with_a_creep_after_its_climb_is_not_stopped():
     assert advise(fit(level_after_climb(0.003)), "2x", 0.01).action == "stop"
     creeping = advise(fit(level_after_climb(0.003, creep=0.02)), "2x", 0.01)
     assert creeping.action in ("not known yet", "continue")
     assert creeping.trend_probability > 0.9
 
 
-def test_noise_that_hides_the_gain_is_named_instead_of_a_stop():
+def test_noise_that_hides_the_gain_prevents_a_stop():
     found = fit(level_after_climb(0.05))
     advice = advise(found, "2x", 0.01)
     assert advice.action == "not known yet" and advice.probability < 0.2 < advice.trend_probability
@@ -63,17 +63,17 @@ def test_noise_that_hides_the_gain_is_named_instead_of_a_stop():
     assert advise(found, "2x", 0.1).action == "stop"
 
 
-def test_a_run_without_a_climb_is_not_stopped_because_such_runs_took_off_later():
+def test_a_run_without_a_climb_is_not_stopped():
     flat = Curve(np.arange(20.0), 0.3 + 0.003 * np.random.default_rng(1).standard_normal(20))
     advice = advise(fit(flat), "2x", 0.01)
     assert advice.action == "not known yet"
     assert "13 of 28 such public runs rose by more than 0.01 later" in advice.reason
 
 
-def test_a_run_is_stopped_only_if_the_evaluation_before_said_so_too():
+def test_a_stop_needs_two_successive_evaluations():
     curve = level_after_climb(0.003)
     metric = curve.metric.copy()
-    metric[-3:] += [0.015, 0.015, -0.01]  # the level seems to rise until the last point takes it back
+    metric[-3:] += [0.015, 0.015, -0.01]  # the level seems to rise until the last point
     found = fit(Curve(curve.compute, metric))
     assert doubt_at(found, 2.0, 0.01, 0.2) is None and doubt_at(earlier(found), 2.0, 0.01, 0.2) is not None
     advice = advise(found, "2x", 0.01)
@@ -81,7 +81,7 @@ def test_a_run_is_stopped_only_if_the_evaluation_before_said_so_too():
     assert advice.reason.startswith("this is so only since the last evaluation; before it, by the forecast")
 
 
-def test_nine_evaluations_stop_no_run():
+def test_nine_evaluations_are_too_few_to_stop():
     found = fit(level_after_climb(0.001, points=9))
     assert advise(found, "2x", 0.01).reason.startswith("9 evaluations are too few to stop on; at least 10 are needed.")
 
@@ -92,7 +92,7 @@ def fallen(last_points):
     return Curve(np.arange(41.0 + len(last_points)), np.concatenate([curve.metric, last_points]))
 
 
-def test_a_run_that_fell_twice_is_sent_back_to_its_best_and_one_that_fell_once_is_not():
+def test_go_back_needs_a_fall_at_two_successive_evaluations():
     # means of the last three points: 0.5, 0.4, 0.2 below a best of about 0.502
     advice = advise(fit(fallen([0.2, 0.2, 0.2])), "2x", 0.01)
     assert advice.action == "go back"
@@ -103,14 +103,14 @@ def test_a_run_that_fell_twice_is_sent_back_to_its_best_and_one_that_fell_once_i
     assert math.isnan(once.go_back_to)
 
 
-def test_less_noise_asks_for_less_training_before_the_ceiling_is_known():
+def test_less_noise_needs_less_training_to_identify_the_ceiling():
     from scalerl.scaling.advise import compute_to_identify
 
     noisy, clean = (compute_to_identify(fit(run(last=4000.0, noise=noise))) for noise in (0.02, 0.004))
     assert clean < noisy
 
 
-def test_asking_for_a_larger_gain_never_makes_it_likelier():
+def test_a_larger_gain_is_never_more_probable():
     found = fit(run(last=8000.0, noise=0.01))
     chances = [advise(found, "2x", gain).probability for gain in (0.001, 0.01, 0.03, 0.1)]
     assert chances == sorted(chances, reverse=True)
@@ -124,7 +124,7 @@ def test_asking_for_a_larger_gain_never_makes_it_likelier():
         ("twice", 0.01, "positive number, or a multiple"),
     ],
 )
-def test_questions_without_an_answer_are_refused(budget, min_gain, message):
+def test_invalid_budgets_and_gains_are_errors(budget, min_gain, message):
     with pytest.raises(CurveError, match=message):
         advise(fit(run()), budget, min_gain)
 

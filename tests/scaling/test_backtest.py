@@ -11,14 +11,14 @@ from scalerl.scaling.backtest import rmse
 def test_the_first_half_of_a_lawful_run_predicts_the_rest():
     (split,) = backtest(run(), fractions=[0.5]).splits
     assert (split.shown, split.held_out) == (21, 20)
-    # the held-out points have noise 0.004 of their own
+    # the held-out points have noise of 0.004
     assert 0.003 < split.forecast.rmse < 0.008
     assert split.forecast.coverage >= 0.8
     # the last value misses the 0.04 that are still to come
     assert split.baselines["last value"].rmse > 2 * split.forecast.rmse
 
 
-def test_on_a_flat_end_the_last_value_errs_by_the_noise_alone():
+def test_on_a_flat_end_the_error_of_the_last_value_is_the_noise():
     compute = np.arange(21.0)
     metric = np.where(compute < 10, compute / 20, 0.5)
     (split,) = backtest(Curve(compute, metric), fractions=[0.75]).splits
@@ -37,7 +37,7 @@ def test_errors_are_root_mean_squares():
         ([0.05], "the first 0.05 of the run holds 3 points; a fit needs 5"),
     ],
 )
-def test_cuts_that_leave_nothing_to_fit_or_predict_are_refused(fractions, message):
+def test_fractions_without_points_to_fit_or_predict_are_errors(fractions, message):
     with pytest.raises(CurveError, match=message):
         backtest(run(), fractions)
 

@@ -25,7 +25,7 @@ def test_a_power_law_is_recovered():
     assert power_law(curve)(np.array([100.0])) == pytest.approx([0.75], abs=2e-3)
 
 
-def test_a_power_law_that_wants_more_than_the_metric_allows_is_held_at_the_bound():
+def test_a_power_law_is_limited_by_the_bound_of_the_metric():
     compute = np.arange(1.0, 30.0)
     curve = Curve(compute, np.clip(1.4 - 1.3 * compute**-0.2, 0, 1))
     assert power_law(curve)(np.array([1e30])) <= 1.0

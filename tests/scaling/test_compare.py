@@ -20,13 +20,13 @@ RNG = np.random.default_rng
 
 
 def seeds(count, first_seed=0, **changes):
-    """Runs of one recipe whose ceilings scatter by 0.012, as the published ones do."""
+    """Runs of one recipe whose ceilings scatter by 0.012, as in published runs."""
     scatter = 0.012 * RNG(first_seed).standard_normal(count)
     asymptote = changes.pop("asymptote", 0.61)
     return [run(seed=first_seed + i, asymptote=asymptote + d, **changes) for i, d in enumerate(scatter)]
 
 
-def test_a_clearly_higher_ceiling_is_called():
+def test_a_clearly_higher_ceiling_is_detected():
     found = compare(seeds(3), seeds(3, 10, asymptote=0.52))
     assert (found.verdict, found.winner) == ("higher ceiling", "first")
     assert found.asymptote_difference.low < 0.09 < found.asymptote_difference.high
@@ -48,7 +48,7 @@ def test_a_steeper_run_to_the_same_ceiling_is_more_efficient():
     assert found.advice == ""
 
 
-def test_a_steeper_run_that_is_behind_everywhere_is_not_called_the_winner():
+def test_a_steeper_run_that_is_behind_everywhere_is_not_the_winner():
     """B 2.1 against 1.8 with a midpoint three times as late: larger B, and more compute for every level short of A."""
     found = compare(seeds(3, efficiency=2.1, midpoint=4500.0), seeds(3, 10, efficiency=1.6, midpoint=1500.0))
     assert (found.verdict, found.winner, found.advice) == ("same ceiling, steeper but later", None, "")
@@ -56,7 +56,7 @@ def test_a_steeper_run_that_is_behind_everywhere_is_not_called_the_winner():
     assert "The first is steeper" in found.sentence and "times the compute of the second" in found.sentence
 
 
-def test_a_recipe_that_needs_half_the_compute_is_seen_to():
+def test_a_recipe_that_needs_half_the_compute_has_ratio_one_half():
     found = compare(seeds(3, midpoint=1500.0), seeds(3, 10, midpoint=3000.0), level=0.4)
     # the same curve on a compute axis stretched by two
     assert found.compute_ratio.mean == pytest.approx(0.5, abs=0.05)
@@ -66,18 +66,18 @@ def test_a_recipe_that_needs_half_the_compute_is_seen_to():
 def test_the_same_run_twice_is_not_distinguishable_and_the_advice_is_more_seeds():
     found = compare(run(), run(seed=1))
     assert (found.verdict, found.winner) == ("not distinguishable yet", None)
-    # two means of S seeds of sd 0.012 differ surely by 0.02 from S = 2 (0.012 * 1.96 / 0.02)^2 = 2.8 on
+    # a difference of 0.02 between means of seeds of sd 0.012 is significant from S = 2 (0.012 * 1.96 / 0.02)^2 = 2.8 on
     assert found.advice.startswith(
         "To distinguish them: at this scatter a difference of 0.020 needs about 3 seeds per side"
     )
 
 
-def test_runs_without_a_known_ceiling_are_to_be_trained_on():
+def test_the_advice_for_unidentified_ceilings_is_more_training():
     found = compare(run(last=2000.0), run(last=2000.0, seed=1))
     assert "2 of the ceilings are not identified yet; train those runs at least to " in found.advice
 
 
-def test_with_one_seed_the_scatter_is_assumed_and_said_so():
+def test_with_one_seed_the_scatter_is_assumed_and_reported_as_assumed():
     found = compare(run(), run(seed=1))
     assert found.seed_sd == pytest.approx(0.02 / 1.645)
     assert found.seed_source == "assumed: nine in ten seeds within ±0.02"
@@ -99,7 +99,7 @@ def test_a_side_is_the_mean_of_its_runs_with_the_seed_noise_of_each():
     assert draws.std() == pytest.approx(0.02 / np.sqrt(2), rel=0.01)
 
 
-def test_the_common_ceiling_leans_to_the_ceiling_that_is_known():
+def test_the_common_ceiling_is_closer_to_the_more_precise_ceiling():
     sure, unsure = fit(run()), fit(run(last=2000.0))
     assert abs(common_ceiling([sure, unsure], 0.012) - sure.asymptote.mean) < 0.02
 
@@ -116,7 +116,7 @@ def test_the_five_deviates_have_the_moments_of_a_normal():
         (RNG(0).normal(-0.05, 0.01, 4000), RNG(1).normal(1, 0.1, 4000), ("higher ceiling", "second")),
         (RNG(0).normal(0.0, 0.01, 4000), RNG(1).normal(-1, 0.1, 4000), ("same ceiling and more efficient", "second")),
         (RNG(0).normal(0.0, 0.01, 4000), RNG(1).normal(0, 0.1, 4000), ("not distinguishable yet", None)),
-        # B is compared only between ceilings that are likely the same
+        # B is compared only if the ceilings are probably the same
         (RNG(0).normal(0.0, 0.20, 4000), RNG(1).normal(1, 0.1, 4000), ("not distinguishable yet", None)),
     ],
 )
@@ -134,7 +134,7 @@ def test_ceilings_come_first_and_efficiency_only_between_equal_ones(difference, 
         (run(), run(seed=1), {"level": 1.5}, r"level must lie within the metric's bounds \(0, 1\); got 1.5"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(first, second, options, message):
+def test_invalid_comparisons_are_errors(first, second, options, message):
     with pytest.raises(CurveError, match=message):
         compare(first, second, **options)
 
@@ -146,7 +146,7 @@ def test_a_comparison_is_json_and_prints_its_assumption():
 
 
 def risen_and_fallen(seed=0):
-    """Up to 0.6 within half of the run, then down to 0.2 within five evaluations, where it stays."""
+    """A run that reaches 0.6 by half, then falls to 0.2 within five evaluations and stays there."""
     compute = np.arange(31.0)
     level = np.where(compute < 16, sigmoid(compute, 0.6, 3.0, 4.0, 0.1), np.maximum(0.6 - 0.08 * (compute - 16), 0.2))
     return Curve(compute, level + 0.02 * RNG(seed).standard_normal(31))
@@ -156,7 +156,7 @@ def steady(level, seed):
     return Curve(np.arange(31.0), level + 0.02 * RNG(seed).standard_normal(31))
 
 
-def test_a_fallen_run_is_promised_no_recovery():
+def test_a_fallen_run_is_compared_by_the_level_where_it_stays():
     healthy = Curve(np.arange(31.0), sigmoid(np.arange(31.0), 0.5, 3.0, 4.0, 0.1) + 0.02 * RNG(9).standard_normal(31))
     down = fit(risen_and_fallen())
     found = compare(down, healthy)
@@ -173,7 +173,7 @@ def test_a_run_that_stays_below_a_level_never_needs_finite_compute_for_it():
     needed = log_compute_needed(flat, 0.5, np.zeros(2000), RNG(0))
     never = needed == np.log(1e6 * 30.0)
     assert never.mean() >= flat.futures.stays - 0.01
-    # one that stays above the level has reached it by its last point
+    # a run that stays above the level has reached it by its last point
     reached = log_compute_needed(flat, 0.1, np.zeros(2000), RNG(0))
     assert (np.sort(reached)[: round(flat.futures.stays * 2000)] <= np.log(30.0) + 1e-9).all()
 

@@ -58,7 +58,7 @@ def test_anything_with_columns_is_a_data_frame():
     assert Curve.from_frame(Frame()).compute.tolist() == [1.0, 2.0]
 
 
-def test_a_incomplete_last_line_is_left_out_with_a_note(tmp_path):
+def test_an_incomplete_last_line_is_left_out_with_a_note(tmp_path):
     path = tmp_path / "points.jsonl"
     path.write_text(jsonl(ROWS) + '{"step": 300, "device_h')
     curve = Curve.read(path)
@@ -66,7 +66,7 @@ def test_a_incomplete_last_line_is_left_out_with_a_note(tmp_path):
     assert curve.notes == ("line 4 of points.jsonl is incomplete (was the run killed?) and was left out",)
 
 
-def test_a_incomplete_last_row_of_a_csv_is_left_out_with_a_note(tmp_path):
+def test_an_incomplete_last_row_of_a_csv_is_left_out_with_a_note(tmp_path):
     path = tmp_path / "points.csv"
     path.write_text("compute,metric\n0,0.1\n1,0.2\n2")
     assert Curve.read(path).compute.tolist() == [0.0, 1.0]
@@ -118,12 +118,12 @@ def test_mixed_tasks_need_a_choice():
         ),
     ],
 )
-def test_what_cannot_be_mended_is_refused_with_what_to_do(arguments, message):
+def test_data_that_cannot_be_repaired_is_an_error(arguments, message):
     with pytest.raises(CurveError, match=message):
         Curve(**arguments)
 
 
-def test_rewards_in_minus_one_to_one_are_allowed_when_said():
+def test_rewards_in_minus_one_to_one_are_allowed_with_bounds():
     assert Curve([0, 1], [-0.5, 0.5], bounds=(-1, 1)).metric.tolist() == [-0.5, 0.5]
 
 
@@ -142,20 +142,20 @@ def test_rewards_in_minus_one_to_one_are_allowed_when_said():
         ("a.parquet", b"PAR1", "files may end in .jsonl, .csv"),
     ],
 )
-def test_a_bad_file_is_refused_by_what_is_wrong_with_it(tmp_path, name, content, message):
+def test_a_bad_file_is_an_error_with_its_cause(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CurveError, match=message):
         Curve.read(tmp_path / name)
 
 
-def test_a_missing_file_and_a_directory_without_points_say_so(tmp_path):
+def test_a_missing_file_and_a_directory_without_points_are_errors(tmp_path):
     with pytest.raises(CurveError, match="no such file"):
         Curve.read(tmp_path / "none.jsonl")
     with pytest.raises(CurveError, match=r"directory without a points\.jsonl"):
         Curve.read(tmp_path)
 
 
-def test_the_arrays_cannot_be_written_and_are_not_the_callers():
+def test_the_arrays_are_read_only_copies():
     mine = np.array([0.0, 1.0])
     curve = Curve(mine, [0.1, 0.2])
     mine[1] = 99.0
@@ -191,6 +191,6 @@ def test_any_pairs_of_allowed_numbers_make_an_ascending_curve_or_a_clear_error(p
     assert min(metric) - 1e-9 <= curve.metric.min() <= curve.metric.max() <= max(metric) + 1e-9
 
 
-def test_leaving_out_everything_names_what_was_asked_and_what_is_there():
+def test_leaving_out_all_points_is_an_error_with_the_range():
     with pytest.raises(CurveError, match=r"no evaluation lies at or above 2e\+04 FLOPs; .* 100 to 200"):
         Curve([0, 100, 200], [0.1, 0.2, 0.3], axis="flops").between(2e4)

@@ -26,20 +26,20 @@ def test_a_late_start_counts_compute_from_the_delay():
     assert first == pytest.approx([0.0, 0.0, 0.5, 0.75])
 
 
-def test_a_second_rise_that_cannot_be_seen_yet_explains_nothing():
+def test_a_second_rise_that_is_not_visible_yet_has_a_zero_column():
     visible = SECOND_RISE.columns(LOG_C, place(0.0, 0.0, np.log(1.0), np.log(2.0))).second
     hidden = SECOND_RISE.columns(LOG_C, place(0.0, 0.0, np.log(4.0), np.log(4.0))).second
     assert visible == pytest.approx([0.0, 1 / 17, 0.2, 0.5])
-    # four times the run away at efficiency 4, 1 / (1 + 4^4) = 0.4% of it would be done
+    # at a midpoint of four times the run and efficiency 4, 1 / (1 + 4^4) = 0.4% of it would be complete
     assert hidden.tolist() == [0.0, 0.0, 0.0, 0.0]
 
 
-def test_the_coefficient_of_a_creep_is_what_it_has_brought_so_far():
+def test_the_coefficient_of_a_creep_is_its_rise_so_far():
     second = CREEP.columns(LOG_C, place(0.0, 0.0)).second
     assert second[-1] == pytest.approx(1.0)
     assert second == pytest.approx([0.0, 0.25, 0.5, 1.0], abs=0.01)  # a straight line, nearly
     bends = CREEP.bends(place([0.0], [0.0]), np.array([0.02]))
-    # ten times as much at ten times the compute, but for the bend that bounds it: 0.02 * 201 * 10 / 210
+    # about ten times as much at ten times the compute, less the bend that bounds it: 0.02 * 201 * 10 / 210
     at_ten = bends.second_gain / (1 + bends.second_midpoint / 10)
     assert at_ten == pytest.approx([0.02 * 2010 / 210])
 
@@ -50,7 +50,7 @@ def test_the_density_of_second_rises_averages_to_one_over_the_uniform_one():
     assert rarely_large(np.array([0.0]))[0] / rarely_large(np.array([RISE_SCALE]))[0] == pytest.approx(np.e)
 
 
-def test_the_quick_test_tells_departures_from_the_law():
+def test_the_quick_test_detects_departures_from_the_law():
     compute = np.linspace(0, 100, 41)
     noise = 0.003 * np.random.default_rng(0).standard_normal(41)
     twice = sigmoid(compute, 0.35, 2.0, 8.0, 0.1) + sigmoid(compute, 0.25, 5.0, 70.0, 0.0) + noise

@@ -46,7 +46,7 @@ def test_the_compute_of_a_level_on_two_rises_is_found_by_bisection():
         assert draws.levels(np.array([compute]), 1.0)[0, 0] == pytest.approx(target, abs=1e-9)
 
 
-def test_levels_out_of_reach_take_infinite_compute_and_levels_passed_at_the_start_none():
+def test_unreachable_levels_need_infinite_compute_and_initial_levels_none():
     for draws in (plain(), twice()):
         assert draws.compute_for(np.array([0.61]), 1.0).tolist() == [np.inf]
         assert draws.compute_for(np.array([0.05]), 1.0).tolist() == [0.0]

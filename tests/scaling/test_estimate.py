@@ -20,15 +20,15 @@ from scalerl.scaling.estimate import short, summarise
         (Estimate(0.375, math.nan, math.nan, math.nan), "0.375 (no uncertainty given)"),
     ],
 )
-def test_an_estimate_prints_as_many_digits_as_it_knows(value, text):
+def test_an_estimate_prints_two_digits_of_its_uncertainty(value, text):
     assert str(value) == text
 
 
-def test_an_estimate_at_a_compute_says_where():
+def test_an_estimate_at_a_compute_prints_the_compute():
     assert str(EstimateAt(0.5, 0.01, 0.48, 0.52, 2000.0)) == "at 2000: 0.500 ± 0.010 (0.480 to 0.520)"
 
 
-def test_what_json_cannot_hold_becomes_none():
+def test_values_that_json_cannot_express_become_none():
     value = Estimate(0.375, math.nan, -math.inf, math.inf)
     assert json.loads(json.dumps(value.to_dict())) == {"mean": 0.375, "sd": None, "low": None, "high": None}
 
@@ -38,5 +38,5 @@ def test_summary_of_the_numbers_1_to_101():
     assert (value.mean, value.low, value.high) == (51.0, pytest.approx(6.0), pytest.approx(96.0))
 
 
-def test_numbers_in_sentences_have_words_where_there_is_no_number():
+def test_numbers_in_sentences_use_words_for_infinity_and_nan():
     assert [short(v) for v in (12345.678, math.inf, math.nan)] == ["1.235e+04", "never", "unknown"]

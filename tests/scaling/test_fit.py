@@ -16,7 +16,7 @@ def test_the_three_methods_agree_on_a_well_measured_run():
     assert [f.efficiency.mean for f in fits.values()] == pytest.approx([1.92] * 3, abs=0.1)
 
 
-def test_a_ceiling_is_not_called_before_it_is_known():
+def test_an_early_ceiling_is_not_identified():
     early = fit(run(last=1500.0))
     assert not early.identified
     assert early.asymptote.sd > 0.02
@@ -24,7 +24,7 @@ def test_a_ceiling_is_not_called_before_it_is_known():
     assert fit(run()).identified
 
 
-def test_a_collapsed_run_is_never_called_identified():
+def test_the_ceiling_of_a_collapsed_run_is_not_identified():
     curve = run()
     metric = curve.metric.copy()
     metric[-6:] = np.linspace(0.5, 0.1, 6)  # smoothed over three: from 0.595 down to 0.18
@@ -50,7 +50,7 @@ def test_a_collapsed_run_is_never_called_identified():
         (run(), {"settings": PaperGrid()}, "method 'posterior' takes a Prior; got a PaperGrid"),
     ],
 )
-def test_what_cannot_be_fitted_is_refused_with_what_to_do(curve, arguments, message):
+def test_invalid_curves_and_arguments_of_fit_are_errors(curve, arguments, message):
     with pytest.raises(CurveError, match=message):
         fit(curve, **arguments)
 
@@ -58,7 +58,7 @@ def test_what_cannot_be_fitted_is_refused_with_what_to_do(curve, arguments, mess
 def test_early_points_can_be_left_out():
     curve = run(noise=0.001)
     metric = curve.metric.copy()
-    metric[1:5] = [0.35, 0.42, 0.44, 0.45]  # a transient that is no sigmoid
+    metric[1:5] = [0.35, 0.42, 0.44, 0.45]  # a transient that is not a sigmoid
     spoiled = Curve(curve.compute, metric)
     assert fit(spoiled).efficiency.mean < 1.2
     assert fit(spoiled, exclude_below=1900).efficiency.mean == pytest.approx(1.92, abs=0.1)
@@ -70,7 +70,7 @@ def test_repairs_of_the_curve_appear_among_the_warnings():
     assert "rows were not in order of compute and were sorted" in fit(shuffled).warnings
 
 
-def test_a_million_rows_are_fitted_in_seconds_and_say_so():
+def test_a_million_rows_are_averaged_with_a_warning_and_fitted_in_seconds():
     found = fit(run(points=1_000_000))
     assert found.asymptote.mean == pytest.approx(0.61, abs=0.002)
     assert "1000000 points were averaged in groups to 400" in found.warnings

@@ -11,7 +11,7 @@ from scalerl.scaling import Curve, CurveError, fit, forecast, sigmoid
 
 @pytest.fixture(scope="module")
 def exact():
-    """A fit so sharp that every answer can be worked by hand: A 0.6, B 2, C_mid 10, R0 0.1, measured to 30."""
+    """A fit without uncertainty, for results by hand: A 0.6, B 2, C_mid 10, R0 0.1, measured to 30."""
     compute = np.linspace(0, 30, 61)
     return fit(Curve(compute, sigmoid(compute, 0.6, 2.0, 10.0, 0.1)))
 
@@ -47,19 +47,19 @@ def test_a_target_above_the_ceiling_is_never_reached(exact):
     assert str(target).startswith("never to never")
 
 
-def test_baselines_stand_beside_each_estimate(exact):
+def test_each_estimate_has_its_baselines(exact):
     answer = forecast(exact, at=[60.0, "4x"])
     assert set(answer.baselines) == {"last value", "linear in log compute", "power law"}
     assert answer.baselines["last value"] == pytest.approx((0.55, 0.55), abs=1e-4)
 
 
-def test_an_unidentified_forecast_says_so():
+def test_a_forecast_without_an_identified_ceiling_is_marked():
     text = str(forecast(fit(run(last=1500.0))))
     assert "ceiling NOT identified" in text
     assert "at 3000 device-hours:" in text
 
 
-def test_the_answer_is_json():
+def test_the_forecast_is_json():
     answer = json.loads(json.dumps(forecast(fit(run()), target=0.9).to_dict()))
     assert answer["at"][0]["compute"] == 32_000.0
     assert answer["target"]["high"] is None
@@ -67,7 +67,7 @@ def test_the_answer_is_json():
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10_000), noise=st.floats(0.0, 0.1), last=st.floats(1e3, 1e5))
-def test_forecasts_leave_the_metrics_bounds_never_and_fall_only_as_an_excursion_ends(seed, noise, last):
+def test_forecasts_stay_within_bounds_and_fall_only_as_an_excursion_ends(seed, noise, last):
     fitted = fit(run(seed=seed, noise=noise, last=last))
     found = forecast(fitted, at=["1x", "2x", "4x", "10x", "100x"])
     means = [estimate.mean for estimate in found.at]
@@ -76,11 +76,11 @@ def test_forecasts_leave_the_metrics_bounds_never_and_fall_only_as_an_excursion_
 
 
 @pytest.mark.parametrize("bad", ["x", "fast", "0x", "-2x", "1.2.3x", -5.0, 0, float("nan"), float("inf")])
-def test_compute_that_is_no_amount_is_refused(exact, bad):
+def test_an_invalid_amount_of_compute_is_an_error(exact, bad):
     with pytest.raises(CurveError, match="positive number, or a multiple of the last point such as '4x'"):
         forecast(exact, at=[bad])
 
 
-def test_a_target_outside_the_metric_is_refused(exact):
+def test_a_target_outside_the_bounds_is_an_error(exact):
     with pytest.raises(CurveError, match=r"target must lie within the metric's bounds \[0, 1\]; got 61"):
         forecast(exact, target=61)

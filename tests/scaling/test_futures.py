@@ -8,7 +8,7 @@ from scalerl.scaling.noise import local_noise
 
 
 def fallen(seed=0):
-    """Up to 0.6 by half of the run, then within five evaluations down to 0.2, where it stays."""
+    """A run that reaches 0.6 by half, then falls to 0.2 within five evaluations and stays there."""
     rng = np.random.default_rng(seed)
     compute = np.arange(31.0)
     level = np.where(compute < 16, sigmoid(compute, 0.6, 3.0, 4.0, 0.1), np.maximum(0.6 - 0.08 * (compute - 16), 0.2))
@@ -30,14 +30,14 @@ def test_a_clean_rise_is_the_law_alone():
 def test_a_fallen_run_is_forecast_to_stay_down_and_its_ceiling_is_not_identified():
     found = fit(fallen())
     assert found.futures.fallen and found.futures.stays > 0.5
-    # the law alone promises to recover to 0.4 and more
+    # the law alone forecasts a recovery to 0.4 or more
     assert found.draws.levels(np.array([60.0]), 1.0).mean() > 0.33
     assert found.predict([60.0]).mean[0] < 0.28
     assert not found.identified
     assert "has fallen and stays down" in str(forecast(found))
 
 
-def test_noise_about_a_level_is_forecast_to_stay_there():
+def test_noise_around_a_level_is_forecast_to_stay_there():
     found = fit(flat())
     assert found.futures.stays > 0.5
     assert found.predict([50.0]).mean[0] == pytest.approx(0.4, abs=0.04)
@@ -50,7 +50,7 @@ def alternating(noise, points=21):
     return Curve(np.arange(points, dtype=float), 0.5 + amplitude * (-1.0) ** np.arange(points))
 
 
-def test_the_odds_of_a_level_are_the_square_of_the_noise_and_at_most_those_after_a_fall():
+def test_the_odds_of_a_level_grow_with_the_square_of_the_noise_up_to_those_after_a_fall():
     assert prior_odds(alternating(EVEN_NOISE)) == pytest.approx(1.0)
     assert prior_odds(alternating(EVEN_NOISE / 5)) == pytest.approx(0.04)
     assert prior_odds(alternating(0.0)) == pytest.approx(0.0004)  # as for a noise of 0.001
@@ -65,7 +65,7 @@ def test_the_odds_do_not_depend_on_the_unit_of_the_metric():
     assert prior_odds(percent) == pytest.approx(prior_odds(curve))
 
 
-def test_a_fall_is_one_only_beyond_the_noise():
+def test_a_fall_counts_only_beyond_the_noise():
     # the best mean of three is 0.50, the last one 0.38: a fall by 0.12
     metric = np.array([0.4] * 6 + [0.5] * 6 + [0.38] * 4)
     assert has_fallen(Curve(np.arange(16.0), metric))
@@ -75,7 +75,7 @@ def test_a_fall_is_one_only_beyond_the_noise():
     assert not has_fallen(Curve(np.arange(32.0), shaken))
 
 
-def test_a_still_run_without_a_climb_takes_off_at_the_rate_of_such_runs():
+def test_a_run_with_little_noise_and_no_climb_takes_off_at_the_rate_of_such_runs():
     still = fit(
         Curve(np.arange(12.0), [0.333, 0.333, 0.332, 0.333, 0.334, 0.333, 0.333, 0.332, 0.333, 0.333, 0.334, 0.333])
     )
@@ -86,7 +86,7 @@ def test_a_still_run_without_a_climb_takes_off_at_the_rate_of_such_runs():
     assert TAKE_OFF["other"] == (3, 29) and shaking.take_off_rate().max() == pytest.approx(3 / 29)
 
 
-def test_a_climb_that_is_visible_waits_for_no_take_off():
+def test_a_run_with_a_visible_climb_has_no_take_off():
     assert (fit(run()).futures.take_off_rate() == 0).all()
 
 
@@ -113,21 +113,21 @@ def test_no_band_leaves_the_bounds(level, method):
         assert (band.low >= 0).all() and (band.high <= 1).all() and (band.low <= band.high).all()
 
 
-def test_an_excursion_lasts_as_long_as_the_noise_remembers():
+def test_an_excursion_decays_with_the_autocorrelation():
     rng = np.random.default_rng(5)
     compute, noise = np.arange(41.0), np.zeros(41)
     for i in range(1, 41):
         noise[i] = 0.9 * noise[i - 1] + 0.02 * rng.standard_normal()
-    noise += 0.1 - noise[-1]  # 0.1 above the curve at the end, as far as the noise reaches
+    noise += 0.1 - noise[-1]  # the noise at the end is 0.1
     found = fit(Curve(compute, sigmoid(compute, 0.6, 2.0, 5.0, 0.1) + noise))
     law = found.draws.levels(np.array([40.0, 41.0, 120.0]), 1.0).mean(axis=1)
     ahead = found.predict([40.0, 41.0, 120.0]).mean
-    away = (ahead - law) / (found.curve.metric[-1] - law[0])  # as shares of how far the last point is from the curve
+    away = (ahead - law) / (found.curve.metric[-1] - law[0])  # shares of the distance of the last point from the curve
     assert 0.5 < away[1] < away[0] < 1.0 and away[2] < 0.3
 
 
 @pytest.mark.parametrize("values", [[0.0] * 5, [0.5] * 8, [0.3] * 5 + [0.3, 0.31, 0.3]])
-def test_equal_values_at_the_start_are_forecast_with_an_honest_width(values):
+def test_equal_values_at_the_start_give_a_wide_forecast(values):
     found = fit(Curve(np.arange(1.0, len(values) + 1), values))
     band = found.predict([2.0 * len(values)], noise=True)
     assert band.low[0] <= values[-1] <= band.high[0]
@@ -136,7 +136,7 @@ def test_equal_values_at_the_start_are_forecast_with_an_honest_width(values):
     assert advise(found, "2x", 0.01).action != "stop"
 
 
-def test_the_second_rise_carries_no_identified_ceiling():
+def test_a_ceiling_from_a_second_rise_is_not_identified():
     compute = np.linspace(0, 1, 41)
     level = sigmoid(compute, 0.45, 2.5, 0.08, 0.2) + sigmoid(compute, 0.3, 6.0, 0.6, 0.0)
     found = fit(Curve(compute, level + 0.003 * np.random.default_rng(0).standard_normal(41)))
@@ -144,7 +144,7 @@ def test_the_second_rise_carries_no_identified_ceiling():
     assert not found.identified
 
 
-def test_last_points_that_contradict_the_curve_take_the_word_identified_away():
+def test_the_ceiling_is_not_identified_if_the_last_points_contradict_the_curve():
     curve = run(noise=0.002)
     metric = curve.metric.copy()
     metric[-3:] -= 0.03

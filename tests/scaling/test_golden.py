@@ -1,7 +1,7 @@
-"""What a user reads for one good, one unidentified, one collapsed and one at-bound fit, compared with files.
+"""The output for a good, an unidentified, a collapsed and an at-bound fit, compared with files.
 
-Words must agree exactly, numbers to the accuracy at which platforms differ. To accept a change that is meant:
-``python tests/scaling/test_golden.py`` writes the files anew; read the difference before committing it.
+Words must be equal; numbers may differ as between platforms. ``python tests/scaling/test_golden.py`` rewrites the files
+after an intended change; read the difference before committing it.
 """
 
 import json
@@ -44,7 +44,7 @@ def document(curve):
 
 
 def alike(found, golden):
-    """Equal but for the last digits of numbers."""
+    """Whether two texts are equal except for the last digits of numbers."""
     if isinstance(golden, dict):
         return found.keys() == golden.keys() and all(alike(found[key], golden[key]) for key in golden)
     if isinstance(golden, list):
@@ -68,7 +68,7 @@ def test_the_document_is_that_of_the_golden_file(name):
     assert alike(document(CURVES[name]()), json.loads((GOLDEN / f"{name}.json").read_text(encoding="utf-8")))
 
 
-def test_alike_sees_a_changed_word_and_a_changed_number():
+def test_alike_detects_a_changed_word_and_a_changed_number():
     assert alike("A 0.610 ± 0.002", "A 0.611 ± 0.002")
     assert not alike("A 0.610 ± 0.002", "A 0.710 ± 0.002")
     assert not alike("identified 0.61", "unknown 0.61")

@@ -50,5 +50,5 @@ def test_a_ridge_from_corner_to_corner_ends_the_zoom():
     assert np.isfinite(zoom(log_density, LIMITS, (40, 30)).log_mass())
 
 
-def test_systematic_draws_leave_hardly_anything_to_chance():
+def test_systematic_draws_have_little_random_error():
     assert systematic(np.array([1.0, 0.0, 2.0, 1.0]), 8).tolist() == [0, 0, 2, 2, 2, 2, 3, 3]

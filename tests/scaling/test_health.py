@@ -21,7 +21,7 @@ def test_a_fall_beyond_the_noise_is_a_decline_with_its_size():
     assert symptom.numbers["fall"] == pytest.approx(metric.max() - 0.3, abs=0.01)
 
 
-def test_a_dip_within_the_noise_is_none():
+def test_a_dip_within_the_noise_is_not_a_decline():
     assert names(run(noise=0.02, seed=4)) == []
 
 

@@ -11,14 +11,14 @@ def covariance(ratio, count):
 
 
 @pytest.mark.parametrize("count", [3, 4, 12])
-def test_the_modes_diagonalise_the_walk(count):
+def test_the_modes_diagonalize_the_walk(count):
     values, vectors = walk_modes(count)
     index = np.arange(count)
     assert vectors @ np.diag(values) @ vectors.T == pytest.approx(np.minimum.outer(index, index), abs=1e-10)
     assert vectors.T @ vectors == pytest.approx(np.eye(count), abs=1e-10)
 
 
-def test_the_last_level_is_that_of_generalised_least_squares_and_kriging():
+def test_the_last_level_is_that_of_generalized_least_squares_and_kriging():
     y = np.array([0.31, 0.35, 0.33, 0.41, 0.40, 0.46, 0.44])
     found = level_posterior(y, 0.0)
     for i, ratio in enumerate(STEP_RATIOS):
@@ -43,7 +43,7 @@ def test_the_evidence_is_the_integral_over_level_and_noise():
     assert level_posterior(y, 0.0).log_evidence + np.log(0.5) == pytest.approx(np.log(total), abs=0.02)
 
 
-def test_noise_about_a_level_gives_their_mean_and_a_fallen_run_its_last_level():
+def test_noise_gives_the_mean_and_a_fall_the_last_level():
     rng = np.random.default_rng(0)
     noise = 0.5 + 0.05 * rng.standard_normal(40)
     steady = level_posterior(noise, 1e-9)
@@ -62,7 +62,7 @@ def test_draws_have_the_moments_of_the_posterior():
     )
 
 
-def test_weights_are_those_of_generalised_least_squares():
+def test_weights_are_those_of_generalized_least_squares():
     y = np.array([0.31, 0.35, 0.33, 0.41, 0.40, 0.46, 0.44])
     weight = np.array([1.0, 0.5, 2.0, 1.0, 0.7, 1.3, 0.8])
     found = level_posterior(y, 0.0, weight)
@@ -79,10 +79,10 @@ def test_weights_are_those_of_generalised_least_squares():
         assert found.spread_Q[i] == pytest.approx(spread)
 
 
-def test_equal_weights_change_nothing_but_the_unit_of_the_noise():
+def test_equal_weights_only_change_the_unit_of_the_noise():
     y = np.array([0.31, 0.35, 0.33, 0.41, 0.40])
     plain, twice = level_posterior(y, 0.0), level_posterior(y, 0.0, np.full(5, 2.0))
-    # noise of half the size: a walk of ratio q is one of 4 q, so that only q = 0 is the same model
+    # with half of the noise, a walk of ratio q has ratio 4 q, so only q = 0 is the same model
     assert twice.level_Q[0] == pytest.approx(plain.level_Q[0])
     assert twice.rss_Q[0] == pytest.approx(4 * plain.rss_Q[0])
     ones = level_posterior(y, 0.0, np.ones(5))

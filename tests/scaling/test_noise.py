@@ -16,34 +16,34 @@ def test_noise_that_scales_with_a_share_is_largest_in_the_middle():
     assert binomial(np.array([-0.6]), -1.0, 1.0) == pytest.approx([0.17])
 
 
-def test_without_standard_errors_all_points_count_alike():
+def test_without_standard_errors_all_points_have_equal_weight():
     assert relative_noise(Curve(np.arange(1.0, 6.0), [0.1, 0.2, 0.3, 0.4, 0.5])) is None
     assert relative_noise(with_errors([0.1, 0.2, 0.3, 0.4, 0.5], np.zeros(5))) is None
 
 
-def test_equal_numbers_of_answers_make_equal_noise():
+def test_equal_numbers_of_answers_have_equal_noise():
     p = np.array([0.1, 0.3, 0.5, 0.7, 0.9, 0.4])
-    # standard errors in proportion to the square root of what ``binomial`` gives
+    # standard errors proportional to the square root of ``binomial``
     stderr = 0.1 * np.sqrt(p * (1 - p) + 0.01)
     assert relative_noise(with_errors(p, stderr)) == pytest.approx(np.ones(6))
 
 
 def test_points_of_fewer_answers_are_noisier():
-    p = np.full(8, 0.5) + 1e-4 * np.arange(8)  # no scatter, so that all but OTHER_NOISE is from the answers
+    p = np.full(8, 0.5) + 1e-4 * np.arange(8)  # no scatter, so the noise except OTHER_NOISE is from the answers
     stderr = np.array([0.01, 0.03] * 4)
-    # variances 1 and 9 with mean 5, of which nine tenths count: 0.9 * 1 / 5 + 0.1 and 0.9 * 9 / 5 + 0.1
+    # variances 1 and 9 with mean 5, with a weight of 0.9: 0.9 * 1 / 5 + 0.1 and 0.9 * 9 / 5 + 0.1
     assert OTHER_NOISE == 0.1
     assert relative_noise(with_errors(p, stderr)) ** 2 == pytest.approx(np.array([0.28, 1.72] * 4), abs=1e-3)
 
 
-def test_scatter_beyond_the_standard_errors_is_of_all_points():
+def test_scatter_beyond_the_standard_errors_is_equal_for_all_points():
     rough = 0.5 + 0.1 * (-1.0) ** np.arange(12)
     assert local_noise(rough) > 0.2
     stderr = np.where(np.arange(12) < 6, 0.001, 0.003)
     assert relative_noise(with_errors(rough, stderr)) == pytest.approx(np.ones(12), abs=0.01)
 
 
-def test_a_missing_standard_error_is_the_typical_one():
+def test_a_missing_standard_error_is_replaced_by_the_median():
     noise = relative_noise(with_errors(np.full(5, 0.5), [0.01, 0.01, np.nan, 0.01, 0.01]))
     assert noise == pytest.approx(np.ones(5))
 
@@ -68,13 +68,13 @@ def test_evaluations_lie_within_the_bounds_by_construction(level, sd):
     assert (drawn[0] != drawn[1]).any() or sd == 0.0
 
 
-def test_evaluations_have_the_mean_and_the_noise_asked_for():
+def test_evaluations_have_the_given_mean_and_noise():
     level, sd = np.full((1, 40_000), 0.2), np.full((1, 40_000), 0.05)
     drawn = evaluations(200 * level - 100, 200 * sd, -100.0, 100.0, np.random.default_rng(0))
     assert drawn.mean() == pytest.approx(-60.0, abs=0.3) and drawn.std() == pytest.approx(10.0, rel=0.02)
 
 
-def test_noise_at_a_bound_points_inwards_and_has_its_size():
+def test_noise_at_a_bound_is_one_sided_and_has_the_given_size():
     drawn = evaluations(np.zeros((1, 40_000)), np.full((1, 40_000), 0.03), 0.0, 1.0, np.random.default_rng(0))
     # the mean is 0.015; 0.015 * 0.985 / 0.0009 is 16 answers, none of them right with probability 0.985^16 = 0.785
     assert drawn.mean() == pytest.approx(0.015, abs=5e-4)

@@ -43,7 +43,7 @@ def test_r0_is_the_first_point_unless_it_is_given():
     assert fit(run(noise=0.0), method="paper").initial.mean == 0.2
 
 
-def test_the_procedure_gives_no_uncertainty_and_says_so():
+def test_the_procedure_reports_no_uncertainty():
     found = fit(run(), method="paper")
     assert np.isnan(found.asymptote.sd)
     assert not found.identified
@@ -51,11 +51,11 @@ def test_the_procedure_gives_no_uncertainty_and_says_so():
     assert found.to_dict()["asymptote"]["sd"] is None
 
 
-def test_a_grid_below_the_start_is_refused():
+def test_a_grid_below_the_initial_level_is_an_error():
     with pytest.raises(CurveError, match=r"no asymptote of the grid lies above R0 = 0\.2"):
         fit(run(noise=0.0), method="paper", settings=PaperGrid(asymptotes=[0.1, 0.15]))
 
 
-def test_an_answer_on_the_edge_of_the_grid_is_reported():
+def test_a_result_on_the_edge_of_the_grid_is_reported():
     found = fit(run(noise=0.0), method="paper", settings=PaperGrid(asymptotes=[0.4, 0.5]))
     assert "asymptote" in found.at_bound

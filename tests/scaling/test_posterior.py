@@ -25,7 +25,7 @@ def test_the_same_curve_gives_the_same_draws():
 
 
 def test_the_posterior_is_that_of_brute_force():
-    # nine points, phi held at 0.4: every parameter on a fixed grid, sigma integrated by its formula, no cleverness
+    # nine points, phi fixed at 0.4: every parameter on a fixed grid, sigma integrated in closed form
     curve, prior = run(points=9, noise=0.01), Prior(autocorrelations=(0.4,))
     log_c, y, phi = np.log(np.maximum(curve.compute, 1e-300)), curve.metric, 0.4
     lower = max(curve.compute[1] / 2, curve.last_compute / 200)
@@ -65,7 +65,7 @@ def test_autocorrelated_noise_is_seen_and_widens_the_interval():
     assert 1.6 < sd["slow"] / sd["white"] < 4
 
 
-def test_r0_can_be_held():
+def test_r0_can_be_fixed():
     found = fit(run(), r0=0.2)
     assert (found.initial.mean, found.initial.sd) == (pytest.approx(0.2), pytest.approx(0.0, abs=1e-12))
     assert found.asymptote.mean == pytest.approx(0.61, abs=0.01)
@@ -110,7 +110,7 @@ def test_any_metric_at_all_gives_finite_estimates_within_bounds(metric):
     assert 0 <= found.asymptote.low <= found.asymptote.high <= 1 + 1e-9
 
 
-def test_intervals_hold_the_truth_about_nine_times_in_ten():
+def test_intervals_contain_the_truth_about_nine_times_in_ten():
     rng = np.random.default_rng(11)
     inside = 0
     for seed in range(60):
@@ -140,18 +140,18 @@ def test_a_late_start_is_found_and_its_forecast_follows_the_truth():
     assert np.quantile(levels, 0.05) < 0.692 < np.quantile(levels, 0.95)
 
 
-def test_no_departure_is_admitted_when_the_prior_admits_none():
+def test_a_prior_without_departures_admits_none():
     assert posterior(late(), None, Prior(departure=0.0)).probability == {"law": 1.0}
 
 
-def test_probabilities_of_the_kinds_add_up_and_share_out_the_draws():
+def test_probabilities_of_the_families_sum_to_one_and_determine_the_draws():
     found = posterior(late(), None, Prior())
     assert sum(found.probability.values()) == pytest.approx(1.0)
     assert len(found.draws.asymptote) == 2000
     assert (found.draws.delay > 0).mean() == pytest.approx(found.probability["late start"], abs=1e-3)
 
 
-def test_holding_the_ceiling_lower_makes_the_run_look_more_efficient():
+def test_a_lower_fixed_ceiling_makes_the_run_more_efficient():
     # the published run, A 0.610 and B 1.92, refitted with A held at 0.605: B 2.01 by least squares, so phi is 0 here
     problem = standardised(run(points=76, noise=0.0), None, Prior(autocorrelations=(0.0,)))
     held = problem._replace(asymptote=(0.605 - problem.offset) / problem.width)
@@ -170,6 +170,6 @@ def test_holding_the_ceiling_lower_makes_the_run_look_more_efficient():
         ("efficiency_spread", 0.0, "must be positive"),
     ],
 )
-def test_a_prior_that_makes_no_sense_is_refused(field, value, message):
+def test_an_invalid_prior_is_an_error(field, value, message):
     with pytest.raises(CurveError, match=message):
         Prior(**{field: value})

@@ -1,4 +1,4 @@
-"""benchmarks/real_curves.py on a small made-up file, with the figures worked by hand."""
+"""benchmarks/real_curves.py on a small synthetic file, compared with figures by hand."""
 
 import json
 import sys
@@ -34,7 +34,7 @@ def file(tmp_path):
     return path
 
 
-def test_a_run_without_a_repository_is_its_own_and_bounds_are_those_given(bench, file):
+def test_a_run_without_a_repository_is_a_separate_source_and_bounds_apply(bench, file):
     runs = bench.read_runs(file, (0.0, 2.0))
     assert [(run.name, run.repo, run.kind) for run in runs] == [
         ("fell", "lab", "collapse"), ("flat", "flat", "not named"), ("short", "short", "not named"),
@@ -48,13 +48,13 @@ def test_a_split_shows_the_share_and_at_least_five_points_and_scores_the_rest(be
     # 0.3 of 12 is 4, so 5 are shown; 0.7 of 12 is 8
     early, late = bench.split(fell, 0.3), bench.split(fell, 0.7)
     assert (early.shown, late.shown) == (5, 8)
-    # all after the eighth are 0.2, as is the last point shown; the best mean of three is 0.6, the last one 0.3
+    # all points from the eighth on are 0.2; the best mean of three is 0.6, the last one 0.3
     assert late.error["last tenth"] == pytest.approx(0.0) and late.error["last value"] == pytest.approx(0.0)
     assert late.fallen and not early.fallen
-    # at 5 points the last is 0.6: errors 0.2, 0.3 and five of 0.4 after it
+    # with 5 points the last value is 0.6: the errors after it are 0.2, 0.3 and five times 0.4
     assert early.error["last tenth"] == pytest.approx(np.sqrt((0.04 + 0.09 + 5 * 0.16) / 7))
     assert len(late.rank) == 4 and 0 <= min(late.rank) <= max(late.rank) <= 1
-    # three points must remain: of 7 points none do, of 10 the split at 0.7 has them
+    # at least three points must remain: not for any split of 7 points, but for the split of 10 points at 0.7
     assert bench.split(short, 0.3) is None
     assert bench.split(flat, 0.7).shown == 7
 
@@ -92,7 +92,7 @@ def test_the_tables_are_printed_and_written(bench, file, monkeypatch, capsys, tm
         ("run,compute,value\n" + "".join(f"a,{i},0.5\n" for i in range(1, 6)), "no run has the 8 points"),
     ],
 )
-def test_a_file_that_cannot_be_scored_is_refused_in_words(bench, tmp_path, monkeypatch, text, message):
+def test_a_file_that_cannot_be_scored_is_an_error(bench, tmp_path, monkeypatch, text, message):
     path = tmp_path / "bad.csv"
     path.write_text(text)
     monkeypatch.setattr(sys, "argv", ["real_curves.py", str(path)])

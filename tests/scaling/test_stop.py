@@ -28,7 +28,7 @@ def test_conditions_are_read(text, rule):
         ("gain at 2x below 0.1 with probability 1", "a probability between 0 and 1"),
     ],
 )
-def test_what_is_no_condition_is_refused_with_what_is(text, message):
+def test_an_invalid_condition_is_an_error_with_the_allowed_forms(text, message):
     with pytest.raises(CurveError, match=message):
         stop_rule(text)
 

@@ -1,4 +1,4 @@
-"""What benchmarks/real_curves.py counts after an advice, worked by hand."""
+"""The counts of benchmarks/real_curves.py after an advice, compared with results by hand."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def bench(monkeypatch):
     return real_curves
 
 
-def test_the_share_is_that_of_the_compute_after_the_stops(bench):
+def test_the_share_is_of_the_compute_after_the_stops(bench):
     def stop(at):
         return bench.Stop("r", "lab", "flat", "stop", at, gain=0.0, smooth_gain=0.0, noise=0.0, over_best=0.0)
 
@@ -32,12 +32,12 @@ def test_a_fall_is_counted_from_the_best_and_from_the_stop(bench):
     metric = np.concatenate([np.linspace(0.05, 0.6, 12), np.full(8, 0.3)])
     found = bench.first_stop(bench.RealRun("fell", "lab", "collapse", Curve(np.arange(1.0, 21.0), metric)))
     # the best mean of three is 0.55; with one, two and three points at 0.3 it is 0.483, 0.4 and 0.3, so that it is more
-    # than 0.1 below at the second and, as is asked, at the one after it
+    # than 0.1 below at the second point and, as required, at the next
     assert (found.action, found.at) == ("go back", pytest.approx(15 / 20))
     assert found.over_best == pytest.approx(0.3 - 0.55)
     # three points before the stop are 0.3 like the last three; so are the four around it
     assert (found.gain, found.smooth_gain) == pytest.approx((0.0, 0.0))
 
 
-def test_no_advice_is_counted_where_fewer_than_three_points_follow(bench):
+def test_no_advice_is_counted_if_fewer_than_three_points_follow(bench):
     assert bench.first_stop(bench.RealRun("short", "lab", "flat", Curve(np.arange(7.0), [0.5] * 7))) is None

@@ -15,7 +15,7 @@ def test_the_slope_and_its_error_are_those_of_scipy_over_the_last_doubling():
     assert (found.rise, found.error) == pytest.approx((theirs.slope, theirs.stderr))
 
 
-def test_fewer_than_five_points_in_the_last_doubling_are_filled_up_without_the_one_at_zero():
+def test_earlier_points_except_the_one_at_zero_complete_a_short_last_doubling():
     compute = np.array([0.0, 1.0, 2.0, 4.0, 8.0, 16.0])
     found = trend(Curve(compute, [0.9, 0.1, 0.2, 0.3, 0.4, 0.5]))
     assert found.rise == pytest.approx(0.1)  # one tenth for each doubling, and 0.9 is left out

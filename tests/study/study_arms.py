@@ -1,4 +1,4 @@
-"""Arms whose truth is known, shared by the tests of studies."""
+"""Arms with known truth, shared by the tests of studies."""
 
 import numpy as np
 
@@ -8,7 +8,7 @@ SEED_SD = 0.012
 
 
 def run(asymptote=0.6, midpoint=0.15, efficiency=1.8, last=1.0, points=41, seed=0, **changes):
-    """One run from 0.2, in shares of a whole one, with white noise of 0.004."""
+    """One run from 0.2, with compute in shares of a whole run, and white noise of 0.004."""
     compute = np.linspace(0.0, last, points)
     level = sigmoid(compute, asymptote, efficiency, midpoint, 0.2)
     wobble = 0.004 * np.random.default_rng(seed).standard_normal(points)
@@ -16,7 +16,7 @@ def run(asymptote=0.6, midpoint=0.15, efficiency=1.8, last=1.0, points=41, seed=
 
 
 def arm(seeds=3, first_seed=0, asymptote=0.6, **changes):
-    """Runs of one recipe whose ceilings scatter as published ones do, about exactly the one given."""
+    """Runs of one recipe whose ceilings scatter as in published runs; their mean is exactly the given ceiling."""
     scatter = np.random.default_rng(first_seed).standard_normal(seeds)
     scatter = SEED_SD * (scatter - scatter.mean())
     return [run(asymptote=asymptote + d, seed=first_seed + i, **changes) for i, d in enumerate(scatter)]
@@ -28,6 +28,6 @@ def stretched(curves, factor):
 
 
 def collapsed(fall=0.3, seed=0):
-    """A run that loses so much after two thirds."""
+    """A run whose metric drops by ``fall`` after two thirds."""
     whole = run(seed=seed)
     return Curve(whole.compute, np.clip(whole.metric - fall * (whole.compute > 0.65), 0, 1))

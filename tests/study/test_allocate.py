@@ -11,7 +11,7 @@ from scalerl.study.fitted_arms import collapse
 
 
 def misleading(fraction=0.25, seeds=3):
-    """A quick low arm, a quick good one, and a slow starter that is lower than both now and ends above them."""
+    """An early low arm, an early good one, and a late arm that is below both now and ends above them."""
     part = {"last": fraction, "points": 13, "seeds": seeds}
     return {
         "low": arm(asymptote=0.45, midpoint=0.03, first_seed=0, **part),
@@ -39,7 +39,7 @@ def test_the_slow_starter_wins_once_it_is_known():
 
 
 def test_one_seed_stops_less_than_five():
-    """A gap of 0.02: one seed of sd 0.012 a side leaves a fair chance, five a side about 1 in 250."""
+    """A gap of 0.02 with seeds of sd 0.012: one seed per side leaves a fair chance, five about 1 in 250."""
     one = allocate({"high": arm(1, asymptote=0.62), "low": arm(1, 10, asymptote=0.60)})
     five = allocate({"high": arm(5, asymptote=0.62), "low": arm(5, 10, asymptote=0.60)})
     assert one.verdicts["low"].probability_best > 0.05 > five.verdicts["low"].probability_best
@@ -47,7 +47,7 @@ def test_one_seed_stops_less_than_five():
     assert one.seed_source.startswith("assumed") and five.seed_source == "estimated from 5 and 5 seeds"
 
 
-def test_a_long_run_counts_to_its_last_point_though_its_fit_is_thinned():
+def test_a_long_run_counts_to_its_last_point_if_its_fit_is_thinned():
     assert allocate({"long": fit(run(points=1000)), "other": run(seed=1)}).spent == 2.0
 
 
@@ -58,10 +58,10 @@ def test_arms_may_have_different_numbers_of_seeds():
     assert [v.spent for v in found.verdicts.values()] == [1.0, 4.0, 2.0] and found.spent == 7.0
 
 
-def test_training_is_worth_most_where_least_is_known():
+def test_training_is_worth_most_for_the_least_known_arm():
     found = allocate(misleading())
     assert max(found.verdicts.values(), key=lambda v: v.worth).arm == "slow"
-    # learning of all arms brings at least as much as learning of one
+    # knowing all ceilings gains at least as much as knowing one
     assert found.worth >= found.verdicts["slow"].worth > 0
 
 
@@ -72,7 +72,7 @@ def test_identical_arms_end_the_study():
     assert found.verdicts["a"].reason.startswith("the study is over")
 
 
-def test_a_collapsed_arm_stops_with_that_as_the_reason():
+def test_a_collapsed_arm_stops_and_the_reason_is_the_collapse():
     found = allocate({"fallen": [collapsed(seed=1)], "a": arm(1), "b": arm(1, 10)})
     verdict = found.verdicts["fallen"]
     assert not verdict.go_on and verdict.reach is None
@@ -80,7 +80,7 @@ def test_a_collapsed_arm_stops_with_that_as_the_reason():
     assert found.verdicts["a"].probability_best + found.verdicts["b"].probability_best == pytest.approx(1)
 
 
-def test_one_collapsed_seed_of_three_is_left_out_and_said():
+def test_one_collapsed_seed_of_three_is_left_out_and_reported():
     found = allocate({"shaky": [collapsed(seed=1), run(seed=2), run(seed=3)], "other": arm(first_seed=10)})
     assert found.verdicts["shaky"].reason.endswith("runs left out: 1 collapsed")
     assert found.verdicts["shaky"].reach.mean == pytest.approx(0.6, abs=0.01)
@@ -91,8 +91,8 @@ def test_when_all_have_collapsed_nothing_is_chosen():
     assert (found.best, found.over) == (None, True)
 
 
-def test_swings_of_correlated_noise_are_no_collapse():
-    """AR(1) noise of sd 0.03 about a plateau: one run in eight ends so far below its best that it counts as falling."""
+def test_correlated_noise_is_not_a_collapse():
+    """AR(1) noise of sd 0.03 around a plateau: one run in eight ends far enough below its best to count as falling."""
     declines = collapses = 0
     level, deviates = run(midpoint=0.05).metric, np.random.default_rng(0).standard_normal((80, 41))
     for deviate in deviates:
@@ -109,11 +109,11 @@ def test_swings_of_correlated_noise_are_no_collapse():
 def test_an_arm_that_cannot_be_fitted_yet_continues(short):
     found = allocate({"new": [short], "high": arm(asymptote=0.7), "low": arm(first_seed=10, asymptote=0.5)})
     assert found.verdicts["new"].go_on and found.verdicts["new"].reason.startswith("too early to judge: ")
-    # the others are judged meanwhile, and nothing is over
+    # the others are judged, and the study is not over
     assert not found.verdicts["low"].go_on and found.verdicts["high"].go_on and not found.over
 
 
-def test_when_none_can_be_fitted_all_continue():
+def test_if_no_arm_can_be_fitted_all_continue():
     found = allocate({"a": [run(points=3)], "b": [run(points=4)]})
     assert (found.best, found.over) == (None, False) and all(v.go_on for v in found.verdicts.values())
     assert json.loads(json.dumps(found.to_dict()))["worth"] is None
@@ -138,7 +138,7 @@ def test_a_wider_metric_gives_the_same_verdicts():
     assert there.worth == pytest.approx(2 * here.worth, rel=0.05)
 
 
-def test_curves_and_their_fits_give_the_same_answer():
+def test_curves_and_their_fits_give_the_same_allocation():
     arms = misleading(seeds=1)
     assert allocate(arms).to_dict() == allocate({name: fit(runs[0]) for name, runs in arms.items()}).to_dict()
 
@@ -154,7 +154,7 @@ def test_curves_and_their_fits_give_the_same_answer():
         ({"a": run(), "b": fit(run(), method="paper")}, "posterior fits; got one by 'paper' in arm 'b'. Fit it again"),
     ],
 )
-def test_what_is_no_study_is_refused(arms, message):
+def test_arms_that_cannot_be_compared_are_an_error(arms, message):
     with pytest.raises(CurveError, match=message):
         allocate(arms)
 

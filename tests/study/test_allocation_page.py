@@ -1,4 +1,4 @@
-"""docs/allocation.md: its example runs and says what the page shows, and its table is the one that was measured."""
+"""docs/allocation.md: its example prints the output on the page, and its table has the measured numbers."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""The rules that the benchmark of allocation compares; the first of them is the one of the product."""
+"""The rules that the benchmark of allocation compares; the first is that of `scalerl.study.allocate`."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ ARMS = [
     [fit(curve) for curve in arm(asymptote=asymptote, midpoint=midpoint, first_seed=seed, last=0.25, points=13)]
     for asymptote, midpoint, seed in ((0.45, 0.03, 0), (0.60, 0.06, 10), (0.66, 0.40, 20))
 ]
-"""A quick low arm, a quick good one, and a slow starter that is lower than both now and ends above them."""
+"""An early low arm, an early good one, and a late arm that is below both now and ends above them."""
 
 
 def draws(rows):
@@ -31,7 +31,7 @@ def draws(rows):
     return ArmDraws(draws_AD, draws_AD)
 
 
-def test_the_rule_named_best_decides_as_the_product_does(rules):
+def test_the_rule_named_best_decides_like_allocate(rules):
     found = rules.decide(ARMS, np.full(3, True), "best")
     product = allocate({str(a): fits for a, fits in enumerate(ARMS)})
     assert list(found.continues_A) == [v.go_on for v in product.verdicts.values()] == [False, True, True]
@@ -50,14 +50,14 @@ def test_an_arm_that_has_spent_its_budget_does_not_continue(rules):
     assert not rules.decide(ARMS, np.full(3, False), "best").continues_A.any()
 
 
-def test_an_arm_that_cannot_be_trained_further_teaches_nothing(rules):
+def test_an_arm_that_cannot_be_trained_further_has_no_worth(rules):
     # means 0.5 and 0.475: knowing the second would gain 0.05, but it has spent its budget
     two = draws([[0.5, 0.5, 0.5, 0.5], [0.3, 0.4, 0.5 - 1e-9, 0.7]])
     assert worth_of_all(two) == pytest.approx(0.05)
     assert worth_of_all(rules.hold(two, np.array([True, False]))) == pytest.approx(0.0)
 
 
-def test_above_leader_keeps_an_arm_surely_beaten_by_a_third_one_while_the_leader_is_uncertain(rules):
+def test_above_leader_keeps_an_arm_worse_than_a_third_one_while_the_leader_is_uncertain(rules):
     assert rules.probability_above(draws([[0.5] * 4, [0.3, 0.4, 0.5 - 1e-9, 0.7]])) == pytest.approx([1, 0.25])
     rng = np.random.default_rng(0)
     three = draws(

@@ -1,4 +1,4 @@
-"""How a budget is spent: who goes on by the forecast, what is kept of the reasons, and rates found by a sweep."""
+"""Spending of a budget: arms that continue by the forecast, recorded reasons, and rates from a sweep."""
 
 import json
 
@@ -30,12 +30,12 @@ def test_a_slow_starter_continues_and_a_finished_low_arm_does_not(tmp_path):
     assert [name for name, verdict in kept["verdicts"].items() if verdict["go_on"]] == list(chosen.arms)
 
 
-def test_with_one_arm_that_has_a_curve_there_is_nothing_to_decide(tmp_path):
+def test_with_a_single_curve_all_arms_continue(tmp_path):
     study = write_study(tmp_path / "s", {"good": Truth(last_step=HALF), "broken": Truth(last_step=-1, failed="no")})
     assert by_forecast(study).arms == ["good"]
 
 
-def test_equal_means_all_of_it_at_once_for_all(tmp_path):
+def test_equal_gives_every_arm_its_whole_budget_at_once(tmp_path):
     study = write_study(tmp_path / "s", {"a": Truth(last_step=-1), "b": Truth(last_step=-1)})
     assert ALLOCATIONS["equal"].shares == (1.0,) and everyone(study).arms == ["a", "b"]
     assert ALLOCATIONS["forecast"].shares[-1] == 1.0
@@ -46,7 +46,7 @@ def test_the_best_rate_of_each_loss_is_the_one_that_ended_highest(tmp_path):
     ends = {"cispo-6e-05": 0.7, "cispo-0.00012": 0.8, "dapo-0.00024": 0.75, "gspo-0.00048": 0.6, "grpo-6e-05": 0.65}
     for key in study.runs():
         study.run(key).mkdir(parents=True)
-        # a single high point early in the run must not count: the mean of the last three does
+        # a single early high point must not count; the mean of the last three counts
         rates = [0.95, *[ends.get(key.arm, 0.5)] * 3]
         rows = [{"step": step, "pass_rate": rate} for step, rate in zip((0, 224, 232, 240), rates, strict=True)]
         (study.run(key) / "points.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -62,7 +62,7 @@ def test_the_best_rate_of_each_loss_is_the_one_that_ended_highest(tmp_path):
     assert sweep_note(study) == ""
 
 
-def test_a_study_that_sweeps_no_rate_has_nothing_to_say_of_rates(tmp_path):
+def test_a_study_without_a_sweep_has_no_note_on_rates(tmp_path):
     study = StudyDirectory.create(tmp_path / "loo", PLANS["loo"](QUICK))
     for key in study.runs():
         study.run(key).mkdir(parents=True)

@@ -15,7 +15,7 @@ from scalerl.study.best_arm import (
 
 
 def draws(rows):
-    """Arms whose few draws are written out, so that the answers can be worked out by hand."""
+    """Arms with a few explicit draws, so that the results can be computed by hand."""
     draws_AD = np.array(rows, dtype=float)
     return ArmDraws(draws_AD, draws_AD)
 
@@ -34,10 +34,10 @@ def test_shortfall_is_the_mean_distance_to_the_best():
     assert shortfall(draws(TWO)) == pytest.approx([0.05, 0.075])
 
 
-def test_training_is_worth_what_knowing_would_gain():
+def test_worth_is_the_expected_gain_from_known_ceilings():
     # knowing the second arm: 0.7 instead of 0.5 in one draw of four
     assert worth_of_all(draws(TWO)) == pytest.approx(0.05)
-    # knowing the first, which is known, changes nothing
+    # the first is known already, so knowing it gains nothing
     assert worth_of_each(draws(TWO)) == pytest.approx([0, 0.05])
 
 
@@ -47,7 +47,7 @@ def test_of_two_equal_arms_training_is_worth_sd_over_root_pi():
     assert worth_of_all(draws(draws_AD)) == pytest.approx(0.01 / np.sqrt(np.pi), abs=1e-4)
 
 
-def test_the_scatter_of_seeds_is_in_what_is_believed_and_not_in_what_training_can_teach():
+def test_the_scatter_of_seeds_is_in_the_recipe_draws_and_not_in_the_trained_draws():
     rng = np.random.default_rng(0)
     known_SD = [np.full(20_000, 0.6), np.full(20_000, 0.62), np.full(20_000, 0.58)]
     trained_D, recipe_D = draws_of_arm(known_SD, np.full(20_000, 0.012), rng)
@@ -56,7 +56,7 @@ def test_the_scatter_of_seeds_is_in_what_is_believed_and_not_in_what_training_ca
     assert recipe_D.std() == pytest.approx(0.012 / np.sqrt(3), rel=0.03)
 
 
-def test_many_arms_that_are_all_alike_all_stay_in_play():
+def test_many_equal_arms_all_continue():
     """Thirty arms: each is the best with probability 1/30, below the limit of 0.05."""
     alike = draws(np.random.default_rng(0).standard_normal((30, 4000)))
     assert probability_best(alike).max() < LEAST

@@ -1,4 +1,4 @@
-"""Execution: order, slices, failures, and what a kill costs; with scripted processes, so that time plays no part."""
+"""Execution: order, slices, failures and kills, with scripted processes that do not depend on time."""
 
 import json
 import os
@@ -23,7 +23,7 @@ def plan(*names, seeds=(0, 1), **fields):
 
 
 class Scripted:
-    """A job that lasts some looks and then has written what a run writes."""
+    """A job that runs for a number of polls and then has written the files of a run."""
 
     def __init__(self, workers, command, log):
         self.workers, self.command, self.left = workers, command, workers.looks
@@ -97,7 +97,7 @@ def test_every_arm_gets_its_first_seed_before_any_gets_its_second(tmp_path):
     ]  # fmt: skip
 
 
-def test_runs_share_the_workers_once_the_warm_start_they_need_is_made(tmp_path):
+def test_runs_start_in_parallel_after_their_warm_start_is_made(tmp_path):
     workers = ScriptedWorkers(count=3, looks=4)
     run(StudyDirectory.create(tmp_path / "s", plan("a", "b", "c")), workers)
     assert [name for name, _, _ in workers.started][:1] == ["a/seed-0"] and workers.busiest <= 3
@@ -109,11 +109,11 @@ def test_a_failed_arm_is_reported_with_its_error_and_the_others_continue(tmp_pat
     _, execution = run(study, workers, shares=(0.5, 1.0))
     assert execution.failures == {RunKey("a", s): "scalerl: step 3: the loss is not a number" for s in (0, 1)}
     assert [study.step(RunKey("b", s)) for s in (0, 1)] == [40, 40]
-    assert [name for name, _, _ in workers.started].count("a/seed-0") == 1  # not tried again in the second slice
+    assert [name for name, _, _ in workers.started].count("a/seed-0") == 1  # not retried in the second slice
     assert "a/seed-0 failed with exit code 1: scalerl: step 3" in execution.display.notes[0]
 
 
-def test_resuming_starts_only_what_is_not_done_and_retries_failures(tmp_path):
+def test_resume_starts_unfinished_runs_and_retries_failed_ones(tmp_path):
     study = StudyDirectory.create(tmp_path / "s", plan("a", "b"))
     run(study, ScriptedWorkers(failing=("b",)))
     again = ScriptedWorkers()
@@ -124,7 +124,7 @@ def test_resuming_starts_only_what_is_not_done_and_retries_failures(tmp_path):
     assert third.started == []
 
 
-def test_slices_end_at_evaluations_and_dropped_arms_get_no_more(tmp_path):
+def test_slices_end_at_evaluations_and_dropped_arms_do_not_continue(tmp_path):
     assert [target_step(BASE, share) for share in (0.01, 0.3, 0.5, 0.99, 1.0)] == [8, 16, 16, 40, 40]
     study, workers = StudyDirectory.create(tmp_path / "s", plan("a", "b", seeds=(0,))), ScriptedWorkers()
     kept, execution = run(study, workers, shares=(0.5, 1.0), policy=lambda study: Choice(["b"], "a is behind"))
@@ -141,7 +141,7 @@ def test_a_run_that_ended_because_every_prompt_was_solved_is_finished(tmp_path):
     assert again.started == [] and set(execution.states.values()) == {"finished"}
 
 
-def test_what_is_done_already_is_known_before_the_first_run_starts(tmp_path):
+def test_finished_runs_are_known_before_the_first_run_starts(tmp_path):
     study = StudyDirectory.create(tmp_path / "s", plan("a", "b"))
     run(study, ScriptedWorkers(failing=("a",)))
     _, execution = run(study, ScriptedWorkers())
@@ -150,14 +150,14 @@ def test_what_is_done_already_is_known_before_the_first_run_starts(tmp_path):
     }  # fmt: skip
 
 
-def test_a_request_to_stop_stops_what_runs_and_starts_nothing_more(tmp_path):
+def test_a_stop_request_stops_running_jobs_and_starts_no_others(tmp_path):
     study, workers = StudyDirectory.create(tmp_path / "s", plan("a", "b")), ScriptedWorkers(looks=5)
     looks = iter([False, False] + [True] * 50)
     run(study, workers, stop=lambda: next(looks))
     assert len(workers.started) == 1 and len(workers.stopped) == 1
 
 
-def test_a_run_left_by_a_killed_study_is_waited_for_and_not_started_twice(tmp_path):
+def test_a_run_of_a_killed_study_is_awaited_and_not_started_twice(tmp_path):
     import fcntl
 
     study = StudyDirectory.create(tmp_path / "s", plan("a", "b", seeds=(0,)))
@@ -176,7 +176,7 @@ def test_a_run_left_by_a_killed_study_is_waited_for_and_not_started_twice(tmp_pa
     workers = ScriptedWorkers()
     _, execution = run(study, workers, stop=stop)
     assert looks[:5] == [True] * 5 and workers.started[0] == ("a/seed-0", "train", 40)
-    assert execution.display.notes == ["a/seed-0: its process of an earlier start is still running; waiting for it"]
+    assert execution.display.notes == ["a/seed-0: a process from an earlier start is still running; waiting for it"]
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ def test_a_run_left_by_a_killed_study_is_waited_for_and_not_started_twice(tmp_pa
         (plan("b", "a"), "reference is 'a' there and 'b' here"),
     ],
 )
-def test_a_directory_with_another_plan_is_refused_and_told_apart(tmp_path, other, message):
+def test_a_directory_with_another_plan_is_an_error_that_lists_the_changes(tmp_path, other, message):
     StudyDirectory.create(tmp_path / "s", plan("a", "b"))
     before = (tmp_path / "s/study.toml").read_text()
     with pytest.raises(ConfigError, match=message):
@@ -196,7 +196,7 @@ def test_a_directory_with_another_plan_is_refused_and_told_apart(tmp_path, other
     assert (tmp_path / "s/study.toml").read_text() == before
 
 
-def test_a_directory_with_other_things_is_left_alone(tmp_path):
+def test_a_directory_with_other_files_is_not_used(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
     with pytest.raises(ConfigError, match="exists and holds no study; give -o a directory that is new or empty"):
         StudyDirectory.create(tmp_path, plan("a", "b"))

@@ -1,4 +1,4 @@
-"""Plans: what arms become, what is refused before anything runs, and TOML that reads back to the same plan."""
+"""Plans: configurations of arms, errors before anything runs, and TOML that reads back to the same plan."""
 
 import pytest
 
@@ -19,13 +19,13 @@ def arm(name, **recipe):
 
 
 @pytest.mark.parametrize("name", list(PLANS))
-def test_a_plan_of_ours_can_be_run_and_read_back_from_its_toml(name, tmp_path):
+def test_every_built_in_plan_is_valid_and_reads_back_from_toml(name, tmp_path):
     made = check(PLANS[name](QUICK))
     (tmp_path / "study.toml").write_text(plan_toml(made))
     assert read_plan(tmp_path / "study.toml") == made
 
 
-def test_leave_one_out_is_the_papers_nine_runs_each_one_component_away():
+def test_leave_one_out_has_the_papers_nine_arms_with_one_changed_component_each():
     made = PLANS["loo"](QUICK)
     assert [a.name for a in made.arms] == [
         "scalerl", "plan", "lp", "batch", "8op", "fp32", "savg", "dapo", "uniform-sampling",
@@ -40,7 +40,7 @@ def test_leave_one_out_is_the_papers_nine_runs_each_one_component_away():
         "fp32": ["fp32_head"], "savg": ["aggregation"], "dapo": ["loss"], "uniform-sampling": ["retire_pass_rate"],
     }  # fmt: skip
     assert configs["8op"].off_policy == PpoOffPolicy(batches=8) and configs["dapo"].loss == Dapo()
-    # the lab thinks for up to 60 tokens and answers in 9: the penalty grows over the last 9 of 69
+    # the lab has 60 tokens of thinking and 9 for the answer: the penalty grows over the last 9 of 69
     assert configs["lp"].length == LengthPenalty(max_tokens=69, cache_tokens=9)
 
 
@@ -65,7 +65,7 @@ def test_arms_sample_equally_many_completions_with_equally_many_evaluations():
     assert asked.config(asked.arm("own"), 0).steps == 99
 
 
-def test_seeds_are_paired_everything_but_the_seed_is_shared():
+def test_runs_of_an_arm_differ_in_the_seed_only():
     made = PLANS["loo"](QUICK)
     for one in made.arms:
         first, second = made.config(one, 0), made.config(one, 1)
@@ -73,7 +73,7 @@ def test_seeds_are_paired_everything_but_the_seed_is_shared():
         assert (first.data, first.model, first.evaluation) == (QUICK.data, QUICK.model, QUICK.evaluation)
 
 
-def test_a_rate_goes_to_the_arms_of_its_loss_that_name_none():
+def test_a_rate_applies_to_the_arms_of_its_loss_without_one():
     made = plan(arm("dapo", loss="dapo"), arm("own", loss="dapo", optimizer={"learning_rate": 1e-3}))
     tuned = with_rates(made, {"dapo": 2e-5})
     rates = {a.name: tuned.config(a, 0).recipe.optimizer.learning_rate for a in tuned.arms}
@@ -81,23 +81,23 @@ def test_a_rate_goes_to_the_arms_of_its_loss_that_name_none():
     assert tuned.config(tuned.arm("dapo"), 0).recipe.optimizer.warmup_steps == QUICK.recipe.optimizer.warmup_steps
 
 
-def test_learning_rates_are_told_where_losses_have_their_own():
+def test_learning_rates_are_listed_if_they_differ_by_loss():
     made = plan(arm("dapo", loss="dapo"), arm("gspo", loss="gspo"))
     assert rates_note(made) == ""
     assert rates_note(with_rates(made, {"dapo": 2.4e-4, "gspo": 2e-5})) == (
         "learning rates: 0.00012 (cispo), 0.00024 (dapo), 2e-05 (gspo)"
     )
-    assert rates_note(PLANS["rates"](QUICK)) == ""  # its arms are the rates
+    assert rates_note(PLANS["rates"](QUICK)) == ""  # its arms differ in the rate
 
 
-def test_the_reference_stays_whatever_is_selected():
+def test_a_selection_always_includes_the_reference():
     made = PLANS["forward"](QUICK)
     assert [a.name for a in select(made, ["cispo-*"]).arms] == ["baseline", "cispo-4", "cispo-5", "cispo-8"]
     with pytest.raises(ConfigError, match=r"'cispo4' matches no arm \(did you mean 'cispo-4'\?\)"):
         select(made, ["cispo4"])
 
 
-def test_changes_name_only_what_differs():
+def test_changes_contain_only_differing_fields():
     other = replace(QUICK.recipe, retire_pass_rate=None, optimizer=replace(QUICK.recipe.optimizer, learning_rate=1e-5))
     assert recipe_changes(other, QUICK.recipe) == {
         "recipe": {"retire_pass_rate": "none", "optimizer": {"learning_rate": 1e-5}}
@@ -105,7 +105,7 @@ def test_changes_name_only_what_differs():
     assert recipe_changes(QUICK.recipe, QUICK.recipe) == {}
 
 
-def test_without_the_tiny_model_there_is_no_axis_of_its_width():
+def test_without_the_tiny_model_the_axes_plan_has_no_widths():
     names = [a.name for a in PLANS["axes"](replace(QUICK, model=HuggingFaceModel(path="x"))).arms]
     assert "prompts-32" in names and not any(name.startswith("width") for name in names)
 
@@ -125,7 +125,7 @@ def test_without_the_tiny_model_there_is_no_axis_of_its_width():
         (plan(arm("gspo", loss="gspo"), base=replace(QUICK, steps=24)), "24 steps with an evaluation every 8 give 4"),
     ],
 )
-def test_what_cannot_be_compared_is_refused_before_anything_runs(made, message):
+def test_invalid_plans_are_errors_before_anything_runs(made, message):
     with pytest.raises(ConfigError, match=message):
         check(made)
 
@@ -141,13 +141,13 @@ def test_what_cannot_be_compared_is_refused_before_anything_runs(made, message):
         ("[changes]\nstepz = 1\n[arms.a]\n[arms.b]", r"unknown key 'stepz' \(did you mean 'steps'\?\)"),
     ],
 )
-def test_a_file_that_is_no_plan_says_what_is_wrong(tmp_path, text, message):
+def test_an_invalid_plan_file_is_an_error_with_its_cause(tmp_path, text, message):
     (tmp_path / "mine.toml").write_text(text)
     with pytest.raises(ConfigError, match=message):
         read_plan(tmp_path / "mine.toml")
 
 
-def test_a_plan_of_ones_own_names_arms_by_what_they_change(tmp_path):
+def test_a_plan_file_defines_arms_by_their_changes(tmp_path):
     (tmp_path / "caps.toml").write_text(
         "base = 'quick'\nseeds = [4]\n[changes]\nsteps = 200\n[arms.five]\n[arms.eight]\nabout = 'wide'\n"
         "recipe.loss.max_ratio = 8\n"
@@ -158,6 +158,6 @@ def test_a_plan_of_ones_own_names_arms_by_what_they_change(tmp_path):
     assert made.config(made.arm("eight"), 4).steps == 200 and made.arm("eight").about == "wide"
 
 
-def test_a_plan_of_an_earlier_version_which_called_the_reference_candidate_is_read(tmp_path):
+def test_the_key_candidate_of_earlier_versions_is_read_as_reference(tmp_path):
     (tmp_path / "old.toml").write_text("candidate = 'b'\n[arms.a]\n[arms.b]\nrecipe.off_policy.max_lag = 4\n")
     assert read_plan(tmp_path / "old.toml").reference == "b"

@@ -1,4 +1,4 @@
-"""The packed studies: packing loses nothing that is judged, and docs/replication.md says what they say."""
+"""The packed studies: packing keeps the results, and docs/replication.md has their numbers."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def replication(monkeypatch):
     return replication
 
 
-def test_what_is_packed_and_unpacked_gives_the_same_results(replication, tmp_path):
+def test_a_packed_study_gives_the_same_results_after_unpacking(replication, tmp_path):
     study = write_study(tmp_path / "first", KNOWN)
     packed = json.loads(json.dumps(replication.pack(study)))
     again = replication.unpack(packed, tmp_path / "again")
@@ -32,7 +32,7 @@ def test_what_is_packed_and_unpacked_gives_the_same_results(replication, tmp_pat
 
 
 @pytest.mark.parametrize("name", PACKED)
-def test_the_page_has_the_rows_that_the_packed_runs_give(replication, tmp_path, name):
+def test_the_page_has_the_rows_of_the_packed_runs(replication, tmp_path, name):
     packed = replication.read(name)
     study = replication.unpack(packed, tmp_path / name)
     assert study_results(study).headlines() == packed["headlines"]
@@ -40,12 +40,12 @@ def test_the_page_has_the_rows_that_the_packed_runs_give(replication, tmp_path, 
         assert row in PAGE, f"docs/replication.md lacks {row}"
 
 
-def test_the_arm_whose_ceiling_was_a_false_alarm_is_named_as_one_that_departs_from_the_law(replication, tmp_path):
+def test_the_arm_with_the_false_alarm_gets_the_note_on_departures_from_the_law(replication, tmp_path):
     study = replication.unpack(replication.read("losses"), tmp_path / "losses")
     assert study_results(study).notes[0].startswith("gspo: 1 of 2 runs depart from the law (second rise)")
 
 
-def test_every_plan_of_the_replication_is_one_that_can_be_run():
+def test_every_plan_of_the_replication_is_valid():
     from scalerl.study.plan import read_plan
 
     plans = sorted((ROOT / "benchmarks" / "replication").glob("*.toml"))

@@ -1,4 +1,4 @@
-"""Runs of other studies: taken over where the configuration and the seed are equal and the run is whole, else not."""
+"""Reuse of runs of other studies: only finished runs with an equal configuration and seed."""
 
 import json
 import os
@@ -17,26 +17,26 @@ from scalerl.study.reuse import Held, equal_runs, take_over
 
 @pytest.fixture
 def other(tmp_path):
-    """Two seeds of `first` (whole), `second` (whole) and `third` (ended at half)."""
+    """Two seeds of `first` (finished), `second` (finished) and `third` (ended at half)."""
     truths = {"first": Truth(), "second": Truth(), "third": Truth(last_step=STEPS // 2)}
     return write_study(tmp_path / "other", truths, seeds=2)
 
 
 def plan_like(other, **names):
-    """Arms with the changes of some of the other study's, under other names."""
+    """Arms with the changes of arms of the other study, under different names."""
     arms = tuple(Arm(name=new, changes=other.plan.arm(old).changes) for new, old in names.items())
     return replace(other.plan, name="mine", reference=arms[0].name, arms=arms, seeds=(0, 1, 2))
 
 
-def test_equal_whole_runs_are_found_whatever_their_arm_is_called(other):
+def test_equal_finished_runs_are_found_for_any_name_of_the_arm(other):
     plan = plan_like(other, a="first", b="third")
     assert equal_runs(plan, [other]) == {
         RunKey("a", seed): Held(other.path / f"first/seed-{seed}", STEPS)
-        for seed in (0, 1)  # seed 2 is not there, b is not whole
+        for seed in (0, 1)  # seed 2 is missing, b is not finished
     }
 
 
-def test_a_longer_budget_begins_with_the_shorter_run_if_that_ended_at_one_of_its_evaluations(other, tmp_path):
+def test_a_longer_budget_resumes_a_shorter_run_that_ended_at_an_evaluation(other, tmp_path):
     plan = plan_like(other, a="first")
     longer = replace(plan, base=replace(plan.base, steps=STEPS + 8))
     place = other.path / "first/seed-0"
@@ -47,12 +47,12 @@ def test_a_longer_budget_begins_with_the_shorter_run_if_that_ended_at_one_of_its
 
 
 @pytest.mark.parametrize("change", [{"steps": STEPS - 8}, {"steps": STEPS + 8, "evaluation": {"every": 7}}])
-def test_a_shorter_budget_or_another_schedule_of_evaluations_is_another_run(other, change):
+def test_a_run_with_a_shorter_budget_or_other_evaluations_is_not_reused(other, change):
     plan = plan_like(other, a="first", b="second")
     assert equal_runs(replace(plan, base=replace(plan.base, **change)), [other]) == {}
 
 
-def test_a_run_that_is_still_being_written_is_not_taken(other):
+def test_a_run_in_progress_is_not_reused(other):
     plan = plan_like(other, a="first")
     lock = take_hold(other.run(RunKey("first", 0)))
     assert lock is not None and list(equal_runs(plan, [other])) == [RunKey("a", 1)]
@@ -60,7 +60,7 @@ def test_a_run_that_is_still_being_written_is_not_taken(other):
     assert list(equal_runs(plan, [other])) == [RunKey("a", 0), RunKey("a", 1)]
 
 
-def test_what_is_taken_over_is_the_other_run_and_own_runs_are_left_alone(other, tmp_path):
+def test_reused_runs_are_copies_and_existing_runs_stay_unchanged(other, tmp_path):
     for name in ("checkpoints/step_000160", "rollouts"):
         (other.path / "first/seed-0" / name).mkdir(parents=True)
     heavy = other.path / "first/seed-0/checkpoints/step_000160/trainer.safetensors"
@@ -79,7 +79,7 @@ def test_what_is_taken_over_is_the_other_run_and_own_runs_are_left_alone(other, 
     assert take_over(mine, [other]) == []
 
 
-def test_a_study_whose_runs_are_all_held_elsewhere_needs_no_training(other, tmp_path, capsys):
+def test_a_study_with_only_reused_runs_needs_no_training(other, tmp_path, capsys):
     plan, lines = tmp_path / "mine.toml", ['base = "base.toml"', "seeds = [0, 1]"]
     (tmp_path / "base.toml").write_text(to_toml(other.plan.base))
     for name, old in (("a", "first"), ("b", "second")):
@@ -98,7 +98,7 @@ def test_a_study_whose_runs_are_all_held_elsewhere_needs_no_training(other, tmp_
     assert [run["step"] for arm in kept["arms"] for run in arm["runs"]] == [STEPS] * 4
 
 
-def test_a_directory_without_a_study_is_refused_before_anything_is_written(tmp_path, capsys, monkeypatch):
+def test_a_directory_without_a_study_is_an_error_before_anything_is_written(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["study", "loo", "--reuse", "nowhere"]) == 2
     assert "nowhere: no study here" in capsys.readouterr().err and not list(tmp_path.iterdir())

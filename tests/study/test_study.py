@@ -1,4 +1,4 @@
-"""A whole study in real processes: killed, gone on with, shown; its arms are ordinary runs to the last bit."""
+"""A study in real processes: killed, resumed, shown; its arms are bit-identical to ordinary runs."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from scalerl.config import read_config, to_toml
 
 @pytest.fixture(scope="module")
 def study(lab_model, tmp_path_factory):
-    """Two arms, one of them broken; the study and its first run are killed in mid-run, and the same words go on."""
+    """A study with a broken arm; it is killed with its first run, and the same command resumes it."""
     place = tmp_path_factory.mktemp("study")
     base = read_config(None, ["--model", str(lab_model), *runs.SMALL])
     (place / "small.toml").write_text(to_toml(base))
@@ -29,12 +29,12 @@ def study(lab_model, tmp_path_factory):
     first.send_signal(signal.SIGKILL)
     first.communicate()
     kill_those_with(str(run))
-    assert len(runs.rows(run, "points.jsonl")) < 5  # it was not done
+    assert len(runs.rows(run, "points.jsonl")) < 5  # the run was not finished
     return place, runs.call(*words)
 
 
 def kill_those_with(word):
-    """Kill every process whose command line holds a word, and what it started."""
+    """Kill every process whose command line contains a word, and its child processes."""
     for path in Path("/proc").glob("[0-9]*"):
         try:
             mine = word in (path / "cmdline").read_text()
@@ -46,7 +46,7 @@ def kill_those_with(word):
 
 
 @pytest.mark.slow
-def test_a_killed_study_goes_on_where_it_was_and_ends_with_the_bits_of_an_ordinary_run(study, lab_model, tmp_path):
+def test_a_killed_study_resumes_and_is_bit_identical_to_an_ordinary_run(study, lab_model, tmp_path):
     place, _ = study
     config = str(place / "out/five/seed-0.toml")
     code, said = runs.call("train", config, "--run-dir", str(tmp_path / "alone"))
@@ -55,7 +55,7 @@ def test_a_killed_study_goes_on_where_it_was_and_ends_with_the_bits_of_an_ordina
 
 
 @pytest.mark.slow
-def test_a_larger_budget_goes_on_with_the_runs_of_a_smaller_one_to_the_same_bits(study, tmp_path):
+def test_a_larger_budget_resumes_the_runs_of_a_smaller_one_bit_identically(study, tmp_path):
     place, _ = study
     words = ["study", str(place / "mine.toml"), "--only", "gspo", "--budget", "32", "--reuse", str(place / "out")]
     code, said = runs.call(*words, "-o", str(tmp_path / "longer"))
@@ -68,17 +68,17 @@ def test_a_larger_budget_goes_on_with_the_runs_of_a_smaller_one_to_the_same_bits
 
 
 @pytest.mark.slow
-def test_a_failed_arm_is_named_with_its_error_and_the_exit_code_says_so(study):
+def test_a_failed_arm_is_reported_with_its_error_and_a_nonzero_exit_code(study):
     place, (code, said) = study
     assert code == 1
     assert "broken/seed-0 failed with exit code 1: scalerl: step " in said
     journal = [json.loads(line) for line in (place / "out/journal.jsonl").read_text().splitlines()]
-    # a later `study resume` of another test adds the failed arm once more
+    # a later `study resume` in another test adds the failed arm again
     assert [(row["arm"], row["code"]) for row in journal[:3]] == [("five", 0), ("gspo", 0), ("broken", 1)]
 
 
 @pytest.mark.slow
-def test_the_results_are_kept_and_shown_again(study, capsys):
+def test_saved_results_are_shown_again(study, capsys):
     place, _ = study
     kept = json.loads((place / "out/results.json").read_text())
     assert [arm["name"] for arm in kept["arms"]] == ["five", "gspo", "broken"]
@@ -88,7 +88,7 @@ def test_the_results_are_kept_and_shown_again(study, capsys):
 
 
 @pytest.mark.slow
-def test_nothing_runs_twice(study):
+def test_finished_runs_do_not_run_again(study):
     place, _ = study
     before = (place / "out/journal.jsonl").read_text().splitlines()
     code, _ = runs.call("study", "resume", str(place / "out"))
@@ -111,7 +111,7 @@ def test_nothing_runs_twice(study):
         (["resume", "nowhere"], "nowhere: no study here"),
     ],
 )
-def test_a_mistake_is_one_line_and_code_2_before_anything_runs(capsys, monkeypatch, tmp_path, words, message):
+def test_user_errors_are_one_line_with_exit_code_2_before_anything_runs(capsys, monkeypatch, tmp_path, words, message):
     monkeypatch.chdir(tmp_path)
     code = cli.main(["study", *words])
     error = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A study in a terminal and in a log: arms, states, last values, forecasts; nothing of it changes a file."""
+"""A study in a terminal and in a log: arms, states, last values and forecasts."""
 
 import io
 
@@ -30,13 +30,13 @@ def test_a_terminal_shows_every_run_with_its_state_last_value_and_ceiling(tmp_pa
     assert "▶" in lines["dapo"] and "✗" in lines["young"] and "1 of 3 runs" in text
 
 
-def test_a_log_has_a_line_for_each_run_that_finished_with_its_ceiling(tmp_path):
+def test_a_log_has_one_line_per_finished_run_with_its_ceiling(tmp_path):
     text = shown(tmp_path, {"scalerl": "finished", "dapo": "running", "young": "waiting"}, terminal=False)
     (line,) = [line for line in text.splitlines() if line.startswith("scalerl/seed-0: ")]
     assert "pass rate 0." in line and ", A 0.6" in line and "[1 of 3" in line
 
 
-def test_a_plan_is_described_by_what_each_arm_changes(tmp_path):
+def test_a_plan_is_described_by_the_changes_of_each_arm(tmp_path):
     lines = describe(write_study(tmp_path / "s", TRUTHS, seeds=2).plan)
     assert lines[1] == "3 arms x seeds 0, 1 = 6 runs"
     assert any("dapo" in line and "learning_rate = 0.0002" in line for line in lines)

@@ -1,4 +1,4 @@
-"""The page of a study whose truth is known: verdicts in words, every figure, in a real browser at any width."""
+"""The page of a study with known truth: verdicts, every figure, in a browser at any width."""
 
 import json
 import math
@@ -45,7 +45,7 @@ def group(words, title):
     return words.split(f"<h3>{title}</h3>")[1].split("</article>")[0]
 
 
-def test_every_arm_is_told_of_under_its_effect(words):
+def test_every_arm_is_listed_under_its_effect(words):
     assert "Of 5 arms compared with scalerl, 1 changes the ceiling, 1 only efficiency, 1 makes no difference" in words
     assert "<b>dapo</b> lowers the ceiling: A differs by -0.0" in group(words, "What raises or lowers the ceiling")
     assert "<b>slow</b>: same ceiling, less efficient" in group(words, "What only changes efficiency")
@@ -55,11 +55,11 @@ def test_every_arm_is_told_of_under_its_effect(words):
     assert "a fit needs at least 5 points; got 4" in unknown and "failed: loss is not finite at step 3" in unknown
 
 
-def test_what_others_wrote_is_escaped(words):
+def test_text_of_plans_and_logs_is_escaped(words):
     assert "What &lt;b&gt;matters&lt;/b&gt; &amp; what does not?&lt;/script&gt;" in words and "<b>matters" not in words
 
 
-def test_notes_of_label_noise_and_false_alarms_stand_with_the_verdicts(words):
+def test_notes_on_label_noise_and_false_alarms_are_with_the_verdicts(words):
     notes = words.split('class="warnings"')[1].split("</ul>")[0]
     assert "12% of the reference answers are wrong on purpose" in notes and "false alarms are expected" in notes
 
@@ -67,13 +67,13 @@ def test_notes_of_label_noise_and_false_alarms_stand_with_the_verdicts(words):
 def test_every_point_of_every_run_is_in_the_page(words, found):
     raw = re.search(r'<pre id="raw" tabindex="0">(.*?)</pre>', words, flags=re.DOTALL)[1]
     rows = [json.loads(line) for line in raw.splitlines()]
-    assert len(rows) == 4 * 3 * 21 + 3 * 4  # the young arm has four evaluations, the broken one none
+    assert len(rows) == 4 * 3 * 21 + 3 * 4  # the young arm has four evaluations, and the broken one has none
     assert set(rows[0]) == {"arm", "seed", "flops", "pass_rate", "stderr"}
     mine = [row["pass_rate"] for row in rows if (row["arm"], row["seed"]) == ("slow", 2)]
     np.testing.assert_array_equal(mine, found.arm("slow").runs[2].curve.metric)
 
 
-def test_the_forest_holds_every_compared_arm_with_its_interval_and_the_margin(found):
+def test_the_forest_plot_has_every_compared_arm_with_its_interval_and_the_margin(found):
     figure = FIGURES["differences"](found)
     drawn = dict(zip(figure.layout["yaxis"]["tickvals"], figure.layout["yaxis"]["ticktext"], strict=True))
     for trace in figure.data:
@@ -94,7 +94,7 @@ def test_ratios_are_on_a_log_axis_with_1_among_its_labels(found):
         assert all(reached[0] < x < reached[1] for trace in option["data"] for x in trace["x"])
 
 
-def test_an_arm_that_is_hardly_known_does_not_flatten_the_forest(tmp_path):
+def test_a_very_wide_interval_does_not_compress_the_forest_plot(tmp_path):
     truths = {
         "scalerl": Truth(),
         "slow": Truth(efficiency=1.4),
@@ -111,14 +111,14 @@ def test_an_arm_that_is_hardly_known_does_not_flatten_the_forest(tmp_path):
 def test_the_reference_is_always_drawn_and_any_other_fitted_arm_can_be_chosen(found):
     for name in ("curves", "slopes"):
         figure = FIGURES[name](found)
-        assert list(figure.choices["Arm beside the reference"]) == ["dapo", "slow", "fp32"]
+        assert list(figure.choices["Arm next to the reference"]) == ["dapo", "slow", "fp32"]
         assert [t["name"].partition(":")[0] for t in figure.data if t.get("showlegend")] == ["scalerl"]
-    chosen = FIGURES["curves"](found).choices["Arm beside the reference"]["slow"]["data"]
+    chosen = FIGURES["curves"](found).choices["Arm next to the reference"]["slow"]["data"]
     points = [trace for trace in chosen if trace["mode"] == "markers"]
     assert len(points) == 3 and all(len(trace["x"]) == 21 for trace in points)
 
 
-def test_an_arms_line_is_the_mean_of_its_runs_fits(found):
+def test_the_line_of_an_arm_is_the_mean_of_its_fits(found):
     line = next(trace for trace in FIGURES["curves"](found).data if trace["name"] == "dapo")
     at = line["x"][-1]
     means = [fit.predict(at).mean[0] for fit in found.arm("dapo").fits]
@@ -133,7 +133,7 @@ def test_straight_lines_have_the_mean_slope_of_the_arm_at_the_common_ceiling(fou
     assert f"A = {found.common_asymptote:.3f}" in shown.caption
 
 
-def test_a_study_without_any_fit_has_a_page_too(tmp_path):
+def test_a_study_without_any_fit_has_a_page(tmp_path):
     from scalerl.study.page import study_page
 
     truths = {"scalerl": Truth(last_step=-1), "fp32": Truth(last_step=-1)}
@@ -150,11 +150,11 @@ def test_a_page_that_cannot_be_written_still_shows_the_results(tmp_path, capsys)
     assert "where.html was not written" in said.err and said.err.count("\n") == 1
     assert "fp32" in said.out and "no page: the page cannot be written to" in said.out
     (study.path / "report.html").mkdir()
-    assert cli.main(["study", "show", str(study.path)]) == 0  # nobody asked for that place
+    assert cli.main(["study", "show", str(study.path)]) == 0  # without -o, an unwritable default path is not an error
     assert "no page: the page cannot be written to" in capsys.readouterr().out
 
 
-def test_the_page_is_written_even_if_nobody_reads_what_is_printed(tmp_path):
+def test_the_page_is_written_even_if_the_output_pipe_is_closed(tmp_path):
     study = write_study(tmp_path / "new", {"scalerl": Truth(), "fp32": Truth()}, seeds=1)
     command = [sys.executable, "-m", "scalerl.cli", "study", "show", str(study.path)]
     reading, writing = os.pipe()
@@ -171,7 +171,7 @@ def test_the_page_is_written_even_if_nobody_reads_what_is_printed(tmp_path):
         (["--task", "sums"], "no task 'sums'; its runs have arithmetic"),
     ],
 )
-def test_an_axis_or_task_that_no_run_has_is_a_mistake_with_what_there_is(tmp_path, capsys, words, said):
+def test_an_unknown_axis_or_task_is_an_error_with_the_known_ones(tmp_path, capsys, words, said):
     from scalerl import cli
 
     study = write_study(tmp_path / "new", {"scalerl": Truth(), "fp32": Truth()}, seeds=1)
@@ -185,7 +185,7 @@ def opened(page_file):
         yield page
 
 
-def test_the_figures_draw_without_a_word_on_the_console(opened):
+def test_the_figures_draw_without_console_messages(opened):
     shown = opened.tab.eval_on_selector_all(
         ".plot", "nodes => nodes.map(node => [node.id, node.querySelectorAll('path').length])"
     )
@@ -194,8 +194,8 @@ def test_the_figures_draw_without_a_word_on_the_console(opened):
     opened.check_quiet()
 
 
-def test_a_heading_sorts_and_what_is_not_known_comes_last_either_way(opened):
-    assert opened.tab.locator("tbody th").first.inner_text() == "scalerl"  # before anything is sorted
+def test_a_heading_sorts_with_unknown_values_last_in_both_directions(opened):
+    assert opened.tab.locator("tbody th").first.inner_text() == "scalerl"  # the initial order
     headings = opened.tab.locator("thead button").all_inner_texts()
     column = next(i for i, name in enumerate(headings) if "Ceiling" in name)
     for ascending in (True, False):
@@ -228,6 +228,6 @@ def test_the_raw_points_can_be_saved(opened):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [400, 1400])
-def test_it_reads_at_any_width_in_light_and_dark(opened, width, scheme):
+def test_the_page_is_readable_at_any_width_in_light_and_dark(opened, width, scheme):
     texts = [("body", "color"), ("td small", "color"), ("#plot-differences .xtitle", "fill")]
     opened.check_readable(width, scheme, texts)

@@ -1,4 +1,4 @@
-"""Results of a study whose truth is known: verdicts, documented JSON, and tables for terminals and logs."""
+"""Results of a study with known truth: verdicts, documented JSON, and tables for terminals and logs."""
 
 import io
 import json
@@ -36,7 +36,7 @@ def test_each_truth_gets_its_verdict(found):
     }  # fmt: skip
 
 
-def test_the_estimates_hold_the_truth(found):
+def test_the_intervals_contain_the_truth(found):
     assert found.arm("scalerl").asymptote.low < 0.61 < found.arm("scalerl").asymptote.high
     lowered = found.arm("dapo").comparison.asymptote_difference
     assert lowered.low < -0.08 < lowered.high < 0
@@ -44,14 +44,14 @@ def test_the_estimates_hold_the_truth(found):
     assert ratio.low < 1.2 / 1.9 < ratio.high
 
 
-def test_where_nothing_showed_a_bound_says_what_could_have_been_missed(found):
+def test_arms_without_an_effect_get_a_bound_on_undetected_differences(found):
     difference = found.arm("fp32").comparison.asymptote_difference
     assert found.arm("fp32").excluded == max(-difference.low, difference.high) < 0.03
     assert f"beyond ±{found.arm('fp32').excluded:.3f} are excluded" in found.headlines()[-1]
 
 
-def test_a_shift_along_the_compute_axis_is_seen_though_a_and_b_are_the_same(tmp_path):
-    truths = {"scalerl": Truth(), "late": Truth(midpoint=7.5e13)}  # half as much again
+def test_a_shift_along_the_compute_axis_is_detected_with_equal_a_and_b(tmp_path):
+    truths = {"scalerl": Truth(), "late": Truth(midpoint=7.5e13)}  # 1.5 times the default
     (late,) = study_results(write_study(tmp_path / "s", truths)).ranked()
     assert (
         late.effect == "more_compute" and late.comparison.compute_ratio.low < 1.5 < late.comparison.compute_ratio.high
@@ -60,18 +60,18 @@ def test_a_shift_along_the_compute_axis_is_seen_though_a_and_b_are_the_same(tmp_
     assert "times (1." in late.sentence and "the compute of scalerl for the level 0." in late.sentence
 
 
-def test_what_matters_most_is_said_first(found):
+def test_the_most_important_verdict_comes_first(found):
     assert [arm.name for arm in found.ranked()] == ["dapo", "slow", "fp32", "young", "broken"]
     assert [line.partition(" ")[0].strip(":") for line in found.headlines()[:2]] == ["dapo", "slow"]
 
 
-def test_an_arm_without_a_fit_says_why_once(found):
+def test_an_arm_without_a_fit_gives_each_reason_once(found):
     assert found.arm("young").reason == "a fit needs at least 5 points; got 4. Evaluate more often"
     assert found.arm("broken").reason == "failed: loss is not finite at step 3"
     assert found.arm("broken").problems[2] == "seed 2: failed: loss is not finite at step 3"
 
 
-def test_a_run_that_failed_late_counts_as_far_as_it_was_measured(tmp_path):
+def test_a_run_that_failed_late_is_used_up_to_its_last_evaluation(tmp_path):
     truths = {"scalerl": Truth(), "fp32": Truth(last_step=120, failed="out of memory")}
     arm = study_results(write_study(tmp_path / "late", truths)).arm("fp32")
     assert len(arm.fits) == 3 and arm.effect == "none" and arm.problems[0] == "seed 0: failed: out of memory"
@@ -92,7 +92,7 @@ def test_the_keys_of_the_json_are_as_documented(found):
 
 
 @pytest.mark.parametrize("width", [80, 100, 160, 220])
-def test_every_number_is_whole_at_any_width(found, width):
+def test_no_number_is_cut_at_any_width(found, width):
     text = printed(found, width)
     table = text[text.index("arm  ") :]
     assert max(map(len, table.splitlines())) <= width and "…" not in table
@@ -110,19 +110,19 @@ def test_verdicts_come_before_the_table_each_on_one_line_of_a_log(found):
     assert [line for line in lines if line.startswith("note: ")] == [f"note: {note}" for note in found.notes]
 
 
-def test_a_log_has_no_colours_and_no_drawn_boxes(found):
+def test_a_log_has_no_colors_and_no_box_characters(found):
     text = printed(found)
     assert "\x1b" not in text and not re.search("[\u2500-\u257f]", text)
 
 
-def test_words_of_others_are_not_taken_for_markup(tmp_path):
+def test_text_of_plans_is_not_read_as_markup(tmp_path):
     truths = {"scalerl": Truth(last_step=-1), "fp32": Truth(last_step=-1, failed="[red]no[/red] [bold")}
     found = study_results(write_study(tmp_path / "markup", truths, about="[b]why[/b]?"))
     text = printed(found, force_terminal=True, width=120)
     assert "[b]why[/b]?" in text and "[red]no[/red]" in text
 
 
-def test_an_arm_whose_run_fell_from_its_best_is_told_first(tmp_path):
+def test_the_note_on_an_arm_that_fell_comes_first(tmp_path):
     study = write_study(tmp_path / "fell", {"scalerl": Truth(), "fp32": Truth(noise=0.0)}, seeds=1)
     file = study.run(RunKey("fp32", 0)) / "points.jsonl"
     points = [json.loads(line) for line in file.read_text().splitlines()]

@@ -1,4 +1,4 @@
-"""Workers: real processes here, and on a Ray of this machine; exit codes, logs and orderly stops."""
+"""Workers: real processes, local and on a local Ray; exit codes, logs and orderly stops."""
 
 import subprocess
 import sys
@@ -33,23 +33,23 @@ def wait_for_text(path, text, seconds=60.0):
         time.sleep(0.05)
 
 
-def test_a_process_leaves_its_exit_code_and_its_words(tmp_path):
+def test_a_job_has_an_exit_code_and_a_log(tmp_path):
     log = tmp_path / "x.log"
     log.write_text("before\n")
     assert code_of(LocalWorkers(1).start(SPEAK, log)) == 3
     assert log.read_text() == "before\nsaid\n"
 
 
-def test_a_process_that_is_stopped_ends_in_its_own_way(tmp_path):
+def test_a_stopped_process_can_handle_the_signal(tmp_path):
     job = LocalWorkers(1).start(PATIENT, tmp_path / "x.log")
     wait_for_text(tmp_path / "x.log", "on")
     assert job.poll() is None
     job.stop()
     assert code_of(job) == 143
-    job.stop()  # once more changes nothing
+    job.stop()  # a second call has no effect
 
 
-def test_without_ray_the_message_says_what_to_install(monkeypatch):
+def test_without_ray_the_error_names_the_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'scalerl\[ray\]'"):
         RayWorkers("local", 1, 1.0, 0.0)
@@ -57,7 +57,7 @@ def test_without_ray_the_message_says_what_to_install(monkeypatch):
 
 @pytest.fixture(scope="module")
 def ray():
-    """Ray on this machine; its own threads and files warn of things we cannot change."""
+    """A local Ray; warnings of its threads and files are ignored."""
     module = pytest.importorskip("ray", reason="needs Ray")
     module.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
     yield module
@@ -65,8 +65,8 @@ def ray():
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_tasks_of_a_cluster_leave_exit_code_and_words_and_can_be_stopped(ray, tmp_path, monkeypatch):
-    monkeypatch.setattr(ray, "init", lambda **options: None)  # the one of the fixture
+def test_ray_jobs_have_an_exit_code_and_a_log_and_can_be_stopped(ray, tmp_path, monkeypatch):
+    monkeypatch.setattr(ray, "init", lambda **options: None)  # Ray is initialized by the fixture
     workers = RayWorkers("auto", 0, 1.0, 0.0)
     assert workers.count == 2
     assert code_of(workers.start(SPEAK, tmp_path / "a.log")) == 3

@@ -8,7 +8,8 @@ import pytest
 from scalerl.config import LAB
 from scalerl.config.base import replace
 from scalerl.rollouts.pipeline import RolloutBatch
-from scalerl.training.session import Progress, Session
+from scalerl.training.progress import Progress
+from scalerl.training.session import Session
 from scalerl.types import GeneratorStats, Group, Prompt, Rollout, Score, ScoredGroup, Visit
 
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from scalerl.rollouts.pipeline import RolloutBatch
-from scalerl.training.session import Progress, Session
+from scalerl.training.progress import Progress
+from scalerl.training.session import Session
 from scalerl.types import GeneratorStats
 
 

@@ -1,0 +1,223 @@
+"""`scalerl ls` lists runs, `scalerl tail` follows one from another terminal; both only read run directories."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import textwrap
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalerl.cli.exits import UNPRINTABLE
+from scalerl.config.base import ConfigError
+
+if TYPE_CHECKING:
+    from scalerl.watch.state import RunState
+
+WIDTH = 80
+NAME_WIDTH = 24
+"""Columns of a run's name; a longer one loses its middle."""
+
+EVERY_S = 1.0
+"""Seconds between two looks at a run that is followed."""
+
+GONE = ("finished", "stopped", "failed", "dead", "unreadable")
+"""States in which nothing more comes."""
+
+
+def add_ls_parsers(commands: Any) -> None:
+    """Add the parsers of `scalerl ls` and `scalerl tail`."""
+    words = "list runs with their state, pass rate, forecast at twice the compute, and advice"
+    parser = commands.add_parser("ls", help="list runs with state, step, pass rate and forecast", description=words)
+    parser.add_argument(
+        "paths", nargs="*", type=Path, metavar="DIR",
+        help="run directories, studies, or directories that hold them; default runs and studies here",
+    )  # fmt: skip
+    parser.set_defaults(run=ls)
+    words = "follow a run from another terminal: its last rows, then new ones as they come, until it ends"
+    parser = commands.add_parser("tail", help="follow a run from another terminal", description=words)
+    parser.add_argument("run_dir", type=Path, metavar="RUN", help="run directory")
+    parser.add_argument("--rows", type=_rows, default=10, help="rows to begin with; default 10")
+    parser.set_defaults(run=tail)
+
+
+def _rows(text: str) -> int:
+    number = int(text) if text.isdecimal() else -1
+    if not 0 <= number <= 10**6:
+        raise argparse.ArgumentTypeError(f"got {text!r}; allowed: a number of rows from 0 to 1000000")
+    return number
+
+
+# ---------------------------------------------------------------------------------------------------------------- ls
+
+
+def ls(arguments: argparse.Namespace) -> int:
+    """Print a line for each run; return the exit code.
+
+    Raises:
+        ConfigError: a path that does not exist, or no run.
+    """
+    from scalerl.watch.state import find, run_state
+
+    paths = arguments.paths or [path for path in (Path("runs"), Path("studies")) if path.is_dir()]
+    if not paths:
+        raise ConfigError("no directory runs or studies here; name the directories: scalerl ls DIR ...")
+    runs = find(paths)[0]
+    if not runs:
+        raise ConfigError(f"{', '.join(map(str, paths))}: no run here; a run is a directory with a config.toml")
+    print(line_of(("run", "state", "step", "pass rate", "at 2x compute", "advice")))
+    for run in runs:
+        columns = cells(run_state(run))
+        in_study = (run.parent.parent / "study.toml").exists()  # STUDY/ARM/seed-0
+        print(line_of((f"{run.parent.name}/{run.name}" if in_study else columns[0], *columns[1:])), flush=True)
+    return 0
+
+
+def line_of(columns: Sequence[str]) -> str:
+    """Return a line of at most 80 columns.
+
+    Args:
+        columns: name, state, step, pass rate, forecast and advice.
+    """
+    name, state, step, rate, ahead, advice = columns
+    return f"{shortened(name):<{NAME_WIDTH}} {state:<10} {step:>11} {rate:>9} {ahead:<13} {advice}".rstrip()[:WIDTH]
+
+
+def cells(found: RunState) -> tuple[str, str, str, str, str, str]:
+    """Return the columns of a run; those of its first task, where there are several."""
+    rate, ahead, advice = "-", "-", "-"
+    task = next(iter(found.main_points), "")
+    if task:
+        rate = f"{found.main_points[task]['pass_rate']:.3f}"
+        ahead, advice = forecast_cells(found, task)
+    return found.name, found.state, f"{found.step}/{found.steps}", rate, ahead, advice
+
+
+def forecast_cells(found: RunState, task: str) -> tuple[str, str]:
+    """Return the forecast at twice the compute with its interval, and the advice in a word; dashes without a fit."""
+    from scalerl.report.outlook import points_by_task, run_outlook
+    from scalerl.report.summary import default_axis
+    from scalerl.scaling import CurveError
+
+    if found.config is None:
+        return "-", "-"
+    try:
+        ahead = run_outlook(points_by_task(points_of(found.path))[task], default_axis(found.config))
+    except (CurveError, KeyError):
+        return "-", "-"
+    twice = ahead.forecast.at[0]
+    action = ahead.advice.action if ahead.advice else "-"
+    return f"{twice.low:.3f}-{twice.high:.3f}", ADVICE.get(action, action)
+
+
+ADVICE = {"not known yet": "unknown"}
+"""Words that are shorter in a table."""
+
+
+def points_of(path: Path) -> list[Any]:
+    """Return the evaluations of a run that can be read, as EvalPoint."""
+    from scalerl.types import EvalPoint
+    from scalerl.watch.follow import RowFile
+
+    found = []
+    for line in RowFile(path / "points.jsonl").new_lines():
+        try:
+            found.append(EvalPoint(**line.row))
+        except TypeError:  # of another version
+            continue
+    return found
+
+
+def shortened(name: str, most: int = NAME_WIDTH) -> str:
+    """Return a name that fits a column and is safe to print: control characters are escaped, the middle is left out."""
+    name = UNPRINTABLE.sub("?", name.replace("\n", "?").replace("\t", "?"))
+    half = (most - 2) // 2
+    return name if len(name) <= most else f"{name[:half]}..{name[-(most - 2 - half) :]}"
+
+
+# -------------------------------------------------------------------------------------------------------------- tail
+
+
+def tail(arguments: argparse.Namespace) -> int:
+    """Print rows of a run as they come; return when the run has ended, or at Ctrl-C with 130.
+
+    Raises:
+        ConfigError: no run there.
+    """
+    from scalerl.watch.state import is_run
+
+    if not is_run(arguments.run_dir):
+        raise ConfigError(f"{arguments.run_dir}: no run here (no config.toml); `scalerl ls` lists runs")
+    try:
+        for line in followed(arguments.run_dir, arguments.rows):
+            print(line, flush=True)
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def followed(path: Path, rows: int, every_s: float = EVERY_S) -> Iterator[str]:
+    """Yield the lines of a run: its state, its last rows and evaluations, new ones, and how it ended.
+
+    Args:
+        path: run directory.
+        rows: to begin with.
+        every_s: seconds between two looks.
+    """
+    from scalerl.watch.follow import RowFile
+    from scalerl.watch.state import run_state
+
+    files = RowFile(path / "metrics.jsonl"), RowFile(path / "points.jsonl")
+    state = run_state(path)
+    yield f"{shortened(str(path), 40)}: {state.state}, step {state.step}/{state.steps}"
+    shown: int | None = rows
+    restarts = [0, 0]
+    while True:
+        gone = run_state(path).state in GONE  # asked before the rows are read: the last ones are not missed
+        new = [(int(line.row.get("step", 0)), n, line.row) for n, file in enumerate(files) for line in file.new_lines()]
+        if [file.restarts for file in files] != restarts:
+            restarts, shown = [file.restarts for file in files], rows
+            yield "the run went back to a checkpoint; its last rows now:"
+        new.sort(key=lambda found: found[:2])
+        for _, n, row in new if shown is None else new[len(new) - min(shown, len(new)) :]:
+            yield evaluation_line(row) if n else step_line(row, state.steps)
+        shown = None
+        if gone:
+            break
+        time.sleep(every_s)
+    yield from ending(run_state(path))
+
+
+def ending(found: RunState) -> list[str]:
+    """Return how a run has ended, in lines of at most 80 columns, and how to continue it."""
+    said = f": {found.detail}" if found.detail else ""
+    lines = textwrap.wrap(_plain(f"{found.state} at step {found.step}/{found.steps}{said}"), WIDTH)
+    again = found.state not in ("finished", "unreadable")
+    return [*lines, *([f"continue with: scalerl resume {_plain(str(found.path))}"] if again else [])]
+
+
+def step_line(row: Mapping[str, Any], steps: int) -> str:
+    """Return a training step in one line of at most 80 columns."""
+    words = [f"step {row.get('step')}/{steps}", f"pass {_number(row, 'pass_rate', '.3f')}"]
+    words += [f"truncated {_number(row, 'truncation_rate', '.1%')}", f"entropy {_number(row, 'entropy', '.3f')}"]
+    words += [f"tok/s {_number(row, 'generator_tokens_per_s', '.0f')}", f"{_number(row, 'step_s', '.3g')} s"]
+    return "  ".join(words)[:WIDTH]
+
+
+def evaluation_line(row: Mapping[str, Any]) -> str:
+    """Return an evaluation in one line of at most 80 columns."""
+    return (
+        f"evaluation at step {row.get('step')}: pass rate {_number(row, 'pass_rate', '.3f')} ± "
+        f"{_number(row, 'stderr', '.3f')}, {shortened(str(row.get('task', '')))}"
+    )[:WIDTH]
+
+
+def _number(row: Mapping[str, Any], name: str, form: str) -> str:
+    value = row.get(name)
+    return format(value, form) if isinstance(value, int | float) and math.isfinite(value) else "-"
+
+
+def _plain(text: str) -> str:
+    return UNPRINTABLE.sub("?", text)

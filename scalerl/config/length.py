@@ -1,0 +1,65 @@
+"""Control of the length of rollouts: interruption, penalty, or a hard limit only. Does not import torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from scalerl.config.base import Part, short
+from scalerl.config.numbers import Count
+
+
+class Interruption(Part):
+    """Stop the thinking at a random point, insert a phrase that ends it, and let the model answer (ScaleRL sec. 4)."""
+
+    kind: Literal["interruption"] = "interruption"
+    thinking_tokens: tuple[Count, Count] = (10_000, 12_000)
+    """Limit of the thinking in tokens; each rollout draws one uniformly from [low, high]."""
+    answer_tokens: Count = 2_048
+    """Tokens of a rollout after its thinking has ended; a rollout that exceeds them is truncated."""
+    phrase: str = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
+    """Text inserted into the rollout at the limit; its tokens carry no loss."""
+    end_tag: str = "</think>"
+    """Text that ends the thinking; the phrase must end with it."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Interruption:
+        low, high = self.thinking_tokens
+        if low > high:
+            raise ValueError(f"thinking_tokens: got ({low}, {high}); the low end must not exceed the high end")
+        if not self.end_tag or not self.phrase.endswith(self.end_tag):
+            raise ValueError(f"phrase: got {short(self.phrase)}; it must end with the end_tag {self.end_tag!r}")
+        return self
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of the longest rollout, without the phrase."""
+        return self.thinking_tokens[1] + self.answer_tokens
+
+
+class LengthPenalty(Part):
+    """Lower the reward of correct rollouts near the length limit (ScaleRL eq. 9, after DAPO)."""
+
+    kind: Literal["penalty"] = "penalty"
+    max_tokens: Count = 14_000
+    """Length limit in tokens; a longer rollout is truncated. At this length the penalty is -1."""
+    cache_tokens: Count = 2_000
+    """Tokens before the limit over which the penalty grows linearly from 0 to -1."""
+
+    @model_validator(mode="after")
+    def _check(self) -> LengthPenalty:
+        if self.cache_tokens > self.max_tokens:
+            raise ValueError(f"cache_tokens: got {self.cache_tokens}; allowed: at most max_tokens ({self.max_tokens})")
+        return self
+
+
+class NoLengthControl(Part):
+    """A hard limit on the length only; a rollout that reaches it is truncated."""
+
+    kind: Literal["none"] = "none"
+    max_tokens: Count = 14_000
+    """Tokens of the longest rollout."""
+
+
+LengthControl = Annotated[Interruption | LengthPenalty | NoLengthControl, Field(discriminator="kind")]

@@ -1,0 +1,125 @@
+"""Loggers that receive the metrics of a run in addition to its directory, and notifications."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from scalerl.config.base import Part, nearest, short
+from scalerl.config.numbers import Seconds
+from scalerl.config.recipe import Custom
+
+
+class TensorBoardLogger(Part):
+    """Event files that TensorBoard reads."""
+
+    kind: Literal["tensorboard"] = "tensorboard"
+    directory: str = ""
+    """Where the event files are written; empty: `tensorboard` in the run directory."""
+
+
+class WandbLogger(Part):
+    """A run on Weights & Biases. WANDB_MODE=offline and the other variables of wandb hold."""
+
+    kind: Literal["wandb"] = "wandb"
+    project: str = "scalerl"
+    """Project of the run."""
+    entity: str = ""
+    """User or team; empty: the default of the account."""
+
+
+class TrackioLogger(Part):
+    """A run in the local store of Trackio, or in a Space."""
+
+    kind: Literal["trackio"] = "trackio"
+    project: str = "scalerl"
+    """Project of the run."""
+    space: str = ""
+    """Name of a Hugging Face Space that shows the project; empty: the store of this machine."""
+
+
+class MLflowLogger(Part):
+    """A run of MLflow."""
+
+    kind: Literal["mlflow"] = "mlflow"
+    experiment: str = "scalerl"
+    """Experiment of the run; it is made where there is none."""
+    tracking_uri: str = ""
+    """Server or store; empty: MLFLOW_TRACKING_URI, or MLflow's own default."""
+
+
+AnyLogger = Annotated[
+    TensorBoardLogger | WandbLogger | TrackioLogger | MLflowLogger | Custom, Field(discriminator="kind")
+]
+KINDS = ("tensorboard", "wandb", "trackio", "mlflow")
+
+
+def listed_loggers(value: Any) -> Any:
+    """Return loggers as a tuple of tables: one alone may be given without a list, and a name stands for its table.
+
+    Raises:
+        ValueError: not a logger; the message says what is allowed.
+    """
+    if not isinstance(value, str | Mapping | Part | list | tuple):
+        raise ValueError(f"got {short(value)}; allowed: {_allowed()}, or a list of them")
+    loggers = tuple(value) if isinstance(value, list | tuple) else (value,)
+    found = tuple({"kind": one} if isinstance(one, str) else one for one in loggers)
+    kinds = []
+    for one in found:
+        kind = one.get("kind") if isinstance(one, Mapping) else getattr(one, "kind", None)
+        if kind not in (*KINDS, "custom"):
+            got = short(kind if kind is not None else one)
+            raise ValueError(f"got {got}{nearest(str(kind), KINDS)}; allowed: {_allowed()}")
+        kinds.append(kind)
+    double = [kind for kind in KINDS if kinds.count(kind) > 1]
+    if double:
+        raise ValueError(f"got {double[0]!r} {kinds.count(double[0])} times; allowed: each once")
+    return found
+
+
+def _allowed() -> str:
+    return f"{', '.join(KINDS)}, or a table with kind = 'custom'"
+
+
+Loggers = Annotated[tuple[AnyLogger, ...], BeforeValidator(listed_loggers)]
+
+
+class Notify(Part):
+    """Whom a run tells that it has ended, that it falls, or that its forecast is identified (docs/watching.md)."""
+
+    command: tuple[str, ...] = ()
+    """Program and its arguments, started without a shell; the message is in its environment and standard input."""
+    webhook: str = ""
+    """URL that gets the message as a JSON body by POST."""
+    on: tuple[Literal["finished", "failed", "falling", "identified"], ...] = (
+        "finished",
+        "failed",
+        "falling",
+        "identified",
+    )
+    """Events that are told: the run has finished or failed, its held-out metric falls, its ceiling is identified."""
+    timeout_s: Seconds = 30.0
+    """Seconds that the command or the request may take."""
+
+    @field_validator("command", mode="before")
+    @classmethod
+    def _words(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError(f"got {short(value)}; allowed: a list of words, as in ['notify-send', 'scalerl']")
+        if isinstance(value, list | tuple) and value and not str(value[0]):
+            raise ValueError("got an empty program; allowed: a list of words whose first is a program")
+        return value
+
+    @field_validator("on", mode="before")
+    @classmethod
+    def _one(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("webhook")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        if value and not value.startswith(("http://", "https://")):
+            raise ValueError(f"got {short(value)}; allowed: a URL that begins with http:// or https://")
+        return value

@@ -1,0 +1,93 @@
+"""Makes the loggers that a configuration names."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from functools import partial
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from scalerl import plugins
+from scalerl.config import RunConfig
+from scalerl.config.base import ConfigError
+from scalerl.config.recipe import Custom
+from scalerl.loggers.base import Logger
+
+METHODS = {"start": 2, "log": 2, "figure": 3, "finish": 1}
+"""Methods of a logger and the number of their arguments."""
+
+
+class Kind(NamedTuple):
+    """Where the logger of a tracker is.
+
+    Example: Kind("scalerl.loggers.mlflow", "MLflow", package="mlflow", extra="mlflow")
+    """
+
+    module: str
+    name: str
+    package: str
+    extra: str
+
+
+LOGGERS = {
+    "tensorboard": Kind("scalerl.loggers.tensorboard", "TensorBoard", "tensorboard", "logs"),
+    "wandb": Kind("scalerl.loggers.wandb", "Wandb", "wandb", "logs"),
+    "trackio": Kind("scalerl.loggers.trackio", "Trackio", "trackio", "trackio"),
+    "mlflow": Kind("scalerl.loggers.mlflow", "MLflow", "mlflow", "mlflow"),
+}
+
+
+def makers_of(config: RunConfig) -> dict[str, Callable[[], Logger]]:
+    """Return what makes the loggers of a configuration, by name.
+
+    The libraries are imported when they are called, in the threads of the loggers, because some take seconds. Loggers
+    of the user are made and checked now.
+
+    Raises:
+        ConfigError: a package is missing, or a logger of the user cannot be made.
+    """
+    found: dict[str, Callable[[], Logger]] = {}
+    for choice in config.loggers:
+        if isinstance(choice, Custom):
+            name = choice.function if choice.function not in found else f"{choice.function}-{len(found)}"
+            found[name] = partial(_given, _custom(choice))
+            continue
+        kind = LOGGERS[choice.kind]
+        if find_spec(kind.package) is None:
+            raise ConfigError(
+                f"loggers: {choice.kind!r} needs a package that is not installed: pip install 'scalerl[{kind.extra}]'"
+            )
+        found[choice.kind] = partial(_make, kind, choice.model_dump(exclude={"kind"}))
+    return found
+
+
+def _make(kind: Kind, values: dict[str, Any]) -> Logger:
+    made: Logger = getattr(importlib.import_module(kind.module), kind.name)(**values)
+    return made
+
+
+def _given(logger: Logger) -> Logger:
+    return logger
+
+
+def _custom(choice: Custom) -> Logger:
+    made = plugins.load_function(choice.function, "loggers.function")
+    plugins.check_arguments(made, choice.function, "loggers.params", (), choice.params)
+    try:
+        logger = plugins.call(made, choice.function, **choice.params)
+    except plugins.PluginError as error:
+        raise ConfigError(f"loggers: {error}") from None
+    for name, count in METHODS.items():
+        method = getattr(logger, name, None)
+        if not callable(method):
+            raise ConfigError(
+                f"loggers: {choice.function} made {plugins.describe(logger)}, which has no method {name}; allowed: an "
+                f"object with {_listed(list(METHODS))} (docs/watching.md)"
+            )
+        plugins.check_arguments(method, f"{choice.function}.{name}", "loggers.function", ("argument",) * count, {})
+    return logger  # type: ignore[no-any-return]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}"

@@ -1,0 +1,171 @@
+"""Sends the metrics and events of a run to its loggers and notifications, each in a separate thread."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from scalerl.config import RunConfig, plain_values
+from scalerl.loggers.base import LoggedRun, Logger
+from scalerl.loggers.evaluation import Evaluation, Pace, finite
+from scalerl.loggers.notify import NAME as NOTIFY
+from scalerl.loggers.notify import Notifier
+from scalerl.loggers.record import Record
+from scalerl.loggers.worker import Worker
+from scalerl.types import EvalPoint
+
+FINISH_S = 30.0
+"""Seconds that a logger may take at the end of a run to send pending data."""
+
+
+class Followers:
+    """The loggers and notifications of a run; its methods return at once, except for `close`."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        path: Path,
+        makers: Mapping[str, Callable[[], Logger]],
+        note: Callable[[str], None],
+        resumed_step: int | None = None,
+    ) -> None:
+        """Start the threads.
+
+        Args:
+            config: configuration of the run.
+            path: run directory.
+            makers: functions that make the loggers, from `build.makers_of`.
+            note: shows a message to the user.
+            resumed_step: number of updates in the resumed checkpoint; None for a new run.
+        """
+        self._config, self._path, self._note = config, path, note
+        self._ended, self._pace = ("stopped", ""), Pace()
+        record = Record(path)
+        self._logged = [_Logged(name, make, record) for name, make in makers.items()]
+        for logged in self._logged:
+            logged.start(config, path, resumed_step)
+        notified = bool(config.notify.command or config.notify.webhook)
+        self._notifier = Notifier(config.notify, path, record) if notified else None
+        self._messages = Worker(NOTIFY) if notified else None
+
+    @property
+    def _workers(self) -> list[Worker]:
+        return [logged.worker for logged in self._logged] + ([self._messages] if self._messages else [])
+
+    def step(self, row: Mapping[str, Any]) -> None:
+        """Log a training step, a row of metrics.jsonl."""
+        if self._logged:
+            numbers, step = finite(row), int(row["step"])
+            for logged in self._logged:
+                logged.worker.put(partial(logged.row, numbers, step))
+        if self._messages and self._notifier:
+            self._messages.put(partial(self._notifier.row, row))
+        self._tell()
+
+    def evaluated(self, points: Sequence[EvalPoint]) -> None:
+        """Log the last evaluation, with the forecast and the curve.
+
+        Args:
+            points: all evaluations of the run so far.
+        """
+        if self._workers and points:
+            evaluation = Evaluation(tuple(points), self._config, self._pace)
+            for logged in self._logged:
+                logged.worker.put(partial(logged.evaluation, evaluation))
+            if self._messages and self._notifier:
+                self._messages.put(partial(self._notifier.evaluated, evaluation))
+        self._tell()
+
+    def ended(self, state: str, message: str) -> None:
+        """Set the outcome of the run; called before `close`.
+
+        Args:
+            state: finished, stopped or failed.
+            message: description for the user.
+        """
+        self._ended = (state, message)
+
+    def close(self) -> None:
+        """End the logged runs and send the last message; wait at most `FINISH_S`, or the time limit of `notify`."""
+        state, message = self._ended
+        lasts: list[tuple[Worker, Callable[[], None]]] = [
+            (logged.worker, partial(logged.finish, state)) for logged in self._logged
+        ]
+        limit = FINISH_S
+        if self._messages and self._notifier:
+            limit = max(limit, 2 * self._config.notify.timeout_s)
+            lasts.append((self._messages, partial(self._notifier.ended, state, message)))
+        until = time.monotonic() + limit
+        for worker, last in lasts:
+            for line in worker.close(until, last):
+                self._note(line)
+        self._logged, self._messages, self._notifier = [], None, None
+
+    def _tell(self) -> None:
+        for worker in self._workers:
+            for line in worker.news():
+                self._note(line)
+
+
+class _Logged:
+    """One logger with its thread; all methods except `start` run in that thread."""
+
+    logger: Logger
+
+    def __init__(self, name: str, make: Callable[[], Logger], record: Record) -> None:
+        self._undrawn: Evaluation | None = None
+        self.name, self.worker, self._make, self._record = name, Worker(f"logger {name}"), make, record
+
+    def start(self, config: RunConfig, path: Path, resumed_step: int | None) -> None:
+        values = plain_values(config, mode="json")
+        shown = {key: value for key, value in values.items() if key not in ("loggers", "notify")}  # may hold secrets
+        run = LoggedRun(path.absolute().name, path, self._record.get(self.name, "id", ""), resumed_step)
+        self.worker.put(partial(self._begin, shown, run))
+
+    def _begin(self, config: Mapping[str, Any], run: LoggedRun) -> None:
+        try:
+            self.logger = self._make()
+            self._record.put(self.name, id=str(self.logger.start(config, run)))
+        except BaseException:
+            self.worker.give_up()
+            raise
+
+    def row(self, numbers: Mapping[str, float], step: int) -> None:
+        if self._is_new("row", step):
+            self.logger.log(numbers, step)
+
+    def evaluation(self, evaluation: Evaluation) -> None:
+        if not self._is_new("evaluation", evaluation.step):
+            return
+        self.logger.log(evaluation.metrics(), evaluation.step)
+        self._undrawn = None if self._figure(evaluation, evaluation.picture(), evaluation.step) else evaluation
+
+    def finish(self, state: str) -> None:
+        if self._undrawn is not None:
+            last = max(int(self._record.get(self.name, "row", 0)), self._undrawn.step)  # steps never decrease
+            self._figure(self._undrawn, self._undrawn.picture(last=True), last)
+        self.logger.finish(state)
+
+    def _figure(self, evaluation: Evaluation, picture: bytes, step: int) -> bool:
+        if not picture:
+            return False
+        with tempfile.TemporaryDirectory(prefix="scalerl-") as directory:
+            png = Path(directory) / f"step_{evaluation.step:06d}.png"
+            png.write_bytes(picture)
+            self.logger.figure("curve", png, step)
+        return True
+
+    def _is_new(self, key: str, step: int) -> bool:
+        """Return whether a step was not logged before the run was resumed, and record it as logged.
+
+        The record is written before the row is logged. A process that is killed between the two loses the row; the
+        other order would log it twice.
+        """
+        if step <= self._record.get(self.name, key, -1):
+            return False
+        self._record.put(self.name, **{key: step})
+        return True

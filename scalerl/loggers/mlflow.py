@@ -1,0 +1,83 @@
+"""Logs to MLflow."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlflow.entities import Metric, Param
+from mlflow.tracking import MlflowClient
+
+from scalerl.loggers.base import LoggedRun, flat
+
+LONGEST = 500
+"""Characters of a parameter that are kept; stores of MLflow refuse longer ones, from 500 on in old versions."""
+
+AT_ONCE = 100
+"""Parameters of one request; MLflow's limit."""
+
+MOST = 1000
+"""Numbers of one request; MLflow's limit."""
+
+EVERY_S = 5.0
+"""Seconds after which numbers are sent with those of the next step; a process that is killed loses so much."""
+
+REFUSED = re.compile(r"[^\w\-. /:]")
+"""Characters that MLflow refuses in names."""
+
+STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
+
+
+class MLflow:
+    """Writes a run of MLflow by its client, so that a run that the user has open in this process is untouched."""
+
+    def __init__(self, experiment: str = "scalerl", tracking_uri: str = "") -> None:
+        """Prepare; nothing is sent."""
+        self._experiment, self._uri = experiment, tracking_uri
+        self._waiting: list[Metric] = []
+        self._sent = time.monotonic()
+
+    def start(self, config: Mapping[str, Any], run: LoggedRun) -> str:
+        """Create the run with the configuration as parameters, or continue the one with this id."""
+        self._client = MlflowClient(self._uri or None)
+        if run.id:
+            self._client.update_run(run.id, status="RUNNING")
+            self._id = run.id
+            return run.id
+        found = self._client.get_experiment_by_name(self._experiment)
+        experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
+        self._id = str(self._client.create_run(experiment, run_name=run.name).info.run_id)
+        params = [Param(_name(key), str(value)[:LONGEST]) for key, value in flat(config).items()]
+        for first in range(0, len(params), AT_ONCE):
+            self._client.log_batch(self._id, params=params[first : first + AT_ONCE])
+        return self._id
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Log the numbers with those of the steps around: a request for each step takes three times the CPU time."""
+        now = int(1000 * time.time())
+        new = [Metric(_name(key), x, now, step) for key, x in metrics.items()]
+        if len(self._waiting) + len(new) > MOST or time.monotonic() > self._sent + EVERY_S:
+            self._send()
+        self._waiting += new
+
+    def figure(self, name: str, png: Path, step: int) -> None:
+        """Log the picture as an artifact, `curve/step_000100.png`."""
+        self._send()
+        self._client.log_artifact(self._id, str(png), name)
+
+    def finish(self, state: str) -> None:
+        """Set the status of the run."""
+        self._send()
+        self._client.set_terminated(self._id, STATUS[state])
+
+    def _send(self) -> None:
+        waiting, self._waiting, self._sent = self._waiting, [], time.monotonic()
+        for first in range(0, len(waiting), MOST):
+            self._client.log_batch(self._id, metrics=waiting[first : first + MOST])
+
+
+def _name(text: str) -> str:
+    return REFUSED.sub("_", text)

@@ -1,0 +1,178 @@
+"""Tells somebody that a run has ended, falls, or has an identified forecast: by a command or a webhook."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from scalerl.config.loggers import Notify
+from scalerl.loggers.evaluation import Evaluation
+from scalerl.loggers.record import Record
+from scalerl.report.falling import FallWatch
+from scalerl.report.outlook import curve_of
+from scalerl.scaling import CurveError
+
+NAME = "notify"
+"""In loggers.json and in messages."""
+
+
+class NotSent(RuntimeError):
+    """A message did not reach its command or address."""
+
+
+class Notifier:
+    """Judges evaluations and sends messages. All calls come from one thread."""
+
+    def __init__(self, settings: Notify, run: Path, record: Record) -> None:
+        """Prepare for a run; what was told before it was resumed is in the record."""
+        self._settings, self._run, self._record = settings, run, record
+        self._falls = FallWatch(record.get(NAME, "falling", []))
+        self._identified = set(record.get(NAME, "identified", []))
+        self._last: Evaluation | None = None
+        self._step = 0
+
+    def row(self, row: Mapping[str, Any]) -> None:
+        """Take in a row of metrics."""
+        self._step = int(row["step"])
+        self._falls.add(row)
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """Tell of a fall and of a forecast that is now identified, each once a task."""
+        self._last, self._step = evaluation, max(self._step, evaluation.step)
+        if evaluation.step <= self._record.get(NAME, "evaluation", -1):
+            return
+        told = []
+        for task, ahead in evaluation.outlooks().items():
+            with suppress(CurveError):
+                falling = self._falls.warning(curve_of(evaluation.by_task[task], evaluation.axis))
+                if falling is not None:
+                    told.append(("falling", task, falling))
+            if ahead.fit.identified and task not in self._identified:
+                self._identified.add(task)
+                said = f"the forecast of {task} is identified: ceiling {ahead.fit.asymptote.mean:.3f}"
+                told.append(("identified", task, said))
+        self._record.put(
+            NAME, evaluation=evaluation.step, falling=self._falls.warned, identified=sorted(self._identified)
+        )
+        for event, task, text in told:
+            self._send(event, text, task)
+
+    def ended(self, state: str, text: str) -> None:
+        """Tell how the run ended, if it has finished or failed."""
+        if state in ("finished", "failed"):
+            self._send(state, text, "")
+
+    def _send(self, event: str, text: str, task: str) -> None:
+        """Send one message, to the command and to the address.
+
+        Raises:
+            NotSent: one of them failed; the other was tried all the same.
+        """
+        if event not in self._settings.on:
+            return
+        message = self.message(event, text, task)
+        settings, problems = self._settings, []
+        sends = [partial(run_command, settings.command)] if settings.command else []
+        for send in [*sends, *([partial(post, settings.webhook)] if settings.webhook else [])]:
+            try:
+                send(message, settings.timeout_s)
+            except NotSent as error:
+                problems.append(str(error))
+        if problems:
+            raise NotSent("; ".join(problems))
+
+    def message(self, event: str, text: str, task: str) -> dict[str, Any]:
+        """Return what is told, as JSON values; docs/watching.md has the keys.
+
+        Args:
+            event: finished, failed, falling or identified.
+            text: what happened, in words.
+            task: of the fall or the forecast; empty: the first task of the run.
+        """
+        evaluation = self._last
+        outlooks = evaluation.outlooks() if evaluation else {}
+        task = task or next(iter(outlooks), next(iter(evaluation.by_task), "") if evaluation else "")
+        ahead = outlooks.get(task)
+        point = evaluation.by_task[task][-1] if evaluation and task else None
+        advice = ahead.advice.sentence if ahead and ahead.advice else ""
+        return {
+            "event": event,
+            "run": self._run.name,
+            "path": str(self._run.absolute()),
+            "host": socket.gethostname(),
+            "step": self._step,
+            "message": text,
+            "task": task,
+            "pass_rate": point.pass_rate if point else None,
+            "stderr": point.stderr if point else None,
+            "forecast": [[at.mean, at.low, at.high] for at in ahead.forecast.at] if ahead else None,
+            "identified": ahead.fit.identified if ahead else None,
+            "advice": advice,
+            "text": f"{self._run.name} {event} at step {self._step}: {text}" + (f"\n{advice}" if advice else ""),
+        }
+
+
+def run_command(words: tuple[str, ...], message: Mapping[str, Any], timeout_s: float) -> None:
+    """Start a command with a message: as JSON on its standard input, the texts as SCALERL_... in its environment.
+
+    Args:
+        words: program and arguments.
+        message: of ``Notifier.message``.
+        timeout_s: seconds until it is killed, with what it has started.
+
+    Raises:
+        NotSent: it cannot be started, takes too long or ends with an error.
+    """
+    texts = {f"SCALERL_{key.upper()}": str(message[key]) for key in ("event", "run", "path", "step", "text", "advice")}
+    with tempfile.TemporaryFile() as said:
+        try:
+            process = subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True,
+                env={**os.environ, **texts},
+            )  # fmt: skip
+        except OSError as error:
+            raise NotSent(f"the command {words[0]!r} cannot be started ({error.strerror})") from None
+        try:
+            process.communicate((json.dumps(message) + "\n").encode(), timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise NotSent(f"the command {words[0]!r} took over {timeout_s:g} s and was killed") from None
+        if process.returncode:
+            said.seek(0)
+            last = said.read().decode(errors="replace").strip().rpartition("\n")[2][:200]
+            raise NotSent(f"the command {words[0]!r} ended with exit code {process.returncode}: {last}")
+
+
+def post(url: str, message: Mapping[str, Any], timeout_s: float) -> None:
+    """Send a message as a JSON body by POST.
+
+    Args:
+        url: of the webhook.
+        message: of ``Notifier.message``.
+        timeout_s: seconds that a connection and each answer may take.
+
+    Raises:
+        NotSent: no answer, or one of an error. The message has no URL, because it may hold a secret.
+    """
+    body = json.dumps(message).encode()
+    headers = {"Content-Type": "application/json", "User-Agent": "scalerl"}
+    try:
+        request = urllib.request.Request(url, data=body, headers=headers, method="POST")
+        urllib.request.urlopen(request, timeout=timeout_s).close()
+    except (OSError, ValueError) as error:  # HTTPError and URLError are OSErrors; ValueError for a malformed address
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()
+        raise NotSent(f"the webhook did not take the message ({error})") from None

@@ -1,0 +1,47 @@
+"""Logs to event files of TensorBoard."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.plugins.hparams.summary_v2 import hparams_pb
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+from scalerl.loggers.base import LoggedRun, flat
+
+
+class TensorBoard:
+    """Writes event files, one for each process that trained the run; TensorBoard reads them as one run."""
+
+    def __init__(self, directory: str = "") -> None:
+        """Prepare; `directory` is where the files go, empty for `tensorboard` in the run directory."""
+        self._directory = directory
+
+    def start(self, config: Mapping[str, Any], run: LoggedRun) -> str:
+        """Open a new event file; the id is the directory."""
+        directory = run.id or self._directory or str(run.path.absolute() / "tensorboard")
+        self._writer = EventFileWriter(directory)
+        self._add(hparams_pb(flat(config)), 0)
+        return directory
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        """Write one event with all numbers."""
+        self._add(Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in metrics.items()]), step)
+
+    def figure(self, name: str, png: Path, step: int) -> None:
+        """Write the file as it is."""
+        image = Summary.Image(encoded_image_string=png.read_bytes(), colorspace=4)
+        self._add(Summary(value=[Summary.Value(tag=name, image=image)]), step)
+
+    def finish(self, state: str) -> None:
+        """Close the file."""
+        self._writer.close()
+
+    def _add(self, summary: Any, step: int) -> None:
+        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+        self._writer.flush()

@@ -1,0 +1,144 @@
+"""The model of a run: from its configuration to the policy that is trained and the weights that engines get."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from scalerl.config import HuggingFaceModel, RunConfig, TinyModel
+from scalerl.config.base import ConfigError
+from scalerl.config.recipe import Custom
+from scalerl.models.checkpoint_names import checkpoint_weights
+from scalerl.models.files import check_model_files
+from scalerl.models.flops import FLOPS_RULE
+from scalerl.models.gguf import converted, gguf_directory, is_gguf
+from scalerl.models.lora import LoraPolicy
+from scalerl.models.policy import Policy, load_policy
+from scalerl.models.routing import can_record
+from scalerl.rollouts.contract import check_engine_plugin
+from scalerl.rollouts.interrupt import LengthRule
+from scalerl.rollouts.local.torch_engine import check_engine
+from scalerl.training.progress import Display
+from scalerl.training.warm_start import warm_start, warm_start_directory
+
+
+def model_path_of(config: RunConfig, display: Display) -> str:
+    """Return the path of the run's model; the lab's tiny model is warm-started first.
+
+    Raises:
+        ConfigError: Files are missing or damaged, or the warm start did not learn its task.
+    """
+    if isinstance(config.model, HuggingFaceModel):
+        return local_model(config.model.path, config.hardware.dtype, display.note)
+    assert isinstance(config.model, TinyModel)
+    directory = warm_start_directory(config.model, config.data)
+    if not (directory / "warm_start.json").exists():
+        display.note(f"warm start: training a tiny Qwen3 on noisy traces (once; kept in {directory})")
+        torch.set_num_threads(config.hardware.trainer_threads + config.hardware.generator_threads)
+    path = warm_start(config.model, config.data, directory, lambda row: display.note(_warm_line(row)))
+    torch.set_num_threads(config.hardware.trainer_threads)
+    return str(path)
+
+
+def local_model(path: str, dtype: str, note: Callable[[str], None]) -> str:
+    """Return the path from which every process loads the model; a GGUF file is converted into the cache first.
+
+    Args:
+        path: Path of the model, as in `model.path`.
+        dtype: Type of the run's forward pass, float32 or bfloat16.
+        note: Function that gets a line for the user if a file is converted.
+
+    Raises:
+        ConfigError: Files are missing, damaged or pickled, or a GGUF file cannot be read.
+    """
+    check_model_files(path)
+    if not is_gguf(path):
+        return path
+    if Path(path).is_file() and not gguf_directory(Path(path), dtype).exists():
+        note(f"converting {path} (once; kept in {gguf_directory(Path(path), dtype)})")
+    return str(converted(path, dtype))
+
+
+def _warm_line(row: dict[str, float]) -> str:
+    return "  warm start " + "  ".join(f"{name} {value:g}" for name, value in row.items())
+
+
+def revision_of(config: RunConfig) -> str:
+    """Return the revision of the model on the hub."""
+    return config.model.revision if isinstance(config.model, HuggingFaceModel) else "main"
+
+
+def load_of(config: RunConfig, model_path: str, device: str, matmul: str) -> Policy:
+    """Return the run's policy on a device, with a library for matrix products."""
+    return load_policy(
+        model_path,
+        revision=revision_of(config),
+        device=device,
+        dtype=config.hardware.dtype,
+        fp32_head=config.recipe.fp32_head,
+        matmul=matmul,
+    )
+
+
+def check_length(policy: Policy, rule: LengthRule, longest_prompt: int) -> None:
+    """Refuse prompts and completions that need more positions than the model has.
+
+    Raises:
+        ConfigError: The longest prompt and completion together are too long.
+    """
+    limit = getattr(policy.config, "max_position_embeddings", None)
+    needed = longest_prompt + rule.capacity
+    if limit is not None and needed > limit:
+        raise ConfigError(
+            f"recipe.length: the longest prompt ({longest_prompt} tokens) and completion ({rule.capacity}) need "
+            f"{needed} positions; this model has {limit}. Lower recipe.length's limits or data.max_prompt_tokens"
+        )
+
+
+@dataclass(frozen=True)
+class LoadPolicy:
+    """Picklable function that loads the model in an engine's process."""
+
+    config: RunConfig
+    model_path: str
+    flops_rule: int = FLOPS_RULE
+
+    def __call__(self) -> Policy:
+        """Load the model, with this engine's share of the CPU threads."""
+        torch.set_num_threads(max(1, self.config.hardware.generator_threads // self.config.placement.engines))
+        hardware = self.config.hardware
+        policy = load_of(self.config, self.model_path, hardware.device, hardware.generator_matmul)
+        policy.shape = policy.shape.counted_by(self.flops_rule)
+        return policy
+
+
+def sent_weights(config: RunConfig, policy: Policy) -> Iterable[tuple[str, Tensor]]:
+    """Return the weights by the names that the engines expect; vLLM expects those of a checkpoint on disk."""
+    weights = policy.weights()
+    return checkpoint_weights(policy.model, weights) if config.placement.engine == "vllm" else weights
+
+
+def check_sampled(config: RunConfig, policy: Policy, model_path: str) -> None:
+    """Refuse a model or a custom engine that would sample incorrectly; vLLM is checked by replay during the run."""
+    engine = config.placement.engine
+    if engine == "torch":
+        check_engine(policy)
+    elif isinstance(engine, Custom):
+        load = partial(load_of, config, model_path, config.hardware.device, config.hardware.generator_matmul)
+        check_engine_plugin(engine, policy, load, model_path, deterministic=config.schedule == "deterministic")
+    if config.recipe.routing_replay == "on" and not can_record(policy):
+        kind = "whose routers do not return the chosen experts" if policy.experts else "which has no experts"
+        raise ConfigError(
+            f"recipe.routing_replay: got 'on' for {type(policy.model).__name__}, {kind}; allowed: off, or a mixture "
+            "such as Mixtral, Qwen3-MoE, OLMoE or GPT-OSS (docs/models.md)"
+        )
+
+
+def with_adapters(config: RunConfig, policy: Policy) -> Policy:
+    """Return the policy to train: the given one, or a LoraPolicy made from it."""
+    return LoraPolicy(policy, config.lora, config.seed) if config.lora else policy

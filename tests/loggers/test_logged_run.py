@@ -1,0 +1,31 @@
+"""Loggers and notifications in a real run, and in one that is resumed."""
+
+import json
+import sys
+
+import runs
+
+
+def test_a_run_is_logged_whole_through_a_resume_and_a_logger_that_fails_changes_nothing(lab_model, tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    path, tells = tmp_path / "run", tmp_path / "told"
+    loggers = '["tensorboard", {kind = "custom", function = "logged_runs:Remembers", params = {file = "/nowhere/x"}}]'
+    script = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
+    command = json.dumps([sys.executable, "-c", script, str(tells)])
+    said = runs.train(
+        lab_model, path, "--steps", "6", "--loggers", loggers, "--notify.command", command,
+        PYTHONPATH=":".join(entry for entry in sys.path if entry),
+    )  # fmt: skip
+    code, more = runs.call("resume", str(path), "--steps", "12", "--loggers", "tensorboard")
+    assert code == 0, more
+
+    assert said.count("the run continues without what it was given") == 1
+    assert "logger logged_runs:Remembers: FileNotFoundError" in said and "logger" not in more
+    found = EventAccumulator(str(path / "tensorboard")).Reload()
+    logged = [(one.step, round(one.value, 5)) for one in found.Scalars("entropy")]
+    assert logged == [(row["step"], round(row["entropy"], 5)) for row in runs.rows(path, "metrics.jsonl")]
+    assert [one.step for one in found.Scalars("eval/arithmetic/pass_rate")] == [0, 6, 12]
+    messages = [json.loads(line) for line in tells.read_text().splitlines()]
+    assert [(message["event"], message["step"]) for message in messages] == [("finished", 6), ("finished", 12)]
+    assert messages[0]["message"].startswith("trained 6 updates")

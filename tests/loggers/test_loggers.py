@@ -1,0 +1,252 @@
+"""Every logger: what the tracker's own reader finds, and what happens to a run where a logger fails."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import time
+import warnings
+
+import pytest
+from logged_runs import Remembers, calls, play, point, row
+
+from scalerl.config import read_config
+from scalerl.config.base import ConfigError
+from scalerl.loggers import follow
+from scalerl.loggers.build import makers_of
+from scalerl.loggers.evaluation import PICTURE_SHARE, Evaluation, Pace, finite
+from scalerl.loggers.follow import Followers
+from scalerl.loggers.worker import Worker
+
+
+def config_of(*loggers):
+    return read_config(None, {"loggers": list(loggers)})
+
+
+def session(config, path, first, last, resumed=None, makers=None):
+    """Play one process of a run; return what it said."""
+    said = []
+    followers = Followers(config, path, makers or makers_of(config), said.append, resumed)
+    play(followers, first, last)
+    followers.ended("finished", "trained")
+    followers.close()
+    return said
+
+
+# ---- readers of the trackers
+# each returns {(name, step): value} of all numbers, the number of pictures, and the parameter recipe.loss.kind
+
+
+def read_tensorboard(path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(path / "tensorboard"), size_guidance={"scalars": 0, "images": 0}).Reload()
+    numbers = [((tag, one.step), one.value) for tag in found.Tags()["scalars"] for one in found.Scalars(tag)]
+    data = b"".join(file.read_bytes() for file in (path / "tensorboard").iterdir())
+    assert found.Images("curve")[0].encoded_image_string[1:4] == b"PNG"
+    return numbers, len(found.Images("curve")), "cispo" if b"recipe.loss.kind" in data and b"cispo" in data else ""
+
+
+def read_wandb(path):
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    from scalerl.importers.wandb_run import Frames
+
+    numbers, pictures, kind = [], 0, ""
+    files = sorted(path.glob("wandb/offline-run-*/run-*.wandb"))
+    assert len({file.name for file in files}) == 1  # the id of the run, whatever process wrote it
+    for file in files:
+        for data in Frames(file.read_bytes()):
+            record = Record.FromString(data)
+            for update in [*record.run.config.update, *record.config.update]:
+                if update.key == "recipe":
+                    kind = json.loads(update.value_json)["loss"]["kind"]
+            values = {
+                item.key or ".".join(item.nested_key): json.loads(item.value_json) for item in record.history.item
+            }
+            pictures += "curve" in values or "curve.path" in values
+            numbers += [
+                ((name, values["_step"]), value)
+                for name, value in values.items()
+                if isinstance(value, int | float) and not name.startswith("_") and not name.startswith("curve")
+            ]
+    return numbers, pictures, kind
+
+
+def read_mlflow(path):
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{path}/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("scalerl").experiment_id])
+    assert run.info.status == "FINISHED"
+    numbers = [
+        ((name, one.step), one.value)
+        for name in run.data.metrics
+        for one in client.get_metric_history(run.info.run_id, name)
+    ]
+    return numbers, len(client.list_artifacts(run.info.run_id, "curve")), run.data.params["recipe.loss.kind"]
+
+
+def read_trackio(path):
+    from trackio import Api
+    from trackio.sqlite_storage import SQLiteStorage
+
+    (run,) = Api().runs("scalerl")
+    numbers = []
+    pictures = 0
+    for entry in SQLiteStorage.get_logs("scalerl", run.name):
+        pictures += "curve" in entry
+        numbers += [
+            ((name, entry["step"]), value)
+            for name, value in entry.items()
+            if name != "step" and isinstance(value, int | float)
+        ]
+    return numbers, pictures, run.config["recipe"]["loss"]["kind"]
+
+
+READERS = {"tensorboard": read_tensorboard, "wandb": read_wandb, "mlflow": read_mlflow, "trackio": read_trackio}
+
+
+@pytest.mark.parametrize("name", list(READERS))
+def test_a_tracker_has_every_row_once_with_forecast_picture_and_configuration_after_a_resume(
+    name, tmp_path, monkeypatch
+):
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"{name} is not installed")
+    warnings.simplefilter("ignore")  # of the libraries
+    monkeypatch.setattr(follow, "FINISH_S", 120.0)  # a first start on a busy machine
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.chdir(tmp_path)  # mlflow puts artifacts here
+    config = config_of(
+        {"kind": "mlflow", "tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"} if name == "mlflow" else name
+    )
+    assert session(config, tmp_path, 0, 33) == []
+    assert session(config, tmp_path, 31, 42, resumed=30) == []  # steps 31 to 33 come again
+
+    numbers, pictures, kind = READERS[name](tmp_path)
+
+    values = dict(numbers)
+    assert len(values) == len(numbers)  # nothing twice
+    assert [values[("pass_rate", step)] for step in range(1, 43)] == pytest.approx(
+        [step / 100 for step in range(1, 43)]
+    )
+    assert ("occupancy", 1) not in values  # was not a number
+    assert values[("eval/arithmetic/pass_rate", 40)] == pytest.approx(0.6 - 0.5 / (1 + 40 / 60))
+    assert values[("eval/arithmetic/stderr", 0)] == pytest.approx(0.004)
+    ahead = [values[(f"forecast/arithmetic/2x{end}", 40)] for end in ("_low", "", "_high")]
+    assert 0.3 < ahead[0] < ahead[1] < ahead[2] < 0.6
+    assert pictures >= 2  # the first and the last
+    assert kind == "cispo"
+
+
+# ---- a logger of one's own
+
+
+def test_a_logger_of_the_user_gets_the_calls_in_order_and_its_id_back_on_resume(tmp_path):
+    file = tmp_path / "calls"
+    config = config_of({"kind": "custom", "function": "logged_runs:Remembers", "params": {"file": str(file)}})
+    session(config, tmp_path, 0, 2)
+    session(config, tmp_path, 2, 3, resumed=1)
+    found = calls(file)
+    assert found[0] == ["start", 480, tmp_path.name, "", None]
+    assert [call[0] for call in found[1:5]] == ["log", "log", "log", "finish"]
+    assert found[2] == ["log", {"step": 1, "pass_rate": 0.01, "entropy": 0.5, "truncation_rate": 0.0}, 1]
+    assert found[5:] == [
+        ["start", 480, tmp_path.name, "number-7", 1],
+        ["log", {**found[3][1], "step": 3, "pass_rate": 0.03}, 3],
+        ["finish", "finished"],
+    ]
+
+
+@pytest.mark.parametrize("logger, problem", [
+    ({"function": "logged_runs:Nobody"}, "has no function 'Nobody'"),
+    ({"function": "logged_runs:point", "params": {"step": 3}}, "has no method start"),
+    ({"function": "logged_runs:Remembers"}, "must take ()"),
+    ({"function": "logged_runs:Remembers", "params": {"file": 7}}, "TypeError"),
+])  # fmt: skip
+def test_a_logger_that_cannot_be_made_is_refused_at_start(logger, problem):
+    with pytest.raises(ConfigError, match="loggers") as error:
+        makers_of(config_of({"kind": "custom", **logger}))
+    assert problem in str(error.value)
+
+
+def test_a_missing_package_is_one_sentence_with_the_command_to_install_it(monkeypatch):
+    monkeypatch.setattr("scalerl.loggers.build.find_spec", lambda name: None)
+    with pytest.raises(ConfigError) as error:
+        makers_of(config_of("mlflow"))
+    assert str(error.value) == "loggers: 'mlflow' needs a package that is not installed: pip install 'scalerl[mlflow]'"
+
+
+# ---- bad loggers
+
+
+@pytest.mark.parametrize("where, lost", [("start", 5), ("log", 4), ("finish", 1)])
+def test_a_logger_that_raises_is_said_once_and_counted_and_the_others_go_on(where, lost, tmp_path):
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    makers = {"bad": lambda: Remembers(bad, fails_in=where), "good": lambda: Remembers(good)}
+    said = session(config_of(), tmp_path, 0, 3, makers=makers)
+    assert said[0] == f"logger bad: ValueError: no {where} today; the run continues without what it was given"
+    left = 6 if where == "start" else lost
+    assert said[1:] == [
+        f"logger bad: 0 calls were dropped, {left} failed, 0 were not done; the files of the run directory are complete"
+    ]
+    assert [call[0] for call in calls(good)] == ["start", "log", "log", "log", "log", "finish"]
+
+
+def test_a_logger_that_hangs_takes_no_time_of_the_run_and_its_drops_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(follow, "FINISH_S", 0.2)
+    said = []
+    followers = Followers(
+        config_of(), tmp_path, {"slow": lambda: Remembers(tmp_path / "calls", slow=3600)}, said.append
+    )
+    began = time.monotonic()
+    for step in range(1, 1601):
+        followers.step(row(step))
+    handed_s = time.monotonic() - began
+    followers.close()
+    assert handed_s < 1.0
+    assert time.monotonic() - began < 5.0
+    assert said[0].startswith("logger slow does not keep up: 1000 rows wait for it")
+    dropped = int(said[-1].split(" calls were dropped")[0].rpartition(" ")[2])
+    assert 599 <= dropped <= 601 and said[-1].endswith("the files of the run directory are complete")
+
+
+def test_a_worker_ends_by_itself_where_its_jobs_exit():
+    worker = Worker("exits")
+    worker.put(lambda: exit(3))
+    assert worker.close(time.monotonic() + 10, lambda: None)[0].startswith("exits: SystemExit: 3")
+
+
+# ---- evaluations
+
+
+def test_an_evaluation_of_two_tasks_has_the_names_of_both_and_a_forecast_once_it_can_be_fitted():
+    config = read_config(None, ["--data", '[{kind = "arithmetic"}, {kind = "programs"}]'])
+    points = [point(10 * n, task) for n in range(8) for task in ("arithmetic", "programs")]
+    early = Evaluation(points[:4], config, Pace()).metrics()
+    late = Evaluation(points, config, Pace()).metrics()
+    assert early["eval/programs/pass_rate"] == point(10).pass_rate
+    assert not [name for name in early if name.startswith("forecast/")]
+    for task in ("arithmetic", "programs"):
+        ends = [f"{at}{end}" for at in ("2x", "4x", "ceiling") for end in ("", "_low", "_high")]
+        assert [name for name in ends if f"forecast/{task}/{name}" not in late] == []
+
+
+def test_numbers_that_are_not_finite_and_texts_are_not_logged():
+    assert finite({"a": 1, "b": float("nan"), "c": None, "d": "text", "e": float("inf"), "f": 0.5}) == {
+        "a": 1,
+        "f": 0.5,
+    }
+
+
+def test_pictures_are_drawn_at_most_for_their_share_of_the_time(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    pace = Pace()
+    assert pace.allows()
+    pace.drawn(0.4)
+    now[0] += 0.4 / PICTURE_SHARE - 1
+    assert not pace.allows()
+    now[0] += 2
+    assert pace.allows()

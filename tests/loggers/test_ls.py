@@ -1,0 +1,121 @@
+"""`scalerl ls` and `scalerl tail`: what they print, within 80 columns."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from logged_runs import point, row
+
+from scalerl.cli import ls
+from scalerl.cli.main import main
+from scalerl.config import read_config
+from scalerl.training.run_dir import RunDirectory
+from scalerl.training.status import Heartbeat
+
+
+def make_run(path, steps, state="", message=""):
+    """Write the files of a run: rows to a step, an evaluation at every tenth; return its directory, held."""
+    run = RunDirectory.create(path, read_config(None, {"steps": 100}))
+    run.append("metrics.jsonl", [{**row(step), "generator_tokens_per_s": 123456.7, "step_s": 1.25} for step in steps])
+    run.add_points([point(step) for step in (0, *steps) if step % 10 == 0])
+    if state:
+        with Heartbeat(path) as beating:
+            beating.ended(state, message)
+    return run
+
+
+@pytest.fixture
+def runs(tmp_path):
+    make_run(tmp_path / "a-finished-run-with-a-name-of-many-characters", range(1, 101), "finished").close()
+    make_run(tmp_path / "failed", range(1, 8), "failed", "the loss was not finite").close()
+    make_run(tmp_path / "new", ()).close()
+    (tmp_path / "broken\x1b[31m").mkdir()
+    (tmp_path / "broken\x1b[31m" / "config.toml").write_text("nonsense = ")
+    return tmp_path
+
+
+def test_ls_lists_every_run_with_state_step_pass_rate_forecast_and_advice(runs, capsys):
+    assert main(["ls", str(runs)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines[2:]] == [
+        ["broken?[31m", "unreadable", "0/0"], ["failed", "failed", "7/100"], ["new", "waiting", "0/100"],
+    ]  # fmt: skip
+    name, state, step, rate, ahead, advice = lines[1].split()
+    assert (name, state, step, rate) == ("a-finished-..-characters", "finished", "100/100", "0.412")
+    low, high = map(float, ahead.split("-"))
+    assert 0.4125 < low <= high < 0.6
+    assert advice in ("continue", "stop", "unknown")
+    assert all(len(line) <= 80 for line in lines)
+
+
+def test_the_columns_of_ls_have_room_for_the_longest_entries():
+    longest = ("x" * 24, "unreadable", "10000/10000", "0.123", "0.123-0.456", "continue")
+    line = ls.line_of(longest)
+    assert len(line) <= 80 and line.split() == list(longest)
+    assert line.index("0.123-") == ls.line_of(("run", "state", "step", "pass rate", "at 2x compute", "")).index("at 2x")
+
+
+def test_ls_says_what_to_do_where_there_is_no_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["ls"]) == 2
+    assert "scalerl ls DIR" in capsys.readouterr().err
+    assert main(["ls", str(tmp_path)]) == 2
+    assert "no run here" in capsys.readouterr().err
+    assert main(["tail", str(tmp_path)]) == 2
+    assert "no run here" in capsys.readouterr().err
+
+
+def test_tail_of_a_run_that_has_ended_prints_its_last_rows_and_how_it_ended(runs, capsys):
+    assert main(["tail", str(runs / "failed"), "--rows", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].endswith("failed, step 7/100")
+    assert lines[1:3] == [
+        f"step {n}/100  pass 0.0{n}0  truncated 0.0%  entropy 0.500  tok/s 123457  1.25 s" for n in (6, 7)
+    ]
+    assert lines[3:] == [
+        "failed at step 7/100: the loss was not finite", f"continue with: scalerl resume {runs / 'failed'}"
+    ]  # fmt: skip
+    assert all(len(line) <= 80 for line in lines[:-1])
+
+
+def test_tail_prints_rows_as_they_come_also_after_the_run_went_back_to_a_checkpoint(tmp_path):
+    run = make_run(tmp_path / "run", range(1, 6))
+    cursors = {"cursors": run.cursors()}
+    run.append("metrics.jsonl", [row(6), row(7)])
+    found = ls.followed(tmp_path / "run", rows=2, every_s=0.001)
+    with Heartbeat(tmp_path / "run") as beating:
+        assert next(found).endswith("training, step 7/100")
+        assert [next(found).split("  ")[0] for _ in range(2)] == ["step 6/100", "step 7/100"]
+        run.append("metrics.jsonl", [row(8)])
+        run.add_points([point(8)])
+        assert next(found).startswith("step 8/100  pass 0.080")
+        assert next(found) == f"evaluation at step 8: pass rate {point(8).pass_rate:.3f} ± 0.004, arithmetic"
+        run.rewind(cursors)
+        run.append("metrics.jsonl", [{**row(6), "pass_rate": 0.5}])
+        assert "went back to a checkpoint" in next(found)
+        rest = []
+        while not rest or not rest[-1].startswith("step 6/100  pass 0.500"):
+            rest.append(next(found))
+        beating.ended("finished", "")
+    assert list(found)[-1] == "finished at step 6/100"
+    run.close()
+
+
+def test_an_ending_is_wrapped_at_80_columns_and_its_escapes_are_not_sent_to_the_terminal(runs):
+    from scalerl.watch.state import run_state
+
+    make_run(runs / "long", range(1, 3), "failed", "a word\x1b[2J " * 40).close()
+    *said, again = ls.ending(run_state(runs / "long"))
+    assert len(said) > 3 and max(map(len, said)) <= 80 and "\x1b" not in "".join(said)
+    assert again == f"continue with: scalerl resume {runs / 'long'}"
+
+
+def test_ctrl_c_ends_tail_without_a_traceback(runs, monkeypatch, capsys):
+    def interrupted(path, rows):
+        yield json.dumps({"path": str(path), "rows": rows})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ls, "followed", interrupted)
+    assert main(["tail", str(runs / "new")]) == 130
+    assert json.loads(capsys.readouterr().out) == {"path": str(runs / "new"), "rows": 10}

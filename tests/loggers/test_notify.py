@@ -1,0 +1,157 @@
+"""What a run tells a command or a webhook, and that it is not disturbed by them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from logged_runs import play, point, row
+
+from scalerl.config import read_config
+from scalerl.loggers import follow
+from scalerl.loggers.follow import Followers
+from scalerl.loggers.notify import NotSent, post, run_command
+from scalerl.trust import code_of
+
+
+@pytest.fixture
+def server():
+    """A webhook: its address, and the bodies it got; it answers 500 on /broken."""
+    bodies = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(500 if self.path == "/broken" else 204)
+            self.end_headers()
+
+        def log_message(self, *words):
+            pass
+
+    http = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield f"http://127.0.0.1:{http.server_port}", bodies
+    http.shutdown()
+    thread.join()
+    http.server_close()
+
+
+def followers_of(path, said, **notify):
+    config = read_config(None, {f"notify.{key}": value for key, value in notify.items()})
+    return Followers(config, path, {}, said.append)
+
+
+def test_a_webhook_is_told_once_that_the_forecast_is_identified_and_that_the_run_has_finished(server, tmp_path):
+    address, bodies = server
+    said = []
+    followers = followers_of(tmp_path, said, webhook=address)
+    play(followers, 0, 400, every=20)  # the law's ceiling is 0.6, and 400 steps see most of the climb
+    followers.ended("finished", "trained 400 updates (0 skipped)")
+    followers.close()
+    assert said == []
+    assert [body["event"] for body in bodies] == ["identified", "finished"]
+    last = bodies[-1]
+    assert (last["run"], last["step"], last["task"]) == (tmp_path.name, 400, "arithmetic")
+    assert last["message"] == "trained 400 updates (0 skipped)"
+    assert last["pass_rate"] == point(400).pass_rate
+    twice = last["forecast"][0]
+    assert twice[1] < twice[0] < twice[2]
+    assert last["advice"] and last["text"].endswith(last["advice"])
+
+
+def test_a_fall_is_told_once_also_where_the_run_is_resumed_after_it(server, tmp_path):
+    address, bodies = server
+    rates = [0.2, 0.3, 0.38, 0.44, 0.5, 0.55, 0.6, 0.62, 0.64, 0.65, 0.3, 0.25, 0.2, 0.2]
+    points = [point(10 * n, rate=rate) for n, rate in enumerate(rates)]
+    for first, last in ((10, 12), (12, 14)):
+        followers = followers_of(tmp_path, [], webhook=address, on="falling")
+        for n in range(first, last):
+            followers.step(row(10 * n + 1))
+            followers.evaluated(points[: n + 1])
+        followers.ended("stopped", "")
+        followers.close()
+    assert [body["event"] for body in bodies] == ["falling"]
+    assert bodies[0]["message"].startswith("the held-out metric of arithmetic has fallen by 0.")
+
+
+def test_a_command_gets_the_message_on_its_standard_input_and_in_its_environment(tmp_path):
+    out = tmp_path / "out"
+    script = "import os, sys; open(sys.argv[1], 'w').write(os.environ['SCALERL_EVENT'] + '\\n' + sys.stdin.read())"
+    said = []
+    followers = followers_of(tmp_path, said, command=[sys.executable, "-c", script, str(out)])
+    followers.step(row(7))
+    followers.ended("failed", "the loss was not finite; $(touch gone)")
+    followers.close()
+    event, _, body = out.read_text().partition("\n")
+    assert said == []
+    assert event == "failed"
+    assert json.loads(body)["message"] == "the loss was not finite; $(touch gone)"
+    assert json.loads(body)["step"] == 7 and json.loads(body)["forecast"] is None
+
+
+def test_a_run_that_is_stopped_or_an_event_that_is_not_asked_for_tells_nobody(server, tmp_path):
+    address, bodies = server
+    for state, on in (("stopped", ["finished", "failed"]), ("finished", ["failed"]), ("failed", ["failed"])):
+        followers = followers_of(tmp_path, [], webhook=address, on=on)
+        followers.ended(state, "")
+        followers.close()
+    assert [body["event"] for body in bodies] == ["failed"]
+
+
+@pytest.mark.parametrize("words, problem", [
+    (("no-such-program",), "cannot be started (No such file or directory)"),
+    ((sys.executable, "-c", "import sys; sys.exit('no mail today')"), "ended with exit code 1: no mail today"),
+])  # fmt: skip
+def test_a_command_that_fails_says_why(words, problem):
+    with pytest.raises(NotSent) as error:
+        run_command(words, dict.fromkeys(("event", "run", "path", "step", "text", "advice"), ""), 30.0)
+    assert problem in str(error.value)
+
+
+def test_a_command_that_takes_too_long_is_killed_with_its_children():
+    words = ("sh", "-c", "sleep 60 & wait")
+    began = time.monotonic()
+    with pytest.raises(NotSent, match=r"took over 0\.2 s and was killed"):
+        run_command(words, dict.fromkeys(("event", "run", "path", "step", "text", "advice"), ""), 0.2)
+    assert time.monotonic() - began < 10
+
+
+def test_a_webhook_that_fails_is_said_without_its_address_which_may_hold_a_secret(server, tmp_path):
+    address, bodies = server
+    with pytest.raises(NotSent, match="did not take the message") as error:
+        post(f"{address}/broken", {"token": 1}, 10.0)
+    assert "500" in str(error.value) and "127.0.0.1" not in str(error.value)
+    assert bodies == [{"token": 1}]
+    said = []
+    followers = followers_of(tmp_path, said, webhook="http://127.0.0.1:9/nobody")
+    followers.ended("finished", "")
+    followers.close()
+    assert said[0].startswith("notify: NotSent: the webhook did not take the message")
+
+
+def test_a_webhook_that_never_answers_does_not_hold_the_run(tmp_path, monkeypatch):
+    import socket
+
+    monkeypatch.setattr(follow, "FINISH_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        followers = followers_of(tmp_path, [], webhook=f"http://127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.2)
+        began = time.monotonic()
+        followers.ended("finished", "")
+        followers.close()
+        assert time.monotonic() - began < 10
+
+
+def test_the_command_is_code_to_trust_with_the_files_it_names(tmp_path):
+    script = tmp_path / "tell.py"
+    found = []
+    for text in ("print(1)", "print(2)"):
+        script.write_text(text)
+        config = read_config(None, {"notify.command": [sys.executable, str(script)]})
+        found += [code for code in code_of(config) if code.field == "notify.command"]
+    assert len({code.key for code in found}) == 2 == len(found)
+    assert all(code.digest for code in found)
