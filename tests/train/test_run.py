@@ -3,8 +3,8 @@
 import contextlib
 import json
 import os
-import re
 import random
+import re
 import shutil
 import signal
 import subprocess
