@@ -47,8 +47,8 @@ class Logger(Protocol):
         """Log numbers by name (docs/metrics.md); all of them are finite.
 
         Args:
-            metrics: of a training step, or of an evaluation: names with `eval/` and `forecast/`.
-            step: updates done.
+            metrics: metrics of a training step, or of an evaluation (names with `eval/` and `forecast/`).
+            step: number of updates so far.
         """
         ...
 

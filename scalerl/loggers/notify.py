@@ -93,12 +93,12 @@ class Notifier:
             raise NotSent("; ".join(problems))
 
     def message(self, event: str, text: str, task: str) -> dict[str, Any]:
-        """Return what is told, as JSON values; docs/watching.md has the keys.
+        """Return the message as JSON values; docs/watching.md lists the keys.
 
         Args:
             event: finished, failed, falling or identified.
-            text: what happened, in words.
-            task: of the fall or the forecast; empty: the first task of the run.
+            text: description of the event.
+            task: task of the fall or the forecast; empty: the first task of the run.
         """
         evaluation = self._last
         outlooks = evaluation.outlooks() if evaluation else {}
@@ -128,7 +128,7 @@ def run_command(words: tuple[str, ...], message: Mapping[str, Any], timeout_s: f
 
     Args:
         words: program and arguments.
-        message: of ``Notifier.message``.
+        message: result of ``Notifier.message``.
         timeout_s: seconds until it is killed, with what it has started.
 
     Raises:
@@ -160,8 +160,8 @@ def post(url: str, message: Mapping[str, Any], timeout_s: float) -> None:
     """Send a message as a JSON body by POST.
 
     Args:
-        url: of the webhook.
-        message: of ``Notifier.message``.
+        url: URL of the webhook.
+        message: result of ``Notifier.message``.
         timeout_s: seconds that a connection and each answer may take.
 
     Raises:

@@ -14,7 +14,7 @@ NOISE_AT_BOUND = 0.01
 """Added to p(1 - p) when noise is scaled with it, because noise does not vanish at the metric's bounds."""
 
 OTHER_NOISE = 0.1
-"""Least share of the variance that does not depend on the number of answers, such as from changes of the weights."""
+"""Minimum share of the variance that does not depend on the number of answers, such as from changes of the weights."""
 
 TINY = 1e-7
 """Minimum standard deviation of an evaluation, as a share of the range."""
@@ -44,7 +44,7 @@ def relative_noise(curve: Curve) -> Array | None:
 
     It follows from the number of answers behind each point, which is proportional to p(1 - p) / stderr^2. An additional
     factor p(1 - p) made forecasts of public runs worse. The scatter of the points beyond their standard errors, at
-    least ``OTHER_NOISE`` of the variance, is the same for all points. None without standard errors.
+    least ``OTHER_NOISE`` of the variance, is the same for all points. The root mean square of the result is one.
     """
     if curve.stderr is None or not (np.nan_to_num(curve.stderr) > 0).any():
         return None

@@ -1,7 +1,7 @@
 """The rise of a run over its last doubling of compute, and the probability of a gain if it continues.
 
-The law ends at a ceiling. Real runs often creep on after their climb, so a forecast by the law alone stops them too
-early. The trend is the least-squares slope of the metric in log compute, combined with the gains of public runs.
+The law has a ceiling. Real runs often keep rising slowly after their climb, so a forecast by the law alone stops them
+too early. The trend is the least-squares slope of the metric in log compute, combined with the gains of public runs.
 
 Axes in names: K points of the last doubling.
 """
