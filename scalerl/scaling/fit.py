@@ -126,7 +126,7 @@ class Fit:
     """Probability of each family of curves in the draws: {"law": 1.0}, or with late start, second rise and creep."""
 
     futures: Futures | None = None
-    """Probabilities of the law, of a flat run and of a later fall; None if the method has only the law."""
+    """Draws of both futures, the law and a flat run, and the chance of a fall; None if the method has only the law."""
 
     def levels(self, compute: ArrayLike) -> Array:
         """The metric on each draw of each future, shape (M, D)."""

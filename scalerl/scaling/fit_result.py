@@ -44,7 +44,7 @@ class FitResult(NamedTuple):
     departures: dict[str, float]
     """Probability of each family of curves in the draws; {"law": 1.0} if only the law was fitted."""
     futures: Futures | None = None
-    """Probabilities of the law and of a flat run; None if the method has only the law."""
+    """Draws of both futures, the law and a flat run; None if the method has only the law."""
 
 
 def lag_one(residual_N: Array) -> float:
