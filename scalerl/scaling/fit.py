@@ -276,7 +276,7 @@ def fit(
     """Fit R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B) to a curve.
 
     Args:
-        curve: at least five points; least squares and the paper's procedure need two different levels.
+        curve: curve with at least five points; least squares and the paper's procedure need two different levels.
         method: "posterior", "least-squares" or "paper".
         r0: "free" to fit the initial level, or its value. The paper's procedure always fixes R0 and takes the first
             point if this is "free".
