@@ -162,7 +162,7 @@ _theirs: dict[str, Any] = {}
 
 @contextmanager
 def _random_streams() -> Iterator[None]:
-    """Give the user's code separate random streams of the loaded libraries. They start in the state of ours."""
+    """Give the user's code separate random streams that start in the state of the run's streams."""
     ours = {name: get() for name, (get, _) in _generators().items()}
     for name, (_, put) in _generators().items():
         put(_theirs[name] if name in _theirs else _begun(name, ours[name]))
@@ -171,7 +171,7 @@ def _random_streams() -> Iterator[None]:
     finally:
         for name, (get, put) in _generators().items():
             _theirs[name] = get()
-            put(ours[name] if name in ours else _begun(name, _theirs[name]))  # or: the user's code has just loaded it
+            put(ours[name] if name in ours else _begun(name, _theirs[name]))  # just loaded by the user's code
 
 
 def _begun(name: str, state: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A page in headless Chromium, and what is asked of every page. A test without a browser is skipped, in CI it fails."""
+"""Pages in headless Chromium, and checks for every page. Without a browser a test is skipped; in CI it fails."""
 
 import os
 import re
@@ -13,7 +13,7 @@ CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", 
 
 
 class Opened:
-    """The page in Chromium, with what its console said."""
+    """The page in Chromium, with its console messages and requests."""
 
     def __init__(self, browser, address):
         self.complaints = []
@@ -26,7 +26,7 @@ class Opened:
         self.settle()
 
     def settle(self):
-        """Wait until every figure has the width of its place and the ink of the theme; plotly takes its time."""
+        """Wait until plotly has drawn every figure with the width of its container and the text color of the theme."""
         self.until("""(() => {
             const ink = getComputedStyle(document.body).color;
             return [...document.querySelectorAll(".plot")].every((place) => {
@@ -38,24 +38,24 @@ class Opened:
         })()""")
 
     def until(self, script, seconds=20.0):
-        """Wait until an expression is true, also where the page's policy forbids what wait_for_function does."""
+        """Wait until an expression is true; works also if the page's security policy forbids wait_for_function."""
         end = time.monotonic() + seconds
         while not self.tab.evaluate(script):
             assert time.monotonic() < end, f"waited {seconds} s for {script}"
             time.sleep(0.02)
 
     def check_quiet(self, own="file:"):
-        """No word on the console, and nothing asked of the network but of the address that the page came from."""
+        """Check that the console is empty and that all requests went to the address of the page."""
         assert self.complaints == []
         assert [url for url in self.asked if not url.startswith((own, "data:", "blob:"))] == []
 
     def check_readable(self, width, scheme, texts):
-        """At this width and in these colours nothing sticks out to the side, and the texts and dots stand out.
+        """Check that nothing overflows the width and that texts and dots have enough contrast.
 
         Args:
-            width: of the window, pixels.
+            width: width of the window in pixels.
             scheme: "light" or "dark".
-            texts: of a selector and the name of its style that is the text's colour.
+            texts: pairs of a selector and the name of the style that holds its text color.
         """
         self.tab.emulate_media(color_scheme=scheme)
         self.tab.set_viewport_size({"width": width, "height": 900})
@@ -80,7 +80,7 @@ class Opened:
 
 @contextmanager
 def opened_page(path):
-    """Open a file, or the address of a server, in a browser of its own."""
+    """Open a file, or the address of a server, in a separate browser."""
     required = bool(os.environ.get("SCALERL_BROWSER_REQUIRED"))  # in CI a missing browser is a failure
     if CHROMIUM is None and not required:
         pytest.skip("no Chromium here")
@@ -94,7 +94,7 @@ def opened_page(path):
 
 
 def luminance(color):
-    """Relative luminance of an rgb() colour (WCAG 2)."""
+    """Return the relative luminance of an rgb() color (WCAG 2)."""
     channels = np.array([int(value) for value in re.findall(r"\d+", color)[:3]]) / 255
     linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
     return float(linear @ [0.2126, 0.7152, 0.0722])

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for tiny_models and the like
 
 @pytest.fixture(scope="session")
 def lab_model(tmp_path_factory):
-    """A tiny model that has seen a few hundred traces: it passes now and then, so that its rewards have variance."""
+    """A tiny model that has seen a few hundred traces: some of its answers pass, so that its rewards have variance."""
     import runs
 
     return runs.make_model(tmp_path_factory.mktemp("lab") / "model")

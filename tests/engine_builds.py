@@ -1,4 +1,4 @@
-"""Code that runs in other processes in tests; a separate module, so that torch is loaded only if needed."""
+"""Code that tests run in other processes; a separate module, so that torch is loaded only if needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scalerl.rollouts.local.scripted import scripted_engine
 
 @dataclass(frozen=True)
 class Scripted:
-    """How to make scripted engines, by pickling."""
+    """Makes scripted engines; sent to a process by pickling."""
 
     engines: int = 1
     fail: str = ""
@@ -31,7 +31,7 @@ class Scripted:
 
 @dataclass(frozen=True)
 class Torch:
-    """How to make an engine of a tiny model that receives its weights over a channel, by pickling."""
+    """Makes an engine of a tiny model that receives its weights over a channel; sent to a process by pickling."""
 
     channel: Any
 

@@ -1,7 +1,7 @@
-"""`scalerl` in processes of their own that start at once: forks of a server that has made the heavy imports.
+"""`scalerl` in separate processes that start quickly: forks of a server that has done the heavy imports.
 
-Importing torch and transformers costs about 5 s of CPU time, and the tests start some two hundred processes. Everything
-else is that of an ordinary process: its own session, environment, working directory, pipe and exit code.
+Importing torch and transformers costs about 5 s of CPU time, and the tests start about 200 processes. Otherwise a fork
+is like an ordinary process: it has its own session, environment, working directory, pipe and exit code.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ HEAVY = (
     "transformers.models.auto.tokenization_auto", "transformers.models.qwen3.modeling_qwen3",
     "matplotlib.backends.backend_agg", "matplotlib.figure",
 )  # fmt: skip
-"""What a run imports that takes long."""
+"""Modules of a run that take long to import."""
 MESSAGE = 1 << 20
-"""Most bytes of a request."""
+"""Maximum size of a request in bytes."""
 
 
 class Forked:
-    """A process that a fork of the server runs; its methods are those of `subprocess.Popen` that the tests use."""
+    """A process in a fork of the server, with the methods of `subprocess.Popen` that the tests use."""
 
     def __init__(self, words: list[str], environment: dict[str, str]) -> None:
         self.args, self.returncode = words, None
@@ -74,7 +74,7 @@ class Forked:
         return self.returncode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
-        """Return what the process and its children printed, when the last of them has ended."""
+        """Return the output of the process and its children, after the last of them has ended."""
         until = time.monotonic() + (timeout or 1e9)
         said = b""
         while True:
@@ -97,7 +97,7 @@ class Forked:
 
 
 def _connection() -> socket.socket:
-    """Return the socket of the server, which is started at its first use."""
+    """Return the socket of the server; start the server at the first call."""
     global _server
     if _server is None or _server[1].poll() is not None:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -110,19 +110,19 @@ def _connection() -> socket.socket:
         )
         there.close()
         _server = here, process
-        atexit.register(here.close)  # the server ends where its socket does
+        atexit.register(here.close)  # the server ends when its socket is closed
     return _server[0]
 
 
 def serve(number: int) -> int:
-    """Fork a process for each request; return in that process alone, with its exit code, or at the end."""
+    """Fork a process for each request. Return the exit code, in the forked process or at the end."""
     from scalerl.cli.exits import prepare_environment
 
     prepare_environment()
     for name in HEAVY:
         importlib.import_module(name)
     connection = socket.socket(fileno=number)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the processes that watch
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no process waits for the watching processes
     while True:
         request, fds, _, _ = socket.recv_fds(connection, MESSAGE, 2)
         if not request:
@@ -135,9 +135,9 @@ def serve(number: int) -> int:
 
 
 def _watch(request: dict[str, Any], out: int, status: int) -> int:
-    """Run a request in a child; say its process id, then its exit code."""
+    """Run a request in a child; send its process id, then its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    os.setsid()  # a Ctrl-C at the terminal reaches pytest alone
+    os.setsid()  # a Ctrl-C at the terminal reaches only pytest
     ready, go = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -156,7 +156,7 @@ def _watch(request: dict[str, Any], out: int, status: int) -> int:
 
 
 def _run(request: dict[str, Any], out: int) -> int:
-    """Be the process that the request asks for."""
+    """Run the requested command in this process."""
     os.setsid()
     os.dup2(out, 1)
     os.dup2(out, 2)
@@ -165,15 +165,15 @@ def _run(request: dict[str, Any], out: int) -> int:
     os.environ.clear()
     os.environ.update(request["environment"])
     sys.argv = ["scalerl", *request["words"]]
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell that starts pytest by `&` has it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored if a shell started pytest with `&`
     _spawn_from([_Spare(), _Spare()])
     from scalerl.cli.main import main
 
-    return main()  # the process is the command's own: signals end it
+    return main()  # in this process, so that signals end the command
 
 
 class _Spare:
-    """A child that waits, with its imports done, until its parent spawns a process."""
+    """A child that has done its imports and waits until its parent spawns a process."""
 
     def __init__(self) -> None:
         self._here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -194,14 +194,14 @@ class _Spare:
 def _become_spawned(there: socket.socket) -> int:
     import ctypes
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is sent to the whole group
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the whole group
     message, given, _, _ = socket.recv_fds(there, MESSAGE, 16)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if not message:
         os._exit(0)  # the parent has ended
     there.close()
     request = json.loads(message)
-    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 200) for fd in given]  # out of the way of the numbers they must get
+    high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 200) for fd in given]  # above the numbers that they must get
     for fd in given:
         os.close(fd)
     for fd, number in zip(high, request["fds"], strict=True):
@@ -212,12 +212,12 @@ def _become_spawned(there: socket.socket) -> int:
     os.environ.update(request["environment"])
     ctypes.CDLL(None).prctl(15, b"spawn_main", 0, 0, 0)  # PR_SET_NAME; `runs.children` looks for it
     sys.argv = ["-c", "--multiprocessing-fork"]
-    exec(request["code"], {})  # it ends in sys.exit
+    exec(request["code"], {})  # ends with sys.exit
     raise AssertionError("multiprocessing's code returned")
 
 
 def _spawn_from(spares: list[_Spare]) -> None:
-    """Let the first processes that `multiprocessing` spawns be spares; those after them are ordinary ones."""
+    """Use spares for the first processes that `multiprocessing` spawns, and ordinary processes after them."""
     ordinary = util.spawnv_passfds
 
     def spawn(path: bytes, args: list[Any], fds: list[int]) -> int:

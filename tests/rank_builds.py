@@ -1,4 +1,4 @@
-"""Ranks for the tests of learners: a model can be changed without new processes, and gradients can be looked at."""
+"""Ranks for the tests of learners: the learner can be changed without new processes, and gradients can be read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from scalerl.training.learner.ranks import RankSpec, join, load_learner
 
 @dataclass(frozen=True)
 class Bench:
-    """Builds a `BenchRank`; handed over by pickling."""
+    """Builds a `BenchRank`; sent to the process by pickling."""
 
     spec: RankSpec
 
@@ -23,7 +23,7 @@ class Bench:
 
 
 class BenchRank:
-    """A rank whose learner is chosen by `use`; every other method is the learner's."""
+    """A rank whose learner is chosen by `use`; other methods are those of the learner."""
 
     def __init__(self, spec: RankSpec) -> None:
         self.spec, self.mesh = spec, join(spec)
@@ -34,7 +34,7 @@ class BenchRank:
         self.learner = load_learner(spec, self.mesh)
 
     def gradients(self, batch: Any) -> list[Any]:
-        """Return the whole gradient of a batch's loss as the optimiser sees it, and forget it again."""
+        """Return the complete gradient of a batch's loss as the optimizer gets it, then clear it."""
         self.learner._add_gradients(batch)
         found = [master.grad.full_tensor().clone() for master in self.learner._masters]
         self.learner._discard_gradient()
@@ -50,7 +50,7 @@ class BenchRank:
 
 @dataclass(frozen=True)
 class Misbehaving:
-    """Builds a rank that goes wrong in a chosen way when it is asked for a step; needs no process group."""
+    """Builds a rank that fails in a chosen way at a step; needs no process group."""
 
     how: str
     rank: int

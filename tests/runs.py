@@ -1,4 +1,4 @@
-"""Real runs in processes of their own, and what is compared of them."""
+"""Real runs in separate processes, and the results that tests compare."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ RECIPE = [
     "--checkpoint.every", "4", "--rollouts.lag_ticks", "12", "--steps", "24",
     "--hardware.generator_matmul", "onednn", "--hardware.trainer_matmul", "onednn",  # bits are compared
 ]  # fmt: skip
-"""Seconds on one core, over any task."""
+"""A run of a few seconds on one core, for any task."""
 
 SMALL = [*RECIPE, "--data.operations", "[1, 1]", "--data.prompts", "60"]
-"""On single steps of arithmetic: every component of the recipe is on, several epochs pass, and prompts are retired."""
+"""A run on additions of one step with every component of the recipe, several epochs and retired prompts."""
 
 
 def make_model(path: Path) -> Path:
-    """Train a model on a few hundred traces, so that it passes now and then, and save it."""
+    """Train a model on a few hundred traces, so that some of its answers pass, and save it."""
     import torch
     from transformers.utils import logging
 
@@ -53,12 +53,12 @@ def command(*words: str) -> list[str]:
 
 
 def start(words: list[str], **options: str) -> Forked:
-    """Start a command line in a process of its own; `options` are environment variables."""
+    """Start a command line in a separate process; `options` are environment variables."""
     return Forked(_without_replaced(words), {**os.environ, "COLUMNS": "200", **options})
 
 
 def _without_replaced(words: list[str]) -> list[str]:
-    """Take out options of a kind that a later option replaces, such as those of RECIPE; `scalerl` refuses them."""
+    """Remove options that a later option replaces, such as those of RECIPE; `scalerl` refuses both together."""
     kept: list[str] = []
     for word in words:
         while word.startswith("--") and (old := next((w for w in kept if w.startswith(f"{word}.")), None)):
@@ -89,11 +89,11 @@ def rows(path: Path, name: str) -> list[dict[str, Any]]:
 
 
 TIMED = ("_s", "_hours", "_idle", "swap_ms")
-"""Endings of the columns that hold wall-clock time, and so differ from run to run."""
+"""Endings of the columns that depend on wall-clock time and differ from run to run."""
 
 
 def outcome(path: Path) -> dict[str, Any]:
-    """What must not depend on time: the last weights, the points, the metrics."""
+    """Return the results that must not depend on time: the last weights, the points, the metrics."""
     model = hashlib.sha256((path / "model/model.safetensors").read_bytes()).hexdigest()
     files = {
         name: [{k: v for k, v in row.items() if not k.endswith(TIMED)} for row in rows(path, name)]
@@ -103,17 +103,17 @@ def outcome(path: Path) -> dict[str, Any]:
 
 
 def children(pid: int) -> list[int]:
-    """Process ids of the generators started by a process."""
+    """Return the process ids of the generators that a process started."""
     try:
         listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         names = {c: Path(f"/proc/{c}/cmdline").read_text() + Path(f"/proc/{c}/comm").read_text() for c in listed}
         return [int(c) for c, name in names.items() if "spawn_main" in name]
-    except (FileNotFoundError, ProcessLookupError):  # it ended while we looked
+    except (FileNotFoundError, ProcessLookupError):  # the process ended during the search
         return []
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """Process ids of everything that a process has started, with the time of their start, which tells reused ids."""
+    """Return the ids and start times of all descendants of a process; the time distinguishes reused ids."""
     parents = {found: stat[1] for found in _process_ids() if (stat := _stat(found))}
     wanted = {pid}
     while more := {p for p, parent in parents.items() if int(parent) in wanted} - wanted:
@@ -122,7 +122,7 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 def left_of(processes: dict[int, str], seconds: float) -> list[str]:
-    """Wait so long at most for processes to end; return the names of those that have not."""
+    """Wait at most `seconds` for processes to end; return the names of those that still run."""
     until = time.monotonic() + seconds
     while True:
         left = [p for p, born in processes.items() if (stat := _stat(p)) and stat[19] == born and stat[0] not in "ZX"]
@@ -136,7 +136,7 @@ def _process_ids() -> list[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the third on: state, parent, ..., start as the twentieth of them."""
+    """Return the fields of /proc/PID/stat from the third on; state is at index 0, parent at 1, start time at 19."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

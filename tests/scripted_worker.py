@@ -103,7 +103,7 @@ def weights(version: int, channel: WeightChannel) -> None:
 
 @dataclass(frozen=True)
 class Scored:
-    """A group with immediate scores: 0 for every rollout."""
+    """Return a group that is scored at once: 0 for every rollout."""
 
     group: Group
 

@@ -46,7 +46,7 @@ METRICS = {
 }  # fmt: skip
 
 SEED_SD = 0.004
-"""Scatter of A between seeds."""
+"""Standard deviation of A between seeds."""
 
 
 def plan_of(truths: Mapping[str, Truth], seeds: int = 3, about: str = "What matters?", name: str = "simulated") -> Plan:
@@ -65,7 +65,7 @@ def plan_of(truths: Mapping[str, Truth], seeds: int = 3, about: str = "What matt
 def write_study(
     path: Path, truths: Mapping[str, Truth], seeds: int = 3, about: str = "What matters?"
 ) -> StudyDirectory:
-    """Write the directory of a study, and open it."""
+    """Write the directory of a study and open it."""
     plan = plan_of(truths, seeds, about, path.name)
     path.mkdir(parents=True)
     (path / "study.toml").write_text(plan_toml(plan), encoding="utf-8")

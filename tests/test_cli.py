@@ -140,7 +140,7 @@ def workplace(lab_model, tmp_path, monkeypatch):
 
 
 REWARDS = """
-calls = 0  # in the process that calls the functions: once for each group, those of evaluations included
+calls = 0  # in the process that calls the functions: once per group, including groups of evaluations
 
 def length(prompts, completions, answer, **columns):
     return [float(len(c)) / 30 for c in completions]
@@ -204,7 +204,7 @@ def test_a_user_reward_function_trains(workplace):
 
 
 @pytest.mark.slow
-def test_a_reward_function_that_fails_too_often_ends_the_run_with_its_place_and_a_checkpoint(workplace):
+def test_a_reward_function_that_fails_too_often_ends_the_run_with_its_line_and_a_checkpoint(workplace):
     code, text = run(*OWN, "--reward", "my_rewards:fails_later")
     assert code == 1 and "Traceback" not in text, text
     assert (
@@ -253,7 +253,7 @@ def test_a_run_with_all_prompts_retired_finishes_with_its_forecast(workplace):
     assert runs.rows(workplace / "run", "points.jsonl")[-1]["step"] == steps and "\nadvice  " in text
 
 
-def test_the_users_model_is_never_the_run_directory(workplace):
+def test_a_directory_that_holds_the_users_model_is_refused_as_run_directory(workplace):
     before = {path.name: path.read_bytes() for path in (workplace / "model").iterdir()}
     code, text = run(*[w if w != "run" else "." for w in OWN], "--task", "math")
     assert code == 2 and "--run-dir: . is not empty (it holds model, my_rewards.py, prompts.jsonl)" in text, text

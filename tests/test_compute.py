@@ -122,7 +122,7 @@ def test_training_flops_agree_with_torchs_counter():
 
 
 def test_the_flops_of_a_policys_update_agree_with_torchs_counter(monkeypatch):
-    monkeypatch.setattr(onednn, "available", lambda: False)  # whose products torch does not count
+    monkeypatch.setattr(onednn, "available", lambda: False)  # torch does not count its products
     policy = Policy(tiny_model("llama", attn_implementation="eager"))
     tokens, trained = torch.randint(2, 48, (1, 24)), torch.zeros(1, 24, dtype=torch.bool)
     trained[0, 17:22] = True
@@ -130,7 +130,7 @@ def test_the_flops_of_a_policys_update_agree_with_torchs_counter(monkeypatch):
         logp_N, _ = policy(tokens, trained)
         logp_N.sum().backward()
     shape = policy.shape
-    # torch counts the scores of all 24 x 24 pairs, we those that the mask lets through: 1 + 2 + ... + 24 = 300
+    # torch counts the scores of all 24 x 24 pairs, scalerl only those that the mask allows: 1 + 2 + ... + 24 = 300
     masked = 3 * len(shape.windows) * 4 * shape.attention_width * (24 * 24 - 300)
     assert shape.head_params == 48 * 32
     assert counter.get_total_flops() - masked == shape.training_flops(24, predicted=5)

@@ -1,4 +1,4 @@
-"""examples/: every script and the notebook run, with fewer steps where they train."""
+"""examples/: every script and the notebook run, with fewer training steps."""
 
 import ast
 import json
@@ -66,7 +66,7 @@ def test_the_trl_log_is_reproducible_and_its_forecast_contains_the_true_value(pl
 
 
 @pytest.mark.slow
-def test_the_notebook_runs_and_is_kept_without_outputs(place, capsys, monkeypatch):
+def test_the_notebook_runs_and_is_stored_without_outputs(place, capsys, monkeypatch):
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""docs/extending.md: its functions work with its tables, as they stand there."""
+"""docs/extending.md: its functions work with its tables, as written on the page."""
 
 import re
 import subprocess
@@ -27,7 +27,7 @@ def blocks(language):
 
 @pytest.fixture
 def module(tmp_path, monkeypatch):
-    """The page's functions in one module."""
+    """The functions of the page in one module."""
     *functions, use = blocks("python")
     assert "scalerl.train(" in use and len(functions) == 6
     (tmp_path / "my_functions.py").write_text("\n".join(functions))
@@ -54,7 +54,7 @@ def test_the_reward_of_the_page_takes_its_parameter(module):
     assert params == {"limit": 400} and function([], ["a" * 100, "a" * 500], **params) == [0.25, 1.0]
 
 
-def test_the_engine_of_the_page_keeps_the_contract(module, tmp_path):
+def test_the_engine_of_the_page_satisfies_the_contract(module, tmp_path):
     config = parse_config('[model]\nkind = "hf"\npath = "m"\n' + "\n".join(blocks("toml")), "page")
     engine = config.placement.engine
     assert engine == Custom(function="my_functions:Counting", params={"every": 500})

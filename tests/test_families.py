@@ -128,7 +128,7 @@ def test_weights_sent_to_vllm_equal_the_exported_checkpoint(name, tmp_path):
 
 
 def dense_part(mlp_matrices, layers=2, width=32, vocabulary=48):
-    """Entries of attention (4 heads and 2 key-value heads of 8) in each layer, what a token uses of the MLP, a head."""
+    """Entries of attention (4 heads and 2 key-value heads of 8) in each layer, the active MLP, and a head."""
     attention = width * 32 + 2 * width * 16 + 32 * width
     return layers * (attention + mlp_matrices) + vocabulary * width
 
@@ -139,7 +139,7 @@ def dense_part(mlp_matrices, layers=2, width=32, vocabulary=48):
         ("mixtral", dense_part(2 * 3 * 32 * 48 + 4 * 32)),
         ("qwen3-moe", dense_part(2 * 3 * 32 * 24 + 4 * 32)),
         ("olmoe", dense_part(2 * 3 * 32 * 48 + 4 * 32)),
-        ("gpt-oss", dense_part(2 * 3 * 32 * 48 + 4 * 32)),  # whose experts also have biases, which multiply nothing
+        ("gpt-oss", dense_part(2 * 3 * 32 * 48 + 4 * 32)),  # experts also have biases, which are not in a product
         ("phi3", dense_part(3 * 32 * 48)),  # fused matrices of attention and of the MLP
     ],
 )
@@ -200,7 +200,7 @@ def test_encoder_decoders_and_wrappers_are_refused_before_their_weights_are_read
         (t5, "T5ForConditionalGeneration has an encoder and a decoder; allowed"),
         (gemma, "Gemma3ForConditionalGeneration wraps a language model together with other models"),
     ):
-        config.save_pretrained(tmp_path)  # no weights beside it
+        config.save_pretrained(tmp_path)  # without weights
         with pytest.raises(ConfigError, match=message):
             load_policy(str(tmp_path))
 

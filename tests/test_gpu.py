@@ -122,7 +122,7 @@ def test_updates_over_nccl_equal_those_of_one_process(ranks, dtype, model, tmp_p
         sent = channel.receive(3)
         for name, weight in single.policy.weights():
             assert sent[name].dtype == weight.dtype
-            limit = 1e-4 if dtype == "float32" else 0.01  # three updates of 1e-3, whose signs bf16 may turn
+            limit = 1e-4 if dtype == "float32" else 0.01  # three updates of 1e-3, whose signs may change in bf16
             torch.testing.assert_close(sent[name], weight.cpu(), atol=limit, rtol=0)
         group.export(tmp_path / "export")
         assert load_policy(str(tmp_path / "export")).vocab_size == 48

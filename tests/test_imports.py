@@ -1,4 +1,4 @@
-"""Imports go one way, and the light half never loads the heavy one."""
+"""Imports go in one direction, and the light half never loads the heavy half."""
 
 import ast
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "scalerl"
 
-LAYERS = {  # package -> packages it may import, itself aside
+LAYERS = {  # package -> other packages that it may import
     "rng": set(),
     "files": set(),
     "outputs": {"config", "files"},
@@ -54,7 +54,7 @@ def imports_of(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("package", list(LAYERS))
-def test_a_package_imports_only_what_lies_before_it(package):
+def test_a_package_imports_only_lower_layers(package):
     files = [*(ROOT / package).rglob("*.py"), *ROOT.glob(f"{package}.py")]
     assert files
     for path in files:
@@ -123,7 +123,7 @@ def test_the_light_half_loads_no_torch(module):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_only_the_learner_half_knows_torch_at_import():
+def test_only_the_learner_half_imports_torch():
     """Records, curriculum and pipeline can be used, and tested, without a model."""
     for module in (
         "scalerl.rollouts.pipeline",
@@ -135,7 +135,7 @@ def test_only_the_learner_half_knows_torch_at_import():
         subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_no_decision_depends_on_the_wall_clock_which_may_jump():
+def test_no_decision_depends_on_the_wall_clock():
     shown = {ROOT / "training/status.py", *(ROOT / "watch").rglob("*.py")}  # times for the reader of the live page
     shown |= {ROOT / "loggers/tensorboard.py", ROOT / "loggers/mlflow.py"}  # times for the reader of a tracker
     files = list({*ROOT.rglob("*.py")} - shown)

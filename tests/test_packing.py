@@ -132,7 +132,7 @@ def test_auto_packs_if_more_than_a_tenth_would_be_padding():
 
 @pytest.mark.parametrize("name", ["mistral-sliding", "qwen2-sliding", "gemma3-two-ropes", "phi3-sliding"])
 def test_a_layer_that_does_not_pass_its_window_is_not_packed(name, monkeypatch):
-    policy = Policy(tiny_model(name, sliding_window=64))  # longer than what is compared
+    policy = Policy(tiny_model(name, sliding_window=64))  # longer than the compared sequences
     assert policy_learner.packing_difference(policy) < 1e-4
     policy.shape = replace(policy.shape, windows=tuple(64 - window for window in policy.shape.windows))
     assert policy_learner.packing_difference(policy) == float("inf")

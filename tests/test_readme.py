@@ -1,4 +1,4 @@
-"""Every command and snippet of the README is run, in the order in which it stands there."""
+"""Every command and snippet of the README runs."""
 
 import re
 import shlex
@@ -14,19 +14,19 @@ from simulated_study import LEAVE_ONE_OUT, write_study
 
 README = (Path(__file__).parents[1] / "README.md").read_text()
 SERVERS = {"scalerl watch"}
-"""Run until they are interrupted."""
+"""Commands that run until they are interrupted."""
 BY_CI = {"make train", "make test"}
-"""Run whole by .ci/run, in a fresh clone."""
+"""Commands that .ci/run runs in full, in a fresh clone."""
 
 SHORT = [
     "--steps", "3", "--recipe.prompts_per_step", "4", "--recipe.generations_per_prompt", "4",
     "--recipe.length.thinking_tokens", "[12, 20]", "--recipe.length.answer_tokens", "9",
     "--recipe.length.phrase", "</think>", "--evaluation.prompts", "8", "--evaluation.samples", "2",
 ]  # fmt: skip
-"""Added where a command would train by the paper's sizes."""
+"""Options added to a command that would train with the paper's sizes."""
 
 FEWER = {"500": "30"}
-"""Steps of a command that would train for minutes."""
+"""Replacements for numbers of steps that would train for minutes."""
 
 
 def blocks(language):
@@ -39,7 +39,7 @@ def commands():
 
 @pytest.fixture(scope="module")
 def place(lab_model, tmp_path_factory):
-    """A directory in which a reader of the README could stand: a run, a model, prompts and a reward of their own."""
+    """A directory like that of a reader of the README, with a run, a model, prompts and a reward function."""
     root = tmp_path_factory.mktemp("readme")
     shutil.copytree(lab_model, root / "my-model")
     rows = [f'{{"prompt": "{a}+{b}=<think>", "answer": "{(a + b) % 10}"}}\n' for a in range(10) for b in range(6)]
@@ -64,7 +64,7 @@ def test_a_command_of_the_readme_works(place, command):
     assert done.returncode == 0 and done.stdout, done.stdout + done.stderr
 
 
-def test_the_servers_of_the_readme_serve_the_runs_and_studies_there_are(tmp_path):
+def test_the_servers_of_the_readme_serve_existing_runs_and_studies(tmp_path):
     pytest.importorskip("starlette", reason="the live page needs the extra `watch`")
     write_study(tmp_path / "studies/loo", {name: LEAVE_ONE_OUT[name] for name in ("scalerl", "dapo")}, seeds=1)
     assert set(commands()) >= SERVERS
@@ -88,7 +88,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def anchors(page):
-    """The anchors that code hosts make of a page's headings: lower case, no punctuation, hyphens for spaces."""
+    """Return the anchors of a page's headings as on code hosts: lower case, no punctuation, hyphens for spaces."""
     headings = re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -96,7 +96,7 @@ def anchors(page):
 @pytest.mark.parametrize(
     "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
 )
-def test_every_file_and_heading_that_a_page_links_to_is_there(page):
+def test_every_linked_file_and_heading_exists(page):
     links = re.findall(r"\]\(((?!http)[^)]+)\)", page.read_text())
     assert links or page.name not in ("README.md", "recipe.md")
     for link in links:

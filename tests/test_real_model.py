@@ -1,4 +1,4 @@
-"""benchmarks/real_model.py: what it teaches is right, and its short form leads from a wheel to a curve."""
+"""benchmarks/real_model.py: its traces are right, and its short form goes from a wheel to a curve."""
 
 import json
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
-NOT_HERE = 3  # its exit code where wheel or packages cannot be had
+NOT_HERE = 3  # its exit code if the wheel or packages are not available
 
 
 @pytest.fixture
@@ -54,5 +54,7 @@ def test_the_short_form_leads_from_a_wheel_to_a_curve(tmp_path):
     assert len(losses) == 3 and losses[-1] < losses[0] < 3
     assert [point["step"] for point in result["points"]] == [0, 5] and result["updates"] == 5
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
-    again = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)  # nothing is done twice
+    again = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, check=False
+    )  # finished steps are skipped
     assert again.returncode == 0 and "$ scalerl" not in again.stdout, again.stdout

@@ -1,4 +1,4 @@
-"""Every command of docs/real-models.md is run, in its order, on a tiny model and the rows that the page shows."""
+"""Every command of docs/real-models.md runs, in order, on a tiny model and the rows of the page."""
 
 import json
 import re
@@ -25,7 +25,7 @@ CHANGES = {
     "prompts_per_step = 8": "prompts_per_step = 4", "max_tokens = 96": "max_tokens = 40",
     "expected_tokens = 45": "expected_tokens = 20", "learning_rate = 1e-5": "learning_rate = 1e-2",
 }  # fmt: skip
-"""For the lab's model: shorter, with enough evaluations for a fit, and a rate that moves the curve in so few steps."""
+"""For the lab's model: fewer steps, enough evaluations for a fit, and a rate that changes the curve in few steps."""
 
 
 @pytest.fixture

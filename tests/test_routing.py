@@ -129,7 +129,7 @@ def test_a_replay_uses_the_experts_of_the_engine(name):
     assert torch.equal(torch.stack(routing.chosen, dim=1), rows.long())
     router = next(parameter for key, parameter in policy.model.named_parameters() if "gate.weight" in key or
                   "router.weight" in key)  # fmt: skip
-    assert float(router.grad.abs().max()) > 0  # the scores of the given experts are the trainer's own
+    assert float(router.grad.abs().max()) > 0  # the trainer computes the scores of the given experts
     routing.use(None)
     policy.hidden(batch.tokens_BT[:1, :13])
     assert not torch.equal(torch.stack(routing.chosen, dim=1), rows.long())

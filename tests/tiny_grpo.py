@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer on a tiny random model that is paid for writing digits. Needs trl; knows nothing of scalerl."""
+"""TRL's GRPOTrainer on a tiny random model with a reward for digits. Needs trl; does not use scalerl."""
 
 from __future__ import annotations
 

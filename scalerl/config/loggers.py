@@ -1,4 +1,4 @@
-"""Where the metrics of a run are logged beside its directory, and whom it notifies."""
+"""Loggers that receive the metrics of a run in addition to its directory, and notifications."""
 
 from __future__ import annotations
 

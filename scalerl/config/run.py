@@ -172,10 +172,10 @@ class RunConfig(Part):
     checkpoint: Checkpointing = Checkpointing()
     """Checkpoints."""
     loggers: Loggers = ()
-    """Where metrics are logged beside the run directory: tensorboard, wandb, trackio, mlflow or custom, by name or as
-    tables (docs/watching.md)."""
+    """Trackers that also receive the metrics: tensorboard, wandb, trackio, mlflow or custom, by name or as tables
+    (docs/watching.md)."""
     notify: Notify = Notify()
-    """Whom the run tells of its end, a fall or an identified forecast."""
+    """Notifications about the end of the run, a fall or an identified forecast."""
 
     @model_validator(mode="before")
     @classmethod

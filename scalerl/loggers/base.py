@@ -1,4 +1,4 @@
-"""What a logger of a run is. A class of the user's own with these methods is one (docs/watching.md)."""
+"""The interface of loggers. A user's class with these methods is a logger (docs/watching.md)."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class LoggedRun:
     path: Path
     """The run directory."""
     id: str
-    """What `start` returned when the run began; empty for a run that was not logged yet."""
+    """Result of `start` when the run began; empty if the run has not been logged before."""
     resumed_step: int | None
-    """Updates that the resumed checkpoint has seen; None: the run begins."""
+    """Number of updates in the resumed checkpoint; None for a new run."""
 
 
 class Logger(Protocol):
-    """Writes to a tracker. All calls come from one thread of its own, in the order of the run.
+    """Writes to a tracker. All calls come from one separate thread, in the order of the run.
 
     A method that raises loses what it was given, and the run continues. Steps never decrease.
     """
@@ -47,8 +47,8 @@ class Logger(Protocol):
         """Log numbers by name (docs/metrics.md); all of them are finite.
 
         Args:
-            metrics: of a training step, or of an evaluation: names with `eval/` and `forecast/`.
-            step: updates done.
+            metrics: metrics of a training step, or of an evaluation (names with `eval/` and `forecast/`).
+            step: number of updates so far.
         """
         ...
 
@@ -72,7 +72,7 @@ class Logger(Protocol):
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
-    """Return nested values under dotted names; lists and the like as text.
+    """Return nested values under dotted names; lists and similar values as text.
 
     Args:
         values: nested plain values.

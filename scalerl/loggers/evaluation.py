@@ -38,15 +38,15 @@ class Pace:
 
 
 class Evaluation:
-    """An evaluation and all before it. What is fitted and drawn is computed once, by the first thread that asks."""
+    """An evaluation and all earlier ones. Fits and pictures are computed once, by the first thread that needs them."""
 
     def __init__(self, points: Sequence[EvalPoint], config: RunConfig, pace: Pace) -> None:
         """Take the evaluations of a run so far, at least one.
 
         Args:
-            points: of all tasks.
-            config: of the run.
-            pace: of the pictures of this run.
+            points: points of all tasks.
+            config: configuration of the run.
+            pace: limit on the time for pictures, shared by all evaluations of the run.
         """
         assert points
         self._pace = pace
@@ -86,10 +86,10 @@ class Evaluation:
         return finite(found, but=("step",))
 
     def picture(self, *, last: bool = False) -> bytes:
-        """Return the curves as a PNG; empty without a forecast, or where pictures have taken more than their share.
+        """Return the curves as a PNG; empty without a forecast, or if pictures have exceeded their share of time.
 
         Args:
-            last: of the run: it is drawn all the same.
+            last: whether this is the last picture of the run, which is drawn in any case.
         """
         outlooks = self.outlooks()
         with self._lock:

@@ -1,4 +1,4 @@
-"""Hands what a run does to its loggers and its notifications, each in a thread of its own."""
+"""Sends the metrics and events of a run to its loggers and notifications, each in a separate thread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from scalerl.loggers.worker import Worker
 from scalerl.types import EvalPoint
 
 FINISH_S = 30.0
-"""Seconds at the end of a run that a logger may take to send what waits."""
+"""Seconds that a logger may take at the end of a run to send pending data."""
 
 
 class Followers:
@@ -36,11 +36,11 @@ class Followers:
         """Start the threads.
 
         Args:
-            config: of the run.
+            config: configuration of the run.
             path: run directory.
-            makers: of `build.makers_of`.
-            note: says something to the user.
-            resumed_step: updates that the resumed checkpoint has seen; None: the run begins.
+            makers: functions that make the loggers, from `build.makers_of`.
+            note: shows a message to the user.
+            resumed_step: number of updates in the resumed checkpoint; None for a new run.
         """
         self._config, self._path, self._note = config, path, note
         self._ended, self._pace = ("stopped", ""), Pace()
@@ -81,16 +81,16 @@ class Followers:
         self._tell()
 
     def ended(self, state: str, message: str) -> None:
-        """Say how the run ended, before `close`.
+        """Set the outcome of the run; called before `close`.
 
         Args:
             state: finished, stopped or failed.
-            message: in words.
+            message: description for the user.
         """
         self._ended = (state, message)
 
     def close(self) -> None:
-        """End the logged runs and send the last message; wait `FINISH_S` at most, or the time limit of `notify`."""
+        """End the logged runs and send the last message; wait at most `FINISH_S`, or the time limit of `notify`."""
         state, message = self._ended
         lasts: list[tuple[Worker, Callable[[], None]]] = [
             (logged.worker, partial(logged.finish, state)) for logged in self._logged
@@ -112,7 +112,7 @@ class Followers:
 
 
 class _Logged:
-    """One logger with its thread; all methods but `start` are jobs of that thread."""
+    """One logger with its thread; all methods except `start` run in that thread."""
 
     logger: Logger
 
@@ -160,9 +160,10 @@ class _Logged:
         return True
 
     def _is_new(self, key: str, step: int) -> bool:
-        """Return whether a step was not logged before the run was resumed; remembered before it is logged.
+        """Return whether a step was not logged before the run was resumed, and record it as logged.
 
-        A process that is killed between the two loses a row; the other order would log it twice.
+        The record is written before the row is logged. A process that is killed between the two loses the row; the
+        other order would log it twice.
         """
         if step <= self._record.get(self.name, key, -1):
             return False

@@ -1,4 +1,4 @@
-"""Tells somebody that a run has ended, falls, or has an identified forecast: by a command or a webhook."""
+"""Notifications by a command or a webhook: a run has ended, falls, or has an identified forecast."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from scalerl.report.outlook import curve_of
 from scalerl.scaling import CurveError
 
 NAME = "notify"
-"""In loggers.json and in messages."""
+"""Name of the notifications in loggers.json and in messages."""
 
 
 class NotSent(RuntimeError):
@@ -35,7 +35,7 @@ class Notifier:
     """Judges evaluations and sends messages. All calls come from one thread."""
 
     def __init__(self, settings: Notify, run: Path, record: Record) -> None:
-        """Prepare for a run; what was told before it was resumed is in the record."""
+        """Prepare for a run; the record contains the messages sent before it was resumed."""
         self._settings, self._run, self._record = settings, run, record
         self._falls = FallWatch(record.get(NAME, "falling", []))
         self._identified = set(record.get(NAME, "identified", []))
@@ -43,12 +43,12 @@ class Notifier:
         self._step = 0
 
     def row(self, row: Mapping[str, Any]) -> None:
-        """Take in a row of metrics."""
+        """Add a row of metrics."""
         self._step = int(row["step"])
         self._falls.add(row)
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        """Tell of a fall and of a forecast that is now identified, each once a task."""
+        """Send a message about a fall and about an identified forecast, each once per task."""
         self._last, self._step = evaluation, max(self._step, evaluation.step)
         if evaluation.step <= self._record.get(NAME, "evaluation", -1):
             return
@@ -69,7 +69,7 @@ class Notifier:
             self._send(event, text, task)
 
     def ended(self, state: str, text: str) -> None:
-        """Tell how the run ended, if it has finished or failed."""
+        """Send a message about the end of the run, if it has finished or failed."""
         if state in ("finished", "failed"):
             self._send(state, text, "")
 
@@ -93,12 +93,12 @@ class Notifier:
             raise NotSent("; ".join(problems))
 
     def message(self, event: str, text: str, task: str) -> dict[str, Any]:
-        """Return what is told, as JSON values; docs/watching.md has the keys.
+        """Return the message as JSON values; docs/watching.md lists the keys.
 
         Args:
             event: finished, failed, falling or identified.
-            text: what happened, in words.
-            task: of the fall or the forecast; empty: the first task of the run.
+            text: description of the event.
+            task: task of the fall or the forecast; empty: the first task of the run.
         """
         evaluation = self._last
         outlooks = evaluation.outlooks() if evaluation else {}
@@ -128,7 +128,7 @@ def run_command(words: tuple[str, ...], message: Mapping[str, Any], timeout_s: f
 
     Args:
         words: program and arguments.
-        message: of ``Notifier.message``.
+        message: result of ``Notifier.message``.
         timeout_s: seconds until it is killed, with what it has started.
 
     Raises:
@@ -160,8 +160,8 @@ def post(url: str, message: Mapping[str, Any], timeout_s: float) -> None:
     """Send a message as a JSON body by POST.
 
     Args:
-        url: of the webhook.
-        message: of ``Notifier.message``.
+        url: URL of the webhook.
+        message: result of ``Notifier.message``.
         timeout_s: seconds that a connection and each answer may take.
 
     Raises:

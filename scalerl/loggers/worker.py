@@ -1,4 +1,4 @@
-"""A thread that calls foreign code, a tracker's library or a command, without stopping or slowing a run."""
+"""A thread that calls external code, such as a tracker's library, without stopping or slowing a run."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Callable
 from contextlib import suppress
 
 MOST = 1000
-"""Jobs that may wait; what comes then is dropped and counted."""
+"""Maximum number of waiting jobs; further jobs are dropped and counted."""
 
 
 class Worker:
-    """Does jobs one after the other in a thread; a run never waits for it, except at its end.
+    """Runs jobs one after the other in a thread; a run waits for it only at its end.
 
-    Consumes / Produces: jobs of ``put`` / calls of foreign code, and ``news`` for the user.
+    Consumes / Produces: jobs of ``put`` / calls of external code, and ``news`` for the user.
     Waits for / Unblocked by: a job / ``put`` or ``close``.
     """
 
@@ -23,14 +23,14 @@ class Worker:
         """Start the thread.
 
         Args:
-            name: of what is called, for messages.
-            most: jobs that may wait.
+            name: name of the logger or command, for messages.
+            most: maximum number of waiting jobs.
         """
         self.name = name
         self.dropped = 0
-        """Jobs that were not taken, because too many waited."""
+        """Number of jobs that were dropped because too many waited."""
         self.failed = 0
-        """Jobs that raised."""
+        """Number of jobs that raised."""
         self._problem = ""
         self._told: set[str] = set()
         self._dead = False
@@ -46,11 +46,11 @@ class Worker:
             self.dropped += 1
 
     def give_up(self) -> None:
-        """Count all jobs to come as failed, without calling them; for the thread itself."""
+        """Count all further jobs as failed without calling them; called by a job."""
         self._dead = True
 
     def news(self) -> list[str]:
-        """Return what the user should know: the first failure and the first drop, each once."""
+        """Return messages for the user: the first failure and the first drop, each once."""
         found = []
         if self.failed and "failed" not in self._told:
             self._told.add("failed")
@@ -63,14 +63,14 @@ class Worker:
         return found
 
     def close(self, until: float, last: Callable[[], None]) -> list[str]:
-        """Do one more job after those that were put, and wait for them.
+        """Run a last job after all others, and wait for them.
 
         Args:
             until: when to stop waiting, on the clock of `time.monotonic`.
-            last: this job is never dropped while there is time.
+            last: the last job; a full queue does not drop it before `until`.
 
         Returns:
-            ``news``, and what was lost in the end.
+            ``news``, and a message about the calls that were lost.
         """
         with suppress(queue.Full):
             for job in (last, None):
@@ -94,6 +94,6 @@ class Worker:
                 continue
             try:
                 job()
-            except (Exception, SystemExit) as error:  # foreign code: counted, and the first one is told
+            except (Exception, SystemExit) as error:  # external code; failures are counted, and the first is reported
                 self._problem = self._problem or f"{type(error).__name__}: {str(error)[:300]}"
                 self.failed += 1

@@ -106,7 +106,7 @@ class TimedEngine:
         return Occupancy(self.slots, running, waiting, self.slots - running + 1 - waiting)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue sequences; they start as slots become free."""
+        """Queue sequences; they start when slots become free."""
         self._waiting.extend(requests)
 
     def cancel(self, ids: Collection[tuple[int, int]]) -> None:

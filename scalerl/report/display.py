@@ -39,7 +39,7 @@ class RunDisplay:
         """Prepare for a run.
 
         Args:
-            config: for the number of steps.
+            config: configuration of the run; gives the number of steps.
             axis: compute axis of the forecast.
             console: where to print; None for standard output.
         """

@@ -34,13 +34,13 @@ class FallWatch:
     """Watches the rows and curves of a run; warns once for each decline."""
 
     def __init__(self, warned: Iterable[str] = ()) -> None:
-        """Prepare for a run; `warned` names the curves whose fall was said before the run was resumed."""
+        """Prepare for a run; `warned` names the curves with a warning before the run was resumed."""
         self._rows: deque[Mapping[str, Any]] = deque(maxlen=KEPT)
         self._warned: set[str] = set(warned)
 
     @property
     def warned(self) -> list[str]:
-        """Curves that fall, and of which this was said."""
+        """Falling curves that the user was warned about."""
         return sorted(self._warned)
 
     def add(self, row: Mapping[str, Any]) -> None:

@@ -123,9 +123,9 @@ def plot_comparison(
 
     Args:
         axes: matplotlib Axes.
-        found: from ``compare``.
+        found: result of ``compare``.
         quantity: key of ``QUANTITIES``: "asymptote" for A, "efficiency" for B at the common ceiling.
-        names: of the recipes.
+        names: names of the recipes.
     """
     sides = QUANTITIES[quantity](found, np.random.default_rng(0))
     labels: list[str] = []

@@ -55,9 +55,9 @@ def curve_traces(name: str, curve: Curve, found: Fit, style: tuple[str, str], le
     """The points, fit, band, forecast and ceiling of a run, in this order: band (two), fit, forecast, points, ceiling.
 
     Args:
-        name: of the run, plain text.
-        curve: its points, including those left out of the fit.
-        found: its fit.
+        name: name of the run, plain text.
+        curve: points of the run, including those left out of the fit.
+        found: fit of the run.
         style: color and dash.
         least: least compute above 0 of the figure.
         aside: factor beyond the forecast at which the ceiling is drawn.

@@ -49,7 +49,7 @@ def read_sources(
         paths: as in ``Curve.read``.
         axis: compute axis; None takes the default of a run directory's device, or the first that a file has.
         task: which task, if there are several.
-        bounds: least and greatest value of the metric.
+        bounds: minimum and maximum of the metric.
 
     Raises:
         CurveError: a path without a curve.

@@ -56,7 +56,7 @@ def write_summary(
     """Write curve.png and summary.json with all tasks of a run.
 
     Args:
-        directory: of the run.
+        directory: directory of the run.
         found: outlooks of the tasks; None for a task without a forecast.
         note: about the data.
         suites: last points of evaluation suites; None keeps those of an earlier summary.

@@ -135,7 +135,7 @@ class Engine(Protocol):
         ...
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue sequences; they start as slots become free."""
+        """Queue sequences; they start when slots become free."""
         ...
 
     def cancel(self, ids: Collection[tuple[int, int]]) -> None:

@@ -43,7 +43,7 @@ class FreeRunner:
 
         Args:
             engines: deterministic engines over one model.
-            name: for messages.
+            name: name in messages.
         """
         self._engines, self.name = engines, name
         self._condition = threading.Condition()

@@ -147,7 +147,7 @@ class Pipeline:
     def evaluate(
         self, version: int, send: SendWeights, visits: Sequence[Visit], samples: int | Sequence[int]
     ) -> tuple[list[ScoredGroup], float]:
-        """Sample held-out prompts with the weights of a version on all engines, which keep it until they are done.
+        """Sample held-out prompts on all engines with the weights of one version.
 
         Args:
             version: the learner's current version.
@@ -184,7 +184,7 @@ class Pipeline:
     def _marked(self) -> float:
         while True:
             mark, busy_s = self._get("mark", interruptible=False)
-            if mark == self._mark:  # earlier ones were left behind by an exception
+            if mark == self._mark:  # an exception may have left earlier marks in the queue
                 return float(busy_s)
 
     # ----------------------------------------------------------------------------------------------------- weights

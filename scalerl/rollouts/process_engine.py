@@ -33,7 +33,7 @@ class EngineProcess:
 
         Args:
             build: makes the engines inside the process.
-            name: for messages.
+            name: name in messages.
         """
         context = ChildContext()
         self._connection, theirs = context.Pipe()

@@ -96,7 +96,7 @@ def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
     - "not known yet" otherwise; the sentence gives the reason.
 
     Args:
-        fit: by a method that gives an uncertainty.
+        fit: fit by a method that gives an uncertainty.
         budget: compute at which to judge the gain, beyond the last point, in the curve's unit or as "2x" of that point.
         min_gain: least gain worth continuing for, in the metric's unit; > 0.
 

@@ -43,10 +43,10 @@ class Split:
     """Share of the compute that was fitted."""
 
     shown: int
-    """Points fitted."""
+    """Number of fitted points."""
 
     held_out: int
-    """Points predicted."""
+    """Number of predicted points."""
 
     identified: bool
     """Whether the ceiling of the fit is identified."""
@@ -73,17 +73,17 @@ class Backtest:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """A dict of JSON values."""
+        """Return a dict of JSON values."""
         return asdict(self)
 
 
 def backtest(curve: Curve, fractions: Sequence[float] = (0.3, 0.5, 0.7), method: str = "posterior") -> Backtest:
-    """Fit the first part of a run and score its forecast of the rest, next to every baseline.
+    """Fit the first part of a run and score its forecast of the rest, and every baseline.
 
     Args:
         curve: a curve with enough points to fit before each split, and some points after it.
         fractions: shares of the last compute at which to split, each in (0, 1).
-        method: as in ``fit``.
+        method: method of the fit, as in ``fit``.
 
     Raises:
         CurveError: a fraction outside (0, 1), or too few points before a split or none after it.
@@ -92,7 +92,7 @@ def backtest(curve: Curve, fractions: Sequence[float] = (0.3, 0.5, 0.7), method:
 
 
 def split_at(curve: Curve, fraction: float, method: str) -> Split:
-    """The scores at one split."""
+    """Return the scores at one split."""
     if not 0 < fraction < 1:
         raise CurveError(f"fractions must lie between 0 and 1; got {fraction!r}")
     shown = curve.between(most=fraction * curve.last_compute)

@@ -1,4 +1,4 @@
-"""Whether the evidence is enough to stop a run: the same test for ``advise`` and for ``stop_when``."""
+"""The test of whether the evidence is enough to stop a run, used by ``advise`` and ``stop_when``."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ class Chance(NamedTuple):
     """
 
     forecast: float
-    """By the forecast."""
+    """Probability by the forecast."""
 
     trend: float
     """The same if the rise continues as over the last doubling of compute."""
 
     recent: Trend
-    """That rise."""
+    """The rise over the last doubling of compute."""
 
 
 def chance_of_gain(fitted: Fit, compute: float, gain: float) -> Chance:
-    """Both probabilities of a gain above this, from the last point to a compute beyond it.
+    """Return both probabilities of a gain above `gain`, from the last point to a larger compute.
 
     Args:
-        fitted: by a method that gives an uncertainty.
-        compute: in the curve's unit.
-        gain: in the metric's unit.
+        fitted: fit by a method that gives an uncertainty.
+        compute: compute in the curve's unit, beyond the last point.
+        gain: gain in the metric's unit.
     """
     recent = trend(fitted.curve)
     doublings = float(np.log2(compute / fitted.last_compute))
@@ -50,15 +50,15 @@ def chance_of_gain(fitted: Fit, compute: float, gain: float) -> Chance:
 
 
 def doubt(fitted: Fit, factor: float, gain: float, limit: float) -> str | None:
-    """Why the run should not be stopped for lack of gain, or None.
+    """Return why the run should not be stopped for lack of gain, or None if it may be stopped.
 
-    The conditions must hold at this evaluation and at the one before it.
+    The conditions for a stop must hold at this evaluation and at the previous one.
 
     Args:
-        fitted: by a method that gives an uncertainty.
-        factor: compute at which the gain is judged, in multiples of the last point's; > 1.
-        gain: the gain that is too small, in the metric's unit.
-        limit: greatest probability of a larger gain at which a run is stopped.
+        fitted: fit by a method that gives an uncertainty.
+        factor: compute at which the gain is judged, in multiples of that of the last point; > 1.
+        gain: smallest gain that justifies more training, in the metric's unit.
+        limit: maximum probability of a larger gain at which a run is stopped.
     """
     if len(fitted.curve) < ENOUGH_POINTS:
         return f"{len(fitted.curve)} evaluations are too few to stop on; at least {ENOUGH_POINTS} are needed"
@@ -70,7 +70,7 @@ def doubt(fitted: Fit, factor: float, gain: float, limit: float) -> str | None:
 
 
 def doubt_at(fitted: Fit, factor: float, gain: float, limit: float) -> str | None:
-    """``doubt`` by one evaluation alone."""
+    """Return the same as ``doubt``, judged at the last evaluation only."""
     if has_fallen(fitted.curve):
         return "the run has fallen from its best"
     if not climbed(fitted):
@@ -93,7 +93,7 @@ def climbed(fitted: Fit) -> bool:
 
 
 def doubt_by_trend(chance: Chance, factor: float, gain: float, limit: float) -> str:
-    """Whether the level still rises, or is too uncertain to tell."""
+    """Return the reason by the trend: the metric still rises, or it is too noisy to tell."""
     recent = chance.recent
     if recent._replace(rise=0.0).probability(gain, float(np.log2(factor))) > limit:
         return (
@@ -108,12 +108,12 @@ def doubt_by_trend(chance: Chance, factor: float, gain: float, limit: float) -> 
 
 
 def earlier(fitted: Fit) -> Fit:
-    """The fit by the same method without the last point."""
+    """Return the fit by the same method without the last point."""
     return fit(fitted.curve.first(len(fitted.curve) - 1), fitted.method)
 
 
 def clear_fall(fitted: Fit) -> Symptom | None:
-    """The fall of a run that has lost more than noise explains at two successive evaluations, or None."""
+    """Return the fall of a run that fell by more than noise at two successive evaluations, or None."""
     curve = fitted.curve
     if len(curve) <= MIN_POINTS:
         return None

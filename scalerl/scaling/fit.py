@@ -69,7 +69,7 @@ class Band(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """The law fitted to one curve. ``identified`` and ``warnings`` say how far to trust it."""
+    """The law fitted to one curve. ``identified`` and ``warnings`` show how far to trust it."""
 
     curve: Curve
     """The points that were fitted, after exclusion and averaging."""
@@ -126,7 +126,7 @@ class Fit:
     """Probability of each family of curves in the draws: {"law": 1.0}, or with late start, second rise and creep."""
 
     futures: Futures | None = None
-    """The law next to a run that stays where it is, and later falls; None if the method knows only the law."""
+    """Draws of both futures, the law and a flat run, and the chance of a fall; None if the method has only the law."""
 
     def levels(self, compute: ArrayLike) -> Array:
         """The metric on each draw of each future, shape (M, D)."""
@@ -276,7 +276,7 @@ def fit(
     """Fit R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B) to a curve.
 
     Args:
-        curve: at least five points; least squares and the paper's procedure need two different levels.
+        curve: curve with at least five points; least squares and the paper's procedure need two different levels.
         method: "posterior", "least-squares" or "paper".
         r0: "free" to fit the initial level, or its value. The paper's procedure always fixes R0 and takes the first
             point if this is "free".

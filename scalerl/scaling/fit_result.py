@@ -44,7 +44,7 @@ class FitResult(NamedTuple):
     departures: dict[str, float]
     """Probability of each family of curves in the draws; {"law": 1.0} if only the law was fitted."""
     futures: Futures | None = None
-    """The law next to a run that stays where it is; None if the method knows only the law."""
+    """Draws of both futures, the law and a flat run; None if the method has only the law."""
 
 
 def lag_one(residual_N: Array) -> float:

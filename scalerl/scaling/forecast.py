@@ -1,6 +1,6 @@
-"""Forecasts a fitted run at more compute, next to the naive forecasts.
+"""Forecasts of a fitted run at more compute, with naive forecasts for comparison.
 
-Axes in names: M amounts of compute asked about, D draws.
+Axes in names: M amounts of compute, D draws.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from scalerl.scaling.readers import CurveError
 
 @dataclass(frozen=True)
 class Reach:
-    """The compute at which something happens, as an interval; its ends are infinite if it may never happen."""
+    """The compute at which an event happens, as an interval; its ends are infinite if the event may never happen."""
 
     low: float
-    """Lower end of the 90% interval, unit of the compute axis."""
+    """Lower end of the 90% interval, in the unit of the compute axis."""
 
     median: float
-    """It happens before or after this compute with equal probability."""
+    """Median of the compute at which the event happens."""
 
     high: float
     """Upper end of the 90% interval."""
 
     probability: float
-    """Probability that it happens at all, in [0, 1]."""
+    """Probability that the event ever happens, in [0, 1]."""
 
     def __str__(self) -> str:
         ever = "" if self.probability == 1 else f", reached with probability {self.probability:.2f}"
         return f"{short(self.low)} to {short(self.high)}, median {short(self.median)}{ever}"
 
     def to_dict(self) -> dict[str, Any]:
-        """A dict of JSON values; "never" is None."""
+        """Return a dict of JSON values; infinity is None."""
         return {name: or_none(getattr(self, name)) for name in ("low", "median", "high", "probability")}
 
 
@@ -52,7 +52,7 @@ class Forecast:
     """The fit that is extrapolated."""
 
     at: tuple[EstimateAt, ...]
-    """The level of the curve at each compute asked about, in the order asked."""
+    """The level of the curve at each requested compute, in the order of the request."""
 
     now: EstimateAt
     """The level of the curve at the last point, without its noise."""
@@ -70,7 +70,7 @@ class Forecast:
     """The values of each naive forecast at the same compute as ``at``."""
 
     def to_dict(self) -> dict[str, Any]:
-        """A dict of JSON values."""
+        """Return a dict of JSON values."""
         return {
             "at": [estimate.to_dict() for estimate in self.at],
             "now": self.now.to_dict(),
@@ -99,12 +99,12 @@ class Forecast:
 
 
 def forecast(fit: Fit, at: Sequence[float | str] = ("2x", "4x"), target: float | None = None) -> Forecast:
-    """Forecast the level of a run at more compute, and the compute it needs for a level.
+    """Forecast the level of a run at more compute, and the compute at which it reaches a target.
 
     Args:
-        fit: of the run so far.
+        fit: fit of the run so far.
         at: amounts of compute in the curve's unit, or "4x" for four times the last point.
-        target: a metric level; ``.target`` is the compute at which it is reached.
+        target: level of the metric; ``Forecast.target`` is the compute at which it is reached.
 
     Raises:
         CurveError: an amount that is neither a positive number nor a multiple, or a target outside the metric's bounds.
@@ -125,7 +125,7 @@ def forecast(fit: Fit, at: Sequence[float | str] = ("2x", "4x"), target: float |
 
 
 def amount(item: float | str, fit: Fit) -> float:
-    """Compute in the curve's unit; "4x" is four times the last point of the curve."""
+    """Return an amount of compute in the curve's unit; "4x" is four times the last point of the curve."""
     if isinstance(item, str):
         match = re.fullmatch(r"\s*([0-9.]+(?:e[+-]?\d+)?)\s*[x×]\s*", item.lower())
         factor = float(match.group(1)) if match and match.group(1).count(".") <= 1 and match.group(1) != "." else 0.0
@@ -140,13 +140,13 @@ def amount(item: float | str, fit: Fit) -> float:
 
 
 def estimate_at(fit: Fit, compute: float) -> EstimateAt:
-    """The level of the curve at one compute."""
+    """Return the level of the curve at one compute."""
     band = fit.predict([compute])
     return EstimateAt(float(band.mean[0]), float(band.sd[0]), float(band.low[0]), float(band.high[0]), compute)
 
 
 def gain(fit: Fit, levels_D: Array) -> Estimate:
-    """Ceiling minus given levels of the same draws."""
+    """Return the ceiling minus the given levels of the same draws."""
     if len(levels_D) == 1:
         nan = float("nan")
         return Estimate(float(fit.draws.asymptote[0] - levels_D[0]), nan, nan, nan)
@@ -154,7 +154,7 @@ def gain(fit: Fit, levels_D: Array) -> Estimate:
 
 
 def compute_for(fit: Fit, target: float) -> Array:
-    """Compute at which each drawn curve reaches a level, shape (D,); infinite if never, 0 if it starts there."""
+    """Return the compute at which each drawn curve reaches a level, shape (D,); infinite if never, 0 at the start."""
     low, high = fit.curve.bounds
     if not low <= target <= high:
         raise CurveError(f"target must lie within the metric's bounds [{low:g}, {high:g}]; got {target:g}")
@@ -162,7 +162,7 @@ def compute_for(fit: Fit, target: float) -> Array:
 
 
 def reach(compute_D: Array) -> Reach:
-    """The interval of an amount of compute that may be infinite."""
-    # quantiles that are draws, because a number and infinity cannot be interpolated
+    """Return the interval of an amount of compute that may be infinite."""
+    # quantiles without interpolation, because there is none between a number and infinity
     low, median, high = np.quantile(compute_D, (TAILS[0], 0.5, TAILS[1]), method="higher")
     return Reach(float(low), float(median), float(high), float(np.isfinite(compute_D).mean()))

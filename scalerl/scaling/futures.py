@@ -35,13 +35,13 @@ less noise hides fewer climbs: 9 of 19 public runs with noise above 0.03 were fl
 began without a climb, 3 climbed by 0.4 later and one by 0.05."""
 
 LEAST_NOISE = 0.001
-"""Least noise for the odds, as a share of the range: equal values do not prove that there is no noise."""
+"""Minimum noise for the odds, as a share of the range: equal values do not prove that there is no noise."""
 
 FALLEN = 0.1
 """A run has fallen if it is this share of the metric's range below its best, and ``SURE_FALL`` times the noise."""
 
 SURE_FALL = 3.0
-"""Least fall in multiples of the noise: noise alone seldom puts the best mean of three this far above the last."""
+"""Minimum fall in multiples of the noise: noise alone seldom puts the best mean of three this far above the last."""
 
 SINCE_BEST = 5
 """Least number of points for the estimate of the level after a fall."""

@@ -67,7 +67,7 @@ def zoom(log_density: Callable[[list[Array]], Array], limits_K2: Array, cells_K:
     truth far too rarely.
 
     Args:
-        log_density: from the centers along each dimension to shape (V, cells along each dimension...).
+        log_density: function of the centers along each dimension; returns shape (V, cells along each dimension...).
         limits_K2: least and greatest of each dimension.
         cells_K: number of cells along each dimension.
     """

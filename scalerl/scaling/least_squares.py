@@ -42,7 +42,7 @@ def least_squares_result(curve: Curve, r0: float | None, search: Search) -> FitR
     """Optimum, standard errors and covariance.
 
     Args:
-        curve: at least five points.
+        curve: curve with at least five points.
         r0: value to fix R0 at, or None to fit it.
         search: the region to search.
     """

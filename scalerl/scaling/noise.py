@@ -14,34 +14,37 @@ NOISE_AT_BOUND = 0.01
 """Added to p(1 - p) when noise is scaled with it, because noise does not vanish at the metric's bounds."""
 
 OTHER_NOISE = 0.1
-"""Least share of the variance that does not depend on the number of answers, such as from changes of the weights."""
+"""Minimum share of the variance that does not depend on the number of answers, such as from changes of the weights."""
 
 TINY = 1e-7
-"""Least standard deviation of an evaluation, as a share of the range."""
+"""Minimum standard deviation of an evaluation, as a share of the range."""
 
 AT_BOUND = 0.5
-"""Least distance of a mean from a bound, in standard deviations; the mean of half a normal distribution is 0.4."""
+"""Minimum distance of a mean from a bound, in standard deviations; the mean of half a normal distribution is 0.4."""
 
 
 def local_noise(metric_N: Array) -> float:
-    """Standard deviation of the noise around a locally straight curve, from second differences; robust to outliers."""
+    """Return the standard deviation of the noise around a locally straight curve; robust to outliers.
+
+    It is computed from second differences.
+    """
     bend_N = metric_N[2:] - 2 * metric_N[1:-1] + metric_N[:-2]
-    # a second difference of white noise has 6 times its variance; 1.4826 turns a median deviation into a standard one
+    # a second difference of white noise has 6 times its variance; 1.4826 converts a median to a standard deviation
     return float(1.4826 * np.median(np.abs(bend_N)) / np.sqrt(6)) if len(bend_N) else 0.0
 
 
 def binomial(level: Array, low: float, high: float) -> Array:
-    """p(1 - p) of a level as a share of the range, plus ``NOISE_AT_BOUND``."""
+    """Return p(1 - p) plus ``NOISE_AT_BOUND``, where p is the level as a share of the range."""
     p = np.clip((level - low) / (high - low), 0.0, 1.0)
     return np.asarray(p * (1.0 - p) + NOISE_AT_BOUND)
 
 
 def relative_noise(curve: Curve) -> Array | None:
-    """Standard deviation of each point relative to the others, shape (N,), with a root mean square of one.
+    """Return the standard deviation of each point relative to the others, shape (N,), or None without standard errors.
 
     It follows from the number of answers behind each point, which is proportional to p(1 - p) / stderr^2. An additional
     factor p(1 - p) made forecasts of public runs worse. The scatter of the points beyond their standard errors, at
-    least ``OTHER_NOISE`` of the variance, is the same for all points. None without standard errors.
+    least ``OTHER_NOISE`` of the variance, is the same for all points. The root mean square of the result is one.
     """
     if curve.stderr is None or not (np.nan_to_num(curve.stderr) > 0).any():
         return None
@@ -53,7 +56,7 @@ def relative_noise(curve: Curve) -> Array | None:
 
 
 def evaluations(level_MD: Array, sd_MD: Array, low: float, high: float, rng: np.random.Generator) -> Array:
-    """Draws of one evaluation at each level with a standard deviation, shape (M, D), within the bounds.
+    """Draw one evaluation per level with the given standard deviation, shape (M, D), within the bounds.
 
     Each is the share of correct answers among the number of answers that gives this standard deviation. Far from the
     bounds this is close to a normal distribution. Next to a bound, a draw may lie exactly on it, as in real runs.

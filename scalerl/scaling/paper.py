@@ -51,7 +51,7 @@ def paper_result(curve: Curve, r0: float | None, grid: PaperGrid) -> FitResult:
     """The best grid point and its B.
 
     Args:
-        curve: at least five points.
+        curve: curve with at least five points.
         r0: value to fix R0 at; None takes the first point of the curve.
         grid: values of A and C_mid to try.
 

@@ -144,9 +144,9 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
     """Draws of the parameters of a curve; the same curve always gives the same draws.
 
     Args:
-        curve: at least five points.
+        curve: curve with at least five points.
         r0: value to fix R0 at, or None to fit it.
-        prior: of B, C_mid, phi and departures. A is uniform between R0 and the metric's bound.
+        prior: prior of B, C_mid, phi and departures. A is uniform between R0 and the metric's bound.
         num_draws: number of draws.
     """
     problem = standardised(curve, r0, prior)

@@ -1,4 +1,4 @@
-"""Conditions under which a run stops by itself, in words: parsed, and judged by a fit.
+"""Conditions under which a run stops automatically: parsing, and judgment by a fit.
 
 gain at 2x below 0.01 with probability 0.9     more training hardly helps
 ceiling identified                             the question is answered
@@ -37,11 +37,11 @@ class StopRule(NamedTuple):
     kind: str
     """Key of ``JUDGES``."""
     factor: float = 0.0
-    """Compute at which the gain is judged, in multiples of the last point's; > 1."""
+    """Compute at which the gain is judged, in multiples of that of the last point; > 1."""
     gain: float = 0.0
-    """The gain that is too small, in the metric's unit; > 0."""
+    """Smallest gain that justifies more training, in the metric's unit; > 0."""
     probability: float = 0.0
-    """Probability with which the gain must be below it, in (0, 1)."""
+    """Probability with which the gain must be smaller, in (0, 1)."""
 
 
 def stop_rule(text: str) -> StopRule:
@@ -65,7 +65,7 @@ def stop_rule(text: str) -> StopRule:
 
 
 def gains_little(rule: StopRule, fit: Fit) -> str | None:
-    """The gain at the multiple is probably too small, by the same evidence as in ``advise``."""
+    """Return a reason if the gain is probably too small, by the same evidence as in ``advise``."""
     if len(fit.draws.asymptote) == 1 or doubt(fit, rule.factor, rule.gain, 1.0 - rule.probability) is not None:
         return None
     chance = chance_of_gain(fit, rule.factor * fit.last_compute, rule.gain)
@@ -77,12 +77,12 @@ def gains_little(rule: StopRule, fit: Fit) -> str | None:
 
 
 def ceiling_identified(rule: StopRule, fit: Fit) -> str | None:
-    """The ceiling is identified."""
+    """Return a reason if the ceiling is identified."""
     return f"the ceiling is identified: {fit.asymptote}" if fit.identified else None
 
 
 def falling(rule: StopRule, fit: Fit) -> str | None:
-    """The end of the curve is below its best by more than noise explains."""
+    """Return a reason if the end of the curve is below its best by more than noise explains."""
     symptom = decline(fit.curve)
     return None if symptom is None else symptom.message.partition(";")[0]
 
@@ -96,7 +96,9 @@ JUDGES: dict[str, Callable[[StopRule, Fit], str | None]] = {
 
 
 def reason_to_stop(rule: StopRule, fits: Sequence[Fit]) -> str | None:
-    """Why a run should stop, or None: one falling curve is enough, the other conditions must hold for every curve.
+    """Return why a run should stop, or None.
+
+    For "falling", one curve is enough; the other conditions must hold for every curve.
 
     Args:
         rule: the condition.

@@ -1,7 +1,7 @@
 """The rise of a run over its last doubling of compute, and the probability of a gain if it continues.
 
-The law ends at a ceiling. Real runs often creep on after their climb, so a forecast by the law alone stops them too
-early. The trend is the least-squares slope of the metric in log compute, combined with the gains of public runs.
+The law has a ceiling. Real runs often keep rising slowly after their climb, so a forecast by the law alone stops them
+too early. The trend is the least-squares slope of the metric in log compute, combined with the gains of public runs.
 
 Axes in names: K points of the last doubling.
 """
@@ -18,12 +18,12 @@ from scalerl.scaling.posterior import least_noise
 PRIOR_RISE = 0.01
 """Mean rise per doubling of compute after a climb, as a share of the metric's range.
 
-Eight public runs of five repositories had a forecast that gave a gain above 0.01 a probability below 0.2. The next
-doubling brought 0.013 in the median; seven of the eight gained between -0.015 and 0.043.
+For eight public runs from five repositories, the forecast gave a gain above 0.01 a probability below 0.2. Over the next
+doubling these runs gained 0.013 in the median; seven of the eight gained between -0.015 and 0.043.
 """
 
 PRIOR_SD = 0.02
-"""Standard deviation of the same."""
+"""Standard deviation of this rise."""
 
 LEAST_POINTS = 5
 """Number of points for the slope if the last doubling has fewer."""
@@ -46,11 +46,11 @@ class Trend(NamedTuple):
     """Width of the metric's range."""
 
     def probability(self, gain: float, doublings: float) -> float:
-        """Probability that the next doublings of compute gain more than this.
+        """Return the probability that the next doublings of compute gain more than `gain`.
 
         Args:
-            gain: in the metric's unit.
-            doublings: log2 of the compute ahead over the compute so far, > 0.
+            gain: gain in the metric's unit.
+            doublings: number of doublings of compute ahead, > 0.
         """
         from scipy.special import ndtr
 
@@ -61,10 +61,10 @@ class Trend(NamedTuple):
 
 
 def trend(curve: Curve) -> Trend:
-    """The slope over the last doubling of compute, over at least ``LEAST_POINTS`` points.
+    """Return the slope over the last doubling of compute, from at least ``LEAST_POINTS`` points.
 
     Args:
-        curve: at least five points.
+        curve: curve with at least five points.
     """
     last = curve.last_compute
     count = max(int((curve.compute > last / 2).sum()), LEAST_POINTS)

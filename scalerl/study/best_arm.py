@@ -24,11 +24,11 @@ class ArmDraws(NamedTuple):
     """Mean ceiling of an arm's own runs, in the metric's unit."""
 
     recipe_AD: Array
-    """Ceiling of the recipe: the same with the scatter between seeds."""
+    """Ceiling of the recipe, which also includes the scatter between seeds."""
 
 
 def draws_of_arm(ceiling_SD: list[Array], seed_D: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-    """An arm's rows of ``trained_AD`` and ``recipe_AD``, each of shape (D,).
+    """Return an arm's rows of ``trained_AD`` and ``recipe_AD``, each of shape (D,).
 
     Args:
         ceiling_SD: draws of the ceiling of each run.
@@ -41,41 +41,41 @@ def draws_of_arm(ceiling_SD: list[Array], seed_D: Array, rng: np.random.Generato
 
 
 def leader(draws: ArmDraws) -> int:
-    """The arm to choose if the study ended now: the one with the highest mean, which minimizes the expected regret."""
+    """Return the arm with the highest mean; choosing it now minimizes the expected regret."""
     return int(draws.trained_AD.mean(axis=1).argmax())
 
 
 def probability_best(draws: ArmDraws) -> Array:
-    """Probability that each arm has the highest ceiling, shape (A,), summing to one."""
+    """Return the probability that each arm has the highest ceiling, shape (A,), summing to one."""
     count_A = np.bincount(draws.recipe_AD.argmax(axis=0), minlength=len(draws.recipe_AD))
     return np.asarray(count_A / draws.recipe_AD.shape[1])
 
 
 def relative_probability_best(draws: ArmDraws) -> Array:
-    """Probability of being the best divided by that of the likeliest arm, shape (A,), in [0, 1].
+    """Return the probability of being the best divided by that of the likeliest arm, shape (A,), in [0, 1].
 
-    The probability itself shrinks as similar arms are added: a limit on it would stop all of twenty similar arms.
+    The probability itself shrinks as similar arms are added. A limit on it would stop all arms of twenty similar ones.
     """
     probability_A = probability_best(draws)
     return np.asarray(probability_A / probability_A.max())
 
 
 def shortfall(draws: ArmDraws) -> Array:
-    """Expected distance of each arm below the best, shape (A,), scatter between seeds included."""
+    """Return the expected distance of each arm below the best, shape (A,), including the scatter between seeds."""
     return np.asarray((draws.recipe_AD.max(axis=0) - draws.recipe_AD).mean(axis=1))
 
 
 def worth_of_all(draws: ArmDraws) -> float:
-    """Expected gain in the ceiling of the chosen arm if all runs were trained until their ceilings are known.
+    """Return the expected gain in the chosen arm's ceiling if all runs were trained until their ceilings are known.
 
     This is the expected value of perfect information about the runs (Raiffa and Schlaifer, Applied Statistical Decision
-    Theory, 1961). It is an upper bound on what more training of these runs can gain. In the metric's unit.
+    Theory, 1961). It is an upper bound on the gain from more training of these runs, in the metric's unit.
     """
     return float(draws.trained_AD.max(axis=0).mean() - draws.trained_AD.mean(axis=1).max())
 
 
 def worth_of_each(draws: ArmDraws) -> Array:
-    """The same gain from knowing the ceilings of one arm's runs only, for each arm, shape (A,)."""
+    """Return the same gain for each arm if only the ceilings of its runs were known, shape (A,)."""
     mean_A = draws.trained_AD.mean(axis=1)
     others_A = np.array([np.delete(mean_A, i).max(initial=-np.inf) for i in range(len(mean_A))])
     return np.asarray(np.maximum(draws.trained_AD, others_A[:, None]).mean(axis=1) - mean_A.max())

@@ -59,7 +59,7 @@ class Execution:
 
         Args:
             arms: names.
-            share: in (0, 1]; rounded to a step at which the run is evaluated.
+            share: share of the steps, in (0, 1]; rounded to a step at which the run is evaluated.
         """
         wanted = set(arms)
         for key in self.study.runs():

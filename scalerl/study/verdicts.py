@@ -43,9 +43,9 @@ def sentence_of(name: str, reference: str, effect: str, against: Comparison | No
     """Return an arm's verdict in words, with its numbers.
 
     Args:
-        name: of the arm.
+        name: name of the arm.
         reference: name of the arm it is compared with.
-        effect: from ``effect_of``.
+        effect: result of ``effect_of``.
         against: the comparison; None if there is none.
         problems: why the arm has no fit; empty if it has one.
     """

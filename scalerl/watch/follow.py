@@ -9,8 +9,10 @@ from typing import Any, NamedTuple
 from scalerl.watch.state import parsed
 
 SEEN = 128
-"""Last bytes read that must be unchanged in the file. A resumed run cuts its files back to a checkpoint, and may then
-write more than it cut."""
+"""Number of bytes before the current position that must be unchanged; otherwise the file is read again.
+
+A resumed run cuts its files back to a checkpoint, and may then write more than it cut.
+"""
 
 CHUNK = 1 << 24
 """Bytes per read."""
@@ -32,7 +34,7 @@ class RowFile:
         """Prepare; the file may not exist yet."""
         self.path = path
         self.restarts = 0
-        """How often the file was replaced or cut back."""
+        """Number of times that the file was replaced or cut back."""
         self.broken = 0
         """Number of lines that are not JSON objects."""
         self._offset, self._seen, self._stamp = 0, b"", (0, 0, 0)

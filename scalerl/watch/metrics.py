@@ -157,5 +157,5 @@ def fall(curve: Curve, rows: Sequence[Mapping[str, Any]]) -> str | None:
         return None
     filled = [{name: number(row.get(name)) for name in METRICS} for row in rows]
     changes = moved(filled)
-    also = f"; what moved: {', '.join(changes)}" if changes else "; no other metric moved clearly"
+    also = f"; metrics that moved: {', '.join(changes)}" if changes else "; no other metric moved clearly"
     return f"the held-out pass rate of {curve.label} has fallen by {symptom.numbers['fall']:.3f} since its best{also}"

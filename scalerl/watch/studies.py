@@ -18,7 +18,7 @@ from scalerl.study.verdicts import EFFECTS
 from scalerl.watch.run import WatchedRun, id_of
 
 REST = 20.0
-"""Pause before a study is analyzed again, in durations of the last analysis: it then takes 5% of a core."""
+"""Pause before a study is analyzed again, in durations of the last analysis; 20 is a load of 5% of a core."""
 
 
 class WatchedStudy:
@@ -34,7 +34,7 @@ class WatchedStudy:
         self._next = 0.0
 
     def due(self, runs: Sequence[WatchedRun]) -> bool:
-        """Return whether its runs have new evaluations and the pause is over."""
+        """Return whether the runs have new evaluations and the pause is over."""
         seen = tuple(sum(len(run.points(task)) for task in run.tasks) for run in runs)
         if seen == self._seen or time.monotonic() < self._next:
             return False

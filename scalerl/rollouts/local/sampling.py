@@ -1,4 +1,4 @@
-"""One token from logits by one uniform number.
+"""Sampling of tokens from logits with one uniform number per token.
 
 Legend: B rows, V vocabulary.
 """
@@ -13,14 +13,14 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, temperature: float, top_p: float
     """Draw a token for each row by inverting the cumulative distribution.
 
     Args:
-        logits_BV: FP32.
-        uniforms_B: float64 in [0, 1).
-        temperature: divides the logits; 0 is greedy.
-        top_p: draw from the smallest set of most likely tokens whose probability reaches this.
+        logits_BV: logits in FP32.
+        uniforms_B: uniform numbers in [0, 1), float64.
+        temperature: divisor of the logits; 0 is greedy.
+        top_p: total probability that the most likely tokens must reach; the others are not drawn.
 
     Returns:
-        tokens_B, and their log-probabilities under the tempered distribution before top-p: those the trainer computes
-        again, so that the ratio is 1 on policy.
+        tokens_B, and their log-probabilities under the tempered distribution before top-p. The trainer computes the
+        same log-probabilities, so that the ratio is 1 on policy.
     """
     assert logits_BV.ndim == 2 and uniforms_B.shape == logits_BV.shape[:1], (logits_BV.shape, uniforms_B.shape)
     if temperature == 0:
@@ -33,7 +33,7 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, temperature: float, top_p: float
 
 
 def _invert(logps_BV: Tensor, uniforms_B: Tensor) -> Tensor:
-    # float64: the rounding of a float32 running sum over 150,000 tokens is larger than most probabilities
+    # float64, because a float32 running sum over 150,000 tokens has rounding errors larger than most probabilities
     cumulative_BV = logps_BV.exp().double().cumsum(dim=1)
     threshold_B1 = (uniforms_B * cumulative_BV[:, -1])[:, None]
     return torch.searchsorted(cumulative_BV, threshold_B1, right=True).clamp(max=logps_BV.shape[1] - 1)

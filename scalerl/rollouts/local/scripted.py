@@ -1,7 +1,7 @@
-"""An engine whose tokens follow a script: deterministic, without a model, for tests of everything around an engine.
+"""A deterministic engine without a model, for tests of the code around an engine.
 
-Each token is the version it was sampled with, so that staleness can be read off the rollouts; a sequence's length is
-a function of its key. Legend as in slot_engine.py.
+Each token is the version it was sampled with, so that tests can read staleness from the rollouts. The length of a
+sequence is a function of its key. The legend is that of slot_engine.py.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ STOP = 1 << 20
 
 
 class ScriptedDecoder:
-    """Returns the version as token, and STOP with the probability that gives the wanted mean length."""
+    """Returns the version as each token, or STOP with the probability that gives the configured mean length."""
 
     def __init__(self, mean_tokens: float, delay_s: float = 0.0) -> None:
         self._stop_probability = 1.0 / mean_tokens
         self._delay_s = delay_s
         self.version = 0
         self.log: list[tuple[str, int]] = []
-        """What was asked of it: ("decode", rows), ("prefill", prompts), ("swap", version)."""
+        """Calls so far: ("decode", rows), ("prefill", prompts), ("swap", version)."""
 
     def decode(self, rows: int, tokens_R: Ints, lengths_R: Ints) -> float:
-        """Count as 1 FLOP a row."""
+        """Count 1 FLOP per row."""
         self.log.append(("decode", rows))
         return float(rows)
 
     def prefill(self, slots_N: Ints, prompts: Sequence[tuple[int, ...]]) -> float:
-        """Count as 1 FLOP a token."""
+        """Count 1 FLOP per token."""
         self.log.append(("prefill", len(prompts)))
         return float(sum(len(p) for p in prompts))
 
@@ -49,12 +49,12 @@ class ScriptedDecoder:
         """Do nothing."""
 
     def load_weights(self, version: int, weights: Mapping[str, Any]) -> None:
-        """Take the version from the weights themselves, to show that the right ones arrived."""
+        """Read the version from the weights, to show that the right ones arrived."""
         self.version = int(weights["version"])
         self.log.append(("swap", self.version))
 
     def state(self, lengths_S: Ints) -> dict[str, Any]:
-        """Return nothing: the version comes back with the weights."""
+        """Return an empty state: the version is restored with the weights."""
         return {}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -69,9 +69,9 @@ def scripted_engine(
     Args:
         slots: sequences decoded together.
         mean_tokens: mean length before the limit.
-        max_tokens: limit of the length.
-        delay_s: seconds each tick sleeps, to make one side late.
-        receive: returns weights, {"version": number}; None counts a swap as its version.
+        max_tokens: maximum length.
+        delay_s: seconds of sleep per tick, to make one side late.
+        receive: function that returns the weights, {"version": number}; with None a swap receives its own version.
     """
     rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=max_tokens)
     decoder = ScriptedDecoder(mean_tokens, delay_s)

@@ -1,7 +1,8 @@
-"""Everything around the coordinator in a simulation: engines whose sequences only have lengths, and a trainer.
+"""Simulated engines and a simulated trainer around a real coordinator, for tests and benchmarks.
 
-Time is counted in decode steps. An engine keeps a calendar of the steps at which its sequences end, so that a step
-costs nothing for a sequence that goes on: 64 engines of 256 slots fit on one core. For tests and benchmarks.
+A simulated sequence has only a length. Time is counted in decode steps. An engine keeps a calendar of the steps at
+which its sequences end, so that a step costs nothing for the sequences that do not end: 64 engines of 256 slots fit on
+one core.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from scalerl.types import Prompt, Rollout, Visit
 
 Lengths = npt.NDArray[np.int64]
 LengthOf = Callable[[Request], int]
-"""The number of tokens that a request will have, at least one."""
+"""Returns the number of tokens of a request, at least one."""
 
 
 def lognormal_lengths(
     mean: float, sigma: float = 1.0, cut: float = 10.0, count: int = 1 << 16
 ) -> npt.NDArray[np.int64]:
-    """Return a population of long-tailed lengths; their mean is close to `mean`.
+    """Return a population of long-tailed lengths with a mean close to `mean`.
 
     Args:
-        mean: tokens.
-        sigma: of the logarithm.
-        cut: the longest sequence, in means.
+        mean: mean length in tokens, approximately.
+        sigma: standard deviation of the logarithm.
+        cut: longest sequence, in multiples of the mean.
         count: size of the population.
     """
     raw = np.random.default_rng(0).lognormal(-sigma * sigma / 2, sigma, count)
@@ -44,13 +45,13 @@ def lognormal_lengths(
 
 
 def by_key(lengths: Lengths) -> LengthOf:
-    """Return a rule that draws from a population by the request's key."""
+    """Return a function that selects a length from a population by the request's key."""
     values = lengths.tolist()
     return lambda request: values[request.key % len(values)]
 
 
 class CalendarEngine:
-    """The Engine contract with nothing inside: a sequence is a length, and its tokens are zeros."""
+    """An engine without a model: a sequence is a length, and its tokens are zeros."""
 
     deterministic = True
     exact_resume = True
@@ -60,24 +61,24 @@ class CalendarEngine:
 
         Args:
             slots: sequences decoded together.
-            length_of: a request's length.
+            length_of: function that returns the length of a request.
         """
         self.slots, self._length_of = slots, length_of
         self._steps, self._tokens = 0, 0
         self._waiting: deque[Request] = deque()
         self._running: dict[tuple[int, int], tuple[Request, int]] = {}
-        """With the step at which each started, in the order of starting."""
+        """Requests with the step at which each started, in that order."""
         self._ends: dict[int, list[tuple[int, int]]] = {}
-        """The calendar: ids by the last step of each."""
+        """The calendar: ids of sequences by their last step."""
         self.version = 0
         """Version of the weights in use."""
         self._versions = np.zeros(1 << 10, np.int32)
-        """Version of each step, from step `_first` to `_noted`; rollouts hold slices of it."""
+        """Version of each step from `_first` to `_noted`; rollouts hold slices of this array."""
         self._first, self._noted = 0, 0
 
     @property
     def work(self) -> Work:
-        """What it did so far."""
+        """Work done so far."""
         return Work(self._steps, self._tokens, self.slots * self._steps, float(self._tokens))
 
     def occupancy(self) -> Occupancy:
@@ -86,11 +87,11 @@ class CalendarEngine:
         return Occupancy(self.slots, running, waiting, self.slots - running + 1 - waiting)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue sequences; they start as slots come free."""
+        """Queue sequences; they start when slots become free."""
         self._waiting.extend(requests)
 
     def cancel(self, ids: Collection[tuple[int, int]]) -> None:
-        """Drop sequences; their entries in the calendar are passed over when their step comes."""
+        """Drop sequences; `poll` ignores their entries in the calendar."""
         self._waiting = deque(request for request in self._waiting if request.id not in ids)
         for one in ids:
             self._running.pop(one, None)
@@ -120,7 +121,7 @@ class CalendarEngine:
         self.version = version
 
     def state(self) -> dict[str, Any]:
-        """Return everything needed to go on exactly but the weights."""
+        """Return everything that an exact resume needs, except the weights."""
         running = [[list(r.id), list(r.prompt), r.key, started] for r, started in self._running.values()]
         waiting = [[list(r.id), list(r.prompt), r.key] for r in self._waiting]
         self._note_versions()
@@ -151,7 +152,7 @@ class CalendarEngine:
         return Rollout(tokens, logps, versions, sampled, truncated=False, interrupted=False)
 
     def _note_versions(self) -> None:
-        """Write down the version of the steps since the last call; what a full array holds of the past is left."""
+        """Record the version of the steps since the last call; a full array is replaced, as rollouts hold slices."""
         if self._steps - self._first > len(self._versions):
             oldest = min((started for _, started in self._running.values()), default=self._noted)
             kept = self._versions[min(oldest, self._noted) - self._first : self._noted - self._first]
@@ -163,17 +164,17 @@ class CalendarEngine:
 
 @cache
 def _blank(length: int) -> tuple[Any, Any, Any]:
-    """Return tokens, log-probabilities and marks, shared by all rollouts of a length."""
+    """Return tokens, log-probabilities and the sampled mask, shared by all rollouts of this length."""
     return np.zeros(length, np.int32), np.zeros(length, np.float32), np.ones(length, np.bool_)
 
 
 class Stuck(RuntimeError):
-    """The simulation cannot go on: no update is under way, and the coordinator waits for one."""
+    """The simulation cannot continue: the coordinator waits for an update, and none is being computed."""
 
 
 @dataclass(slots=True)
 class SimulatedTrainer:
-    """Trains a coordinator's batches one after the other, in decode steps, and hands it updates with new visits.
+    """Simulates the training of a coordinator's batches, one at a time, and sends it updates with new visits.
 
     Example:
         trainer = SimulatedTrainer(coordinator, visit=lambda i: Visit(prompt, i, i), update_ticks=lambda n: 40.0)
@@ -183,27 +184,30 @@ class SimulatedTrainer:
 
     coordinator: Coordinator
     visit: Callable[[int], Visit]
-    """The curriculum: its i-th visit."""
+    """Returns the i-th visit of the curriculum."""
     update_ticks: Callable[[int], float]
-    """How long an update takes, by its number."""
+    """Returns the duration of an update in decode steps, by its number."""
     visits: int = 1 << 60
-    """How many the curriculum has; after them it is closed."""
+    """Number of visits in the curriculum; after them it is closed."""
     sends_weights: Callable[[int], bool] = lambda version: True
     on_activation: Callable[[int, int], None] = lambda version, drawn: None
-    """Called with a version that became active, and the visits drawn when it was sent: where a run saves its state."""
+    """Called with a version that became active and the number of visits drawn when it was sent.
+
+    A run saves its state at this point.
+    """
     drawn: int = 0
     clock: float = 0.0
-    """Decode steps so far, those that the generators waited for included."""
+    """Decode steps so far, including those during which the generators waited."""
     _done_at: float = 0.0
     _under_way: deque[tuple[float, Update]] = field(default_factory=deque)
     _drawn_after: dict[int, int] = field(default_factory=dict)
 
     def start(self, first: int) -> None:
-        """Begin with version 0 and the first visits."""
+        """Start with version 0 and the first visits."""
         self.coordinator.begin(0, self._draw(first))
 
     def resume(self, sampling_version: int, drawn: int) -> list[Formed]:
-        """Continue with a coordinator whose state was restored; return the batches that were not trained then."""
+        """Resume with a coordinator whose state was restored; return the batches that had not been trained."""
         self.drawn = drawn
         self.coordinator.begin(sampling_version)
         again = self.coordinator.untrained()
@@ -212,10 +216,10 @@ class SimulatedTrainer:
         return again
 
     def batches(self, count: int) -> Iterator[Formed]:
-        """Yield so many more batches, or all that come before the curriculum is exhausted.
+        """Yield `count` more batches, or fewer if the curriculum is exhausted.
 
         Raises:
-            Stuck: neither side can go on.
+            Stuck: Neither side can continue.
         """
         coordinator, left = self.coordinator, count
         while left > 0:
@@ -267,13 +271,13 @@ def visit_of(index: int) -> Visit:
 
 
 def visits_ahead(coordinator: Coordinator, rule: str, max_lag: int, longest: float) -> int:
-    """Return how many visits a run draws for its first weights, as Session.initial_visits does.
+    """Return how many visits a run draws for its first weights; same as Session.initial_visits.
 
     Args:
-        coordinator: its slots and groups.
+        coordinator: coordinator with its engines and group size.
         rule: wait, mask or drop.
-        max_lag: k.
-        longest: the longest completion, in mean ones.
+        max_lag: maximum staleness in updates.
+        longest: longest completion, in multiples of the mean.
     """
     slots = sum(engine.occupancy().slots for engine in coordinator.engines)
     ahead = 0 if rule == "wait" else groups_beyond(slots, coordinator.group_size, longest)
@@ -281,25 +285,28 @@ def visits_ahead(coordinator: Coordinator, rule: str, max_lag: int, longest: flo
 
 
 class RuleFigures(NamedTuple):
-    """What a rule costs.
+    """Cost of a staleness rule.
 
     Example: RuleFigures(occupancy=0.86, length=0.999, stale_share=0.0, dropped_share=0.0)
     """
 
     occupancy: float
-    """Tokens over slots x decode steps."""
+    """Tokens divided by slots x decode steps."""
     length: float
-    """Mean length of the rollouts trained, over the population's."""
+    """Mean length of the trained rollouts divided by that of the population."""
     stale_share: float
-    """Share of the tokens in trained groups that are older than k updates."""
+    """Share of the tokens in trained groups that are older than `max_lag` updates."""
     dropped_share: float
-    """Share of the groups that are dropped."""
+    """Share of the groups that were dropped."""
 
 
 def measure_rule(
     rule: str, slots: int, updates: int, per_batch: int = 16, group_size: int = 16, max_lag: int = 8
 ) -> RuleFigures:
-    """Simulate long-tailed lengths and a trainer twice as fast as full engines; the first fifth warms up."""
+    """Simulate long-tailed lengths and a trainer twice as fast as full engines.
+
+    The first fifth of the updates is a warm-up and is not counted.
+    """
     population = lognormal_lengths(40.0)
     engine = CalendarEngine(slots, by_key(population))
     batch_ticks = float(population.mean()) * per_batch * group_size / slots

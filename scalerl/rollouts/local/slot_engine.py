@@ -1,6 +1,6 @@
-"""Continuous batching over a fixed number of slots. What a token is and costs is the decoder's business.
+"""Continuous batching over a fixed number of slots; a decoder computes the tokens and their FLOPs.
 
-Busy slots are kept together at the front, so that a half-empty engine decodes half the rows.
+The engine keeps busy slots together at the front, so that a half-empty engine decodes half the rows.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from scalerl.rollouts.interrupt import Ints, LengthRule
 from scalerl.rollouts.local.slots import RoutingShape, SlotTable
 
 Receive = Callable[[int], Mapping[str, Any]]
-"""A version -> its weights by name."""
+"""Maps a version to its weights by name."""
 
 
 class Decoder(Protocol):
-    """The model's side of a slot engine. Rows are slots; a row's cache belongs to the sequence in that slot."""
+    """The model of a slot engine. Rows are slots; the cache of a row belongs to the sequence in that slot."""
 
     @property
     def version(self) -> int:
@@ -30,12 +30,12 @@ class Decoder(Protocol):
     def decode(self, rows: int, tokens_R: Ints, lengths_R: Ints) -> float:
         """Feed one token to each of the first `rows` rows, at cache position lengths_R - 1; return the FLOPs spent.
 
-        Rows of length 1 are empty. The head, which `sample` runs, is counted here and in `prefill`.
+        Rows of length 1 are empty. The FLOPs of the head are counted here and in `prefill`, although `sample` runs it.
         """
         ...
 
     def prefill(self, slots_N: Ints, prompts: Sequence[tuple[int, ...]]) -> float:
-        """Fill rows with prompts, equal ones computed once; return the FLOPs spent."""
+        """Fill rows with prompts and return the FLOPs spent; equal prompts are computed once."""
         ...
 
     def sample(self, slots_B: Ints, uniforms_B: Any) -> tuple[Ints, Any]:
@@ -60,11 +60,11 @@ class Decoder(Protocol):
 
 
 class RecordingDecoder(Decoder, Protocol):
-    """A decoder of a mixture that says which experts its routers chose."""
+    """A decoder of a mixture of experts that records which experts its routers chose."""
 
     @property
     def routing_shape(self) -> RoutingShape | None:
-        """What it records; None: nothing."""
+        """Shape of the recorded experts; None if nothing is recorded."""
         ...
 
     def experts(self, slots_B: Ints) -> Any:
@@ -73,7 +73,7 @@ class RecordingDecoder(Decoder, Protocol):
 
 
 class SlotEngine:
-    """The Engine contract over a Decoder."""
+    """An engine that runs continuous batching over a `Decoder`."""
 
     deterministic = True
     exact_resume = True
@@ -90,16 +90,16 @@ class SlotEngine:
         """Make an engine.
 
         Args:
-            decoder: the model's side.
+            decoder: the model.
             slots: sequences decoded together.
             rule: length limits.
             stop: token ids that end a sequence.
-            refill: free slots that are waited for before waiting requests start (a prefill costs about a decode step,
-                whatever its size); 0 chooses a sixteenth of the slots, 1 starts them at once.
-            receive: returns the weights of a version; None for an engine whose weights stay.
+            refill: number of free slots at which waiting requests start; 0 chooses a sixteenth of the slots, 1 starts
+                requests at once. A prefill of any size costs about as much as a decode step.
+            receive: function that returns the weights of a version; None if the weights never change.
         """
         self.slots, self.work, self._receive = slots, Work(), receive
-        # a decoder of a mixture may say which experts it uses
+        # only decoders of mixtures of experts have this attribute
         self._records: RoutingShape | None = getattr(decoder, "routing_shape", None)
         self._decoder, self._table = decoder, SlotTable(slots, rule, stop, self._records)
         self._refill = min(refill, slots) or max(1, slots // 16)
@@ -111,7 +111,7 @@ class SlotEngine:
         return self._decoder.version
 
     def occupancy(self) -> Occupancy:
-        """Return how full the engine is; there is room for what fits into free slots, and one refill ahead."""
+        """Return how full the engine is; it accepts enough requests for the free slots and one refill more."""
         running, waiting = int(self._table["busy"].sum()), len(self._waiting)
         return Occupancy(self.slots, running, waiting, self.slots - running + self._refill - waiting)
 
@@ -137,7 +137,7 @@ class SlotEngine:
         rows = int(np.flatnonzero(table["busy"])[-1]) + 1 if table["busy"].any() else 0
         if rows:
             slots_R = np.arange(rows)
-            # an empty row in between is fed token 0 at position 0: harmless, a prefill writes over it
+            # an empty row in between gets token 0 at position 0, which the next prefill overwrites
             busy_R = table["busy"][:rows]
             tokens_R = np.where(busy_R, table.last_tokens(slots_R), 0)
             lengths_R = np.where(busy_R, table.lengths(slots_R), 1)
@@ -162,10 +162,10 @@ class SlotEngine:
         self._decoder.load_weights(version, self._receive(version))
 
     def state(self) -> dict[str, Any]:
-        """Return everything needed to go on exactly but the weights."""
+        """Return everything that an exact resume needs, except the weights."""
         table = self._table
         waiting = [[list(r.id), list(r.prompt), r.key] for r in self._waiting]
-        # the cache holds all tokens but the latest, which the next tick feeds
+        # the cache holds all tokens except the latest, which the next step feeds
         cached_S = np.where(table["busy"], table.lengths(np.arange(self.slots)) - 1, 0)
         work = [self.work.steps, self.work.tokens, self.work.slot_steps, self.work.flops]
         return {"work": work, "waiting": waiting, "table": table.state(),
@@ -182,11 +182,11 @@ class SlotEngine:
         free = np.flatnonzero(~self._table["busy"])
         wanted = min(len(free), len(self._waiting))
         if wanted < self._refill and len(self._waiting) > wanted:
-            return []  # more wait than fit: let more slots come free, one prefill then serves them all
+            return []  # more requests wait than fit; wait for more free slots, so that one prefill serves them all
         return [(int(slot), self._waiting.popleft()) for slot in free[:wanted]]
 
     def _close_holes(self) -> None:
-        """Move the rearmost sequences into free slots before them."""
+        """Move the last sequences into the free slots before them."""
         busy = self._table["busy"]
         while busy.any():
             last, hole = int(np.flatnonzero(busy)[-1]), int(np.argmin(busy))

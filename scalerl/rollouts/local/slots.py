@@ -1,6 +1,6 @@
-"""The bookkeeping of a slot engine: which sequence sits in which slot, and its tokens so far.
+"""The state of a slot engine: which sequence is in which slot, and its tokens so far.
 
-Legend: S slots, B the slots given to a call, T token capacity of a slot.
+Legend: S slots, B slots passed to a call, T token capacity of a slot.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from scalerl.types import Rollout
 
 @dataclass(frozen=True, slots=True)
 class RoutingShape:
-    """What is recorded of a mixture's routers.
+    """Shape of the recorded expert choices of a mixture of experts.
 
     Example (Qwen3-30B-A3B): RoutingShape(layers=48, active=8, experts=128)
     """
 
     layers: int
-    """Layers with experts."""
+    """Number of layers with experts."""
     active: int
-    """Experts that a token uses."""
+    """Number of experts per token."""
     experts: int
-    """Experts of a layer."""
+    """Number of experts per layer."""
 
     @property
     def dtype(self) -> Any:
-        """The smallest type that holds a number of an expert: one byte up to 256 experts, else two."""
+        """The smallest type that holds an expert index: one byte for up to 256 experts, otherwise two."""
         return np.uint8 if self.experts <= 256 else np.int16
 
 
@@ -110,14 +110,17 @@ class SlotTable:
         return last_B
 
     def lengths(self, slots_B: Ints) -> Ints:
-        """Return prompt plus completion tokens."""
+        """Return the number of prompt and completion tokens of each sequence."""
         length_B: Ints = self["prompt_length"][slots_B] + self["count"][slots_B]
         return length_B
 
     def record(
         self, slots_B: Ints, tokens_B: Ints, logps_B: Any, version: int, experts_BLK: Any = None
     ) -> list[Finished]:
-        """Append one token to each sequence, or the phrase's token in its stead; return those that ended."""
+        """Append one token to each sequence and return the sequences that ended.
+
+        During an interruption the next token of the phrase replaces the sampled token.
+        """
         count_B, interrupt_at_B = self["count"][slots_B], self["interrupt_at"][slots_B]
         forced_B = forced_tokens(self.rule, count_B, self["closed_at"][slots_B], interrupt_at_B)
         free_B = forced_B < 0
@@ -162,13 +165,13 @@ class SlotTable:
         return Finished(request.id, rollout)
 
     def state(self) -> dict[str, Any]:
-        """Return arrays and requests."""
+        """Return a copy of the arrays, and the requests."""
         requests = [None if r is None else [list(r.id), list(r.prompt), r.key] for r in self.requests]
         return {"arrays": {name: array.copy() for name, array in self.arrays.items()}, "requests": requests}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned."""
         for name, array in self.arrays.items():
-            if name in state["arrays"] or name != "experts":  # which earlier versions did not record
+            if name in state["arrays"] or name != "experts":  # states of earlier versions have no experts
                 array[...] = np.asarray(state["arrays"][name])
         self.requests = [None if r is None else Request(tuple(r[0]), tuple(r[1]), r[2]) for r in state["requests"]]

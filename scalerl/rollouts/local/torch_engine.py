@@ -1,8 +1,8 @@
-"""Continuous batching on any Hugging Face causal LM, on CPU or one GPU, through transformers' own cache interface.
+"""Continuous batching on Hugging Face causal LMs, on CPU or one GPU, through the cache interface of transformers.
 
-A cache whose layers hold [slots, heads, capacity, head size] writes each row's new key and value at that row's own
-position; masks and position ids are passed to the model from here, so no architecture needs code of its own. What an
-architecture would get wrong is found by `check_engine` before a run starts.
+The layers of the cache hold [slots, heads, capacity, head size]; the new key and value of each row are written at the
+position of that row. This module passes masks and position ids to the model, so that no architecture needs separate
+code. `check_engine` finds architectures that compute wrong values this way before a run starts.
 
 Legend: S slots, R leading rows that are decoded, N rows that are prefilled, B rows that are sampled, K span of the
 cache that is attended to, V vocabulary, D hidden size.
@@ -30,7 +30,7 @@ from scalerl.rollouts.local.slots import RoutingShape
 
 
 class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
-    """One layer's keys and values for all slots. `cache.step` says what the current forward pass is."""
+    """Keys and values of one layer for all slots. The fields of `owner` describe the current forward pass."""
 
     is_sliding = False
 
@@ -63,7 +63,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         if self.rows_of_positions is None:
             self.keys[owner.rows, :, owner.positions_R] = key_states[:, :, 0]
             self.values[owner.rows, :, owner.positions_R] = value_states[:, :, 0]
-        else:  # a tenth of the time: one index, whole rows
+        else:  # one index over whole rows takes a tenth of the time
             for stored, new in zip(self.rows_of_positions, (key_states, value_states), strict=True):
                 stored[owner.flat_R] = new.reshape(rows, -1)
         return self.keys[:rows, :, : owner.span], self.values[:rows, :, : owner.span]
@@ -81,7 +81,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class SlotCache(Cache):  # type: ignore[misc]
-    """Keys and values of all slots, with the description of the forward pass that is under way."""
+    """Keys and values of all slots, with a description of the current forward pass."""
 
     def __init__(self, layers: int, slots: int, capacity: int) -> None:
         self.slots, self.capacity = slots, capacity
@@ -94,16 +94,16 @@ class SlotCache(Cache):  # type: ignore[misc]
 
 
 class TorchDecoder:
-    """The model's side of a slot engine."""
+    """The decoder of a slot engine over a policy."""
 
     def __init__(self, policy: Policy, slots: int, capacity: int, sampling: Sampling) -> None:
         """Make a decoder.
 
         Args:
             policy: the model; several decoders may share one.
-            slots: rows of the cache.
-            capacity: positions of a row: prompt and completion.
-            sampling: temperature and nucleus.
+            slots: number of rows in the cache.
+            capacity: number of positions per row, for prompt and completion.
+            sampling: temperature and top-p.
         """
         self.policy, self.sampling = policy, sampling
         self._cache = SlotCache(policy.config.num_hidden_layers, slots, capacity)
@@ -143,7 +143,7 @@ class TorchDecoder:
 
     @torch.inference_mode()
     def prefill(self, slots_N: Ints, prompts: Sequence[tuple[int, ...]]) -> float:
-        """Fill rows with prompts, equal ones computed once; return the FLOPs spent."""
+        """Fill rows with prompts and return the FLOPs spent; equal prompts are computed once."""
         device, cache = self.policy.device, self._cache
         unique = {prompt: i for i, prompt in enumerate(dict.fromkeys(prompts))}
         lengths_U = torch.tensor([len(p) for p in unique], device=device)
@@ -166,7 +166,7 @@ class TorchDecoder:
             last_U = torch.arange(len(unique), device=device) * longest + lengths_U - 1
             last_ULK = self._chosen_NLK()[last_U]
             self._experts_SLK[cache.rows] = last_ULK[cache.source_N]
-        shape = self.policy.shape  # every row draws its first token from the prompt's last state
+        shape = self.policy.shape  # the head runs once per row, also for equal prompts
         return sum(shape.forward_flops(0, len(prompt)) for prompt in unique) + shape.head_flops(len(prompts))
 
     @torch.inference_mode()
@@ -180,7 +180,7 @@ class TorchDecoder:
 
     @property
     def routing_shape(self) -> RoutingShape | None:
-        """What is recorded of the routers; None for dense models, and for mixtures whose routers do not say."""
+        """Shape of the recorded experts; None for dense models and for mixtures whose routers cannot be recorded."""
         if self._routing is None:
             return None
         return RoutingShape(self._routing.layers, self._routing.active, self.policy.experts)
@@ -239,28 +239,28 @@ class TorchDecoder:
 
 
 class _MaskMaker:
-    """Attention masks in the form an architecture takes: boolean or additive, one or one for each kind of layer."""
+    """Attention masks in the form of an architecture: boolean or additive, one mask or one per kind of layer."""
 
     def __init__(self, config: Any, like: Tensor) -> None:
-        """Read the kinds of layers; `like` has the type and device of the model."""
+        """Read the kinds of layers; `like` is a tensor with the type and device of the model."""
         self.window = getattr(config, "sliding_window", None)
         self.kinds = sorted(set(getattr(config, "layer_types", None) or ()))
-        # eager attention adds its mask, and adding a boolean one silently attends to everything
+        # eager attention adds its mask; with a boolean mask it would silently attend to all positions
         self.additive = getattr(config, "_attn_implementation", "sdpa") == "eager"
         self.dtype, self.adds = like.dtype, like.device.type == "cpu" and not self.additive
 
     def decode(self, visible_RK: Tensor, positions_R: Tensor) -> Any:
-        """Masks [R, 1, 1, K] for one new token a row."""
+        """Return masks [R, 1, 1, K] for one new token per row."""
         first_R = positions_R - (self.window or 0) + 1
         recent_RK = torch.arange(visible_RK.shape[1], device=visible_RK.device)[None] >= first_R[:, None]
         full, sliding = visible_RK[:, None, None], (visible_RK & recent_RK)[:, None, None]
-        if self.adds:  # made once a step, not once a layer
+        if self.adds:  # once per step instead of once per layer
             unseen = torch.tensor(-torch.inf, dtype=self.dtype)
             full, sliding = (torch.where(mask, 0.0, unseen) for mask in (full, sliding))
         return self._by_kind(full, sliding)
 
     def prefill(self, length: int, device: torch.device) -> Any:
-        """Masks [1, 1, T, T] for whole prompts, padded at the end (the causal mask hides the padding)."""
+        """Return masks [1, 1, T, T] for whole prompts, padded at the end; the causal mask hides the padding."""
         causal_TT = torch.ones(length, length, dtype=torch.bool, device=device).tril()
         recent_TT = causal_TT & ~causal_TT.tril(-(self.window or length))
         return self._by_kind(causal_TT[None, None], recent_TT[None, None])
@@ -296,11 +296,11 @@ def torch_engine(
     """Make an engine over a policy.
 
     Args:
-        policy: the model; engines over the same one share its weights.
+        policy: the model; engines over the same policy share its weights.
         slots: sequences decoded together.
-        prompt_tokens: longest prompt.
+        prompt_tokens: length of the longest prompt.
         rule: length limits of completions.
-        sampling: temperature, nucleus, stop tokens.
+        sampling: temperature, top-p and stop tokens.
         refill: see SlotEngine.
         receive: see SlotEngine.
     """
@@ -310,11 +310,11 @@ def torch_engine(
 
 @torch.no_grad()
 def check_engine(policy: Policy, tokens: int = 6) -> None:
-    """Refuse an architecture that computes something else through the slot cache than without a cache.
+    """Refuse an architecture whose log-probabilities through the slot cache differ from those without a cache.
 
     Raises:
-        ConfigError: the architecture does not work with the cache, or the log-probabilities differ, so that training
-            would silently be off policy.
+        ConfigError: The architecture does not work with the cache, or the log-probabilities differ and training would
+            silently be off policy.
     """
     check_model(policy.model)
     rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=tokens)
@@ -324,7 +324,7 @@ def check_engine(policy: Policy, tokens: int = 6) -> None:
     engine.submit([Request((i, 0), prompt, key=i) for i, prompt in enumerate(prompts)])
     try:
         finished = [done for _ in range(tokens) for done in engine.poll()]
-    except (RuntimeError, ValueError, TypeError, IndexError) as error:  # code of the architecture
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:  # raised by the code of the architecture
         reason = str(error).strip().split("\n")[0]
         raise ConfigError(
             f"model.path: {type(policy.model).__name__} does not work with the generation cache ({reason}); {ALLOWED}"

@@ -60,7 +60,7 @@ class VllmEngine:
         return Occupancy(slots, running, waiting, slots + max(1, slots // 16) - under_way)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue sequences; they start as slots become free, and after any requested swap is done."""
+        """Queue sequences; they start when slots become free and a requested swap is done."""
         sequences = [TokenSequence(request, self._rule, self._stop) for request in requests]
         self._open |= {sequence.request.id: sequence for sequence in sequences}
         self._connection.submit(self._lane, sequences)

@@ -47,7 +47,7 @@ class Lane:
         """Make a lane.
 
         Args:
-            name: for the server's log.
+            name: name in the server's log.
             slots: sequences decoded together.
             shape: shape that the FLOPs are computed from; None: they are not counted.
         """

@@ -87,7 +87,7 @@ def generate_body(
         tokens: prompt and completion so far.
         max_tokens: maximum number of tokens to sample.
         sampling: temperature, nucleus, stop tokens.
-        request_id: for the server's log.
+        request_id: id of the request in the server's log.
         salt: only requests with equal salts share the server's prefix cache.
         stream_interval: tokens per chunk.
     """
