@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.exits import UNPRINTABLE
-from scalerl.config.base import ConfigError
 
 if TYPE_CHECKING:
     from scalerl.watch.state import RunState
@@ -59,6 +58,7 @@ def ls(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: a path that does not exist, or no run.
     """
+    from scalerl.config.base import ConfigError
     from scalerl.watch.state import find, run_state
 
     paths = arguments.paths or [path for path in (Path("runs"), Path("studies")) if path.is_dir()]
@@ -146,6 +146,7 @@ def tail(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: no run there.
     """
+    from scalerl.config.base import ConfigError
     from scalerl.watch.state import is_run
 
     if not is_run(arguments.run_dir):

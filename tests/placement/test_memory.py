@@ -136,7 +136,7 @@ def test_configured_numbers_have_priority_and_an_unknown_model_is_an_error(tmp_p
     assert shape_of(given).shape == SMALL and "model_numbers" in shape_of(given).source
     (tmp_path / "config.json").write_text('{"model_type": "llama", "hidden_size": 8}')
     broken = replace(config, model=HuggingFaceModel(path=str(tmp_path)))
-    with pytest.raises(ConfigError, match=r"config\.json: not the configuration of a decoder.*num_attention_heads"):
+    with pytest.raises(ConfigError, match=r"config\.json: not a supported decoder configuration.*num_attention_heads"):
         shape_of(broken)
 
 
