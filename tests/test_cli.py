@@ -176,6 +176,7 @@ def run(*words, seconds=120):
     return process.returncode, text
 
 
+@pytest.mark.slow
 def test_user_model_and_prompts_train_with_math_verify(workplace):
     code, text = run(*OWN, "--task", "math")
     assert code == 0, text
@@ -196,6 +197,7 @@ def test_programs_train_and_their_sandbox_is_reported(workplace):
     assert metrics[-1]["reward_failures"] == 0 and metrics[-1]["verifier_timeouts"] == 0
 
 
+@pytest.mark.slow
 def test_a_user_reward_function_trains(workplace):
     code, text = run(*OWN, "--reward", "my_rewards:odd_digits", "--data.pass_reward", "0.5")
     assert code == 0, text
@@ -261,6 +263,7 @@ def test_a_directory_that_holds_the_users_model_is_refused_as_run_directory(work
     assert not (workplace / "config.toml").exists()
 
 
+@pytest.mark.slow
 def test_a_second_run_in_the_same_directory_is_an_error_and_changes_nothing(workplace):
     code, text = run(*OWN, "--task", "math", "--steps", "2")
     assert code == 0, text

@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
+import pytest
 
+
+@pytest.mark.slow
 def test_a_model_on_another_device_does_not_import_models_cpu():
     code = """
 import sys, torch

@@ -110,6 +110,7 @@ def test_failed_rewards_are_counted_over_all_actors_and_end_the_run_above_the_li
         scores(scorer, prompt("far_rewards:f"), ["fail"] * 4)
 
 
+@pytest.mark.slow
 def test_a_scorer_that_dies_is_replaced_and_its_prompt_is_scored_again(scorers):
     scorer = scorers(function("dies_once"))["far_rewards:dies_once"]
     assert scores(scorer, prompt("far_rewards:dies_once"), ["a", "b"]) == [Score(1.0, False)] * 2

@@ -3,9 +3,11 @@
 import json
 import sys
 
+import pytest
 import runs
 
 
+@pytest.mark.slow
 def test_a_run_is_logged_whole_through_a_resume_and_a_logger_that_fails_changes_nothing(lab_model, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -237,6 +237,7 @@ def test_a_version_requested_again_while_it_is_loaded_still_exists(make, server,
     assert server.calls.count("/update_weights") == 2 and list(files.path.glob(".serving*")) == []
 
 
+@pytest.mark.slow
 def test_a_long_load_does_not_break_running_sequences(make, server):
     """3 s of silence while 1.5 s without tokens count as broken, which applies again after the load."""
     server.delay_s, server.load_s = 0.01, 3.0

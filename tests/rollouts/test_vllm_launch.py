@@ -44,6 +44,7 @@ def collect(engine, count, seconds=60.0):
     return found
 
 
+@pytest.mark.slow
 def test_a_server_that_restarts_gets_the_weights_and_every_sequence_comes_once(tmp_path):
     notes, sent = [], requests(60)
     with FakeVllm() as server:

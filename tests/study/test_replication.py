@@ -33,6 +33,7 @@ def test_a_packed_study_gives_the_same_results_after_unpacking(replication, tmp_
 
 
 @pytest.mark.parametrize("name", PACKED)
+@pytest.mark.slow
 def test_the_page_has_the_rows_of_the_packed_runs(replication, tmp_path, name):
     packed = replication.read(name)
     study = replication.unpack(packed, tmp_path / name)

@@ -103,6 +103,7 @@ def test_each_worker_judges_one_group_at_a_time():
     service.close()
 
 
+@pytest.mark.slow
 def test_a_slow_verifier_does_not_idle_the_trainer_while_batches_are_in_flight():
     """3 groups x 2 completions per batch take 3 s of verification; a step takes 0.15 s; 8 batches may be ahead."""
     from scripted_worker import NumberChannel, ScriptedSpec, visits, weights

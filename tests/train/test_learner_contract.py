@@ -147,6 +147,7 @@ def test_ranks_without_rollouts_have_an_empty_shard():
     assert [share.tolist() for share in shares] == [[0], [1], []]
 
 
+@pytest.mark.slow
 def test_all_ranks_run_the_same_number_of_micro_batches(benches):
     """7 rollouts on 3 ranks are 3, 2 and 2 of them; 24 tokens hold two rollouts of 12 tokens."""
     benches.group(3)

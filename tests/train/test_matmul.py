@@ -160,6 +160,7 @@ def test_onednn_is_refused_on_a_gpu_and_auto_is_torch(monkeypatch):
     assert resolve_hardware(Hardware(device="cuda")).generator_matmul == "torch"
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_its_recorded_choice(tmp_path, monkeypatch):
     tokenizer = make_tokenizer()
     make_model(TinyModel(width=32), tokenizer).save_pretrained(tmp_path / "model")

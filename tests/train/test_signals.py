@@ -105,6 +105,7 @@ def test_all_processes_end_within_a_second_after_the_trainer_was_killed(lab_mode
     assert not runs.left_of(started, 1.0)
 
 
+@pytest.mark.slow
 def test_two_signals_end_all_processes_of_a_run_immediately(lab_model, tmp_path):
     process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(tmp_path / "run"), *runs.SMALL])
     runs.wait_for(lambda: runs.rows(tmp_path / "run", "metrics.jsonl"), what="a step")
