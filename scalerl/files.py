@@ -49,6 +49,19 @@ def trouble(error: OSError) -> str:
     return f"{shown}: {what}" if shown else what
 
 
+def system_error(error: Exception) -> OSError | None:
+    """Return the error of the system behind an exception; None if there is none.
+
+    safetensors raises its own type for a full disk and keeps the number only in the text.
+
+    Example: SafetensorError("I/O error: No space left on device (os error 28)") gives OSError(28, ...).
+    """
+    if isinstance(error, OSError):
+        return error
+    number = re.search(r"\(os error (\d+)\)", str(error)) if type(error).__name__ == "SafetensorError" else None
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else None
+
+
 def read_bytes(path: Path) -> bytes:
     """Return the content of a file.
 

@@ -306,6 +306,26 @@ def test_a_full_disk_is_reported_in_one_line(capsys, monkeypatch, points):
     assert code == 1 and "run/metrics.jsonl: no space left on the disk" in error and "Traceback" not in error
 
 
+def test_a_full_disk_is_reported_in_one_line_from_safetensors_too(capsys, monkeypatch, points):
+    from safetensors import SafetensorError
+
+    def full(*args, **options):
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr("scalerl.scaling.Curve.read", full)
+    code, _, error = call(capsys, "fit", points)
+    assert code == 1 and error == "scalerl: no space left on the disk; free some, then `scalerl resume` the run\n"
+
+
+def test_an_error_of_the_program_itself_is_not_hidden(monkeypatch, points):
+    def broken(*args, **options):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("scalerl.scaling.Curve.read", broken)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["fit", str(points)])
+
+
 def test_fit_of_a_run_uses_the_axis_of_its_device_and_updates_its_figure(capsys, tmp_path, points):
     from scalerl.config import LAB
     from scalerl.training.run_dir import RunDirectory

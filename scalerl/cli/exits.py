@@ -23,6 +23,8 @@ SHOW_CURSOR = "\x1b[?25h"
 """Shows the cursor again after a live display."""
 LONGEST = 1000
 """Length in characters above which the middle of a message is left out."""
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors that are about a disk even if they name no path."""
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Characters that control a terminal or cannot be displayed."""
 
@@ -118,7 +120,7 @@ def guarded(action: Callable[[], int]) -> int:
     from pydantic import ValidationError
 
     from scalerl.config.base import ConfigError, problems
-    from scalerl.files import trouble
+    from scalerl.files import system_error, trouble
     from scalerl.scaling import CurveError
 
     signals = StopFlag() if threading.current_thread() is threading.main_thread() else None
@@ -137,10 +139,11 @@ def guarded(action: Callable[[], int]) -> int:
         stopped = error if isinstance(error, Stopped) else Stopped(signal.SIGINT)
         complain(_stopped(stopped.number, stopped.when))
         return 128 + stopped.number
-    except OSError as error:
-        if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
-            raise  # from a socket or a process, not from a path of the user
-        complain(trouble(error))
+    except Exception as error:  # only errors of the system are reported in one line; all others propagate
+        found = system_error(error)
+        if found is None or (found.filename is None and found.errno not in DISK):
+            raise  # not from a path of the user
+        complain(trouble(found))
         return FAILED
     finally:
         if signals is not None:
