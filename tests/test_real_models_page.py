@@ -53,9 +53,10 @@ def test_the_commands_of_the_page_lead_from_a_model_to_a_forecast(lab_model, tmp
     (tmp_path / "run.toml").write_text(table)
     more = {"eval": ["--max-tokens", "40"], "sft": ["--batch-tokens", "256"]}
     commands = [shlex.split(line)[1:] for block in blocks("bash") for line in block.splitlines()]
-    assert [words[0] for words in commands] == ["eval", "sft", "train", "train", "eval", "fit", "forecast", "backtest"]
+    verbs = ["eval", "sft", "train", "train", "resume", "eval", "fit", "forecast", "backtest"]
+    assert [words[0] for words in commands] == verbs
     for words in commands:
-        if words[0] == "train":
+        if words[0] in ("train", "resume"):
             code, said = runs.call(*words)
             assert code == 0, said
         else:
