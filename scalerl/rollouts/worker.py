@@ -6,6 +6,7 @@ group, dropped, batch, evaluated, snapshot, mark, released, note, refused, faile
 
 from __future__ import annotations
 
+import errno
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.config.base import ConfigError
+from scalerl.files import system_error, trouble
 from scalerl.plugins import PluginError
 from scalerl.rollouts.coordinator import Coordinator, Formed, Update
 from scalerl.rollouts.weights.base import WeightChannel
@@ -69,8 +71,10 @@ def serve(connection: Connection, channel: WeightChannel, build: Build, first: F
         connection.send(("refused", str(error)))
     except PluginError as error:  # raised by a user's engine: the message includes the location
         connection.send(("failed", str(error)))
-    except Exception:  # a worker may die here: the parent receives the traceback and raises
-        connection.send(("failed", traceback.format_exc()))
+    except Exception as error:  # a worker may die here: the parent receives the traceback and raises
+        found = system_error(error)
+        full = found is not None and found.errno in (errno.ENOSPC, errno.EDQUOT)  # a checkpoint did not fit
+        connection.send(("failed", trouble(found) if found is not None and full else traceback.format_exc()))
 
 
 class _Loop:
