@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.exits import UNPRINTABLE
+from scalerl.cli.parsing import add_directories, directories
 
 if TYPE_CHECKING:
     from scalerl.watch.state import RunState
@@ -30,10 +31,7 @@ def add_ls_parsers(commands: Any) -> None:
     """Add the parsers of `scalerl ls` and `scalerl tail`."""
     words = "list runs with their state, pass rate, forecast at twice the compute, and advice"
     parser = commands.add_parser("ls", help="list runs with state, step, pass rate and forecast", description=words)
-    parser.add_argument(
-        "paths", nargs="*", type=Path, metavar="DIR",
-        help="run directories, studies, or directories that hold them; default runs and studies here",
-    )  # fmt: skip
+    add_directories(parser)
     parser.set_defaults(run=ls)
     words = "follow a run from another terminal: its last rows, then new ones as they come, until it ends"
     parser = commands.add_parser("tail", help="follow a run from another terminal", description=words)
@@ -61,9 +59,7 @@ def ls(arguments: argparse.Namespace) -> int:
     from scalerl.config.base import ConfigError
     from scalerl.watch.state import find, run_state
 
-    paths = arguments.paths or [path for path in (Path("runs"), Path("studies")) if path.is_dir()]
-    if not paths:
-        raise ConfigError("no directory runs or studies here; name the directories: scalerl ls DIR ...")
+    paths = directories(arguments.paths, "ls")
     runs = find(paths)[0]
     if not runs:
         raise ConfigError(f"{', '.join(map(str, paths))}: no run here; a run is a directory with a config.toml")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from scalerl.cli.exits import USER_ERROR, complain
@@ -30,3 +31,25 @@ class Parser(argparse.ArgumentParser):
             name = unknown.partition("=")[0]
             self.error(f"unknown option {name[:80]}{nearest(name, self._option_string_actions)}")
         return found, rest
+
+
+def add_directories(parser: argparse.ArgumentParser) -> None:
+    """Add the argument `paths`: directories with runs and studies."""
+    parser.add_argument(
+        "paths", nargs="*", type=Path, metavar="DIR",
+        help="run directories, studies, or directories that contain them; default: ./runs and ./studies",
+    )  # fmt: skip
+
+
+def directories(paths: Sequence[Path], command: str) -> Sequence[Path]:
+    """Return the given directories, or those of ./runs and ./studies that exist.
+
+    Raises:
+        ConfigError: None were given, and neither default exists.
+    """
+    from scalerl.config.base import ConfigError
+
+    found = paths or [path for path in (Path("runs"), Path("studies")) if path.is_dir()]
+    if not found:
+        raise ConfigError(f"no directory runs or studies here; name the directories: scalerl {command} DIR ...")
+    return found

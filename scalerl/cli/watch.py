@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import secrets
 import socket
-from pathlib import Path
 from typing import Any
+
+from scalerl.cli.parsing import add_directories, directories
 
 PORT = 8265
 
@@ -15,10 +16,7 @@ def add_watch_parser(commands: Any) -> None:
     """Add the parser of `scalerl watch`."""
     words = "serve a page that follows runs and studies while they train; it only reads their directories"
     parser = commands.add_parser("watch", help="serve a live page about runs and studies", description=words)
-    parser.add_argument(
-        "paths", nargs="*", type=Path, metavar="DIR",
-        help="run directories, studies, or directories that contain them; default: ./runs and ./studies",
-    )  # fmt: skip
+    add_directories(parser)
     parser.add_argument("--port", type=int, default=PORT, help=f"default {PORT}; 0 takes a free one")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1. With any other a token is needed"
@@ -44,9 +42,7 @@ def watch(arguments: argparse.Namespace) -> int:
     from scalerl.watch.watcher import Watcher
 
     plotly_script()  # fails now if plotly is missing, instead of showing empty figures
-    paths = arguments.paths or [path for path in (Path("runs"), Path("studies")) if path.is_dir()]
-    if not paths:
-        raise ConfigError("no directory runs or studies here; name the directories: scalerl watch DIR ...")
+    paths = directories(arguments.paths, "watch")
     watcher = Watcher(paths)
     try:
         listening = _listen(arguments.host, arguments.port)

@@ -74,7 +74,7 @@ def sentence_of(name: str, reference: str, effect: str, against: Comparison | No
 
 
 NO_DIFFERENCE = " makes no difference that this much compute can show"
-"""Left out of the sentences of a list whose heading has the same words."""
+"""Text that a list omits from its sentences, because the heading already contains it."""
 
 
 def _signed(estimate: Estimate) -> str:
