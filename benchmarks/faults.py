@@ -69,6 +69,7 @@ class Campaign:
     def __init__(self, place: Path, seed: int, model: Path | None) -> None:
         self.place, self.random = place, random.Random(seed)
         self.model = model or runs.make_model(place / "model")
+        runs.call("recipes")  # starts the server of forks, whose imports would count as the run's time
         began = time.monotonic()
         self.code_of(self.begin("whole"))
         self.whole_s, self.outcome = time.monotonic() - began, runs.outcome(place / "whole")
