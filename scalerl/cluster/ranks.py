@@ -48,7 +48,7 @@ class RayRanks:
             ray: the module `ray`, connected.
             config: resolved configuration.
             model_path: directory that every node can read, or name on the hub.
-            channels: channels that weights will be sent over.
+            channels: channels over which weights will be sent.
 
         Raises:
             ConfigError: loading the model failed.
@@ -131,7 +131,7 @@ class RayRanks:
         return list(self._ray.get(list(references)))
 
     def _killed(self, references: Sequence[Any], pending: Sequence[Any]) -> tuple[int, str] | None:
-        """Return a rank whose process has ended: the error of another rank that waits for it often arrives first."""
+        """Return a rank whose process has ended; the error of another rank that waits for it often arrives first."""
         for reference in pending:
             try:
                 self._ray.get(reference, timeout=2)

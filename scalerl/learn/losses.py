@@ -22,8 +22,8 @@ LOG_RATIO_LIMIT = 20.0
 """Largest absolute log ratio of a token, or of a rollout in GSPO; exp of a larger one could overflow the products.
 
 CISPO's cap is far below it. The clipped surrogates (DAPO, GRPO, GSPO) bound the ratio on one side only: a large ratio
-is not clipped if the advantage is negative, nor a small one if it is positive. There this limit cuts the ratio. The
-token then has no gradient and counts as capped.
+is not clipped if the advantage is negative, and a small one is not clipped if it is positive. In these cases this limit
+cuts the ratio. The token then has no gradient and counts as capped.
 """
 
 
@@ -104,7 +104,7 @@ def custom(
     The function returns loss_BT, or (loss_BT, clipped_BT).
 
     Raises:
-        PluginError: The function raised, or returned something else.
+        PluginError: The function raised, or returned a value of another form.
     """
     _check(logp_BT, behavior_BT, advantages_B, mask_BT)
     function = plugins.loaded(params.function, "recipe.loss.function")

@@ -43,7 +43,7 @@ class Bucket:
     rows: int
     width: int
     inside_bt: Tensor | None
-    """[b, t] whether a position holds a token; None if all do."""
+    """Whether each position holds a token; None if all do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -66,7 +66,7 @@ ROW_FORMS: dict[str, Callable[[Mapping[str, Any], str], dict[str, Any] | None]] 
     "deepcoder": deepcoder,
     "livecodebench-2025": livecodebench,
 }
-"""Functions by the names in NamedSet.rows. They return None for rows that do not belong to the set."""
+"""Functions by the names in NamedSet.rows; they return None for rows that do not belong to the set."""
 
 
 def _asked(values: Mapping[str, Any], column: str, where: str) -> str:

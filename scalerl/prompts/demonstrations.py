@@ -57,7 +57,7 @@ def load_demonstrations(settings: Supervised, tokenizer: Any, stop: Collection[i
         settings: the file, system prompt and use of the chat template.
         tokenizer: a transformers tokenizer.
         stop: ids of the tokens that end an answer of the model.
-        limit: largest number of tokens of a row.
+        limit: maximum number of tokens of a row.
 
     Raises:
         ConfigError: the file cannot be read, or a row has neither of the two forms or is too long. The message has
@@ -129,7 +129,7 @@ def end_token(tokenizer: Any, task: TextTask, stop: Collection[int]) -> int:
             return int(ending)
     if tokenizer.eos_token_id is None:
         raise ConfigError(
-            "model: its tokenizer has no end token (eos_token), so that an answer would never end; set one with "
+            "model: its tokenizer has no end token (eos_token), so an answer would never end; set one with "
             "tokenizer.eos_token = ... and save it"
         )
     return int(tokenizer.eos_token_id)
@@ -175,7 +175,7 @@ def _divided(rows: Sequence[Demonstration], share: float, notes: list[str]) -> D
     count = max(1, round(share * len(prompts))) if share and len(prompts) > 1 else 0
     apart = set(prompts[: min(count, len(prompts) - 1)])
     if share and not apart:
-        notes = [*notes, "all rows have one prompt: nothing is held out"]
+        notes = [*notes, "all rows have the same prompt, so none is held out"]
     return Demonstrations(
         training=tuple(row for row in rows if row.prompt_hash not in apart),
         held_out=tuple(row for row in rows if row.prompt_hash in apart),

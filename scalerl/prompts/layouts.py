@@ -198,7 +198,7 @@ def _check_id(data: PromptFile, row: Row, seen: dict[str, tuple[str, str]]) -> N
 
 
 def whole_text(text: str, at: str, where: str) -> str:
-    """Return a text after checking that it can be encoded as UTF-8. JSON escapes allow half of a surrogate pair.
+    """Return a text after checking that it can be encoded as UTF-8. JSON escapes can encode half of a surrogate pair.
 
     Raises:
         ConfigError: it cannot be encoded.
@@ -239,4 +239,4 @@ ANSWER_FORMS: dict[str, Callable[[str], str | None]] = {
     "hashes": after_hashes,
     "boxed": last_boxed,
 }
-"""By `data.answers`: function that extracts the answer from its column; it returns None without an answer."""
+"""Functions by `data.answers`: text of the answer column -> answer, or None if there is none."""

@@ -37,7 +37,7 @@ MakeEngine = Callable[[EngineParts], Engine]
 
 
 class EngineError(ValueError):
-    """An engine violates the contract; the message says what it did and what is expected."""
+    """An engine violates the contract; the message gives what it did and what is expected."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def finish(engine: Engine, polls: int | None = None) -> dict[tuple[int, int], Ro
     found: dict[tuple[int, int], Rollout] = {}
     until, done = time.monotonic() + WAIT_S, 0
     while engine.occupancy().busy and (polls is None or done < polls):
-        expect(time.monotonic() < until, f"{engine.occupancy()} and nothing finished for {WAIT_S:g} s")
+        expect(time.monotonic() < until, f"nothing finished for {WAIT_S:g} s with {engine.occupancy()}")
         engine.advance()
         polled = engine.poll(POLL_S)
         expect(
@@ -147,7 +147,7 @@ def check_basics(bench: Bench) -> dict[tuple[int, int], Rollout]:
     engine.submit(requests)
     found = finish(engine)
     wanted = {request.id for request in requests}
-    expect(found.keys() == wanted, f"it returned {sorted(found)} for the requests {sorted(wanted)}")
+    expect(found.keys() == wanted, f"it returned {sorted(found)}; expected one rollout for each of {sorted(wanted)}")
     for number, rollout in found.items():
         check_rollout(bench, number, rollout)
         expect(
@@ -204,7 +204,8 @@ def check_swap(bench: Bench) -> None:
     for number, rollout in found.items():
         expect(
             rollout.versions.tolist() == [1] * 2 + [2] * (TOKENS - 2),
-            f"with version 2 swapped in after 2 tokens, rollout {number} has versions {rollout.versions.tolist()}",
+            f"after a swap to version 2 at token 2, rollout {number} has versions {rollout.versions.tolist()}; "
+            "expected 1 for the first two tokens and 2 for the others",
         )
     changed = bench.load_policy()
     changed.load_weights(2, bench.weights[2])
@@ -270,7 +271,7 @@ def check_engine_plugin(
     Args:
         choice: the engine's entry in the configuration.
         policy: the run's policy.
-        load_policy: loads another copy of it, for the engine.
+        load_policy: function that loads another copy of it, for the engine.
         model_path: directory or hub name of the model.
         deterministic: whether the run's schedule needs a deterministic engine.
 

@@ -252,9 +252,9 @@ class FunctionScorer:
 
         Args:
             function: import path.
-            pass_reward: smallest reward that passes.
+            pass_reward: minimum reward that passes.
             settings: scoring settings of the run.
-            truncated_reward: largest reward of a truncated completion; None: the function's reward.
+            truncated_reward: maximum reward of a truncated completion; None: the function's reward.
             params: keyword arguments of the function.
         """
         self.failures, self._params = Failures(f"reward function {function}"), dict(params or {})

@@ -10,7 +10,7 @@ from scalerl.config.hardware import Hardware
 from scalerl.models.policy import Policy
 
 BEFORE = "onednn"
-"""Library of runs whose configuration was saved before there was a choice."""
+"""Library of runs whose configuration was saved before this setting existed."""
 
 
 def check_matmul(hardware: Hardware) -> Hardware:

@@ -120,7 +120,7 @@ def test_a_condition_stops_the_run_and_is_dropped_after_a_resume(tmp_path):
     again = ForecastCallback(tmp_path / "p.jsonl", say=said.append).stop_when("falling", "ceiling identified")
     again.on_train_begin(SimpleNamespace(world_size=1), state, None)
     assert [rule.text for rule in again.rules] == ["ceiling identified"]
-    assert "this condition no longer counts" in said[-1]
+    assert "this condition is ignored from now on" in said[-1]
 
 
 def test_an_invalid_condition_is_refused_at_once(tmp_path):

@@ -112,7 +112,7 @@ def test_a_wrapper_around_the_torch_engine_keeps_the_contract():
         ("Loses", r"it returned \[\(0, 1\), \(0, 2\), \(1, 0\), \(1, 1\)\] for the requests \[\(0, 0\)"),
         ("NoCancel", r"after cancel\(\[\(0, 0\), \(0, 2\)\]\) it returned"),
         ("NoSwap", r"after swap\(2\) its version is 1; expected 2"),
-        ("SwapsNothing", "after a swap with sequences under way: the generator's weights are not what was sent"),
+        ("SwapsNothing", "after a swap with sequences under way: the generator's weights are not those that were sent"),
         ("OtherKeys", "alone in the batch, request"),
         ("ForgetsState", "was lost by"),
         ("ReturnsNone", "poll returned None; expected a list of Finished"),
@@ -135,7 +135,10 @@ def test_the_error_for_a_broken_contract_says_what_the_engine_did(name, said):
             "Raises",
             r"on made-up prompts, checked_engines:Raises.poll raised KeyError: 'slot' \(.*checked_engines.py:\d+\)",
         ),
-        ("OtherLogps", "on made-up prompts, checked_engines:OtherLogps: the generator's weights are not what was sent"),
+        (
+            "OtherLogps",
+            "on made-up prompts, checked_engines:OtherLogps: the generator's weights are not those that were sent",
+        ),
         ("Eager", "not deterministic; allowed: rollouts.schedule = 'eager'"),
     ],
 )

@@ -65,7 +65,7 @@ def test_an_address_without_a_vllm_server_is_an_error(server):
     with pytest.raises(ConfigError, match=r"no answer from http://127.0.0.1:9 .* start a server there"):
         check_server("http://127.0.0.1:9", NEEDS)
     server.settings = []
-    with pytest.raises(ConfigError, match="gives an answer that vLLM does not give"):
+    with pytest.raises(ConfigError, match="does not answer like a vLLM server"):
         check_server(server.address, NEEDS)
 
 

@@ -188,7 +188,7 @@ def test_hidden_tests_of_livecodebench_are_unpacked_without_running_code():
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"answer": "7"}, r"'tests': there are none \(columns here: answer\); allowed: "),
+        ({"answer": "7"}, r"'tests': the row has none \(columns here: answer\); allowed: "),
         ({"tests": "{broken"}, r"'tests': neither JSON \(.* at line 1, column 2\) nor assertions"),
         ({"tests": 7}, "'tests': got 7; allowed: "),
         ({"tests": []}, "'tests': got "),

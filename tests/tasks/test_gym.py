@@ -119,7 +119,7 @@ def test_prompts_are_distinct_and_held_out_prompts_are_not_trained(tmp_path):
         ('dataset = "chain_sum"\nparameters = {min_terms = -1}', r"refuses \{'min_terms': -1\}: min_terms must be"),
         (
             'dataset = "chain_sum"\nprompts = 5000\nparameters = {max_terms = 2, max_digits = 1}',
-            r"makes only about \d+ distinct prompts; allowed: parameters that make at least 5010",
+            r"generates only about \d+ distinct prompts; allowed: parameters that generate at least 5010",
         ),
     ],
 )

@@ -63,7 +63,7 @@ class NcclChannel:
         self._sender.send(version, weights)
 
     def receive(self, version: int) -> Mapping[str, Any]:
-        """Raise: the weights go only into the servers' memory.
+        """Raise RuntimeError, because the weights go only into the servers' memory.
 
         Raises:
             RuntimeError: always.

@@ -92,7 +92,7 @@ def read_tests(columns: Mapping[str, Any]) -> Tests:
             return _parse(columns[name], name, columns)
     if columns.get("public_test_cases") is not None:
         return _livecodebench(columns)
-    raise BadTests(f"'tests': there are none (columns here: {', '.join(columns)}); allowed: {ALLOWED}")
+    raise BadTests(f"'tests': the row has none (columns here: {', '.join(columns)}); allowed: {ALLOWED}")
 
 
 def _parse(given: Any, field: str, columns: Mapping[str, Any]) -> Tests:
@@ -190,7 +190,9 @@ def _cases(cases: Sequence[Mapping[str, Any]], columns: Mapping[str, Any], field
     kinds = {str(case.get("testtype") or case.get("type") or "stdin") for case in cases}
     name = _function_name(cases[0].get("metadata")) or _function_name(columns.get("metadata"))
     if "functional" in kinds and not name:
-        raise BadTests(f"{field!r}: functional tests without a name of the function ('metadata': 'func_name')")
+        raise BadTests(
+            f"{field!r}: the tests call a function that is not named; give its name in 'metadata': 'func_name'"
+        )
     inputs, outputs = [case["input"] for case in cases], [case["output"] for case in cases]
     return _pairs(inputs, outputs, name if "functional" in kinds else None, field)
 

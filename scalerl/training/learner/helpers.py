@@ -105,7 +105,7 @@ class _Shared(Generic[Result]):
         return True
 
     def give_out(self) -> None:
-        """Count one more result as yielded."""
+        """Record that one more result was yielded."""
         with self._changed:
             self._given += 1
             self._changed.notify_all()
