@@ -14,7 +14,7 @@ from scalerl.study.plan import read_plan
 
 ROOT = Path(__file__).parents[1]
 WITHOUT = {"--reuse", "--rates"}
-"""Options that name studies of the reader."""
+"""Options that name other studies."""
 
 
 def blocks(page, language):

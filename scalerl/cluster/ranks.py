@@ -94,7 +94,10 @@ class RayRanks:
         self._group = ray.util.placement_group([bundle] * self._count, strategy="PACK")
         if not self._group.wait(limit_s):
             self.close()
-            raise LearnerDied(f"{self._count} trainer ranks of {bundle} could not be placed within {limit_s:g} s")
+            raise LearnerDied(
+                f"{self._count} trainer ranks of {bundle} could not be placed within {limit_s:g} s; "
+                "add nodes, or lower placement.trainer_ranks"
+            )
         strategies = [
             ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, number)
             for number in range(self._count)

@@ -107,7 +107,7 @@ def read_run(path: Path) -> RunRows:
         lines = read_bytes(path / "metrics.jsonl").decode().split("\n")
     except OSError as error:
         raise ConfigError(
-            f"{path}: not a run directory with config.toml and metrics.jsonl ({trouble(error)})"
+            f"{path}: not a run directory with config.toml and metrics.jsonl ({trouble(error)}); give one"
         ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: config.toml or metrics.jsonl is not UTF-8 text; give an undamaged run") from None

@@ -214,7 +214,7 @@ class Simulation:
     def _wait(self) -> None:
         """Advance the time to the arrival of the next weights."""
         if not self._under_way:
-            raise Stuck(f"{self._coordinator.schedule} after {self._coordinator.ticks} ticks")
+            raise Stuck(f"no further event: {self._coordinator.schedule} after {self._coordinator.ticks} ticks")
         arrival = self._under_way[0][0]
         self._blocked_s += arrival - self.shared.now
         self.shared.now = arrival

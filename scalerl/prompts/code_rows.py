@@ -123,5 +123,8 @@ def _json(text: Any, column: str, where: str) -> Any:
 
 def _needed(values: Mapping[str, Any], column: str, where: str) -> Any:
     if values.get(column) in (None, "", []):
-        raise ConfigError(f"{where}: the column {column!r} is empty or missing (columns here: {', '.join(values)})")
+        raise ConfigError(
+            f"{where}: the column {column!r} is empty or missing (columns here: {', '.join(values)}); give a file of "
+            "this set"
+        )
     return values[column]

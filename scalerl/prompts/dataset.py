@@ -133,7 +133,9 @@ def _tokenize(rows: Sequence[Row], task: str, encode: Callable[[Row], tuple[str,
     for row in rows:
         text, tokens = encode(row)
         if not tokens:
-            raise ConfigError(f"{row.where}: the model's tokenizer gives no token for the prompt {text!r}")
+            raise ConfigError(
+                f"{row.where}: the model's tokenizer returns no tokens for the prompt {text!r}; change or drop the row"
+            )
         columns = {**row.columns, "prompt": row.prompt} if row.columns else {}
         prompts.append(Prompt(identity(row), text, tuple(tokens), row.answer, task, columns, row.where))
     return prompts

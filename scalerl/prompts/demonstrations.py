@@ -72,7 +72,9 @@ def load_demonstrations(settings: Supervised, tokenizer: Any, stop: Collection[i
         _, start = encode_prompt(tokenizer, prompt, task)
         tokens = (*start, *tokenizer(completion, add_special_tokens=False)["input_ids"], end)
         if not start:
-            raise ConfigError(f"{where}: the model's tokenizer gives no token for the prompt")
+            raise ConfigError(
+                f"{where}: the model's tokenizer returns no tokens for the prompt; change or drop the row"
+            )
         content = json.dumps(prompt, sort_keys=True).encode()
         name = hashlib.blake2b(content, digest_size=8).hexdigest()
         rows.setdefault(tokens, Demonstration(tokens, len(start), name, where))

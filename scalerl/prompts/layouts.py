@@ -132,8 +132,8 @@ def _row(data: PromptFile, values: dict[str, Any], where: str) -> Row:
     absent = [f"{name} = {data.columns[name]!r}" for name, value in extra.items() if value is None and name != "id"]
     if absent:
         raise ConfigError(
-            f"{where}: data.columns names {', '.join(absent)}, which the row does not have (columns here: "
-            f"{', '.join(values)})"
+            f"{where}: data.columns names {', '.join(absent)}, which the row does not have; allowed: "
+            f"the columns of the row ({', '.join(values)})"
         )
     return Row(prompt, answer, {**values, **{name: value for name, value in extra.items() if name != "id"}}, where)
 

@@ -126,7 +126,7 @@ def check_rollout(bench: Bench, number: tuple[int, int], rollout: Rollout) -> No
         bool(np.isfinite(logps).all()) and bool((logps <= 1e-6).all()),
         f"rollout {number} has log-probabilities from {logps.min():g} to {logps.max():g}; expected at most 0",
     )
-    expect(bool(sampled.any()), f"rollout {number} has no sampled token")
+    expect(bool(sampled.any()), f"rollout {number} has no sampled token; expected at least one")
     expect(
         length[0] == TOKENS and bool(rollout.truncated),
         f"rollout {number} has {length[0]} tokens and truncated = {rollout.truncated}; expected {TOKENS} and True: the "
@@ -230,7 +230,7 @@ def check_state(bench: Bench, first: Mapping[tuple[int, int], Rollout]) -> None:
     again.load_state(engine.state())
     found |= finish(again)
     for number, rollout in first.items():
-        expect(number in found, f"request {number} was lost by state() and load_state()")
+        expect(number in found, f"request {number} was lost by state() and load_state(); expected its rollout")
         expect(
             found[number].tokens.tolist() == rollout.tokens.tolist(),
             f"after load_state request {number} gave {found[number].tokens.tolist()}; expected "

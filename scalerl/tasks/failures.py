@@ -43,7 +43,7 @@ class Failures:
             last = problems[-1] if problems else "in an earlier call"
             raise RewardError(
                 f"{self._name} gave no reward for {self.failed} of {self.completions} completions, and at most "
-                f"{self._limit:.0%} may fail; the last: {last}"
+                f"{self._limit:.0%} may fail; the last failure: {last}"
             )
 
     def news(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Rows and evaluations of a made-up run, and a logger that remembers what it was given."""
+"""Rows and evaluations of a synthetic run, and a logger that records its calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def play(followers, first, last, every=5):
 
 
 class Remembers:
-    """A logger of the user's own that writes down its calls."""
+    """A custom logger that records its calls."""
 
     def __init__(self, file, slow=0.0, fails_in=""):
         self.file, self.slow, self.fails_in = Path(file), slow, fails_in

@@ -76,7 +76,7 @@ def test_a_canceled_sequence_frees_its_slot_and_never_finishes():
     assert [done.id for done in engine.poll()] == [(0, 1)] and not engine.occupancy().busy
 
 
-def test_in_lockstep_it_finishes_the_same_sequences_at_the_same_steps_as_the_calendar():
+def test_in_lockstep_the_engine_finishes_the_same_sequences_as_a_calendar_of_steps():
     lengths = by_key(lognormal_lengths(20.0))
     timed = TimedEngine(8, lengths, half_a_second, Shared(), lockstep=True)
     calendar = CalendarEngine(8, lengths)

@@ -347,7 +347,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(model):
     tokenizer = load_tokenizer("m")
     tokenizer.add_tokens([f"<extra {n}>" for n in range(40)])
     tokenizer.save_pretrained("m")
-    with pytest.raises(ConfigError, match=r"ids up to .*, the model has 48 embeddings"):
+    with pytest.raises(ConfigError, match=r"ids up to .*, but the model has 48 embeddings"):
         check_vocabulary(load_tokenizer("m"), load_policy("m"), "m")
 
 

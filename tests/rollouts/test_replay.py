@@ -172,5 +172,5 @@ def test_a_vllm_server_that_keeps_an_old_head_is_detected(make, server):
         if not stale:
             assert check_current(TablePolicy(engine.version), engine.version, pairs).largest < 1e-5
         else:
-            with pytest.raises(ReplayMismatch, match="not what was sent"):
+            with pytest.raises(ReplayMismatch, match="not those that were sent"):
                 check_current(TablePolicy(engine.version), engine.version, pairs)

@@ -22,7 +22,7 @@ def test_four_times_the_last_point(exact):
     assert (there.compute, there.mean) == (120.0, pytest.approx(0.1 + 0.5 * 144 / 145, abs=1e-4))
 
 
-def test_the_gain_still_to_come(exact):
+def test_the_gain_to_the_ceiling_by_hand(exact):
     # now, at 3 C_mid, R = 0.1 + 0.5 * 0.9 = 0.55
     answer = forecast(exact)
     assert answer.now.mean == pytest.approx(0.55, abs=1e-4)

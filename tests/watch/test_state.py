@@ -37,7 +37,7 @@ def test_a_run_without_rows_waits_and_is_dead_without_a_heartbeat_for_a_minute(t
     assert found.state == state and (found.detail or state == "training")
 
 
-def test_the_state_says_how_a_run_ended(tmp_path):
+def test_the_state_tells_how_a_run_ended(tmp_path):
     run = write_run(tmp_path / "run", rows=30)
     with Heartbeat(run) as beating:
         beating.ended("stopped", "stopped at step 30")
