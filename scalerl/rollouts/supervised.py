@@ -137,7 +137,7 @@ class Supervisor:
     # ------------------------------------------------------------------------------------------------ lives and deaths
 
     def _begin(self) -> Future[Life]:
-        """Start the engines in a thread, a daemon: a start that hangs must not keep the process alive."""
+        """Start the engines in a daemon thread, because a start that hangs must not keep the process alive."""
         future: Future[Life] = Future()
 
         def make() -> None:

@@ -77,6 +77,10 @@ class Heartbeat:
         self._status = Status(**{**asdict(self._status), "state": state, "message": message[:LONGEST]})
 
     def _beat(self) -> None:
+        """Rewrite status.json at intervals.
+
+        Consumes: nothing. Produces: status.json. Waits for: the next beat. Unblocked by: its time, or `__exit__`.
+        """
         while not self._ended.wait(self._every_s):
             self._write()
 

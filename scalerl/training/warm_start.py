@@ -2,6 +2,8 @@
 
 The result must pass a gate: with greedy decoding, the model must get nearly all single steps right. A failed warm start
 leads to two-phase RL curves that cannot be forecast.
+
+Legend: B rows, T tokens, N target tokens, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
