@@ -1,8 +1,8 @@
 """The trainer's side of generation: `take` returns the next batch, for PipelineRL-k and PPO-off-policy-k.
 
 The coordinator runs in a separate process. Groups are scored as soon as they finish; weights are sent through a
-channel. coordinator.py and schedule.py determine what a run computes; this module handles the concurrency:
-waiting, failures and messages.
+channel. coordinator.py and schedule.py determine what a run computes; this module handles waiting,
+failures and messages.
 """
 
 from __future__ import annotations

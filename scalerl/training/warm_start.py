@@ -209,7 +209,7 @@ def _negative_logp(policy: Policy, tokens_BT: Tensor, targets_BT: Tensor) -> Ten
 
 
 def _schedule(step: int, steps: int) -> float:
-    """Linear warm-up over 50 updates, then linear decay to a tenth."""
+    """Return the factor of the learning rate: linear warm-up over 50 updates, then linear decay to a tenth."""
     warmup = min(50, steps)
     if step < warmup:
         return (step + 1) / warmup

@@ -11,7 +11,7 @@ from scalerl.types import EvalPoint
 
 
 def point(step, task="arithmetic", rate=None):
-    """An evaluation on the law 0.1 + 0.5 / (1 + 60 / step), with 0.6 as its ceiling."""
+    """Return an evaluation on the law 0.1 + 0.5 / (1 + 60 / step), with 0.6 as its ceiling."""
     level = 0.6 - 0.5 / (1 + step / 60) if rate is None else rate
     return EvalPoint(
         step=step, device_hours=step / 1e3, flops=step * 1e9, tokens=step * 1000, task=task, pass_rate=level,

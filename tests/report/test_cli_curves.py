@@ -38,7 +38,7 @@ def sides(tmp_path):
 
 
 def documented():
-    """The tables of docs/json.md as {heading or introducing line: keys}."""
+    """Return the tables of docs/json.md as {heading or introducing line: keys}."""
     text = (ROOT / "docs/json.md").read_text()
     tables = re.findall(
         r"(?:^## (.+)|^(A split|A score|A page run|The forecast):$)|((?:^\| `.+\n)+)", text, flags=re.MULTILINE

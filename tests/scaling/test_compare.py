@@ -20,7 +20,7 @@ RNG = np.random.default_rng
 
 
 def seeds(count, first_seed=0, **changes):
-    """Runs of one recipe whose ceilings scatter by 0.012, as in published runs."""
+    """Return runs of one recipe whose ceilings scatter by 0.012, as in published runs."""
     scatter = 0.012 * RNG(first_seed).standard_normal(count)
     asymptote = changes.pop("asymptote", 0.61)
     return [run(seed=first_seed + i, asymptote=asymptote + d, **changes) for i, d in enumerate(scatter)]
@@ -146,7 +146,7 @@ def test_a_comparison_is_json_and_prints_its_assumption():
 
 
 def risen_and_fallen(seed=0):
-    """A run that reaches 0.6 by half, then falls to 0.2 within five evaluations and stays there."""
+    """Return a run that reaches 0.6 by half, then falls to 0.2 within five evaluations and stays there."""
     compute = np.arange(31.0)
     level = np.where(compute < 16, sigmoid(compute, 0.6, 3.0, 4.0, 0.1), np.maximum(0.6 - 0.08 * (compute - 16), 0.2))
     return Curve(compute, level + 0.02 * RNG(seed).standard_normal(31))

@@ -7,7 +7,7 @@ LIMITS = np.array([[-10.0, 10.0], [-10.0, 10.0]])
 
 
 def gaussian(center, sd):
-    """A normal density in the plane, and its log at the centers of cells; a single variant."""
+    """Return a normal density in the plane, and its log at the centers of cells; a single variant."""
 
     def log_density(centres):
         x, y = np.ix_(*centres)

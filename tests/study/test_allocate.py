@@ -11,7 +11,7 @@ from scalerl.study.fitted_arms import collapse
 
 
 def misleading(fraction=0.25, seeds=3):
-    """An early low arm, an early good one, and a late arm that is below both now and ends above them."""
+    """Return an early low arm, an early good one, and a late arm that is below both now and ends above them."""
     part = {"last": fraction, "points": 13, "seeds": seeds}
     return {
         "low": arm(asymptote=0.45, midpoint=0.03, first_seed=0, **part),

@@ -18,7 +18,7 @@ def make(settings=SETTINGS, dtype=torch.float32, **options):
 
 
 def batch(rows=6, width=10, scale=1.0):
-    """Random tokens; the loss is minus the mean log-probability of about half of them, times `scale`."""
+    """Return random tokens; the loss is minus the mean log-probability of about half of them, times `scale`."""
     torch.manual_seed(3)
     tokens, trained = torch.randint(2, 48, (rows, width)), torch.rand(rows, width) < 0.5
     lengths = torch.arange(rows) % 5 + width - 4  # of five kinds, so that micro-batches have several widths

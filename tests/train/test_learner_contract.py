@@ -101,7 +101,7 @@ def benches(paths, tmp_path_factory):
 
 
 def batch(rows=7, width=12, seed=0):
-    """Random rollouts of lengths 12, 11, ..., 8, 12, ...; uneven weights that sum to one, advantages of both signs."""
+    """Return random rollouts of lengths 12 to 8, with uneven weights that sum to one and advantages of both signs."""
     draw = torch.Generator().manual_seed(seed)
     lengths = width - torch.arange(rows) % 5
     trained = torch.rand(rows, width, generator=draw) < 0.6
