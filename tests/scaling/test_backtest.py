@@ -8,7 +8,7 @@ from scalerl.scaling import Curve, CurveError, backtest
 from scalerl.scaling.backtest import rmse
 
 
-def test_the_first_half_of_a_lawful_run_predicts_the_rest():
+def test_the_first_half_of_a_run_on_the_law_predicts_the_rest():
     (split,) = backtest(run(), fractions=[0.5]).splits
     assert (split.shown, split.held_out) == (21, 20)
     # the held-out points have noise of 0.004

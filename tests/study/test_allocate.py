@@ -31,7 +31,7 @@ def test_a_slow_starter_that_is_behind_now_continues_and_a_saturated_lower_arm_s
     assert not found.over and found.reason.startswith("Continue good, slow: more training raises")
 
 
-def test_the_slow_starter_wins_once_it_is_known():
+def test_the_slow_starter_wins_once_its_ceiling_is_known():
     arms = misleading()
     arms["slow"] = arm(asymptote=0.66, midpoint=0.40, first_seed=20, last=4.0, points=81)
     found = allocate(arms)

@@ -307,6 +307,6 @@ def test_adapters_with_several_ranks_are_refused():
 
 
 @pytest.mark.parametrize("targets", ["q_proj", [], [3], ""])
-def test_targets_of_another_form_are_refused(targets):
+def test_targets_that_are_not_a_list_of_names_are_refused(targets):
     with pytest.raises(ValueError, match=r"allowed: 'all-linear', or a list of names such as"):
         Lora(targets=targets)
