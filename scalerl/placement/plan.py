@@ -113,7 +113,7 @@ def _generation(config: RunConfig, given: Given) -> tuple[StepSeconds, str]:
         line = f"{1e3 * given.measured.base_s:.3g} ms + {1e6 * given.measured.slope_s:.3g} us per running sequence"
         return given.measured.step_seconds, f"measured, a decode step takes {line}"
     steps = decode_roofline(given.found.shape, given.assumed, config.placement.gpus_of_a_generator)
-    return steps, "assumed, a roofline"
+    return steps, "a roofline (assumed)"
 
 
 def _training(config: RunConfig, given: Given) -> tuple[UpdateSeconds, str]:
@@ -131,7 +131,7 @@ def _training(config: RunConfig, given: Given) -> tuple[UpdateSeconds, str]:
         config.learner.gradient_checkpointing,
         whole_gradient(config),
     )
-    return training_roofline(given.found.shape, given.assumed, training), "assumed, a roofline"
+    return training_roofline(given.found.shape, given.assumed, training), "a roofline (assumed)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +304,7 @@ def balance_line(config: RunConfig, found: Found) -> str:
     slower = "generation" if ratio > 1 else "training"
     times = max(ratio, 1 / ratio)
     return (
-        f"balance, by a roofline of H100 GPUs: with full slots, {slower} takes {times:.1f} times as long per batch as "
+        f"balance by a roofline of H100 GPUs: with full slots, {slower} takes {times:.1f} times as long per batch as "
         "the other side; `scalerl plan` simulates the run and can use measured speeds"
     )
 

@@ -115,7 +115,7 @@ def conversation(values: dict[str, Any], where: str) -> tuple[str | Messages, st
 
 
 def end_token(tokenizer: Any, task: TextTask, stop: Collection[int]) -> int:
-    """Return the token that ends an answer. If a chat template is used, this is the token that it writes after one.
+    """Return the token that ends an answer; with a chat template, the token that the template writes after an answer.
 
     Some tokenizers have another end token than their template. A model trained with it would never learn to stop.
 

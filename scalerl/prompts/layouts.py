@@ -85,7 +85,7 @@ def identity(row: Row) -> str:
 
 
 def layout_of(values: Mapping[str, Any]) -> Layout:
-    """Return the layout that a row's columns identify; `plain` if it has both of its columns, or no layout fits."""
+    """Return the layout that a row's columns identify: `plain` if the row has its two columns or fits no layout."""
     if "prompt" in values and "answer" in values:
         return LAYOUTS["plain"]
     if isinstance(values.get("reward_model"), Mapping) and "prompt" in values:

@@ -81,10 +81,10 @@ class Bench:
         return [Request((number % 2, number // 2), prompts[number % 2], key=7 + number) for number in range(count)]
 
 
-def expect(holds: bool, said: str) -> None:
+def expect(holds: bool, message: str) -> None:
     """Raise an EngineError with a message unless a condition holds."""
     if not holds:
-        raise EngineError(said)
+        raise EngineError(message)
 
 
 def finish(engine: Engine, polls: int | None = None) -> dict[tuple[int, int], Rollout]:
@@ -164,7 +164,7 @@ def check_basics(bench: Bench) -> dict[tuple[int, int], Rollout]:
 
 
 def check_repeats(bench: Bench, first: Mapping[tuple[int, int], Rollout]) -> None:
-    """Check that a deterministic engine gives equal tokens for equal requests, whatever else is in the batch."""
+    """Check that a deterministic engine gives equal tokens for equal requests, in any batch."""
     engine = bench.engine()
     if not engine.deterministic:
         return

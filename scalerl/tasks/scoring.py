@@ -1,6 +1,6 @@
 """Scoring of finished groups in parallel with training.
 
-A completion whose verifier hangs counts as wrong and in `timeouts`. A completion whose reward fails (the function
+A completion whose verifier hangs is wrong and is counted in `timeouts`. A completion whose reward fails (the function
 raises, hangs, or does not return a number) counts as a failure; the run ends if more than 5% fail.
 """
 

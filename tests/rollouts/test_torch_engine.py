@@ -135,7 +135,7 @@ def test_a_saved_engine_continues_with_the_same_tokens():
 def test_equal_prompts_are_processed_once():
     engine = make("qwen3", slots=8)
     engine.poll()
-    # eight prompts of 29 tokens in all, two of them copies of (5, 9, 2): 23 tokens are computed
+    # eight prompts of 29 tokens in total, two of them copies of (5, 9, 2): 23 tokens are computed
     shape = Policy(tiny_model("qwen3")).shape
     unique = dict.fromkeys(PROMPTS)
     assert (sum(map(len, PROMPTS)), sum(map(len, unique))) == (29, 23)

@@ -56,7 +56,7 @@ class Judge:
             return verdict(False, str(failure))
         except BoxLate:
             return verdict(
-                False, f"took longer than {self._settings.test_s:g} s, or {self._settings.program_s:g} s in all"
+                False, f"took longer than {self._settings.test_s:g} s, or {self._settings.program_s:g} s in total"
             )
         except BoxFlood:
             return verdict(False, f"wrote more than {self._settings.output_kb} KiB")
