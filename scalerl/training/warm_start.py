@@ -91,9 +91,9 @@ def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, repo
     else:
         shares = ", ".join(f"{share:.1%} ({name})" for name, share in known.items())
         raise ConfigError(
-            f"model.warm_start: after {model.warm_start.steps} updates with the last of {ATTEMPTS} seeds, the model gets "
-            f"{shares} of the 300 single steps right; allowed: at least {GATE:.0%}, which a clean curve needs; increase "
-            "model.warm_start.steps"
+            f"model.warm_start: after {model.warm_start.steps} updates with the last of {ATTEMPTS} seeds, the model "
+            f"gets {shares} of the 300 single steps right; allowed: at least {GATE:.0%}, which a clean curve needs; "
+            "increase model.warm_start.steps"
         )
     _save(policy, tokenizer, history, directory)
     return directory
