@@ -18,6 +18,7 @@ from scalerl.config.data import PromptFile, TaskData
 from scalerl.config.run import Scoring
 from scalerl.evaluate.metrics import majority, pass_at_powers
 from scalerl.files import whole
+from scalerl.models.cpu import compiled
 from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer, stop_tokens
 from scalerl.prompts.dataset import load_prompts, task_prompts
 from scalerl.rollouts.engine import Sampling
@@ -105,6 +106,7 @@ class Evaluator:
         """
         assert isinstance(config.model, HuggingFaceModel), config.model
         torch.set_num_threads(config.hardware.generator_threads + config.hardware.trainer_threads)
+        compiled.use(config.hardware.kernels)
         self.config, self._note = config, note
         path = local_model(config.model.path, config.hardware.dtype, note)
         revision = config.model.revision
