@@ -13,6 +13,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -87,11 +88,12 @@ def problem() -> str | None:
 
 def serves(*tensors: Tensor) -> bool:
     """Return whether the compiled loops are in use and accept these tensors: FP32, on CPU and contiguous."""
-    return (
-        _used is not None
-        and torch.get_num_threads() == 1
-        and all(x.dtype == torch.float32 and x.is_cpu and x.is_contiguous() for x in tensors)
-    )
+    if _used is None or torch.get_num_threads() != 1:
+        return False
+    for x in tensors:  # a loop, because a generator takes as long as a small norm
+        if x.dtype is not torch.float32 or not x.is_cpu or not x.is_contiguous():
+            return False
+    return True
 
 
 def decode_attention(q_RAD: Tensor, key_RKHD: Tensor, value_RKHD: Tensor, bias_RK: Tensor, scaling: float) -> Tensor:
@@ -109,38 +111,44 @@ def decode_attention(q_RAD: Tensor, key_RKHD: Tensor, value_RKHD: Tensor, bias_R
     assert q_RAD.shape == (rows, heads * groups, size) and bias_RK.shape == (rows, span), (q_RAD.shape, bias_RK.shape)
     assert key_RKHD.stride() == value_RKHD.stride() and key_RKHD.stride()[1:] == (heads * size, size, 1)
     out_RAD, score_GK = torch.empty_like(q_RAD), q_RAD.new_empty(groups, span)
-    pointers = (x.data_ptr() for x in (q_RAD, key_RKHD, value_RKHD, bias_RK, score_GK, out_RAD))
-    _used.decode_attention(*pointers, rows, heads, groups, size, span, key_RKHD.stride(0), scaling)
+    _used.decode_attention(
+        *_pointers(q_RAD, key_RKHD, value_RKHD, bias_RK, score_GK, out_RAD),
+        rows,
+        heads,
+        groups,
+        size,
+        span,
+        key_RKHD.stride(0),
+        scaling,
+    )
     return out_RAD
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return x / sqrt(mean(x^2) + eps) * weight, and the factor 1 / sqrt(mean(x^2) + eps) as [..., 1]."""
     out, scale = torch.empty_like(x), x.new_empty(*x.shape[:-1], 1)
-    pointers = (t.data_ptr() for t in (x, weight_D, out, scale))
-    _used.rms_norm(*pointers, scale.numel(), x.shape[-1], eps)
+    _used.rms_norm(*_pointers(x, weight_D, out, scale), scale.numel(), x.shape[-1], eps)
     return out, scale
 
 
 def rms_norm_backward(grad: Tensor, x: Tensor, weight_D: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of `rms_norm` for x and the weights."""
     grad_x, grad_D = torch.empty_like(x), torch.zeros_like(weight_D)
-    pointers = (t.data_ptr() for t in (grad, x, weight_D, scale, grad_x, grad_D))
-    _used.rms_norm_backward(*pointers, scale.numel(), x.shape[-1])
+    _used.rms_norm_backward(*_pointers(grad, x, weight_D, scale, grad_x, grad_D), scale.numel(), x.shape[-1])
     return grad_x, grad_D
 
 
 def gated(gate: Tensor, up: Tensor) -> Tensor:
     """Return silu(gate) * up."""
     out = torch.empty_like(gate)
-    _used.gated(gate.data_ptr(), up.data_ptr(), out.data_ptr(), gate.numel())
+    _used.gated(*_pointers(gate, up, out), gate.numel())
     return out
 
 
 def gated_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of `gated`."""
     grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
-    _used.gated_backward(*(x.data_ptr() for x in (grad, gate, up, grad_gate, grad_up)), gate.numel())
+    _used.gated_backward(*_pointers(grad, gate, up, grad_gate, grad_up), gate.numel())
     return grad_gate, grad_up
 
 
@@ -157,9 +165,12 @@ def rotate(x_NTHD: Tensor, cos_NTD: Tensor, sin_NTD: Tensor, *, back: bool = Fal
     assert cos_NTD.shape == sin_NTD.shape and cos_NTD.shape in ((rows, tokens, size), (1, tokens, size))
     out_NTHD = torch.empty_like(x_NTHD)
     batch = tokens * size if len(cos_NTD) > 1 else 0
-    pointers = (t.data_ptr() for t in (x_NTHD, cos_NTD, sin_NTD, out_NTHD))
-    _used.rotate(*pointers, rows, tokens, heads, size, batch, back)
+    _used.rotate(*_pointers(x_NTHD, cos_NTD, sin_NTD, out_NTHD), rows, tokens, heads, size, batch, back)
     return out_NTHD
+
+
+def _pointers(*tensors: Tensor) -> Iterator[int]:
+    return map(Tensor.data_ptr, tensors)
 
 
 @cache
