@@ -90,7 +90,7 @@ def serves(*tensors: Tensor) -> bool:
     """Return whether the compiled loops are in use and accept these tensors: FP32, on CPU and contiguous."""
     if _used is None or torch.get_num_threads() != 1:
         return False
-    for x in tensors:  # a loop, because a generator takes as long as a small norm
+    for x in tensors:  # noqa: SIM110  a generator expression takes as long as a small norm
         if x.dtype is not torch.float32 or not x.is_cpu or not x.is_contiguous():
             return False
     return True
@@ -111,16 +111,8 @@ def decode_attention(q_RAD: Tensor, key_RKHD: Tensor, value_RKHD: Tensor, bias_R
     assert q_RAD.shape == (rows, heads * groups, size) and bias_RK.shape == (rows, span), (q_RAD.shape, bias_RK.shape)
     assert key_RKHD.stride() == value_RKHD.stride() and key_RKHD.stride()[1:] == (heads * size, size, 1)
     out_RAD, score_GK = torch.empty_like(q_RAD), q_RAD.new_empty(groups, span)
-    _used.decode_attention(
-        *_pointers(q_RAD, key_RKHD, value_RKHD, bias_RK, score_GK, out_RAD),
-        rows,
-        heads,
-        groups,
-        size,
-        span,
-        key_RKHD.stride(0),
-        scaling,
-    )
+    pointers = _pointers(q_RAD, key_RKHD, value_RKHD, bias_RK, score_GK, out_RAD)
+    _used.decode_attention(*pointers, rows, heads, groups, size, span, key_RKHD.stride(0), scaling)
     return out_RAD
 
 
