@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent / "trl_log"
 START, CEILING, MIDPOINT, STEEPNESS = 0.22, 0.71, 120.0, 1.6
-"""R0, A, Cmid (training steps) and B of the law that the evaluations follow."""
+"""R0, A, C_mid (training steps) and B of the law that the evaluations follow."""
 
 
 def state(steps=800, every=40, logged=10, seed=0):
