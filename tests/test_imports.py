@@ -32,7 +32,7 @@ LAYERS = {  # package -> other packages that it may import
     "trust": {"config", "files"},
     "rollouts": {"types", "config", "files", "rng", "serialization", "processes", "models", "plugins", "boundary"},
     "testing": {"config", "models", "rollouts"},
-    "cluster": {"config", "rollouts", "tasks", "training.learner", "types"},
+    "cluster": {"config", "plugins", "rollouts", "tasks", "training.learner", "types"},
     "placement": {"types", "config", "files", "models.files", "models.flops", "models.gguf", "rollouts"},
     "report": {"types", "config", "files", "outputs", "scaling"},
     "watch": {"types", "config", "scaling", "report", "study", "files", "training.status"},
