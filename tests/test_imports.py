@@ -21,7 +21,7 @@ LAYERS = {  # package -> other packages that it may import
     "scaling": {"files"},
     "importers": {"types", "files", "scaling"},
     "integrations": {"files", "scaling"},
-    "models": {"config", "files"},
+    "models": {"boundary", "config", "files"},
     "boundary": set(),
     "plugins": {"boundary", "config"},
     "learn": {"boundary", "config", "plugins"},
