@@ -111,7 +111,7 @@ class ScoringPool:
             _stop(self._pool)
 
 
-def _stop(pool: ProcessPool) -> None:
+def _stop(pool: Any) -> None:
     pool.stop()
     pool.join()
 
@@ -154,6 +154,7 @@ class _Manager(PoolManager):
     """Replaces a process that was killed while it had no call, unless this happens again and again."""
 
     task_manager: _Tasks
+    worker_manager: Any
     _deaths, _begun = 0, 0
     _lost_at: float | None = None
 
@@ -185,7 +186,7 @@ class _Manager(PoolManager):
         """Give the pool up if a killed process has taken its lock along: all others would wait for it forever."""
         if self._lost_at is None:
             return
-        with self.worker_manager.workers_channel.lock(block=False) as free:  # type: ignore[union-attr]
+        with self.worker_manager.workers_channel.lock(block=False) as free:
             if free:
                 self._lost_at = None
             elif time.monotonic() - self._lost_at > LOCK_S:
