@@ -26,7 +26,8 @@ from scalerl.rollouts.generate import generate
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
 from scalerl.tasks.answers import ANSWERS
-from scalerl.tasks.scoring import make_scoring, worker_pool
+from scalerl.tasks.pool import ProcessEnded, ScoringPool
+from scalerl.tasks.scoring import make_scoring
 from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.training.evaluation import held_out_visits, mean_at_k
 from scalerl.training.rollout_rows import rollout_row
@@ -241,13 +242,11 @@ def answers_of(verifier: str, texts: Sequence[str], settings: Scoring) -> list[s
     find = ANSWERS[verifier]
     if not VERIFIERS[verifier].killable:
         return [find(text) for text in texts]
-    from pebble import ProcessExpired
-
     found: list[str | None] = []
-    with worker_pool(1, VERIFIERS[verifier].prepare, settings) as pool:
-        for future in [pool.schedule(find, args=(text,), timeout=settings.timeout_s) for text in texts]:
+    with ScoringPool(1, VERIFIERS[verifier].prepare, settings) as pool:
+        for call in [pool.schedule(find, text, limit_s=settings.timeout_s) for text in texts]:
             try:
-                found.append(future.result())
-            except (TimeoutError, ProcessExpired):
+                found.append(pool.result(call))
+            except (TimeoutError, ProcessEnded):
                 found.append(None)
     return found

@@ -38,12 +38,13 @@ from scalerl.training.devices import devices_of
 from scalerl.training.learner.base import Learner
 from scalerl.training.learner.helpers import helpers_of
 from scalerl.training.learner.policy_learner import batch_flops
-from scalerl.training.learner.ranks import LearnerGroup
+from scalerl.training.learner.ranks import LearnerDied, LearnerGroup
 from scalerl.training.learner.single import SingleLearner
 from scalerl.training.manifest import finish_stamps
 from scalerl.training.matmul import check_matmul, resolve_kernels, resolve_matmul
 from scalerl.training.pinned import pinned
 from scalerl.training.progress import Display, Progress
+from scalerl.training.recovery import recorded
 from scalerl.training.resumed import (
     check_unchanged,
     flops_notes,
@@ -218,7 +219,10 @@ def _assemble(
         make_engines=backend.make_engines,
     )
     channel = backend.channel(WeightLayout.of(sent_weights(config, policy)), path)
-    learner = _several(config, model_path, policy, channel, backend) if ranks > 1 else _single(config, policy)
+    try:
+        learner = _several(config, model_path, policy, channel, backend) if ranks > 1 else _single(config, policy)
+    except LearnerDied as error:
+        raise LearnerDied(recorded(error, path)) from None
     session = Session(
         config=config,
         directory=directory,
