@@ -1,4 +1,4 @@
-"""Write trl_log/trainer_state.json: a log like that of GRPO in TRL, with synthetic numbers on a known curve.
+"""Write trl_log/trainer_state.json: a log in the format of TRL's GRPO trainer, with synthetic numbers on a known curve.
 
 python examples/make_trl_log.py
 """

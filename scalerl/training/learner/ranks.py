@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from scalerl.config.model import HuggingFaceModel
 from scalerl.config.run import RunConfig
+from scalerl.processes import ProcessDied
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.training.learner.base import Learner, PromptedRollout, StepStats, TrainBatch
 
@@ -28,7 +29,7 @@ RAISED_S = 10.0
 waiting for the failed one."""
 
 
-class LearnerDied(RuntimeError):
+class LearnerDied(ProcessDied):
     """A trainer rank ended, failed or did not answer in time; the message names it. The others were ended too."""
 
 
@@ -39,7 +40,7 @@ class RankTransport(Protocol):
         """Run `perform(learner, channels, method, arguments)` on every rank and return the answers by rank.
 
         Raises:
-            BadGradient, ConfigError: As raised by the ranks.
+            BadGradient, ConfigError, PluginError: As raised by the ranks.
             LearnerDied: A rank ended, failed or took longer than `timeout_s` seconds; all ranks were ended.
         """
         ...
@@ -205,10 +206,12 @@ def load_learner(spec: RankSpec, mesh: DeviceMesh) -> ShardedLearner:
     """Load this rank's shard of the model and create the learner for the recipe."""
     import torch
 
+    from scalerl.models.cpu import compiled
     from scalerl.training.learner.fsdp import ShardedLearner
     from scalerl.training.learner.shard import load_sharded
 
     config, dtype = spec.config, spec.config.hardware.dtype
+    compiled.use(config.hardware.kernels)
     policy = load_sharded(
         spec.model_path,
         mesh,
