@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scalerl.files import read_rows
 from scalerl.scaling import Curve, CurveError, Estimate, Fit, compare, fit
 from scalerl.scaling.compare import (
     common_ceiling,
@@ -24,7 +25,7 @@ from scalerl.scaling.compare import (
 )
 from scalerl.scaling.estimate import summarise
 from scalerl.scaling.law import Array
-from scalerl.study.directory import StudyDirectory, rows
+from scalerl.study.directory import StudyDirectory
 from scalerl.study.execute import STOPPED
 from scalerl.study.notes import notes
 from scalerl.study.plan import Arm, RunKey
@@ -138,7 +139,7 @@ def _run(study: StudyDirectory, key: RunKey, axis: str, task: str | None, failur
 
 
 def _metrics(path: Path) -> dict[str, float]:
-    listed = rows(path / "metrics.jsonl")
+    listed = read_rows(path / "metrics.jsonl")
     if not listed:
         return {}
     late = listed[-max(1, len(listed) // 10) :]

@@ -187,13 +187,9 @@ def _assemble(
     tokenizer = load_tokenizer(model_path, revision_of(config))
     prompts = load_prompts(config, tokenizer)
     scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
-    ranks = config.placement.trainer_ranks
-    # with several ranks, this process only inspects the model; each rank loads its shard
-    policy = load_of(config, model_path, "cpu" if ranks > 1 else config.hardware.device, config.hardware.trainer_matmul)
-    config = resolve_matmul(config, policy, resumed=directory is not None)
-    check_vocabulary(tokenizer, policy, model_path)
     flops_rule = flops_rule_of(checkpoint)
-    policy.shape = policy.shape.counted_by(flops_rule)
+    policy = _policy(config, model_path, tokenizer, flops_rule)
+    config = resolve_matmul(config, policy, resumed=directory is not None)
     rule = length_rule(config.recipe.length, lambda text: tokenizer.encode(text, add_special_tokens=False))
     check_length(policy, rule, prompts.longest)
     check_sampled(config, policy, model_path)
@@ -215,13 +211,12 @@ def _assemble(
         make_engines=backend.make_engines,
     )
     channel = backend.channel(WeightLayout.of(sent_weights(config, policy)), path)
-    learner = _several(config, model_path, policy, channel, backend) if ranks > 1 else _single(config, policy)
     session = Session(
         config=config,
         directory=directory,
+        learner=_learner(config, model_path, policy, channel, backend),
         checkpoints=CheckpointStore.create(path / "checkpoints", config.checkpoint.keep),
         pipeline=Pipeline(spec, channel, scoring.submit, stop_requested, backend.launch),
-        learner=learner,
         curriculum=make_curriculum(config, prompts.training),
         prompts=prompts,
         scoring=scoring,
@@ -237,6 +232,15 @@ def _assemble(
     return session
 
 
+def _policy(config: RunConfig, model_path: str, tokenizer: Any, flops_rule: int) -> Policy:
+    """Load the model. With several ranks, this process only inspects it; each rank loads its shard."""
+    device = "cpu" if config.placement.trainer_ranks > 1 else config.hardware.device
+    policy = load_of(config, model_path, device, config.hardware.trainer_matmul)
+    check_vocabulary(tokenizer, policy, model_path)
+    policy.shape = policy.shape.counted_by(flops_rule)
+    return policy
+
+
 def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, *, resumed: bool) -> list[str]:
     """Return notes for the user before the first step; references are checked only when a run starts."""
     check_rewards(config, prompts.training)
@@ -244,24 +248,20 @@ def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, *, resumed
     return notes if resumed else notes + reference_notes(config, (*prompts.training, *prompts.held_out))
 
 
-def _single(config: RunConfig, policy: Policy) -> Learner:
-    """Return the learner of a single process, which owns the policy from then on."""
-    settings = config.learner
-    return SingleLearner.of(
-        policy,
-        config.recipe,
-        config.micro_batch_tokens,
-        settings.gradient_checkpointing,
-        packing=settings.packing,
-        checkpoint_names=config.placement.engine == "vllm",
-        helpers=helpers_of(config.hardware),
-    )
-
-
-def _several(config: RunConfig, model_path: str, policy: Policy, channel: WeightChannel, backend: Backend) -> Learner:
-    """Return the learner of several ranks, which uses only the shape of the policy."""
-    placement, checkpointing = config.placement, config.learner.gradient_checkpointing
-    shape = policy.shape
+def _learner(config: RunConfig, model_path: str, policy: Policy, channel: WeightChannel, backend: Backend) -> Learner:
+    """Return the learner: this process, which owns the policy from then on, or ranks, which use only its shape."""
+    placement, settings = config.placement, config.learner
+    if placement.trainer_ranks == 1:
+        return SingleLearner.of(
+            policy,
+            config.recipe,
+            config.micro_batch_tokens,
+            settings.gradient_checkpointing,
+            packing=settings.packing,
+            checkpoint_names=placement.engine == "vllm",
+            helpers=helpers_of(config.hardware),
+        )
+    shape, checkpointing = policy.shape, settings.gradient_checkpointing
     return LearnerGroup(
         backend.start_ranks(config, model_path, [channel]),
         [channel],
