@@ -17,7 +17,7 @@ from scalerl.scaling.estimate import Estimate, shown
 if TYPE_CHECKING:
     from scalerl.scaling import Comparison, Curve, Fit
 
-BLUE, GREY, ORANGE, INK = "#2a5d9f", "#8a8f98", "#c8641e", "#1b1f24"
+BLUE, GRAY, ORANGE, INK = "#2a5d9f", "#8a8f98", "#c8641e", "#1b1f24"
 SERIES = (BLUE, ORANGE, "#2f8f6b", "#a3477f", "#7a6a1d", "#4aa3c7", "#6b4fa0", "#b23a3a")
 """One for each run; they also differ in lightness, for readers with any kind of color vision."""
 
@@ -43,7 +43,7 @@ def plot_curve(axes: Any, found: Fit, *, ahead: float = 4.0, note: str = "", sca
     _draw_fit(axes, found, grid_M)
     axes.errorbar(
         curve.compute[drawn_N], curve.metric[drawn_N], yerr=None if curve.stderr is None else curve.stderr[drawn_N],
-        fmt="o", ms=4, color=INK, ecolor=GREY, elinewidth=0.8, capsize=0, zorder=3,
+        fmt="o", ms=4, color=INK, ecolor=GRAY, elinewidth=0.8, capsize=0, zorder=3,
         label="held-out evaluation" + ("" if curve.stderr is None else " (s.e. over prompts)"),
     )  # fmt: skip
     _draw_ceiling(axes, found)
@@ -51,9 +51,9 @@ def plot_curve(axes: Any, found: Fit, *, ahead: float = 4.0, note: str = "", sca
     before_N = curve.compute == 0
     if before_N.any():
         level = float(curve.metric[before_N][0])
-        axes.axhline(level, color=GREY, lw=0.8, ls=":")
+        axes.axhline(level, color=GRAY, lw=0.8, ls=":")
         axes.annotate(FIRST_LEVEL, (0.99, level), xycoords=("axes fraction", "data"), xytext=(0, 3),
-                      textcoords="offset points", ha="right", color=GREY, fontsize=8)  # fmt: skip
+                      textcoords="offset points", ha="right", color=GRAY, fontsize=8)  # fmt: skip
     axes.set_xscale(scale)
     axes.set_xlim(grid_M[0], grid_M[-1] * 1.05)
     axes.set_xlabel(f"training compute ({curve.unit}{', log scale' if scale == 'log' else ''})")
@@ -139,7 +139,7 @@ def plot_comparison(
     axes.set_ylim(-len(labels) + 0.4, 0.6)
     axes.locator_params(axis="x", nbins=5)
     axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", color=GREY, alpha=0.25, lw=0.6)
+    axes.grid(axis="x", color=GRAY, alpha=0.25, lw=0.6)
     axes.set_xlabel(QUANTITY_NAMES[quantity].format(common=found.common_asymptote))
     return _finish(axes, found.verdict, f"scatter between seeds {found.seed_sd:.3f}, {found.seed_source}")
 
@@ -199,7 +199,7 @@ _DRAWING = threading.Lock()
 def _draw_fit(axes: Any, found: Fit, grid_M: Any) -> None:
     band = found.predict(grid_M)
     seen_M = grid_M <= found.last_compute
-    axes.axvspan(found.last_compute, grid_M[-1], color=GREY, alpha=0.07, lw=0)
+    axes.axvspan(found.last_compute, grid_M[-1], color=GRAY, alpha=0.07, lw=0)
     if np.isfinite(band.low).all():  # the paper's procedure gives no band
         axes.fill_between(grid_M, band.low, band.high, color=BLUE, alpha=0.18, lw=0, label="90% band of the curve")
     axes.plot(grid_M[seen_M], band.mean[seen_M], color=BLUE, lw=2, label="fit")
@@ -263,5 +263,5 @@ def _finish(axes: Any, title: str, note: str) -> Any:
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(title, loc="left", fontsize=11, pad=22 if note else 8)
     if note:
-        axes.text(0, 1.02, note, transform=axes.transAxes, fontsize=8.5, color=GREY)
+        axes.text(0, 1.02, note, transform=axes.transAxes, fontsize=8.5, color=GRAY)
     return axes

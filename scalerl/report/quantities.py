@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from scalerl.scaling import Comparison, Curve, Draws, Estimate, Fit, fit
-from scalerl.scaling.compare import ASSUMED_SEED_SD, common_ceiling, log_efficiency, side_mean, summarise_ratio
-from scalerl.scaling.estimate import summarise
+from scalerl.scaling.compare import ASSUMED_SEED_SD, common_ceiling, log_efficiency, side_mean, summarize_ratio
+from scalerl.scaling.estimate import summarize
 from scalerl.scaling.law import Array
 from scalerl.scaling.posterior import held_at
 
@@ -161,7 +161,7 @@ def side_asymptotes(found: Comparison, rng: np.random.Generator) -> tuple[Side, 
     def side(fits: tuple[Fit, ...]) -> Side:
         draws = [rng.permutation(f.draws.asymptote) for f in fits]
         recipe_D = side_mean(draws, np.full(len(draws[0]), found.seed_sd), rng)
-        return Side(summarise(recipe_D), tuple(f.asymptote for f in fits))
+        return Side(summarize(recipe_D), tuple(f.asymptote for f in fits))
 
     return side(found.sides[0]), side(found.sides[1])
 
@@ -171,7 +171,7 @@ def side_efficiencies(found: Comparison, rng: np.random.Generator) -> tuple[Side
 
     def side(fits: tuple[Fit, ...]) -> Side:
         log_SD = [log_efficiency(f.curve, found.common_asymptote, found.seed_sd, rng) for f in fits]
-        return Side(summarise_ratio(np.mean(log_SD, axis=0)), tuple(summarise_ratio(log_D) for log_D in log_SD))
+        return Side(summarize_ratio(np.mean(log_SD, axis=0)), tuple(summarize_ratio(log_D) for log_D in log_SD))
 
     return side(found.sides[0]), side(found.sides[1])
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.scaling.compare import MARGIN, Runs, listed, seed_scatter
-from scalerl.scaling.estimate import Estimate, or_none, short, summarise
+from scalerl.scaling.estimate import Estimate, or_none, short, summarize
 from scalerl.study.best_arm import (
     ArmDraws,
     draws_of_arm,
@@ -196,7 +196,7 @@ def judged(draws: ArmDraws, judgeable: list[FittedArm]) -> tuple[dict[str, Verdi
         )
         if a == first:
             words = "the leader: highest expected ceiling"
-        reason, reach = words + fitted.left_out, summarise(draws.recipe_AD[a])
+        reason, reach = words + fitted.left_out, summarize(draws.recipe_AD[a])
         on = enough or a == first
         found[fitted.arm] = Verdict(fitted.arm, on, reason, best, evidence, short_of, worth, reach, fitted.spent)
     return found, judgeable[first].arm

@@ -21,9 +21,9 @@ from scalerl.scaling.compare import (
     seed_scatter,
     shuffled,
     side_mean,
-    summarise_ratio,
+    summarize_ratio,
 )
-from scalerl.scaling.estimate import summarise
+from scalerl.scaling.estimate import summarize
 from scalerl.scaling.law import Array
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.execute import STOPPED
@@ -97,7 +97,7 @@ def _arm(
     estimates: dict[str, Estimate | None] = dict.fromkeys(("asymptote", "efficiency", "midpoint"))
     if mine and scatter is not None:
         estimates = {
-            "asymptote": summarise(side_mean([shuffled(f.draws.asymptote, rng) for f in mine], scatter.draws, rng)),
+            "asymptote": summarize(side_mean([shuffled(f.draws.asymptote, rng) for f in mine], scatter.draws, rng)),
             "efficiency": _geometric([log_efficiency(f.curve, scatter.common, scatter.sd, rng) for f in mine]),
             "midpoint": _geometric([np.log(shuffled(f.draws.midpoint, rng)) for f in mine]),
         }
@@ -114,7 +114,7 @@ def _arm(
 
 def _geometric(log_SD: Sequence[Array]) -> Estimate:
     """The geometric mean over seeds, from draws of logarithms."""
-    return summarise_ratio(np.mean(log_SD, axis=0))
+    return summarize_ratio(np.mean(log_SD, axis=0))
 
 
 def _failures(study: StudyDirectory) -> dict[RunKey, str]:

@@ -15,6 +15,7 @@ from scalerl.config import RunConfig
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.hardware import Hardware
 from scalerl.learn.custom import check_functions
+from scalerl.loggers.base import Logger
 from scalerl.loggers.build import makers_of
 from scalerl.loggers.follow import Followers
 from scalerl.models.layout import WeightLayout
@@ -193,12 +194,11 @@ def _assemble(
     rule = length_rule(config.recipe.length, lambda text: tokenizer.encode(text, add_special_tokens=False))
     check_length(policy, rule, prompts.longest)
     check_sampled(config, policy, model_path)
-    plain_shape = policy.shape  # the engines' model has no adapters
+    # before the adapters, which the engines' model does not have
+    model = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.shape)
     policy = with_adapters(config, policy)
-    notes = _notes(config, prompts, rule, resumed=checkpoint is not None) + flops_notes(flops_rule)
+    _tell([*_notes(config, prompts, rule, resumed=checkpoint is not None), *flops_notes(flops_rule)], display)
     directory = directory or RunDirectory.create(path, config)
-    for note in notes:
-        display.note(note)
     spec = GeneratorSpec(
         config=config,
         load_policy=LoadPolicy(config, model_path, flops_rule),
@@ -206,7 +206,7 @@ def _assemble(
         rule=rule,
         stop=stop_tokens(policy, tokenizer),
         files=LoadState(checkpoint),
-        model=ModelFacts(model_path, revision_of(config), policy.vocab_size, plain_shape),
+        model=model,
         run=path,
         make_engines=backend.make_engines,
     )
@@ -226,10 +226,7 @@ def _assemble(
         devices=devices_of(config),
         flops_rule=flops_rule,
     )
-    session = _begin(session, checkpoint)
-    resumed = None if checkpoint is None else session.progress.step
-    session.followers = Followers(config, path, makers, display.note, resumed)
-    return session
+    return _begin(session, checkpoint, makers)
 
 
 def _policy(config: RunConfig, model_path: str, tokenizer: Any, flops_rule: int) -> Policy:
@@ -246,6 +243,11 @@ def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, *, resumed
     check_rewards(config, prompts.training)
     notes = [*prompts.notes, *length_notes(rule), *nucleus_notes(config.recipe.top_p), *sandbox_notes(config)]
     return notes if resumed else notes + reference_notes(config, (*prompts.training, *prompts.held_out))
+
+
+def _tell(notes: Sequence[str], display: Display) -> None:
+    for note in notes:
+        display.note(note)
 
 
 def _learner(config: RunConfig, model_path: str, policy: Policy, channel: WeightChannel, backend: Backend) -> Learner:
@@ -271,19 +273,26 @@ def _learner(config: RunConfig, model_path: str, policy: Policy, channel: Weight
     )
 
 
-def _begin(session: Session, checkpoint: Path | None) -> Session:
-    """Start the generator. On a resume, first restore the trainer, then send the weights that were in use."""
+def _begin(session: Session, checkpoint: Path | None, makers: Mapping[str, Callable[[], Logger]]) -> Session:
+    """Start the generator, or resume it; then start the loggers."""
     if checkpoint is None:
         session.directory.rewind({})
         session.pipeline.start(session.learner.send, 0, session.initial_visits())
-        return session
+    else:
+        _restore(session, checkpoint)
+    resumed = None if checkpoint is None else session.progress.step
+    session.followers = Followers(session.config, session.directory.path, makers, session.display.note, resumed)
+    return session
+
+
+def _restore(session: Session, checkpoint: Path) -> None:
+    """Restore the trainer, and start the generator with the weights that were in use."""
     state = load_state(checkpoint, "trainer")
     session.progress = overrule(from_plain(Progress, state["progress"]), display=session.display)
     session.learner.load(checkpoint, session.progress.step)
     session.curriculum.load_state(state["curriculum"])
     session.clock = Stopwatch(3600.0 * hours_of(state) / session.devices.held)
-    for note in session.directory.rewind(state):
-        session.display.note(note)
+    _tell(session.directory.rewind(state), session.display)
     session.points = session.directory.points()
     sampling = load_plain(checkpoint, "generator")["sampling_version"]
     if sampling == session.progress.step:
@@ -291,7 +300,6 @@ def _begin(session: Session, checkpoint: Path | None) -> Session:
     else:  # within a round of PPO-off-policy, which samples with older weights
         weights = load_state(checkpoint, "round_weights")
         session.pipeline.start(lambda version, channel: channel.send(version, weights.items()), sampling)
-    return session
 
 
 @dataclass(frozen=True)
