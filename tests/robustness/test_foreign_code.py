@@ -232,20 +232,15 @@ ROW = Prompt("0" * 16, "2+2=", (1,), "4", "math", {"answer": "4"}, where="prompt
 
 
 @pytest.fixture(autouse=True)
-def module(tmp_path, monkeypatch):
-    (tmp_path / "faulty_functions.py").write_text(textwrap.dedent(MODULE))
+def module(user_code, monkeypatch):
+    user_code("faulty_functions", MODULE)
     for name, text in IMPORTS.items():
-        (tmp_path / f"{name}.py").write_text(text)
+        user_code(name, text)
     monkeypatch.setenv("SCALERL_IMPORT_S", "2")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(reward_check, "FunctionScorer", here)
     yield
     for name in ("faulty_functions", *IMPORTS):
         sys.modules.pop(name, None)
-    plugins.loaded.cache_clear()
-    user_rewards._loaded.cache_clear()
-    custom._made.cache_clear()
 
 
 def here(function, pass_reward, settings, params):

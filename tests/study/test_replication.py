@@ -16,11 +16,8 @@ PACKED = sorted(path.stem for path in (ROOT / "benchmarks" / "results" / "replic
 
 
 @pytest.fixture
-def replication(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import replication
-
-    return replication
+def replication(benchmark):
+    return benchmark("replication")
 
 
 def test_a_packed_study_gives_the_same_results_after_unpacking(replication, tmp_path):
