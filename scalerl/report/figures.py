@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalerl.files import whole
-from scalerl.report.quantities import MASSES, QUANTITIES, Slope, common_unit, joint_density
+from scalerl.report.quantities import (
+    MASSES,
+    QUANTITIES,
+    Slope,
+    common_unit,
+    forecast_of_rest,
+    height_range,
+    joint_density,
+)
 from scalerl.scaling.curve import UNITS
 from scalerl.scaling.estimate import Estimate, shown
 
@@ -73,19 +81,16 @@ def plot_slopes(axes: Any, slopes: Sequence[Slope], *, unit: float | None = None
             the lines pass near each other.
     """
     unit = common_unit(slopes) if unit is None else unit
-    heights = []
     for slope, color in zip(slopes, _colors(len(slopes)), strict=True):
         axes.plot(slope.span / unit, slope.line(slope.span, unit), color=color, lw=1.8)
         axes.plot(
             slope.compute / unit, slope.level(unit), "o", ms=3.5, color=color, alpha=0.75,
             label=f"{slope.label}: B = {slope.efficiency:.2f}",
         )  # fmt: skip
-        heights.append(slope.line(slope.span, unit))
     axes.set_xscale("log")
     axes.set_yscale("log")
     _plain_log_ticks(axes.xaxis)
-    # near the ceiling F of a noisy point can be any value, so the limits follow the lines
-    axes.set_ylim(float(np.min(heights)) / 4, float(np.max(heights)) * 6)
+    axes.set_ylim(*height_range(slopes, unit))
     counted = "" if unit == 1 else f", in units of {unit:.3g}"
     axes.set_xlabel(f"training compute ({UNITS.get(slopes[0].axis, slopes[0].axis)}{counted}, log scale)")
     axes.set_ylabel("F(R) = C^B (log scale)")
@@ -161,12 +166,10 @@ def plot_backtest(axes: Any, curve: Curve, parts: Sequence[Fit]) -> Any:
     """
     axes.plot(curve.compute, curve.metric, "o", ms=3.5, color=INK, zorder=3, label="held-out evaluation")
     for part, color in zip(parts, _colors(len(parts)), strict=True):
-        # few points, because the ends of a band with noise are random
-        grid_M = np.linspace(part.last_compute, curve.last_compute, 24)
-        band = part.predict(grid_M, noise=True)
+        band = forecast_of_rest(part, curve)
         share = part.last_compute / curve.last_compute
-        axes.fill_between(grid_M, band.low, band.high, color=color, alpha=0.14, lw=0)
-        axes.plot(grid_M, band.mean, color=color, lw=1.8, label=f"forecast from the first {share:.0%}")
+        axes.fill_between(band.compute, band.low, band.high, color=color, alpha=0.14, lw=0)
+        axes.plot(band.compute, band.mean, color=color, lw=1.8, label=f"forecast from the first {share:.0%}")
         axes.axvline(part.last_compute, color=color, lw=0.9, ls=":")
     axes.set_xlabel(f"training compute ({curve.unit})")
     axes.set_ylabel(metric_name(curve))

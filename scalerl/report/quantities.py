@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalerl.scaling import Comparison, Curve, Draws, Estimate, Fit, fit
+from scalerl.scaling import Band, Comparison, Curve, Draws, Estimate, Fit, fit
 from scalerl.scaling.compare import ASSUMED_SEED_SD, common_ceiling, log_efficiency, side_mean, summarize_ratio
 from scalerl.scaling.estimate import summarize
 from scalerl.scaling.law import Array
@@ -100,6 +100,17 @@ def common_unit(slopes: Sequence[Slope]) -> float:
     return float(np.exp(np.mean([np.log(slope.midpoint) for slope in slopes])))
 
 
+def height_range(slopes: Sequence[Slope], unit: float) -> tuple[float, float]:
+    """The range of F that a figure shows: that of the lines, because F of a noisy point near the ceiling is any value.
+
+    Args:
+        slopes: runs of one figure.
+        unit: unit of compute, in the unit of the axis.
+    """
+    heights = [slope.line(slope.span, unit) for slope in slopes]
+    return float(np.min(heights)) / 4, float(np.max(heights)) * 6
+
+
 class Density(NamedTuple):
     """Where the posterior of two parameters lies."""
 
@@ -143,6 +154,14 @@ def first_parts(curve: Curve, fractions: Sequence[float], method: str = "posteri
         CurveError: a part with too few points.
     """
     return tuple(fit(curve.between(most=fraction * curve.last_compute), method) for fraction in fractions)
+
+
+def forecast_of_rest(part: Fit, curve: Curve) -> Band:
+    """The forecast for the evaluations of a run after its first part.
+
+    It is at few points, because the ends of a band with noise are random.
+    """
+    return part.predict(np.linspace(part.last_compute, curve.last_compute, 24), noise=True)
 
 
 class Side(NamedTuple):
