@@ -87,7 +87,7 @@ class Dialect:
     devices: Callable[[list[Row]], int | None] = unknown
     """The device count, if the log has enough information."""
 
-    def recognises(self, names: Iterable[str]) -> list[str]:
+    def recognizes(self, names: Iterable[str]) -> list[str]:
         """The columns that identify this source."""
         pattern = re.compile("|".join(f"(?:{mark})" for mark in self.marks) or r"(?!)")
         return [name for name in names if pattern.fullmatch(name)]

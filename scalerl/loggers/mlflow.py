@@ -11,7 +11,8 @@ from typing import Any
 from mlflow.entities import Metric, Param
 from mlflow.tracking import MlflowClient
 
-from scalerl.loggers.base import LoggedRun, flat
+from scalerl.loggers.base import LoggedRun
+from scalerl.serialization import flat
 
 LONGEST = 500
 """Characters of a parameter that are kept; stores of MLflow refuse longer ones, from 500 on in old versions."""

@@ -60,7 +60,7 @@ def loo(base: RunConfig) -> Plan:
 
 
 LEFT_OUT = {
-    "plan": "group instead of batch normalisation",
+    "plan": "group instead of batch normalization",
     "lp": "length penalty instead of interruption",
     "batch": "zero-variance prompts kept in the loss",
     "8op": "PPO-off-policy-8 instead of PipelineRL-8",
