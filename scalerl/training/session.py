@@ -61,7 +61,7 @@ class Session:
     followers: Followers | None = None
     """Loggers and notifications."""
     phase: Callable[[str], None] = lambda phase: None
-    """Tells those who watch the run what it does now, a key of `status.PHASES`."""
+    """Function that reports the current phase of the run, a key of `status.PHASES`."""
     progress: Progress = field(default_factory=Progress)
     clock: Stopwatch = field(default_factory=Stopwatch)
     points: list[EvalPoint] = field(default_factory=list)

@@ -28,7 +28,7 @@ PHASES = {
     "evaluating": "measures the pass rate on held-out prompts; training continues afterwards",
     "saving": "writes a checkpoint or the final model",
 }
-"""What a running run does."""
+"""Phases of a running run, with descriptions."""
 
 BEAT_S = 5.0
 """Seconds between two beats."""
@@ -56,7 +56,7 @@ class Status:
     beat: float
     """Time of the last write, seconds since 1970."""
     phase: str = ""
-    """What a running run does, a key of `PHASES`; empty in files of older versions."""
+    """Current phase of a running run, a key of `PHASES`; empty in files of older versions."""
 
 
 class Heartbeat:
@@ -90,7 +90,7 @@ class Heartbeat:
         self._status = replace(self._status, state=state, message=message[:LONGEST])
 
     def phase(self, phase: str, message: str = "") -> None:
-        """Set what the run does now, a key of `PHASES`, with details; the thread writes it at once."""
+        """Set the phase of the run, a key of `PHASES`, with details; the thread writes it immediately."""
         assert phase in PHASES
         self._status = replace(self._status, phase=phase, message=message[:LONGEST])
         self._wake.set()
