@@ -207,10 +207,7 @@ def _assemble(
     model = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.shape)
     policy = with_adapters(config, policy)
     notes = [*_notes(config, prompts, rule, resumed=checkpoint is not None), *flops_notes(flops_rule)]
-    if directory is None:
-        directory = RunDirectory.create(path, config)
-    elif checkpoint is None:
-        directory.save_config(config)
+    directory = _directory(config, path, directory, resumed=checkpoint is not None)
     undo.pop_all()  # all checks have passed
     _tell(notes, display)
     spec = GeneratorSpec(
@@ -241,6 +238,15 @@ def _assemble(
         flops_rule=flops_rule,
     )
     return _begin(session, checkpoint, makers)
+
+
+def _directory(config: RunConfig, path: Path, directory: RunDirectory | None, *, resumed: bool) -> RunDirectory:
+    """Return the run directory with the resolved configuration; a warm start may have created it."""
+    if directory is None:
+        return RunDirectory.create(path, config)
+    if not resumed:
+        directory.save_config(config)
+    return directory
 
 
 def _policy(config: RunConfig, model_path: str, tokenizer: Any, flops_rule: int) -> Policy:

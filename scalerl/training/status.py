@@ -118,7 +118,7 @@ def mark_stopped(directory: Path, pid: int, message: str) -> None:
     Args:
         directory: Run directory.
         pid: Id of that process. The status of another process is not changed.
-        message: How the process ended.
+        message: Message about the end of the process.
     """
     found = read_status(directory)
     if found is not None and (found.state, found.pid) == ("running", pid):
