@@ -131,7 +131,7 @@ class Policy(nn.Module):
             temperature: Sampling temperature.
             length_B: Tokens of each row without padding, on the host; None for padded rows. If given, the rows are
                 computed packed, and the model's attention must be that of packing.py (`install`).
-            row: Shared row as which the rows are computed, each prompt once; None otherwise. Attention as for `length_B`.
+            row: Layout that computes each prompt once; None without sharing. The attention is as for `length_B`.
         """
         assert tokens_BT.shape == trained_BT.shape, (tokens_BT.shape, trained_BT.shape)
         if row is not None:
