@@ -22,6 +22,9 @@ from pebble.pool.process import PoolManager, TaskManager, WorkerManager
 from scalerl.config.run import Scoring
 from scalerl.processes import PoolContext
 
+ATTEMPTS = 3
+"""Attempts to make a call, each in another process."""
+
 MOST_DEATHS = 10
 """Number of consecutive deaths without a started call after which the pool is replaced."""
 
@@ -32,7 +35,7 @@ Prepare = Callable[[Scoring], None]
 
 
 class ProcessEnded(RuntimeError):
-    """The process of a call ended twice in a row; the message is the exit code or signal."""
+    """The process of a call ended at every attempt. Example: "3 times (exit code 7)"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +89,24 @@ class ScoringPool:
         return Call(function, words, limit_s, future)
 
     def result(self, call: Call) -> Any:
-        """Return the result of a call. If its process dies, the call is repeated once in another process.
+        """Return the result of a call. If its process dies, the call is repeated in another process.
 
         Raises:
             TimeoutError: the call took longer than its limit; its process was killed.
-            ProcessEnded: the process ended both times; the call is probably the cause.
+            ProcessEnded: the process ended `ATTEMPTS` times, so the call itself is probably the cause.
         """
-        try:
-            return call.future.result()
-        except (ProcessExpired, BrokenProcessPool):
-            again = self.schedule(call.function, *call.words, limit_s=call.limit_s)
-        try:
-            return again.future.result()
-        except ProcessExpired as error:
-            code = int(error.exitcode)
-            raise ProcessEnded(f"exit code {code}" if code >= 0 else f"signal {-code}") from None
-        except BrokenProcessPool as error:
-            raise ProcessEnded(str(error)) from None
+        how = ""
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                call = self.schedule(call.function, *call.words, limit_s=call.limit_s)
+            try:
+                return call.future.result()
+            except ProcessExpired as error:
+                code = int(error.exitcode)
+                how = f"exit code {code}" if code >= 0 else f"signal {-code}"
+            except BrokenProcessPool as error:
+                how = str(error)
+        raise ProcessEnded(f"{ATTEMPTS} times ({how})")
 
     def close(self) -> None:
         """Kill the processes."""

@@ -179,7 +179,7 @@ class RunDirectory:
         found = path.stat().st_size if path.exists() else 0
         if found < size:
             return f"{name} has {found} bytes, and the checkpoint counts {size}: rows are missing"
-        if expected and digest(path, size) != expected:
+        if expected and digest(path, size, "sha256") != expected:
             return f"the first {size} bytes of {name} are not the rows that the checkpoint counts"
         return ""
 

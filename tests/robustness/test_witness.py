@@ -169,5 +169,5 @@ def test_a_reward_that_ends_its_process_in_c_is_refused_before_the_run(leaves, l
     Path("rows.jsonl").write_text("".join(f'{{"prompt": "{n}+1=", "answer": "{n + 1}"}}\n' for n in range(80)))
     code, text = runs.call("train", "--preset", "lab", "--model", str(lab_model), "--data", "rows.jsonl", *runs.RECIPE,
                            "--reward", "leaves:reward", "--run-dir", "run")  # fmt: skip
-    assert code == 2 and "leaves:reward ended its process twice (exit code 0)" in text, text
+    assert code == 2 and "leaves:reward ended its process 3 times (exit code 0)" in text, text
     assert not os.path.exists("run")
