@@ -157,7 +157,7 @@ def symptoms(path: Path) -> None:
         drawn.plot(curve.compute, curve.metric, "o", color=INK, ms=3.5)
         drawn.set_title(name, loc="left")
         drawn.set(xlabel="training compute (device-hours)", ylabel="pass rate", ylim=(0.1, 0.75))
-        drawn.locator_params(axis="x", nbins=5)
+        drawn.set_xticks(range(0, int(LAST) + 1, 4000))
         drawn.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
 

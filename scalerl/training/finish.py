@@ -24,6 +24,7 @@ def run_to_end(run: Session) -> list[str]:
         return [_stopped(run)]
     try:
         run.evaluate_if_missing()  # R(0) before the first update, or an evaluation that a failed reward function ended
+        run.phase("training")
         run.clock.start()
         train(run)
     except Interrupted:
@@ -31,11 +32,13 @@ def run_to_end(run: Session) -> list[str]:
     except RewardError:
         run.checkpoint(wait=True)  # only the failed step is lost, and a resume repeats it
         raise
+    run.phase("saving")
     run.commit_checkpoints(wait=True)
     if run.progress.step not in run.checkpoints.steps():
         run.checkpoint(wait=True)
     if not run.finished:
         return [_stopped(run)]
+    run.phase("saving")
     export_model(run)
     early = run.progress.step < run.config.steps
     reason = "every prompt is solved and retired; " if early and run.progress.exhausted else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from scalerl.learn.custom import check_functions
 from scalerl.loggers.base import Logger
 from scalerl.loggers.build import makers_of
 from scalerl.loggers.follow import Followers
+from scalerl.models.cpu import compiled
 from scalerl.models.layout import WeightLayout
 from scalerl.models.policy import Policy, check_vocabulary, load_tokenizer, stop_tokens
 from scalerl.outputs import check_apart
@@ -38,12 +40,13 @@ from scalerl.training.devices import devices_of
 from scalerl.training.learner.base import Learner
 from scalerl.training.learner.helpers import helpers_of
 from scalerl.training.learner.policy_learner import batch_flops
-from scalerl.training.learner.ranks import LearnerGroup
+from scalerl.training.learner.ranks import LearnerDied, LearnerGroup
 from scalerl.training.learner.single import SingleLearner
 from scalerl.training.manifest import finish_stamps
-from scalerl.training.matmul import check_matmul, resolve_matmul
+from scalerl.training.matmul import check_matmul, resolve_kernels, resolve_matmul
 from scalerl.training.pinned import pinned
 from scalerl.training.progress import Display, Progress
+from scalerl.training.recovery import recorded
 from scalerl.training.resumed import (
     check_unchanged,
     flops_notes,
@@ -60,12 +63,14 @@ from scalerl.training.run_model import (
     check_sampled,
     load_of,
     model_path_of,
+    needs_warm_start,
     revision_of,
     sent_weights,
     with_adapters,
 )
 from scalerl.training.session import Session
 from scalerl.training.start_notes import length_notes, nucleus_notes
+from scalerl.training.status import Heartbeat
 from scalerl.training.stopwatch import Stopwatch
 
 
@@ -117,7 +122,8 @@ def start(config: RunConfig, path: Path, display: Display, stop_requested: Calla
     config = pinned(resolve(config), display.note)
     check_empty(path)  # before the warm start, which takes minutes
     check_apart(path, inputs_of(config), "--run-dir")
-    return _assemble(config, path, display, stop_requested, checkpoint=None)
+    with ExitStack() as undo:
+        return _assemble(config, path, display, stop_requested, undo, checkpoint=None)
 
 
 def resume(
@@ -163,7 +169,7 @@ def _resume(
     saved, config = config, with_options(path, config, options, steps, checkpoint)
     if config != saved:
         directory.save_config(config)
-    session = _assemble(config, path, display, stop_requested, checkpoint, directory)
+    session = _assemble(config, path, display, stop_requested, ExitStack(), checkpoint, directory)
     if checkpoint is None:
         display.note("no checkpoint yet: starting over from step 0")
     else:
@@ -177,28 +183,36 @@ def _assemble(
     path: Path,
     display: Display,
     stop_requested: Callable[[], bool],
+    undo: ExitStack,
     checkpoint: Path | None,
     directory: RunDirectory | None = None,
 ) -> Session:
     torch.set_num_threads(config.hardware.trainer_threads)
+    compiled.use("torch")  # until the run's choice is known, so that a cached warm start does not depend on it
     check_functions(config.recipe)
     makers = makers_of(config)
     backend = BACKENDS[config.placement.backend](config)
-    model_path = model_path_of(config, display)
+    model_path, directory = _model_of(config, path, display, directory, undo)
     tokenizer = load_tokenizer(model_path, revision_of(config))
     prompts = load_prompts(config, tokenizer)
     scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
+    config = resolve_kernels(config, display.note, resumed=checkpoint is not None)
     flops_rule = flops_rule_of(checkpoint)
     policy = _policy(config, model_path, tokenizer, flops_rule)
-    config = resolve_matmul(config, policy, resumed=directory is not None)
+    config = resolve_matmul(config, policy, resumed=checkpoint is not None)
     rule = length_rule(config.recipe.length, lambda text: tokenizer.encode(text, add_special_tokens=False))
     check_length(policy, rule, prompts.longest)
     check_sampled(config, policy, model_path)
     # before the adapters, which the engines' model does not have
     model = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.shape)
     policy = with_adapters(config, policy)
-    _tell([*_notes(config, prompts, rule, resumed=checkpoint is not None), *flops_notes(flops_rule)], display)
-    directory = directory or RunDirectory.create(path, config)
+    notes = [*_notes(config, prompts, rule, resumed=checkpoint is not None), *flops_notes(flops_rule)]
+    if directory is None:
+        directory = RunDirectory.create(path, config)
+    elif checkpoint is None:
+        directory.save_config(config)
+    undo.pop_all()  # all checks have passed
+    _tell(notes, display)
     spec = GeneratorSpec(
         config=config,
         load_policy=LoadPolicy(config, model_path, flops_rule),
@@ -214,7 +228,7 @@ def _assemble(
     session = Session(
         config=config,
         directory=directory,
-        learner=_learner(config, model_path, policy, channel, backend),
+        learner=_learner(config, model_path, policy, channel, backend, path),
         checkpoints=CheckpointStore.create(path / "checkpoints", config.checkpoint.keep),
         pipeline=Pipeline(spec, channel, scoring.submit, stop_requested, backend.launch),
         curriculum=make_curriculum(config, prompts.training),
@@ -238,6 +252,23 @@ def _policy(config: RunConfig, model_path: str, tokenizer: Any, flops_rule: int)
     return policy
 
 
+def _model_of(
+    config: RunConfig, path: Path, display: Display, directory: RunDirectory | None, undo: ExitStack
+) -> tuple[str, RunDirectory | None]:
+    """Return the path of the model, and the run directory if it exists.
+
+    A warm start takes minutes, so it creates the directory of a new run, where others can follow it. `undo` removes
+    the directory again if the start fails.
+    """
+    if not needs_warm_start(config):
+        return model_path_of(config, display, lambda phase, message: None), directory
+    if directory is None:
+        directory = RunDirectory.create(path, config)
+        undo.callback(directory.discard)
+    with Heartbeat(path, phase="warm start") as beating:
+        return model_path_of(config, display, beating.phase), directory
+
+
 def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, *, resumed: bool) -> list[str]:
     """Return notes for the user before the first step; references are checked only when a run starts."""
     check_rewards(config, prompts.training)
@@ -250,7 +281,9 @@ def _tell(notes: Sequence[str], display: Display) -> None:
         display.note(note)
 
 
-def _learner(config: RunConfig, model_path: str, policy: Policy, channel: WeightChannel, backend: Backend) -> Learner:
+def _learner(
+    config: RunConfig, model_path: str, policy: Policy, channel: WeightChannel, backend: Backend, run: Path
+) -> Learner:
     """Return the learner: this process, which owns the policy from then on, or ranks, which use only its shape."""
     placement, settings = config.placement, config.learner
     if placement.trainer_ranks == 1:
@@ -264,13 +297,16 @@ def _learner(config: RunConfig, model_path: str, policy: Policy, channel: Weight
             helpers=helpers_of(config.hardware),
         )
     shape, checkpointing = policy.shape, settings.gradient_checkpointing
-    return LearnerGroup(
-        backend.start_ranks(config, model_path, [channel]),
-        [channel],
-        lambda batch: batch_flops(shape, batch, checkpointing),
-        step_timeout_s=placement.step_timeout_s,
-        transfer_timeout_s=placement.transfer_timeout_s,
-    )
+    try:
+        return LearnerGroup(
+            backend.start_ranks(config, model_path, [channel]),
+            [channel],
+            lambda batch: batch_flops(shape, batch, checkpointing),
+            step_timeout_s=placement.step_timeout_s,
+            transfer_timeout_s=placement.transfer_timeout_s,
+        )
+    except LearnerDied as error:
+        raise LearnerDied(recorded(error, run)) from None
 
 
 def _begin(session: Session, checkpoint: Path | None, makers: Mapping[str, Callable[[], Logger]]) -> Session:

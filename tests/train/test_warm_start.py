@@ -1,19 +1,23 @@
 """The lab's warm start: its vocabulary, its gate, its cache and its log."""
 
 import json
+import time
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from scalerl import cli
-from scalerl.config import TinyModel, WarmStart
+from scalerl.config import PRESETS, TinyModel, WarmStart
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.data import ArithmeticTask, ProgramsTask
 from scalerl.models.policy import Policy
 from scalerl.tasks.lab import arithmetic, generated
+from scalerl.training import launch, run_model
 from scalerl.training import warm_start as module
 from scalerl.training.warm_start import fact_accuracy, make_model, make_tokenizer, warm_start, warm_start_directory
+from scalerl.watch.state import run_state
 
 TASK = (ArithmeticTask(),)
 BOTH = (ArithmeticTask(), ProgramsTask())
@@ -31,7 +35,7 @@ def test_the_vocabulary_has_thirty_two_tokens_and_encodes_text_without_loss():
 def test_an_untrained_model_does_not_pass_the_gate_and_nothing_is_saved(tmp_path):
     rows = []
     with pytest.raises(
-        ConfigError, match=r"gets .* of the 300 single steps right, after 3 seeds; at least 99% are needed"
+        ConfigError, match=r"last of 3 seeds, the model gets .* of the 300 single steps right; allowed: at least 99%"
     ):
         warm_start(SMALL, TASK, tmp_path / "made", rows.append)
     assert not (tmp_path / "made").exists() and rows[-1]["fact_accuracy"] < 0.5 and rows[0]["step"] == 4
@@ -146,3 +150,29 @@ def test_experts_share_the_width_of_the_dense_mlp():
 def test_a_width_that_is_not_divisible_by_the_heads_is_refused():
     with pytest.raises(ConfigError, match=r"model\.width: got 18; allowed: a multiple of 2 x model\.heads = 4"):
         make_model(replace(SMALL, width=18), make_tokenizer())
+
+
+def test_a_run_is_seen_during_its_warm_start_and_leaves_no_directory_if_it_cannot_start(tmp_path, monkeypatch):
+    seen = []
+
+    def slow(model, data, directory, report):
+        report({"step": 50.0, "loss": 1.0})
+        until = time.monotonic() + 10
+        while (found := run_state(tmp_path / "run")).detail == "" and time.monotonic() < until:
+            time.sleep(0.005)
+        seen.append((found.state, found.detail))
+        raise ConfigError("the gate")
+
+    monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(run_model, "warm_start", slow)
+    notes = []
+    display = SimpleNamespace(note=notes.append)
+    with pytest.raises(ConfigError, match="the gate"):
+        launch.start(PRESETS["lab"], tmp_path / "run", display, lambda: False)
+    steps = PRESETS["lab"].model.warm_start.steps
+    assert seen == [("warm start", f"update 50 of {steps} on worked examples, before RL begins")]
+    assert not (tmp_path / "run").exists() and "warm start: training" in notes[0]
+    (tmp_path / "run").mkdir()
+    with pytest.raises(ConfigError, match="the gate"):
+        launch.start(PRESETS["lab"], tmp_path / "run", display, lambda: False)
+    assert list((tmp_path / "run").iterdir()) == []
