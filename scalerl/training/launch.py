@@ -206,7 +206,7 @@ def _assemble(
     model = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.shape)
     policy = with_adapters(config, policy)
     notes = [*_notes(config, prompts, rule, resumed=checkpoint is not None), *flops_notes(flops_rule)]
-    directory = _with_config(directory, path, config, resumed=checkpoint is not None)
+    directory = _directory(config, path, directory, resumed=checkpoint is not None)
     undo.pop_all()  # all checks have passed
     _tell(notes, display)
     spec = GeneratorSpec(
@@ -239,6 +239,15 @@ def _assemble(
     return _begin(session, checkpoint, makers)
 
 
+def _directory(config: RunConfig, path: Path, directory: RunDirectory | None, *, resumed: bool) -> RunDirectory:
+    """Return the run directory with the resolved configuration; a warm start may have created it."""
+    if directory is None:
+        return RunDirectory.create(path, config)
+    if not resumed:
+        directory.save_config(config)
+    return directory
+
+
 def _policy(
     config: RunConfig, model_path: str, tokenizer: Any, flops_rule: int, *, resumed: bool
 ) -> tuple[RunConfig, Policy]:
@@ -248,15 +257,6 @@ def _policy(
     check_vocabulary(tokenizer, policy, model_path)
     policy.shape = policy.shape.counted_by(flops_rule)
     return resolve_matmul(config, policy, resumed=resumed), policy
-
-
-def _with_config(directory: RunDirectory | None, path: Path, config: RunConfig, *, resumed: bool) -> RunDirectory:
-    """Return the run directory with the resolved configuration; a resumed run keeps its own."""
-    if directory is None:
-        return RunDirectory.create(path, config)
-    if not resumed:
-        directory.save_config(config)
-    return directory
 
 
 def _model_of(
