@@ -134,15 +134,13 @@ def kill_at(path, process, row, victims, rng):
     runs.wait_for(lambda: len(runs.rows(path, "metrics.jsonl")) >= row or process.poll() is not None, what=f"row {row}")
     time.sleep(rng.random() * 0.05)
     generators = runs.children(process.pid) if process.poll() is None else []
+    started = runs.descendants(process.pid)
     targets = {"trainer": [process.pid], "generator": generators, "both": [*generators, process.pid]}[victims]
     for pid in targets:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    began = time.monotonic()
-    text, _ = process.communicate(timeout=60)
-    assert time.monotonic() - began < 10
-    for pid in generators:
-        runs.wait_for(lambda pid=pid: not os.path.exists(f"/proc/{pid}"), 10, "the generator to notice")
+    text, _ = process.communicate(timeout=120)  # test_signals.py measures how fast processes end
+    assert not runs.left_of(started, 60)
     return text
 
 
