@@ -114,7 +114,6 @@ def test_loopback_and_secrets():
     ("words", "said"),
     [
         (["nowhere"], "nowhere: no such directory; name runs, studies, or a directory that contains them"),
-        ([], "no directory runs or studies here; name the directories: scalerl watch DIR ..."),
         (["--host", "203.0.113.7", "."], "give another port (0 is a free one), or an address of this machine"),
         (["--port", "99999", "."], "give another port (0 is a free one), or an address of this machine"),
     ],
