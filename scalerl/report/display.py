@@ -146,8 +146,9 @@ class RunDisplay:
 def _cells(row: dict[str, Any], steps: int, occupancy: float | None) -> list[tuple[str, str, str, str]]:
     """Return two labels and values per line, short enough for a terminal of 80 columns."""
     done = int(12 * row["step"] / steps)
+    bar = "━" * done + "─" * (12 - done)
     return [
-        ("step", f"{row['step']}/{steps} {'━' * done + '─' * (12 - done)}", "pass rate", f"{row['pass_rate']:.3f} (batch)"),
+        ("step", f"{row['step']}/{steps} {bar}", "pass rate", f"{row['pass_rate']:.3f} (batch)"),
         (
             "generator", f"{row['generator_tokens_per_s']:,.0f} tok/s, {row['generator_idle']:.0%} idle",
             "trainer", f"{row['trainer_tokens_per_s']:,.0f} tok/s, {row['trainer_idle']:.0%} idle",
