@@ -7,8 +7,8 @@ import shutil
 import sys
 import textwrap
 
-LABEL = re.compile(r"\s*\S+\s{2,}|\s*")
-"""What the further lines of a paragraph are indented by: a word with two spaces after it, or the spaces in front."""
+LABEL = re.compile(r"\s*\S+(?: \S+)*\s{2,}|\s*")
+"""What the further lines of a paragraph are indented by: words with two spaces after them, or the spaces in front."""
 
 
 def say(text: str) -> None:
@@ -33,7 +33,7 @@ def _wrapped_line(line: str, width: int) -> str:
     if len(line) <= width:
         return line
     label = LABEL.match(line)
-    indent = label.end() if label and label.end() <= width // 3 else 2
+    indent = label.end() if label and label.end() <= 2 * width // 5 else 2
     head, body = line[:indent], line[indent:]
     rest = textwrap.wrap(body, max(20, width - indent), break_long_words=False, break_on_hyphens=False)
     return "\n".join([head + rest[0], *(" " * indent + more for more in rest[1:])]) if rest else line

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import secrets
 import socket
+from pathlib import Path
 from typing import Any
 
-from scalerl.cli.parsing import add_directories, directories
+from scalerl.cli.parsing import add_directories
 
 PORT = 8265
 
@@ -39,10 +40,12 @@ def watch(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise ConfigError(f"the live page needs {error.name}: pip install 'scalerl[watch]'") from error
     from scalerl.report.html import plotly_script
+    from scalerl.watch.state import find
     from scalerl.watch.watcher import Watcher
 
     plotly_script()  # fails now if plotly is missing, instead of showing empty figures
-    paths = directories(arguments.paths, "watch")
+    find(arguments.paths)  # those that the user names must exist; the default ones may be made by a later run
+    paths = arguments.paths or [Path("runs"), Path("studies")]
     watcher = Watcher(paths)
     try:
         listening = _listen(arguments.host, arguments.port)
@@ -51,7 +54,8 @@ def watch(arguments: argparse.Namespace) -> int:
         raise
     token = "" if is_loopback(arguments.host) else secrets.token_urlsafe(24)
     address = _address(arguments.host, listening.getsockname()[1], token)
-    print(f"{len(watcher.runs)} runs, {len(watcher.studies)} studies\nwatch at  {address}\nCtrl-C ends it", flush=True)
+    counts = f"{len(watcher.runs)} runs, {len(watcher.studies)} studies in {', '.join(map(str, paths))}"
+    print(f"{counts}; new ones appear by themselves\nwatch at  {address}\nCtrl-C ends it", flush=True)
     if arguments.open:
         import webbrowser
 
