@@ -42,7 +42,7 @@ class _ChildProcess(SpawnProcess):
 class ChildContext(SpawnContext):
     """Like `multiprocessing.get_context("spawn")`, with processes that leave signals to their parent and end with it.
 
-    The kernel kills a process when the thread that started it ends, so start it from a thread that lives as long.
+    The kernel kills a process when the thread that started it ends, so the thread must live at least as long.
     """
 
     Process = _ChildProcess
@@ -53,7 +53,7 @@ class _PoolProcess(_ChildProcess):
 
 
 class PoolContext(ChildContext):
-    """The same for the workers of a pool, which terminates them with SIGTERM."""
+    """A ChildContext for the workers of a pool. They do not ignore SIGTERM, because the pool ends them with it."""
 
     Process = _PoolProcess
 

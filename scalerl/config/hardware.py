@@ -1,4 +1,4 @@
-"""The machine's part of a run's configuration: device, types, threads, libraries."""
+"""The hardware settings of a run: device, data types, threads, libraries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scalerl.config.numbers import NoneOrFew
 
 
 class Hardware(Part):
-    """The machine."""
+    """Device, data types, threads and libraries."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU if torch finds one."""

@@ -1,4 +1,4 @@
-"""TensorBoard event files of any framework, read with TensorBoard's own reader."""
+"""TensorBoard event files of any framework, read with TensorBoard's reader."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scalerl.scaling import CurveError
 
 
 def tensorboard_rows(path: Path) -> tuple[list[Row], tuple[str, ...]]:
-    """The scalars of an event file, or of all event files below a directory: one row per writer and step.
+    """Return the scalars of an event file, or of all event files below a directory: one row per writer and step.
 
     Raises:
         CurveError: tensorboard is not installed, or there are no scalars.
@@ -18,9 +18,9 @@ def tensorboard_rows(path: Path) -> tuple[list[Row], tuple[str, ...]]:
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
-        raise CurveError(f"{path} is read with TensorBoard's own reader: pip install tensorboard") from error
+        raise CurveError(f"{path}: reading event files needs TensorBoard: pip install tensorboard") from error
     rows: list[Row] = []
-    # a resumed run writes another file; the names start with the time
+    # a resumed run writes another file; names start with the time, so they sort in order
     for file in [path] if path.is_file() else sorted(path.rglob("*tfevents*"), key=lambda p: p.name):
         events = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
         events.Reload()
@@ -31,7 +31,7 @@ def tensorboard_rows(path: Path) -> tuple[list[Row], tuple[str, ...]]:
 
 
 def file_rows(events: object) -> list[Row]:
-    """One row for each step of one file, in order of wall time; tensors of one number are scalars too."""
+    """Return one row for each step of one file, in order of wall time; tensors with one number count as scalars."""
     cells: dict[int, Row] = {}
     tags = events.Tags()  # type: ignore[attr-defined]
     for tag in tags["scalars"]:
