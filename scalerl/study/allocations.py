@@ -1,4 +1,4 @@
-"""The policies by which a study spends its budget: its slices, and which arms get the next one."""
+"""The policies by which a study spends its budget: the slices, and the arms that get each slice."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from scalerl.study.directory import StudyDirectory
 
 
 class Choice(NamedTuple):
-    """Which arms continue, and why, in words."""
+    """The arms that continue, and the reason as text."""
 
     arms: Sequence[str]
     reason: str
 
 
 class Spending(NamedTuple):
-    """A way to spend the budget."""
+    """The slices of the budget, and the policy that chooses the arms."""
 
     shares: tuple[float, ...]
     """Ascending shares of an arm's budget; the last is 1. The policy is called before each share except the first."""
@@ -26,12 +26,12 @@ class Spending(NamedTuple):
 
 
 def everyone(study: StudyDirectory) -> Choice:
-    """All arms continue."""
+    """Choose all arms."""
     return Choice([arm.name for arm in study.plan.arms], "")
 
 
 def by_forecast(study: StudyDirectory) -> Choice:
-    """The arms that may have the highest ceiling; none when the study is over. Adds a line to allocation.jsonl."""
+    """Choose the arms that may have the highest ceiling, none when the study is over; append to allocation.jsonl."""
     from scalerl.study.allocate import allocate
 
     axis, task = study.axis(), study.task()
@@ -39,7 +39,7 @@ def by_forecast(study: StudyDirectory) -> Choice:
     for key in study.runs():
         try:
             curves.setdefault(key.arm, []).append(Curve.read(study.run(key), axis=axis, task=task))
-        except CurveError:  # a run that failed before its second evaluation; its arm may have other runs
+        except CurveError:  # the run failed before its second evaluation; its arm may have other runs
             continue
     known = {name: runs for name, runs in curves.items() if runs}
     if len(known) < 2:
@@ -54,4 +54,5 @@ ALLOCATIONS: dict[str, Spending] = {
     "equal": Spending((1.0,), everyone),
     "forecast": Spending((0.25, 0.5, 0.75, 1.0), by_forecast),
 }
-"""equal: every arm gets its whole budget at once. forecast: in quarters, each only for arms that may be the best."""
+"""equal: every arm gets its whole budget at once. forecast: the budget is spent in quarters, and after each only the
+arms that may be the best continue."""

@@ -17,7 +17,7 @@ EFFECTS = {
     "unknown": "not measured yet",
     "reference": "the reference",
 }
-"""What an arm does, compared with the reference; sorted by importance."""
+"""Effects of an arm relative to the reference, sorted by importance."""
 
 
 def effect_of(against: Comparison | None) -> str:
@@ -40,14 +40,14 @@ def effect_of(against: Comparison | None) -> str:
 
 
 def sentence_of(name: str, reference: str, effect: str, against: Comparison | None, problems: str) -> str:
-    """Return an arm's verdict in words, with its numbers.
+    """Return an arm's verdict as a sentence with its numbers.
 
     Args:
         name: name of the arm.
-        reference: name of the arm it is compared with.
+        reference: name of the reference.
         effect: result of ``effect_of``.
-        against: the comparison; None if there is none.
-        problems: why the arm has no fit; empty if it has one.
+        against: comparison of the arm with the reference; None if there is none.
+        problems: reasons why the arm has no fit; empty if it has one.
     """
     if effect == "reference":
         return f"{name} is the reference."

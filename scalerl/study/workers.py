@@ -21,21 +21,21 @@ class Job(Protocol):
         """Return the exit code; None while it runs."""
 
     def stop(self) -> None:
-        """Ask it to write a checkpoint and stop; this may take a while."""
+        """Request a stop with a checkpoint, without waiting for it."""
 
 
 class Workers(Protocol):
     """A place to run processes."""
 
     count: int
-    """Number of processes that can run at once."""
+    """Number of processes that can run in parallel."""
 
     def start(self, command: Sequence[str], log: Path) -> Job:
-        """Start a process whose output is added to a log."""
+        """Start a process whose output is appended to a log."""
 
 
 class LocalJob:
-    """A child process in its own session, so that Ctrl-C does not reach it. It gets SIGTERM when this process ends."""
+    """A child process in a separate session, which Ctrl-C does not reach. It gets SIGTERM when this process ends."""
 
     def __init__(self, command: Sequence[str], log: Path) -> None:
         with log.open("ab") as out:
@@ -59,7 +59,7 @@ class LocalJob:
 
 
 class LocalWorkers:
-    """Processes of this machine."""
+    """Processes on this machine."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -70,7 +70,7 @@ class LocalWorkers:
 
 
 class RayJob:
-    """A task on a cluster."""
+    """A task on a Ray cluster."""
 
     def __init__(self, ray: Any, reference: Any) -> None:
         self._ray, self._reference = ray, reference
@@ -96,15 +96,15 @@ class RayWorkers:
     def __init__(
         self, address: str, count: int, cpus: float, gpus: float, own: Mapping[str, float] | None = None
     ) -> None:
-        """Connect.
+        """Connect to a Ray cluster.
 
         Args:
-            address: as in `ray.init`: "auto", "local", or HOST:PORT.
-            count: tasks at once; 0 for as many as fit on the cluster.
+            address: address as in `ray.init`: "auto", "local", or HOST:PORT.
+            count: number of parallel tasks; 0: as many as fit on the cluster.
             cpus: cores per run.
             gpus: GPUs per run.
-            own: cores (CPU) and GPUs that the actors of a run take. Only as many runs are started as leave
-                room for them: runs that occupy the whole cluster would wait for their actors forever.
+            own: cores (CPU) and GPUs of a run's actors, which are reserved. Otherwise, runs that occupy the whole
+                cluster would wait for their actors forever.
 
         Raises:
             ConfigError: Ray is not installed, or the cluster does not answer or is too small for one run.
@@ -119,8 +119,9 @@ class RayWorkers:
         room = min((have.get(name, 0.0) // need for name, need in needs.items() if need), default=1.0)
         if room < 1:
             raise ConfigError(
-                f"--ray {address}: a run needs {needs['CPU']:g} cores and {needs['GPU']:g} GPUs; "
-                f"the cluster has {have.get('CPU', 0):g} cores and {have.get('GPU', 0):g} GPUs"
+                f"--ray {address}: a run needs {needs['CPU']:g} cores and {needs['GPU']:g} GPUs; the cluster has "
+                f"{have.get('CPU', 0):g} cores and {have.get('GPU', 0):g} GPUs. Lower --ray-cpus or --ray-gpus, or add "
+                "nodes"
             )
         self.count = int(min(room, count or room))
         self._task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(run_to_its_end)

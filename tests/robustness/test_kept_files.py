@@ -219,9 +219,9 @@ TEXTS = tuple(
 STUDIES = tuple(
     Case(f"study: {what}", ("study", *words), both(*parts), says=says)
     for what, words, parts, says in (
-        ("-o holds notes", ("loo", "-o", "r"), (write("r/notes.txt", "mine"),), "holds no study"),
-        ("-o is a file", ("loo", "-o", "f"), (write("f", "mine"),), "holds no study"),
-        ("-o is a run", ("loo", "-o", "run"), (run,), "holds no study"),
+        ("-o holds notes", ("loo", "-o", "r"), (write("r/notes.txt", "mine"),), "contains no study"),
+        ("-o is a file", ("loo", "-o", "f"), (write("f", "mine"),), "contains no study"),
+        ("-o is a run", ("loo", "-o", "run"), (run,), "contains no study"),
         ("-o is another study", ("loo", "-o", "study"), (study,), ("another study", UNCHANGED)),
         ("resume of a run", ("resume", "run"), (run,), "no study here"),
         ("resume of a directory of notes", ("resume", "r"), (write("r/notes.txt", "mine"),), "no study here"),
