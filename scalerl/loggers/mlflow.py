@@ -14,28 +14,28 @@ from mlflow.tracking import MlflowClient
 from scalerl.loggers.base import LoggedRun, flat
 
 LONGEST = 500
-"""Characters of a parameter that are kept; stores of MLflow refuse longer ones, from 500 on in old versions."""
+"""Length to which parameters are cut, in characters; the limit of old versions of MLflow."""
 
 AT_ONCE = 100
-"""Parameters of one request; MLflow's limit."""
+"""Number of parameters per request; MLflow's limit."""
 
 MOST = 1000
-"""Numbers of one request; MLflow's limit."""
+"""Number of metrics per request; MLflow's limit."""
 
 EVERY_S = 5.0
-"""Seconds after which numbers are sent with those of the next step; a process that is killed loses so much."""
+"""Interval in seconds at which metrics are sent; a process that is killed loses those of the last interval."""
 
 REFUSED = re.compile(r"[^\w\-. /:]")
-"""Characters that MLflow refuses in names."""
+"""Characters that MLflow does not allow in names."""
 
 STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
 
 class MLflow:
-    """Writes a run of MLflow by its client, so that a run that the user has open in this process is untouched."""
+    """Writes a run through the client of MLflow, which leaves an active run of the user in this process unchanged."""
 
     def __init__(self, experiment: str = "scalerl", tracking_uri: str = "") -> None:
-        """Prepare; nothing is sent."""
+        """Store the settings; nothing is sent yet."""
         self._experiment, self._uri = experiment, tracking_uri
         self._waiting: list[Metric] = []
         self._sent = time.monotonic()
@@ -56,7 +56,7 @@ class MLflow:
         return self._id
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the numbers with those of the steps around: a request for each step takes three times the CPU time."""
+        """Log metrics. Several steps share a request, because one request per step takes three times the CPU time."""
         now = int(1000 * time.time())
         new = [Metric(_name(key), x, now, step) for key, x in metrics.items()]
         if len(self._waiting) + len(new) > MOST or time.monotonic() > self._sent + EVERY_S:

@@ -62,8 +62,8 @@ STILL = 0.01
 """Noise, as a share of the range, below which a run without a climb probably has its climb still ahead."""
 
 TAKE_OFF = {"still": (3, 6), "other": (3, 29)}
-"""Counts of first parts of public runs that a level explains better than a rise: (took off by more than 0.1 later,
-all)."""
+"""Counts of first parts of public runs that a level explains better than a rise: (later rose by as much as a fall in
+LATER_FALL, all)."""
 
 TAKE_OFF_DOUBLINGS = 2.0
 """Doublings of compute within which a take-off begins at this rate; longer runs were not observed."""

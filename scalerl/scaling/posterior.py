@@ -268,7 +268,7 @@ def log_volume(problem: Problem) -> float:
 def solve(
     problem: Problem, family: CurveFamily, place_K: list[Array], phi: Array
 ) -> tuple[Solved, LastCoefficient, Array]:
-    """Solve the linear problem in R0 (unless fixed), A and the second rise at each place; return also its log density."""
+    """Solve the linear problem in R0 (unless fixed), A and the second rise at each place; return its log density."""
     columns = family.columns(problem.log_c_N, place_K)
     rest = 1.0 - columns.first
     least, most = problem.least, problem.most

@@ -161,7 +161,7 @@ def test_a_logger_of_the_user_gets_the_calls_in_order_and_its_id_back_on_resume(
 
 @pytest.mark.parametrize("logger, problem", [
     ({"function": "logged_runs:Nobody"}, "has no function 'Nobody'"),
-    ({"function": "logged_runs:point", "params": {"step": 3}}, "has no method start"),
+    ({"function": "logged_runs:point", "params": {"step": 3}}, "without a method start"),
     ({"function": "logged_runs:Remembers"}, "must take ()"),
     ({"function": "logged_runs:Remembers", "params": {"file": 7}}, "TypeError"),
 ])  # fmt: skip
@@ -186,10 +186,12 @@ def test_a_logger_that_raises_is_said_once_and_counted_and_the_others_go_on(wher
     good, bad = tmp_path / "good", tmp_path / "bad"
     makers = {"bad": lambda: Remembers(bad, fails_in=where), "good": lambda: Remembers(good)}
     said = session(config_of(), tmp_path, 0, 3, makers=makers)
-    assert said[0] == f"logger bad: ValueError: no {where} today; the run continues without what it was given"
+    assert (
+        said[0] == f"logger bad: ValueError: no {where} today; the run continues, and the data of failed calls are lost"
+    )
     left = 6 if where == "start" else lost
     assert said[1:] == [
-        f"logger bad: 0 calls were dropped, {left} failed, 0 were not done; the files of the run directory are complete"
+        f"logger bad: 0 calls were dropped, {left} failed, 0 were not made; the files in the run directory are complete"
     ]
     assert [call[0] for call in calls(good)] == ["start", "log", "log", "log", "log", "finish"]
 
@@ -207,7 +209,7 @@ def test_a_logger_that_hangs_takes_no_time_of_the_run_and_its_drops_are_counted(
     followers.close()
     assert handed_s < 1.0
     assert time.monotonic() - began < 5.0
-    assert said[0].startswith("logger slow does not keep up: 1000 rows wait for it")
+    assert said[0].startswith("logger slow is too slow: 1000 rows are waiting")
     dropped = int(said[-1].split(" calls were dropped")[0].rpartition(" ")[2])
     assert 599 <= dropped <= 601 and said[-1].endswith("the files of the run directory are complete")
 
