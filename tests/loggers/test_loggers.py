@@ -211,7 +211,7 @@ def test_a_logger_that_hangs_takes_no_time_of_the_run_and_its_drops_are_counted(
     assert time.monotonic() - began < 5.0
     assert said[0].startswith("logger slow is too slow: 1000 rows are waiting")
     dropped = int(said[-1].split(" calls were dropped")[0].rpartition(" ")[2])
-    assert 599 <= dropped <= 601 and said[-1].endswith("the files of the run directory are complete")
+    assert 599 <= dropped <= 601 and said[-1].endswith("the files in the run directory are complete")
 
 
 def test_a_worker_ends_by_itself_where_its_jobs_exit():
