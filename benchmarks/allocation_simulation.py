@@ -41,8 +41,8 @@ class Setting:
 
 
 SETTINGS = {
-    "3 seeds an arm": Setting(),
-    "harder: 1 seed an arm, twice the noise, closer arms": Setting(seeds=1, noise_sd=0.016, low_gap=(0.02, 0.10)),
+    "3 seeds per arm": Setting(),
+    "harder: 1 seed per arm, twice the noise, closer arms": Setting(seeds=1, noise_sd=0.016, low_gap=(0.02, 0.10)),
 }
 
 

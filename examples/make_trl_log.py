@@ -1,4 +1,4 @@
-"""Writes trl_log/trainer_state.json: a log as of GRPO in TRL, with synthetic numbers on a known curve.
+"""Write trl_log/trainer_state.json: a log in the format of TRL's GRPO trainer, with synthetic numbers on a known curve.
 
 python examples/make_trl_log.py
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent / "trl_log"
 START, CEILING, MIDPOINT, STEEPNESS = 0.22, 0.71, 120.0, 1.6
-"""R0, A, Cmid (training steps) and B of the law that the evaluations follow."""
+"""R0, A, C_mid (training steps) and B of the law that the evaluations follow."""
 
 
 def state(steps=800, every=40, logged=10, seed=0):

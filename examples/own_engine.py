@@ -39,7 +39,7 @@ class Counting:
 if __name__ == "__main__":
     model = tiny_model(LETTERS + ">")
     check_engine("own_engine:Counting", str(model))
-    print("the engine keeps the contract")
+    print("the engine fulfills the contract")
     run = scalerl.train(
         model=model,
         data=words(LETTERS, 100),

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Iterator
 from multiprocessing import parent_process, resource_tracker
 from multiprocessing.connection import wait
@@ -13,6 +14,26 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any
 
 from scalerl.signals import STOPPING, end_with
+
+
+class ProcessDied(RuntimeError):
+    """A process that a run needs has ended or failed. The message is one line and names the process."""
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        """Store the message and the traceback of the process, if it failed by an exception."""
+        super().__init__(message)
+        self.trace = trace
+
+
+def fault(error: Exception) -> tuple[str, str]:
+    """Return the exception that ends a child process as one line and a traceback, for a message to its parent.
+
+    Example: fault(error) == ("ValueError: no such model: a/b", "Traceback (most recent call last): ...")
+    """
+    if isinstance(error, ProcessDied):  # of a process that this one started
+        return str(error), error.trace
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' if text else ''}{text[:500]}", traceback.format_exc()
 
 
 class _ChildProcess(SpawnProcess):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.exits import FAILED, complain, prepare_environment
 from scalerl.cli.train import check_model
+from scalerl.cli.witness import witnessed
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -54,19 +55,22 @@ def run_eval(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: the model or a suite does not exist, or an option is not allowed.
     """
-    from scalerl.files import next_directory, safe_name, write_whole
     from scalerl.outputs import check_new_directory
+    from scalerl.trust import check_trust, code_of
 
     prepare_environment()
-    from scalerl.trust import check_trust
-
     if arguments.output is not None:
         check_new_directory(arguments.output, "-o")
     config, tasks = eval_config(arguments)
     check_model(config)
     check_trust([config], arguments.model, trusted=arguments.trust, typed=[arguments.reward or ""])
+    return witnessed(code_of(config), lambda: _evaluate(arguments, config, tasks))
+
+
+def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[PromptFile]) -> int:
     from scalerl.config.base import replace
     from scalerl.evaluate.run import Evaluator
+    from scalerl.files import next_directory, safe_name, write_whole
     from scalerl.tasks.user_rewards import RewardError
     from scalerl.training.launch import resolve
 

@@ -91,6 +91,11 @@ def watch_signals() -> None:
     _watching = True
 
 
+def is_command() -> bool:
+    """Return whether this process was started as a command, and not as a script or notebook that imports scalerl."""
+    return _watching
+
+
 def _watch(source: int) -> None:
     """End the process at the second signal.
 

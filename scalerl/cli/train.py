@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from scalerl.cli.exits import FAILED, StopFlag, complain, prepare_environment
 from scalerl.cli.parsing import Parser
 from scalerl.cli.terminal import say
+from scalerl.cli.witness import witnessed
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -49,7 +50,7 @@ def train(words: list[str]) -> int:
         return 0
     from scalerl.config import read_config
     from scalerl.config.base import ConfigError
-    from scalerl.trust import check_trust
+    from scalerl.trust import check_trust, code_of
 
     words, run_dir = _take_option(words, "--run-dir")
     dry_run, trusted = "--dry-run" in words, "--trust" in words
@@ -72,7 +73,7 @@ def train(words: list[str]) -> int:
 
         return start(config, path, display, stop)
 
-    return _run(config, begin)
+    return witnessed(code_of(config), lambda: _run(config, begin), path)
 
 
 def check_model(config: RunConfig, *, weights: bool = True) -> None:
@@ -108,7 +109,7 @@ def resume(words: list[str]) -> int:
     """Run `scalerl resume`; return the exit code."""
     from scalerl.config.base import given, replace
     from scalerl.training.run_dir import saved_config
-    from scalerl.trust import check_trust
+    from scalerl.trust import check_trust, code_of
 
     parser = Parser(
         prog="scalerl resume", description=RESUME, allow_abbrev=False,
@@ -130,7 +131,7 @@ def resume(words: list[str]) -> int:
 
         return resume_run(arguments.directory, arguments.steps, display, stop, options)
 
-    return _run(config, restart)
+    return witnessed(code_of(config), lambda: _run(config, restart), arguments.directory)
 
 
 def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:

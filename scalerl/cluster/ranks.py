@@ -12,6 +12,7 @@ from scalerl.cluster.connect import last_line
 from scalerl.cluster.resources import rank_resources
 from scalerl.config.base import ConfigError
 from scalerl.config.run import RunConfig
+from scalerl.plugins import PluginError
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.training.learner.base import BadGradient
 from scalerl.training.learner.ranks import RAISED_S, LearnerDied, RankSpec, build_rank, perform
@@ -70,7 +71,7 @@ class RayRanks:
         Waits for: an answer of every rank. Unblocked by: the answers, the death of a rank, or the timeout.
 
         Raises:
-            BadGradient, ConfigError: raised by a rank.
+            BadGradient, ConfigError, PluginError: raised by a rank.
             LearnerDied: a rank ended, failed or took longer than `timeout_s` seconds; all ranks are ended then.
         """
         if self._death:
@@ -119,7 +120,7 @@ class RayRanks:
             try:
                 self._ray.get(done[0])
             except self._ray.exceptions.RayTaskError as error:
-                if not isinstance(error.cause, BadGradient | ConfigError):
+                if not isinstance(error.cause, BadGradient | ConfigError | PluginError):
                     killed = self._killed(references, pending)
                     rank, how = killed or (rank, f"failed: {last_line(error)}")
                     raise self._died(rank, how, method) from None

@@ -18,6 +18,7 @@ from scalerl.config.data import PromptFile, TaskData
 from scalerl.config.run import Scoring
 from scalerl.evaluate.metrics import majority, pass_at_powers
 from scalerl.files import whole
+from scalerl.models.cpu import compiled
 from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer, stop_tokens
 from scalerl.prompts.dataset import load_prompts, task_prompts
 from scalerl.rollouts.engine import Sampling
@@ -25,7 +26,8 @@ from scalerl.rollouts.generate import generate
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
 from scalerl.tasks.answers import ANSWERS
-from scalerl.tasks.scoring import make_scoring, worker_pool
+from scalerl.tasks.pool import ProcessEnded, ScoringPool
+from scalerl.tasks.scoring import make_scoring
 from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.training.evaluation import held_out_visits, mean_at_k
 from scalerl.training.rollout_rows import rollout_row
@@ -105,6 +107,7 @@ class Evaluator:
         """
         assert isinstance(config.model, HuggingFaceModel), config.model
         torch.set_num_threads(config.hardware.generator_threads + config.hardware.trainer_threads)
+        compiled.use(config.hardware.kernels)
         self.config, self._note = config, note
         path = local_model(config.model.path, config.hardware.dtype, note)
         revision = config.model.revision
@@ -239,13 +242,11 @@ def answers_of(verifier: str, texts: Sequence[str], settings: Scoring) -> list[s
     find = ANSWERS[verifier]
     if not VERIFIERS[verifier].killable:
         return [find(text) for text in texts]
-    from pebble import ProcessExpired
-
     found: list[str | None] = []
-    with worker_pool(1, VERIFIERS[verifier].prepare, settings) as pool:
-        for future in [pool.schedule(find, args=(text,), timeout=settings.timeout_s) for text in texts]:
+    with ScoringPool(1, VERIFIERS[verifier].prepare, settings) as pool:
+        for call in [pool.schedule(find, text, limit_s=settings.timeout_s) for text in texts]:
             try:
-                found.append(future.result())
-            except (TimeoutError, ProcessExpired):
+                found.append(pool.result(call))
+            except (TimeoutError, ProcessEnded):
                 found.append(None)
     return found

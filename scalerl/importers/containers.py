@@ -12,6 +12,7 @@ from typing import Any
 
 from scalerl.files import parse_json, read_bytes, trouble
 from scalerl.importers.rows import RUN_COLUMNS, Row, as_cell, flat
+from scalerl.importers.tensorboard import event_files, tensorboard_rows
 from scalerl.scaling import CurveError
 
 BAD_LINES = 0.1
@@ -63,12 +64,14 @@ def read_log(path: Path) -> Log:
 
 
 def read_directory(path: Path) -> Log:
-    """Read the log in a run's directory: the first of ``INSIDE`` that exists."""
+    """Read the log in a run's directory: the first of ``INSIDE`` that exists, or TensorBoard's event files."""
     for pattern, pick in INSIDE:
         found = sorted(path.glob(pattern))
         if found:
-            return read_log(pick(found)) if pick else read_tensorboard(path)
-    looked = ", ".join(pattern for pattern, _ in INSIDE)
+            return read_log(pick(found))
+    if event_files(path):
+        return read_tensorboard(path)
+    looked = ", ".join([*(pattern for pattern, _ in INSIDE), "**/*tfevents*"])
     raise CurveError(f"{path} is a directory without a known log; looked for {looked}; give the file")
 
 
@@ -95,8 +98,6 @@ def read_wandb(path: Path) -> Log:
 
 def read_tensorboard(path: Path) -> Log:
     """Read an event file or a directory of them; see tensorboard.py."""
-    from scalerl.importers.tensorboard import tensorboard_rows
-
     rows, notes = tensorboard_rows(path)
     return Log(rows, "tensorboard", notes)
 
@@ -107,14 +108,13 @@ BINARY: tuple[tuple[Callable[[Path, bytes], bool], Callable[[Path], Log]], ...] 
 )
 """Binary formats: the test that recognizes each, and its reader."""
 
-INSIDE: tuple[tuple[str, Callable[[list[Path]], Path] | None], ...] = (
+INSIDE: tuple[tuple[str, Callable[[list[Path]], Path]], ...] = (
     ("trainer_state.json", only),
     ("checkpoint-*/trainer_state.json", newest),
     ("run-*.wandb", only),
     ("latest-run/run-*.wandb", only),
     ("points.jsonl", only),  # a run of scalerl, which also has a metrics.jsonl
     ("metrics.jsonl", only),
-    ("**/*tfevents*", None),
 )
 """Logs in a run's directory, in the order in which they are tried."""
 

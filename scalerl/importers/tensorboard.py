@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from scalerl.importers.dialect import GENERIC_EVALUATIONS, Dialect
@@ -21,13 +22,35 @@ def tensorboard_rows(path: Path) -> tuple[list[Row], tuple[str, ...]]:
         raise CurveError(f"{path}: reading event files needs TensorBoard: pip install tensorboard") from error
     rows: list[Row] = []
     # a resumed run writes another file; names start with the time, so they sort in order
-    for file in [path] if path.is_file() else sorted(path.rglob("*tfevents*"), key=lambda p: p.name):
+    for file in [path] if path.is_file() else event_files(path):
         events = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
         events.Reload()
         rows += file_rows(events)
     if not rows:
         raise CurveError(f"{path} has no scalars; give the event files of the run")
     return rows, ()
+
+
+MOST_ENTRIES = 20_000
+"""Largest number of files and directories in a search for event files."""
+
+
+def event_files(directory: Path) -> list[Path]:
+    """Return the event files below a directory, sorted by name. Links to directories are not followed.
+
+    Raises:
+        CurveError: the directory contains more files than a run writes.
+    """
+    found, seen = [], 0
+    for place, directories, files in os.walk(directory):
+        seen += len(directories) + len(files)
+        if seen > MOST_ENTRIES:
+            raise CurveError(
+                f"{directory} holds more than {MOST_ENTRIES} files and directories, too many to search for a log; give "
+                "the directory of one run, or the file"
+            )
+        found += [Path(place, name) for name in files if "tfevents" in name]
+    return sorted(found, key=lambda file: file.name)
 
 
 def file_rows(events: object) -> list[Row]:

@@ -66,9 +66,11 @@ class Policy(nn.Module):
         """Version of the weights, if an engine has loaded them."""
         self._upcast_head: Tensor | None = None
         if self.device.type == "cpu":
+            from scalerl.models.cpu.mlp import accelerate_mlps
             from scalerl.models.cpu.norm import accelerate_norms
             from scalerl.models.cpu.rotary import accelerate_rotary
 
+            accelerate_mlps(model)
             accelerate_norms(model)
             accelerate_rotary(model)
             self.use_matmul(matmul)

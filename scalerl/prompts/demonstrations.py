@@ -14,6 +14,7 @@ from typing import Any
 from scalerl.config.base import ConfigError, short
 from scalerl.config.data import PromptFile, TextTask
 from scalerl.config.supervised import Supervised
+from scalerl.models.template import render
 from scalerl.prompts.dataset import encode_prompt
 from scalerl.prompts.files import read_objects
 from scalerl.prompts.layouts import whole_text
@@ -123,7 +124,7 @@ def end_token(tokenizer: Any, task: TextTask, stop: Collection[int]) -> int:
     if tokenizer.chat_template and task.chat_template != "never":
         mark = "0123456789"
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
-        after = tokenizer.apply_chat_template(messages, tokenize=False).rpartition(mark)[2]
+        after = render(tokenizer, messages, answer=False).rpartition(mark)[2]
         ending = next((i for i in tokenizer(after, add_special_tokens=False)["input_ids"] if i in stop), None)
         if ending is not None:
             return int(ending)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from scalerl.config.base import ConfigError
+from scalerl.processes import ProcessDied
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.spawned import Launch, SpawnedWorker, WorkerHandle
 from scalerl.rollouts.weights.base import WeightChannel
@@ -27,7 +28,7 @@ SendWeights = Callable[[int, WeightChannel], None]
 """(version, channel): sends the weights over the channel; a learner's `send`."""
 
 
-class WorkerDied(RuntimeError):
+class WorkerDied(ProcessDied):
     """The generator process ended or failed; the message includes its name."""
 
 
@@ -284,7 +285,8 @@ class Pipeline:
                 self._death = self._death or WorkerDied(worker.obituary())
                 return
             if name == "failed":
-                self._death = WorkerDied(f"{worker.name} failed:\n{content}")
+                said, trace = content
+                self._death = WorkerDied(f"{worker.name} failed: {said}", trace)
             elif name == "refused":
                 self._death = ConfigError(content)
             elif name == "group":

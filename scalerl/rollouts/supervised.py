@@ -203,7 +203,9 @@ class Supervisor:
         self._in_a_row += 1
         again = sum(engine.bury() for engine in self.engines)
         if self._in_a_row >= self._limits.deaths:
-            raise EngineDied(f"{self.name} died {self._in_a_row} times without finishing a sequence; the last: {error}")
+            raise EngineDied(
+                f"{self.name} died {self._in_a_row} times without finishing a sequence; the last: {error}", error.trace
+            )
         self._note(f"{error}\nIt is restarted; its {again} unfinished sequences are sampled again from their prompts")
         self._future = self._begin()
 

@@ -17,6 +17,7 @@ from scalerl.config.hardware import Hardware
 from scalerl.learn.custom import check_functions
 from scalerl.loggers.build import makers_of
 from scalerl.loggers.follow import Followers
+from scalerl.models.cpu import compiled
 from scalerl.models.layout import WeightLayout
 from scalerl.models.policy import Policy, check_vocabulary, load_tokenizer, stop_tokens
 from scalerl.outputs import check_apart
@@ -37,12 +38,13 @@ from scalerl.training.devices import devices_of
 from scalerl.training.learner.base import Learner
 from scalerl.training.learner.helpers import helpers_of
 from scalerl.training.learner.policy_learner import batch_flops
-from scalerl.training.learner.ranks import LearnerGroup
+from scalerl.training.learner.ranks import LearnerDied, LearnerGroup
 from scalerl.training.learner.single import SingleLearner
 from scalerl.training.manifest import finish_stamps
-from scalerl.training.matmul import check_matmul, resolve_matmul
+from scalerl.training.matmul import check_matmul, resolve_kernels, resolve_matmul
 from scalerl.training.pinned import pinned
 from scalerl.training.progress import Display, Progress
+from scalerl.training.recovery import recorded
 from scalerl.training.resumed import (
     check_unchanged,
     flops_notes,
@@ -180,6 +182,7 @@ def _assemble(
     directory: RunDirectory | None = None,
 ) -> Session:
     torch.set_num_threads(config.hardware.trainer_threads)
+    compiled.use("torch")  # until the run's choice is known, so that a cached warm start does not depend on it
     check_functions(config.recipe)
     makers = makers_of(config)
     backend = BACKENDS[config.placement.backend](config)
@@ -188,6 +191,7 @@ def _assemble(
     prompts = load_prompts(config, tokenizer)
     scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
     ranks = config.placement.trainer_ranks
+    config = resolve_kernels(config, display.note, resumed=directory is not None)
     # with several ranks, this process only inspects the model; each rank loads its shard
     policy = load_of(config, model_path, "cpu" if ranks > 1 else config.hardware.device, config.hardware.trainer_matmul)
     config = resolve_matmul(config, policy, resumed=directory is not None)
@@ -215,7 +219,10 @@ def _assemble(
         make_engines=backend.make_engines,
     )
     channel = backend.channel(WeightLayout.of(sent_weights(config, policy)), path)
-    learner = _several(config, model_path, policy, channel, backend) if ranks > 1 else _single(config, policy)
+    try:
+        learner = _several(config, model_path, policy, channel, backend) if ranks > 1 else _single(config, policy)
+    except LearnerDied as error:
+        raise LearnerDied(recorded(error, path)) from None
     session = Session(
         config=config,
         directory=directory,

@@ -25,6 +25,7 @@ from scalerl.config.base import ConfigError
 from scalerl.config.hardware import Hardware
 from scalerl.config.recipe import AdamW, Reinforce
 from scalerl.config.supervised import Supervised
+from scalerl.models.cpu import compiled
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer, stop_tokens
 from scalerl.outputs import check_apart, check_new_directory
@@ -164,6 +165,7 @@ def held_out_loss(policy: Policy, rows: Sequence[Demonstration], micro_batch_tok
 
 def _load(settings: Supervised, report: Report) -> tuple[Policy, Any]:
     hardware = resolve_hardware(Hardware(device=settings.device, dtype=settings.dtype))
+    compiled.use(hardware.kernels)
     path = local_model(settings.model, hardware.dtype, report)
     tokenizer = load_tokenizer(path, settings.revision)
     policy = load_policy(

@@ -2,6 +2,7 @@
 
 import ast
 import json
+import resource
 import shutil
 import struct
 import time
@@ -19,11 +20,13 @@ from robustness.campaign import Case, check_here, write
 from scalerl.cli.plan import plan
 from scalerl.config import read_config
 from scalerl.config.base import ConfigError
+from scalerl.config.data import TextTask
 from scalerl.models.files import check_model_files
 from scalerl.models.loading import load_model
 from scalerl.models.policy import check_vocabulary, load_policy, load_tokenizer, stop_tokens
 from scalerl.models.template import check_template, render
 from scalerl.placement.shape import shape_of
+from scalerl.prompts.demonstrations import end_token
 from scalerl.training.run_model import local_model
 from scalerl.training.warm_start import make_tokenizer
 
@@ -380,6 +383,39 @@ def test_an_invalid_chat_template_is_refused(model, name, template, said):
     with pytest.raises(ConfigError) as caught:
         check_template(tokenizer)
     assert said in str(caught.value) and "set data.chat_template = 'never'" in str(caught.value)
+
+
+ENDLESS = {
+    "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "a macro that calls itself": "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+    "a power": "{{ messages[0]['content'] and 9 ** (9 ** 9) }}",
+    "a constant power": "{{ 9 ** (9 ** 9) }}",
+    "text without end": "{% for a in range(99999) %}{% for b in range(9999) %}{{ messages }}{% endfor %}{% endfor %}",
+    "a text of 100 GB": "{{ messages[0]['content'] * 10 ** 11 }}",
+    "a text of 10 MB": "{{ messages[0]['content'] * 10 ** 6 }}",
+}
+"""Templates that would use all the time or memory of the machine."""
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_template_without_end_is_refused_within_its_time_limit(model, name, monkeypatch):
+    monkeypatch.setattr("scalerl.models.template.LIMIT_S", 0.3)
+    tokenizer = load_tokenizer(str(model))
+    tokenizer.chat_template = ENDLESS[name]
+    began, limits = time.monotonic(), resource.getrlimit(resource.RLIMIT_AS)
+    with pytest.raises(
+        ConfigError, match="the chat template of the model's tokenizer fails on messages of the roles user"
+    ):
+        check_template(tokenizer)
+    assert time.monotonic() - began < 5 and resource.getrlimit(resource.RLIMIT_AS) == limits
+
+
+def test_the_end_token_of_a_template_without_end_is_refused_too(model, monkeypatch):
+    monkeypatch.setattr("scalerl.models.template.LIMIT_S", 0.3)
+    tokenizer = load_tokenizer(str(model))
+    tokenizer.chat_template = ENDLESS["nested loops"]
+    with pytest.raises(ConfigError, match=r"TimeLimit: took longer than 0\.3 s"):
+        end_token(tokenizer, TextTask(kind="sft"), {1})
 
 
 def test_a_valid_template_is_used_and_an_unsupported_role_is_reported(model):

@@ -114,6 +114,8 @@ IMPORTS = [
     log("--column of no role", BUILT["verl jsonl"], "role", words=("--column", "x=y")),
     log("-o below a file", BUILT["verl jsonl"], "log.jsonl/p", words=("-o", "log.jsonl/p")),
     log("-o a directory", BUILT["verl jsonl"], "directory", words=("-o", ".")),
+    Case("log: all files of the machine", ("import", "/"), says="too many to search"),
+    Case("log: a directory that links to itself", ("import", "."), lambda here: (here / "a").symlink_to(here), "log"),
     *(log(f"TRL: cut off at {k}", TRAINER_STATE[:k], (), "trainer_state.json")
       for k in range(1, len(TRAINER_STATE) - 2, len(TRAINER_STATE) // 12)),
     *(log(f"{name}: cut off at {k} of 8", text[: len(text) * k // 8], (), allowed=(0, 1, 2))

@@ -133,8 +133,11 @@ def test_eager_keeps_the_staleness_bound():
 
 def test_a_failure_in_the_generator_raises_in_take_with_its_name():
     began = time.perf_counter()
-    with pytest.raises(WorkerDied, match=r"the generator process .* failed:(.|\n)*the engine broke"):
+    with pytest.raises(
+        WorkerDied, match=r"^the generator process \(\d+\) failed: ValueError: the engine broke$"
+    ) as raised:
         train(ScriptedSpec(PipelineRL(), fail_at_tick=5), updates=20)
+    assert raised.value.trace.startswith("Traceback") and 'raise ValueError("the engine broke")' in raised.value.trace
     assert time.perf_counter() - began < 10
 
 

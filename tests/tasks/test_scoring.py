@@ -10,7 +10,7 @@ import pytest
 from scalerl.config import Scoring, read_config
 from scalerl.config.base import ConfigError
 from scalerl.tasks import math as math_task
-from scalerl.tasks import scoring
+from scalerl.tasks import pool, scoring
 from scalerl.tasks.base import Verdict, Verifier, verdict
 from scalerl.tasks.failures import Failures
 from scalerl.tasks.scoring import FunctionScorer, ProcessScorer, ThreadScorer, make_scoring
@@ -80,7 +80,7 @@ def test_processes_score_in_order_if_a_verifier_hangs_or_crashes(monkeypatch, tm
     import hanging_verifier
 
     # the pool's initialiser imports it in each process
-    monkeypatch.setattr(scoring, "_prepare", hanging_verifier.install)
+    monkeypatch.setattr(pool, "_prepare", hanging_verifier.install)
     try:
         scorer = ProcessScorer("trap", scoring.VERIFIERS["trap"], Scoring(workers=2, timeout_s=1.5))
         began = time.perf_counter()

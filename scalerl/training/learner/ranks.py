@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from scalerl.config.model import HuggingFaceModel
 from scalerl.config.run import RunConfig
+from scalerl.processes import ProcessDied
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.training.learner.base import Learner, PromptedRollout, StepStats, TrainBatch
 
@@ -27,7 +28,7 @@ RAISED_S = 10.0
 """Seconds after the first exception of a rank in which the others must answer; later ones are waiting for that rank."""
 
 
-class LearnerDied(RuntimeError):
+class LearnerDied(ProcessDied):
     """A trainer rank ended, failed or did not answer in time; the message names it. The others were ended too."""
 
 
@@ -38,7 +39,7 @@ class RankTransport(Protocol):
         """Run `perform(learner, channels, method, arguments)` on every rank and return the answers by rank.
 
         Raises:
-            BadGradient, ConfigError: As raised by the ranks.
+            BadGradient, ConfigError, PluginError: As raised by the ranks.
             LearnerDied: A rank ended, failed or took longer than `timeout_s` seconds; all ranks were ended.
         """
         ...
@@ -204,10 +205,12 @@ def load_learner(spec: RankSpec, mesh: DeviceMesh) -> ShardedLearner:
     """Load this rank's shard of the model and create the learner for the recipe."""
     import torch
 
+    from scalerl.models.cpu import compiled
     from scalerl.training.learner.fsdp import ShardedLearner
     from scalerl.training.learner.shard import load_sharded
 
     config, dtype = spec.config, spec.config.hardware.dtype
+    compiled.use(config.hardware.kernels)
     policy = load_sharded(
         spec.model_path,
         mesh,
