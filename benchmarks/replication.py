@@ -28,10 +28,11 @@ from typing import Any
 import numpy as np
 import work
 
+from scalerl.files import read_rows
 from scalerl.scaling import Curve, Estimate, fit
 from scalerl.scaling.backtest import split_at
 from scalerl.study.analysis import study_results
-from scalerl.study.directory import StudyDirectory, rows
+from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import RunKey, plan_toml
 from scalerl.study.results import METRICS, ArmResult
 
@@ -59,10 +60,10 @@ def pack(study: StudyDirectory) -> dict[str, Any]:
 def _packed(study: StudyDirectory, key: RunKey, journal: list[dict[str, Any]]) -> dict[str, Any]:
     run, every = study.run(key), study.config(key).evaluation.every
     mine = [row for row in journal if RunKey(row["arm"], row["seed"]) == key]
-    points = [{name: row[name] for name in POINTS} for row in rows(run / "points.jsonl")]
+    points = [{name: row[name] for name in POINTS} for row in read_rows(run / "points.jsonl")]
     metrics = [
         _mean(list(interval))
-        for _, interval in groupby(rows(run / "metrics.jsonl"), key=lambda row: (row["step"] - 1) // every)
+        for _, interval in groupby(read_rows(run / "metrics.jsonl"), key=lambda row: (row["step"] - 1) // every)
     ]
     # remove the path of the machine from the last message of a run
     return {

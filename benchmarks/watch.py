@@ -136,7 +136,7 @@ def follow(paths: list[Path], pid: int, seconds: float, steps: int, every: int) 
 
 def measure(options: argparse.Namespace, tab: Any, root: Path) -> dict[str, Any]:
     paths = make_runs(root / "runs", options.runs, options.steps, options.every)
-    beats = [Heartbeat(path) for path in paths]
+    beats = [Heartbeat(path, phase="training") for path in paths]
     for beat in beats:
         beat.__enter__()
     process, address, started = start(root / "runs")

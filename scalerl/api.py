@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from scalerl.files import read_rows
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -132,7 +133,7 @@ class Run:
     @property
     def step(self) -> int:
         """Number of updates so far."""
-        rows = _rows(self.path / "metrics.jsonl")
+        rows = read_rows(self.path / "metrics.jsonl")
         return int(rows[-1]["step"]) if rows else 0
 
     @property
@@ -148,12 +149,12 @@ class Run:
     @property
     def points(self) -> Any:
         """Evaluations (docs/metrics.md), one per row: a pandas DataFrame, or a list of dicts without pandas."""
-        return _frame(_rows(self.path / "points.jsonl"))
+        return _frame(read_rows(self.path / "points.jsonl"))
 
     @property
     def metrics(self) -> Any:
         """Training steps (docs/metrics.md), one per row: a pandas DataFrame if pandas is installed, else a list."""
-        return _frame(_rows(self.path / "metrics.jsonl"))
+        return _frame(read_rows(self.path / "metrics.jsonl"))
 
     def curve(self, task: str | None = None, compute: str | None = None) -> Curve:
         """Return the compute-performance curve.
@@ -323,14 +324,6 @@ def _children_without_main() -> Iterator[None]:
         yield
     finally:
         main.__dict__.update(held)
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a JSONL file that may still grow, without an incomplete last line."""
-    if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].split("\n") if line]
 
 
 def _frame(rows: list[dict[str, Any]]) -> Any:

@@ -97,6 +97,12 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the complete rows of a JSONL file that may still grow; a file that does not exist yet has none."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].split("\n") if line]
+
+
 def check_file(path: Path) -> None:
     """Refuse a path that is not a regular, non-empty file.
 

@@ -26,11 +26,11 @@ class ProcessDied(RuntimeError):
 
 
 def fault(error: Exception) -> tuple[str, str]:
-    """Return the exception that ends a child process as one line and a traceback, for a message to its parent.
+    """Return the exception that ends a child process as one line and a traceback, for the parent.
 
     Example: fault(error) == ("ValueError: no such model: a/b", "Traceback (most recent call last): ...")
     """
-    if isinstance(error, ProcessDied):  # of a process that this one started
+    if isinstance(error, ProcessDied):  # the message and traceback of a process that this process started
         return str(error), error.trace
     text = " ".join(str(error).split())
     return f"{type(error).__name__}{': ' if text else ''}{text[:500]}", traceback.format_exc()

@@ -15,6 +15,11 @@ PARENT = "SCALERL_PARENT"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
+def environment_of_run() -> dict[str, str]:
+    """Return the environment of a run that a study starts: the run stops with a checkpoint if this process ends."""
+    return {**os.environ, PARENT: str(os.getpid())}
+
+
 def obey_study() -> None:
     """Receive SIGTERM when the study that started this process ends, so that the run stops with a checkpoint."""
     started_by = os.environ.get(PARENT, "")

@@ -15,7 +15,7 @@ def check_engine(function: str, model: str, params: Mapping[str, Any] | None = N
     The following is checked:
 
     - Every request finishes once, with arrays of equal length, tokens of the vocabulary and the model's
-      log-probabilities. Cancelled requests never finish.
+      log-probabilities. Canceled requests never finish.
     - Deterministic engines: tokens do not depend on the other requests in the batch. After a swap, the engine uses the
       new weights with the old cache, and every token has the right version and log-probability.
     - Engines with `exact_resume`: a new engine continues from a saved state with the same tokens.

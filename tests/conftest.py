@@ -1,6 +1,8 @@
+import importlib
 import os
 import signal
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -19,3 +21,23 @@ def lab_model(tmp_path_factory):
     import runs
 
     return runs.make_model(tmp_path_factory.mktemp("lab") / "model")
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """A function that imports a script of benchmarks/ by its name."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    return importlib.import_module
+
+
+@pytest.fixture
+def user_code(tmp_path, monkeypatch):
+    """A function that writes a module of the user into the working directory, from which it can be imported."""
+    from scalerl import plugins
+    from scalerl.tasks import custom, user_rewards
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield lambda name, text: (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+    for cached in (plugins.loaded, user_rewards._loaded, custom._made):
+        cached.cache_clear()

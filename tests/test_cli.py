@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import runs
+from commands import call
 from tiny_models import tiny_model
 
 from scalerl import cli
@@ -16,12 +17,6 @@ from scalerl.config.recipe import RECIPES
 from scalerl.signals import STOPPING
 
 POINTS = [(0, 0.20), (100, 0.31), (200, 0.42), (400, 0.51), (800, 0.56), (1600, 0.585), (3200, 0.595)]
-
-
-def call(capsys, *words):
-    code = cli.main([str(word) for word in words])
-    out = capsys.readouterr()
-    return code, out.out, out.err
 
 
 def complain(capsys, *words):

@@ -88,7 +88,7 @@ def cells(found: RunState) -> tuple[str, str, str, str, str, str]:
     if task:
         rate = f"{found.main_points[task]['pass_rate']:.3f}"
         ahead, advice = forecast_cells(found, task)
-    return found.name, found.state, f"{found.step}/{found.steps}", rate, ahead, advice
+    return found.name, found.state.replace(" ", "-"), f"{found.step}/{found.steps}", rate, ahead, advice
 
 
 def forecast_cells(found: RunState, task: str) -> tuple[str, str]:
@@ -168,11 +168,16 @@ def followed(path: Path, rows: int, every_s: float = EVERY_S) -> Iterator[str]:
 
     files = RowFile(path / "metrics.jsonl"), RowFile(path / "points.jsonl")
     state = run_state(path)
-    yield f"{shortened(str(path), 40)}: {state.state}, step {state.step}/{state.steps}"
+    said = state.state
+    yield f"{shortened(str(path), 40)}: {said}, step {state.step}/{state.steps}"
     shown: int | None = rows
     restarts = [0, 0]
     while True:
-        gone = run_state(path).state in GONE  # read before the rows, so that the last rows are not missed
+        state = run_state(path)
+        gone = state.state in GONE  # read before the rows, so that the last rows are not missed
+        before, said = said, (f"{state.state}: {state.detail}" if state.detail else state.state)
+        if not state.row and not gone and said != before:  # for example the updates of a warm start
+            yield from textwrap.wrap(_plain(said), WIDTH)
         new = [(int(line.row.get("step", 0)), n, line.row) for n, file in enumerate(files) for line in file.new_lines()]
         if [file.restarts for file in files] != restarts:
             restarts, shown = [file.restarts for file in files], rows

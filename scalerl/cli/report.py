@@ -32,7 +32,7 @@ def run_report(arguments: argparse.Namespace) -> int:
     """
     from scalerl.config.base import ConfigError
     from scalerl.outputs import check_output
-    from scalerl.report.analysis import analyse
+    from scalerl.report.analysis import analyze
     from scalerl.report.html import write_page
     from scalerl.report.page import page
     from scalerl.report.sources import read_sources
@@ -42,7 +42,7 @@ def run_report(arguments: argparse.Namespace) -> int:
     paths = [*arguments.paths, *(arguments.versus or [])]
     place = check_output(arguments.output, paths)
     sources = read_sources(paths, arguments.compute, arguments.task, arguments.bounds)
-    found = analyse(sources[:count], sources[count:], arguments.exclude_below, arguments.method)
+    found = analyze(sources[:count], sources[count:], arguments.exclude_below, arguments.method)
     written = None
     try:
         write_page(place, page(found))

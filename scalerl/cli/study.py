@@ -125,7 +125,7 @@ def _resume_parser() -> argparse.ArgumentParser:
 
 
 def _add_execution(parser: argparse.ArgumentParser) -> None:
-    from scalerl.study.allocations import ALLOCATIONS
+    from scalerl.study.execute import ALLOCATIONS
 
     parser.add_argument(
         "--jobs", type=int, default=0, help=f"runs in parallel; default {room_here()} here, or all that fit on Ray"
@@ -200,9 +200,8 @@ def _execute(
     others: Sequence[StudyDirectory] = (),
 ) -> int:
     """Execute the unfinished runs of a study, then write and print its results."""
-    from scalerl.study.allocations import ALLOCATIONS
     from scalerl.study.display import StudyDisplay
-    from scalerl.study.execute import Execution, execute
+    from scalerl.study.execute import ALLOCATIONS, Execution, execute
     from scalerl.study.reuse import take_over
 
     study.hold()
@@ -226,11 +225,13 @@ def _execute(
 
 
 def _workers(options: argparse.Namespace, plan: Plan) -> Workers:
-    from scalerl.study.workers import LocalWorkers, RayWorkers
+    from scalerl.study.workers import LocalWorkers
 
     if options.jobs < 0:
         raise ConfigError(f"--jobs: got {options.jobs}; allowed: 1 or more, or 0 for the default")
     if options.ray:
+        from scalerl.cluster.jobs import RayWorkers
+
         return RayWorkers(options.ray, options.jobs, options.ray_cpus, options.ray_gpus, _own_actors(plan))
     return LocalWorkers(options.jobs or room_here())
 

@@ -157,15 +157,16 @@ def _stand_in(cls: type[Part], name: str, value: Any) -> LiteralString | None:
     for single in value if isinstance(value, list | tuple) else (value,):
         if isinstance(single, bool) and accepted & {int, float} and not accepted & {bool, Any}:
             return "allowed: a number"
-        if isinstance(single, str) and ("\0" in single or not _is_utf8(single)):
+        if isinstance(single, str) and ("\0" in single or not is_utf8(single)):
             return "allowed: UTF-8 text without NUL characters"
     return None
 
 
-def _is_utf8(text: str) -> bool:
+def is_utf8(text: str) -> bool:
+    """Return whether a text can be encoded; half of a surrogate pair, or bytes of a command line, may not."""
     try:
         text.encode()
-    except UnicodeEncodeError:  # bytes of a command line that are not UTF-8
+    except UnicodeEncodeError:
         return False
     return True
 

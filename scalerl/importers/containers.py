@@ -47,8 +47,8 @@ def read_log(path: Path) -> Log:
         data = read_bytes(path)
     except OSError as error:
         raise CurveError(trouble(error)) from error
-    for recognises, reader in BINARY:
-        if recognises(path, data):
+    for recognizes, reader in BINARY:
+        if recognizes(path, data):
             return reader(path)
     # after a power failure, a log may end with zero bytes
     text_bytes = data.rstrip(b"\0")
@@ -186,7 +186,7 @@ LINE_END = re.compile(r"\r\n|\n|\r")
 """Progress bars end lines with a carriage return. Other line ends, such as U+2028, may occur inside a text."""
 CONSOLE = re.compile(r"(?:^|[\s)\]])step:(\d+) - (.+:.+)$")
 """verl's console line, `step:5 - actor/lr:1e-06 - ...`, sometimes after Ray's `(TaskRunner pid=7)`."""
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
 NUMPY = re.compile(r"^np\.\w+\((.*)\)$")
 """numpy 2 prints numbers as `np.float64(0.5)`."""
 
@@ -198,7 +198,7 @@ def console_rows(text: str) -> Iterator[Row]:
     for number, line in enumerate(lines, 1):
         if "step:" not in line:
             continue
-        match = CONSOLE.search(COLOUR.sub("", line).rstrip())
+        match = CONSOLE.search(COLOR.sub("", line).rstrip())
         if match is None:
             continue
         pairs = match[2].split(" - ")

@@ -87,7 +87,7 @@ class Dialect:
     devices: Callable[[list[Row]], int | None] = unknown
     """Function that returns the device count; None if the log has too little information."""
 
-    def recognises(self, names: Iterable[str]) -> list[str]:
+    def recognizes(self, names: Iterable[str]) -> list[str]:
         """Return the columns that identify this source."""
         pattern = re.compile("|".join(f"(?:{mark})" for mark in self.marks) or r"(?!)")
         return [name for name in names if pattern.fullmatch(name)]

@@ -143,7 +143,7 @@ def find_dialect(source: str | None, logs: list[Log], rows: list[Row], name: str
             raise CurveError(f"unknown source {source!r}; allowed: {', '.join(IMPORTERS)}")
         return IMPORTERS[source]
     names = names_of(rows)
-    found = {d.name: d.recognises(names) for d in IMPORTERS.values()}
+    found = {d.name: d.recognizes(names) for d in IMPORTERS.values()}
     found = {known: marks for known, marks in found.items() if marks}
     if len(found) > 1:
         told = "; ".join(f"{known} by {', '.join(marks[:3])}" for known, marks in found.items())

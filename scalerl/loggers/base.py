@@ -69,19 +69,3 @@ class Logger(Protocol):
             state: state of the run: finished, stopped (it can be resumed) or failed.
         """
         ...
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
-    """Return nested values under dotted names; lists and similar values as text.
-
-    Args:
-        values: nested plain values.
-        prefix: text before every name.
-    """
-    found: dict[str, bool | int | float | str] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value if isinstance(value, bool | int | float | str) else str(value)
-    return found

@@ -64,7 +64,7 @@ class Segments:
             device: Device of the packed row.
         """
         buckets, start = [], 0
-        for part in neighbours(lengths):
+        for part in neighbors(lengths):
             buckets.append(bucket_rows(start, part, device))
             start += sum(part)
         return cls(tuple(buckets))
@@ -86,7 +86,7 @@ def bucket_rows(start: int, lengths: Sequence[int], device: torch.device) -> Buc
     return Bucket(start, len(lengths), width, None if min(lengths) == width else inside_bt.to(device))
 
 
-def neighbours(lengths: Sequence[int]) -> Iterator[list[int]]:
+def neighbors(lengths: Sequence[int]) -> Iterator[list[int]]:
     """Yield the sequence lengths of each bucket."""
     part: list[int] = []
     for length in lengths:

@@ -103,7 +103,7 @@ class Analysis:
         }
 
 
-def analyse(
+def analyze(
     first: Sequence[Source],
     second: Sequence[Source] = (),
     exclude_below: float = 0.0,

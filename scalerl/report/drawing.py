@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from scalerl.scaling import Estimate
 
 LOG = {"type": "log", "dtick": "D2"}
-"""A logarithmic axis labelled at 1, 2 and 5."""
+"""A logarithmic axis labeled at 1, 2 and 5."""
 
 Json = dict[str, Any]
 

@@ -10,7 +10,7 @@ import numpy as np
 from scalerl.report.analysis import Analysis, RunAnalysis
 from scalerl.report.drawing import LOG, Figure, Json, compute_axes, cut, number_html, plain, rounded, whiskers
 from scalerl.report.figures import SERIES, metric_name
-from scalerl.report.quantities import MASSES, Slope, common_unit
+from scalerl.report.quantities import MASSES, Slope, common_unit, forecast_of_rest, height_range
 from scalerl.scaling import Curve, Estimate, Fit
 
 AHEAD = 4.0
@@ -172,9 +172,8 @@ def slope_points(slope: Slope, unit: float, color: str, name: str, symbol: int =
 
 
 def slope_layout(slopes: Sequence[Slope], unit: float, axis: str) -> Json:
-    """Return the axes for straight lines; their ranges follow the lines, because points scatter near the ceiling."""
-    heights = [slope.line(slope.span, unit) for slope in slopes]
-    spread = np.log10([np.min(heights) / 4, np.max(heights) * 6])
+    """Return axes for straight lines."""
+    spread = np.log10(height_range(slopes, unit))
     return {
         "xaxis": {
             **LOG,
@@ -286,15 +285,14 @@ def _backtest_traces(analysis: Analysis, run: RunAnalysis) -> list[Json]:
     traces: list[Json] = []
     for number, part in enumerate(run.parts):
         color = f"@s{number}"
-        grid = np.linspace(part.last_compute, run.curve.last_compute, 24)
-        band = part.predict(grid, noise=True)
+        band = forecast_of_rest(part, run.curve)
         quiet: Json = {"legendgroup": str(number), "showlegend": False, "hoverinfo": "skip", "mode": "lines"}
         traces += [
-            {**quiet, "x": plain(grid), "y": plain(band.low), "line": {"width": 0}},
-            {**quiet, "x": plain(grid), "y": plain(band.high), "line": {"width": 0}, "fill": "tonexty",
+            {**quiet, "x": plain(band.compute), "y": plain(band.low), "line": {"width": 0}},
+            {**quiet, "x": plain(band.compute), "y": plain(band.high), "line": {"width": 0}, "fill": "tonexty",
              "fillcolor": f"{color}/0.14"},
             {"legendgroup": str(number), "name": f"from the first {part.last_compute / run.curve.last_compute:.0%}",
-             "mode": "lines", "x": plain(grid), "y": plain(band.mean), "line": {"color": color, "width": 2},
+             "mode": "lines", "x": plain(band.compute), "y": plain(band.mean), "line": {"color": color, "width": 2},
              "hovertemplate": f"{analysis.axis} %{{x:.4g}}<br>%{{y:.3f}}"},
         ]  # fmt: skip
     points = {"x": plain(run.curve.compute), "y": plain(run.curve.metric)}

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalerl.scaling import Comparison, Curve, Draws, Estimate, Fit, fit
-from scalerl.scaling.compare import ASSUMED_SEED_SD, common_ceiling, log_efficiency, side_mean, summarise_ratio
-from scalerl.scaling.estimate import summarise
+from scalerl.scaling import Band, Comparison, Curve, Draws, Estimate, Fit, fit
+from scalerl.scaling.compare import ASSUMED_SEED_SD, common_ceiling, log_efficiency, side_mean, summarize_ratio
+from scalerl.scaling.estimate import summarize
 from scalerl.scaling.law import Array
 from scalerl.scaling.posterior import held_at
 
@@ -100,6 +100,17 @@ def common_unit(slopes: Sequence[Slope]) -> float:
     return float(np.exp(np.mean([np.log(slope.midpoint) for slope in slopes])))
 
 
+def height_range(slopes: Sequence[Slope], unit: float) -> tuple[float, float]:
+    """Return the range of F in a figure; it follows the lines, because F of points near the ceiling can be any value.
+
+    Args:
+        slopes: slopes of one figure.
+        unit: unit of compute, in the unit of the axis.
+    """
+    heights = [slope.line(slope.span, unit) for slope in slopes]
+    return float(np.min(heights)) / 4, float(np.max(heights)) * 6
+
+
 class Density(NamedTuple):
     """Joint posterior of A and B on a grid."""
 
@@ -145,6 +156,14 @@ def first_parts(curve: Curve, fractions: Sequence[float], method: str = "posteri
     return tuple(fit(curve.between(most=fraction * curve.last_compute), method) for fraction in fractions)
 
 
+def forecast_of_rest(part: Fit, curve: Curve) -> Band:
+    """Return the forecast for the evaluations of a run after its first part.
+
+    It has few points, because the ends of a band with noise are random.
+    """
+    return part.predict(np.linspace(part.last_compute, curve.last_compute, 24), noise=True)
+
+
 class Side(NamedTuple):
     """One quantity of a recipe in a comparison, and of each of its runs."""
 
@@ -161,7 +180,7 @@ def side_asymptotes(found: Comparison, rng: np.random.Generator) -> tuple[Side, 
     def side(fits: tuple[Fit, ...]) -> Side:
         draws = [rng.permutation(f.draws.asymptote) for f in fits]
         recipe_D = side_mean(draws, np.full(len(draws[0]), found.seed_sd), rng)
-        return Side(summarise(recipe_D), tuple(f.asymptote for f in fits))
+        return Side(summarize(recipe_D), tuple(f.asymptote for f in fits))
 
     return side(found.sides[0]), side(found.sides[1])
 
@@ -171,7 +190,7 @@ def side_efficiencies(found: Comparison, rng: np.random.Generator) -> tuple[Side
 
     def side(fits: tuple[Fit, ...]) -> Side:
         log_SD = [log_efficiency(f.curve, found.common_asymptote, found.seed_sd, rng) for f in fits]
-        return Side(summarise_ratio(np.mean(log_SD, axis=0)), tuple(summarise_ratio(log_D) for log_D in log_SD))
+        return Side(summarize_ratio(np.mean(log_SD, axis=0)), tuple(summarize_ratio(log_D) for log_D in log_SD))
 
     return side(found.sides[0]), side(found.sides[1])
 

@@ -37,7 +37,7 @@ class Source:
     """A note about the data; empty if there is none."""
 
     suites: tuple[Curve, ...] = ()
-    """Evaluation suites of the run, each labelled with its name; they have points and no forecast."""
+    """Evaluation suites of the run, each labeled with its name; they have points and no forecast."""
 
 
 def read_sources(

@@ -16,7 +16,7 @@ from scalerl.scaling import CurveError
 from scalerl.types import EvalPoint
 
 
-def summarise(directory: Path, config: RunConfig, points: Sequence[EvalPoint]) -> list[str]:
+def summarize(directory: Path, config: RunConfig, points: Sequence[EvalPoint]) -> list[str]:
     """Write curve.png and summary.json; return closing lines with the outlook of each task and the paths."""
     note, every = data_note(config), points_by_task(points)
     suites = {task: own for task, own in every.items() if task in set(config.tasks) - set(config.main_tasks)}

@@ -178,7 +178,7 @@ def check_repeats(bench: Bench, first: Mapping[tuple[int, int], Rollout]) -> Non
 
 
 def check_cancel(bench: Bench) -> None:
-    """Check that cancelled sequences, running or waiting, are never returned, and that the others are."""
+    """Check that canceled sequences, running or waiting, are never returned, and that the others are."""
     engine = bench.engine()
     requests = bench.requests()
     engine.submit(requests)

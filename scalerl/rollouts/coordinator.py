@@ -213,17 +213,8 @@ class Coordinator:
     def stats(self) -> GeneratorStats:
         """Return the counters so far."""
         work, seconds = sum((engine.work for engine in self.engines), self._work_before), self.seconds
-        return GeneratorStats(
-            self.ticks,
-            work.tokens,
-            work.flops,
-            work.slot_steps,
-            seconds.busy,
-            seconds.idle,
-            seconds.swap,
-            work.restarts,
-            work.resampled,
-        )
+        counters = (self.ticks, work.tokens, work.flops, work.slot_steps)
+        return GeneratorStats(*counters, seconds.busy, seconds.idle, seconds.swap, work.restarts, work.resampled)
 
     def _tokens(self) -> tuple[int, int]:
         """Return the tokens sampled so far by the training engines and by the evaluation engines."""
@@ -279,9 +270,8 @@ class Coordinator:
 
     def _start_groups(self) -> None:
         self._fill()
-        self.schedule.closed = (
-            self._last and not self._queue
-        )  # closing earlier would let a partial batch form before the last one
+        # closing earlier would let a partial batch form before the last one
+        self.schedule.closed = self._last and not self._queue
 
     def _fill(self) -> None:
         if not self._queue:

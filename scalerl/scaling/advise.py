@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalerl.scaling.estimate import Estimate, or_none, short, summarise
+from scalerl.scaling.estimate import Estimate, or_none, short, summarize
 from scalerl.scaling.evidence import NO_RETURN, Chance, chance_of_gain, clear_fall, climbed, doubt
 from scalerl.scaling.fit import IDENTIFIED_SD, Fit
 from scalerl.scaling.forecast import amount
@@ -112,7 +112,7 @@ def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
         raise CurveError(f"min_gain must be positive; got {min_gain!r}")
     if len(fit.draws.asymptote) == 1:
         raise CurveError(f"a {fit.method} fit has no uncertainty to decide with; use method='posterior'")
-    gain, chance = summarise(fit.gain(total)), chance_of_gain(fit, total, min_gain)
+    gain, chance = summarize(fit.gain(total)), chance_of_gain(fit, total, min_gain)
     found = decided(fit, total, float(min_gain), chance, gain)
     return Advice(
         action=found.action, probability=chance.forecast, trend_probability=chance.trend, budget=total,

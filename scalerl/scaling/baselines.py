@@ -39,8 +39,8 @@ def power_law(curve: Curve) -> Predictor:
     # in logarithms, because the smallest compute to the largest power may overflow; such a power is not chosen
     decay_PN = np.exp(np.minimum(-POWERS[:, None] * np.log(ratio_N), 300.0))
     mean_P = decay_PN.mean(axis=1)
-    centred_PN = decay_PN - mean_P[:, None]
-    drop_P = np.maximum(-(centred_PN @ metric_N) / np.maximum((centred_PN**2).sum(axis=1), 1e-300), 0.0)
+    centered_PN = decay_PN - mean_P[:, None]
+    drop_P = np.maximum(-(centered_PN @ metric_N) / np.maximum((centered_PN**2).sum(axis=1), 1e-300), 0.0)
     ceiling_P = metric_N.mean() + drop_P * mean_P
     # if A is limited by the bound, only D is fitted
     drop_P = np.where(ceiling_P > high, decay_PN @ (high - metric_N) / (decay_PN**2).sum(axis=1), drop_P)

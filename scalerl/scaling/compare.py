@@ -17,7 +17,7 @@ import numpy as np
 
 from scalerl.scaling.advise import compute_to_identify
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.estimate import Estimate, or_none, short, summarise
+from scalerl.scaling.estimate import Estimate, or_none, short, summarize
 from scalerl.scaling.fit import Fit, fit
 from scalerl.scaling.law import Array
 from scalerl.scaling.posterior import held_at
@@ -173,12 +173,12 @@ def compare(first: Runs, second: Runs, level: float | None = None, siblings: Seq
     return Comparison(
         verdict=verdict,
         winner=winner,
-        asymptote_difference=summarise(difference_D),
+        asymptote_difference=summarize(difference_D),
         probability_higher=float((difference_D > 0).mean()),
-        efficiency_ratio=summarise_ratio(ratio_D),
+        efficiency_ratio=summarize_ratio(ratio_D),
         probability_more_efficient=float((ratio_D > 0).mean()),
         common_asymptote=common,
-        compute_ratio=summarise_ratio(cost_D),
+        compute_ratio=summarize_ratio(cost_D),
         probability_less_compute=float((cost_D < 0).mean()),
         level=at,
         seed_sd=seed_sd,
@@ -301,9 +301,9 @@ def level_now(f: Fit) -> float:
     return float(f.draws.levels(np.array([f.last_compute]), f.curve.bounds[1]).mean())
 
 
-def summarise_ratio(log_D: Array) -> Estimate:
+def summarize_ratio(log_D: Array) -> Estimate:
     """Return the estimate of a ratio from draws of its logarithm: geometric mean and quantiles."""
-    log = summarise(log_D)
+    log = summarize(log_D)
     mean = float(np.exp(log.mean))
     return Estimate(mean, mean * log.sd, float(np.exp(log.low)), float(np.exp(log.high)))
 
@@ -356,10 +356,10 @@ def in_words(verdict: str, winner: str | None, difference_D: Array, ratio_D: Arr
         )
     sign = 1.0 if winner == "first" else -1.0
     if verdict == "higher ceiling":
-        return f"The {winner} has the higher ceiling, by {summarise(sign * difference_D)}."
+        return f"The {winner} has the higher ceiling, by {summarize(sign * difference_D)}."
     return (
         f"The ceilings are the same within ±{margin:g}, and the {winner} is more efficient: its B is larger by a "
-        f"factor of {summarise_ratio(sign * ratio_D)}."
+        f"factor of {summarize_ratio(sign * ratio_D)}."
     )
 
 
@@ -369,8 +369,8 @@ def steeper_but_later(ratio_D: Array, cost_D: Array, level: float, margin: float
     sign = 1.0 if steeper == "first" else -1.0
     return (
         f"The ceilings are the same within ±{margin:g}. The {steeper} is steeper but later: its B is larger by a "
-        f"factor of {summarise_ratio(sign * ratio_D)}, but for the level {level:.3f} it needs "
-        f"{summarise_ratio(sign * cost_D)} times the compute of the {other}."
+        f"factor of {summarize_ratio(sign * ratio_D)}, but for the level {level:.3f} it needs "
+        f"{summarize_ratio(sign * cost_D)} times the compute of the {other}."
     )
 
 

@@ -65,7 +65,7 @@ class EstimateAt(Estimate):
         return f"at {short(self.compute)}: {super().__str__()}"
 
 
-def summarise(draws_D: Array) -> Estimate:
+def summarize(draws_D: Array) -> Estimate:
     """Return the mean, standard deviation and 90% interval of draws, shape (D,)."""
     low, high = np.quantile(draws_D, TAILS)
     return Estimate(float(draws_D.mean()), float(draws_D.std()), float(low), float(high))

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 
 from scalerl.scaling.curve import Curve, thinned
 from scalerl.scaling.draws import Draws
-from scalerl.scaling.estimate import TAILS, Estimate, summarise
+from scalerl.scaling.estimate import TAILS, Estimate, summarize
 from scalerl.scaling.fit_result import FitResult, Parameters
 from scalerl.scaling.futures import Futures, futures
 from scalerl.scaling.health import departure_symptoms, shape_symptoms
@@ -116,8 +116,8 @@ class Fit:
     draws: Draws
     """Draws of the parameters, from which everything else is computed; one draw for the paper's procedure."""
 
-    centre: Parameters | None
-    """Optimum of a least-squares method; None for the posterior, whose result is the mean over the draws."""
+    center: Parameters | None
+    """The optimum of a least-squares method; None for the posterior, whose answer is the mean over the draws."""
 
     at_bound: tuple[str, ...]
     """Parameters that reached a limit."""
@@ -139,8 +139,8 @@ class Fit:
     def mean(self, compute: ArrayLike) -> Array:
         """Return the mean of the curve at each compute, shape (M,); for least squares, the curve of the optimum."""
         compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
-        if self.centre is not None:
-            return sigmoid(compute_M, *self.centre)
+        if self.center is not None:
+            return sigmoid(compute_M, *self.center)
         if self.futures is not None:
             return self.futures.mean(compute_M)
         return np.asarray(self.levels(compute_M).mean(axis=1))
@@ -244,11 +244,11 @@ def posterior_result(curve: Curve, r0: float | None, prior: Prior) -> FitResult:
     }
     parameters_PD = np.stack([draws.asymptote, np.log(draws.midpoint), np.log(draws.efficiency), draws.initial])
     return FitResult(
-        asymptote=summarise(draws.asymptote),
-        efficiency=summarise(draws.efficiency),
-        midpoint=summarise(draws.midpoint),
-        initial=summarise(draws.initial),
-        centre=None,
+        asymptote=summarize(draws.asymptote),
+        efficiency=summarize(draws.efficiency),
+        midpoint=summarize(draws.midpoint),
+        initial=summarize(draws.initial),
+        center=None,
         covariance=np.cov(parameters_PD),
         draws=draws,
         at_bound=tuple(name for name, piled_D in piles.items() if piled_D.mean() > 0.25),

@@ -29,7 +29,7 @@ class FitResult(NamedTuple):
     efficiency: Estimate
     midpoint: Estimate
     initial: Estimate
-    centre: Parameters | None
+    center: Parameters | None
     """Optimum; None if the result is the mean over the draws."""
     covariance: Array
     """Covariance of (A, ln C_mid, ln B, R0), shape (P, P); zero for a fixed parameter, NaN if the method gives none."""

@@ -36,7 +36,7 @@ MAX_ZOOMS = 20
 class Cells(NamedTuple):
     """Equal cells over a box, and the log density at their centers for each variant."""
 
-    centres_K: list[Array]
+    centers_K: list[Array]
     """Centers along each dimension."""
     step_K: Array
     """Sides of a cell."""
@@ -74,8 +74,8 @@ def zoom(log_density: Callable[[list[Array]], Array], limits_K2: Array, cells_K:
     box_K2 = limits_K2
     for _ in range(MAX_ZOOMS):
         step_K = np.ptp(box_K2, axis=1) / cells_K
-        centres_K = [box_K2[k, 0] + step_K[k] * (np.arange(n) + 0.5) for k, n in enumerate(cells_K)]
-        density = log_density(centres_K)
+        centers_K = [box_K2[k, 0] + step_K[k] * (np.arange(n) + 0.5) for k, n in enumerate(cells_K)]
+        density = log_density(centers_K)
         peak = density.max(axis=0)
         log_mass = peak + np.log(np.exp(density - peak).sum(axis=0))
         mass = np.exp(log_mass - log_mass.max())
@@ -86,7 +86,7 @@ def zoom(log_density: Callable[[list[Array]], Array], limits_K2: Array, cells_K:
         if sharing > ENOUGH_CELLS or (sharing > FEW_CELLS and shrinkage > 0.6) or shrinkage > 0.95:
             break
         box_K2 = smaller_K2
-    return Cells(centres_K, step_K, density)
+    return Cells(centers_K, step_K, density)
 
 
 def kept_cells(log_mass: Array, sharing: float) -> Mask:
@@ -117,8 +117,8 @@ def pick(cells: Cells, count: int, rng: np.random.Generator) -> Picks:
     flat = cells.log_density.ravel()
     chosen_D = systematic(np.exp(flat - flat.max()), count)
     variant_D, *index_K = np.unravel_index(chosen_D, cells.log_density.shape)
-    centre_KD = np.stack([centres[index] for centres, index in zip(cells.centres_K, index_K, strict=True)])
-    place_KD = centre_KD + cells.step_K[:, None] * (rng.random(centre_KD.shape) - 0.5)
+    center_KD = np.stack([centers[index] for centers, index in zip(cells.centers_K, index_K, strict=True)])
+    place_KD = center_KD + cells.step_K[:, None] * (rng.random(center_KD.shape) - 0.5)
     return Picks(np.asarray(variant_D, dtype=np.int64), place_KD, flat[chosen_D])
 
 

@@ -112,8 +112,8 @@ def starts(
     # regress y on u: slope A - R0, and level R0 unless it is fixed
     mean_u_G = u_GN.mean(axis=1) if r0 is None else np.zeros(len(u_GN))
     level = y_N.mean() if r0 is None else r0
-    centred_GN = u_GN - mean_u_G[:, None]
-    gain_G = centred_GN @ (y_N - level) / np.maximum((centred_GN**2).sum(axis=1), 1e-12)
+    centered_GN = u_GN - mean_u_G[:, None]
+    gain_G = centered_GN @ (y_N - level) / np.maximum((centered_GN**2).sum(axis=1), 1e-12)
     initial_G = np.clip(level - gain_G * mean_u_G if r0 is None else np.full(len(u_GN), r0), *bounds)
     asymptote_G = np.clip(initial_G + gain_G, *bounds)
     rss_G = ((initial_G[:, None] + (asymptote_G - initial_G)[:, None] * u_GN - y_N) ** 2).sum(axis=1)
@@ -149,7 +149,7 @@ def result_at(
         midpoint=positive(log_midpoint, float(sd_P[1])),
         efficiency=positive(log_efficiency, float(sd_P[2])),
         initial=plain(initial, float(sd_P[3])),
-        centre=Parameters(asymptote, float(np.exp(log_efficiency)), float(np.exp(log_midpoint)), initial),
+        center=Parameters(asymptote, float(np.exp(log_efficiency)), float(np.exp(log_midpoint)), initial),
         covariance=covariance_PP,
         draws=draws_around(curve, theta_P, covariance_PP, dof),
         at_bound=at_bound,

@@ -82,7 +82,7 @@ def paper_result(curve: Curve, r0: float | None, grid: PaperGrid) -> FitResult:
         efficiency=point(best.efficiency),
         midpoint=point(best.midpoint),
         initial=point(best.initial),
-        centre=best,
+        center=best,
         covariance=np.full((4, 4), np.nan),
         draws=single_draw(best, noise_sd),
         at_bound=tuple(name for name, at_edge in edges.items() if at_edge),

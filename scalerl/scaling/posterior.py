@@ -149,7 +149,7 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
         prior: prior of B, C_mid, phi and departures. A is uniform between R0 and the metric's bound.
         num_draws: number of draws.
     """
-    problem = standardised(curve, r0, prior)
+    problem = standardized(curve, r0, prior)
     cells = explore(problem, LAW)
     draws, lawful = sample(problem, LAW, cells, num_draws)
     level = level_posterior(problem.y_N - problem.least, problem.floor, problem.weight_N)
@@ -205,7 +205,7 @@ def held_at(curve: Curve, asymptote: float, num_draws: int = 400) -> tuple[float
     """Return draws of the law with A fixed, and the value of A, which is kept above the metric's lower bound."""
     low, high = curve.bounds
     held = float(np.clip(asymptote, low + 1e-3 * (high - low), high))
-    problem = standardised(curve, None, Prior())
+    problem = standardized(curve, None, Prior())
     problem = problem._replace(asymptote=(held - problem.offset) / problem.width)
     return held, sample(problem, LAW, explore(problem, LAW), num_draws)[0]
 
@@ -215,7 +215,7 @@ def log_share(log_mass: float, lawful: float, probability: float) -> float:
     return log_mass + float(np.log(lawful * probability)) if lawful >= LEAST_LAWFUL else -np.inf
 
 
-def standardised(curve: Curve, r0: float | None, prior: Prior) -> Problem:
+def standardized(curve: Curve, r0: float | None, prior: Prior) -> Problem:
     """Return the problem with centered and scaled metric, so that tolerances do not depend on the metric."""
     low, high = curve.bounds
     width, offset, last = high - low, float(curve.metric.mean()), curve.last_compute
@@ -299,8 +299,8 @@ def explore(problem: Problem, family: CurveFamily) -> Cells:
     phis = np.array(problem.prior.autocorrelations)[phi_of(family)]
     phi_F = phis.reshape(-1, *[1] * len(family.cells_K))
 
-    def log_density(centres_K: list[Array]) -> Array:
-        density = solve(problem, family, list(np.ix_(*centres_K)), phi_F)[2]
+    def log_density(centers_K: list[Array]) -> Array:
+        density = solve(problem, family, list(np.ix_(*centers_K)), phi_F)[2]
         return np.broadcast_to(density, (len(phis), *family.cells_K))
 
     return zoom(log_density, np.concatenate([problem.limits, np.reshape(family.limits_K2, (-1, 2))]), family.cells_K)
@@ -365,7 +365,7 @@ def suspicion(problem: Problem, cells: Cells) -> float:
     """
     phi = problem.prior.autocorrelations[0]
     i, j = np.unravel_index(int(cells.log_density[0].argmax()), cells.log_density[0].shape)
-    log_midpoint, efficiency = cells.centres_K[0][i], float(np.exp(cells.centres_K[1][j]))
+    log_midpoint, efficiency = cells.centers_K[0][i], float(np.exp(cells.centers_K[1][j]))
     log_c_N = problem.log_c_N
     u_N = climb(log_c_N, log_midpoint, efficiency)
     steep_N = u_N * (1 - u_N)

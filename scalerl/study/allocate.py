@@ -9,14 +9,15 @@ Axes in names: A arms, D draws, S runs (seeds) of an arm.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from scalerl.scaling.compare import MARGIN, Runs, listed, seed_scatter
-from scalerl.scaling.estimate import Estimate, or_none, short, summarise
+from scalerl.scaling.estimate import Estimate, or_none, short, summarize
 from scalerl.study.best_arm import (
     ArmDraws,
     draws_of_arm,
@@ -141,16 +142,23 @@ def allocate(arms: Mapping[str, Runs]) -> Allocation:
     width = float(np.ptp(checked_arms(arms)[0].bounds))
     fitted = [fitted_arm(name, listed(runs)) for name, runs in arms.items()]
     judgeable = [f for f in fitted if f.fits and not f.collapsed]
-    if not judgeable:
-        return unjudged(fitted)
-    draws, seed_sd, source = arm_draws(judgeable, width)
-    standings, chosen = standings_of(draws, judgeable)
+    verdicts = {f.arm: unjudged(f) for f in fitted}
     early = [f.arm for f in fitted if not f.fits and not f.collapsed]
-    in_play = [f.arm for f in fitted if f.arm in early or (f.arm in standings and standings[f.arm].in_play)]
+    spent = sum(f.spent for f in fitted)
+    if not judgeable:
+        reason = "Continue: too early to judge any arm." if early else "Over: all arms have collapsed."
+        return Allocation(verdicts, None, not early, reason, math.nan, math.nan, "no arm could be judged", spent)
+    draws, seed_sd, source = arm_draws(judgeable, width)
+    found, chosen = judged(draws, judgeable)
+    verdicts |= found
+    in_play = [name for name, verdict in verdicts.items() if verdict.go_on]
     worth = worth_of_all(draws)
     over, reason = ending(early, in_play, chosen, worth, TOLERANCE * width)
-    verdicts = {f.arm: verdict(f, standings.get(f.arm), f.arm in in_play, over) for f in fitted}
-    return Allocation(verdicts, chosen, over, reason, worth, seed_sd, source, sum(f.spent for f in fitted))
+    if over:
+        for name in in_play:
+            kept = verdicts[name]
+            verdicts[name] = replace(kept, go_on=False, reason=f"the study is over; {kept.reason}")
+    return Allocation(verdicts, chosen, over, reason, worth, seed_sd, source, spent)
 
 
 def arm_draws(judgeable: list[FittedArm], width: float) -> tuple[ArmDraws, float, str]:
@@ -174,27 +182,8 @@ def ending(early: list[str], in_play: list[str], first: str, worth: float, neede
     return False, f"Continue {', '.join(in_play)}: {gain}."
 
 
-class Standing(NamedTuple):
-    """How one arm compares with the others."""
-
-    in_play: bool
-    """Whether its evidence is enough to continue, or it leads."""
-    words: str
-    probability_best: float
-    evidence: float
-    shortfall: float
-    worth: float
-    reach: Estimate | None
-
-
-UNKNOWN = float("nan")
-
-NO_STANDING = Standing(False, "", UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, None)
-"""The standing of an arm that could not be judged."""
-
-
-def standings_of(draws: ArmDraws, judgeable: list[FittedArm]) -> tuple[dict[str, Standing], str]:
-    """Return the standing of each arm by name, and the name of the leader."""
+def judged(draws: ArmDraws, judgeable: list[FittedArm]) -> tuple[dict[str, Verdict], str]:
+    """Return the verdicts on arms with a posterior, by name, while the study continues, and the name of the leader."""
     first = leader(draws)
     numbers_4A = (probability_best(draws), relative_probability_best(draws), shortfall(draws), worth_of_each(draws))
     found = {}
@@ -207,35 +196,15 @@ def standings_of(draws: ArmDraws, judgeable: list[FittedArm]) -> tuple[dict[str,
         )
         if a == first:
             words = "the leader: highest expected ceiling"
-        words += fitted.left_out
-        ceiling = summarise(draws.recipe_AD[a])
-        found[fitted.arm] = Standing(enough or a == first, words, best, evidence, short_of, worth, ceiling)
+        reason, reach = words + fitted.left_out, summarize(draws.recipe_AD[a])
+        on = enough or a == first
+        found[fitted.arm] = Verdict(fitted.arm, on, reason, best, evidence, short_of, worth, reach, fitted.spent)
     return found, judgeable[first].arm
 
 
-def verdict(fitted: FittedArm, standing: Standing | None, in_play: bool, over: bool) -> Verdict:
-    """Return the verdict on one arm."""
-    at = NO_STANDING if standing is None else standing
-    words = at.words or fitted.problem
-    if over and in_play:
-        words = f"the study is over; {words}"
+def unjudged(fitted: FittedArm) -> Verdict:
+    """Return the verdict on an arm without a posterior: it continues unless it has collapsed."""
+    unknown = math.nan
     return Verdict(
-        arm=fitted.arm,
-        go_on=in_play and not over,
-        reason=words,
-        probability_best=at.probability_best,
-        evidence=at.evidence,
-        shortfall=at.shortfall,
-        worth=at.worth,
-        reach=at.reach,
-        spent=fitted.spent,
+        fitted.arm, not fitted.collapsed, fitted.problem, unknown, unknown, unknown, unknown, None, fitted.spent
     )
-
-
-def unjudged(fitted: list[FittedArm]) -> Allocation:
-    """Return the allocation if no arm can be judged: each has collapsed, or it is too early."""
-    verdicts = {f.arm: verdict(f, None, not f.collapsed, False) for f in fitted}
-    over = not any(v.go_on for v in verdicts.values())
-    reason = "Over: all arms have collapsed." if over else "Continue: too early to judge any arm."
-    spent = sum(f.spent for f in fitted)
-    return Allocation(verdicts, None, over, reason, UNKNOWN, UNKNOWN, "no arm could be judged", spent)

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scalerl.files import read_rows
 from scalerl.scaling import Curve, CurveError, Estimate, Fit, compare, fit
 from scalerl.scaling.compare import (
     common_ceiling,
@@ -20,11 +21,11 @@ from scalerl.scaling.compare import (
     seed_scatter,
     shuffled,
     side_mean,
-    summarise_ratio,
+    summarize_ratio,
 )
-from scalerl.scaling.estimate import summarise
+from scalerl.scaling.estimate import summarize
 from scalerl.scaling.law import Array
-from scalerl.study.directory import StudyDirectory, rows
+from scalerl.study.directory import StudyDirectory
 from scalerl.study.execute import STOPPED
 from scalerl.study.notes import notes
 from scalerl.study.plan import Arm, RunKey
@@ -96,7 +97,7 @@ def _arm(
     estimates: dict[str, Estimate | None] = dict.fromkeys(("asymptote", "efficiency", "midpoint"))
     if mine and scatter is not None:
         estimates = {
-            "asymptote": summarise(side_mean([shuffled(f.draws.asymptote, rng) for f in mine], scatter.draws, rng)),
+            "asymptote": summarize(side_mean([shuffled(f.draws.asymptote, rng) for f in mine], scatter.draws, rng)),
             "efficiency": _geometric([log_efficiency(f.curve, scatter.common, scatter.sd, rng) for f in mine]),
             "midpoint": _geometric([np.log(shuffled(f.draws.midpoint, rng)) for f in mine]),
         }
@@ -113,7 +114,7 @@ def _arm(
 
 def _geometric(log_SD: Sequence[Array]) -> Estimate:
     """Return the geometric mean over seeds, from draws of logarithms."""
-    return summarise_ratio(np.mean(log_SD, axis=0))
+    return summarize_ratio(np.mean(log_SD, axis=0))
 
 
 def _failures(study: StudyDirectory) -> dict[RunKey, str]:
@@ -138,7 +139,7 @@ def _run(study: StudyDirectory, key: RunKey, axis: str, task: str | None, failur
 
 
 def _metrics(path: Path) -> dict[str, float]:
-    listed = rows(path / "metrics.jsonl")
+    listed = read_rows(path / "metrics.jsonl")
     if not listed:
         return {}
     late = listed[-max(1, len(listed) // 10) :]

@@ -21,7 +21,7 @@ from typing import Any
 from scalerl.config import RunConfig, read_config
 from scalerl.config.base import ConfigError, nearest
 from scalerl.config.data import generated
-from scalerl.files import take_hold, write_whole
+from scalerl.files import read_rows, take_hold, write_whole
 from scalerl.report.summary import default_axis
 from scalerl.study.plan import Plan, RunKey, plan_toml, read_plan
 
@@ -117,7 +117,7 @@ class StudyDirectory:
 
     def step(self, key: RunKey) -> int:
         """Return the training step of a run's last evaluation; -1 before the first."""
-        points = rows(self.run(key) / "points.jsonl")
+        points = read_rows(self.run(key) / "points.jsonl")
         return int(points[-1]["step"]) if points else -1
 
     def held(self, key: RunKey) -> bool:
@@ -136,7 +136,7 @@ class StudyDirectory:
 
     def journal(self) -> list[dict[str, Any]]:
         """Return the journal."""
-        return rows(self.path / "journal.jsonl")
+        return read_rows(self.path / "journal.jsonl")
 
 
 def check_same(old: Plan, new: Plan, path: Path) -> None:
@@ -169,9 +169,3 @@ def changes(old: Plan, new: Plan) -> list[str]:
     found += [f"base: {line!r} is only here" for line in sorted(lines[1] - lines[0])[:3]]
     found += [f"base: {line!r} is only there" for line in sorted(lines[0] - lines[1])[:3]]
     return found or ["the texts of the plans differ"]
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    """Return the complete rows of a JSONL file; a line that is still being written is left out."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

@@ -10,8 +10,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from scalerl.files import read_rows
 from scalerl.scaling import Curve, CurveError, fit
-from scalerl.study.directory import StudyDirectory, rows
+from scalerl.serialization import flat
+from scalerl.study.directory import StudyDirectory
 from scalerl.study.estimate import plan_seconds
 from scalerl.study.plan import Plan, RunKey, rates_note
 
@@ -28,8 +30,9 @@ def describe(plan: Plan) -> list[str]:
     for arm in plan.arms:
         config = plan.config(arm, plan.seeds[0])
         size = f"{config.steps} steps x {config.recipe.prompts_per_step} x {config.recipe.generations_per_prompt}"
+        changed = ", ".join(f"{name} = {value}" for name, value in flat(arm.changes).items()) or "nothing"
         reference = ", the reference" if arm.name == plan.reference else ""
-        lines.append(f"  {arm.name:<{widest}}  {size:<18}  {arm.about or 'changes ' + _paths(arm.changes)}{reference}")
+        lines.append(f"  {arm.name:<{widest}}  {size:<18}  {arm.about or 'changes ' + changed}{reference}")
     rates = rates_note(plan)
     lines += [f"  {rates}"] if rates else []
     lines += [f"  {line}" for line in plan.config(plan.arm(plan.reference), plan.seeds[0]).derived_sizes()]
@@ -50,15 +53,6 @@ def time_needed(plan: Plan, had: Mapping[RunKey, int] | None = None) -> str:
         f"time: about {minutes:.0f} minutes, one run at a time ({each:.0f} s per run), plus a warm start if none is "
         "cached"
     )
-
-
-def _paths(changes: Mapping[str, object], prefix: str = "") -> str:
-    """Return the changed fields with their values, as text."""
-    words = []
-    for key, value in changes.items():
-        inner = isinstance(value, Mapping)
-        words.append(_paths(value, f"{prefix}{key}.") if inner else f"{prefix}{key} = {value}")  # type: ignore[arg-type]
-    return ", ".join(words) or "nothing"
 
 
 @dataclass
@@ -122,7 +116,7 @@ class StudyDisplay:
         path = self._study.run(key)
         seen = self._seen.setdefault(key, _Seen())
         task = self._study.task()
-        points = [row for row in rows(path / "points.jsonl") if task in (None, row.get("task"))]
+        points = [row for row in read_rows(path / "points.jsonl") if task in (None, row.get("task"))]
         if len(points) == seen.points:
             return
         seen.points, seen.step, seen.last = len(points), int(points[-1]["step"]), float(points[-1]["pass_rate"])

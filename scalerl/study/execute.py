@@ -1,22 +1,25 @@
 """Executes a study: starts its runs as processes, in order, and records how each process ended.
 
-If the study is killed, the runs in progress lose at most their steps since the last checkpoint.
+``ALLOCATIONS`` has the policies by which a study spends its budget. If the study is killed, the runs in progress lose
+at most their steps since the last checkpoint.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from scalerl.config import RunConfig, to_toml
 from scalerl.config.base import replace
 from scalerl.files import write_whole
-from scalerl.study.allocations import Spending
+from scalerl.scaling import Curve, CurveError
+from scalerl.study.allocate import allocate
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import RunKey
 from scalerl.study.workers import Job, Workers
@@ -74,7 +77,7 @@ class Execution:
             if self.stop_requested():
                 self._queue.clear()
                 for running in self._jobs.values() if not asked else ():
-                    running.job.stop()
+                    running.job.terminate()
                 asked = True
             self._fill(share)
             self._collect()
@@ -181,7 +184,7 @@ class _Foreign:
         """Return None while its process has the directory locked."""
         return None if self._study.held(self._key) else 0
 
-    def stop(self) -> None:
+    def terminate(self) -> None:
         """Do nothing."""
 
 
@@ -221,3 +224,52 @@ def execute(execution: Execution, spending: Spending) -> list[str]:
         if not arms or execution.stop_requested():
             break
     return list(arms)
+
+
+# ----------------------------------------------------------------------- policies by which the budget is spent
+
+
+class Choice(NamedTuple):
+    """The arms that continue, and the reason as text."""
+
+    arms: Sequence[str]
+    reason: str
+
+
+class Spending(NamedTuple):
+    """The slices of the budget, and the policy that chooses the arms."""
+
+    shares: tuple[float, ...]
+    """Ascending shares of an arm's budget; the last is 1. The policy is called before each share except the first."""
+    policy: Callable[[StudyDirectory], Choice]
+
+
+def everyone(study: StudyDirectory) -> Choice:
+    """Choose all arms."""
+    return Choice([arm.name for arm in study.plan.arms], "")
+
+
+def by_forecast(study: StudyDirectory) -> Choice:
+    """Choose the arms that may have the highest ceiling, none when the study is over; append to allocation.jsonl."""
+    axis, task = study.axis(), study.task()
+    curves: dict[str, list[Curve]] = {}
+    for key in study.runs():
+        try:
+            curves.setdefault(key.arm, []).append(Curve.read(study.run(key), axis=axis, task=task))
+        except CurveError:  # the run failed before its second evaluation; its arm may have other runs
+            continue
+    known = {name: runs for name, runs in curves.items() if runs}
+    if len(known) < 2:
+        return Choice(list(known), "fewer than two arms have a curve")
+    found = allocate(known)
+    with (study.path / "allocation.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(found.to_dict(), allow_nan=False) + "\n")
+    return Choice([name for name, verdict in found.verdicts.items() if verdict.go_on], str(found))
+
+
+ALLOCATIONS: dict[str, Spending] = {
+    "equal": Spending((1.0,), everyone),
+    "forecast": Spending((0.25, 0.5, 0.75, 1.0), by_forecast),
+}
+"""equal: every arm gets its whole budget at once. forecast: the budget is spent in quarters, and after each only the
+arms that may be the best continue."""

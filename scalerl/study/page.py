@@ -23,7 +23,7 @@ from scalerl.report.html import table as sortable
 from scalerl.scaling import Curve, Estimate
 from scalerl.scaling.compare import MARGIN
 from scalerl.scaling.curve import UNITS
-from scalerl.study.page_figures import COLORS, FIGURES
+from scalerl.study.page_figures import FIGURES
 from scalerl.study.results import ArmResult, StudyResult
 from scalerl.study.verdicts import EFFECTS, NO_DIFFERENCE
 
@@ -124,7 +124,7 @@ def _verdict(arm: ArmResult) -> str:
     if loose:
         problems = [f"the ceiling is not identified yet in {loose} of {len(arm.runs)} runs", *problems]
     lines = "".join(f"<small>{html.escape(line)}</small>" for line in problems)
-    return f"<li>{swatch(COLORS[arm.effect])}<b>{name}</b>{rest}{about}{lines}</li>"
+    return f"<li>{swatch(EFFECTS[arm.effect].color)}<b>{name}</b>{rest}{about}{lines}</li>"
 
 
 # ------------------------------------------------------------------------------------------------------------- table
@@ -133,7 +133,7 @@ UNKNOWN = Cell("–", "")
 
 
 def _arm(arm: ArmResult) -> Cell:
-    return Cell(f"{swatch(COLORS[arm.effect])}{html.escape(arm.name)}", arm.name)
+    return Cell(f"{swatch(EFFECTS[arm.effect].color)}{html.escape(arm.name)}", arm.name)
 
 
 def _estimate(found: Estimate | None, pattern: str) -> Cell:
@@ -167,7 +167,7 @@ def _seeds(arm: ArmResult) -> Cell:
 
 COLUMNS: dict[str, Callable[[ArmResult], Cell]] = {
     "Arm": _arm,
-    "Effect": lambda arm: text_cell(EFFECTS[arm.effect]),
+    "Effect": lambda arm: text_cell(EFFECTS[arm.effect].words),
     "Ceiling A": lambda arm: _estimate(arm.asymptote, ".3f"),
     "Difference in A": _against("asymptote_difference", "+.3f"),
     "B at the common A": lambda arm: _estimate(arm.efficiency, ".2f"),

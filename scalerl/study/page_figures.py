@@ -22,22 +22,8 @@ from scalerl.scaling.curve import UNITS
 from scalerl.study.results import ArmResult, StudyResult
 from scalerl.study.verdicts import EFFECTS
 
-COLORS = {
-    "reference": "@s0",
-    "raises": "@s2",
-    "lowers": "@s7",
-    "more_efficient": "@s5",
-    "less_efficient": "@s1",
-    "later": "@s6",
-    "less_compute": "@s5",
-    "more_compute": "@s1",
-    "none": "@muted",
-    "unknown": "@muted",
-}
-"""Colors by effect."""
-
-CHOSEN, OTHERS = "@s1", "@muted/0.4"
-"""Colors of the arm that the reader chose, and of all arms except that one and the reference."""
+REFERENCE, CHOSEN, OTHERS = EFFECTS["reference"].color, "@s1", "@muted/0.4"
+"""Colors of the reference, of the arm that the reader chose, and of all others."""
 
 AHEAD = 2.0
 """End of the drawn curves of the reference and of the chosen arm, in multiples of the last compute."""
@@ -111,7 +97,7 @@ def curves(found: StudyResult) -> Figure | None:
     data = [_line(arm, grid, means[arm.name], OTHERS, 1.2) for arm in fitted if arm.name != found.reference]
     reference = found.arm(found.reference)
     if reference.fits:
-        data += _highlighted(reference, grid, means[reference.name], COLORS["reference"])
+        data += _highlighted(reference, grid, means[reference.name], REFERENCE)
     options: dict[str, Json] = {
         arm.name: {"data": _highlighted(arm, grid, means[arm.name], CHOSEN)} for arm in found.ranked() if arm.fits
     }
@@ -141,7 +127,7 @@ def slopes(found: StudyResult) -> Figure | None:
         for name in by_arm if name != found.reference
     ]  # fmt: skip
     if found.reference in by_arm:
-        data += _straight(by_arm[found.reference], unit, COLORS["reference"])
+        data += _straight(by_arm[found.reference], unit, REFERENCE)
     options: dict[str, Json] = {
         arm.name: {"data": _straight(by_arm[arm.name], unit, CHOSEN)} for arm in found.ranked() if arm.name in by_arm
     }
@@ -161,7 +147,7 @@ def ceilings(found: StudyResult) -> Figure | None:
         return None
     data: list[Json] = []
     for place, arm in enumerate(arms):
-        color, name = COLORS[arm.effect], html.escape(arm.name)
+        color, name = EFFECTS[arm.effect].color, html.escape(arm.name)
         runs = [(run.key.seed, run.fit) for run in arm.runs if run.fit is not None]
         estimates = [arm.asymptote, *(fit.asymptote for _, fit in runs)] if arm.asymptote else []
         known = [True, *(fit.identified for _, fit in runs)]
@@ -216,13 +202,13 @@ def _absent(found: StudyResult) -> str:
 def _forest(arms: Sequence[ArmResult], estimates: Sequence[Estimate]) -> tuple[list[Json], Json]:
     """Return one row for each arm and one trace for each effect, so that the legend explains the colors."""
     data: list[Json] = []
-    for effect, words in EFFECTS.items():
-        rows = [i for i, arm in enumerate(arms) if arm.effect == effect]
+    for name, effect in EFFECTS.items():
+        rows = [i for i, arm in enumerate(arms) if arm.effect == name]
         if not rows:
             continue
-        color, mine = COLORS[effect], [estimates[i] for i in rows]
+        color, mine = effect.color, [estimates[i] for i in rows]
         data.append({
-            "mode": "markers", "name": words, "x": plain([e.mean for e in mine]), "y": [-i for i in rows],
+            "mode": "markers", "name": effect.words, "x": plain([e.mean for e in mine]), "y": [-i for i in rows],
             "marker": {"color": color, "size": 10}, "showlegend": True,
             "error_x": {**whiskers(*mine), "color": color, "thickness": 2.5, "width": 0},
             "text": [f"<b>{html.escape(arms[i].name)}</b><br>{html.escape(str(estimates[i]))}" for i in rows],

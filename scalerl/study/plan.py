@@ -88,30 +88,26 @@ class Plan(Part):
         return [RunKey(arm.name, seed) for seed in self.seeds for arm in self.arms]
 
     def config(self, arm: Arm, seed: int) -> RunConfig:
-        """Return the configuration of one run.
+        """Return the configuration of one run: an arm's changes, at the base's number of completions and evaluations.
 
         Raises:
             ConfigError: the arm's changes do not give a valid configuration.
         """
-        return arm_config(self.base, arm, seed)
+        base = self.base
+        values = merge(merge(plain_values(base), arm.changes), {"seed": seed})
+        changed = build(RunConfig, values, f"arm {arm.name}")
+        ratio = base.recipe.completions_per_step / changed.recipe.completions_per_step
+        config = replace(changed, recipe=replace(changed.recipe, name=arm.name))
+        if "steps" not in arm.changes:
+            config = replace(config, steps=max(1, round(base.steps * ratio)))
+        if "every" not in arm.changes.get("evaluation", {}):
+            every = max(1, round(base.evaluation.every * ratio))
+            config = replace(config, evaluation=replace(config.evaluation, every=every))
+        return config
 
     def run_config(self, key: RunKey) -> RunConfig:
         """Return the configuration of one of ``runs``."""
         return self.config(self.arm(key.arm), key.seed)
-
-
-def arm_config(base: RunConfig, arm: Arm, seed: int) -> RunConfig:
-    """Apply an arm's changes to a base, at the same number of completions and evaluations."""
-    values = merge(merge(plain_values(base), arm.changes), {"seed": seed})
-    changed = build(RunConfig, values, f"arm {arm.name}")
-    ratio = base.recipe.completions_per_step / changed.recipe.completions_per_step
-    config = replace(changed, recipe=replace(changed.recipe, name=arm.name))
-    if "steps" not in arm.changes:
-        config = replace(config, steps=max(1, round(base.steps * ratio)))
-    if "every" not in arm.changes.get("evaluation", {}):
-        every = max(1, round(base.evaluation.every * ratio))
-        config = replace(config, evaluation=replace(config.evaluation, every=every))
-    return config
 
 
 def check(plan: Plan) -> Plan:

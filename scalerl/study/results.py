@@ -92,11 +92,6 @@ class ArmResult:
         """Problems of the arm's runs, one line each: no fit yet, or a failure."""
         return [f"seed {run.key.seed}: {words}" for run in self.runs for words in _problems(run)]
 
-    @property
-    def reason(self) -> str:
-        """Reasons why the arm has no fit, each once; empty if there was no problem."""
-        return reasons(self.runs)
-
     def metric(self, name: str) -> float | None:
         """Return a metric's mean over the runs that have it."""
         values = [run.metrics[name] for run in self.runs if name in run.metrics]

@@ -13,6 +13,7 @@ from scalerl.scaling import Estimate
 from scalerl.scaling.curve import UNITS
 from scalerl.scaling.estimate import one_power
 from scalerl.study.results import ArmResult, StudyResult
+from scalerl.study.verdicts import EFFECTS
 
 ROOM = 150
 """Width of the terminal from which one table is printed instead of two."""
@@ -57,34 +58,7 @@ def _table(found: StudyResult, columns: Columns) -> Table:
 
 
 def _arm(arm: ArmResult) -> str:
-    return f"{arm.name}\n{SHORT[arm.effect]}\n"
-
-
-SHORT = {
-    "raises": "higher ceiling",
-    "lowers": "lower ceiling",
-    "more_efficient": "more efficient",
-    "less_efficient": "less efficient",
-    "later": "B and compute disagree",
-    "less_compute": "less compute so far",
-    "more_compute": "more compute so far",
-    "none": "no difference seen",
-    "unknown": "not measured",
-    "reference": "the reference",
-}
-"""``EFFECTS`` for a narrow column; the sentences above the table have the details."""
-
-
-def _ceiling(arm: ArmResult) -> str:
-    return _stacked(arm.asymptote, ".3f")
-
-
-def _difference(arm: ArmResult) -> str:
-    return _stacked(arm.comparison.asymptote_difference if arm.comparison else None, "+.3f")
-
-
-def _efficiency(arm: ArmResult) -> str:
-    return _stacked(arm.efficiency, ".2f")
+    return f"{arm.name}\n{EFFECTS[arm.effect].short}\n"
 
 
 def _midpoint(arm: ArmResult) -> str:
@@ -113,11 +87,12 @@ def _metric(name: str, pattern: str) -> Callable[[ArmResult], str]:
     return cell
 
 
-def _done(arm: ArmResult) -> str:
-    return f"{arm.done}/{len(arm.runs)}"
-
-
-MEASURED: Columns = {"A": _ceiling, "difference in A": _difference, "B": _efficiency, "C_mid": _midpoint}
+MEASURED: Columns = {
+    "A": lambda arm: _stacked(arm.asymptote, ".3f"),
+    "difference in A": lambda arm: _stacked(getattr(arm.comparison, "asymptote_difference", None), "+.3f"),
+    "B": lambda arm: _stacked(arm.efficiency, ".2f"),
+    "C_mid": _midpoint,
+}
 
 SPENT: Columns = {
     "truncated": _metric("truncation_rate", ".1%"),
@@ -125,6 +100,6 @@ SPENT: Columns = {
     "entropy": _metric("entropy", ".2f"),
     "tokens": _metric("tokens", ".2e"),
     "device-h": _metric("device_hours", ".3g"),
-    "seeds": _done,
+    "seeds": lambda arm: f"{arm.done}/{len(arm.runs)}",
 }
 """Columns with means of metrics over an arm's runs."""

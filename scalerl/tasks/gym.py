@@ -19,7 +19,7 @@ from scalerl.tasks.base import Verdict, judged_text
 from scalerl.types import Prompt
 
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-LABELLED = re.compile(r"^[ \t*#]*(?:final )?answer[ \t*]*:[ \t*]*(\S.*?)[ \t*]*$", re.IGNORECASE | re.MULTILINE)
+LABELED = re.compile(r"^[ \t*#]*(?:final )?answer[ \t*]*:[ \t*]*(\S.*?)[ \t*]*$", re.IGNORECASE | re.MULTILINE)
 BOXED = "\\boxed{"
 
 
@@ -53,7 +53,7 @@ def final_answer(completion: str) -> str:
     that begins with "Answer:"; without that, the content of the last \boxed{}; otherwise the whole text.
     """
     text = judged_text(completion)
-    for found in (TAGGED.findall(text), LABELLED.findall(text)):
+    for found in (TAGGED.findall(text), LABELED.findall(text)):
         if found:
             return str(found[-1]).strip()
     start = text.rfind(BOXED)

@@ -10,6 +10,7 @@ from typing import Any
 
 from scalerl.config import RunConfig
 from scalerl.config.base import ConfigError
+from scalerl.config.base import replace as config_replace
 from scalerl.config.data import TaskData
 from scalerl.tasks.code.tests import BadTests, read_tests
 from scalerl.types import Prompt
@@ -94,7 +95,7 @@ def _failing(config: RunConfig, task: TaskData, answers: Sequence[tuple[Prompt, 
     if not answers:
         return []
     workers = config.scoring.workers or os.cpu_count() or 1  # nothing else runs yet
-    scoring = config.scoring.model_copy(update={"workers": workers})
+    scoring = config_replace(config.scoring, workers=workers)
     scorer = ProcessScorer(task.verifier, VERIFIERS[task.verifier], scoring)
     failed = []
     try:

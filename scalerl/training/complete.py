@@ -61,6 +61,7 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
             display.start()
             try:
                 with Heartbeat(session.directory.path) as beating:
+                    session.phase = beating.phase
                     closing = run_to_end(session)
                     state = "finished" if session.finished else "stopped"
                     beating.ended(state, closing[0])

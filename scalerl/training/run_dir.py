@@ -11,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,7 @@ class RunDirectory:
             ConfigError: Another process has locked it.
         """
         self.path = path
+        self._made = False  # whether `create` made the directory itself
         self._lock = take_hold(path)
         self._digests: dict[str, tuple[int, Any]] = {}  # bytes digested of each row file, and their hash
         if self._lock is None:
@@ -56,8 +58,10 @@ class RunDirectory:
             ConfigError: The directory is not empty.
         """
         check_empty(path)
+        made = not path.exists()
         (path / "rollouts").mkdir(parents=True, exist_ok=True)
         run = cls(path)
+        run._made = made
         run.save_config(config)
         return run
 
@@ -77,6 +81,16 @@ class RunDirectory:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def discard(self) -> None:
+        """Remove the files of a run that could not start; a directory that existed before stays."""
+        for name in ("config.toml", "status.json", ".lock"):
+            (self.path / name).unlink(missing_ok=True)
+        self.close()
+        with suppress(OSError):  # someone else's files are in it
+            (self.path / "rollouts").rmdir()
+            if self._made:
+                self.path.rmdir()
 
     def save_config(self, config: RunConfig) -> None:
         """Write config.toml."""

@@ -60,6 +60,8 @@ class Session:
     """Rule by which this run counts FLOPs, the one with which it started."""
     followers: Followers | None = None
     """Loggers and notifications."""
+    phase: Callable[[str], None] = lambda phase: None
+    """Tells those who watch the run what it does now, a key of `status.PHASES`."""
     progress: Progress = field(default_factory=Progress)
     clock: Stopwatch = field(default_factory=Stopwatch)
     points: list[EvalPoint] = field(default_factory=list)
@@ -199,6 +201,7 @@ class Session:
         A group of `taken` is saved too. Generation continues while the samples are scored and replayed, and this time
         of the generators counts.
         """
+        self.phase("evaluating")
         step, visits = self.progress.step, held_out_visits(self.prompts.held_out)
         samples = {task.curve: self.config.samples(task) for task in self.config.data}
         wanted = [samples[visit.prompt.task] for visit in visits]
@@ -232,6 +235,7 @@ class Session:
             self.followers.evaluated(self.points)
         if not self.finished:
             self._judge_conditions()
+        self.phase("training")
 
     def _judge_conditions(self) -> None:
         """End the run if a condition of `stop_when` holds that was not overruled."""
@@ -297,6 +301,7 @@ class Session:
     def checkpoint(self, wait: bool = False) -> None:
         """Write the trainer's part of a checkpoint and request the generator's; both are needed to commit it."""
         with self.clock.paused():
+            self.phase("saving")
             self.pipeline.mark()
             path = self.checkpoints.begin(self.progress.step)
             try:
@@ -318,6 +323,7 @@ class Session:
             save_state(path, "trainer", state)
             self.pipeline.snapshot(self.progress.step, path)
             self._begun.add(self.progress.step)
+            self.phase("training")
         if wait:
             self.commit_checkpoints(wait=True)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from scalerl.config import RunConfig, read_config
 from scalerl.config.base import ConfigError
-from scalerl.training.status import BEAT_S, Status, read_status
+from scalerl.training.status import BEAT_S, PHASES, Status, read_status
 
 DEAD_AFTER_S = 12 * BEAT_S
 """Seconds without a sign of life after which a run counts as dead."""
@@ -33,8 +33,8 @@ RECENT_STEPS = 50
 """Number of recent steps for the median duration."""
 
 STATES = {
-    "training": "training steps are running",
-    "waiting": "the process is alive, but no step has finished for a while: a start, an evaluation or a slow batch",
+    **PHASES,
+    "waiting": "the process is alive, but no step has finished for a while",
     "finished": "all steps are done, or a condition of `stop_when` holds",
     "stopped": "stopped with a checkpoint; `scalerl resume` continues it",
     "failed": "ended by an error",
@@ -42,6 +42,9 @@ STATES = {
     "unreadable": "its config.toml cannot be read",
 }
 """Meanings of the states."""
+
+ALIVE = (*PHASES, "waiting")
+"""States of a run whose process is alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +118,7 @@ def state_of(
     step = int(rows[-1]["step"]) if rows else 0
     steps = config.steps if config else step
     step_s = pace(rows)
-    left_s = step_s * (steps - step) if state in ("training", "waiting") else math.nan
+    left_s = step_s * (steps - step) if state in ALIVE else math.nan
     last = {str(point["task"]): point for point in points}
     return RunState(path, path.name, state, detail, step, steps, step_s, left_s, rows[-1] if rows else {}, last, config)
 
@@ -141,10 +144,14 @@ def sign_of_life(path: Path, rows: Sequence[Mapping[str, Any]], config: RunConfi
     silent_s = now - modified(path / "status.json")
     if silent_s > DEAD_AFTER_S:
         return "dead", f"no sign of life for {duration(silent_s)} ({_place(status)})"
+    phase = status.phase if status.phase in PHASES else ""  # empty in runs of older versions
+    if phase not in ("", "training"):
+        return phase, status.message
     if not rows:
-        return "waiting", "no step has finished yet: the start, the first evaluation or the first batch"
+        return "waiting", "for the first batch" if phase else "no step has finished yet"
     if quiet_s > slow_s:
-        return "waiting", f"nothing written for {duration(quiet_s)}: an evaluation, a checkpoint or a slow batch"
+        causes = "a slow batch" if phase else "an evaluation, a checkpoint or a slow batch"
+        return "waiting", f"nothing written for {duration(quiet_s)}: {causes}"
     return "training", ""
 
 
@@ -161,7 +168,7 @@ def _without_status(
 def summary_line(found: RunState) -> str:
     """Return a one-line state: "training, step 120/480, 1.5 s per step, 9 min left, pass rate 0.412 ± 0.006"."""
     parts = [found.state, f"step {found.step}/{found.steps}"]
-    if found.state in ("training", "waiting") and math.isfinite(found.step_s):
+    if found.state in ALIVE and math.isfinite(found.step_s):
         parts += [f"{found.step_s:.3g} s per step", f"{duration(found.left_s)} left"]
     several = len(found.main_points) > 1
     for task, point in found.main_points.items():

@@ -12,7 +12,6 @@ from scalerl.scaling import CurveError
 from scalerl.study.analysis import study_results
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.page import GROUPS, summary
-from scalerl.study.page_figures import COLORS
 from scalerl.study.results import ArmResult, StudyResult
 from scalerl.study.verdicts import EFFECTS
 from scalerl.watch.run import WatchedRun, id_of
@@ -81,8 +80,8 @@ def _arm(found: StudyResult, arm: ArmResult) -> dict[str, Any]:
     return {
         "name": arm.name,
         "about": arm.about,
-        "color": COLORS[arm.effect],
-        "effect": EFFECTS[arm.effect],
+        "color": EFFECTS[arm.effect].color,
+        "effect": EFFECTS[arm.effect].words,
         "sentence": arm.sentence if arm.name != found.reference else "",
         "problems": arm.problems,
         "ceiling": None if ceiling is None else [ceiling.mean, ceiling.low, ceiling.high],

@@ -1,7 +1,5 @@
 """Custom losses, advantages and aggregations by import path."""
 
-import textwrap
-
 import pytest
 import torch
 
@@ -41,14 +39,8 @@ MODULE = """
 
 
 @pytest.fixture(autouse=True)
-def module(tmp_path, monkeypatch):
-    from scalerl import plugins
-
-    (tmp_path / "own_functions.py").write_text(textwrap.dedent(MODULE))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    plugins.loaded.cache_clear()
+def module(user_code):
+    user_code("own_functions", MODULE)
 
 
 def own(name, **params):

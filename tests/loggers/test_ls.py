@@ -84,7 +84,7 @@ def test_tail_prints_rows_as_they_come_also_after_the_run_went_back_to_a_checkpo
     cursors = {"cursors": run.cursors()}
     run.append("metrics.jsonl", [row(6), row(7)])
     found = ls.followed(tmp_path / "run", rows=2, every_s=0.001)
-    with Heartbeat(tmp_path / "run") as beating:
+    with Heartbeat(tmp_path / "run", phase="training") as beating:
         assert next(found).endswith("training, step 7/100")
         assert [next(found).split("  ")[0] for _ in range(2)] == ["step 6/100", "step 7/100"]
         run.append("metrics.jsonl", [row(8)])

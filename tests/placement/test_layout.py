@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+from commands import call
 
-from scalerl import cli
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.data import PromptFile
@@ -146,12 +146,6 @@ def test_the_best_split_has_the_most_useful_tokens_and_keeps_both_sides_busy():
 
 
 # --------------------------------------------------------------------------------------------------------------- CLI
-
-
-def call(capsys, *words):
-    code = cli.main([str(word) for word in words])
-    out = capsys.readouterr()
-    return code, out.out, out.err
 
 
 KNOWN = ["--generator-tokens-per-s", "20000", "--trainer-tokens-per-s", "30000", "--updates", "10"]

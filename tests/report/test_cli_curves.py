@@ -7,17 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import call
 from simulated import curve, write
 
-from scalerl import cli
-
 ROOT = Path(__file__).parents[2]
-
-
-def call(capsys, *words):
-    code = cli.main([str(word) for word in words])
-    out = capsys.readouterr()
-    return code, out.out, out.err
 
 
 def answer(capsys, *words):

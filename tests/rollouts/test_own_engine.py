@@ -1,12 +1,9 @@
 """Engines of the user: the checks of the contract, and errors before a run starts."""
 
-import textwrap
-
 import pytest
 import torch
 from tiny_models import tiny_model
 
-from scalerl import plugins
 from scalerl.config import parse_config, read_config, to_toml
 from scalerl.config.base import ConfigError
 from scalerl.config.recipe import Custom
@@ -75,12 +72,8 @@ MODULE = """
 
 
 @pytest.fixture(autouse=True)
-def module(tmp_path, monkeypatch):
-    (tmp_path / "checked_engines.py").write_text(textwrap.dedent(MODULE))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    plugins.loaded.cache_clear()
+def module(user_code):
+    user_code("checked_engines", MODULE)
 
 
 def load():

@@ -170,7 +170,7 @@ def test_early_points_are_left_out_but_the_one_at_zero_stays():
     assert curve.first(2).compute.tolist() == [0.0, 1.0]
 
 
-def test_thinning_averages_neighbours():
+def test_thinning_averages_neighbors():
     curve = Curve(np.arange(10.0), np.arange(10.0) / 10)
     thin = thinned(curve, 5)
     assert thin.compute.tolist() == [0.5, 2.5, 4.5, 6.5, 8.5]

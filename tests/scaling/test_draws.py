@@ -11,7 +11,7 @@ def plain(asymptote=0.6, efficiency=2.0, midpoint=10.0, initial=0.1):
 
 
 def twice():
-    """0.1, a first rise of 0.2 centred at 10, a second of 0.3 centred at 1000; both of efficiency 2."""
+    """0.1, a first rise of 0.2 centered at 10, a second of 0.3 centered at 1000; both of efficiency 2."""
     return plain(asymptote=0.6)._replace(
         plateau=0.3 * ONE, second_midpoint=1000.0 * ONE, second_efficiency=2.0 * ONE, second_gain=0.3 * ONE
     )

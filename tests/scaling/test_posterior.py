@@ -6,7 +6,7 @@ from scaling_runs import TRUTH, run
 
 from scalerl.scaling import Curve, CurveError, Prior, fit, sigmoid
 from scalerl.scaling.curve_families import LAW
-from scalerl.scaling.posterior import explore, posterior, sample, standardised
+from scalerl.scaling.posterior import explore, posterior, sample, standardized
 
 
 def test_a_curve_without_noise_returns_its_parameters_with_hardly_any_width():
@@ -153,7 +153,7 @@ def test_probabilities_of_the_families_sum_to_one_and_determine_the_draws():
 
 def test_a_lower_fixed_ceiling_makes_the_run_more_efficient():
     # the published run, A 0.610 and B 1.92, refitted with A held at 0.605: B 2.01 by least squares, so phi is 0 here
-    problem = standardised(run(points=76, noise=0.0), None, Prior(autocorrelations=(0.0,)))
+    problem = standardized(run(points=76, noise=0.0), None, Prior(autocorrelations=(0.0,)))
     held = problem._replace(asymptote=(0.605 - problem.offset) / problem.width)
     draws, _ = sample(held, LAW, explore(held, LAW), 2000)
     assert np.allclose(draws.asymptote, 0.605)

@@ -7,8 +7,8 @@ from simulated_study import Truth, write_study
 
 from scalerl.config import QUICK
 from scalerl.config.base import ConfigError
-from scalerl.study.allocations import ALLOCATIONS, by_forecast, everyone
 from scalerl.study.directory import StudyDirectory
+from scalerl.study.execute import ALLOCATIONS, by_forecast, everyone
 from scalerl.study.lr_sweep import best_rates, sweep_note
 from scalerl.study.plans import PLANS
 

@@ -9,9 +9,8 @@ import pytest
 
 from scalerl.config import QUICK
 from scalerl.config.base import ConfigError, replace
-from scalerl.study.allocations import Choice, Spending, everyone
 from scalerl.study.directory import StudyDirectory
-from scalerl.study.execute import Execution, execute, target_step
+from scalerl.study.execute import Choice, Execution, Spending, everyone, execute, target_step
 from scalerl.study.plan import Arm, Plan, RunKey
 
 BASE = replace(QUICK, steps=40)
@@ -51,7 +50,7 @@ class Scripted:
         file = Path(next(word for word in self.command if word.endswith(".toml")))
         return tomllib.loads(file.read_text())["steps"]
 
-    def stop(self):
+    def terminate(self):
         self.workers.stopped.append(self.run)
 
 

@@ -79,7 +79,7 @@ def test_processes_score_in_order_if_a_verifier_hangs_or_crashes(monkeypatch, tm
     monkeypatch.syspath_prepend(str(tmp_path))
     import hanging_verifier
 
-    # the pool's initialiser imports it in each process
+    # the pool's initializer imports it in each process
     monkeypatch.setattr(pool, "_prepare", hanging_verifier.install)
     try:
         scorer = ProcessScorer("trap", scoring.VERIFIERS["trap"], Scoring(workers=2, timeout_s=1.5))

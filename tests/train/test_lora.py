@@ -214,11 +214,11 @@ def test_training_adapters_raises_the_reward_of_the_merged_model(tmp_path):
         shares = [[float((r.tokens < 24).mean()) for r in group.rollouts] for group in groups]
         scores = [tuple(Score(share, False) for share in own) for own in shares]
         found = collate([ScoredGroup(group, own) for group, own in zip(groups, scores, strict=True)])
-        centred_PG = found.rewards_PG - found.rewards_PG.mean(dim=1, keepdim=True)
+        centered_PG = found.rewards_PG - found.rewards_PG.mean(dim=1, keepdim=True)
         trained_BT = found.sampled_BT
         stats = learner.step(
             TrainBatch(
-                found.tokens_BT, found.length_B, found.behavior_BT, centred_PG.view(-1), trained_BT,
+                found.tokens_BT, found.length_B, found.behavior_BT, centered_PG.view(-1), trained_BT,
                 trained_BT / trained_BT.sum(),
             )
         )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from contextlib import ExitStack
 
 import pytest
 from browser import CHROMIUM, contrast, luminance, opened_page
@@ -34,7 +35,9 @@ def place(tmp_path_factory):
     add_steps(trouble, range(101, 131), truncation_rate=0.13)
     write_run(root / "runs/two", rows=60, points=7, seed=7)
     write_study(root / "studies/loo", {name: LEAVE_ONE_OUT[name] for name in ("scalerl", "dapo")}, seeds=1)
-    with Heartbeat(root / "runs/one"), Heartbeat(trouble), Heartbeat(root / "runs/two"):
+    with ExitStack() as beating:
+        for run in (root / "runs/one", trouble, root / "runs/two"):
+            beating.enter_context(Heartbeat(run, phase="training"))
         yield root
 
 

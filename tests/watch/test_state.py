@@ -22,7 +22,7 @@ def age(path, seconds):
 
 def test_a_run_that_writes_rows_is_training_with_its_speed_and_the_time_left(tmp_path):
     run = write_run(tmp_path / "run", rows=100, points=11, steps=400)
-    with Heartbeat(run, every_s=0.05):
+    with Heartbeat(run, every_s=0.05, phase="training"):
         found = run_state(run)
     assert (found.state, found.step, found.steps, found.step_s, found.left_s) == ("training", 100, 400, 1.5, 450.0)
     assert summary_line(found) == "training, step 100/400, 1.5 s per step, 8 min left, pass rate 0.451 ± 0.006"
@@ -31,10 +31,40 @@ def test_a_run_that_writes_rows_is_training_with_its_speed_and_the_time_left(tmp
 @pytest.mark.parametrize(("silent_s", "state"), [(10, "training"), (59, "waiting"), (61, "dead")])
 def test_a_run_without_rows_waits_and_is_dead_without_a_heartbeat_for_a_minute(tmp_path, silent_s, state):
     run = write_run(tmp_path / "run", rows=30)
-    with Heartbeat(run):
+    with Heartbeat(run, phase="training"):
         age(run, silent_s)
         found = run_state(run)
     assert found.state == state and (found.detail or state == "training")
+
+
+@pytest.mark.parametrize("phase", ["starting", "warm start", "evaluating", "saving"])
+def test_a_phase_is_shown_at_once_and_at_any_length_until_training_goes_on(tmp_path, phase):
+    run = write_run(tmp_path / "run", rows=30)
+
+    def until(state, detail):
+        end = time.monotonic() + 10
+        while ((found := run_state(run)).state, found.detail) != (state, detail):
+            assert time.monotonic() < end, found
+        return found
+
+    with Heartbeat(run, every_s=60, phase="training") as beating:
+        age(run, 55)
+        assert run_state(run).detail == "nothing written for 55 s: a slow batch"
+        beating.phase(phase, "update 50 of 700")
+        assert summary_line(until(phase, "update 50 of 700")).startswith(f"{phase}, step 30/400, 1.5 s per step")
+        os.utime(run / "metrics.jsonl")
+        beating.phase("training")
+        until("training", "")
+
+
+def test_a_run_of_an_older_version_has_no_phase(tmp_path):
+    run = write_run(tmp_path / "run")
+    with Heartbeat(run, phase="training"):
+        assert run_state(run).detail == "for the first batch"
+        old = json.loads((run / "status.json").read_text())
+        del old["phase"]
+        (run / "status.json").write_text(json.dumps(old))
+        assert (run_state(run).state, run_state(run).detail) == ("waiting", "no step has finished yet")
 
 
 def test_the_state_says_how_a_run_ended(tmp_path):

@@ -31,7 +31,7 @@ IS_PAUSED = "/is_paused"
 INIT_TRANSFER = "/init_weight_transfer_engine"
 WORLD_SIZE = "/get_world_size"
 
-UNLABELLED = "default"
+UNLABELED = "default"
 """The server's label for the weights that it started with."""
 
 _NO_LOGPROB = -9999.0
@@ -154,7 +154,7 @@ def version_of(label: str) -> int:
     Raises:
         BadAnswer: the label is not a number, so another client sends weights.
     """
-    if label == UNLABELLED:
+    if label == UNLABELED:
         return 0
     if not (isinstance(label, str) and label.isdigit()):
         raise BadAnswer(

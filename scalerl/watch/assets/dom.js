@@ -70,7 +70,11 @@ const level = (value) => (value === null || value === undefined ? "–" : value.
 const interval = ([mean, low, high]) => `${level(mean)} (${level(low)} to ${level(high)})`;
 
 const MEANINGS = {
-  training: "Training steps are running.",
+  starting: "Loads the model and starts the generators.",
+  "warm start": "Trains the lab's tiny model on worked examples before RL begins; needed once per machine.",
+  training: "Makes training steps.",
+  evaluating: "Measures the pass rate on held-out prompts; training continues afterwards.",
+  saving: "Writes a checkpoint or the final model.",
   waiting: "The process is alive, but no step has finished for a while.",
   finished: "The run is complete.",
   stopped: "Stopped with a checkpoint; scalerl resume continues it.",
@@ -79,11 +83,13 @@ const MEANINGS = {
   unreadable: "Its config.toml cannot be read.",
 };
 
+const ALIVE = ["starting", "warm start", "training", "evaluating", "saving", "waiting"];
+
 const badge = (run) => el("span", { class: `badge ${run.state in MEANINGS ? run.state : "dead"}`, title: MEANINGS[run.state] ?? "" }, run.state);
 
 function progress(run) {
   const words = [`step ${run.step} of ${run.steps}`];
-  if (run.step_s !== null && (run.state === "training" || run.state === "waiting")) {
+  if (run.step_s !== null && ALIVE.includes(run.state)) {
     words.push(`${shown(run.step_s)} s per step`);
     if (run.left_s !== null) words.push(`${lasting(run.left_s)} left`);
   }

@@ -53,10 +53,10 @@ function runTable(runs) {
   ];
 }
 
-const ORDER = ["training", "waiting", "failed", "dead", "stopped", "unreadable", "finished"];
+const ORDER = [...ALIVE, "failed", "dead", "stopped", "unreadable", "finished"];
 
-// a run that waits for an evaluation keeps its position
-const rank = (run) => ORDER.indexOf(run.state === "waiting" ? "training" : run.state);
+// a run keeps its position while its state changes between training, evaluating and saving
+const rank = (run) => (ALIVE.includes(run.state) ? 0 : ORDER.indexOf(run.state));
 
 const sorted = (runs) =>
   runs.sort((a, b) => rank(a) - rank(b) || a.name.localeCompare(b.name, "en", { numeric: true }));
