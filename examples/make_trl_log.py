@@ -13,7 +13,7 @@ START, CEILING, MIDPOINT, STEEPNESS = 0.22, 0.71, 120.0, 1.6
 
 
 def state(steps=800, every=40, logged=10, seed=0):
-    """Return a trainer state: a row for every 10 training steps, and one for each evaluation on 500 prompts."""
+    """Return a trainer state: a row every `logged` training steps, and one per evaluation on 500 prompts."""
     rng = random.Random(seed)
     history, tokens = [], 0
     for step in range(steps + 1):

@@ -1,4 +1,4 @@
-"""Your reward function, with parameters: write a letter a number of times. A tiny random model learns it.
+"""A custom reward function with parameters: write a letter a number of times. A tiny random model learns it.
 
 python examples/own_reward.py
 scalerl train --model MODEL --data FILE --reward own_reward:letters --data.reward.params '{letter = "b"}'

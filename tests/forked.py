@@ -1,7 +1,7 @@
 """`scalerl` in separate processes that start quickly: forks of a server that has done the heavy imports.
 
-Importing torch and transformers costs about 5 s of CPU time, and the tests start about 200 processes. Otherwise a fork
-is like an ordinary process: it has its own session, environment, working directory, pipe and exit code.
+Importing torch and transformers costs about 5 s of CPU time, and the tests start about 200 processes. In all other
+respects a fork is an ordinary process: it has a separate session, environment, working directory, pipe and exit code.
 """
 
 from __future__ import annotations

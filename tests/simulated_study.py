@@ -50,7 +50,7 @@ SEED_SD = 0.004
 
 
 def plan_of(truths: Mapping[str, Truth], seeds: int = 3, about: str = "What matters?", name: str = "simulated") -> Plan:
-    """A plan with one arm per truth; the first is the reference. Arms differ in a field without effect here."""
+    """Return a plan with one arm per truth; the first is the reference. Arms differ in a field without effect here."""
     lab = PRESETS["lab"]
     base = replace_part(lab, steps=STEPS, evaluation=replace_part(lab.evaluation, every=EVERY))
     arms = [

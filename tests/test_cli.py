@@ -275,7 +275,7 @@ def test_a_second_run_in_the_same_directory_is_an_error_and_changes_nothing(work
     [
         (["--data", "empty.jsonl"], "empty.jsonl: the file is empty"),
         (["--model", "bare"], "found no tokenizer at bare/tokenizer.json"),
-        (["--model", "narrow"], "the tokenizer in narrow has ids up to 31, the model has 16 embeddings"),
+        (["--model", "narrow"], "the tokenizer in narrow has ids up to 31, but the model has 16 embeddings"),
         (["--recipe.length.thinking_tokens", "[400, 600]"], "positions; this model has 512"),
         (["--evaluation.prompts", "60"], "which leaves 0 for training; allowed: at most 56"),
         (["--reward", "my_rewards:nothing"], "my_rewards has no function 'nothing'"),

@@ -123,7 +123,7 @@ def test_the_light_half_loads_no_torch(module):
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_only_the_learner_half_imports_torch():
+def test_only_the_learner_side_imports_torch():
     """Records, curriculum and pipeline can be used, and tested, without a model."""
     for module in (
         "scalerl.rollouts.pipeline",

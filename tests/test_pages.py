@@ -12,7 +12,7 @@ from scalerl.config import read_config
 from scalerl.study.plan import read_plan
 
 WITHOUT = {"--reuse", "--rates"}
-"""Options that name studies of the reader."""
+"""Options that name other studies."""
 
 
 def study_commands():

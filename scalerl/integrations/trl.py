@@ -109,7 +109,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             held = self.reasons(task)
             self.rules = [rule for rule in self.rules if rule.text not in held]
             for reason in held.values():
-                self.say(f"resumed although {reason}; this condition no longer counts")
+                self.say(f"resumed although {reason}; this condition is ignored from now on")
 
     def reasons(self, task: str) -> dict[str, str]:
         """Return the conditions that hold, with the reason for each; empty before the fifth evaluation of the task."""

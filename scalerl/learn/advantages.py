@@ -46,7 +46,7 @@ ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def advantages(choice: str | Custom, rewards_PG: Tensor) -> Tensor:
-    """Return advantages_PG by the recipe's choice: a name in ADVANTAGES, or a user's function.
+    """Return advantages_PG by the recipe's choice, a name in ADVANTAGES or a user's function.
 
     Raises:
         PluginError: The function raised, or returned a tensor of another shape or with values that are not finite.

@@ -1,9 +1,8 @@
 """Packing of several sequences into one row without padding, with attention within each sequence.
 
 All operations except attention run over the packed tokens. Attention runs over buckets: adjacent sequences of similar
-length, padded to the longest of them. This needs only a few calls of torch's fused causal kernel and no T x T mask. A
-sliding window is computed in blocks of as many queries as the window is long. The function is registered with
-transformers' attention interface, so no model code is copied. Calls without segments use the previous attention.
+length, padded to the longest of them. This needs only a few calls of torch's fused causal kernel and no T x T mask. The
+function is registered with transformers' attention interface, so no model code is copied.
 
 Legend: B sequences, T tokens of the longest, N tokens in total; b sequences of a bucket, t tokens of its longest;
 H heads, D head size.
@@ -43,7 +42,7 @@ class Bucket:
     rows: int
     width: int
     inside_bt: Tensor | None
-    """[b, t] whether a position holds a token; None if all do."""
+    """Whether each position holds a token; None if all do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -251,7 +251,7 @@ def load_policy(
 
 
 def check_vocabulary(tokenizer: Any, policy: Policy, path: str) -> None:
-    """Refuse a tokenizer with ids for which the model has no embedding.
+    """Refuse a tokenizer with more ids than the model has embeddings.
 
     Raises:
         ConfigError: The tokenizer's vocabulary is larger than the model's. A larger model is normal (padded rows).
@@ -259,8 +259,8 @@ def check_vocabulary(tokenizer: Any, policy: Policy, path: str) -> None:
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if highest >= policy.vocab_size:
         raise ConfigError(
-            f"model.path: the tokenizer in {path} has ids up to {highest}, the model has {policy.vocab_size} "
-            "embeddings; use the tokenizer the model was trained with, or resize the model's embeddings"
+            f"model.path: the tokenizer in {path} has ids up to {highest}, but the model has {policy.vocab_size} "
+            "embeddings; use the tokenizer that the model was trained with, or resize the model's embeddings"
         )
 
 
@@ -275,8 +275,8 @@ def stop_tokens(policy: Policy, tokenizer: Any) -> tuple[int, ...]:
     ids = tuple(sorted(i for i in given if isinstance(i, int) and 0 <= i < policy.vocab_size))
     if not ids:
         raise ConfigError(
-            "model.path: no token ends a text: neither generation_config.json, config.json nor the tokenizer names an "
-            f"eos token among the model's {policy.vocab_size} tokens; set eos_token in tokenizer_config.json, or "
+            "model.path: the model has no end token: neither generation_config.json, config.json nor the tokenizer "
+            f"names an eos token among its {policy.vocab_size} tokens; set eos_token in tokenizer_config.json, or "
             "eos_token_id in generation_config.json"
         )
     return ids

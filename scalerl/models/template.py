@@ -36,7 +36,7 @@ def check_template(tokenizer: Any) -> None:
     if asked[0] == asked[1]:
         raise ConfigError(
             f"data.chat_template: the chat template of the model's tokenizer renders every question as "
-            f"{asked[0][:100]!r}, so the policy would not see it; {TEMPLATE_ADVICE}"
+            f"{asked[0][:100]!r}, so the policy would not see the question; {TEMPLATE_ADVICE}"
         )
 
 

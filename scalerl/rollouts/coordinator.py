@@ -101,7 +101,7 @@ class Coordinator:
     _last: bool = False
     """Whether the queue holds the last visits."""
     _asked: int = -1
-    """Version that the engines were last told to use."""
+    """Version last requested from the engines."""
     _asked_at: float = 0.0
     _quiet: bool = False
     """Whether the last poll of asynchronous engines found nothing."""
@@ -149,11 +149,11 @@ class Coordinator:
     # ----------------------------------------------------------------------------------------------------------- work
 
     def step(self, on_activation: Callable[[], None] = lambda: None) -> list[Formed]:
-        """Swap in weights that are due, start groups, let every engine do a step; return the batches completed.
+        """Swap in weights that are due, start groups, let every engine do a step; return the completed batches.
 
         Args:
-            on_activation: called after each version that became active; there may be several before one tick. Its time,
-                for example for an evaluation, does not count as generation.
+            on_activation: function called after each version that became active; there may be several before one tick.
+                Its time, for example for an evaluation, does not count as generation.
         """
         began = time.perf_counter()
         self._activate(self.seconds.aside(on_activation))
@@ -238,7 +238,7 @@ class Coordinator:
         return not may_start and not self._busy()
 
     def _ask(self, version: int) -> bool:
-        """Tell all engines once to use a version; return whether all of them do."""
+        """Request a version from all engines, once; return whether all of them use it."""
         if self._asked != version:
             self._asked, self._asked_at = version, time.perf_counter()
             for engine in self.engines:

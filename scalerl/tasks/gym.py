@@ -86,7 +86,7 @@ def make_data(name: str, size: int, seed: int, parameters: Mapping[str, Any]) ->
     if name not in DATASETS:
         close = difflib.get_close_matches(name, DATASETS, n=5, cutoff=0.4) or sorted(DATASETS)[:10]
         raise ConfigError(
-            f"data.dataset: reasoning-gym has no data set {name!r}; near names: {', '.join(close)}; it has "
+            f"data.dataset: reasoning-gym has no data set {name!r}; similar names: {', '.join(close)}. It has "
             f'{len(DATASETS)}, listed by `python -c "import reasoning_gym.factory as f; print(*f.DATASETS)"`'
         )
     allowed = {field.name for field in dataclasses.fields(DATASETS[name][1])} - {"size", "seed"}
@@ -99,7 +99,7 @@ def make_data(name: str, size: int, seed: int, parameters: Mapping[str, Any]) ->
     try:
         return create_dataset(name, size=size, seed=seed, **parameters)
     except (AssertionError, ValueError, TypeError) as error:
-        raise ConfigError(f"data.parameters: {name} refuses {dict(parameters)!r}: {error}") from None
+        raise ConfigError(f"data.parameters: {name} rejects {dict(parameters)!r}: {error}") from None
 
 
 @lru_cache(maxsize=64)

@@ -16,7 +16,7 @@ from scalerl.tasks.code.tests import BadTests, read_tests
 from scalerl.types import Prompt
 
 NAMED = 20
-"""Largest number of rows named in a message."""
+"""Maximum number of rows named in a message."""
 DOLLAR = re.compile(r"(?<!\\)\$")
 """The delimiter of a formula; an escaped dollar sign is currency."""
 WIDTH = 256
@@ -127,4 +127,4 @@ def _code(prompt: Prompt) -> str | None:
 
 
 REFERENCES: dict[str, Callable[[Prompt], str | None]] = {"math": _math, "code": _code}
-"""By verifier: function that returns a completion with the prompt's reference, or None if there is nothing to check."""
+"""Functions by verifier: prompt -> completion with its reference, or None if there is nothing to check."""

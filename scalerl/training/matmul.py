@@ -11,7 +11,7 @@ from scalerl.models.cpu import compiled
 from scalerl.models.policy import Policy
 
 BEFORE = "onednn"
-"""Library of runs whose configuration was saved before there was a choice."""
+"""Library of runs whose configuration was saved before this setting existed."""
 
 
 def check_matmul(hardware: Hardware) -> Hardware:

@@ -27,11 +27,11 @@ ROW_FILES = ("metrics.jsonl", "points.jsonl", "rollouts.jsonl", "rollouts/sample
 
 
 SAMPLES = ("rollouts.jsonl", "rollouts/samples.jsonl")
-"""Row files with texts for reading, which are not results."""
+"""Row files with sample texts, which are not results."""
 
 
 class RunMoved(RuntimeError):
-    """The run directory was moved or removed; the message says where it is."""
+    """The run directory was moved or removed; the message gives its new path, if known."""
 
 
 class RunDirectory:
@@ -189,10 +189,10 @@ class RunDirectory:
         return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
 
     def check_place(self) -> None:
-        """Check that the run directory is still in its place.
+        """Check that the path still leads to this run directory.
 
         Raises:
-            RunMoved: The directory was moved, removed or replaced; the message says where it is now.
+            RunMoved: The directory was moved, removed or replaced; the message gives its new path, if known.
         """
         if moved := self.moved():
             raise RunMoved(moved)
@@ -211,7 +211,7 @@ class RunDirectory:
         if not own.st_nlink:
             return f"{self.path} was removed during the run, with all its results"
         held = Path(f"/proc/self/fd/{self._lock}")
-        now = held.readlink().parent if held.exists() else "its new place"
+        now = held.readlink().parent if held.exists() else "its new location"
         return f"{self.path} was moved during the run. Its results are in {now}; continue with: scalerl resume {now}"
 
 

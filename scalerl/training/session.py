@@ -90,7 +90,7 @@ class Session:
         self.directory.close()
 
     def ended(self, state: str, message: str) -> None:
-        """Say how the run ended, before it is closed: finished, stopped or failed, and a message in words."""
+        """Report how the run ended: finished, stopped or failed, with a message; call this before `close`."""
         if self.followers:
             self.followers.ended(state, message)
 
@@ -251,7 +251,7 @@ class Session:
         """Check that the log-probabilities of a few samples agree with the learner's weights.
 
         Returns:
-            Their log ratios by index of the group, those of the first rollouts of a training group, and the seconds.
+            The log ratios by index of the group, those of the first rollouts of `sample`, and the duration in seconds.
 
         Raises:
             TrainingFailed: The log-probabilities differ.

@@ -3,6 +3,8 @@
 REINFORCE with advantage 1 and weights that sum to one has the loss -mean log p over the trained tokens, which is the
 cross-entropy. The learner's `step` is therefore used unchanged, with its FP32 head, FP32 masters, clipping and
 micro-batches.
+
+Legend: B rows of a batch, T tokens of the longest.
 """
 
 from __future__ import annotations

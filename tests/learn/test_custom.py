@@ -95,7 +95,7 @@ def test_the_saved_configuration_restores_functions_and_parameters():
         ("advantage", "flat", r"shape \(6,\); expected finite advantages_PG of the shape of rewards_PG, \(2, 3\)"),
         ("advantage", "capped", r"must take \(rewards_PG\)"),
         ("aggregation", "sums_to_two", "weights that sum to 2"),
-        ("aggregation", "off_mask", "zero off the mask"),
+        ("aggregation", "off_mask", "zero outside the mask"),
         ("aggregation", "returns_none", "returned None; expected weights_BT"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Loggers and notifications in a real run, and in one that is resumed."""
+"""Loggers and notifications in a run and after its resume."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ import runs
 
 
 @pytest.mark.slow
-def test_a_run_is_logged_whole_through_a_resume_and_a_logger_that_fails_changes_nothing(lab_model, tmp_path):
+def test_a_resumed_run_is_logged_completely_and_a_failing_logger_changes_nothing(lab_model, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     path, tells = tmp_path / "run", tmp_path / "told"

@@ -64,7 +64,7 @@ def test_tensor_parallelism_must_divide_both_kinds_of_heads():
 
 
 def test_too_many_gpus_are_an_error_and_servers_by_address_need_none():
-    assert "80 GPUs in all; allowed: placement.gpus = 79" in refused(with_placement(gpus=79))
+    assert "80 GPUs in total; allowed: placement.gpus = 79" in refused(with_placement(gpus=79))
     served = with_placement(gpus=16, generators=1, servers=tuple(f"http://10.0.0.{i}:8000" for i in range(64)))
     assert lay_out(served).gpus == 16
     check(served, lay_out(served))

@@ -31,7 +31,7 @@ def sides(tmp_path):
 
 
 def documented():
-    """The tables of docs/json.md as {heading or introducing line: keys}."""
+    """Return the tables of docs/json.md as {heading or introducing line: keys}."""
     text = (ROOT / "docs/json.md").read_text()
     tables = re.findall(
         r"(?:^## (.+)|^(A split|A score|A page run|The forecast):$)|((?:^\| `.+\n)+)", text, flags=re.MULTILINE
@@ -90,7 +90,7 @@ def test_amounts_of_compute_can_be_given_separately(capsys, points):
     assert len(together["forecast"]["at"]) == 2
 
 
-def test_forecast_at_a_given_compute(capsys, points):
+def test_a_forecast_is_given_at_the_requested_compute(capsys, points):
     found = answer(capsys, "forecast", points, "--at", "2e4", "3x")
     assert [at["compute"] for at in found["forecast"]["at"]] == [20_000, 48_000]
     code, out, _ = call(capsys, "forecast", points, "--target", 0.5)

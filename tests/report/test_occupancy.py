@@ -22,7 +22,7 @@ def said(configuration, occupancy, mean=30.0, longest=60, steps=60):
     return [(row["step"], text) for row in rows if (text := watch.warning(row))]
 
 
-def test_the_warning_comes_once_after_the_ramp_and_a_full_window():
+def test_the_warning_is_given_once_after_the_ramp_and_a_full_window():
     (only,) = said(config(PipelineRL()), 0.5)
     assert only[0] == 9 + WINDOW and only[1].startswith("only 50% of the 256 slots were busy over the last 20 steps")
 

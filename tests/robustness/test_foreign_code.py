@@ -170,7 +170,7 @@ FAULTS = [
     ("loss", "nan", "returned a loss that is not finite"),
     ("advantage", "nan", r"\(torch.float32, 6 entries not finite\) of shape \(2, 3\); expected finite"),
     ("aggregation", "nan", "weights that sum to nan"),
-    ("aggregation", "negative", "at least 0, zero off the mask"),
+    ("aggregation", "negative", "at least 0, zero outside the mask"),
     ("loss", "whole_numbers", "returned a loss_BT of torch.int64 and a clipped_BT of torch.bool; expected a floating"),
     ("loss", "float_capped", "a clipped_BT of torch.float32; expected a floating-point loss_BT and a clipped_BT of"),
     ("advantage", "whole_numbers", r"\(torch.int64\) of shape \(2, 3\); expected finite .*, in floating point"),

@@ -166,7 +166,7 @@ FILES = [
     ("weights: cut in the header", cut(WEIGHTS, 100), "not a complete safetensors file (100 bytes)"),
     ("weights: cut at the end", cut(WEIGHTS, -1), "m/model.safetensors is cut off"),
     ("weights: cut in the middle", cut(WEIGHTS, -20_000), "m/model.safetensors is cut off"),
-    ("weights: bytes after the end", more, "longer than its header says"),
+    ("weights: bytes after the end", more, "longer than its header states"),
     ("weights: NUL bytes", text(WEIGHTS, b"\0" * 4096), "not a complete safetensors file (4,096 bytes)"),
     ("weights: a header of 2**63 bytes", text(WEIGHTS, b"\xff" * 4096), "not a complete safetensors file"),
     ("weights: text", text(WEIGHTS, "version https://git-lfs.github.com/spec/v1\noid sha256:00\n"), "not a complete"),
@@ -202,8 +202,8 @@ FILES = [
     ("config: NUL bytes", text("config.json", b"\0" * 99), "config.json cannot be read as JSON"),
     ("config: Latin-1", text("config.json", b'{"a": "\xe4"}'), "config.json cannot be read as JSON"),
     ("config: deep", text("config.json", "[" * 100_000), "config.json cannot be read as JSON"),
-    ("config: no type and no architecture", config(model_type=None, architectures=None), "names no model_type"),
-    ("config: no type", config(model_type=None), "names no model_type"),
+    ("config: no type and no architecture", config(model_type=None, architectures=None), "has no model_type"),
+    ("config: no type", config(model_type=None), "has no model_type"),
     ("config: a type that is a list", config(model_type=["qwen3"]), "allowed: text and a list of names"),
     ("config: architectures that are text", config(architectures="Qwen3ForCausalLM"), "allowed: text and a list"),
     ("model: an adapter", text("adapter_config.json", "{}"), "holds an adapter (adapter_config.json), not a model"),
@@ -275,10 +275,10 @@ LOADED = [
     ("a missing layer", without(".layers.1."), "lacks 11 of the weights"),
     ("a missing head", config(tie_word_embeddings=False), "lacks 1 of the weights of a Qwen3ForCausalLM: lm_head.w"),
     ("no known tensor", renamed, "lacks 25 of the weights"),
-    ("a wider configuration", config(intermediate_size=64), "6 weights have other sizes than config.json says"),
+    ("a wider configuration", config(intermediate_size=64), "6 weights have other sizes than config.json gives"),
     ("a larger vocabulary", config(vocab_size=96), "model.embed_tokens.weight is (48, 32), expected (96, 32)"),
     ("more layers than weights", config(num_hidden_layers=3, layer_types=None), "lacks 11 of the weights"),
-    ("fewer layers than weights", config(num_hidden_layers=1, layer_types=None), "has 11 weights of layers that a"),
+    ("fewer layers than weights", config(num_hidden_layers=1, layer_types=None), "has 11 weights that a"),
     ("NaN in a layer", nan(LAYER), f"1 weights hold NaN or infinity, the first is {LAYER}"),
     ("infinity in a norm", nan("model.norm.weight", float("inf")), "the first is model.norm.weight"),
     ("NaN in an embedding", nan("model.embed_tokens.weight"), "the first is model.embed_tokens.weight"),
@@ -350,7 +350,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(model):
     tokenizer = load_tokenizer("m")
     tokenizer.add_tokens([f"<extra {n}>" for n in range(40)])
     tokenizer.save_pretrained("m")
-    with pytest.raises(ConfigError, match=r"ids up to .*, the model has 48 embeddings"):
+    with pytest.raises(ConfigError, match=r"ids up to .*, but the model has 48 embeddings"):
         check_vocabulary(load_tokenizer("m"), load_policy("m"), "m")
 
 
@@ -360,7 +360,7 @@ def test_a_model_without_an_end_token_is_refused(model, eos):
     assert stop_tokens(policy, tokenizer) == tuple(sorted({1, tokenizer.eos_token_id}))
     policy.model.generation_config.eos_token_id = eos
     tokenizer.eos_token = None
-    with pytest.raises(ConfigError, match=r"no token ends a text: .*set eos_token in tokenizer_config.json"):
+    with pytest.raises(ConfigError, match=r"the model has no end token: .*set eos_token in tokenizer_config.json"):
         stop_tokens(policy, tokenizer)
 
 

@@ -25,7 +25,7 @@ def log(fault, content, says=(), name="log.jsonl", allowed=(1, 2), words=()):
 
 
 def with_row(row, at=5):
-    """The valid points with another line among them."""
+    """Return the valid points with another line among them."""
     lines = POINTS.splitlines(keepends=True)
     return "".join([*lines[:at], row + "\n", *lines[at:]])
 

@@ -36,7 +36,7 @@ def train(engines, updates, size=3, k=4):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_it_trains_within_the_staleness_bound(engine_class, count):
+def test_the_engine_of_the_page_trains_within_the_staleness_bound(engine_class, count):
     asked = []
     engines = [engine_class(4, vocabulary=8, longest=20, receive=asked.append) for _ in range(count)]
     batches = train(engines, updates=20)

@@ -7,7 +7,7 @@ LIMITS = np.array([[-10.0, 10.0], [-10.0, 10.0]])
 
 
 def gaussian(center, sd):
-    """A normal density in the plane, and its log at the centers of cells; a single variant."""
+    """Return a normal density in the plane, and its log at the centers of cells; a single variant."""
 
     def log_density(centers):
         x, y = np.ix_(*centers)
@@ -29,7 +29,7 @@ def test_draws_have_the_moments_of_the_density(sd):
     x, y = pick(cells, 4000, np.random.default_rng(0)).place_KD
     assert x.mean() == pytest.approx(3.3, abs=0.05 * sd[0])
     assert y.mean() == pytest.approx(-4.4, abs=0.05 * sd[1])
-    # moving a draw within its cell adds the variance of a uniform, which the weights of ``posterior`` take out again
+    # moving a draw within its cell adds the variance of a uniform, which the weights of ``posterior`` remove again
     assert (x.std() / sd[0], y.std() / sd[1]) == (pytest.approx(1.04, abs=0.05), pytest.approx(1.04, abs=0.05))
 
 

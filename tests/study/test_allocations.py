@@ -35,7 +35,7 @@ def test_with_a_single_curve_all_arms_continue(tmp_path):
     assert by_forecast(study).arms == ["good"]
 
 
-def test_equal_gives_every_arm_its_whole_budget_at_once(tmp_path):
+def test_the_rule_equal_gives_every_arm_its_whole_budget(tmp_path):
     study = write_study(tmp_path / "s", {"a": Truth(last_step=-1), "b": Truth(last_step=-1)})
     assert ALLOCATIONS["equal"].shares == (1.0,) and everyone(study).arms == ["a", "b"]
     assert ALLOCATIONS["forecast"].shares[-1] == 1.0

@@ -140,7 +140,7 @@ def test_a_run_that_ended_because_every_prompt_was_solved_is_finished(tmp_path):
     assert again.started == [] and set(execution.states.values()) == {"finished"}
 
 
-def test_finished_runs_are_known_before_the_first_run_starts(tmp_path):
+def test_finished_runs_are_found_before_the_first_run_starts(tmp_path):
     study = StudyDirectory.create(tmp_path / "s", plan("a", "b"))
     run(study, ScriptedWorkers(failing=("a",)))
     _, execution = run(study, ScriptedWorkers())

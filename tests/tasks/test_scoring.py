@@ -258,7 +258,7 @@ def test_a_missing_reward_function_is_refused(name, message):
 
 
 def group(asked, *texts, truncated=()):
-    """A group whose tokens are the indices of its texts, and the function that decodes them."""
+    """Return a group whose tokens are the indices of its texts, and the function that decodes them."""
     rollouts = tuple(
         Rollout(
             np.asarray([i]), np.zeros(1, np.float32), np.zeros(1, np.int32), np.ones(1, bool), i in truncated, False

@@ -165,7 +165,7 @@ def test_the_export_equals_the_merge_by_peft_and_the_adapter_loads_with_the_base
     config = peft.PeftConfig.from_pretrained(tmp_path / "adapter")
     assert config.base_model_name_or_path == str(tmp_path / "base") and config.r == 4
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # peft 0.21 asks transformers 5.23 by a name that is going out of use
+        warnings.simplefilter("ignore")  # peft 0.21 uses a deprecated name of transformers 5.23
         theirs = peft.PeftModel.from_pretrained(load_policy(str(tmp_path / "base")).model, tmp_path / "adapter")
     theirs = theirs.merge_and_unload()
     own, peers = dict(exported.named_parameters()), dict(theirs.named_parameters())
@@ -307,6 +307,6 @@ def test_adapters_with_several_ranks_are_refused():
 
 
 @pytest.mark.parametrize("targets", ["q_proj", [], [3], ""])
-def test_targets_of_another_form_are_refused(targets):
+def test_targets_that_are_not_a_list_of_names_are_refused(targets):
     with pytest.raises(ValueError, match=r"allowed: 'all-linear', or a list of names such as"):
         Lora(targets=targets)

@@ -147,7 +147,7 @@ def test_each_side_is_measured_with_its_rows_and_only_auto_changes():
     assert resolve_matmul(half, policy, chosen, resumed=False).hardware.trainer_matmul == "onednn"
 
 
-def test_a_run_saved_before_there_was_a_choice_keeps_onednn():
+def test_a_run_saved_without_this_setting_keeps_onednn():
     config = RunConfig(hardware=Hardware(device="cpu", dtype="float32", generator_threads=1, trainer_threads=1))
     found = resolve_matmul(config, Policy(tiny_model("qwen3")), lambda work: "torch", resumed=True).hardware
     assert (found.generator_matmul, found.trainer_matmul) == ("onednn", "onednn")

@@ -75,7 +75,7 @@ def test_an_unused_name_is_found(tmp_path):
 
 
 def counted(path):
-    """A run with a row in every file, and the state of a checkpoint that counts them."""
+    """Return a run with a row in every file, and the state of a checkpoint that counts them."""
     run = RunDirectory.create(path, LAB)
     for name in ROW_FILES:
         run.append(name, [{"step": 1, "text": "abc"}])

@@ -67,7 +67,7 @@ def test_a_run_of_an_older_version_has_no_phase(tmp_path):
         assert (run_state(run).state, run_state(run).detail) == ("waiting", "no step has finished yet")
 
 
-def test_the_state_says_how_a_run_ended(tmp_path):
+def test_the_state_tells_how_a_run_ended(tmp_path):
     run = write_run(tmp_path / "run", rows=30)
     with Heartbeat(run) as beating:
         beating.ended("stopped", "stopped at step 30")

@@ -88,7 +88,7 @@ def generate_body(
         max_tokens: maximum number of tokens to sample.
         sampling: temperature, nucleus, stop tokens.
         request_id: id of the request in the server's log.
-        salt: only requests with equal salts share the server's prefix cache.
+        salt: text; only requests with the same salt share entries of the server's prefix cache.
         stream_interval: tokens per chunk.
     """
     parameters = {
@@ -158,7 +158,7 @@ def version_of(label: str) -> int:
         return 0
     if not (isinstance(label, str) and label.isdigit()):
         raise BadAnswer(
-            f"it calls its weights {label!r}, but scalerl labels weights with numbers: another client updates it"
+            f"it labels its weights {label!r}, but scalerl labels them with numbers: another client updates this server"
         )
     return int(label)
 
