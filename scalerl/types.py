@@ -37,7 +37,7 @@ class Prompt:
     task: str
     """Name of its task, which selects the verifier and names the curve."""
     columns: dict[str, Any] = field(default_factory=dict)
-    """The row's columns, for verifiers and reward functions; `prompt` holds the row's own prompt."""
+    """The row's columns, for verifiers and reward functions; `prompt` is the prompt of the row."""
     where: str = field(default="", compare=False)
     """File and line from which it was read, for messages only."""
 

@@ -173,5 +173,5 @@ def _suite(name: str, task: str | None, reward: str | None, system: str) -> Prom
 
 def _count(text: str) -> int:
     if not (text.isdecimal() and len(text) < 9 and int(text)):
-        raise argparse.ArgumentTypeError(f"got {text[:80]!r}; allowed: a whole number of at least 1, below 10^8")
+        raise argparse.ArgumentTypeError(f"got {text[:80]!r}; allowed: a whole number from 1 to 99999999")
     return int(text)

@@ -62,7 +62,7 @@ def ls(arguments: argparse.Namespace) -> int:
     paths = directories(arguments.paths, "ls")
     runs = find(paths)[0]
     if not runs:
-        raise ConfigError(f"{', '.join(map(str, paths))}: no run here; a run is a directory with a config.toml")
+        raise ConfigError(f"{', '.join(map(str, paths))}: no run here; give run directories (with a config.toml)")
     print(line_of(("run", "state", "step", "pass rate", "at 2x compute", "advice")))
     for run in runs:
         columns = cells(run_state(run))

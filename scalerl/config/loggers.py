@@ -78,7 +78,7 @@ def listed_loggers(value: Any) -> Any:
         kinds.append(kind)
     double = [kind for kind in KINDS if kinds.count(kind) > 1]
     if double:
-        raise ValueError(f"got {double[0]!r} {kinds.count(double[0])} times; allowed: each once")
+        raise ValueError(f"got {double[0]!r} {kinds.count(double[0])} times; give each logger once")
     return found
 
 

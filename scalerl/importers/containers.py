@@ -169,7 +169,10 @@ def read_jsonl(path: Path, text: str) -> Log:
         else:
             bad.append(number)
     if not rows or (bad != [lines[-1][0]] and len(bad) > BAD_LINES * len(lines)):
-        raise CurveError(f"{path}: {len(bad)} of {len(lines)} lines are not JSON objects, the first is line {bad[0]}")
+        raise CurveError(
+            f"{path}: {len(bad)} of {len(lines)} lines are not JSON objects, the first is line {bad[0]}; give a file "
+            "with one JSON object per line"
+        )
     return Log(rows, "jsonl", left_out(path, bad, lines[-1][0]))
 
 
@@ -245,7 +248,10 @@ def read_csv(path: Path, text: str) -> Log:
         elif cells:
             bad.append(number)
     if not rows or (bad != [number] and len(bad) > BAD_LINES * number):
-        raise CurveError(f"{path}: {len(bad)} of {number - 1} rows do not have {len(header)} cells like the header")
+        raise CurveError(
+            f"{path}: {len(bad)} of {number - 1} rows do not have {len(header)} cells like the header; correct or "
+            "remove them"
+        )
     return Log(rows, "csv", left_out(path, bad, number))
 
 

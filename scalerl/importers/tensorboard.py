@@ -46,8 +46,8 @@ def event_files(directory: Path) -> list[Path]:
         seen += len(directories) + len(files)
         if seen > MOST_ENTRIES:
             raise CurveError(
-                f"{directory} holds more than {MOST_ENTRIES} files and directories, too many to search for a log; give "
-                "the directory of one run, or the file"
+                f"{directory} contains more than {MOST_ENTRIES} files and directories, too many to search for a log; "
+                "give the directory of one run, or the file"
             )
         found += [Path(place, name) for name in files if "tfevents" in name]
     return sorted(found, key=lambda file: file.name)

@@ -202,7 +202,7 @@ def as_fits(runs: Runs) -> tuple[Fit, ...]:
     fits = tuple(fit(run) if isinstance(run, Curve) else run for run in given)
     for f in fits:
         if f.method != "posterior":
-            raise CurveError(f"comparisons need posterior fits; got one by {f.method!r}")
+            raise CurveError(f"comparisons need posterior fits; got one by {f.method!r}. Use method='posterior'")
     return fits
 
 

@@ -46,7 +46,7 @@ def read_table(path: str | Path) -> tuple[Table, tuple[str, ...]]:
     except UnicodeDecodeError as error:
         raise CurveError(f"{path} is not text (byte {error.start} is not UTF-8); give a JSONL or CSV file") from error
     if "\0" in text:
-        raise CurveError(f"{path} is not text (it holds zero bytes); give a JSONL or CSV file")
+        raise CurveError(f"{path} is not text (it contains zero bytes); give a JSONL or CSV file")
     if not text.strip():
         raise CurveError(f"{path} is empty; a curve needs a row for each evaluation")
     return reader(path, text)

@@ -130,11 +130,13 @@ def check(plan: Plan) -> Plan:
             f"reference: got {plan.reference!r}{nearest(plan.reference, names)}; allowed: {', '.join(names)}"
         )
     if len(set(plan.seeds)) < len(plan.seeds) or not 1 <= len(plan.seeds) <= MOST_SEEDS:
-        raise ConfigError(f"seeds: got {short(list(plan.seeds))}; allowed: 1 to {MOST_SEEDS} of them, each once")
+        raise ConfigError(f"seeds: got {short(list(plan.seeds))}; allowed: 1 to {MOST_SEEDS} different seeds")
     configs = {arm.name: plan.config(arm, plan.seeds[0]) for arm in plan.arms}
     for one, other in combinations(configs, 2):
         if unnamed(configs[one]) == unnamed(configs[other]):
-            raise ConfigError(f"arms {one!r} and {other!r} are the same run: their configurations are equal")
+            raise ConfigError(
+                f"arms {one!r} and {other!r} are the same run: their configurations are equal. Change or remove one"
+            )
     for name, config in configs.items():
         evaluations = 1 + -(-config.steps // config.evaluation.every)
         if evaluations < LEAST_EVALUATIONS:

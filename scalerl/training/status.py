@@ -98,7 +98,8 @@ class Heartbeat:
     def _beat(self) -> None:
         """Rewrite status.json at intervals.
 
-        Consumes: nothing. Produces: status.json. Waits for: the next beat. Unblocked by: its time, a new phase, or `__exit__`.
+        Consumes: nothing. Produces: status.json. Waits for: the next beat. Unblocked by: its time, a new phase, or
+        `__exit__`.
         """
         while not self._ended:
             self._wake.wait(self._every_s)
