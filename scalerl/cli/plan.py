@@ -54,7 +54,7 @@ def plan_parser() -> argparse.ArgumentParser:
     parser.add_argument("--training-share", type=float, default=0.35, metavar="X", help=words.format("training", 0.35))
     parser.add_argument("--decode-share", type=float, default=0.6, metavar="X", help=words.format("decoding", 0.6))
     parser.add_argument(
-        "--updates", type=int, metavar="N", help="number of simulated updates; default 20, down to 8 for large batches"
+        "--updates", type=int, metavar="N", help="number of measured updates; default 20, down to 8 for large batches"
     )
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     return parser

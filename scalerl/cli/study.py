@@ -286,7 +286,7 @@ def _show(words: Sequence[str]) -> int:
     parser.add_argument("directory", type=Path)
     parser.add_argument("-o", "--output", type=Path, help="page to write; default report.html in the study's directory")
     parser.add_argument("--compute", help="compute axis: device_hours, flops, tokens or step")
-    parser.add_argument("--task", help="name of the task; required if there are several")
+    parser.add_argument("--task", help="name of the task, if there are several; default: the first")
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     options = parser.parse_args(words)
     from scalerl.outputs import check_output

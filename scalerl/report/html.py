@@ -1,7 +1,7 @@
 """Builds a page as one self-contained HTML document, from text, a table and figures.
 
-The figures are drawn by plotly.js from the ``plotly`` package. It is well maintained, includes its script, needs no
-server (as Bokeh does) and no compiler of 33 MB (as Vega does), and its SVG keeps text as text. It adds 5 MB to a page.
+The figures are drawn by plotly.js from the ``plotly`` package, which includes the script. Unlike Bokeh it needs no
+server, unlike Vega no compiler of 33 MB, and its SVG keeps text as text. It adds 5 MB to a page.
 """
 
 from __future__ import annotations
