@@ -74,6 +74,7 @@ def resume(
         ConfigError, RunFailed: as for `train`.
     """
     from scalerl.config.base import replace
+    from scalerl.training.manifest import digest_ahead
     from scalerl.training.run_dir import saved_config
     from scalerl.trust import check_trust
 
@@ -87,6 +88,7 @@ def resume(
 
         return resume_run(Path(path), steps, display, stop, _named(fields))
 
+    digest_ahead(Path(path))
     return _complete(config, again, progress)
 
 

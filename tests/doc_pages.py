@@ -1,4 +1,4 @@
-"""The text of the documentation's pages, and the blocks of code in it."""
+"""Text and code blocks of the documentation pages."""
 
 import re
 from pathlib import Path

@@ -246,7 +246,7 @@ def _spawn_from(spares: list[_Spare]) -> None:
         return spares.pop(0).become(code, sorted(fds))
 
     def renew() -> None:
-        """Replace the spares in a fork of the command, whose children they are not."""
+        """Replace the spares in a fork of the command, because they are not its children."""
         if not _Spare.forking:
             spares[:] = [_Spare() for _ in spares]
 

@@ -218,7 +218,7 @@ def test_a_run_resumed_without_a_compiler_continues_with_torch_and_a_note(no_com
 
 
 @needs_compiler
-def test_a_resumed_run_keeps_its_code_and_runs_from_before_the_choice_use_torch():
+def test_a_resumed_run_keeps_its_code_and_uses_torch_without_a_recorded_choice():
     for recorded, used in (("compiled", "compiled"), ("torch", "torch"), ("auto", "torch")):
         assert resolve_kernels(config(recorded), pytest.fail, resumed=True).hardware.kernels == used
         assert compiled.serves(torch.ones(2)) == (used == "compiled")

@@ -1,4 +1,4 @@
-"""Files and functions of the package stay short. Ruff holds the number of parameters (PLR0913 in pyproject.toml)."""
+"""Files and functions of the package stay short. Ruff checks the number of parameters (PLR0913 in pyproject.toml)."""
 
 import ast
 from pathlib import Path

@@ -108,6 +108,7 @@ def _dry_run(config: RunConfig) -> str:
 def resume(words: list[str]) -> int:
     """Run `scalerl resume`; return the exit code."""
     from scalerl.config.base import given, replace
+    from scalerl.training.manifest import digest_ahead
     from scalerl.training.run_dir import saved_config
     from scalerl.trust import check_trust, code_of
 
@@ -131,7 +132,11 @@ def resume(words: list[str]) -> int:
 
         return resume_run(arguments.directory, arguments.steps, display, stop, options)
 
-    return witnessed(code_of(config), lambda: _run(config, restart), arguments.directory)
+    def begin() -> int:
+        digest_ahead(arguments.directory)
+        return _run(config, restart)
+
+    return witnessed(code_of(config), begin, arguments.directory)
 
 
 def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:

@@ -32,7 +32,7 @@ class RayJob:
             return 1
 
     def terminate(self) -> None:
-        """Interrupt the task, which passes SIGTERM on to its process."""
+        """Interrupt the task, which sends SIGTERM to its process."""
         self._ray.cancel(self._reference)
 
 
@@ -42,15 +42,15 @@ class RayWorkers:
     def __init__(
         self, address: str, count: int, cpus: float, gpus: float, own: Mapping[str, float] | None = None
     ) -> None:
-        """Connect to a Ray cluster.
+        """Connect to a cluster.
 
         Args:
-            address: address as in `ray.init`: "auto", "local", or HOST:PORT.
-            count: number of parallel tasks; 0: as many as fit on the cluster.
+            address: argument of `ray.init`: "auto", "local", or HOST:PORT.
+            count: number of parallel tasks; 0 for as many as fit on the cluster.
             cpus: cores per run.
-            gpus: GPUs per run.
-            own: cores (CPU) and GPUs of a run's actors, which are reserved. Otherwise, runs that occupy the whole
-                cluster would wait for their actors forever.
+            gpus: number of GPUs per run.
+            own: cores (CPU) and GPUs of the actors of a run. The number of tasks leaves room for them, because runs
+                that occupy the whole cluster would wait for their actors forever.
 
         Raises:
             ConfigError: Ray is not installed, or the cluster does not answer or is too small for one run.
@@ -62,9 +62,8 @@ class RayWorkers:
         room = min((have.get(name, 0.0) // need for name, need in needs.items() if need), default=1.0)
         if room < 1:
             raise ConfigError(
-                f"--ray {address}: a run needs {needs['CPU']:g} cores and {needs['GPU']:g} GPUs; the cluster has "
-                f"{have.get('CPU', 0):g} cores and {have.get('GPU', 0):g} GPUs. Lower --ray-cpus or --ray-gpus, or add "
-                "nodes"
+                f"--ray {address}: a run needs {needs['CPU']:g} cores and {needs['GPU']:g} GPUs; "
+                f"the cluster has {have.get('CPU', 0):g} cores and {have.get('GPU', 0):g} GPUs; add nodes"
             )
         self.count = int(min(room, count or room))
         self._task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(run_to_its_end)
@@ -75,7 +74,7 @@ class RayWorkers:
 
 
 def run_to_its_end(command: list[str], log: str, directory: str) -> int:
-    """Run a process on the node of the task; an interrupt of the task is passed on as SIGTERM."""
+    """Run a process on the node of the task; if the task is interrupted, the process gets SIGTERM."""
     with open(log, "ab") as out:
         process = subprocess.Popen(
             command, cwd=directory, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,

@@ -129,9 +129,9 @@ class Policy(nn.Module):
             tokens_BT: Prompt and completion, padded at the end; the causal mask hides the padding.
             trained_BT: Tokens whose log-probability is returned; never the first of a row.
             temperature: Sampling temperature.
-            length_B: Tokens of each row without padding, on the host. If given, the rows are computed packed; the
-                model's attention must be that of packing.py (`install`).
-            row: If given, the rows are computed as this shared row, each prompt once; attention as for `length_B`.
+            length_B: Tokens of each row without padding, on the host; None for padded rows. If given, the rows are
+                computed packed, and the model's attention must be that of packing.py (`install`).
+            row: Layout that computes each prompt once; None without sharing. The attention is as for `length_B`.
         """
         assert tokens_BT.shape == trained_BT.shape, (tokens_BT.shape, trained_BT.shape)
         if row is not None:

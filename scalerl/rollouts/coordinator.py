@@ -255,7 +255,7 @@ class Coordinator:
             if not self.schedule.on_arrival(update.version) and not self.schedule.due(self.ticks, self._idle()):
                 return
             if update.weights and not self.lockstep and not self._ask(update.version):
-                return  # asynchronous engines take a while to swap, and are polled until they have
+                return  # asynchronous engines swap later and are polled until then
             self.schedule.activate(update.version)
             self._untrained.pop(update.version - 1)
             del self._updates[update.version]

@@ -216,7 +216,7 @@ class ProcessScorer:
         except TimeoutError:
             said = f"the verifier took longer than {self._limit_s:g} s"
         except ProcessEnded as error:
-            said = f"the verifier's process ended twice ({error})"
+            said = f"the verifier's process ended {error}"
             if (
                 self._name == "custom"
             ):  # a crash of the user's code is a failure; with other verifiers the completion is the cause
@@ -295,7 +295,7 @@ class FunctionScorer:
                 "prompt; make it faster, or raise scoring.reward_timeout_s"
             )
         except ProcessEnded as error:
-            problem = f"reward function {self._function} ended its process twice ({error})"
+            problem = f"reward function {self._function} ended its process {error}"
         return [problem] * count
 
     def truncated(self, score: Score) -> Score:

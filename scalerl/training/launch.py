@@ -198,8 +198,7 @@ def _assemble(
     scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
     config = resolve_kernels(config, display.note, resumed=checkpoint is not None)
     flops_rule = flops_rule_of(checkpoint)
-    policy = _policy(config, model_path, tokenizer, flops_rule)
-    config = resolve_matmul(config, policy, resumed=checkpoint is not None)
+    config, policy = _policy(config, model_path, tokenizer, flops_rule, resumed=checkpoint is not None)
     rule = length_rule(config.recipe.length, lambda text: tokenizer.encode(text, add_special_tokens=False))
     check_length(policy, rule, prompts.longest)
     check_sampled(config, policy, model_path)
@@ -207,10 +206,7 @@ def _assemble(
     model = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.shape)
     policy = with_adapters(config, policy)
     notes = [*_notes(config, prompts, rule, resumed=checkpoint is not None), *flops_notes(flops_rule)]
-    if directory is None:
-        directory = RunDirectory.create(path, config)
-    elif checkpoint is None:
-        directory.save_config(config)
+    directory = _directory(config, path, directory, resumed=checkpoint is not None)
     undo.pop_all()  # all checks have passed
     _tell(notes, display)
     spec = GeneratorSpec(
@@ -243,13 +239,24 @@ def _assemble(
     return _begin(session, checkpoint, makers)
 
 
-def _policy(config: RunConfig, model_path: str, tokenizer: Any, flops_rule: int) -> Policy:
-    """Load the model. With several ranks, this process only inspects it; each rank loads its shard."""
+def _directory(config: RunConfig, path: Path, directory: RunDirectory | None, *, resumed: bool) -> RunDirectory:
+    """Return the run directory with the resolved configuration; a warm start may have created it."""
+    if directory is None:
+        return RunDirectory.create(path, config)
+    if not resumed:
+        directory.save_config(config)
+    return directory
+
+
+def _policy(
+    config: RunConfig, model_path: str, tokenizer: Any, flops_rule: int, *, resumed: bool
+) -> tuple[RunConfig, Policy]:
+    """Load the model; with several ranks, this process only inspects it. Then choose the library for its products."""
     device = "cpu" if config.placement.trainer_ranks > 1 else config.hardware.device
     policy = load_of(config, model_path, device, config.hardware.trainer_matmul)
     check_vocabulary(tokenizer, policy, model_path)
     policy.shape = policy.shape.counted_by(flops_rule)
-    return policy
+    return resolve_matmul(config, policy, resumed=resumed), policy
 
 
 def _model_of(

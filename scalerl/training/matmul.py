@@ -90,8 +90,8 @@ def resolve_kernels(config: RunConfig, note: Callable[[str], None], *, resumed: 
         kernels = "torch" if resumed or compiled.problem() else "compiled"
     elif kernels == "compiled" and (reason := compiled.problem()):
         note(
-            f"hardware.kernels: this run used compiled loops, but here {reason}; it continues with torch's operations, "
-            "whose results differ by rounding"
+            f"hardware.kernels: this run used compiled loops, but on this machine {reason}; it continues with torch's "
+            "operations, whose results differ by rounding"
         )
         kernels = "torch"
     compiled.use(kernels)

@@ -123,7 +123,7 @@ def with_options(
 
     Args:
         path: The run directory.
-        config: The configuration saved there.
+        config: The configuration saved in the run directory.
         options: Command-line options, or values by dotted field name; without `--steps`.
         steps: Value of `--steps`.
         checkpoint: The checkpoint to resume. A new learning rate is recorded as valid from its step on.

@@ -44,7 +44,7 @@ class RunDirectory:
             ConfigError: Another process has locked it.
         """
         self.path = path
-        self._made = False  # whether `create` made the directory itself
+        self._made = False  # whether `create` made the directory
         self._lock = take_hold(path)
         self._digests: dict[str, tuple[int, Any]] = {}  # bytes digested of each row file, and their hash
         if self._lock is None:
@@ -87,7 +87,7 @@ class RunDirectory:
         for name in ("config.toml", "status.json", ".lock"):
             (self.path / name).unlink(missing_ok=True)
         self.close()
-        with suppress(OSError):  # someone else's files are in it
+        with suppress(OSError):  # it contains other files
             (self.path / "rollouts").rmdir()
             if self._made:
                 self.path.rmdir()
@@ -179,7 +179,7 @@ class RunDirectory:
         found = path.stat().st_size if path.exists() else 0
         if found < size:
             return f"{name} has {found} bytes, and the checkpoint counts {size}: rows are missing"
-        if expected and digest(path, size) != expected:
+        if expected and digest(path, size, "sha256") != expected:
             return f"the first {size} bytes of {name} are not the rows that the checkpoint counts"
         return ""
 

@@ -61,7 +61,7 @@ class Session:
     followers: Followers | None = None
     """Loggers and notifications."""
     phase: Callable[[str], None] = lambda phase: None
-    """Tells those who watch the run what it does now, a key of `status.PHASES`."""
+    """Function that reports the current phase of the run, a key of `status.PHASES`."""
     progress: Progress = field(default_factory=Progress)
     clock: Stopwatch = field(default_factory=Stopwatch)
     points: list[EvalPoint] = field(default_factory=list)
@@ -198,8 +198,8 @@ class Session:
     def evaluate(self, taken: RolloutBatch | None = None) -> None:
         """Measure each task's held-out pass rate; the time it takes is excluded from the training time.
 
-        A group of `taken` is saved too. Generation continues while the samples are scored and replayed, and this time
-        of the generators counts.
+        A group of `taken` is saved too. Generation continues while the samples are scored and replayed; this time
+        counts as training time of the generators.
         """
         self.phase("evaluating")
         step, visits = self.progress.step, held_out_visits(self.prompts.held_out)

@@ -28,7 +28,7 @@ PHASES = {
     "evaluating": "measures the pass rate on held-out prompts; training continues afterwards",
     "saving": "writes a checkpoint or the final model",
 }
-"""What a running run does."""
+"""Phases of a running run, with descriptions."""
 
 BEAT_S = 5.0
 """Seconds between two beats."""
@@ -56,7 +56,7 @@ class Status:
     beat: float
     """Time of the last write, seconds since 1970."""
     phase: str = ""
-    """What a running run does, a key of `PHASES`; empty in files of older versions."""
+    """Current phase of a running run, a key of `PHASES`; empty in files of older versions."""
 
 
 class Heartbeat:
@@ -90,7 +90,7 @@ class Heartbeat:
         self._status = replace(self._status, state=state, message=message[:LONGEST])
 
     def phase(self, phase: str, message: str = "") -> None:
-        """Set what the run does now, a key of `PHASES`, with details; the thread writes it at once."""
+        """Set the phase of the run, a key of `PHASES`, with details; the thread writes it immediately."""
         assert phase in PHASES
         self._status = replace(self._status, phase=phase, message=message[:LONGEST])
         self._wake.set()
@@ -98,7 +98,7 @@ class Heartbeat:
     def _beat(self) -> None:
         """Rewrite status.json at intervals.
 
-        Consumes: nothing. Produces: status.json. Waits for: the next beat. Unblocked by: its time, a new phase, or
+        Consumes: phases. Produces: status.json. Waits for: the next beat. Unblocked by: its time, a new phase, or
         `__exit__`.
         """
         while not self._ended:
@@ -118,7 +118,7 @@ def mark_stopped(directory: Path, pid: int, message: str) -> None:
     Args:
         directory: Run directory.
         pid: Id of that process. The status of another process is not changed.
-        message: How the process ended.
+        message: Message about the end of the process.
     """
     found = read_status(directory)
     if found is not None and (found.state, found.pid) == ("running", pid):

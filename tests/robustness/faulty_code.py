@@ -1,4 +1,4 @@
-"""Modules of a user with faults: functions and classes that each have one, and modules that fail at their import."""
+"""Faulty modules of a user: functions and classes with one fault each, and modules that fail on import."""
 
 MODULE = """
     import concurrent.futures, io, os, posix, random, signal, sys, threading, time

@@ -24,11 +24,7 @@ from coordinator_runs import (
 from scalerl.rollouts.activation import AtTick, OnArrival
 from scalerl.rollouts.coordinator import Coordinator, Update, sample_key
 from scalerl.rollouts.engine import Finished, Request, Work
-from scalerl.rollouts.local.simulated import (
-    CalendarEngine,
-    Stuck,
-    visit_of,
-)
+from scalerl.rollouts.local.simulated import CalendarEngine, Stuck, visit_of
 from scalerl.rollouts.schedule import PipelineSchedule
 from scalerl.training.checkpoint import load_state, save_state
 

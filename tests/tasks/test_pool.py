@@ -15,7 +15,7 @@ from scalerl.tasks.pool import ProcessEnded, ScoringPool
 
 
 def waits(marker: str, value: int) -> int:
-    """Wait the first time, until the process is killed; the second time return the value."""
+    """Wait at the first call, until the process is killed; return the value at the second."""
     if not os.path.exists(marker):
         Path(marker).write_text(str(os.getpid()))
         time.sleep(600)
@@ -45,7 +45,7 @@ def shared():
         yield pool
 
 
-def test_the_call_of_a_killed_process_is_repeated_once(shared, tmp_path):
+def test_the_call_of_a_killed_process_is_repeated(shared, tmp_path):
     call = shared.schedule(waits, str(tmp_path / "begun"), 7, limit_s=60)
     runs.wait_for(lambda: (tmp_path / "begun").exists() and (tmp_path / "begun").read_text(), 60, "the call")
     os.kill(int((tmp_path / "begun").read_text()), signal.SIGKILL)
@@ -54,9 +54,13 @@ def test_the_call_of_a_killed_process_is_repeated_once(shared, tmp_path):
 
 @pytest.mark.parametrize(
     ("function", "words", "said"),
-    [(leaves_in_c, (0,), "^exit code 0$"), (leaves_in_c, (5,), "^exit code 5$"), (kills_itself, (), "^signal 9$")],
+    [
+        (leaves_in_c, (0,), r"^3 times \(exit code 0\)$"),
+        (leaves_in_c, (5,), r"^3 times \(exit code 5\)$"),
+        (kills_itself, (), r"^3 times \(signal 9\)$"),
+    ],
 )
-def test_a_call_that_ends_its_process_twice_is_reported_at_once(shared, function, words, said):
+def test_a_call_that_always_ends_its_process_is_reported_at_once(shared, function, words, said):
     began = time.monotonic()
     with pytest.raises(ProcessEnded, match=said):
         shared.result(shared.schedule(function, *words, limit_s=600))
@@ -106,6 +110,7 @@ def test_a_limit_holds_although_the_wall_clock_goes_back(shared, monkeypatch):
 
 def test_processes_that_end_at_their_start_are_given_up(monkeypatch):
     monkeypatch.setattr("scalerl.tasks.pool.MOST_DEATHS", 2)
+    monkeypatch.setattr("scalerl.tasks.pool.ATTEMPTS", 1)
     with (
         ScoringPool(1, fails, Scoring()) as pool,
         pytest.raises(ProcessEnded, match="2 processes ended at their start"),

@@ -142,7 +142,7 @@ def test_a_reward_function_is_tried_on_made_up_completions(here, name, params, s
     ("name", "said"),
     [
         ("leaves", r"called os._exit\(7\) \(.*checked_rewards.py:19\)"),
-        ("dies", r"ended its process twice \(signal 9\)"),
+        ("dies", r"ended its process 3 times \(signal 9\)"),
         ("sleeps", "took longer than 3 s"),
     ],
 )

@@ -28,9 +28,7 @@ def run(lab_model, tmp_path_factory):
         'task = "arithmetic"\nname = "sums"\n'
     )
     words = ["--evaluation.every", "3", "--checkpoint.every", "3", "--steps", "6", "--evaluation.saved", "5"]
-    process = runs.start(["train", str(root / "run.toml"), "--run-dir", str(root / "run"), *runs.RECIPE, *words])
-    text, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, text
+    text = runs.finish("train", str(root / "run.toml"), "--run-dir", str(root / "run"), *runs.RECIPE, *words)
     return root / "run", text
 
 

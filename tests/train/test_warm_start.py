@@ -152,7 +152,7 @@ def test_a_width_that_is_not_divisible_by_the_heads_is_refused():
         make_model(replace(SMALL, width=18), make_tokenizer())
 
 
-def test_a_run_is_seen_during_its_warm_start_and_leaves_no_directory_if_it_cannot_start(tmp_path, monkeypatch):
+def test_a_run_is_listed_during_its_warm_start_and_leaves_no_directory_if_it_fails(tmp_path, monkeypatch):
     seen = []
 
     def slow(model, data, directory, report):

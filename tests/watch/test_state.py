@@ -38,7 +38,7 @@ def test_a_run_without_rows_waits_and_is_dead_without_a_heartbeat_for_a_minute(t
 
 
 @pytest.mark.parametrize("phase", ["starting", "warm start", "evaluating", "saving"])
-def test_a_phase_is_shown_at_once_and_at_any_length_until_training_goes_on(tmp_path, phase):
+def test_a_phase_is_shown_immediately_until_training_continues(tmp_path, phase):
     run = write_run(tmp_path / "run", rows=30)
 
     def until(state, detail):

@@ -1,7 +1,7 @@
 """The loops of kernels.c, compiled by the C compiler of the machine and called on tensors.
 
-Nothing needs a compiler: without one, the functions of this package use torch. `use` sets the code of a process, as
-`torch.set_num_threads` sets its threads. The loops run on one thread, so processes with more threads use torch too.
+A compiler is optional: without one, this package uses torch. `use` chooses the code for the whole process. The loops
+run on one thread, so processes with more threads use torch.
 
 Legend: R sequences, H key-value heads, G queries per key-value head, D size, K cached positions, N rows.
 """
@@ -30,9 +30,9 @@ FLAGS = (
     "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros",
     "-freciprocal-math", "-ffp-contract=fast", "-shared", "-fPIC",
 )  # fmt: skip
-"""Without -ffast-math: it would treat NaN as a number, so that a failed update could stay unnoticed."""
+"""Compiler options. -ffast-math is not used, because it may treat NaN as a number and hide a failed update."""
 COMPILE_S = 60
-"""Longest time for the compiler, in seconds. It takes about one."""
+"""Time limit for the compiler, seconds; it takes about one."""
 
 _P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 _ARGUMENTS: dict[str, list[Any]] = {
@@ -45,7 +45,7 @@ _ARGUMENTS: dict[str, list[Any]] = {
 }
 
 _LONGEST = 200
-"""Characters of a compiler's message that are shown."""
+"""Maximum number of characters of a compiler's message in an error."""
 
 _used: Any = None
 
@@ -55,13 +55,13 @@ class _NoCompiler(Exception):
 
 
 def use(kernels: str) -> None:
-    """Let this process compute with the compiled loops or with torch; it starts with torch.
+    """Choose the compiled loops or torch for this process; the default is torch.
 
     Args:
         kernels: "compiled", "torch", or "auto" for the compiled loops if they can be built.
 
     Raises:
-        ConfigError: "compiled", and `problem` returns a reason.
+        ConfigError: `kernels` is "compiled", and `problem` returns a reason.
     """
     global _used
     if kernels == "torch" or (kernels == "auto" and problem() is not None):

@@ -1,4 +1,4 @@
-"""Gated MLPs on CPU with one pass over the activations, down(silu(gate(x)) * up(x)), and an explicit gradient.
+"""Gated MLPs, down(silu(gate(x)) * up(x)), on CPU with one pass over the activations and an explicit gradient.
 
 transformers computes the product in two operations and keeps three activations for the gradient; the compiled loop
 keeps two. A module is replaced only if its forward gives the same values.

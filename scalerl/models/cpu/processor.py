@@ -1,4 +1,4 @@
-"""The description of the processor, which is part of the keys of what is cached for it."""
+"""Description of the processor, used in the keys of caches."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _compiled(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor | None:
-    """Return the compiled rotation of x [B, H, T, D] by angles [B, 1, T, D]; None if it does not serve these."""
+    """Return the compiled rotation of x [B, H, T, D] by angles [B, 1, T, D]; None if the loop does not accept them."""
     x_BTHD = x.transpose(1, 2)
     if cos.shape[1] != 1 or not compiled.serves(x_BTHD, cos, sin):
         return None

@@ -60,7 +60,7 @@ class ShardedLearner(PolicyLearner):
             optimizer: Settings of the optimizer.
             loss: The surrogate and its parameters.
             dtype: Type of the forward pass and of the weights that are sent and exported.
-            accumulate: Where the gradients of micro-batches are accumulated (`learner.accumulate`).
+            accumulate: Accumulation of the gradients of micro-batches, local or sharded (`learner.accumulate`).
             options: Options of PolicyLearner.
         """
         super().__init__(policy, optimizer, loss, **options)

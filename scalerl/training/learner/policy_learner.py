@@ -73,7 +73,7 @@ class PolicyLearner:
             temperature: Sampling temperature.
             micro_batch_tokens: Tokens of one forward and backward pass, including padding if rows are padded.
             gradient_checkpointing: Whether to recompute activations in the backward pass.
-            packing: How the sequences of a micro-batch are packed (`learner.packing`).
+            packing: Packing of the sequences of a micro-batch (`learner.packing`).
             checkpoint_names: Whether to send weights by the names of a checkpoint on disk instead of the model's.
 
         Raises:
