@@ -68,7 +68,7 @@ class ArithmeticTask(GeneratedTask):
     operations: tuple[Few, Few] = (2, 6)
     """Fewest and most operations in a chain."""
     lengths: Literal["uniform", "long-tailed"] = "uniform"
-    """Distribution of the number of operations: uniform, or lognormal with sigma 1 and median 1 + the fewest."""
+    """Distribution of the number of operations: uniform, or lognormal (sigma 1, median one above the fewest)."""
 
     @model_validator(mode="after")
     def _check(self) -> ArithmeticTask:
@@ -141,7 +141,7 @@ class PromptFile(TextTask):
     """Your reward function, in place of the verifier: `package.module:function`, or a table with `function` and
     `params`."""
     pass_reward: float = 1.0
-    """Reward of your function from which a completion counts as passed in the pass rate and the curve."""
+    """Smallest reward of your function that counts as passed in the pass rate and the curve."""
     truncated_reward: float | None = 0.0
     """Largest reward of a truncated completion, in the scale of your function. none: it keeps the function's reward. In
     both cases it counts as failed."""
@@ -204,7 +204,7 @@ class ReasoningGymTask(TextTask):
     seed: Seed = 0
     """Seed of the prompts, separate from the run's seed, so that runs share one task."""
     pass_score: Fraction = 1.0
-    """Score from which a completion counts as passed in the pass rate and the curve; the reward follows the score."""
+    """Smallest score that counts as passed in the pass rate and the curve; the reward follows the score."""
     system_prompt: str = (
         "Think step by step. Then give the final answer, and nothing else, between <answer> and </answer>."
     )
@@ -230,7 +230,7 @@ class EnvironmentTask(TextTask):
     arguments: dict[str, Any] = Field(default={})
     """Arguments of the environment's `load_environment`."""
     pass_reward: float = 1.0
-    """Reward of the rubric from which a completion counts as passed in the pass rate and the curve."""
+    """Smallest reward of the rubric that counts as passed in the pass rate and the curve."""
     truncated_reward: float | None = 0.0
     """Largest reward of a truncated completion, in the scale of the rubric. none: it keeps the rubric's reward. In both
     cases it counts as failed."""
@@ -257,7 +257,7 @@ class CustomTask(TextTask):
     prompts: Held = 4096
     """Size of the training pool."""
     pass_score: Fraction = 1.0
-    """Score from which a completion counts as passed in the pass rate and the curve; the reward follows the score."""
+    """Smallest score that counts as passed in the pass rate and the curve; the reward follows the score."""
 
     @property
     def curve(self) -> str:
