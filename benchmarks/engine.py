@@ -2,8 +2,8 @@
 
     python benchmarks/engine.py [--size 3.3M] [--device cpu] [--threads 1] [--repeats 5] [--out engine.json]
 
-Each repeat measures all cases in turn, so that the ratios are of the same conditions; medians are printed.
-`generate` returns no log-probabilities; the engine returns them, through an FP32 head, with version tags.
+Each repeat measures all cases in turn, so that the ratios are measured under the same conditions; medians are printed.
+The engine returns log-probabilities (with an FP32 head) and versions; `generate` does not.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def report(figures: dict[str, list[float]], options: argparse.Namespace, where: 
 
 
 def generate(model: Any) -> float:
-    """Tokens per second of transformers' sampling loop."""
+    """Measure the tokens per second of transformers' sampling loop."""
     import torch
 
     x = torch.randint(2, model.config.vocab_size, (SEQUENCES, PROMPT), device=model.device)
@@ -104,10 +104,10 @@ def generate(model: Any) -> float:
 
 
 def engine(policy: Any, sequences: int, share: int, stop: tuple[int, ...] = ()) -> float:
-    """Tokens per second over 64 slots.
+    """Measure the tokens per second over 64 slots.
 
     Args:
-        policy: random.
+        policy: policy with random weights.
         sequences: number of sequences.
         share: sequences per prompt, such as the rollouts of a group.
         stop: token ids that end a sequence; fewer ids make longer sequences.
@@ -134,7 +134,7 @@ def engine(policy: Any, sequences: int, share: int, stop: tuple[int, ...] = ()) 
 
 
 def swap(policy: Any) -> float:
-    """Milliseconds of one weight swap, from a flat block as in shared memory."""
+    """Measure the milliseconds of one weight swap, from a flat block as in shared memory."""
     import torch
 
     from scalerl.models.layout import WeightLayout

@@ -48,7 +48,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | 
 
     Args:
         values: nested plain values.
-        prefix: put before every name.
+        prefix: text before every name.
     """
     found: dict[str, bool | int | float | str] = {}
     for key, value in values.items():

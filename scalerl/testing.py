@@ -1,4 +1,4 @@
-"""Checks for tests of your plug-ins: `check_engine` runs an engine through the whole contract."""
+"""Checks for your plug-ins: `check_engine` tests an engine against the whole contract."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scalerl.rollouts.custom import EngineParts
 
 
 def check_engine(function: str, model: str, params: Mapping[str, Any] | None = None) -> None:
-    """Run your engine through the contract, with made-up prompts and a small model on CPU.
+    """Test your engine against the contract, with synthetic prompts and a small model on CPU.
 
     The following is checked:
 
@@ -26,7 +26,7 @@ def check_engine(function: str, model: str, params: Mapping[str, Any] | None = N
         params: keyword arguments of the engine.
 
     Raises:
-        EngineError: the engine violates the contract; the message has the actual and the expected behavior.
+        EngineError: the engine violates the contract; the message states the actual and the expected behavior.
         ConfigError: the engine cannot be imported or created, or lacks a method.
 
     Example:

@@ -253,7 +253,7 @@ def test_a_run_with_all_prompts_retired_finishes_with_its_forecast(workplace):
 def test_a_directory_that_holds_the_users_model_is_refused_as_run_directory(workplace):
     before = {path.name: path.read_bytes() for path in (workplace / "model").iterdir()}
     code, text = run(*[w if w != "run" else "." for w in OWN], "--task", "math")
-    assert code == 2 and "--run-dir: . is not empty (it holds model, my_rewards.py, prompts.jsonl)" in text, text
+    assert code == 2 and "--run-dir: . is not empty (it contains model, my_rewards.py, prompts.jsonl)" in text, text
     assert {path.name: path.read_bytes() for path in (workplace / "model").iterdir()} == before
     assert not (workplace / "config.toml").exists()
 

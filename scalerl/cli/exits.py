@@ -26,7 +26,7 @@ SHOW_CURSOR = "\x1b[?25h"
 LONGEST = 1000
 """Length in characters above which the middle of a message is left out."""
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Errors that are about a disk even if they name no path."""
+"""Errors of a disk; they may come without a path."""
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Characters that control a terminal or cannot be displayed."""
 
@@ -53,7 +53,7 @@ class StopFlag:
         """Catch SIGINT, SIGTERM and SIGHUP, except those that the process was started to ignore, as with `nohup`.
 
         Args:
-            kept: what happens to the work so far, for the message.
+            kept: phrase for the message that describes what is saved.
         """
         self.signal, self._kept, self._asked = 0, kept, False
         self._before = {n: signal.getsignal(n) for n in STOPPING if signal.getsignal(n) != signal.SIG_IGN}
@@ -74,7 +74,7 @@ class StopFlag:
     def _note(self, number: int, frame: Any) -> None:
         again, self.signal = bool(self.signal), self.signal or number
         if again and _watching:
-            return  # the watching thread ends the process
+            return  # the thread that runs `_watch` ends the process
         if again or not self._asked:
             raise Stopped(number, "at once" if again else "before the end")
         print(f"\nstopping after this step, {self._kept} (interrupt again to stop immediately)", file=sys.stderr)
@@ -116,7 +116,9 @@ def _watch(source: int) -> None:
 
 def prepare_environment() -> None:
     """Set the environment variables that torch reads when it is first imported."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads of two processes slow each other 20 times
+    os.environ.setdefault(
+        "OMP_WAIT_POLICY", "PASSIVE"
+    )  # spinning threads of two processes slow each other down 20-fold
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages: decoding is about 8% faster
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -149,7 +151,7 @@ def guarded(action: Callable[[], int]) -> int:
     except Exception as error:  # only errors of the system are reported in one line; all others propagate
         found = system_error(error)
         if found is None or (found.filename is None and found.errno not in DISK):
-            raise  # not from a path of the user
+            raise  # not about a path of the user
         complain(trouble(found))
         return FAILED
     finally:

@@ -18,15 +18,16 @@ def add_report_parser(commands: Any) -> None:
     parser = commands.add_parser("report", help="write an interactive page about runs", description=words)
     add_curve_options(parser)
     add_versus(parser, required=False)
-    parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="default: report.html")
+    words = "page to write; default report.html"
+    parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), help=words)
     parser.set_defaults(run=run_report)
 
 
 def run_report(arguments: argparse.Namespace) -> int:
-    """Write the page, and print the verdicts and its path; exit code 1 if the page cannot be written.
+    """Write the page, print the verdicts and its path; return 1 if the page cannot be written.
 
     Raises:
-        CurveError: runs that cannot be fitted or compared.
+        CurveError: the runs cannot be fitted or compared.
         ConfigError: the page would replace an input, or a file that is not a page.
     """
     from scalerl.config.base import ConfigError

@@ -16,7 +16,7 @@ from scalerl.signals import environment_of_run
 
 
 class RayJob:
-    """A task on a cluster."""
+    """A task on a Ray cluster."""
 
     def __init__(self, ray: Any, reference: Any) -> None:
         self._ray, self._reference = ray, reference

@@ -1,4 +1,4 @@
-"""Evaluation of a model on suites, with samples of the torch engine in this process."""
+"""Evaluates a model on suites, with the torch engine in this process."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class SuiteResult:
     def lines(self) -> list[str]:
         """Return the result as lines of text."""
         passes = "  ".join(f"pass@{k} {value:.3f}" for k, value in self.pass_at.items())
-        vote = "none: its answers cannot be counted" if self.majority is None else f"{self.majority:.3f}"
+        vote = "none: the answers cannot be counted" if self.majority is None else f"{self.majority:.3f}"
         return [
             f"{self.suite}: {self.prompts} prompts x {self.samples} samples",
             f"  mean@{self.samples:<5} {self.mean:.3f} ± {self.stderr:.3f}",
@@ -93,14 +93,14 @@ class SuiteResult:
 
 
 class Evaluator:
-    """A loaded model, to be evaluated on one suite after another."""
+    """Evaluates a loaded model on suites."""
 
     def __init__(self, config: RunConfig, note: Callable[[str], None]) -> None:
         """Load the model.
 
         Args:
             config: resolved configuration with model, recipe (sampling, length limits), scoring and seed.
-            note: function called with notes on prompts that were left out.
+            note: function called with notes about prompts that were left out.
 
         Raises:
             ConfigError: the model does not exist, or the engine does not support it.
@@ -157,7 +157,7 @@ class Evaluator:
             RewardError: a reward function failed.
         """
         if not prompts:
-            raise ConfigError(f"{task.curve}: no prompt is left to evaluate; raise data.max_prompt_tokens")
+            raise ConfigError(f"{task.curve}: no prompt is left to evaluate on; increase data.max_prompt_tokens")
         longest = max(len(prompt.tokens) for prompt in prompts)
         check_length(self._policy, self._rule, longest)
         recipe, began = self.config.recipe, time.perf_counter()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 BLUE, GRAY, ORANGE, INK = "#2a5d9f", "#8a8f98", "#c8641e", "#1b1f24"
 SERIES = (BLUE, ORANGE, "#2f8f6b", "#a3477f", "#7a6a1d", "#4aa3c7", "#6b4fa0", "#b23a3a")
-"""One for each run; they also differ in lightness, for readers with any kind of color vision."""
+"""Colors of the runs; they also differ in lightness, for readers with any kind of color vision."""
 
 FIRST_LEVEL = "before RL"
 
@@ -38,10 +38,10 @@ def plot_curve(axes: Any, found: Fit, *, ahead: float = 4.0, note: str = "", sca
     Args:
         axes: matplotlib Axes.
         found: the fit.
-        ahead: how far to draw, in multiples of the last point's compute.
+        ahead: end of the compute axis, in multiples of the last point's compute.
         note: one line under the title, for example about the data.
-        scale: of the compute axis, "log" or "linear". A log axis cannot show the point at compute 0; its level is drawn
-            as a line.
+        scale: scale of the compute axis, "log" or "linear". A log axis cannot show the point at compute 0; its level
+            is drawn as a line.
     """
     curve, last = found.curve, found.last_compute
     drawn_N = curve.compute > 0 if scale == "log" else np.full(len(curve), True)
@@ -184,7 +184,7 @@ def metric_name(curve: Curve) -> str:
 
 def save_curves(path: Path, fits: Sequence[Fit], note: str = "") -> None:
     """Write a PNG with one panel for each fitted curve, because tasks may differ in level and compute."""
-    from matplotlib.figure import Figure  # pyplot has a state of the process, and loggers draw in threads
+    from matplotlib.figure import Figure  # pyplot has global state, and loggers draw in threads
 
     with _DRAWING:
         figure = Figure(figsize=(8 * len(fits), 4.8), dpi=140, layout="constrained")

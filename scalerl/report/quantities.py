@@ -48,7 +48,7 @@ class Slope:
     """R0 with A fixed."""
 
     span: Array
-    """Least and greatest compute above 0 of all points, shape (2,); a run may have no point with an F."""
+    """Smallest and largest compute above 0 of all points, shape (2,); a run may have no point with an F."""
 
     compute: Array
     """Compute of the points that have an F, shape (N,)."""
@@ -60,11 +60,11 @@ class Slope:
     """Number of points after compute 0 without an F."""
 
     def level(self, unit: float = 1.0) -> Array:
-        """F of each point, shape (N,), with compute in multiples of ``unit``."""
+        """Return F of each point, shape (N,), with compute in multiples of ``unit``."""
         return np.asarray((self.midpoint / unit) ** self.efficiency / (1 / self.share - 1))
 
     def line(self, compute: Array, unit: float = 1.0) -> Array:
-        """C^B, with compute in multiples of ``unit``; any shape."""
+        """Return C^B, with compute in multiples of ``unit``; any shape."""
         return np.asarray((np.asarray(compute) / unit) ** self.efficiency)
 
 
@@ -90,21 +90,21 @@ def slope_at(curve: Curve, ceiling: float, label: str = "") -> Slope:
 
 
 def common_asymptote(fits: Sequence[Fit]) -> float:
-    """The common ceiling for slopes: the mean of the ceilings of all runs, weighted by their precision."""
+    """Return the common ceiling for slopes: the mean of the ceilings of all runs, weighted by their precision."""
     low, high = fits[0].curve.bounds
     return common_ceiling(fits, ASSUMED_SEED_SD * (high - low))
 
 
 def common_unit(slopes: Sequence[Slope]) -> float:
-    """A unit of compute in which all lines pass near each other: the geometric mean of the midpoints."""
+    """Return a unit of compute in which all lines pass near each other: the geometric mean of the midpoints."""
     return float(np.exp(np.mean([np.log(slope.midpoint) for slope in slopes])))
 
 
 def height_range(slopes: Sequence[Slope], unit: float) -> tuple[float, float]:
-    """The range of F that a figure shows: that of the lines, because F of a noisy point near the ceiling is any value.
+    """Return the range of F in a figure; it follows the lines, because F of points near the ceiling can be any value.
 
     Args:
-        slopes: runs of one figure.
+        slopes: slopes of one figure.
         unit: unit of compute, in the unit of the axis.
     """
     heights = [slope.line(slope.span, unit) for slope in slopes]
@@ -112,20 +112,20 @@ def height_range(slopes: Sequence[Slope], unit: float) -> tuple[float, float]:
 
 
 class Density(NamedTuple):
-    """Where the posterior of two parameters lies."""
+    """Joint posterior of A and B on a grid."""
 
     asymptote: Array
     """Values of A, shape (G,)."""
 
     efficiency: Array
-    """Values of B, shape (G,), even in the logarithm."""
+    """Values of B, shape (G,), evenly spaced in the logarithm."""
 
     mass: Array
     """Share of the posterior with a higher density, shape (G, G), rows B, columns A; a contour at 0.9 contains 90%."""
 
 
 def joint_density(draws: Draws, bounds: tuple[float, float], cells: int = GRID) -> Density | None:
-    """The joint posterior of A and ln B, smoothed; None if the draws have no spread (the paper's procedure)."""
+    """Return the joint posterior of A and ln B, smoothed; None if the draws have no spread (the paper's procedure)."""
     from scipy.stats import gaussian_kde
 
     both_2D = np.stack([draws.asymptote, np.log(draws.efficiency)])
@@ -148,7 +148,7 @@ def joint_density(draws: Draws, bounds: tuple[float, float], cells: int = GRID) 
 
 
 def first_parts(curve: Curve, fractions: Sequence[float], method: str = "posterior") -> tuple[Fit, ...]:
-    """Fits of the first parts of a run, the same as in ``backtest``.
+    """Return the fits of the first parts of a run, the same as in ``backtest``.
 
     Raises:
         CurveError: a part with too few points.
@@ -157,25 +157,25 @@ def first_parts(curve: Curve, fractions: Sequence[float], method: str = "posteri
 
 
 def forecast_of_rest(part: Fit, curve: Curve) -> Band:
-    """The forecast for the evaluations of a run after its first part.
+    """Return the forecast for the evaluations of a run after its first part.
 
-    It is at few points, because the ends of a band with noise are random.
+    It has few points, because the ends of a band with noise are random.
     """
     return part.predict(np.linspace(part.last_compute, curve.last_compute, 24), noise=True)
 
 
 class Side(NamedTuple):
-    """A recipe in a comparison: one quantity of it, and the same of each of its runs."""
+    """One quantity of a recipe in a comparison, and of each of its runs."""
 
     recipe: Estimate
-    """The estimate from all runs, including the scatter between seeds."""
+    """Estimate from all runs, including the scatter between seeds."""
 
     runs: tuple[Estimate, ...]
-    """Each run by itself, shape (S,)."""
+    """Estimate from each run, shape (S,)."""
 
 
 def side_asymptotes(found: Comparison, rng: np.random.Generator) -> tuple[Side, Side]:
-    """A of both recipes."""
+    """Return A of both recipes."""
 
     def side(fits: tuple[Fit, ...]) -> Side:
         draws = [rng.permutation(f.draws.asymptote) for f in fits]
@@ -186,7 +186,7 @@ def side_asymptotes(found: Comparison, rng: np.random.Generator) -> tuple[Side, 
 
 
 def side_efficiencies(found: Comparison, rng: np.random.Generator) -> tuple[Side, Side]:
-    """B of both recipes at the common ceiling."""
+    """Return B of both recipes at the common ceiling."""
 
     def side(fits: tuple[Fit, ...]) -> Side:
         log_SD = [log_efficiency(f.curve, found.common_asymptote, found.seed_sd, rng) for f in fits]

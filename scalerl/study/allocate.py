@@ -1,8 +1,8 @@
 """Decides from the curves of a study's arms (recipes) which arms get the next slice of compute.
 
-An arm continues while its posterior leaves it a chance to be the best. The present score is not used: an arm that
-is behind now and whose ceiling is not known yet continues. The decision depends on the curves only, not on earlier
-decisions, so an arm that was stopped can continue later if the other arms turn out worse.
+An arm continues while the posterior gives it a chance to be the best. The present score is not used: an arm that is
+behind continues if its ceiling is not known yet. The decision depends on the curves only, not on earlier decisions, so
+an arm that was stopped can continue later if the other arms turn out worse.
 
 Axes in names: A arms, D draws, S runs (seeds) of an arm.
 """
@@ -33,7 +33,7 @@ from scalerl.study.fitted_arms import FittedArm, checked_arms, fitted_arm
 LEAST = 0.05
 """An arm continues while its probability of being the best is at least this share of the likeliest arm's.
 
-Chosen on 120 simulated studies, with other random numbers than those of ``benchmarks/allocation.py``.
+Chosen on 120 simulated studies, with different random numbers from those of ``benchmarks/allocation.py``.
 """
 
 TOLERANCE = MARGIN / 4
@@ -45,16 +45,16 @@ class Verdict:
     """Whether one arm continues, and why."""
 
     arm: str
-    """Name of the arm, as the caller gave it."""
+    """Name of the arm, as given by the caller."""
 
     go_on: bool
     """Whether to spend the next slice of compute on it."""
 
     reason: str
-    """Why, in words."""
+    """Reason, as text."""
 
     probability_best: float
-    """Probability that it has the highest ceiling of the arms judged; NaN if it could not be judged."""
+    """Probability that it has the highest ceiling of all judged arms; NaN if it could not be judged."""
 
     evidence: float
     """``probability_best`` divided by that of the likeliest arm; NaN if it could not be judged."""
@@ -78,7 +78,7 @@ class Verdict:
         return f"{self.arm}: {'continue' if self.go_on else 'stop'} ({judged}{self.reason})"
 
     def to_dict(self) -> dict[str, Any]:
-        """A dict of JSON values; NaN becomes None."""
+        """Return a dict of JSON values; NaN becomes None."""
         numbers = {
             name: or_none(getattr(self, name)) for name in ("probability_best", "evidence", "shortfall", "worth")
         }
@@ -90,7 +90,7 @@ class Allocation:
     """Which arms get the next slice of a study's compute."""
 
     verdicts: dict[str, Verdict]
-    """One for each arm, in the order given."""
+    """One verdict for each arm, in the given order."""
 
     best: str | None
     """The arm to choose if the study ended now; None while no arm can be judged, or if all have collapsed."""
@@ -99,7 +99,7 @@ class Allocation:
     """Whether the study is over; then no arm continues."""
 
     reason: str
-    """Why it is over or continues, in words."""
+    """Reason why it is over or continues, as text."""
 
     worth: float
     """Upper bound on the expected gain in the ceiling of the chosen arm from more training, in the metric's unit."""
@@ -108,7 +108,7 @@ class Allocation:
     """Standard deviation between seeds of one recipe, in the metric's unit; NaN while no arm can be judged."""
 
     seed_source: str
-    """Where ``seed_sd`` comes from."""
+    """Source of ``seed_sd``."""
 
     spent: float
     """Compute of all runs of all arms so far."""
@@ -117,7 +117,7 @@ class Allocation:
         return "\n".join([self.reason, *(f"  {verdict}" for verdict in self.verdicts.values())])
 
     def to_dict(self) -> dict[str, Any]:
-        """A dict of JSON values, as a line of allocation.jsonl; ``rule`` and ``target`` are constant."""
+        """Return a dict of JSON values for a line of allocation.jsonl; ``rule`` and ``target`` are constant."""
         numbers = {name: or_none(getattr(self, name)) for name in ("worth", "seed_sd")}
         verdicts = {name: verdict.to_dict() for name, verdict in self.verdicts.items()}
         return {**asdict(self), **numbers, "verdicts": verdicts, "rule": "best", "target": None}
@@ -127,14 +127,14 @@ def allocate(arms: Mapping[str, Runs]) -> Allocation:
     """Decide for each arm whether its runs get the next slice of compute.
 
     The seeds of an arm count as independent of those of other arms. If seeds are paired (the same data order in every
-    arm) the arms differ by less than assumed, so they are stopped later than they could be, not earlier.
+    arm), the arms differ by less than assumed, so arms are stopped later than necessary, not earlier.
 
     Args:
-        arms: one or several runs (seeds) by name of the arm, as curves or posterior fits, at any compute.
+        arms: one or several runs (seeds) of each arm by its name, as curves or posterior fits, at any compute.
 
     Raises:
-        CurveError: fewer than two arms, an arm without runs, runs that do not share axis and bounds, a fit that is not
-            a posterior.
+        CurveError: there are fewer than two arms, an arm has no runs, the runs do not share axis and bounds, or a fit
+            is not a posterior.
 
     Returns:
         A verdict for each arm, the arm to choose if the study ended now, and whether the study is over.
@@ -162,7 +162,7 @@ def allocate(arms: Mapping[str, Runs]) -> Allocation:
 
 
 def arm_draws(judgeable: list[FittedArm], width: float) -> tuple[ArmDraws, float, str]:
-    """The draws of all arms, the standard deviation between their seeds, and where it comes from."""
+    """Return the draws of all arms, the standard deviation between their seeds, and its source."""
     rng = np.random.default_rng(0)
     seed_D, source = seed_scatter([f.fits for f in judgeable], width, rng)
     rows = [draws_of_arm([run.draws.asymptote for run in f.fits], seed_D, rng) for f in judgeable]
@@ -171,19 +171,19 @@ def arm_draws(judgeable: list[FittedArm], width: float) -> tuple[ArmDraws, float
 
 
 def ending(early: list[str], in_play: list[str], first: str, worth: float, needed: float) -> tuple[bool, str]:
-    """Whether the study is over, and why."""
+    """Return whether the study is over, and the reason."""
     if early:
         return False, f"Continue: too early to judge {', '.join(early)}."
     if len(in_play) == 1:
         return True, f"Over: no other arm has a chance to be better than {first}."
     gain = f"more training raises the ceiling of the chosen arm by {worth:.2g} on average"
     if worth < needed:
-        return True, f"Over: {gain}, less than {needed:.2g}. Choose {first}; only more seeds would tell more."
+        return True, f"Over: {gain}, less than {needed:.2g}. Choose {first}; only more seeds would give more certainty."
     return False, f"Continue {', '.join(in_play)}: {gain}."
 
 
 def judged(draws: ArmDraws, judgeable: list[FittedArm]) -> tuple[dict[str, Verdict], str]:
-    """The verdicts by name on the arms that have a posterior, while the study continues, and the name of the leader."""
+    """Return the verdicts on arms with a posterior, by name, while the study continues, and the name of the leader."""
     first = leader(draws)
     numbers_4A = (probability_best(draws), relative_probability_best(draws), shortfall(draws), worth_of_each(draws))
     found = {}
@@ -203,7 +203,7 @@ def judged(draws: ArmDraws, judgeable: list[FittedArm]) -> tuple[dict[str, Verdi
 
 
 def unjudged(fitted: FittedArm) -> Verdict:
-    """The verdict on an arm without a posterior: it continues unless it has collapsed."""
+    """Return the verdict on an arm without a posterior: it continues unless it has collapsed."""
     unknown = math.nan
     return Verdict(
         fitted.arm, not fitted.collapsed, fitted.problem, unknown, unknown, unknown, unknown, None, fitted.spent

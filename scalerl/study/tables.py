@@ -1,8 +1,4 @@
-"""Prints a study's results on a terminal or in a log: verdicts in words, then tables.
-
-The tables use plain characters, so that any program shows a log file correctly. With at least ``ROOM`` columns there is
-one table, otherwise two.
-"""
+"""Prints a study's results on a terminal or in a log: the verdicts, then one or two tables."""
 
 from __future__ import annotations
 
@@ -20,14 +16,14 @@ from scalerl.study.results import ArmResult, StudyResult
 from scalerl.study.verdicts import EFFECTS
 
 ROOM = 150
-"""Width of the terminal from which one table has room for everything."""
+"""Width of the terminal from which one table is printed instead of two."""
 
 RULE = Box("    \n    \n -- \n    \n -- \n    \n    \n    \n", ascii=True)
-"""A line of dashes below the headings, and no other lines."""
+"""A line of dashes below the headings, and no other lines. ASCII, so that any program shows a log correctly."""
 
 
 def print_results(found: StudyResult, console: Console | None = None) -> None:
-    """Print a study's verdicts in words, its notes, and a table with a row for each arm."""
+    """Print a study's verdicts, its notes, and a table with a row for each arm."""
     console = console or Console()
     _say(console, *([found.about] if found.about else []), *found.headlines())
     _say(console, *(f"note: {note}" for note in found.notes))
@@ -43,7 +39,7 @@ def print_results(found: StudyResult, console: Console | None = None) -> None:
 
 
 def _say(console: Console, *lines: str) -> None:
-    for line in lines:  # in a log each verdict is one line, so that it can be searched
+    for line in lines:  # in a log, each verdict is one line, so that it can be searched
         console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)
     console.print()
 
@@ -52,7 +48,7 @@ Columns = Mapping[str, Callable[[ArmResult], str]]
 
 
 def _table(found: StudyResult, columns: Columns) -> Table:
-    """A table, the reference first."""
+    """Return a table with the reference in the first row."""
     table = Table(box=RULE, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
     for heading in columns:
         table.add_column(Text(heading), overflow="fold", no_wrap=heading != "arm")
@@ -66,7 +62,7 @@ def _arm(arm: ArmResult) -> str:
 
 
 def _midpoint(arm: ArmResult) -> str:
-    """C_mid, its interval in the same power of ten."""
+    """Return C_mid with its interval in the same power of ten."""
     found = arm.midpoint
     if found is None:
         return ""
@@ -77,7 +73,7 @@ def _midpoint(arm: ArmResult) -> str:
 
 
 def _stacked(found: Estimate | None, pattern: str) -> str:
-    """A number above its 90% interval."""
+    """Return a number above its 90% interval."""
     if found is None:
         return ""
     return f"{found.mean:{pattern}}\n{found.low:{pattern}} to {found.high:{pattern}}"
@@ -106,4 +102,4 @@ SPENT: Columns = {
     "device-h": _metric("device_hours", ".3g"),
     "seeds": lambda arm: f"{arm.done}/{len(arm.runs)}",
 }
-"""Metrics of the runs: means over an arm's runs."""
+"""Columns with means of metrics over an arm's runs."""

@@ -9,13 +9,13 @@ from scalerl.scaling.compare import LATER, LEVEL
 
 
 class Effect(NamedTuple):
-    """What an arm does, compared with the reference."""
+    """An effect of an arm relative to the reference."""
 
     words: str
     short: str
-    """For a narrow column."""
+    """Text for a narrow column."""
     color: str
-    """On the pages, a name as in ``report.drawing``."""
+    """Color on the pages, a name as in ``report.drawing``."""
 
 
 EFFECTS = {
@@ -36,7 +36,7 @@ EFFECTS = {
     "unknown": Effect("not measured yet", "not measured", "@muted"),
     "reference": Effect("the reference", "the reference", "@s0"),
 }
-"""Sorted by importance."""
+"""Effects by name, sorted by importance."""
 
 
 def effect_of(against: Comparison | None) -> str:
@@ -59,14 +59,14 @@ def effect_of(against: Comparison | None) -> str:
 
 
 def sentence_of(name: str, reference: str, effect: str, against: Comparison | None, problems: str) -> str:
-    """Return an arm's verdict in words, with its numbers.
+    """Return an arm's verdict as a sentence with its numbers.
 
     Args:
         name: name of the arm.
-        reference: name of the arm it is compared with.
+        reference: name of the reference.
         effect: result of ``effect_of``.
-        against: the comparison; None if there is none.
-        problems: why the arm has no fit; empty if it has one.
+        against: comparison of the arm with the reference; None if there is none.
+        problems: reasons why the arm has no fit; empty if it has one.
     """
     if effect == "reference":
         return f"{name} is the reference."

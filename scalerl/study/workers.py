@@ -1,4 +1,4 @@
-"""Where the processes of a study run: the contract, and processes of this machine. `cluster.jobs` uses Ray."""
+"""Workers that run the processes of a study: the interface, and processes on this machine. `cluster.jobs` uses Ray."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ class Job(Protocol):
         """Return the exit code; None while it runs."""
 
     def terminate(self) -> None:
-        """Ask it to write a checkpoint and stop; this may take a while."""
+        """Request a stop with a checkpoint, without waiting for it."""
 
 
 class Workers(Protocol):
     """A place to run processes."""
 
     count: int
-    """Number of processes that can run at once."""
+    """Number of processes that can run in parallel."""
 
     def start(self, command: Sequence[str], log: Path) -> Job:
-        """Start a process whose output is added to a log."""
+        """Start a process whose output is appended to a log."""
 
 
 class LocalWorkers:
-    """Processes of this machine."""
+    """Processes on this machine."""
 
     def __init__(self, count: int) -> None:
         self.count = count
 
     def start(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-        """Start a child process in its own session, so that Ctrl-C does not reach it.
+        """Start a child process in a separate session, which Ctrl-C does not reach.
 
         It gets SIGTERM when this process ends.
         """

@@ -17,14 +17,14 @@ from scalerl.study.verdicts import EFFECTS
 from scalerl.watch.run import WatchedRun, id_of
 
 REST = 20.0
-"""Pause before a study is analyzed again, in durations of the last analysis; 20 is a load of 5% of a core."""
+"""Pause between analyses of a study, in durations of the last analysis; 20 is a load of 5% of a core."""
 
 
 class WatchedStudy:
     """Follows one study."""
 
     def __init__(self, path: Path) -> None:
-        """Prepare for a study directory."""
+        """Prepare to follow a study directory."""
         self.path = path
         self.id = id_of(path)
         self.problem = ""

@@ -15,10 +15,10 @@ from scalerl.watch.state import find, is_run
 from scalerl.watch.studies import WatchedStudy
 
 POLL_S = 0.5
-"""Seconds between polls of the files."""
+"""Interval of the polls of the files, seconds."""
 
 SEARCH_S = 3.0
-"""Seconds between searches for new runs."""
+"""Interval of the searches for new runs, seconds."""
 
 
 class Watcher:

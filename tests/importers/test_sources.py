@@ -46,7 +46,7 @@ def test_verl_without_phases_uses_the_whole_step_with_a_note(tmp_path):
     (path,) = write(tmp_path, run_jsonl=builders.jsonl({"step": s, "data": row} for s, row in enumerate(rows, 1)))
     found = read(path)
     check(found, "verl")
-    assert any("if timing_s/step includes validation, it could not be subtracted" in note for note in found.notes)
+    assert any("if timing_s/step includes validation, it was not subtracted" in note for note in found.notes)
 
 
 def test_verl_columns_with_the_names_of_mlflow_are_read(tmp_path):

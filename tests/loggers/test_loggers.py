@@ -182,7 +182,7 @@ def test_a_custom_logger_gets_its_calls_in_order_and_its_id_on_resume(tmp_path):
 
 @pytest.mark.parametrize("logger, problem", [
     ({"function": "logged_runs:Nobody"}, "has no function 'Nobody'"),
-    ({"function": "logged_runs:point", "params": {"step": 3}}, "has no method start"),
+    ({"function": "logged_runs:point", "params": {"step": 3}}, "without a method start"),
     ({"function": "logged_runs:Remembers"}, "must take ()"),
     ({"function": "logged_runs:Remembers", "params": {"file": 7}}, "TypeError"),
 ])  # fmt: skip
@@ -207,10 +207,12 @@ def test_a_logger_that_raises_is_reported_once_and_the_others_continue(where, lo
     good, bad = tmp_path / "good", tmp_path / "bad"
     makers = {"bad": lambda: Remembers(bad, fails_in=where), "good": lambda: Remembers(good)}
     said = session(config_of(), tmp_path, 0, 3, makers=makers)
-    assert said[0] == f"logger bad: ValueError: no {where} today; the run continues without what it was given"
+    assert (
+        said[0] == f"logger bad: ValueError: no {where} today; the run continues, and the data of failed calls are lost"
+    )
     left = 6 if where == "start" else lost
     assert said[1:] == [
-        f"logger bad: 0 calls were dropped, {left} failed, 0 were not done; the files of the run directory are complete"
+        f"logger bad: 0 calls were dropped, {left} failed, 0 were not made; the files in the run directory are complete"
     ]
     assert [call[0] for call in calls(good)] == ["start", "log", "log", "log", "log", "finish"]
 
@@ -228,9 +230,9 @@ def test_a_hanging_logger_does_not_delay_the_run_and_its_drops_are_counted(tmp_p
     followers.close()
     assert handed_s < 1.0
     assert time.monotonic() - began < 5.0
-    assert said[0].startswith("logger slow does not keep up: 1000 rows wait for it")
+    assert said[0].startswith("logger slow is too slow: 1000 rows are waiting")
     dropped = int(said[-1].split(" calls were dropped")[0].rpartition(" ")[2])
-    assert 599 <= dropped <= 601 and said[-1].endswith("the files of the run directory are complete")
+    assert 599 <= dropped <= 601 and said[-1].endswith("the files in the run directory are complete")
 
 
 def test_a_worker_ends_if_its_jobs_exit():

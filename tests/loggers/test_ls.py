@@ -93,7 +93,7 @@ def test_tail_prints_new_rows_also_after_a_return_to_a_checkpoint(tmp_path):
         assert next(found) == f"evaluation at step 8: pass rate {point(8).pass_rate:.3f} ± 0.004, arithmetic"
         run.rewind(cursors)
         run.append("metrics.jsonl", [{**row(6), "pass_rate": 0.5}])
-        assert "went back to a checkpoint" in next(found)
+        assert "resumed from an earlier checkpoint" in next(found)
         rest = []
         while not rest or not rest[-1].startswith("step 6/100  pass 0.500"):
             rest.append(next(found))

@@ -123,7 +123,7 @@ def test_a_command_that_takes_too_long_is_killed_with_its_children():
 
 def test_a_failing_webhook_is_reported_without_its_address(server, tmp_path):
     address, bodies = server
-    with pytest.raises(NotSent, match="did not take the message") as error:
+    with pytest.raises(NotSent, match="did not accept the message") as error:
         post(f"{address}/broken", {"token": 1}, 10.0)
     assert "500" in str(error.value) and "127.0.0.1" not in str(error.value)
     assert bodies == [{"token": 1}]
@@ -131,7 +131,7 @@ def test_a_failing_webhook_is_reported_without_its_address(server, tmp_path):
     followers = followers_of(tmp_path, said, webhook="http://127.0.0.1:9/nobody")
     followers.ended("finished", "")
     followers.close()
-    assert said[0].startswith("notify: NotSent: the webhook did not take the message")
+    assert said[0].startswith("notify: NotSent: the webhook did not accept the message")
 
 
 def test_a_webhook_that_never_answers_does_not_delay_the_run(tmp_path, monkeypatch):

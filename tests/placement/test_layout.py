@@ -179,7 +179,7 @@ def test_dry_run_prints_the_placement_and_plan_raises_the_same_errors(capsys, tm
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "allowed: --from RUN (a run directory), or both --generator-tokens-per-s"),
+        ([], "give --from RUN (a run directory), or both --generator-tokens-per-s"),
         ([*KNOWN, "--gpu", "H10"], "--gpu: got 'H10' (did you mean 'H100'?)"),
         ([*KNOWN[2:], "--generator-tokens-per-s", "x:3"], "got 'x:3'; allowed: tokens/s, or RUNNING:TOKENS_PER_S"),
         ([*KNOWN[2:], "--generator-tokens-per-s", "4:3", "4:5"], "two rates for one number of running sequences"),

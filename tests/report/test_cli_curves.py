@@ -72,7 +72,7 @@ def test_page_uses_least_squares_and_rejects_a_method_without_intervals(capsys, 
     assert run["asymptote"] == answer(capsys, "fit", points, "--method", "least-squares")["asymptote"]
     assert len(run["splits"]) == 3 and out.exists()
     code, _, error = call(capsys, "report", points, "--method", "paper", "-o", points.with_name("none.html"))
-    assert code == 2 and "method 'paper' gives none; choose posterior or least-squares" in error
+    assert code == 2 and "got 'paper', which gives no intervals for the page" in error
     assert not points.with_name("none.html").exists()
 
 

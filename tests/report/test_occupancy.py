@@ -47,7 +47,7 @@ def test_without_long_tails_the_warning_names_training():
 def test_rounds_and_on_policy_runs_get_their_own_warning():
     (rounds,) = said(config(PpoOffPolicy(batches=8)), 0.4)
     (on_policy,) = said(config(PipelineRL(max_lag=0)), 0.4)
-    assert "recipe.off_policy.kind = pipeline" in rounds[1] and "max_lag above 0" in on_policy[1]
+    assert "recipe.off_policy.kind to pipeline" in rounds[1] and "max_lag above 0" in on_policy[1]
 
 
 def test_a_step_without_occupancy_is_left_out_of_the_mean():

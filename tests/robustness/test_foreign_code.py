@@ -76,7 +76,7 @@ NAMES = [
     ("faulty_functions", "got 'faulty_functions'; allowed: package.module:function"),
     (
         "no_such_module:f",
-        r"cannot import 'no_such_module' from .* \(No module named .*; allowed: a module of the",
+        r"cannot import 'no_such_module' from .* \(No module named .*; allowed: a module in the",
     ),
     ("no_python:f", r"cannot import 'no_python' from .* \(invalid syntax .*\(/.*no_python.py:1\)"),
     ("no_indent:f", r"expected an indented block .*\(/.*no_indent.py:2\)"),

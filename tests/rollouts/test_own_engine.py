@@ -177,5 +177,5 @@ def test_an_engine_with_parameters_is_restored_from_the_saved_configuration():
 def test_the_error_for_an_unknown_engine_lists_names_and_the_table_form():
     with pytest.raises(ConfigError, match=r"got 'vlm' \(did you mean 'vllm'\?\); allowed: torch, vllm, or a table"):
         read_config(None, [*WORDS, "vlm"])
-    with pytest.raises(ConfigError, match="got my:Engine with backend 'ray'; allowed for an engine of your own"):
+    with pytest.raises(ConfigError, match="got my:Engine with backend 'ray'; allowed for a custom engine"):
         read_config(None, [*WORDS, '{kind = "custom", function = "my:Engine"}', "--placement.backend", "ray"])

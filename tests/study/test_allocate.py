@@ -148,10 +148,13 @@ def test_curves_and_their_fits_give_the_same_allocation():
     [
         ({}, r"at least two arms; got 0 \(none\). Add an arm"),
         ({"a": run()}, r"at least two arms; got 1 \(a\). Add an arm, or use advise\(\)"),
-        ({"a": run(), "b": []}, "at least one run; got none for 'b'. Give it a curve or leave it out"),
+        ({"a": run(), "b": []}, "at least one run; got none for 'b'. Give it a curve or leave the arm out"),
         ({"a": run(), "b": run(axis="flops")}, r"share their axis; got \['compute', 'flops'\]. Read them again"),
         ({"a": run(), "b": run(bounds=(0, 2))}, "must share their bounds"),
-        ({"a": run(), "b": fit(run(), method="paper")}, "posterior fits; got one by 'paper' in arm 'b'. Fit it again"),
+        (
+            {"a": run(), "b": fit(run(), method="paper")},
+            "posterior fits; got method 'paper' in arm 'b'. Fit its runs with",
+        ),
     ],
 )
 def test_arms_that_cannot_be_compared_are_an_error(arms, message):

@@ -197,7 +197,7 @@ def test_a_directory_with_another_plan_is_an_error_that_lists_the_changes(tmp_pa
 
 def test_a_directory_with_other_files_is_not_used(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(ConfigError, match="exists and holds no study; give -o a directory that is new or empty"):
+    with pytest.raises(ConfigError, match="exists and contains no study; give -o a directory that is new or empty"):
         StudyDirectory.create(tmp_path, plan("a", "b"))
     with pytest.raises(ConfigError, match=r"no study here \(no study.toml\)"):
         StudyDirectory.open(tmp_path)

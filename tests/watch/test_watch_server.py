@@ -114,8 +114,8 @@ def test_only_loopback_hosts_are_local_and_only_equal_secrets_match():
     ("words", "said"),
     [
         (["nowhere"], "nowhere: no such directory; name runs, studies, or a directory that contains them"),
-        (["--host", "203.0.113.7", "."], "give another port (0 is a free one), or an address of this machine"),
-        (["--port", "99999", "."], "give another port (0 is a free one), or an address of this machine"),
+        (["--host", "203.0.113.7", "."], "give another port (0: a free port), or an address of this machine"),
+        (["--port", "99999", "."], "give another port (0: a free port), or an address of this machine"),
     ],
 )
 def test_errors_at_the_start_are_one_sentence(tmp_path, monkeypatch, capsys, words, said):
