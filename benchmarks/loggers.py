@@ -27,8 +27,8 @@ from scalerl.report.summary import default_axis
 from scalerl.scaling import CurveError
 from scalerl.types import EvalPoint
 
-COLUMNS = 38
-"""Columns of a row of metrics.jsonl."""
+COLUMNS, CHANGING = 39, 27
+"""Columns of a row of metrics.jsonl, and how many of them change between rows in a run of the lab (26.4)."""
 EVERY = 15
 """Steps between evaluations, in the lab."""
 WARM = 90
@@ -58,7 +58,7 @@ def measure(name: str, steps: int, step_s: float) -> None:
         points: list[EvalPoint] = []
         handed_s, display_cpu, began_cpu = 0.0, 0.0, 0.0
         for step in range(steps + 1):
-            row = {"step": step, **{f"column_{n}": float(n) for n in range(COLUMNS - 1)}}
+            row = {"step": step, **{f"column_{n}": n + step * (n < CHANGING) for n in range(COLUMNS)}}
             began = time.perf_counter()
             followers.step(row)
             if step % EVERY == 0:

@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+import sysconfig
 import threading
 import time
 import traceback
@@ -275,7 +276,9 @@ def place_of(error: BaseException, module: str | None = None) -> str:
         if not frame.f_code.co_filename.startswith(NOT_THEIRS)
     ]
     own = [place for place in frames if place[0] == getattr(sys.modules.get(module or ""), "__file__", None)]
-    return "" if not frames else " ({}:{})".format(*(own or frames)[-1])
+    # libraries such as wandb wrap sys.exit, so that the last line can be theirs
+    outside = [place for place in frames if not place[0].startswith(sysconfig.get_path("purelib"))]
+    return "" if not frames else " ({}:{})".format(*(own or outside or frames)[-1])
 
 
 NOT_THEIRS = (

@@ -49,10 +49,23 @@ def test_the_live_table_shows_the_main_metrics():
     shown.point(points(6))
     shown.stop()
     text = out.getvalue()
-    assert "slots busy | idle" in text
-    for words in ("9/480", "0.310", "truncated | interrupted", "1.4 updates, max 3", "41,234", "35,678", "13/16",
-                  "generator 1%, trainer 4%", "forecast 2x"):  # fmt: skip
+    for words in ("9/480", "0.310 (batch)", "0.0%, interrupted 2.0%", "1.4 updates, max 3", "41,234 tok/s, 1% idle",
+                  "35,678 tok/s, 4% idle", "13/16, busy slots", "forecast 2x"):  # fmt: skip
         assert words in text, words
+
+
+def test_the_live_table_fits_80_columns_also_with_large_numbers():
+    shown, _ = display(terminal=True)
+    large = {"step": 12_345, "generator_tokens_per_s": 123_456.0, "trainer_tokens_per_s": 1_234_567.0, "epoch": 123}
+    shown._steps = 123_456
+    shown.step({**ROW, **large, "retired_prompts": 123_456, "kept_prompts": 512, "prompts": 512, "trainer_idle": 1.0})
+    shown.point(points(6, task="a-task-with-a-name-of-many-characters"))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(shown._render())
+    shown.stop()
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) >= 8 and max(map(len, lines)) <= 80 and "…" not in "".join(lines)
+    assert "1,234,567 tok/s, 100% idle" in lines[2] and "123456 prompts, epoch 123" in lines[5]
 
 
 def test_the_forecast_appears_with_the_fifth_evaluation():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from scalerl.cli.terminal import wrapped
 from scalerl.signals import STOPPING
 
 USER_ERROR, FAILED = 2, 1
@@ -161,8 +163,9 @@ def _stopped(number: int, when: str) -> str:
 
 
 def complain(text: str) -> None:
-    """Print one line on standard error; the middle of a very long line is left out."""
+    """Print one line on standard error, wrapped on a terminal; the middle of a very long line is left out."""
     if len(text) > LONGEST:
         text = f"{text[: LONGEST - 300]} ... ({len(text) - LONGEST + 50} characters left out) ... {text[-250:]}"
     text = UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
-    print(f"scalerl: {text}", file=sys.stderr)
+    text = f"scalerl: {text}"
+    print(wrapped(text, shutil.get_terminal_size().columns) if sys.stderr.isatty() else text, file=sys.stderr)

@@ -7,8 +7,8 @@ import shutil
 import sys
 import textwrap
 
-LABEL = re.compile(r"\s*\S+\s{2,}|\s*")
-"""Prefix that gives the indentation of continuation lines: a label followed by two spaces, or leading spaces."""
+LABEL = re.compile(r"\s*\S+(?: \S+)*\s{2,}|\s*")
+"""Prefix that gives the indentation of continuation lines: words followed by two spaces, or leading spaces."""
 
 
 def say(text: str) -> None:
@@ -33,7 +33,7 @@ def _wrapped_line(line: str, width: int) -> str:
     if len(line) <= width:
         return line
     label = LABEL.match(line)
-    indent = label.end() if label and label.end() <= width // 3 else 2
+    indent = label.end() if label and label.end() <= 2 * width // 5 else 2
     head, body = line[:indent], line[indent:]
     rest = textwrap.wrap(body, max(20, width - indent), break_long_words=False, break_on_hyphens=False)
     return "\n".join([head + rest[0], *(" " * indent + more for more in rest[1:])]) if rest else line

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import secrets
 import socket
+from pathlib import Path
 from typing import Any
 
-from scalerl.cli.parsing import add_directories, directories
+from scalerl.cli.parsing import add_directories
 
 PORT = 8265
 
@@ -39,10 +40,12 @@ def watch(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise ConfigError(f"the live page needs {error.name}: pip install 'scalerl[watch]'") from error
     from scalerl.report.html import plotly_script
+    from scalerl.watch.state import find
     from scalerl.watch.watcher import Watcher
 
     plotly_script()  # fails now if plotly is missing, instead of showing empty figures
-    paths = directories(arguments.paths, "watch")
+    find(arguments.paths)  # given paths must exist; the default ones may be created later
+    paths = arguments.paths or [Path("runs"), Path("studies")]
     watcher = Watcher(paths)
     try:
         listening = _listen(arguments.host, arguments.port)
@@ -51,8 +54,8 @@ def watch(arguments: argparse.Namespace) -> int:
         raise
     token = "" if is_loopback(arguments.host) else secrets.token_urlsafe(24)
     address = _address(arguments.host, listening.getsockname()[1], token)
-    counted = f"{len(watcher.runs)} runs, {len(watcher.studies)} studies"
-    print(f"{counted}\nwatch at  {address}\nstop with Ctrl-C", flush=True)
+    counts = f"{len(watcher.runs)} runs, {len(watcher.studies)} studies in {', '.join(map(str, paths))}"
+    print(f"{counts}; new ones are added automatically\nwatch at  {address}\nstop with Ctrl-C", flush=True)
     if arguments.open:
         import webbrowser
 

@@ -58,7 +58,7 @@ def model_path_of(config: RunConfig, display: Display, phase: Callable[[str, str
     def report(row: dict[str, float]) -> None:
         display.note(_warm_line(row))
         if "step" in row:
-            phase("warm start", f"update {row['step']:.0f} of {steps} on worked examples, before RL begins")
+            phase("warm start", f"update {row['step']:.0f} of {steps} on worked examples")
 
     path = warm_start(config.model, config.data, directory, report)
     torch.set_num_threads(config.hardware.trainer_threads)

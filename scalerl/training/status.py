@@ -23,7 +23,7 @@ NAME = "status.json"
 
 PHASES = {
     "starting": "loads the model and starts the generators",
-    "warm start": "trains the lab's tiny model on worked examples before RL begins; needed once per machine",
+    "warm start": "supervised training of the lab's tiny model before RL begins, once per machine",
     "training": "makes training steps",
     "evaluating": "measures the pass rate on held-out prompts; training continues afterwards",
     "saving": "writes a checkpoint or the final model",

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.config import RunConfig
+from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import ConfigError
 from scalerl.report.falling import KEPT
 from scalerl.report.outlook import curve_of, points_by_task
@@ -192,7 +192,7 @@ class WatchedRun:
             "points": len(self._points),
             "tasks": {task: self._task(task) for task in self.tasks},
             "warnings": self.warnings(),
-            "note": data_note(self._config) if self._config else "",
+            "about": about(self._config) if self._config else "",
         }
 
     def _task(self, task: str) -> dict[str, Any]:
@@ -269,6 +269,27 @@ class WatchedRun:
             return dict(_flat(tomllib.loads(text), ""))
         except (OSError, ValueError):  # the state is "unreadable" then
             return {}
+
+
+RULES = {
+    "arithmetic": "The arithmetic is computed from left to right, modulo 10.",
+    "programs": "A program is computed from left to right, modulo 10.",
+}
+"""What a reader must know about the lab's tasks, by kind."""
+
+
+def about(config: RunConfig) -> str:
+    """Return what a run does, in a few sentences for readers who do not know it."""
+    recipe, note = config.recipe, data_note(config)
+    model = config.model.path if isinstance(config.model, HuggingFaceModel) else "a tiny Qwen3"
+    said = [
+        f"Reinforcement learning of {model} on {', '.join(config.main_tasks)}.",
+        f"Each step trains on the answers to {recipe.prompts_per_step} prompts, {recipe.generations_per_prompt} for "
+        "each, and rewards the correct ones.",
+        f"Every {config.evaluation.every} steps the model answers held-out prompts, which it is not trained on.",
+        *dict.fromkeys(RULES[task.kind] for task in config.data if task.kind in RULES),
+    ]
+    return " ".join([*said, *([f"Data: {note}."] if note else [])])
 
 
 def _flat(value: Any, name: str) -> list[tuple[str, str]]:

@@ -165,17 +165,6 @@ def _without_status(
     return "dead", f"nothing written for {duration(quiet_s)}"
 
 
-def summary_line(found: RunState) -> str:
-    """Return a one-line state: "training, step 120/480, 1.5 s per step, 9 min left, pass rate 0.412 ± 0.006"."""
-    parts = [found.state, f"step {found.step}/{found.steps}"]
-    if found.state in ALIVE and math.isfinite(found.step_s):
-        parts += [f"{found.step_s:.3g} s per step", f"{duration(found.left_s)} left"]
-    several = len(found.main_points) > 1
-    for task, point in found.main_points.items():
-        parts.append(f"pass rate{f' of {task}' if several else ''} {point['pass_rate']:.3f} ± {point['stderr']:.3f}")
-    return ", ".join(parts)
-
-
 def find(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     """Return the run directories and studies at or below paths: runs, studies, or directories that contain them.
 

@@ -170,7 +170,7 @@ def test_a_run_is_listed_during_its_warm_start_and_leaves_no_directory_if_it_fai
     with pytest.raises(ConfigError, match="the gate"):
         launch.start(PRESETS["lab"], tmp_path / "run", display, lambda: False)
     steps = PRESETS["lab"].model.warm_start.steps
-    assert seen == [("warm start", f"update 50 of {steps} on worked examples, before RL begins")]
+    assert seen == [("warm start", f"update 50 of {steps} on worked examples")]
     assert not (tmp_path / "run").exists() and "warm start: training" in notes[0]
     (tmp_path / "run").mkdir()
     with pytest.raises(ConfigError, match="the gate"):

@@ -9,7 +9,7 @@ from watched import add_points, add_steps, write_run
 
 from scalerl.config.base import ConfigError
 from scalerl.training.status import Heartbeat, read_status
-from scalerl.watch.state import duration, find, run_state, summary_line, tail_rows
+from scalerl.watch.state import duration, find, run_state, tail_rows
 
 
 def age(path, seconds):
@@ -25,7 +25,8 @@ def test_a_run_that_writes_rows_is_training_with_its_speed_and_the_time_left(tmp
     with Heartbeat(run, every_s=0.05, phase="training"):
         found = run_state(run)
     assert (found.state, found.step, found.steps, found.step_s, found.left_s) == ("training", 100, 400, 1.5, 450.0)
-    assert summary_line(found) == "training, step 100/400, 1.5 s per step, 8 min left, pass rate 0.451 ± 0.006"
+    (point,) = found.main_points.values()
+    assert (round(point["pass_rate"], 3), round(point["stderr"], 3)) == (0.451, 0.006)
 
 
 @pytest.mark.parametrize(("silent_s", "state"), [(10, "training"), (59, "waiting"), (61, "dead")])
@@ -51,7 +52,8 @@ def test_a_phase_is_shown_immediately_until_training_continues(tmp_path, phase):
         age(run, 55)
         assert run_state(run).detail == "nothing written for 55 s: a slow batch"
         beating.phase(phase, "update 50 of 700")
-        assert summary_line(until(phase, "update 50 of 700")).startswith(f"{phase}, step 30/400, 1.5 s per step")
+        found = until(phase, "update 50 of 700")
+        assert (found.step, found.steps, found.step_s, found.left_s) == (30, 400, 1.5, 555.0)
         os.utime(run / "metrics.jsonl")
         beating.phase("training")
         until("training", "")

@@ -114,7 +114,6 @@ def test_only_loopback_hosts_are_local_and_only_equal_secrets_match():
     ("words", "said"),
     [
         (["nowhere"], "nowhere: no such directory; name runs, studies, or a directory that contains them"),
-        ([], "no directory runs or studies here; name the directories: scalerl watch DIR ..."),
         (["--host", "203.0.113.7", "."], "give another port (0: a free port), or an address of this machine"),
         (["--port", "99999", "."], "give another port (0: a free port), or an address of this machine"),
     ],

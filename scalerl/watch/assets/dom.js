@@ -10,13 +10,13 @@ function el(tag, attributes, ...children) {
   return node;
 }
 
-// Changes `old` to match `fresh` and keeps existing nodes with their focus, selection and scroll position. The content of
-// elements with data-keep belongs to a figure or a form and is not changed.
+// Changes `old` to match `fresh` and keeps existing nodes with their focus, selection and scroll position. Elements with
+// data-keep belong to a figure or a form once they have content: plotly's styles need the class that it adds to them.
 function morph(old, fresh) {
+  if (fresh.hasAttribute("data-keep") && old.childNodes.length) return;
   for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
   for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   if (old.tagName === "PROGRESS") old.value = fresh.value;
-  if (fresh.hasAttribute("data-keep") && old.childNodes.length) return;
   const [before, after] = [[...old.childNodes], [...fresh.childNodes]];
   after.forEach((node, at) => {
     const there = before[at];
@@ -71,7 +71,7 @@ const interval = ([mean, low, high]) => `${level(mean)} (${level(low)} to ${leve
 
 const MEANINGS = {
   starting: "Loads the model and starts the generators.",
-  "warm start": "Trains the lab's tiny model on worked examples before RL begins; needed once per machine.",
+  "warm start": "Supervised training of the lab's tiny model before RL begins, once per machine.",
   training: "Makes training steps.",
   evaluating: "Measures the pass rate on held-out prompts; training continues afterwards.",
   saving: "Writes a checkpoint or the final model.",
