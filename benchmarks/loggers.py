@@ -28,7 +28,7 @@ from scalerl.scaling import CurveError
 from scalerl.types import EvalPoint
 
 COLUMNS, CHANGING = 39, 27
-"""Columns of a row of metrics.jsonl, and how many of them change between rows in a run of the lab (26.4)."""
+"""Columns of a row of metrics.jsonl, and how many of them change from row to row in a run of the lab (26.4)."""
 EVERY = 15
 """Steps between evaluations, in the lab."""
 WARM = 90

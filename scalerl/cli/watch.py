@@ -55,7 +55,7 @@ def watch(arguments: argparse.Namespace) -> int:
     token = "" if is_loopback(arguments.host) else secrets.token_urlsafe(24)
     address = _address(arguments.host, listening.getsockname()[1], token)
     counts = f"{len(watcher.runs)} runs, {len(watcher.studies)} studies in {', '.join(map(str, paths))}"
-    print(f"{counts}; new ones are added automatically\nwatch at  {address}\nstop with Ctrl-C", flush=True)
+    print(f"{counts}; new ones are added while it runs\nwatch at  {address}\nstop with Ctrl-C", flush=True)
     if arguments.open:
         import webbrowser
 

@@ -64,8 +64,8 @@ class MLflow:
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         """Log metrics. Several steps share a request, because one request per step takes three times the CPU time.
 
-        Of equal successive values only the first and the last are sent, which gives the same line. A third of the lab's
-        columns rarely change, and a store of MLflow takes 0.1 ms per value.
+        Of consecutive equal values only the first and the last are sent, which gives the same line. A third of the
+        lab's columns rarely change, and a store of MLflow takes 0.1 ms per number.
         """
         now = int(1000 * time.time())
         if len(self._waiting) + 2 * len(metrics) > MOST or time.monotonic() > self._sent + EVERY_S:
