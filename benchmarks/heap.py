@@ -57,8 +57,8 @@ def train(updates: int, trims: bool, tokens: int) -> None:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     took_s = (time.perf_counter() - began) / updates
     print(
-        f"{'trims' if trims else 'none '} after an update at most {largest / 1e9:.2f} GB, within one {peak / 1e9:.2f} GB; "
-        f"{len(trimmed)} trims; {took_s:.1f} s per update",
+        f"{'trims' if trims else 'none '} after an update at most {largest / 1e9:.2f} GB, "
+        f"within one {peak / 1e9:.2f} GB; {len(trimmed)} trims; {took_s:.1f} s per update",
         flush=True,
     )
 
