@@ -29,6 +29,7 @@ def leave(number):
     time.sleep(60)
 def stop():
     flag = exits.StopFlag()
+    flag()
     print(os.getpid(), flush=True)
     while not flag(): time.sleep(0.01)
     time.sleep(0.3)  # the rest of a step
