@@ -34,28 +34,28 @@ RESULTS = Path(__file__).parent / "results" / "faults.json"
 WORDS = [*runs.SMALL, "--steps", "12"]
 """Updates, evaluations at 0, 6 and 12, and checkpoints every 4 updates."""
 A_RUN = 10
-"""Faults per run; then the run is resumed to its end."""
+"""Number of faults per run; then the run is resumed to its end."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
 class Found:
-    """The results for one kind of fault.
+    """Results for one kind of fault.
 
     Example: Found("kills", faults=50, runs=7, identical=7, left=0, tracebacks=0, seconds=610.0, remarks=[])
     """
 
     kind: str
     faults: int = 0
-    """Faults that reached a process before its end."""
+    """Number of faults that reached a process before its end."""
     runs: int = 0
     identical: int = 0
-    """Runs whose results are identical to those of the undisturbed run."""
+    """Number of runs whose results are identical to those of the undisturbed run."""
     left: int = 0
-    """Processes that were alive one second after the trainer had ended."""
+    """Number of processes that were alive one second after the trainer had ended."""
     tracebacks: int = 0
     wrong_codes: int = 0
-    """Unexpected exit codes."""
+    """Number of unexpected exit codes."""
     seconds: float = 0.0
     remarks: list[str] | None = None
 
@@ -162,17 +162,17 @@ class Campaign:
 
 
 def kills(campaign: Campaign, found: Found, count: int) -> None:
-    """SIGKILL at random times to the trainer, its generator, or every process."""
+    """Send SIGKILL at random times to the trainer, its generator, or every process."""
     campaign.disturb(found, count, campaign.kill)
 
 
 def signals(campaign: Campaign, found: Found, count: int) -> None:
-    """SIGINT, SIGTERM or SIGHUP at random times."""
+    """Send SIGINT, SIGTERM or SIGHUP at random times."""
     campaign.disturb(found, count, campaign.signal_it)
 
 
 def pauses(campaign: Campaign, found: Found, count: int) -> None:
-    """SIGSTOP for 0.5 to 5 s, then SIGCONT."""
+    """Send SIGSTOP, and SIGCONT after 0.5 to 5 s."""
     for number in range(count):
         process = campaign.begin(f"paused-{number}")
         time.sleep(campaign.random.uniform(0.0, 0.7 * campaign.whole_s))
@@ -182,7 +182,7 @@ def pauses(campaign: Campaign, found: Found, count: int) -> None:
 
 
 def full_disk(campaign: Campaign, found: Found, count: int) -> None:
-    """A disk that is full after a random number of bytes, and then has space again. Needs permission to mount."""
+    """Fill the disk after a random number of bytes, then make space again. Needs permission to mount."""
     for number in range(count):
         path = campaign.place / f"full-{number}"
         path.mkdir()
@@ -261,7 +261,7 @@ def scorer_kills(campaign: Campaign, found: Found, count: int) -> None:
 
 
 def flipped_bytes(campaign: Campaign, found: Found, count: int) -> None:
-    """A changed byte in the newest checkpoint; the run resumes from the previous one."""
+    """Change a byte in the newest checkpoint; the run must resume from the previous one."""
     for number in range(count):
         name = f"flipped-{number}"
         process = campaign.begin(name)
@@ -288,7 +288,7 @@ KINDS: dict[str, tuple[Callable[[Campaign, Found, int], None], int]] = {
     "clock_jumps": (clock_jumps, 40),
     "scorer_kills": (scorer_kills, 20),
 }
-"""Kind -> its function, and the default number of faults."""
+"""Function and default number of faults, by kind."""
 
 
 def main() -> None:

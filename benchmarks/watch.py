@@ -1,4 +1,4 @@
-"""The live page with 20 runs of 10,000 steps: time to open, CPU use while it follows, and delay.
+"""Measures the live page with 20 runs of 10,000 steps: time to open, CPU use while it follows runs, and delay.
 
     python benchmarks/watch.py                                  # needs the extra `watch`, playwright and Chromium
     python benchmarks/watch.py --runs 4 --steps 1000 --seconds 10 --json results.json
@@ -136,7 +136,7 @@ def follow(paths: list[Path], pid: int, seconds: float, steps: int, every: int) 
 
 def measure(options: argparse.Namespace, tab: Any, root: Path) -> dict[str, Any]:
     paths = make_runs(root / "runs", options.runs, options.steps, options.every)
-    beats = [Heartbeat(path) for path in paths]
+    beats = [Heartbeat(path, phase="training") for path in paths]
     for beat in beats:
         beat.__enter__()
     process, address, started = start(root / "runs")

@@ -1,7 +1,7 @@
 """`scalerl` in separate processes that start quickly: forks of a server that has done the heavy imports.
 
-Importing torch and transformers costs about 5 s of CPU time, and the tests start about 200 processes. Otherwise a fork
-is like an ordinary process: it has its own session, environment, working directory, pipe and exit code.
+Importing torch and transformers costs about 5 s of CPU time, and the tests start about 200 processes. In all other
+respects a fork is an ordinary process: it has a separate session, environment, working directory, pipe and exit code.
 """
 
 from __future__ import annotations
@@ -246,7 +246,7 @@ def _spawn_from(spares: list[_Spare]) -> None:
         return spares.pop(0).become(code, sorted(fds))
 
     def renew() -> None:
-        """Replace the spares in a fork of the command, whose children they are not."""
+        """Replace the spares in a fork of the command, because they are not its children."""
         if not _Spare.forking:
             spares[:] = [_Spare() for _ in spares]
 

@@ -92,6 +92,14 @@ def _without_replaced(words: list[str]) -> list[str]:
     return kept
 
 
+def finish(*words: str, **options: str) -> str:
+    """Run a command line that must succeed to its end; return what it printed."""
+    process = start(list(words), **options)
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, text
+    return text
+
+
 def call(*words: str, timeout: float = 300.0) -> tuple[int, str]:
     """Run a command line to its end; return its exit code and what it printed."""
     process = start(list(words))
@@ -101,10 +109,7 @@ def call(*words: str, timeout: float = 300.0) -> tuple[int, str]:
 
 def train(model: Path, path: Path, *words: str, **options: str) -> str:
     """Run `scalerl train` to its end; return what it printed."""
-    process = start(["train", "--model", str(model), "--run-dir", str(path), *SMALL, *words], **options)
-    text, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, text
-    return text
+    return finish("train", "--model", str(model), "--run-dir", str(path), *SMALL, *words, **options)
 
 
 def rows(path: Path, name: str) -> list[dict[str, Any]]:

@@ -44,7 +44,7 @@ A few fields may change, as --dotted.name VALUE; config.toml then has the new va
 
 
 def train(words: list[str]) -> int:
-    """Run `scalerl train`; its options are all the fields of a configuration. Return the exit code."""
+    """Run `scalerl train`, whose options are all fields of a configuration; return the exit code."""
     if "--help" in words or "-h" in words:
         print(TRAIN_USAGE + _field_help())
         return 0
@@ -93,7 +93,7 @@ def _dry_run(config: RunConfig) -> str:
     """Return the configuration as TOML, with sizes, placement and balance as comments.
 
     Raises:
-        ConfigError: a placement that cannot be split or does not fit in memory.
+        ConfigError: the placement cannot be split or does not fit in memory.
     """
     from scalerl.config import to_toml
     from scalerl.placement.layout import check, lay_out, lines
@@ -140,7 +140,7 @@ def resume(words: list[str]) -> int:
 
 
 def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:
-    """Train, with signals as an orderly stop; print the outcome."""
+    """Train, print the outcome and return the exit code; a signal stops the run with a checkpoint."""
     prepare_environment()
     from scalerl.report.display import RunDisplay
     from scalerl.report.summary import default_axis
@@ -181,12 +181,12 @@ def _whole(name: str, value: str, before: str | None) -> str:
     """Return the value of an option that may be given once.
 
     Raises:
-        ConfigError: it is empty, looks like another option, or was given before.
+        ConfigError: the value is empty, looks like another option, or was given before.
     """
     from scalerl.config.base import ConfigError
 
     if not value or value.startswith("--"):
-        raise ConfigError(f"{name}: got {value!r}; allowed: a path (./{value.lstrip('/')} for a name that begins so)")
+        raise ConfigError(f"{name}: got {value!r}; allowed: a path (./--NAME for a name that begins with --)")
     if before is not None:
         raise ConfigError(f"{name}: got {before!r} and {value!r}; give it once")
     return value

@@ -1,7 +1,7 @@
-"""A second process that watches a command which runs the user's code, so that exit code 0 means a finished command.
+"""Runs a command with the user's code in a child process, so that exit code 0 means a finished command.
 
-`boundary.py` stops `sys.exit` and `os._exit`. A C library that calls `exit(0)` ends the process all the same, and only
-a parent can change the exit code that the shell sees. Commands without code of the user run in one process.
+`boundary.py` stops `sys.exit` and `os._exit`, but a C library can still end the process with `exit(0)`, and only a
+parent process can change the exit code that the shell sees. Commands without code of the user run in one process.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ def witnessed(code: Sequence[Code], action: Callable[[], int], run: Path | None 
     """Run an action in a child process if code of the user runs in it, and return its exit code.
 
     The child reports that the action has returned or raised. If it ends without the report, this is an error: one line
-    is printed, and status.json of the run gets the state `stopped`. The child is killed when this process is.
+    is printed, and status.json of the run gets the state `stopped`. If this process is killed, so is the child.
 
     Args:
-        code: the code of the configuration; if there is none, the action runs in this process.
+        code: code of the configuration; if there is none, the action runs in this process.
         action: function that returns an exit code.
         run: directory of the run that the action trains, if it trains one.
     """
     if not code or not is_command():
         return action()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()  # otherwise both processes would write what is buffered
+        stream.flush()  # otherwise both processes would write the buffered text
     source, sink = os.pipe()
     parent, child = os.getpid(), os.fork()
     if child:
@@ -47,7 +47,7 @@ def witnessed(code: Sequence[Code], action: Callable[[], int], run: Path | None 
         return _watch(child, source, code, run)
     os.close(source)
     os.setpgid(0, 0)  # the terminal's Ctrl-C reaches only the parent, which passes it on
-    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # a process in the background may write to the terminal
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # allows a process in the background to write to the terminal
     end_with(parent)
     watch_signals(ONCE_S)  # the fork has no threads
     try:

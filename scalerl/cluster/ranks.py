@@ -49,7 +49,7 @@ class RayRanks:
             ray: the module `ray`, connected.
             config: resolved configuration.
             model_path: directory that every node can read, or name on the hub.
-            channels: channels that weights will be sent over.
+            channels: channels over which weights will be sent.
 
         Raises:
             ConfigError: loading the model failed.
@@ -95,7 +95,10 @@ class RayRanks:
         self._group = ray.util.placement_group([bundle] * self._count, strategy="PACK")
         if not self._group.wait(limit_s):
             self.close()
-            raise LearnerDied(f"{self._count} trainer ranks of {bundle} could not be placed within {limit_s:g} s")
+            raise LearnerDied(
+                f"{self._count} trainer ranks of {bundle} could not be placed within {limit_s:g} s; "
+                "add nodes, or lower placement.trainer_ranks"
+            )
         strategies = [
             ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, number)
             for number in range(self._count)
@@ -132,7 +135,7 @@ class RayRanks:
         return list(self._ray.get(list(references)))
 
     def _killed(self, references: Sequence[Any], pending: Sequence[Any]) -> tuple[int, str] | None:
-        """Return a rank whose process has ended: the error of another rank that waits for it often arrives first."""
+        """Return a rank whose process has ended; the error of another rank that waits for it often arrives first."""
         for reference in pending:
             try:
                 self._ray.get(reference, timeout=2)

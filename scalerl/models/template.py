@@ -16,7 +16,7 @@ LIMIT_S = 10.0
 """Time limit in seconds for rendering one prompt. jinja2's sandbox limits neither time nor memory."""
 
 LONGEST = 1_000_000
-"""Characters that a template may add to ten times the characters of its messages."""
+"""Maximum length of a rendered text, characters, in addition to ten times the length of its messages."""
 
 MEMORY = 2 << 30
 """Bytes that a template may allocate when it is checked."""
@@ -32,11 +32,11 @@ def check_template(tokenizer: Any) -> None:
         ConfigError: The template fails or omits the question; the message contains the error of the template.
     """
     with _memory_limit(MEMORY):
-        asked = [render(tokenizer, [{"role": "user", "content": text}]) for text in ("What is 2+2?", "Name a colour.")]
+        asked = [render(tokenizer, [{"role": "user", "content": text}]) for text in ("What is 2+2?", "Name a color.")]
     if asked[0] == asked[1]:
         raise ConfigError(
             f"data.chat_template: the chat template of the model's tokenizer renders every question as "
-            f"{asked[0][:100]!r}, so the policy would not see it; {TEMPLATE_ADVICE}"
+            f"{asked[0][:100]!r}, so the policy would not see the question; {TEMPLATE_ADVICE}"
         )
 
 
@@ -53,7 +53,7 @@ def render(tokenizer: Any, messages: list[dict[str, str]], *, answer: bool = Tru
 
     Raises:
         ConfigError: The template, a program by the model's authors that runs in jinja2's sandbox, fails, does not end
-            within `LIMIT_S` (in the main thread), or makes a text that is far longer than its messages.
+            within `LIMIT_S` (in the main thread), or returns a text that is far longer than its messages.
     """
     try:
         with time_limit(LIMIT_S):
@@ -72,9 +72,9 @@ def render(tokenizer: Any, messages: list[dict[str, str]], *, answer: bool = Tru
 
 @contextmanager
 def _memory_limit(allowed: int) -> Iterator[None]:
-    """Let allocations of this process fail above its present size plus `allowed` bytes, instead of filling the memory.
+    """Limit this process to its present size plus `allowed` bytes, so that allocations fail before the memory is full.
 
-    Only for a moment while no other thread works: the limit holds for all of them.
+    The limit applies to all threads, so use it only briefly and while no other thread works.
     """
     try:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")

@@ -138,7 +138,7 @@ class PolledEngines:
 
         Args:
             engines: asynchronous engines over one model.
-            end: ends the server or process that they run on.
+            end: function that ends the server or process that they run on.
         """
         self._engines, self.kill = engines, end
         self._lock = threading.Lock()

@@ -31,7 +31,7 @@ class EngineProcess:
         """Start the process.
 
         Args:
-            build: makes the engines inside the process.
+            build: function that makes the engines inside the process.
             name: name in messages.
         """
         context = ChildContext()

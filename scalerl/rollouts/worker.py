@@ -53,7 +53,7 @@ class First:
 
 
 def serve(connection: Connection, channel: WeightChannel, build: Build, first: First) -> None:
-    """Run until told to stop.
+    """Run the message loop until a stop message.
 
     Consumes: messages of the pipeline, and weights of the channel.
     Produces: groups, batches, evaluations and snapshots, each as one message.

@@ -1,7 +1,7 @@
-"""Processes that score completions: pebble's pool, with time limits and deaths handled so that results do not change.
+"""A pool of processes that score completions, whose results do not depend on killed processes or the wall clock.
 
-pebble's own pool measures time limits by the wall clock, does not notice a process that ends with exit code 0, and
-stops working when an idle process is killed.
+pebble's pool measures time limits by the wall clock, does not notice a process that ends with exit code 0, and stops
+working when an idle process is killed. The subclasses in this module correct this.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ATTEMPTS = 3
 """Attempts to make a call, each in another process."""
 
 MOST_DEATHS = 10
-"""Processes that may end one after another without having begun a call; then the pool is replaced."""
+"""Number of consecutive deaths without a started call after which the pool is replaced."""
 
 LOCK_S = 3.0
-"""Seconds after the death of a process in which the pool's lock must be free; the dead process may hold it."""
+"""Seconds within which the pool's lock must be free after the death of a process, which may have held it."""
 
 Prepare = Callable[[Scoring], None]
 
@@ -48,12 +48,12 @@ class Call:
     function: Callable[..., Any]
     words: tuple[Any, ...]
     limit_s: float
-    """Time limit in seconds, from the moment at which a process begins the call."""
+    """Time limit in seconds, measured from the start of the call in a process."""
     future: Future[Any]
 
 
 class ScoringPool:
-    """Processes that call functions and are killed at a time limit. A killed process is replaced, its call repeated."""
+    """Processes that call functions, with a time limit. If a process dies, it is replaced and its call is repeated."""
 
     def __init__(self, workers: int, prepare: Prepare | None, settings: Scoring) -> None:
         """Prepare the pool; its processes start at the first call.
@@ -89,11 +89,11 @@ class ScoringPool:
         return Call(function, words, limit_s, future)
 
     def result(self, call: Call) -> Any:
-        """Wait for a call. If its process was killed meanwhile, the call is repeated in another process.
+        """Return the result of a call. If its process dies, the call is repeated in another process.
 
         Raises:
             TimeoutError: the call took longer than its limit; its process was killed.
-            ProcessEnded: the process ended `ATTEMPTS` times, so the call itself is probably the reason.
+            ProcessEnded: the process ended `ATTEMPTS` times, so the call itself is probably the cause.
         """
         how = ""
         for attempt in range(ATTEMPTS):
@@ -128,10 +128,10 @@ def _prepare(prepare: Prepare | None, settings: Scoring) -> None:
 
 
 class _Tasks(TaskManager):
-    """Time limits by the monotonic clock: a jump of the wall clock would end every call under way."""
+    """Measures time limits by the monotonic clock, because a jump of the wall clock would end every running call."""
 
     begun = 0
-    """Number of calls that a process has begun."""
+    """Number of calls that processes have started."""
 
     def task_start(self, task_id: int, worker_id: int | None) -> None:
         super().task_start(task_id, worker_id)
@@ -145,7 +145,7 @@ class _Tasks(TaskManager):
 
 
 class _Workers(WorkerManager):
-    """Also reports a process that ended with exit code 0, as by a call of `exit` in a C library."""
+    """Also reports a process that ended with exit code 0, for example by `exit` in a C library."""
 
     def inspect_workers(self) -> tuple[tuple[int | None, int | None], ...]:
         ended = [worker for worker in tuple(self.workers.values()) if not worker.is_alive()]
@@ -155,7 +155,7 @@ class _Workers(WorkerManager):
 
 
 class _Manager(PoolManager):
-    """Replaces a process that was killed while it had no call, unless this happens again and again."""
+    """Replaces idle processes that were killed, until MOST_DEATHS died in a row."""
 
     task_manager: _Tasks
     worker_manager: Any
@@ -173,7 +173,9 @@ class _Manager(PoolManager):
                 self.handle_worker_expiration((pid, code))
             except BrokenProcessPool:  # no process has a call
                 self._count(code)
-        for task in tuple(self.task_manager.tasks.values()):  # its begin was read after the death of its process
+        for task in tuple(
+            self.task_manager.tasks.values()
+        ):  # the start of the call was reported after the death of its process
             if task.started and task.worker_id in self._codes.keys() - self.worker_manager.workers.keys():
                 self.handle_worker_expiration((task.worker_id, self._codes[task.worker_id]))
         self.worker_manager.create_workers()
@@ -187,7 +189,7 @@ class _Manager(PoolManager):
             raise BrokenProcessPool(f"{MOST_DEATHS} processes ended at their start, the last with exit code {code}")
 
     def _check_lock(self) -> None:
-        """Give the pool up if a killed process has taken its lock along: all others would wait for it forever."""
+        """Give up the pool if a killed process still holds its lock, because all others would wait for it forever."""
         if self._lost_at is None:
             return
         with self.worker_manager.workers_channel.lock(block=False) as free:

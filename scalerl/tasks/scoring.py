@@ -1,6 +1,6 @@
 """Scoring of finished groups in parallel with training.
 
-A completion whose verifier hangs counts as wrong and in `timeouts`. A completion whose reward fails (the function
+A completion whose verifier hangs is wrong and is counted in `timeouts`. A completion whose reward fails (the function
 raises, hangs, or does not return a number) counts as a failure; the run ends if more than 5% fail.
 """
 
@@ -251,9 +251,9 @@ class FunctionScorer:
 
         Args:
             function: import path.
-            pass_reward: smallest reward that passes.
+            pass_reward: minimum reward that passes.
             settings: scoring settings of the run.
-            truncated_reward: largest reward of a truncated completion; None: the function's reward.
+            truncated_reward: maximum reward of a truncated completion; None: the function's reward.
             params: keyword arguments of the function.
         """
         self.failures, self._params = Failures(f"reward function {function}"), dict(params or {})

@@ -38,7 +38,7 @@ class Ended(NamedTuple):
 
 
 class RunFailed(RuntimeError):
-    """A run ended early; the message says why and how to continue it."""
+    """A run ended early; the message gives the reason and how to continue the run."""
 
 
 def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Callable[[], bool]) -> Ended:
@@ -61,6 +61,7 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
             display.start()
             try:
                 with Heartbeat(session.directory.path) as beating:
+                    session.phase = beating.phase
                     closing = run_to_end(session)
                     state = "finished" if session.finished else "stopped"
                     beating.ended(state, closing[0])
@@ -85,7 +86,7 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
         path = session.directory.path
         said = recorded(error, path) if isinstance(error, ProcessDied) else str(error)
         raise RunFailed(f"{said}\nAll saved results are kept; continue with: scalerl resume {path}") from error
-    except Exception as error:  # unexpected: who waits for the run is told all the same
+    except Exception as error:  # unexpected errors are reported to loggers and notifications too
         if session:
             session.ended("failed", f"{type(error).__name__}: {error}")
         raise

@@ -1,4 +1,4 @@
-"""After a process of a run has died: its traceback is kept, and a run on a cluster returns to its last checkpoint."""
+"""Handling of dead processes: tracebacks are saved, and a run on a cluster returns to its last checkpoint."""
 
 from __future__ import annotations
 

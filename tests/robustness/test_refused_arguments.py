@@ -17,7 +17,7 @@ DRY = ("train", "--dry-run")
 
 
 def nothing(here):
-    """An empty `arrange`."""
+    """Do nothing; an `arrange` for cases without files."""
 
 
 def options(fault, *words, says=(), arrange=nothing, allowed=(1, 2)):

@@ -145,7 +145,7 @@ def leaves(tmp_path, monkeypatch):
     ],
     ids=["exit in a call", "exit at import", "_exit at import"],
 )
-def test_a_plug_in_that_ends_the_process_in_c_is_one_line_and_no_success(leaves, words, at_import):
+def test_a_plug_in_that_exits_in_c_is_one_line_and_an_error_code(leaves, words, at_import):
     leaves(at_import)
     code, text = runs.call("train", "--run-dir", "run", *words)
     assert code == 1 and "Traceback" not in text, text
@@ -154,7 +154,7 @@ def test_a_plug_in_that_ends_the_process_in_c_is_one_line_and_no_success(leaves,
 
 
 @pytest.mark.slow
-def test_a_run_that_ends_in_c_is_stopped_and_can_be_resumed(leaves, lab_model):
+def test_a_run_that_exits_in_c_has_the_state_stopped_and_can_be_resumed(leaves, lab_model):
     words = ["--model", str(lab_model), "--run-dir", "run", *runs.SMALL, "--steps", "8", "--checkpoint.every", "2"]
     code, text = runs.call("train", *words, "--recipe.loss", '{kind = "custom", function = "leaves:later"}')
     assert code == 1 and "Traceback" not in text, text

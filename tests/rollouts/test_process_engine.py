@@ -108,7 +108,7 @@ def test_an_engine_without_work_does_no_step(remote):
     assert step(engine) == [] and engine.work.steps == 0
 
 
-def test_the_state_of_one_process_continues_in_another(remote):
+def test_the_saved_state_of_one_process_is_restored_in_another(remote):
     original = remote(Scripted()).engines()[0]
     original.swap(4)
     original.submit(requests(9))

@@ -67,7 +67,7 @@ def test_a_busy_program_ends_with_its_parent(mode):
 
 
 def seconds_of(pid):
-    """Seconds of CPU time that a process has used."""
+    """Return the seconds of CPU time that a process has used."""
     stat = runs._stat(pid)
     return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK") if stat else 0.0
 

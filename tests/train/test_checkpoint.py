@@ -246,7 +246,9 @@ def test_a_checkpoint_without_manifest_is_used_with_a_note(two):
     earlier_version(two.path(20))
     notes = []
     assert sound_checkpoint(run_of(two), two, notes.append) == two.path(20)
-    assert notes == ["the checkpoint of step 20 is of an earlier version, without checksums: damage may go unnoticed"]
+    assert notes == [
+        "the checkpoint of step 20 was written by an earlier version, without checksums; damage may go unnoticed"
+    ]
 
 
 def test_without_an_undamaged_checkpoint_nothing_is_changed(two):

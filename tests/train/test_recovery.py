@@ -1,4 +1,4 @@
-"""What is kept of a process that died: one line for the user, and its traceback in errors.log."""
+"""Records of a dead process: one line for the user, and its traceback in errors.log."""
 
 import pickle
 from types import SimpleNamespace
@@ -59,7 +59,7 @@ def test_an_error_with_a_traceback_survives_pickling(kind):
     assert (str(back), back.trace) == ("it failed", "Traceback ...")
 
 
-def test_a_run_whose_generator_failed_ends_with_one_line_on_it_and_says_how_to_continue(tmp_path, monkeypatch):
+def test_a_run_whose_generator_failed_ends_with_one_line_and_instructions(tmp_path, monkeypatch):
     ended = []
     session = SimpleNamespace(
         directory=SimpleNamespace(path=tmp_path, moved=lambda: ""),

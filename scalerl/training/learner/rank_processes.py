@@ -87,7 +87,8 @@ class RankProcesses:
     def call(self, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
         """Make one call on every rank and return the answers by rank.
 
-        This waits for the answers of all ranks, the death of a rank or the time limit.
+        Consumes: nothing. Produces: one message to each rank. Waits for: an answer of every rank.
+        Unblocked by: the answers, the death of a rank, or the time limit.
 
         Raises:
             BadGradient, ConfigError, PluginError: As raised by the ranks.
@@ -172,7 +173,8 @@ class RankProcesses:
 def serve_rank(connection: Connection, build: BuildLearner, channels: Sequence[WeightChannel]) -> None:
     """Run one rank until the loop's process ends.
 
-    It sends one answer when the rank is ready, and one for each call.
+    Consumes: calls. Produces: one answer when the rank is ready, and one for each call. Waits for: a call, and the
+    other ranks in collectives. Unblocked by: a call, or the end of the loop's process, which ends this process.
     """
     try:
         learner = _answered(connection, build)
