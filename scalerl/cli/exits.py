@@ -7,12 +7,14 @@ signal arrives while a run writes its results, the run finishes with 0.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
 import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -80,16 +82,19 @@ class StopFlag:
         print(f"\nstopping after this step, {self._kept} (interrupt again to stop immediately)", file=sys.stderr)
 
 
-def watch_signals() -> None:
+def watch_signals(once_s: float = 0.0) -> None:
     """Let the second signal end this process at once, even inside a long call of a C library.
 
     Python runs handlers between two instructions, and a backward pass is one instruction that may take seconds.
+
+    Args:
+        once_s: signals that follow each other within this time count as one, in seconds.
     """
     global _watching
     source, sink = os.pipe()
     os.set_blocking(sink, False)
     signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
-    threading.Thread(target=_watch, args=(source,), daemon=True).start()
+    threading.Thread(target=_watch, args=(source, once_s), daemon=True).start()
     _watching = True
 
 
@@ -98,15 +103,16 @@ def is_command() -> bool:
     return _watching
 
 
-def _watch(source: int) -> None:
+def _watch(source: int, once_s: float) -> None:
     """End the process at the second signal.
 
     Consumes: the numbers of signals. Produces: nothing. Waits for: a signal. Unblocked by: a signal.
     """
-    seen = 0
+    seen, last = 0, -math.inf
     while True:
         number = os.read(source, 1)[0]
-        seen += number in STOPPING
+        if number in STOPPING and time.monotonic() - last >= once_s:
+            seen, last = seen + 1, time.monotonic()
         if seen > 1:
             with suppress(OSError):  # a terminal that hung up
                 shown = SHOW_CURSOR if os.isatty(2) else ""

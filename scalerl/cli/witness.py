@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from scalerl.trust import Code
 
 
+ONCE_S = 0.5
+"""Seconds within which a signal to both processes, as a job scheduler sends it, and the passed-on one count once."""
+
+
 def witnessed(code: Sequence[Code], action: Callable[[], int], run: Path | None = None) -> int:
     """Run an action in a child process if code of the user runs in it, and return its exit code.
 
@@ -45,7 +49,7 @@ def witnessed(code: Sequence[Code], action: Callable[[], int], run: Path | None 
     os.setpgid(0, 0)  # the terminal's Ctrl-C reaches only the parent, which passes it on
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # allows a process in the background to write to the terminal
     end_with(parent)
-    watch_signals()  # the fork has no threads
+    watch_signals(ONCE_S)  # the fork has no threads
     try:
         result = action()
     except SystemExit:

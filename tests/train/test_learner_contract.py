@@ -20,6 +20,7 @@ from scalerl.config.recipe import SCALERL, AdamW, Reinforce
 from scalerl.config.run import Hardware, Learner, Placement
 from scalerl.models.layout import WeightLayout
 from scalerl.models.policy import load_policy
+from scalerl.plugins import PluginError
 from scalerl.rollouts.weights.directory import DirectoryChannel
 from scalerl.rollouts.weights.shared_memory import SharedMemoryChannel
 from scalerl.training.learner.base import BadGradient, TrainBatch
@@ -378,3 +379,11 @@ def test_a_rank_that_ends_fails_or_hangs_is_named(how, message, tmp_path):
 def test_user_errors_are_raised_unchanged_while_the_other_rank_waits():
     with pytest.raises(ConfigError, match="got nothing"):
         RankProcesses([Misbehaving("refuse", rank) for rank in range(2)])
+
+
+@pytest.mark.slow
+def test_the_error_of_a_plug_in_in_a_rank_is_raised_unchanged(tmp_path):
+    ranks = RankProcesses([Misbehaving("plug-in", rank) for rank in range(2)])
+    with pytest.raises(PluginError, match=r"^mine:loss raised KeyError: 'gone' \(/home/me/mine.py:3\)$"):
+        ranks.call("step", tmp_path, timeout_s=60)
+    ranks.close()
