@@ -25,16 +25,16 @@ def train(
     returned run can then be resumed.
 
     Args:
-        config: path of a TOML file, a RunConfig, or None for the embedded lab.
-        run_dir: directory to write; None: runs/NAME-NNN.
-        progress: whether to show the run while it trains: lines in a script, a live table and curve in a notebook.
-        trust: whether to run the code in a TOML file without asking. Code in `fields` or a RunConfig is always trusted.
-        fields: fields of the configuration by their dotted names, `**{"recipe.loss.max_ratio": 8}`. Two underscores
+        config: Path of a TOML file, a RunConfig, or None for the embedded lab.
+        run_dir: Directory to write; None: runs/NAME-NNN.
+        progress: Whether to show the run while it trains: lines in a script, a live table and curve in a notebook.
+        trust: Whether to run the code in a TOML file without asking. Code in `fields` or a RunConfig is always trusted.
+        fields: Fields of the configuration by their dotted names, `**{"recipe.loss.max_ratio": 8}`. Two underscores
             stand for a dot, `recipe__loss__max_ratio=8`; the short names are those of the command line, `seed=1`.
 
     Raises:
-        ConfigError: the configuration, the model or the data is invalid.
-        RunFailed: the run ended early; it can be resumed.
+        ConfigError: The configuration, the model or the data is invalid.
+        RunFailed: The run ended early; it can be resumed.
 
     Example:
         >>> run = scalerl.train("config.toml", seed=1, steps=100)        # doctest: +SKIP
@@ -63,15 +63,15 @@ def resume(
     """Resume a run from its last checkpoint and return it, like `scalerl resume`.
 
     Args:
-        path: run directory.
-        steps: new total number of steps; None: unchanged.
-        progress: whether to show the run while it trains, as in `train`.
-        trust: whether to run unconfirmed code in the run's configuration without asking.
-        fields: fields that may change on resume, with names as in `train`: the learning rate
+        path: Run directory.
+        steps: New total number of steps; None: unchanged.
+        progress: Whether to show the run while it trains, as in `train`.
+        trust: Whether to run unconfirmed code in the run's configuration without asking.
+        fields: Fields that may change on resume, with names as in `train`: the learning rate
             (`recipe__optimizer__learning_rate=5e-7`, from this step on), `stop_when`, `checkpoint` and `placement`.
 
     Raises:
-        ConfigError, RunFailed: as for `train`.
+        ConfigError, RunFailed: As for `train`.
     """
     from scalerl.config.base import replace
     from scalerl.training.manifest import digest_ahead
@@ -96,7 +96,7 @@ def load(path: str | Path) -> Run:
     """Return the run in a directory, finished or not.
 
     Raises:
-        ConfigError: the directory contains no run.
+        ConfigError: The directory contains no run.
     """
     return Run(path)
 
@@ -111,7 +111,7 @@ class Run:
         """Open a run directory for reading.
 
         Raises:
-            ConfigError: the directory contains no run.
+            ConfigError: The directory contains no run.
         """
         self.path = Path(path)
         self._config()
@@ -162,11 +162,11 @@ class Run:
         """Return the compute-performance curve.
 
         Args:
-            task: name of the task; required if there are several.
+            task: Name of the task; required if there are several.
             compute: device_hours, flops, tokens or step; None: device_hours on a GPU, else flops.
 
         Raises:
-            CurveError: there are no evaluations yet, or no such task.
+            CurveError: There are no evaluations yet, or no such task.
         """
         from scalerl.report.summary import default_axis
         from scalerl.scaling import Curve
@@ -177,7 +177,7 @@ class Run:
         """Fit R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B) (ScaleRL eq. 1); options are those of `scaling.fit`.
 
         Raises:
-            CurveError: there are fewer than five evaluations, or the law cannot be fitted to them.
+            CurveError: There are fewer than five evaluations, or the law cannot be fitted to them.
         """
         from scalerl.scaling import fit
 
@@ -189,12 +189,12 @@ class Run:
         """Return the forecast for more compute.
 
         Args:
-            at: multiples of the compute so far ("2x"), or values on the compute axis.
-            task: name of the task; required if there are several.
-            compute: compute axis, as in `curve`.
+            at: Multiples of the compute so far ("2x"), or values on the compute axis.
+            task: Name of the task; required if there are several.
+            compute: Compute axis, as in `curve`.
 
         Raises:
-            CurveError: the curve cannot be fitted.
+            CurveError: The curve cannot be fitted.
         """
         from scalerl.scaling import forecast
 
@@ -206,13 +206,13 @@ class Run:
         """Return advice on whether to continue the run, with a sentence that explains it.
 
         Args:
-            budget: total compute to consider, "2x" or a value on the compute axis.
-            min_gain: smallest gain that is worth the compute, in units of the metric.
-            task: name of the task; required if there are several.
-            compute: compute axis, as in `curve`.
+            budget: Total compute to consider, "2x" or a value on the compute axis.
+            min_gain: Smallest gain that is worth the compute, in units of the metric.
+            task: Name of the task; required if there are several.
+            compute: Compute axis, as in `curve`.
 
         Raises:
-            CurveError: the curve cannot be fitted.
+            CurveError: The curve cannot be fitted.
         """
         from scalerl.scaling import advise
 
@@ -223,8 +223,8 @@ class Run:
 
         Args:
             axes: matplotlib axes to draw on; None: new ones.
-            task: name of the task; required if there are several.
-            compute: compute axis, as in `curve`.
+            task: Name of the task; required if there are several.
+            compute: Compute axis, as in `curve`.
 
         Returns:
             The axes.

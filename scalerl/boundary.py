@@ -53,7 +53,7 @@ def boundary(limit_s: float | None = None) -> Iterator[None]:
     another one has no effect, and its time limit is ignored.
 
     Args:
-        limit_s: seconds until `TimeLimit` is raised; None: no limit. It only works in the main thread, and does not
+        limit_s: Seconds until `TimeLimit` is raised; None: no limit. It only works in the main thread, and does not
             interrupt code that never returns to the interpreter.
     """
     if _inside.ident == threading.get_ident():
@@ -221,7 +221,7 @@ def time_limit(seconds: float) -> Iterator[None]:
     The limit only works in the main thread, and does not interrupt code that never returns to the interpreter.
 
     Args:
-        seconds: time limit in seconds.
+        seconds: Time limit in seconds.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
@@ -254,8 +254,8 @@ def raised(error: BaseException, module: str | None = None) -> str:
     """Return a description of an error in the user's code, with the last line of the user's file.
 
     Args:
-        error: the exception.
-        module: name of the user's module, whose lines are preferred to those of libraries that it calls.
+        error: The exception.
+        module: Name of the user's module, whose lines are preferred to those of libraries that it calls.
 
     Example: raised(error, "my_rewards") == "raised KeyError: 'level' (/home/me/my_rewards.py:7)"
     """

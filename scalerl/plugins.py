@@ -23,11 +23,11 @@ def load_function(name: str, field: str) -> Callable[..., Any]:
     """Import `package.module:function`, with the current directory on the path, inside a boundary (boundary.py).
 
     Args:
-        name: import path from the configuration.
-        field: dotted name of the configuration field, for messages.
+        name: Import path from the configuration.
+        field: Dotted name of the configuration field, for messages.
 
     Raises:
-        ConfigError: the function does not exist, or its module raises, exits or takes longer than
+        ConfigError: The function does not exist, or its module raises, exits or takes longer than
             `boundary.import_limit_s()`.
     """
     module_name, colon, function_name = name.partition(":")
@@ -90,14 +90,14 @@ def check_arguments(
     """Check that a function accepts the arguments of its future calls.
 
     Args:
-        function: function of the user.
-        name: name of the function, for messages.
-        field: configuration field of the function, for messages.
-        given: documented names of the positional arguments.
-        named: keyword arguments.
+        function: Function of the user.
+        name: Name of the function, for messages.
+        field: Configuration field of the function, for messages.
+        given: Documented names of the positional arguments.
+        named: Keyword arguments.
 
     Raises:
-        ConfigError: the function does not accept them; the message has the expected arguments.
+        ConfigError: The function does not accept them; the message has the expected arguments.
     """
     signature = signature_of(function)
     if signature is None:
@@ -121,14 +121,14 @@ def call(function: Callable[..., Any], name: str, *arguments: Any, limit_s: floa
     """Call a function of the user inside a boundary (boundary.py) and return its result.
 
     Args:
-        function: function of the user.
-        name: name of the function, `module:function`, for messages.
-        arguments: positional arguments.
-        limit_s: time limit in seconds; None: no limit.
-        named: keyword arguments.
+        function: Function of the user.
+        name: Name of the function, `module:function`, for messages.
+        arguments: Positional arguments.
+        limit_s: Time limit in seconds; None: no limit.
+        named: Keyword arguments.
 
     Raises:
-        PluginError: the function raised, exited or took too long; the message has the file and the line.
+        PluginError: The function raised, exited or took too long; the message has the file and the line.
     """
     try:
         with boundary(limit_s):

@@ -47,8 +47,8 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | 
     """Return nested values under dotted names; lists and similar values as text.
 
     Args:
-        values: nested plain values.
-        prefix: text before every name.
+        values: Nested plain values.
+        prefix: Text before every name.
     """
     found: dict[str, bool | int | float | str] = {}
     for key, value in values.items():

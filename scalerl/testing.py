@@ -22,12 +22,12 @@ def check_engine(function: str, model: str, params: Mapping[str, Any] | None = N
 
     Args:
         function: `package.module:ClassOrFactory`, called with an EngineParts and the parameters.
-        model: directory of a model, small enough to be loaded several times.
-        params: keyword arguments of the engine.
+        model: Directory of a model, small enough to be loaded several times.
+        params: Keyword arguments of the engine.
 
     Raises:
-        EngineError: the engine violates the contract; the message states the actual and the expected behavior.
-        ConfigError: the engine cannot be imported or created, or lacks a method.
+        EngineError: The engine violates the contract; the message states the actual and the expected behavior.
+        ConfigError: The engine cannot be imported or created, or lacks a method.
 
     Example:
         >>> check_engine("my_engine:Counting", "tiny-model", {"every": 100})   # doctest: +SKIP

@@ -88,13 +88,13 @@ def check_trust(configs: Iterable[RunConfig], source: str, *, trusted: bool = Fa
     """Refuse code that this user has neither named nor confirmed; on a terminal, ask for confirmation.
 
     Args:
-        configs: configurations to run.
-        source: origin of the configurations, for the message.
-        trusted: whether the user gave `--trust`, or built the configuration in Python.
-        typed: words of the command line; code named in them is trusted.
+        configs: Configurations to run.
+        source: Origin of the configurations, for the message.
+        trusted: Whether the user gave `--trust`, or built the configuration in Python.
+        typed: Words of the command line; code named in them is trusted.
 
     Raises:
-        ConfigError: there is unconfirmed code, and the user did not confirm it or there is no terminal.
+        ConfigError: There is unconfirmed code, and the user did not confirm it or there is no terminal.
     """
     found = list(dict.fromkeys(code for config in configs for code in code_of(config)))
     if not found:

@@ -53,7 +53,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
     """Evaluate, print the results and return the exit code.
 
     Raises:
-        ConfigError: the model or a suite does not exist, or an option is not allowed.
+        ConfigError: The model or a suite does not exist, or an option is not allowed.
     """
     from scalerl.outputs import check_new_directory
     from scalerl.trust import check_trust, code_of
@@ -104,7 +104,7 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     """Return the configuration of an evaluation and its suites; the list is empty for the run's held-out prompts.
 
     Raises:
-        ConfigError: the suite is unknown, the run has no exported model, or there is nothing to evaluate on.
+        ConfigError: The suite is unknown, the run has no exported model, or there is nothing to evaluate on.
     """
     from scalerl.config import Hardware, HuggingFaceModel, Rollouts, RunConfig, Scoring
     from scalerl.config.base import ConfigError, build, replace
@@ -148,7 +148,7 @@ def _suite(name: str, task: str | None, reward: str | None, system: str) -> Prom
     """Return the task of a suite or of a file of prompts.
 
     Raises:
-        ConfigError: the name is neither a suite nor a file.
+        ConfigError: The name is neither a suite nor a file.
     """
     from scalerl.config.base import ConfigError, build, nearest
     from scalerl.config.data import PromptFile

@@ -55,7 +55,7 @@ class StopFlag:
         """Catch SIGINT, SIGTERM and SIGHUP, except those that the process was started to ignore, as with `nohup`.
 
         Args:
-            kept: phrase for the message that describes what is saved.
+            kept: Phrase for the message that describes what is saved.
         """
         self.signal, self._kept, self._asked = 0, kept, False
         self._before = {n: signal.getsignal(n) for n in STOPPING if signal.getsignal(n) != signal.SIG_IGN}
@@ -88,7 +88,7 @@ def watch_signals(once_s: float = 0.0) -> None:
     Python runs handlers between two instructions, and a backward pass is one instruction that may take seconds.
 
     Args:
-        once_s: signals that follow each other within this time count as one, in seconds.
+        once_s: Signals that follow each other within this time count as one, in seconds.
     """
     global _watching
     source, sink = os.pipe()

@@ -54,7 +54,7 @@ def ls(arguments: argparse.Namespace) -> int:
     """Print a line for each run; return the exit code.
 
     Raises:
-        ConfigError: a path does not exist, or there is no run.
+        ConfigError: A path does not exist, or there is no run.
     """
     from scalerl.config.base import ConfigError
     from scalerl.watch.state import find, run_state
@@ -75,7 +75,7 @@ def line_of(columns: Sequence[str]) -> str:
     """Return a line of at most 80 columns.
 
     Args:
-        columns: name, state, step, pass rate, forecast and advice.
+        columns: Name, state, step, pass rate, forecast and advice.
     """
     name, state, step, rate, ahead, advice = columns
     return f"{shortened(name):<{NAME_WIDTH}} {state:<10} {step:>11} {rate:>9} {ahead:<13} {advice}".rstrip()[:WIDTH]
@@ -140,7 +140,7 @@ def tail(arguments: argparse.Namespace) -> int:
     """Print the rows of a run as they are written; return 0 when the run has ended, 130 after Ctrl-C.
 
     Raises:
-        ConfigError: the directory contains no run.
+        ConfigError: The directory contains no run.
     """
     from scalerl.config.base import ConfigError
     from scalerl.watch.state import is_run
@@ -159,9 +159,9 @@ def followed(path: Path, rows: int, every_s: float = EVERY_S) -> Iterator[str]:
     """Yield the lines of a run: its state, its last rows and evaluations, new ones, and how it ended.
 
     Args:
-        path: run directory.
-        rows: number of past rows to start with.
-        every_s: interval in seconds at which the files are read.
+        path: Run directory.
+        rows: Number of past rows to start with.
+        every_s: Interval in seconds at which the files are read.
     """
     from scalerl.watch.follow import RowFile
     from scalerl.watch.state import run_state

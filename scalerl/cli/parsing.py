@@ -45,7 +45,7 @@ def directories(paths: Sequence[Path], command: str) -> Sequence[Path]:
     """Return the given directories, or the existing ones of ./runs and ./studies.
 
     Raises:
-        ConfigError: no directory was given, and neither default exists.
+        ConfigError: No directory was given, and neither default exists.
     """
     from scalerl.config.base import ConfigError
 

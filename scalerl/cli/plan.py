@@ -64,7 +64,7 @@ def plan(words: list[str]) -> int:
     """Run `scalerl plan`; return the exit code.
 
     Raises:
-        ConfigError: an option or the configuration is invalid.
+        ConfigError: An option or the configuration is invalid.
     """
     file = Path(words[0]) if words and not words[0].startswith("-") else None
     options, fields = plan_parser().parse_known_args(words[1:] if file else words)

@@ -27,8 +27,8 @@ def run_report(arguments: argparse.Namespace) -> int:
     """Write the page, print the verdicts and its path; return 1 if the page cannot be written.
 
     Raises:
-        CurveError: the runs cannot be fitted or compared.
-        ConfigError: the page would replace an input, or a file that is not a page.
+        CurveError: The runs cannot be fitted or compared.
+        ConfigError: The page would replace an input, or a file that is not a page.
     """
     from scalerl.config.base import ConfigError
     from scalerl.outputs import check_output

@@ -36,7 +36,7 @@ def run_score(arguments: argparse.Namespace) -> int:
     """Print the verdicts; return the exit code.
 
     Raises:
-        ConfigError: the verifier is unknown, a row is invalid, or there is no sandbox for programs.
+        ConfigError: The verifier is unknown, a row is invalid, or there is no sandbox for programs.
     """
     prepare_environment()
     from scalerl.tasks.verifiers import VERIFIERS
@@ -96,7 +96,7 @@ def _rows(path: Path, task: str) -> Iterator[tuple[str, Prompt, str]]:
     """Yield the place (file and line), prompt and completion of each row.
 
     Raises:
-        ConfigError: the file does not exist, or a row is invalid; the message names file, line and field.
+        ConfigError: The file does not exist, or a row is invalid; the message names file, line and field.
     """
     from scalerl.config.base import ConfigError, short
     from scalerl.files import parse_json, read_bytes, trouble

@@ -35,11 +35,11 @@ def study_main(words: Sequence[str], stop: Callable[[], StopFlag]) -> int:
     """Run `scalerl study`; return the exit code.
 
     Args:
-        words: the arguments after `study`.
-        stop: factory of the flag that a signal sets to request a stop.
+        words: The arguments after `study`.
+        stop: Factory of the flag that a signal sets to request a stop.
 
     Raises:
-        ConfigError, CurveError: there is an error that the user can correct.
+        ConfigError, CurveError: There is an error that the user can correct.
     """
     command = words[0] if words else ""
     if command == "show":

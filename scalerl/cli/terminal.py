@@ -23,8 +23,8 @@ def wrapped(text: str, width: int) -> str:
     """Wrap the lines of a text; a word that is wider than a line, such as a path, is not broken.
 
     Args:
-        text: text to wrap.
-        width: width of a line in columns.
+        text: Text to wrap.
+        width: Width of a line in columns.
     """
     return "\n".join(_wrapped_line(line, width) for line in text.split("\n"))
 

@@ -80,7 +80,7 @@ def check_model(config: RunConfig, *, weights: bool = True) -> None:
     """Check the files of a model before torch is imported.
 
     Raises:
-        ConfigError: a file is missing or damaged (models/files.py).
+        ConfigError: A file is missing or damaged (models/files.py).
     """
     from scalerl.config import HuggingFaceModel
     from scalerl.models.files import check_model_files
@@ -93,7 +93,7 @@ def _dry_run(config: RunConfig) -> str:
     """Return the configuration as TOML, with sizes, placement and balance as comments.
 
     Raises:
-        ConfigError: the placement cannot be split or does not fit in memory.
+        ConfigError: The placement cannot be split or does not fit in memory.
     """
     from scalerl.config import to_toml
     from scalerl.placement.layout import check, lay_out, lines
@@ -181,7 +181,7 @@ def _whole(name: str, value: str, before: str | None) -> str:
     """Return the value of an option that may be given once.
 
     Raises:
-        ConfigError: the value is empty, looks like another option, or was given before.
+        ConfigError: The value is empty, looks like another option, or was given before.
     """
     from scalerl.config.base import ConfigError
 

@@ -30,7 +30,7 @@ def watch(arguments: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C; return the exit code.
 
     Raises:
-        ConfigError: a package is missing, a path does not exist, or the port cannot be used.
+        ConfigError: A package is missing, a path does not exist, or the port cannot be used.
     """
     from scalerl.config.base import ConfigError
 

@@ -32,9 +32,9 @@ def witnessed(code: Sequence[Code], action: Callable[[], int], run: Path | None 
     is printed, and status.json of the run gets the state `stopped`. If this process is killed, so is the child.
 
     Args:
-        code: code of the configuration; if there is none, the action runs in this process.
-        action: function that returns an exit code.
-        run: directory of the run that the action trains, if it trains one.
+        code: Code of the configuration; if there is none, the action runs in this process.
+        action: Function that returns an exit code.
+        run: Directory of the run that the action trains, if it trains one.
     """
     if not code or not is_command():
         return action()

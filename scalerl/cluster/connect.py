@@ -18,8 +18,8 @@ def connect(address: str, asked_by: str) -> Any:
     """Connect this process to a cluster; return the module `ray`.
 
     Args:
-        address: argument of `ray.init`: "auto", "local" (a new cluster on this machine) or HOST:PORT.
-        asked_by: option or field that requests the cluster, for messages.
+        address: Argument of `ray.init`: "auto", "local" (a new cluster on this machine) or HOST:PORT.
+        asked_by: Option or field that requests the cluster, for messages.
 
     Raises:
         ConfigError: Ray is not installed, or no cluster answers.
@@ -64,7 +64,7 @@ def check_resources(ray: Any, needs: Mapping[str, float], what: str) -> None:
     """Check that a cluster has the required cores and GPUs.
 
     Raises:
-        ConfigError: it has fewer.
+        ConfigError: It has fewer.
     """
     have = ray.cluster_resources()
     short = [name for name, need in needs.items() if need > have.get(name, 0.0) + 1e-6]

@@ -45,14 +45,14 @@ class RayLife:
         """Start an actor and wait until its model is loaded.
 
         Args:
-            ray: the module `ray`, connected.
-            begin: function that starts the engines inside the actor.
-            name: name in messages.
+            ray: The module `ray`, connected.
+            begin: Function that starts the engines inside the actor.
+            name: Name in messages.
             resources: num_cpus and num_gpus of the actor.
 
         Raises:
-            EngineDied: the actor could not be placed, or ended.
-            ConfigError: an error that the user can correct, such as a missing model.
+            EngineDied: The actor could not be placed, or ended.
+            ConfigError: An error that the user can correct, such as a missing model.
         """
         self._ray, self.name = ray, name
         # separate threads: calls of one group keep their order, and a report may wait
@@ -73,7 +73,7 @@ class RayLife:
         """Return the results since the last report; None if no answer came in time.
 
         Raises:
-            EngineDied: the actor or its node ended, or the engine failed.
+            EngineDied: The actor or its node ended, or the engine failed.
         """
         done, _ = self._ray.wait([self._answer], timeout=wait_s)
         if not done:

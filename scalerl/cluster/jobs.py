@@ -45,11 +45,11 @@ class RayWorkers:
         """Connect to a cluster.
 
         Args:
-            address: argument of `ray.init`: "auto", "local", or HOST:PORT.
-            count: number of parallel tasks; 0 for as many as fit on the cluster.
-            cpus: cores per run.
-            gpus: number of GPUs per run.
-            own: cores (CPU) and GPUs of the actors of a run. The number of tasks leaves room for them, because runs
+            address: Argument of `ray.init`: "auto", "local", or HOST:PORT.
+            count: Number of parallel tasks; 0 for as many as fit on the cluster.
+            cpus: Cores per run.
+            gpus: Number of GPUs per run.
+            own: Cores (CPU) and GPUs of the actors of a run. The number of tasks leaves room for them, because runs
                 that occupy the whole cluster would wait for their actors forever.
 
         Raises:

@@ -37,8 +37,8 @@ class ObjectStoreChannel:
         """Start the actor that stores references.
 
         Args:
-            ray: the module `ray`, connected.
-            capacity: versions held at a time.
+            ray: The module `ray`, connected.
+            capacity: Versions held at a time.
         """
         self.capacity = capacity
         self._shelf = ray.remote(num_cpus=0)(Shelf).remote()

@@ -46,14 +46,14 @@ class RayRanks:
         """Place the ranks on as few nodes as possible, and wait until all are ready.
 
         Args:
-            ray: the module `ray`, connected.
-            config: resolved configuration.
-            model_path: directory that every node can read, or name on the hub.
-            channels: channels over which weights will be sent.
+            ray: The module `ray`, connected.
+            config: Resolved configuration.
+            model_path: Directory that every node can read, or name on the hub.
+            channels: Channels over which weights will be sent.
 
         Raises:
-            ConfigError: loading the model failed.
-            LearnerDied: the ranks could not be placed or started in time.
+            ConfigError: Loading the model failed.
+            LearnerDied: The ranks could not be placed or started in time.
         """
         self._ray, self._death = ray, ""
         self._count, limit_s = config.placement.trainer_ranks, config.placement.step_timeout_s
@@ -71,8 +71,8 @@ class RayRanks:
         Waits for: an answer of every rank. Unblocked by: the answers, the death of a rank, or the timeout.
 
         Raises:
-            BadGradient, ConfigError, PluginError: raised by a rank.
-            LearnerDied: a rank ended, failed or took longer than `timeout_s` seconds; all ranks are ended then.
+            BadGradient, ConfigError, PluginError: Raised by a rank.
+            LearnerDied: A rank ended, failed or took longer than `timeout_s` seconds; all ranks are ended then.
         """
         if self._death:
             raise LearnerDied(self._death)

@@ -81,11 +81,11 @@ class ActorPool:
         """Start the actors and wait until they are ready.
 
         Args:
-            ray: the module `ray`, connected.
-            config: resolved configuration; `placement.scorers` is the number of actors.
+            ray: The module `ray`, connected.
+            config: Resolved configuration; `placement.scorers` is the number of actors.
 
         Raises:
-            ConfigError: the cluster lacks resources, or a reward function cannot be imported there.
+            ConfigError: The cluster lacks resources, or a reward function cannot be imported there.
         """
         self._ray, self._config = ray, config
         self.deaths = 0
@@ -115,7 +115,7 @@ class ActorPool:
         """Return the answer of an actor; None if the actor died and has been replaced.
 
         Raises:
-            Exception: raised by the scorer.
+            Exception: Raised by the scorer.
         """
         self._under_way[number] -= 1
         try:

@@ -43,7 +43,7 @@ class RayWorker:
         """Start the actor and connect to it.
 
         Raises:
-            ConfigError: the cluster lacks resources.
+            ConfigError: The cluster lacks resources.
         """
         self._ray, self.name = ray, "the coordinator (Ray actor)"
         key = secrets.token_bytes(32)

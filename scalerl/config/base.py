@@ -56,12 +56,12 @@ def build(cls: type[PartT], values: Mapping[str, Any], source: str) -> PartT:
     """Validate nested plain values into a record.
 
     Args:
-        cls: the record to build.
-        values: nested mappings, as read from TOML or the command line.
-        source: origin of the values, for messages: a file name, or "command line".
+        cls: The record to build.
+        values: Nested mappings, as read from TOML or the command line.
+        source: Origin of the values, for messages: a file name, or "command line".
 
     Raises:
-        ConfigError: a key is unknown, a type is wrong or a value is out of range; the message lists the problems.
+        ConfigError: A key is unknown, a type is wrong or a value is out of range; the message lists the problems.
     """
     try:
         return cls.model_validate(dict(values))
@@ -73,7 +73,7 @@ def replace(part: PartT, **changes: Any) -> PartT:
     """Return a copy of `part` with some fields changed, validated again (pydantic's own copy does not validate).
 
     Raises:
-        ConfigError: a value is not valid; see `build`.
+        ConfigError: A value is not valid; see `build`.
     """
     try:
         return type(part).model_validate({**dict(part), **changes})
@@ -85,7 +85,7 @@ def given(option: str, read: Callable[[], PartT]) -> PartT:
     """Return the result of `read`; prefix its errors with the option that the user gave.
 
     Raises:
-        ConfigError: raised by `read`.
+        ConfigError: Raised by `read`.
     """
     try:
         return read()
@@ -97,8 +97,8 @@ def problems(error: ValidationError, cls: type[Part] | None = None) -> str:
     """Return the problems of a failed validation as text.
 
     Args:
-        error: the error of pydantic.
-        cls: the validated record, whose field names are suggested for unknown keys.
+        error: The error of pydantic.
+        cls: The validated record, whose field names are suggested for unknown keys.
     """
     details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] == "missing")
     lines = list(dict.fromkeys(_explain(cls, detail) for detail in details[:LISTED]))  # a long list may have 400,000

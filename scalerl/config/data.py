@@ -293,10 +293,10 @@ def suite_tables(suites: Any) -> list[dict[str, Any]]:
     """Return the tables of `suites`: tasks that are only evaluated, on all of their prompts.
 
     Args:
-        suites: list of names of sets, files, or tables with the fields of a PromptFile and `samples`.
+        suites: List of names of sets, files, or tables with the fields of a PromptFile and `samples`.
 
     Raises:
-        ValueError: the value is not such a list.
+        ValueError: The value is not such a list.
     """
     if not isinstance(suites, list | tuple):
         raise ValueError(f"suites: got {short(suites)}; allowed: a list of names, files and tables")
@@ -346,7 +346,7 @@ def check_tasks(tasks: Sequence[TaskData]) -> None:
     """Check a list of tasks.
 
     Raises:
-        ValueError: there is no task, two tasks have the same name, no share is positive, or a task has no held-out
+        ValueError: There is no task, two tasks have the same name, no share is positive, or a task has no held-out
             prompts.
     """
     if not tasks:

@@ -60,10 +60,10 @@ def listed_loggers(value: Any) -> Any:
     """Return loggers as a tuple of tables.
 
     Args:
-        value: a logger or a list of loggers, each as a name or a table.
+        value: A logger or a list of loggers, each as a name or a table.
 
     Raises:
-        ValueError: the value is not a logger, or a logger is given twice.
+        ValueError: The value is not a logger, or a logger is given twice.
     """
     if not isinstance(value, str | Mapping | Part | list | tuple):
         raise ValueError(f"got {short(value)}; allowed: {_allowed()}, or a list of them")

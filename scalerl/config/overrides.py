@@ -37,11 +37,11 @@ def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any])
 
     Args:
         file: TOML file with the sections of RunConfig, and optionally `preset = "lab"`; None: the preset alone.
-        overrides: words of a command line such as `--recipe.loss.max_ratio 4` or `--recipe.loss=gspo`, with dotted
+        overrides: Words of a command line such as `--recipe.loss.max_ratio 4` or `--recipe.loss=gspo`, with dotted
             names or those in ALIASES; or a mapping of these names to values, `{"recipe.loss.max_ratio": 4}`.
 
     Raises:
-        ConfigError: the file is unreadable, a key is unknown, a type is wrong, or a value is out of range.
+        ConfigError: The file is unreadable, a key is unknown, a type is wrong, or a value is out of range.
     """
     try:
         values = read_toml(file) if file else {}
@@ -86,7 +86,7 @@ def build_from(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> RunCo
     """Apply overrides by dotted names to plain values, and validate the result.
 
     Raises:
-        ConfigError: a key is unknown, a type is wrong, or a value is out of range.
+        ConfigError: A key is unknown, a type is wrong, or a value is out of range.
     """
     return build(RunConfig, merge(values, _read_values(overrides)), "fields")
 
@@ -168,8 +168,8 @@ def read_toml(file: Path) -> dict[str, Any]:
     """Read a TOML file.
 
     Raises:
-        FileNotFoundError: the file does not exist.
-        ConfigError: it cannot be read, or is not TOML.
+        FileNotFoundError: The file does not exist.
+        ConfigError: It cannot be read, or is not TOML.
     """
     try:
         content = read_bytes(file)
@@ -190,7 +190,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     """Return the tables of a TOML text.
 
     Raises:
-        ValueError: the text is not TOML, has integers of thousands of digits, or is nested too deeply.
+        ValueError: The text is not TOML, has integers of thousands of digits, or is nested too deeply.
     """
     try:
         return tomllib.loads(text)

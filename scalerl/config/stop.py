@@ -13,7 +13,7 @@ def checked_conditions(value: Any) -> tuple[str, ...]:
     """Return the conditions as a tuple; accept a single condition without a list.
 
     Raises:
-        ValueError: a value is not text, or not a condition; the message lists the allowed forms.
+        ValueError: A value is not text, or not a condition; the message lists the allowed forms.
     """
     if not isinstance(value, str | list | tuple):
         raise ValueError(f"got {short(value)}; allowed: a condition as text, or a list of them")

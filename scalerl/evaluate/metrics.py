@@ -19,8 +19,8 @@ def pass_at_k(passed_PN: npt.NDArray[np.bool_], k: int) -> float:
     A prompt with c passes of N has 1 - C(N - c, k) / C(N, k) (Chen et al. 2021, arXiv 2107.03374, eq. 1).
 
     Args:
-        passed_PN: whether each sample passed.
-        k: number of samples, at most N.
+        passed_PN: Whether each sample passed.
+        k: Number of samples, at most N.
     """
     samples = passed_PN.shape[1]
     assert 1 <= k <= samples, (k, samples)
@@ -39,8 +39,8 @@ def majority(answers: Sequence[str | None], passed: Sequence[bool]) -> float:
     """Return 1 if the most common answer of one prompt passes, else 0; in a tie, the share of passing answers.
 
     Args:
-        answers: answer of each sample, normalized so that equal answers are equal texts; None: no answer and no vote.
-        passed: whether each sample passed; an answer passes if any of its samples does.
+        answers: Answer of each sample, normalized so that equal answers are equal texts; None: no answer and no vote.
+        passed: Whether each sample passed; an answer passes if any of its samples does.
     """
     votes = Counter(answer for answer in answers if answer is not None)
     if not votes:

@@ -99,11 +99,11 @@ class Evaluator:
         """Load the model.
 
         Args:
-            config: resolved configuration with model, recipe (sampling, length limits), scoring and seed.
-            note: function called with notes about prompts that were left out.
+            config: Resolved configuration with model, recipe (sampling, length limits), scoring and seed.
+            note: Function called with notes about prompts that were left out.
 
         Raises:
-            ConfigError: the model does not exist, or the engine does not support it.
+            ConfigError: The model does not exist, or the engine does not support it.
         """
         assert isinstance(config.model, HuggingFaceModel), config.model
         torch.set_num_threads(config.hardware.generator_threads + config.hardware.trainer_threads)
@@ -147,14 +147,14 @@ class Evaluator:
         """Sample and score completions, write them to a file, and return the metrics.
 
         Args:
-            task: task with the verifier or reward function.
-            prompts: prompts of the suite.
+            task: Task with the verifier or reward function.
+            prompts: Prompts of the suite.
             samples: k, the number of samples per prompt.
             texts: JSONL file to write.
 
         Raises:
-            ConfigError: a prompt is too long for the model.
-            RewardError: a reward function failed.
+            ConfigError: A prompt is too long for the model.
+            RewardError: A reward function failed.
         """
         if not prompts:
             raise ConfigError(f"{task.curve}: no prompt is left to evaluate on; increase data.max_prompt_tokens")
@@ -235,9 +235,9 @@ def answers_of(verifier: str, texts: Sequence[str], settings: Scoring) -> list[s
     """Return the normalized answers of completions; None if there is none, or parsing exceeds the time limit.
 
     Args:
-        verifier: key of ANSWERS.
-        texts: completions.
-        settings: scoring settings with the time limit.
+        verifier: Key of ANSWERS.
+        texts: Completions.
+        settings: Scoring settings with the time limit.
     """
     find = ANSWERS[verifier]
     if not VERIFIERS[verifier].killable:

@@ -60,7 +60,7 @@ def choose(rows: list[Row], dialect: Dialect, metric: str | None, task: str | No
     """Return the requested candidate, or the only one.
 
     Raises:
-        CurveError: there is none, or there are several; the message lists them.
+        CurveError: There is none, or there are several; the message lists them.
     """
     if metric is not None:
         return named(rows, dialect, metric, task, source)

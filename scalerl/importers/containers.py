@@ -37,7 +37,7 @@ def read_log(path: Path) -> Log:
     """Read one file, or the log in a directory.
 
     Raises:
-        CurveError: the file does not exist, is empty, or has no known format.
+        CurveError: The file does not exist, is empty, or has no known format.
     """
     if path.is_dir():
         return read_directory(path)

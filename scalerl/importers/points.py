@@ -76,17 +76,17 @@ def read(
     """Read another framework's log into points.
 
     Args:
-        path: a file, a run's directory, or several in the order they were written.
-        source: one of ``IMPORTERS``; None recognizes it by the columns.
-        metric: full name of the metric in the log; required if there are several.
-        task: name of the task; required if the log has several.
-        run: name of the run; required if the file has several, such as a chart of wandb or a table with a column `run`.
-        devices: number of accelerators of the run, for device-hours; required if the log does not contain it.
-        bounds: smallest and largest possible value of the metric.
-        columns: column names by role (``ROLES``), for logs with other names.
+        path: A file, a run's directory, or several in the order they were written.
+        source: One of ``IMPORTERS``; None recognizes it by the columns.
+        metric: Full name of the metric in the log; required if there are several.
+        task: Name of the task; required if the log has several.
+        run: Name of the run; required if the file has several, such as a chart of wandb or a table with a column `run`.
+        devices: Number of accelerators of the run, for device-hours; required if the log does not contain it.
+        bounds: Smallest and largest possible value of the metric.
+        columns: Column names by role (``ROLES``), for logs with other names.
 
     Raises:
-        CurveError: there is nothing to read, the source is unknown, or the metric is missing or ambiguous.
+        CurveError: There is nothing to read, the source is unknown, or the metric is missing or ambiguous.
     """
     paths = [Path(path)] if isinstance(path, str | Path) else [Path(p) for p in path]
     if not paths:
@@ -121,7 +121,7 @@ def of_run(rows: list[Row], run: str | None, name: str) -> list[Row]:
     """Return the rows of the given run, or all rows if there is only one run.
 
     Raises:
-        CurveError: there are several runs and none was chosen, or there is no run of that name.
+        CurveError: There are several runs and none was chosen, or there is no run of that name.
     """
     names = {key: dict.fromkeys(str(row[key]) for row in rows if key in row) for key in RUN_COLUMNS}
     by, runs = max(names.items(), key=lambda item: len(item[1]))

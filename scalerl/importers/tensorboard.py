@@ -39,7 +39,7 @@ def event_files(directory: Path) -> list[Path]:
     """Return the event files below a directory, sorted by name. Links to directories are not followed.
 
     Raises:
-        CurveError: the directory contains more files than a run writes.
+        CurveError: The directory contains more files than a run writes.
     """
     found, seen = [], 0
     for place, directories, files in os.walk(directory):

@@ -59,7 +59,7 @@ def history(record: Any, frame: bytes) -> dict[str, Any] | None:
     """Return the cells of a record of the history; None for a record of another kind.
 
     Raises:
-        ValueError, DecodeError: the record cannot be read.
+        ValueError, DecodeError: The record cannot be read.
     """
     record.ParseFromString(frame)
     if record.WhichOneof("record_type") != "history":

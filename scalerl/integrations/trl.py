@@ -49,17 +49,17 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         """Choose the metric, the compute axis, and when to stop.
 
         Args:
-            path: the points.jsonl to write; a resumed run continues it, a new run replaces it.
-            metric: the evaluation's metric, as TRL logs it.
-            devices: number of accelerators of the run; by default one for each of the trainer's processes.
-            bounds: smallest and largest possible value of the metric.
-            stop_below_gain: minimum gain with which `advise` is called; its advice "stop" or "go back" stops the run.
-            budget: compute at which the gain is judged: "2x" of the last point, or an amount on the axis.
-            axis: compute axis of the curve: device_hours, tokens (if the trainer counts them) or step.
-            say: function that prints a line.
+            path: The points.jsonl to write; a resumed run continues it, a new run replaces it.
+            metric: The evaluation's metric, as TRL logs it.
+            devices: Number of accelerators of the run; by default one for each of the trainer's processes.
+            bounds: Smallest and largest possible value of the metric.
+            stop_below_gain: Minimum gain with which `advise` is called; its advice "stop" or "go back" stops the run.
+            budget: Compute at which the gain is judged: "2x" of the last point, or an amount on the axis.
+            axis: Compute axis of the curve: device_hours, tokens (if the trainer counts them) or step.
+            say: Function that prints a line.
 
         Raises:
-            CurveError: the axis or the gain is invalid.
+            CurveError: The axis or the gain is invalid.
         """
         if axis not in ("device_hours", "tokens", "step"):
             raise CurveError(f"axis must be device_hours, tokens or step; got {axis!r}")
@@ -79,11 +79,11 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
         Conditions that already hold when a run is resumed are dropped for the rest of the run.
 
         Args:
-            conditions: conditions such as "gain at 2x below 0.01 with probability 0.9", "ceiling identified" or
+            conditions: Conditions such as "gain at 2x below 0.01 with probability 0.9", "ceiling identified" or
                 "falling".
 
         Raises:
-            CurveError: a condition cannot be parsed.
+            CurveError: A condition cannot be parsed.
         """
         self.conditions, self.rules = True, [stop_rule(text) for text in conditions]
         return self

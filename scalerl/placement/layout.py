@@ -64,11 +64,11 @@ def lay_out(config: RunConfig, found: Found | None = None) -> Layout:
     """Count GPUs and bytes, as if every process had GPUs.
 
     Args:
-        config: configuration of the run.
-        found: the model's shape and its source; None: they are looked up.
+        config: Configuration of the run.
+        found: The model's shape and its source; None: they are looked up.
 
     Raises:
-        ConfigError: the model's sizes are unknown.
+        ConfigError: The model's sizes are unknown.
     """
     found = found or shape_of(config)
     shape, place, learner = found.shape, config.placement, config.learner
@@ -114,7 +114,7 @@ def check(config: RunConfig, layout: Layout) -> None:
     """Check that the model can be divided and, if `hardware.device` is cuda, that it fits.
 
     Raises:
-        ConfigError: it cannot be divided or does not fit.
+        ConfigError: It cannot be divided or does not fit.
     """
     _check_divides(config, layout.found.shape)
     if config.hardware.device != "cuda":

@@ -37,13 +37,13 @@ def lognormal(mean: float, sigma: float, control: LengthControl, count: int = PO
     """Return lognormal lengths whose mean is `mean` after length control.
 
     Args:
-        mean: mean length after length control, tokens.
-        sigma: standard deviation of the logarithm, before length control.
-        control: the recipe's length control.
-        count: number of lengths.
+        mean: Mean length after length control, tokens.
+        sigma: Standard deviation of the logarithm, before length control.
+        control: The recipe's length control.
+        count: Number of lengths.
 
     Raises:
-        ConfigError: no lognormal distribution has that mean after length control.
+        ConfigError: No lognormal distribution has that mean after length control.
     """
     shape = np.exp(sigma * np.random.default_rng(1).standard_normal(count))
     low, high = -10.0, 25.0  # bounds on the logarithm of the scale; the mean increases with it
@@ -67,7 +67,7 @@ def read_lengths(file: Path) -> Lengths:
     """Read measured lengths: a JSONL file of numbers, or of objects with `completion_tokens`, `tokens` or `length`.
 
     Raises:
-        ConfigError: the file does not exist, or a line has no length of at least 1.
+        ConfigError: The file does not exist, or a line has no length of at least 1.
     """
     found: list[int] = []
     try:

@@ -100,7 +100,7 @@ def read_run(path: Path) -> RunRows:
     """Read a run directory without the first fifth of its steps.
 
     Raises:
-        ConfigError: it is not a run, or has too few steps.
+        ConfigError: It is not a run, or has too few steps.
     """
     try:
         config = parse_config(read_bytes(path / "config.toml").decode(), str(path / "config.toml"))
@@ -203,7 +203,7 @@ def measure(paths: Sequence[Path]) -> Measured:
     """Read one run, or several with different slots to fit how a step's seconds depend on its sequences.
 
     Raises:
-        ConfigError: a path is not a run, or its metrics have no decode steps.
+        ConfigError: A path is not a run, or its metrics have no decode steps.
     """
     runs = [read_run(path) for path in paths]
     points = [point for run in runs for point in generator_steps(run)]
@@ -245,10 +245,10 @@ def lengths_like(mean: float, longest: float, batch: int, control: LengthControl
     Metrics contain only these two statistics; sigma is the best of 0.1, 0.2, ..., 2.
 
     Args:
-        mean: mean length, tokens.
-        longest: longest completion of a batch, mean over batches.
-        batch: completions per batch.
-        control: the recipe's length control.
+        mean: Mean length, tokens.
+        longest: Longest completion of a batch, mean over batches.
+        batch: Completions per batch.
+        control: The recipe's length control.
     """
     best = min(SIGMAS, key=lambda sigma: abs(_mean_longest(lognormal(mean, sigma, control, 1 << 12), batch) - longest))
     return lognormal(mean, best, control)

@@ -108,8 +108,8 @@ def adapter_params(shape: DecoderShape, lora: Lora) -> int:
     """Return the entries of adapters, R (I + O) for each matrix of every layer.
 
     Args:
-        shape: the model.
-        lora: rank and targets; a target with an unknown name counts as all seven usual matrices.
+        shape: The model.
+        lora: Rank and targets; a target with an unknown name counts as all seven usual matrices.
     """
     queries, keys, width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim, shape.width
     ends = dict.fromkeys(("q_proj", "o_proj"), width + queries) | dict.fromkeys(("k_proj", "v_proj"), width + keys)
@@ -131,12 +131,12 @@ def trainer_memory(
     A single rank also holds weights and a micro-batch's gradient in BF16; several ranks gather weights layer by layer.
 
     Args:
-        shape: the model.
-        ranks: processes that shard masters, gradients and optimizer state equally.
-        tokens: padded tokens of one micro-batch.
-        checkpointing: whether activations are recomputed in the backward pass.
-        whole_gradient: whether every rank accumulates the whole gradient in FP32, which is reduced once per update.
-        adapters: entries of adapters that one rank trains instead of the model (`model.lora`); 0: none.
+        shape: The model.
+        ranks: Processes that shard masters, gradients and optimizer state equally.
+        tokens: Padded tokens of one micro-batch.
+        checkpointing: Whether activations are recomputed in the backward pass.
+        whole_gradient: Whether every rank accumulates the whole gradient in FP32, which is reduced once per update.
+        adapters: Entries of adapters that one rank trains instead of the model (`model.lora`); 0: none.
     """
     own, alone = shape.params / ranks, ranks == 1
     if adapters:
@@ -171,10 +171,10 @@ def generator_memory(
     """Return the memory of one GPU of a generator.
 
     Args:
-        shape: the model.
-        cached_tokens: total tokens of its sequences.
+        shape: The model.
+        cached_tokens: Total tokens of its sequences.
         tensor_parallel: GPUs that share weights and cache.
-        fp32_head_copy: whether the engine also keeps the head in FP32.
+        fp32_head_copy: Whether the engine also keeps the head in FP32.
     """
     return GeneratorMemory(
         weights=BF16 * shape.params / tensor_parallel,

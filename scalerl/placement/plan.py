@@ -75,10 +75,10 @@ def lengths_of(config: RunConfig, measured: Measured | None, mean: float = 0.0, 
     """Return the lengths that a simulation draws from: fitted to runs, or lognormal with a mean and a sigma.
 
     Args:
-        config: configuration of the run.
-        measured: measurements of runs; used if no mean is given.
-        mean: mean length, tokens; 0: that of the runs, or `expected_tokens`.
-        sigma: standard deviation of the logarithm; 0: fitted to the runs' longest completions, or SIGMA.
+        config: Configuration of the run.
+        measured: Measurements of runs; used if no mean is given.
+        mean: Mean length, tokens; 0: that of the runs, or `expected_tokens`.
+        sigma: Standard deviation of the logarithm; 0: fitted to the runs' longest completions, or SIGMA.
     """
     control = config.recipe.length
     if measured is not None and not mean and not sigma:
@@ -226,7 +226,7 @@ def splits(gpus: int, of_a_generator: int, node: int) -> list[tuple[int, int]]:
     """Return the (trainer ranks, generators) that use all GPUs; beyond two nodes, trainers fill whole nodes.
 
     Raises:
-        ConfigError: no split is possible.
+        ConfigError: No split is possible.
     """
     step = node if gpus > 2 * node else 1
     found = [
@@ -249,7 +249,7 @@ def best_split(config: RunConfig, given: Given, lengths: Lengths, gpus: int) -> 
         The simulated splits, by decreasing useful tokens per second.
 
     Raises:
-        ConfigError: the model fits in no split of these GPUs; the message has the last reason.
+        ConfigError: The model fits in no split of these GPUs; the message has the last reason.
     """
     cuda = replace(config, hardware=replace(config.hardware, device="cuda"))
     fitting, reason = [], ""

@@ -90,7 +90,7 @@ def from_config_json(values: Mapping[str, Any]) -> DecoderShape:
     """Read a shape from the content of a config.json.
 
     Raises:
-        KeyError: a size that every decoder needs is missing.
+        KeyError: A size that every decoder needs is missing.
     """
     values = {**values, **values["text_config"]} if isinstance(values.get("text_config"), dict) else values
     heads, width = int(values["num_attention_heads"]), int(values["hidden_size"])
@@ -195,7 +195,7 @@ def shape_of(config: RunConfig) -> Found:
     table of well-known models. Nothing is downloaded.
 
     Raises:
-        ConfigError: the model is in none of them.
+        ConfigError: The model is in none of them.
     """
     if config.placement.model_numbers is not None:
         return Found(from_numbers(config.placement.model_numbers), "[placement.model_numbers]")

@@ -150,10 +150,10 @@ class Simulation:
         """Simulate the run.
 
         Args:
-            updates: number of updates to measure in the steady state.
+            updates: Number of updates to measure in the steady state.
 
         Raises:
-            Stuck: neither side can continue, which is a bug of the schedule.
+            Stuck: Neither side can continue, which is a bug of the schedule.
         """
         ahead: list[int] = []
         while not self._steady(ahead):
@@ -176,7 +176,7 @@ class Simulation:
         only slightly slower than generation, this takes many updates.
 
         Args:
-            ahead: number of untrained batches at each completion of a batch.
+            ahead: Number of untrained batches at each completion of a batch.
         """
         recipe, ramp = self.config.recipe, self._ramp()
         window = recipe.off_policy.max_lag + 1

@@ -68,13 +68,13 @@ class TimedEngine:
         """Make an engine.
 
         Args:
-            slots: sequences decoded together.
-            length_of: function that returns the length of a request, tokens.
-            step_seconds: function that returns the seconds of one decode step.
-            shared: state shared by the engines of the simulation.
-            lockstep: whether a poll does one decode step, whose seconds are `step_s`.
-            prompt_tokens: tokens of a prompt, in the cache from the start.
-            swap_s: seconds that a swap stops the engine.
+            slots: Sequences decoded together.
+            length_of: Function that returns the length of a request, tokens.
+            step_seconds: Function that returns the seconds of one decode step.
+            shared: State shared by the engines of the simulation.
+            lockstep: Whether a poll does one decode step, whose seconds are `step_s`.
+            prompt_tokens: Tokens of a prompt, in the cache from the start.
+            swap_s: Seconds that a swap stops the engine.
         """
         self.slots, self.deterministic = slots, lockstep
         self._length_of, self._step_seconds, self._shared = length_of, step_seconds, shared

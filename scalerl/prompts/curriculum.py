@@ -22,9 +22,9 @@ class Curriculum:
         """Start before the first epoch.
 
         Args:
-            prompts: training pool.
-            seed: seed of the shuffles.
-            retire_at: smallest pass rate at which a prompt is retired; None: prompts are never retired.
+            prompts: Training pool.
+            seed: Seed of the shuffles.
+            retire_at: Smallest pass rate at which a prompt is retired; None: prompts are never retired.
         """
         self._prompts = {prompt.id: prompt for prompt in prompts}
         self._seed, self._retire_at = seed, retire_at

@@ -45,11 +45,11 @@ def load_prompts(config: RunConfig, tokenizer: Any) -> PromptSplit:
     """Read, tokenize and split the prompts of a run.
 
     Args:
-        config: configuration of the run.
-        tokenizer: a transformers tokenizer.
+        config: Configuration of the run.
+        tokenizer: A transformers tokenizer.
 
     Raises:
-        ConfigError: a file is missing, empty or not valid JSON, a row has no prompt or answer, a prompt exceeds the
+        ConfigError: A file is missing, empty or not valid JSON, a row has no prompt or answer, a prompt exceeds the
             limit, or the held-out split leaves too few training prompts. The message has file and line.
     """
     training, held_out, notes = list[Prompt](), list[Prompt](), list[str]()
@@ -75,9 +75,9 @@ def task_prompts(task: TaskData, tokenizer: Any, held_out: int) -> tuple[list[Pr
     """Return all prompts of one task, tokenized, and notes on rows that were left out.
 
     Args:
-        task: a task of a run.
-        tokenizer: a transformers tokenizer.
-        held_out: number of prompts that a task with generated prompts adds to its training pool.
+        task: A task of a run.
+        tokenizer: A transformers tokenizer.
+        held_out: Number of prompts that a task with generated prompts adds to its training pool.
     """
     if isinstance(task, GeneratedTask):
         made = GENERATED[task.kind].rows(task, task.prompts + held_out)
@@ -149,12 +149,12 @@ def encode_prompt(tokenizer: Any, prompt: str | list[dict[str, str]], data: Text
     """Return a prompt's text and tokens as the policy gets them, in RL and in the supervised warm start.
 
     Args:
-        tokenizer: a transformers tokenizer.
-        prompt: text or chat messages.
-        data: task with system prompt and use of the chat template.
+        tokenizer: A transformers tokenizer.
+        prompt: Text or chat messages.
+        data: Task with system prompt and use of the chat template.
 
     Raises:
-        ConfigError: the tokenizer has no chat template although one is required, or the template fails.
+        ConfigError: The tokenizer has no chat template although one is required, or the template fails.
     """
     if data.chat_template == "always" and not tokenizer.chat_template:
         raise ConfigError(

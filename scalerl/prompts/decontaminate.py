@@ -41,9 +41,9 @@ def overlapping(training: Sequence[str], suite: Iterable[str], n: int) -> list[b
     """Return for each training text whether it overlaps with a text of the suite.
 
     Args:
-        training: training texts.
-        suite: texts that must not be trained on.
-        n: number of consecutive words that count as an overlap; a text of fewer words is compared as a whole.
+        training: Training texts.
+        suite: Texts that must not be trained on.
+        n: Number of consecutive words that count as an overlap; a text of fewer words is compared as a whole.
     """
     seen: Counter[int] = Counter()
     whole = set()
@@ -69,7 +69,7 @@ def _texts(name: str) -> Iterator[str]:
     """Yield the prompts of a public set or of a file, whose prompt column is found by its name.
 
     Raises:
-        ConfigError: it cannot be read, or a row has none of the known prompt columns.
+        ConfigError: It cannot be read, or a row has none of the known prompt columns.
     """
     reference = PromptFile(path=name, task="math", reward=RewardFunction(function="suites:are_not_judged"))
     if reference.set:
@@ -89,7 +89,7 @@ def decontaminated(rows: Sequence[Row], data: PromptFile) -> tuple[list[Row], li
     """Return the rows that do not overlap with the suites in `data.decontaminate`, and a note per overlapping suite.
 
     Raises:
-        ConfigError: a suite cannot be read.
+        ConfigError: A suite cannot be read.
     """
     notes, kept = [], list(rows)
     for name in data.decontaminate:

@@ -55,13 +55,13 @@ def load_demonstrations(settings: Supervised, tokenizer: Any, stop: Collection[i
     """Read, tokenize and split the rows of a supervised warm start.
 
     Args:
-        settings: the file, system prompt and use of the chat template.
-        tokenizer: a transformers tokenizer.
-        stop: ids of the tokens that end an answer of the model.
-        limit: maximum number of tokens of a row.
+        settings: The file, system prompt and use of the chat template.
+        tokenizer: A transformers tokenizer.
+        stop: Ids of the tokens that end an answer of the model.
+        limit: Maximum number of tokens of a row.
 
     Raises:
-        ConfigError: the file cannot be read, or a row has neither of the two forms or is too long. The message has
+        ConfigError: The file cannot be read, or a row has neither of the two forms or is too long. The message has
             file and line.
     """
     task = TextTask(kind="sft", system_prompt=settings.system_prompt, chat_template=settings.chat_template)
@@ -93,7 +93,7 @@ def conversation(values: dict[str, Any], where: str) -> tuple[str | Messages, st
     """Return (prompt, completion) of a row. In `messages`, the last one is the completion, by the assistant.
 
     Raises:
-        ConfigError: the row has neither of the two forms, or its completion is empty.
+        ConfigError: The row has neither of the two forms, or its completion is empty.
     """
     if "messages" in values:
         messages = _messages(values["messages"], "messages", where)
@@ -121,7 +121,7 @@ def end_token(tokenizer: Any, task: TextTask, stop: Collection[int]) -> int:
     Some tokenizers have another end token than their template. A model trained with it would never learn to stop.
 
     Raises:
-        ConfigError: neither the template nor the tokenizer has a token that ends a sequence of this model.
+        ConfigError: Neither the template nor the tokenizer has a token that ends a sequence of this model.
     """
     if tokenizer.chat_template and task.chat_template != "never":
         mark = "0123456789"

@@ -16,7 +16,7 @@ def rows(task: EnvironmentTask, held_out: int) -> tuple[list[Row], list[str]]:
     """Return the distinct rows of an environment's data set, with the columns that its rubric needs.
 
     Raises:
-        ConfigError: the environment cannot be loaded, or has no data set of prompts.
+        ConfigError: The environment cannot be loaded, or has no data set of prompts.
     """
     try:
         found = load(task.environment, task.arguments).get_dataset()

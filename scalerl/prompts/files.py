@@ -32,7 +32,7 @@ def read_objects(data: PromptFile) -> Iterator[Found]:
     """Yield the rows of a file or of a data set on the hub, in their order.
 
     Raises:
-        ConfigError: the file or data set does not exist, is a directory, has an unknown format, or has a row that
+        ConfigError: The file or data set does not exist, is a directory, has an unknown format, or has a row that
             cannot be read. The message has file and line.
     """
     path = Path(data.path)

@@ -61,7 +61,7 @@ def read_rows(data: PromptFile) -> Iterator[Row]:
     """Yield the rows of a file or hub data set, in their order.
 
     Raises:
-        ConfigError: a row cannot be read, has no prompt or answer, or has the id of another row. The message has file,
+        ConfigError: A row cannot be read, has no prompt or answer, or has the id of another row. The message has file,
             line and field.
     """
     rewrite = ROW_FORMS[NAMED[data.set].rows] if data.set and NAMED[data.set].rows else None
@@ -201,7 +201,7 @@ def whole_text(text: str, at: str, where: str) -> str:
     """Return a text after checking that it can be encoded as UTF-8. JSON escapes can encode half of a surrogate pair.
 
     Raises:
-        ConfigError: it cannot be encoded.
+        ConfigError: It cannot be encoded.
     """
     try:
         text.encode()

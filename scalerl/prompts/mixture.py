@@ -35,8 +35,8 @@ class Mixture:
         """Start before the first draw.
 
         Args:
-            parts: curriculum of each task.
-            shares: share of the draws of each task; they sum to 1.
+            parts: Curriculum of each task.
+            shares: Share of the draws of each task; they sum to 1.
         """
         assert parts.keys() == shares.keys(), (list(parts), list(shares))
         self._parts, self._shares = dict(parts), dict(shares)

@@ -112,7 +112,7 @@ def analyze(
     """Fit runs, and compare the two sides if there are two; ``exclude_below`` and ``method`` are passed to ``fit``.
 
     Raises:
-        CurveError: a run cannot be fitted, the runs have different compute axes, or the method gives no uncertainty.
+        CurveError: A run cannot be fitted, the runs have different compute axes, or the method gives no uncertainty.
     """
     if method == "paper":
         raise CurveError(

@@ -39,9 +39,9 @@ class RunDisplay:
         """Prepare for a run.
 
         Args:
-            config: configuration of the run; gives the number of steps.
-            axis: compute axis of the forecast.
-            console: where to print; None for standard output.
+            config: Configuration of the run; gives the number of steps.
+            axis: Compute axis of the forecast.
+            console: Where to print; None for standard output.
         """
         self.console = console or Console()
         self._steps, self._every, self._axis = config.steps, max(1, config.steps // 50), axis

@@ -37,10 +37,10 @@ def plot_curve(axes: Any, found: Fit, *, ahead: float = 4.0, note: str = "", sca
 
     Args:
         axes: matplotlib Axes.
-        found: the fit.
-        ahead: end of the compute axis, in multiples of the last point's compute.
-        note: one line under the title, for example about the data.
-        scale: scale of the compute axis, "log" or "linear". A log axis cannot show the point at compute 0; its level
+        found: The fit.
+        ahead: End of the compute axis, in multiples of the last point's compute.
+        note: One line under the title, for example about the data.
+        scale: Scale of the compute axis, "log" or "linear". A log axis cannot show the point at compute 0; its level
             is drawn as a line.
     """
     curve, last = found.curve, found.last_compute
@@ -76,8 +76,8 @@ def plot_slopes(axes: Any, slopes: Sequence[Slope], *, unit: float | None = None
 
     Args:
         axes: matplotlib Axes.
-        slopes: from ``slope_at``, all at one ceiling.
-        unit: unit of compute, as a multiple of the axis' unit; None takes the geometric mean of the midpoints, so that
+        slopes: From ``slope_at``, all at one ceiling.
+        unit: Unit of compute, as a multiple of the axis' unit; None takes the geometric mean of the midpoints, so that
             the lines pass near each other.
     """
     unit = common_unit(slopes) if unit is None else unit
@@ -128,9 +128,9 @@ def plot_comparison(
 
     Args:
         axes: matplotlib Axes.
-        found: result of ``compare``.
-        quantity: key of ``QUANTITIES``: "asymptote" for A, "efficiency" for B at the common ceiling.
-        names: names of the recipes.
+        found: Result of ``compare``.
+        quantity: Key of ``QUANTITIES``: "asymptote" for A, "efficiency" for B at the common ceiling.
+        names: Names of the recipes.
     """
     sides = QUANTITIES[quantity](found, np.random.default_rng(0))
     labels: list[str] = []
@@ -161,8 +161,8 @@ def plot_backtest(axes: Any, curve: Curve, parts: Sequence[Fit]) -> Any:
 
     Args:
         axes: matplotlib Axes.
-        curve: the whole run.
-        parts: fits of its first parts, from ``first_parts``.
+        curve: The whole run.
+        parts: Fits of its first parts, from ``first_parts``.
     """
     axes.plot(curve.compute, curve.metric, "o", ms=3.5, color=INK, zorder=3, label="held-out evaluation")
     for part, color in zip(parts, _colors(len(parts)), strict=True):

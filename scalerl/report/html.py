@@ -63,7 +63,7 @@ def html_page(content: PageContent) -> str:
     """Return the page as one HTML document that needs no network.
 
     Raises:
-        ConfigError: the ``plotly`` package is not installed.
+        ConfigError: The ``plotly`` package is not installed.
     """
     drawings = {
         name: {"data": figure.data, "layout": figure.layout, "choices": figure.choices}
@@ -91,7 +91,7 @@ def write_page(path: Path, page: str) -> None:
     """Write a page to a file atomically.
 
     Raises:
-        CurveError: the path cannot be written.
+        CurveError: The path cannot be written.
     """
     try:
         write_whole(path, page)
@@ -178,7 +178,7 @@ def plotly_script() -> str:
     """Return plotly.js.
 
     Raises:
-        ConfigError: the ``plotly`` package is not installed.
+        ConfigError: The ``plotly`` package is not installed.
     """
     try:
         from plotly.offline import get_plotlyjs

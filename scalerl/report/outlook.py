@@ -66,7 +66,7 @@ def outlook(
     """Fit a curve, forecast it and give advice; ``method`` and ``exclude_below`` are passed to ``fit``.
 
     Raises:
-        CurveError: the curve cannot be fitted; the message has the reason.
+        CurveError: The curve cannot be fitted; the message has the reason.
     """
     found = fit(curve, method, exclude_below=exclude_below)
     certain = len(found.draws.asymptote) == 1
@@ -88,7 +88,7 @@ def run_outlook(points: Sequence[EvalPoint], axis: str, label: str = "") -> Outl
     Results are cached, because the display and the loggers of a run need the same ones.
 
     Raises:
-        CurveError: there are too few evaluations.
+        CurveError: There are too few evaluations.
     """
     if len(points) < MIN_POINTS:
         raise CurveError(f"too few evaluations for a forecast: got {len(points)}; at least {MIN_POINTS} are needed")

@@ -55,12 +55,12 @@ def curve_traces(name: str, curve: Curve, found: Fit, style: tuple[str, str], le
     """Return the traces of a run, in this order: band (two), fit, forecast, points, ceiling.
 
     Args:
-        name: name of the run, plain text.
-        curve: points of the run, including those left out of the fit.
-        found: fit of the run.
-        style: color and dash.
-        least: least compute above 0 of the figure.
-        aside: factor beyond the forecast at which the ceiling is drawn.
+        name: Name of the run, plain text.
+        curve: Points of the run, including those left out of the fit.
+        found: Fit of the run.
+        style: Color and dash.
+        least: Least compute above 0 of the figure.
+        aside: Factor beyond the forecast at which the ceiling is drawn.
     """
     last, unit = found.last_compute, curve.unit
     # dense on both axes; on a log axis, the segment from 0 is a horizontal line left of the range

@@ -104,8 +104,8 @@ def height_range(slopes: Sequence[Slope], unit: float) -> tuple[float, float]:
     """Return the range of F in a figure; it follows the lines, because F of points near the ceiling can be any value.
 
     Args:
-        slopes: slopes of one figure.
-        unit: unit of compute, in the unit of the axis.
+        slopes: Slopes of one figure.
+        unit: Unit of compute, in the unit of the axis.
     """
     heights = [slope.line(slope.span, unit) for slope in slopes]
     return float(np.min(heights)) / 4, float(np.max(heights)) * 6
@@ -151,7 +151,7 @@ def first_parts(curve: Curve, fractions: Sequence[float], method: str = "posteri
     """Return the fits of the first parts of a run, the same as in ``backtest``.
 
     Raises:
-        CurveError: a part with too few points.
+        CurveError: A part with too few points.
     """
     return tuple(fit(curve.between(most=fraction * curve.last_compute), method) for fraction in fractions)
 

@@ -59,9 +59,9 @@ def recipe_table(
     """Print the fields in which recipes differ, side by side; six recipes fit in 80 columns.
 
     Args:
-        recipes: recipes by name; the others are compared with the first.
-        console: console to print to.
-        everything: whether to also print the fields that all recipes share.
+        recipes: Recipes by name; the others are compared with the first.
+        console: Console to print to.
+        everything: Whether to also print the fields that all recipes share.
     """
     console = console or Console()
     differing, shared = split_fields(recipes)

@@ -46,14 +46,14 @@ def read_sources(
     """Read run directories and files of points.
 
     Args:
-        paths: as in ``Curve.read``.
-        axis: compute axis; None: the default for the device of a run directory, or the first axis in a file.
-        task: name of the task; required if there are several.
-        bounds: minimum and maximum of the metric.
+        paths: As in ``Curve.read``.
+        axis: Compute axis; None: the default for the device of a run directory, or the first axis in a file.
+        task: Name of the task; required if there are several.
+        bounds: Minimum and maximum of the metric.
 
     Raises:
-        CurveError: a path has no curve.
-        ConfigError: the config.toml of a run directory is invalid.
+        CurveError: A path has no curve.
+        ConfigError: The config.toml of a run directory is invalid.
     """
     return [_read(path, name, axis, task, bounds) for path, name in zip(paths, names_of(paths), strict=True)]
 

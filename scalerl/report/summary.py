@@ -56,10 +56,10 @@ def write_summary(
     """Write curve.png and summary.json with all tasks of a run.
 
     Args:
-        directory: directory of the run.
-        found: outlooks of the tasks; None for a task without a forecast.
-        note: note about the data.
-        suites: last points of evaluation suites; None keeps those of an earlier summary.
+        directory: Directory of the run.
+        found: Outlooks of the tasks; None for a task without a forecast.
+        note: Note about the data.
+        suites: Last points of evaluation suites; None keeps those of an earlier summary.
     """
     from scalerl.report.figures import save_curves
 

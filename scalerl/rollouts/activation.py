@@ -30,8 +30,8 @@ class Activation(Protocol):
         """Return whether the weights trained on a batch must be active before this tick.
 
         Args:
-            tick: the next tick.
-            formed_at: tick at which the batch was complete.
+            tick: The next tick.
+            formed_at: Tick at which the batch was complete.
         """
         ...
 

@@ -167,9 +167,9 @@ def supervised_engines(
     """Make engines that run asynchronously and are restarted when they die; they start in parallel.
 
     Args:
-        specs: specifications, one per engine.
-        begin: function that starts an engine; called again after each death.
-        note: function that gets a message about every death.
+        specs: Specifications, one per engine.
+        begin: Function that starts an engine; called again after each death.
+        note: Function that gets a message about every death.
     """
 
     def supervisor(spec: EngineSpec) -> Supervisor:

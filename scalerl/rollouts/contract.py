@@ -138,7 +138,7 @@ def check_basics(bench: Bench) -> dict[tuple[int, int], Rollout]:
     """Sample made-up requests with version 1; return the rollouts.
 
     Raises:
-        EngineError: a sequence is missing or returned twice, its arrays are wrong, or its log-probabilities do not
+        EngineError: A sequence is missing or returned twice, its arrays are wrong, or its log-probabilities do not
             match the weights.
     """
     engine = bench.engine()
@@ -242,7 +242,7 @@ def check_contract(bench: Bench) -> None:
     """Run every check.
 
     Raises:
-        EngineError: from the first check that fails.
+        EngineError: From the first check that fails.
     """
     first = check_basics(bench)
     check_repeats(bench, first)
@@ -269,14 +269,14 @@ def check_engine_plugin(
     """Try a user's engine on made-up prompts before a run starts.
 
     Args:
-        choice: the engine's entry in the configuration.
-        policy: the run's policy.
-        load_policy: function that loads another copy of it, for the engine.
-        model_path: directory or hub name of the model.
-        deterministic: whether the run's schedule needs a deterministic engine.
+        choice: The engine's entry in the configuration.
+        policy: The run's policy.
+        load_policy: Function that loads another copy of it, for the engine.
+        model_path: Directory or hub name of the model.
+        deterministic: Whether the run's schedule needs a deterministic engine.
 
     Raises:
-        ConfigError: the engine cannot be made, raises, or violates the contract.
+        ConfigError: The engine cannot be made, raises, or violates the contract.
     """
     made: list[Engine] = []
 

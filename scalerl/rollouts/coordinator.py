@@ -152,7 +152,7 @@ class Coordinator:
         """Swap in weights that are due, start groups, let every engine do a step; return the completed batches.
 
         Args:
-            on_activation: function called after each version that became active; there may be several before one tick.
+            on_activation: Function called after each version that became active; there may be several before one tick.
                 Its time, for example for an evaluation, does not count as generation.
         """
         began = time.perf_counter()
@@ -193,10 +193,10 @@ class Coordinator:
         """Sample held-out prompts while training sequences pause; return one group per visit, in order.
 
         Args:
-            version: version of the weights to evaluate. Within a frozen round it differs from the version in use, which
+            version: Version of the weights to evaluate. Within a frozen round it differs from the version in use, which
                 is swapped back afterwards.
-            visits: held-out prompts.
-            samples: rollouts per prompt: one number, or one per visit.
+            visits: Held-out prompts.
+            samples: Rollouts per prompt: one number, or one per visit.
         """
         held = self.sampling_version
         if held != version:

@@ -67,7 +67,7 @@ def make_engine(choice: Custom, parts: EngineParts) -> Engine:
     """Import a user's class or factory and make an engine with it.
 
     Raises:
-        ConfigError: it cannot be imported, takes other arguments, raises, or does not return an engine.
+        ConfigError: It cannot be imported, takes other arguments, raises, or does not return an engine.
     """
     function = load_function(choice.function, f"{FIELD}.function")
     check_arguments(function, choice.function, FIELD, ("parts",), choice.params)
@@ -93,8 +93,8 @@ class Guarded:
         """Wrap an engine.
 
         Args:
-            engine: the user's engine.
-            name: its class or factory, `module:function`, for messages.
+            engine: The user's engine.
+            name: Its class or factory, `module:function`, for messages.
         """
         self._engine, self._name = engine, name
 
@@ -128,7 +128,7 @@ def engine_pair(choice: Custom, parts: EngineParts) -> tuple[Engine, Engine]:
     """Return a user's engine for training and one for evaluations, which uses the same weights.
 
     Raises:
-        ConfigError: see `make_engine`.
+        ConfigError: See `make_engine`.
     """
     shared = replace(parts, load_policy=cache(parts.load_policy))
     evaluator = make_engine(choice, replace(shared, evaluating=True))

@@ -150,7 +150,7 @@ class Engine(Protocol):
         """Return the sequences that finished.
 
         Args:
-            timeout_s: seconds that an asynchronous engine may wait for one.
+            timeout_s: Seconds that an asynchronous engine may wait for one.
         """
         ...
 

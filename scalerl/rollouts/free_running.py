@@ -42,8 +42,8 @@ class FreeRunner:
         """Start the thread.
 
         Args:
-            engines: deterministic engines over one model.
-            name: name in messages.
+            engines: Deterministic engines over one model.
+            name: Name in messages.
         """
         self._engines, self.name = engines, name
         self._condition = threading.Condition()
@@ -63,7 +63,7 @@ class FreeRunner:
         """Return the results since the last report; wait up to `wait_s` for a finished sequence, a swap or a failure.
 
         Raises:
-            EngineDied: an engine failed.
+            EngineDied: An engine failed.
         """
         with self._condition:
             before = self._version
@@ -137,8 +137,8 @@ class PolledEngines:
         """Wrap engines.
 
         Args:
-            engines: asynchronous engines over one model.
-            end: function that ends the server or process that they run on.
+            engines: Asynchronous engines over one model.
+            end: Function that ends the server or process that they run on.
         """
         self._engines, self.kill = engines, end
         self._lock = threading.Lock()
@@ -152,7 +152,7 @@ class PolledEngines:
         """Return the results since the last report; wait up to `wait_s` for a finished sequence.
 
         Raises:
-            EngineDied: an engine failed.
+            EngineDied: An engine failed.
         """
         until = time.monotonic() + wait_s
         while True:

@@ -15,11 +15,11 @@ def generate(
     """Run idle engines over a fixed list of prompts until all are done, with their current weights.
 
     Args:
-        engines: idle engines; prompts are assigned to them in turn.
-        visits: prompts.
-        samples: rollouts per prompt: one number, or one per visit.
-        seed: seed of the random streams.
-        purpose: name that separates the random streams from those of training.
+        engines: Idle engines; prompts are assigned to them in turn.
+        visits: Prompts.
+        samples: Rollouts per prompt: one number, or one per visit.
+        seed: Seed of the random streams.
+        purpose: Name that separates the random streams from those of training.
 
     Returns:
         One group per visit, in order.

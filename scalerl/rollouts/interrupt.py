@@ -84,8 +84,8 @@ def tag_variants(tag: str, encode: Callable[[str], Sequence[int]]) -> set[tuple[
     """Return the token sequences that encode a tag; there is one if the tag is a single token.
 
     Args:
-        tag: text of the tag.
-        encode: encode function of a tokenizer that adds no special tokens.
+        tag: Text of the tag.
+        encode: Encode function of a tokenizer that adds no special tokens.
     """
     found = {_core(before, tag, after, encode) for before in AROUND for after in AROUND} - {()}
     # a sequence that ends with another one is matched by that one
@@ -122,11 +122,11 @@ def closed_at(rule: LengthRule, tail_BK: Ints, count_B: Ints, closed_at_B: Ints,
     """Return closed_at_B after a token was added.
 
     Args:
-        rule: length limits.
-        tail_BK: last K = rule.longest_tag tokens of each rollout, -1 before its start.
-        count_B: counts that include the new token.
-        closed_at_B: values before the new token.
-        interrupt_at_B: thinking limits.
+        rule: Length limits.
+        tail_BK: Last K = rule.longest_tag tokens of each rollout, -1 before its start.
+        count_B: Counts that include the new token.
+        closed_at_B: Values before the new token.
+        interrupt_at_B: Thinking limits.
     """
     if rule.thinking is None:
         return closed_at_B

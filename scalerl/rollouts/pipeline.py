@@ -82,11 +82,11 @@ class Pipeline:
         """Prepare the pipeline; `start` starts the process.
 
         Args:
-            build: function that makes the coordinator and its engines inside the process; must be picklable.
-            channel: channel that carries weights.
-            score: function that starts to score a group.
-            stop_requested: function called while waiting; if it returns True, `take` raises Interrupted.
-            launch: function that starts the process.
+            build: Function that makes the coordinator and its engines inside the process; must be picklable.
+            channel: Channel that carries weights.
+            score: Function that starts to score a group.
+            stop_requested: Function called while waiting; if it returns True, `take` raises Interrupted.
+            launch: Function that starts the process.
         """
         self._launch = launch
         self._worker: WorkerHandle | None = None
@@ -109,9 +109,9 @@ class Pipeline:
         """Start the process with weights and prompts; return immediately, before the process is ready.
 
         Args:
-            send: function that sends the first weights.
-            version: version of those weights.
-            visits: prompts that may be started with them.
+            send: Function that sends the first weights.
+            version: Version of those weights.
+            visits: Prompts that may be started with them.
         """
         self._send_weights(version, send)
         self._worker = self._launch(self._channel, self._build, First(version, tuple(visits)))
@@ -128,13 +128,13 @@ class Pipeline:
         """Return the next batch of scored groups.
 
         Args:
-            n: number of groups of a full batch; the last batch of an exhausted curriculum may hold fewer.
-            now: number of the update that will train on it.
+            n: Number of groups of a full batch; the last batch of an exhausted curriculum may hold fewer.
+            now: Number of the update that will train on it.
 
         Raises:
-            WorkerDied: the generator process ended or failed.
-            Interrupted: a stop was requested.
-            RewardError: scoring failed.
+            WorkerDied: The generator process ended or failed.
+            Interrupted: A stop was requested.
+            RewardError: Scoring failed.
         """
         began = time.perf_counter()
         number, indices, stats, dropped = self._get("batch")
@@ -151,10 +151,10 @@ class Pipeline:
         """Sample held-out prompts on all engines with the weights of one version.
 
         Args:
-            version: the learner's current version.
-            send: function that sends its weights; called only if they have not been published.
-            visits: held-out prompts.
-            samples: rollouts per prompt: one number, or one per visit.
+            version: The learner's current version.
+            send: Function that sends its weights; called only if they have not been published.
+            visits: Held-out prompts.
+            samples: Rollouts per prompt: one number, or one per visit.
 
         Returns:
             One scored group per visit, in order, and the seconds spent on sampling and scoring. The generators' mark is
@@ -194,8 +194,8 @@ class Pipeline:
         """Publish a new version; waits while the channel is full.
 
         Args:
-            update: the message to the generators; `update.weights` is true if the weights will be used.
-            send: function that sends the weights; called only if they will be used.
+            update: The message to the generators; `update.weights` is true if the weights will be used.
+            send: Function that sends the weights; called only if they will be used.
         """
         if update.weights:
             self._send_weights(update.version, send)

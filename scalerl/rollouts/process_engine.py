@@ -31,8 +31,8 @@ class EngineProcess:
         """Start the process.
 
         Args:
-            build: function that makes the engines inside the process.
-            name: name in messages.
+            build: Function that makes the engines inside the process.
+            name: Name in messages.
         """
         context = ChildContext()
         self._connection, theirs = context.Pipe()
@@ -57,7 +57,7 @@ class EngineProcess:
         """Return the next answer.
 
         Raises:
-            EngineDied: the process ended or failed.
+            EngineDied: The process ended or failed.
         """
         with self._told():
             kind, content = pickle.loads(self._connection.recv_bytes())

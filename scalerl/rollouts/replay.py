@@ -65,11 +65,11 @@ def replay(
     between two decode steps and keeps the cache.
 
     Args:
-        policies: policies by version, one for each version in the rollout.
-        prompt: prompt tokens.
-        rollout: rollout to replay.
-        temperature: sampling temperature.
-        restarts: token counts at which the engine restarted with an empty cache, for example after a broken request.
+        policies: Policies by version, one for each version in the rollout.
+        prompt: Prompt tokens.
+        rollout: Rollout to replay.
+        temperature: Sampling temperature.
+        restarts: Token counts at which the engine restarted with an empty cache, for example after a broken request.
 
     Returns:
         logp_T, FP32; values at tokens that were not sampled are meaningless.
@@ -97,7 +97,7 @@ def largest_difference(
     """Replay (prompt, rollout) pairs and compare every sampled token.
 
     Raises:
-        ValueError: there is nothing to compare.
+        ValueError: There is nothing to compare.
     """
     parts, count = [], 0
     for prompt, rollout in rollouts:
@@ -124,18 +124,18 @@ def check_current(
     an update that changed it by more than rounding. Rollouts of other versions only get log ratios.
 
     Args:
-        policy: policy with the weights of `version`.
-        version: version of the policy's weights.
+        policy: Policy with the weights of `version`.
+        version: Version of the policy's weights.
         rollouts: (prompt, rollout) pairs.
-        temperature: sampling temperature.
-        bound: allowed mean |difference|, nats; None chooses by the dtype of the weights.
-        most: maximum number of rollouts to compute, which limits the time.
+        temperature: Sampling temperature.
+        bound: Allowed mean |difference|, nats; None chooses by the dtype of the weights.
+        most: Maximum number of rollouts to compute, which limits the time.
 
     Returns:
         The difference; None if no rollout is of this version.
 
     Raises:
-        ReplayMismatch: the mean difference exceeds the bound or is NaN.
+        ReplayMismatch: The mean difference exceeds the bound or is NaN.
     """
     given = list(rollouts)
     sampled = [number for number, (_, rollout) in enumerate(given) if rollout.sampled.any()]
@@ -164,7 +164,7 @@ def check_difference(difference: Difference, version: int, bound: float) -> None
     """Raise if rounding does not explain a difference.
 
     Raises:
-        ReplayMismatch: the mean exceeds the bound (nats) or is NaN.
+        ReplayMismatch: The mean exceeds the bound (nats) or is NaN.
     """
     if not difference.mean <= bound:
         raise ReplayMismatch(

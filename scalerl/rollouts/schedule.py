@@ -32,7 +32,7 @@ class Schedule:
 
         Args:
             per_batch: P, groups in a batch.
-            activation: rule for when new weights become active.
+            activation: Rule for when new weights become active.
         """
         self.per_batch, self.activation = per_batch, activation
         self.active = 0
@@ -76,8 +76,8 @@ class Schedule:
         """Return whether the generators must wait for the next version before this tick.
 
         Args:
-            tick: the next tick.
-            idle: whether no sequence runs and none may start with the active weights.
+            tick: The next tick.
+            idle: Whether no sequence runs and none may start with the active weights.
         """
         formed_at = self.formed_at.get(self.active)  # the next version is trained on this batch
         return formed_at is not None and (idle or self.activation.due(tick, formed_at))
@@ -150,10 +150,10 @@ class PipelineSchedule(Schedule):
 
         Args:
             per_batch: P, groups in a batch.
-            activation: rule for when new weights become active.
+            activation: Rule for when new weights become active.
             max_lag: k, maximum staleness in updates.
-            stale: key of STALE_RULES.
-            most_untrained: maximum number of groups that are under way, finished, or in batches whose update is not
+            stale: Key of STALE_RULES.
+            most_untrained: Maximum number of groups that are under way, finished, or in batches whose update is not
                 active yet.
         """
         super().__init__(per_batch, activation)
@@ -221,9 +221,9 @@ class PipelineSchedule(Schedule):
         """Return whether open groups meet their deadlines if updates from number `first` on train on P groups each.
 
         Args:
-            first: number of the next update.
-            extra: deadline of one additional group.
-            counts: number of open groups per deadline; None: all open groups.
+            first: Number of the next update.
+            extra: Deadline of one additional group.
+            counts: Number of open groups per deadline; None: all open groups.
         """
         counts = self._by_deadline if counts is None else counts
         deadlines = set(counts) if extra is None else {*counts, extra}
@@ -278,7 +278,7 @@ class RoundSchedule(Schedule):
 
         Args:
             per_batch: P, groups in a batch.
-            activation: rule for when versions within a round become active; no sequence is sampled with them.
+            activation: Rule for when versions within a round become active; no sequence is sampled with them.
             batches: k, batches per round.
         """
         super().__init__(per_batch, activation)
@@ -329,9 +329,9 @@ def groups_beyond(slots: int, group_size: int, longest: float) -> int:
     """Return how many groups may be open in addition to k + 1 batches so that long ones do not hold back the others.
 
     Args:
-        slots: sequences decoded together by all engines.
+        slots: Sequences decoded together by all engines.
         group_size: G, rollouts per prompt.
-        longest: length of the longest completion divided by the mean length.
+        longest: Length of the longest completion divided by the mean length.
     """
     return math.ceil(slots / group_size * longest)
 
@@ -365,8 +365,8 @@ def schedule_of(config: RunConfig, lag_ticks: int) -> Schedule:
     """Return the schedule of a configuration, before its first group.
 
     Args:
-        config: resolved configuration.
-        lag_ticks: decode steps from a batch to the use of its weights; -1: measured during the run.
+        config: Resolved configuration.
+        lag_ticks: Decode steps from a batch to the use of its weights; -1: measured during the run.
     """
     activation = Following(lag_ticks) if config.lag_follows else ACTIVATIONS[config.schedule](lag_ticks)
     recipe = config.recipe

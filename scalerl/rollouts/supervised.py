@@ -30,7 +30,7 @@ class Life(Protocol):
         """Return the results since the last report; None if no answer came in time.
 
         Raises:
-            EngineDied: the engine ended or failed.
+            EngineDied: The engine ended or failed.
         """
         ...
 
@@ -74,11 +74,11 @@ class Supervisor:
         """Start the engines.
 
         Args:
-            make: function that starts the engines or raises EngineDied; called in a thread, as it may take minutes.
-            name: name in messages.
-            slots: sequences that each engine decodes together.
-            limits: limits after which the engines count as dead.
-            note: function that gets a message about every death.
+            make: Function that starts the engines or raises EngineDied; called in a thread, as it may take minutes.
+            name: Name in messages.
+            slots: Sequences that each engine decodes together.
+            limits: Limits after which the engines count as dead.
+            note: Function that gets a message about every death.
         """
         self.name, self._make, self._limits, self._note = name, make, limits or Limits(), note
         self.engines = tuple(SupervisedEngine(self, number, count) for number, count in enumerate(slots))
@@ -116,7 +116,7 @@ class Supervisor:
         """Process the engines' report; finish a restart if they died.
 
         Raises:
-            EngineDied: the engines died too often.
+            EngineDied: The engines died too often.
         """
         if self._life is None and not self._born(wait_s):
             return
@@ -216,7 +216,7 @@ def supervise(supervisors: Sequence[Supervisor]) -> Sequence[Sequence[Engine]]:
     """Wait until all supervisors, which start in parallel, are ready; return the engines of each.
 
     Raises:
-        EngineDied, ConfigError: from the first one that cannot start.
+        EngineDied, ConfigError: From the first one that cannot start.
     """
     for supervisor in supervisors:
         supervisor.wait_ready()

@@ -130,10 +130,10 @@ def allocate(arms: Mapping[str, Runs]) -> Allocation:
     arm), the arms differ by less than assumed, so arms are stopped later than necessary, not earlier.
 
     Args:
-        arms: one or several runs (seeds) of each arm by its name, as curves or posterior fits, at any compute.
+        arms: One or several runs (seeds) of each arm by its name, as curves or posterior fits, at any compute.
 
     Raises:
-        CurveError: there are fewer than two arms, an arm has no runs, the runs do not share axis and bounds, or a fit
+        CurveError: There are fewer than two arms, an arm has no runs, the runs do not share axis and bounds, or a fit
             is not a posterior.
 
     Returns:

@@ -37,12 +37,12 @@ def study_results(study: StudyDirectory, axis: str | None = None, task: str | No
     """Fit all runs with their points so far, and compare every arm with the reference.
 
     Args:
-        study: the study, finished or not.
-        axis: compute axis; None: the default of the runs.
-        task: task whose curve is fitted, if runs have several; None: the first task of the base.
+        study: The study, finished or not.
+        axis: Compute axis; None: the default of the runs.
+        task: Task whose curve is fitted, if runs have several; None: the first task of the base.
 
     Raises:
-        ConfigError: no run of the study has this axis or task.
+        ConfigError: No run of the study has this axis or task.
     """
     study.check_view(axis, task)
     plan, axis, task = study.plan, axis or study.axis(), task or study.task()

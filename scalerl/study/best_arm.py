@@ -31,9 +31,9 @@ def draws_of_arm(ceiling_SD: list[Array], seed_D: Array, rng: np.random.Generato
     """Return an arm's rows of ``trained_AD`` and ``recipe_AD``, each of shape (D,).
 
     Args:
-        ceiling_SD: draws of the ceiling of each run.
-        seed_D: draws of the standard deviation between seeds.
-        rng: random generator that shuffles the draws of each run, so that runs are independent.
+        ceiling_SD: Draws of the ceiling of each run.
+        seed_D: Draws of the standard deviation between seeds.
+        rng: Random generator that shuffles the draws of each run, so that runs are independent.
     """
     mixed_SD = [shuffled(ceiling_D, rng) for ceiling_D in ceiling_SD]
     trained_D = (run_weights(mixed_SD, seed_D) * np.stack(mixed_SD)).sum(axis=0)

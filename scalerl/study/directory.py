@@ -41,7 +41,7 @@ class StudyDirectory:
         """Create the directory of a study, or open it if it has the same plan.
 
         Raises:
-            ConfigError: the directory contains another study, a different plan, or other files.
+            ConfigError: The directory contains another study, a different plan, or other files.
         """
         file = path / "study.toml"
         if file.exists():
@@ -58,7 +58,7 @@ class StudyDirectory:
         """Open an existing study.
 
         Raises:
-            ConfigError: the directory contains no study.
+            ConfigError: The directory contains no study.
         """
         if not (path / "study.toml").exists():
             raise ConfigError(f"{path}: no study here (no study.toml); start one with `scalerl study PLAN -o {path}`")
@@ -95,7 +95,7 @@ class StudyDirectory:
         """Check that the runs of this study have a compute axis and a task; None is the default.
 
         Raises:
-            ConfigError: no run has this axis or task; the message lists the known ones.
+            ConfigError: No run has this axis or task; the message lists the known ones.
         """
         tasks = dict.fromkeys(
             name for arm in self.plan.arms for name in self.plan.config(arm, self.plan.seeds[0]).tasks
@@ -110,7 +110,7 @@ class StudyDirectory:
         """Lock this study against other processes; the lock ends with the process.
 
         Raises:
-            ConfigError: another process is executing it.
+            ConfigError: Another process is executing it.
         """
         if take_hold(self.path) is None:
             raise ConfigError(f"{self.path}: another process is running this study; wait for it or stop it")
@@ -143,7 +143,7 @@ def check_same(old: Plan, new: Plan, path: Path) -> None:
     """Check that the plan has not changed since the study was started.
 
     Raises:
-        ConfigError: the plans differ; the message lists the changes.
+        ConfigError: The plans differ; the message lists the changes.
     """
     if old == new:
         return

@@ -58,8 +58,8 @@ def plan_seconds(plan: Plan, had: Mapping[RunKey, int]) -> float | None:
     """Return the time of a plan in seconds on this machine, one run at a time, without warm starts; None if unknown.
 
     Args:
-        plan: plan of the study.
-        had: number of steps reused from other studies, by run.
+        plan: Plan of the study.
+        had: Number of steps reused from other studies, by run.
     """
     total = 0.0
     for key in plan.runs():

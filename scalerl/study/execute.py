@@ -60,8 +60,8 @@ class Execution:
         """Train the runs of some arms up to a share of their steps; runs that fail are not repeated.
 
         Args:
-            arms: names of the arms.
-            share: share of the steps, in (0, 1]; rounded to a step with an evaluation.
+            arms: Names of the arms.
+            share: Share of the steps, in (0, 1]; rounded to a step with an evaluation.
         """
         wanted = set(arms)
         for key in self.study.runs():
@@ -208,8 +208,8 @@ def execute(execution: Execution, spending: Spending) -> list[str]:
     """Execute a study slice by slice.
 
     Args:
-        execution: the study and its workers.
-        spending: slices of the budget, and the policy that chooses the arms after each slice.
+        execution: The study and its workers.
+        spending: Slices of the budget, and the policy that chooses the arms after each slice.
 
     Returns:
         The arms that got the last slice.

@@ -19,7 +19,7 @@ def best_rates(path: Path) -> dict[str, float]:
     """Return for each loss the learning rate with the highest mean of the last evaluations in a `rates` study.
 
     Raises:
-        ConfigError: the study does not exist, or one of its runs is not finished.
+        ConfigError: The study does not exist, or one of its runs is not finished.
     """
     return {kind: max(ends, key=ends.__getitem__) for kind, ends in _ends(StudyDirectory.open(path)).items()}
 

@@ -57,7 +57,7 @@ def study_page(found: StudyResult) -> str:
     """Return a study's page as one HTML document that needs no network.
 
     Raises:
-        ConfigError: the ``plotly`` package is not installed.
+        ConfigError: The ``plotly`` package is not installed.
     """
     unit = UNITS.get(found.axis, found.axis)
     asked = f"{html.escape(found.about)} " if found.about else ""

@@ -91,7 +91,7 @@ class Plan(Part):
         """Return the configuration of one run: an arm's changes, at the base's number of completions and evaluations.
 
         Raises:
-            ConfigError: the arm's changes do not give a valid configuration.
+            ConfigError: The arm's changes do not give a valid configuration.
         """
         base = self.base
         values = merge(merge(plain_values(base), arm.changes), {"seed": seed})
@@ -114,7 +114,7 @@ def check(plan: Plan) -> Plan:
     """Return the plan if it can be run and compared.
 
     Raises:
-        ConfigError: there are fewer than two arms, a name or a seed is given twice, the reference is unknown, two arms
+        ConfigError: There are fewer than two arms, a name or a seed is given twice, the reference is unknown, two arms
             have equal configurations, or there are too few evaluations for a fit.
     """
     names = [arm.name for arm in plan.arms]
@@ -162,7 +162,7 @@ def select(plan: Plan, patterns: Sequence[str]) -> Plan:
     """Return the plan with only the arms whose names match a pattern (such as `loss-*`), and the reference.
 
     Raises:
-        ConfigError: a pattern matches no arm.
+        ConfigError: A pattern matches no arm.
     """
     names = [arm.name for arm in plan.arms]
     for pattern in patterns:
@@ -196,8 +196,8 @@ def with_rates(plan: Plan, rates: Mapping[str, float]) -> Plan:
     """Return the plan with the learning rate of its loss in each arm that does not set a learning rate.
 
     Args:
-        plan: plan to change.
-        rates: learning rate by kind of loss, from a sweep.
+        plan: Plan to change.
+        rates: Learning rate by kind of loss, from a sweep.
     """
     arms = []
     for arm in plan.arms:
@@ -244,7 +244,7 @@ def read_plan(file: Path) -> Plan:
         recipe.loss.max_ratio = 8
 
     Raises:
-        ConfigError: the file is unreadable, a key is unknown, or an arm does not give a valid configuration.
+        ConfigError: The file is unreadable, a key is unknown, or an arm does not give a valid configuration.
     """
     values = _toml(file)
     if "candidate" in values and "reference" not in values:  # the key in earlier versions

@@ -62,11 +62,11 @@ def sentence_of(name: str, reference: str, effect: str, against: Comparison | No
     """Return an arm's verdict as a sentence with its numbers.
 
     Args:
-        name: name of the arm.
-        reference: name of the reference.
-        effect: result of ``effect_of``.
-        against: comparison of the arm with the reference; None if there is none.
-        problems: reasons why the arm has no fit; empty if it has one.
+        name: Name of the arm.
+        reference: Name of the reference.
+        effect: Result of ``effect_of``.
+        against: Comparison of the arm with the reference; None if there is none.
+        problems: Reasons why the arm has no fit; empty if it has one.
     """
     if effect == "reference":
         return f"{name} is the reference."

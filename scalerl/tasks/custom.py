@@ -27,7 +27,7 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
     """Return the task's verdict on a completion; a score of `pass_score` or more passes.
 
     Raises:
-        PluginError: the task raised, or returned something other than a score.
+        PluginError: The task raised, or returned something other than a score.
     """
     columns = prompt.columns
     task = _made(columns["function"], json.dumps(columns["params"], sort_keys=True))
@@ -40,7 +40,7 @@ def rows(task: CustomTask, count: int) -> list[dict[str, Any]]:
     """Return the first `count` distinct rows of a task, and check its `score` on an empty completion of the first row.
 
     Raises:
-        ConfigError: the class cannot be created, a row has no prompt, there are too few rows, or `score` does not
+        ConfigError: The class cannot be created, a row has no prompt, there are too few rows, or `score` does not
             return a score.
     """
     try:
@@ -110,8 +110,8 @@ def make(function: str, params: Mapping[str, Any]) -> Any:
     """Return the task: an object with `rows` and `score`.
 
     Raises:
-        ConfigError: the class cannot be imported, or lacks one of the two methods.
-        PluginError: creating the object raised.
+        ConfigError: The class cannot be imported, or lacks one of the two methods.
+        PluginError: Creating the object raised.
     """
     found = load_function(function, "data.function")
     check_arguments(found, function, "data.function", (), params)

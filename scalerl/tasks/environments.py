@@ -21,7 +21,7 @@ def load(environment: str, arguments: Mapping[str, Any]) -> Any:
     """Return an environment of the `verifiers` package.
 
     Raises:
-        ConfigError: the package or the environment is missing, refuses its arguments, or has more than one turn.
+        ConfigError: The package or the environment is missing, refuses its arguments, or has more than one turn.
     """
     try:
         import verifiers
@@ -60,12 +60,12 @@ def rewards(
     """Return the rubric's reward of each completion.
 
     Args:
-        prompts: prompts as they are in the environment's data set.
-        completions: texts, or lists of one chat message.
-        environment: id of the environment, for each completion.
-        arguments: arguments of the environment, for each completion.
-        row: row of its data set, for each completion.
-        columns: other columns of the row, which are ignored.
+        prompts: Prompts as they are in the environment's data set.
+        completions: Texts, or lists of one chat message.
+        environment: Id of the environment, for each completion.
+        arguments: Arguments of the environment, for each completion.
+        row: Row of its data set, for each completion.
+        columns: Other columns of the row, which are ignored.
     """
     found = _cached(environment[0], json.dumps(arguments[0], sort_keys=True))
     return asyncio.run(_score(found, prompts, completions, row))

@@ -16,8 +16,8 @@ class Failures:
         """Start at zero.
 
         Args:
-            name: source of the rewards, for messages.
-            limit: share of completions that may fail; 1 allows all.
+            name: Source of the rewards, for messages.
+            limit: Share of completions that may fail; 1 allows all.
         """
         self._name, self._limit, self.completions, self.failed = name, limit, 0, 0
         self._seen: set[str] = set()
@@ -27,11 +27,11 @@ class Failures:
         """Count completions and their failures.
 
         Args:
-            completions: number of completions scored now.
-            problems: descriptions, one for each of them that got no reward.
+            completions: Number of completions scored now.
+            problems: Descriptions, one for each of them that got no reward.
 
         Raises:
-            RewardError: after at least 100 completions, the share of failures exceeds the limit.
+            RewardError: After at least 100 completions, the share of failures exceeds the limit.
         """
         self.completions += completions
         self.failed += len(problems)

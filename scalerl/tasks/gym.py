@@ -27,7 +27,7 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
     """Return the data set's verdict on the final answer; a score of `pass_score` (default 1) or more passes.
 
     Raises:
-        ConfigError: the columns contain no entry, or reasoning-gym cannot create it.
+        ConfigError: The columns contain no entry, or reasoning-gym cannot create it.
     """
     columns = prompt.columns
     if "dataset" not in columns or not columns.keys() & {"entry", "index"}:
@@ -69,13 +69,13 @@ def make_data(name: str, size: int, seed: int, parameters: Mapping[str, Any]) ->
     """Return a data set of reasoning-gym; its entries are dicts with question, answer and metadata.
 
     Args:
-        name: name of the data set, such as chain_sum.
-        size: number of entries.
-        seed: seed of the data set; entry i uses seed + i.
-        parameters: parameters of the data set.
+        name: Name of the data set, such as chain_sum.
+        size: Number of entries.
+        seed: Seed of the data set; entry i uses seed + i.
+        parameters: Parameters of the data set.
 
     Raises:
-        ConfigError: the package is missing, or it does not have the data set or a parameter.
+        ConfigError: The package is missing, or it does not have the data set or a parameter.
     """
     try:
         from reasoning_gym.factory import DATASETS, create_dataset

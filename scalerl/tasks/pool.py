@@ -59,9 +59,9 @@ class ScoringPool:
         """Prepare the pool; its processes start at the first call.
 
         Args:
-            workers: number of processes.
-            prepare: function called at the start of each process; None: nothing is called.
-            settings: argument of `prepare`.
+            workers: Number of processes.
+            prepare: Function called at the start of each process; None: nothing is called.
+            settings: Argument of `prepare`.
         """
         self._workers, self._words = workers, (prepare, settings)
         self._lock, self._closed, self._pool = threading.Lock(), False, self._new()
@@ -92,8 +92,8 @@ class ScoringPool:
         """Return the result of a call. If its process dies, the call is repeated in another process.
 
         Raises:
-            TimeoutError: the call took longer than its limit; its process was killed.
-            ProcessEnded: the process ended `ATTEMPTS` times, so the call itself is probably the cause.
+            TimeoutError: The call took longer than its limit; its process was killed.
+            ProcessEnded: The process ended `ATTEMPTS` times, so the call itself is probably the cause.
         """
         how = ""
         for attempt in range(ATTEMPTS):

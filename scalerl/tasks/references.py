@@ -27,11 +27,11 @@ def with_tests(prompts: Sequence[Prompt], column: str) -> list[Prompt]:
     """Return prompts with their tests in the column "tests", and check that the tests can be read.
 
     Args:
-        prompts: prompts with the columns of their rows.
-        column: column with the tests. A prompt without it keeps its columns, which may be those of a known data set.
+        prompts: Prompts with the columns of their rows.
+        column: Column with the tests. A prompt without it keeps its columns, which may be those of a known data set.
 
     Raises:
-        ConfigError: tests cannot be read; the message has file, line and field.
+        ConfigError: Tests cannot be read; the message has file, line and field.
     """
     found, problems = [], []
     for prompt in prompts:
@@ -55,11 +55,11 @@ def reference_notes(config: RunConfig, prompts: Sequence[Prompt]) -> list[str]:
     `code` may have a column `solution` with a program that must pass the tests.
 
     Args:
-        config: configuration of the run, with the verifier of each task.
-        prompts: training and held-out prompts of all tasks.
+        config: Configuration of the run, with the verifier of each task.
+        prompts: Training and held-out prompts of all tasks.
 
     Raises:
-        ConfigError: the share of failing references of a task exceeds `scoring.failing_references`.
+        ConfigError: The share of failing references of a task exceeds `scoring.failing_references`.
     """
     notes, allowed = [], config.scoring.failing_references
     for task in config.data:

@@ -21,11 +21,11 @@ def check_rewards(config: RunConfig, prompts: Sequence[Prompt]) -> None:
     """Call the reward function of each task that has one on made-up completions of the task's first prompt.
 
     Args:
-        config: configuration of the run.
-        prompts: prompts of all tasks.
+        config: Configuration of the run.
+        prompts: Prompts of all tasks.
 
     Raises:
-        ConfigError: a function takes other arguments, raises, exits, hangs, or does not return numbers.
+        ConfigError: A function takes other arguments, raises, exits, hangs, or does not return numbers.
     """
     for task in config.data:
         first = next((prompt for prompt in prompts if prompt.task == task.curve), None)
@@ -37,7 +37,7 @@ def check_reward(reward: RewardFunction, prompt: Prompt, settings: Scoring) -> N
     """Call one reward function on made-up completions of a prompt, in a separate process.
 
     Raises:
-        ConfigError: see `check_rewards`.
+        ConfigError: See `check_rewards`.
     """
     function = load_reward(reward.function)
     columns = columns_taken(function, [prompt])

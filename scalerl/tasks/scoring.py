@@ -69,8 +69,8 @@ class ScoringService:
         """Start the thread that submits groups.
 
         Args:
-            scorers: scorer of each task, by the task's name.
-            decode: function from tokens to texts.
+            scorers: Scorer of each task, by the task's name.
+            decode: Function from tokens to texts.
         """
         self._scorers, self._decode = scorers, decode
         # one thread, so that a stateful reward function is called in the same order in every run
@@ -125,7 +125,7 @@ class PendingGroup:
         """Wait for the scores and return the group with them. A truncated rollout never passes.
 
         Raises:
-            RewardError: more than 5% of the task's completions got no reward.
+            RewardError: More than 5% of the task's completions got no reward.
         """
         pending = self._begun.result()
         scores = pending.finish(pending.futures)
@@ -137,7 +137,7 @@ def make_scorers(config: RunConfig) -> dict[str, Scorer]:
     """Return a scorer for each task, by the task's name.
 
     Raises:
-        ConfigError: a reward function cannot be imported.
+        ConfigError: A reward function cannot be imported.
     """
     return {task.curve: make_scorer(task, config.scoring) for task in config.data}
 
@@ -146,7 +146,7 @@ def make_scorer(task: TaskData, settings: Scoring) -> Scorer:
     """Return the scorer of a task.
 
     Raises:
-        ConfigError: its reward function cannot be imported.
+        ConfigError: Its reward function cannot be imported.
     """
     if isinstance(task, PromptFile) and task.reward:
         load_reward(task.reward.function)  # refused now, not during the run
@@ -164,7 +164,7 @@ def make_scoring(config: RunConfig, decode: Decode) -> ScoringService:
     """Return the scoring of a run on this machine.
 
     Raises:
-        ConfigError: a reward function cannot be imported.
+        ConfigError: A reward function cannot be imported.
     """
     return ScoringService(make_scorers(config), decode)
 
@@ -248,11 +248,11 @@ class FunctionScorer:
         """Start the processes.
 
         Args:
-            function: import path.
-            pass_reward: minimum reward that passes.
-            settings: scoring settings of the run.
-            truncated_reward: maximum reward of a truncated completion; None: the function's reward.
-            params: keyword arguments of the function.
+            function: Import path.
+            pass_reward: Minimum reward that passes.
+            settings: Scoring settings of the run.
+            truncated_reward: Maximum reward of a truncated completion; None: the function's reward.
+            params: Keyword arguments of the function.
         """
         self.failures, self._params = Failures(f"reward function {function}"), dict(params or {})
         self._truncated_reward = truncated_reward

@@ -44,11 +44,11 @@ def call_reward(
     """Return f(prompts, completions, **columns, **params): a finite number or a description of the failure each.
 
     Args:
-        function: function in TRL's form. It gets the columns of the rows that it takes.
-        name: name of the function, for messages.
-        prompts: prompt of each completion.
-        completions: texts; the completion of a chat prompt is passed as a chat message.
-        params: further keyword arguments; they replace columns of the same name.
+        function: Function in TRL's form. It gets the columns of the rows that it takes.
+        name: Name of the function, for messages.
+        prompts: Prompt of each completion.
+        completions: Texts; the completion of a chat prompt is passed as a chat message.
+        params: Further keyword arguments; they replace columns of the same name.
 
     Returns:
         One entry per completion. All are descriptions if the function raised, exited, or returned a wrong number of

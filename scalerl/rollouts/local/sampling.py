@@ -13,10 +13,10 @@ def draw(logits_BV: Tensor, uniforms_B: Tensor, temperature: float, top_p: float
     """Draw a token for each row by inverting the cumulative distribution.
 
     Args:
-        logits_BV: logits in FP32.
-        uniforms_B: uniform numbers in [0, 1), float64.
-        temperature: divisor of the logits; 0 is greedy.
-        top_p: total probability that the most likely tokens must reach; the others are not drawn.
+        logits_BV: Logits in FP32.
+        uniforms_B: Uniform numbers in [0, 1), float64.
+        temperature: Divisor of the logits; 0 is greedy.
+        top_p: Total probability that the most likely tokens must reach; the others are not drawn.
 
     Returns:
         tokens_B, and their log-probabilities under the tempered distribution before top-p. The trainer computes the

@@ -67,11 +67,11 @@ def scripted_engine(
     """Make a scripted engine.
 
     Args:
-        slots: sequences decoded together.
-        mean_tokens: mean length before the limit.
-        max_tokens: maximum length.
-        delay_s: seconds of sleep per tick, to make one side late.
-        receive: function that returns the weights, {"version": number}; with None a swap receives its own version.
+        slots: Sequences decoded together.
+        mean_tokens: Mean length before the limit.
+        max_tokens: Maximum length.
+        delay_s: Seconds of sleep per tick, to make one side late.
+        receive: Function that returns the weights, {"version": number}; with None a swap receives its own version.
     """
     rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=max_tokens)
     decoder = ScriptedDecoder(mean_tokens, delay_s)

@@ -34,10 +34,10 @@ def lognormal_lengths(
     """Return a population of long-tailed lengths with a mean close to `mean`.
 
     Args:
-        mean: mean length in tokens, approximately.
-        sigma: standard deviation of the logarithm.
-        cut: longest sequence, in multiples of the mean.
-        count: size of the population.
+        mean: Mean length in tokens, approximately.
+        sigma: Standard deviation of the logarithm.
+        cut: Longest sequence, in multiples of the mean.
+        count: Size of the population.
     """
     raw = np.random.default_rng(0).lognormal(-sigma * sigma / 2, sigma, count)
     lengths: Lengths = np.clip(np.rint(mean * raw), 1, round(cut * mean)).astype(np.int64)
@@ -60,8 +60,8 @@ class CalendarEngine:
         """Make an engine.
 
         Args:
-            slots: sequences decoded together.
-            length_of: function that returns the length of a request.
+            slots: Sequences decoded together.
+            length_of: Function that returns the length of a request.
         """
         self.slots, self._length_of = slots, length_of
         self._steps, self._tokens = 0, 0
@@ -219,7 +219,7 @@ class SimulatedTrainer:
         """Yield `count` more batches, or fewer if the curriculum is exhausted.
 
         Raises:
-            Stuck: neither side can continue.
+            Stuck: Neither side can continue.
         """
         coordinator, left = self.coordinator, count
         while left > 0:
@@ -274,10 +274,10 @@ def visits_ahead(coordinator: Coordinator, rule: str, max_lag: int, longest: flo
     """Return how many visits a run draws for its first weights; same as Session.initial_visits.
 
     Args:
-        coordinator: coordinator with its engines and group size.
-        rule: wait, mask or drop.
-        max_lag: maximum staleness in updates.
-        longest: longest completion, in multiples of the mean.
+        coordinator: Coordinator with its engines and group size.
+        rule: Wait, mask or drop.
+        max_lag: Maximum staleness in updates.
+        longest: Longest completion, in multiples of the mean.
     """
     slots = sum(engine.occupancy().slots for engine in coordinator.engines)
     ahead = 0 if rule == "wait" else groups_beyond(slots, coordinator.group_size, longest)

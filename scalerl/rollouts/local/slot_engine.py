@@ -93,13 +93,13 @@ class SlotEngine:
         """Make an engine.
 
         Args:
-            decoder: the model.
-            slots: sequences decoded together.
-            rule: length limits.
-            stop: token ids that end a sequence.
-            refill: number of free slots at which waiting requests start; 0 chooses a sixteenth of the slots, 1 starts
+            decoder: The model.
+            slots: Sequences decoded together.
+            rule: Length limits.
+            stop: Token ids that end a sequence.
+            refill: Number of free slots at which waiting requests start; 0 chooses a sixteenth of the slots, 1 starts
                 requests at once. A prefill of any size costs about as much as a decode step.
-            receive: function that returns the weights of a version; None if the weights never change.
+            receive: Function that returns the weights of a version; None if the weights never change.
         """
         self.slots, self.work, self._receive = slots, Work(), receive
         # only decoders of mixtures of experts have this attribute

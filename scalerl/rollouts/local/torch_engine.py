@@ -100,10 +100,10 @@ class TorchDecoder:
         """Make a decoder.
 
         Args:
-            policy: the model; several decoders may share one.
-            slots: number of rows in the cache.
-            capacity: number of positions per row, for prompt and completion.
-            sampling: temperature and top-p.
+            policy: The model; several decoders may share one.
+            slots: Number of rows in the cache.
+            capacity: Number of positions per row, for prompt and completion.
+            sampling: Temperature and top-p.
         """
         self.policy, self.sampling = policy, sampling
         self._cache = SlotCache(policy.config.num_hidden_layers, slots, capacity)
@@ -296,13 +296,13 @@ def torch_engine(
     """Make an engine over a policy.
 
     Args:
-        policy: the model; engines over the same policy share its weights.
-        slots: sequences decoded together.
-        prompt_tokens: length of the longest prompt.
-        rule: length limits of completions.
-        sampling: temperature, top-p and stop tokens.
-        refill: see SlotEngine.
-        receive: see SlotEngine.
+        policy: The model; engines over the same policy share its weights.
+        slots: Sequences decoded together.
+        prompt_tokens: Length of the longest prompt.
+        rule: Length limits of completions.
+        sampling: Temperature, top-p and stop tokens.
+        refill: See SlotEngine.
+        receive: See SlotEngine.
     """
     decoder = TorchDecoder(policy, slots, prompt_tokens + rule.capacity, sampling)
     return SlotEngine(decoder, slots, rule, sampling.stop, refill, receive)
@@ -313,7 +313,7 @@ def check_engine(policy: Policy, tokens: int = 6) -> None:
     """Refuse an architecture whose log-probabilities through the slot cache differ from those without a cache.
 
     Raises:
-        ConfigError: the architecture does not work with the cache, or the log-probabilities differ and training would
+        ConfigError: The architecture does not work with the cache, or the log-probabilities differ and training would
             silently be off policy.
     """
     check_model(policy.model)

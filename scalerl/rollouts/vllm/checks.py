@@ -46,7 +46,7 @@ def check_server(address: str, needs: Needs) -> list[str]:
         Warnings for the user.
 
     Raises:
-        ConfigError: the server does not meet the requirements.
+        ConfigError: The server does not meet the requirements.
     """
     with httpx.Client(base_url=address, timeout=_PROBE_S, trust_env=False) as client:
         try:

@@ -42,11 +42,11 @@ class Connection:
 
         Args:
             address: http://host:port.
-            sampling: temperature, nucleus, stop tokens.
-            updates: method by which the server gets weights.
-            lanes: lanes of the engines that share the connection.
-            limits: timeouts and retries.
-            obituary: function that returns how the server process ended, or None if it is not known to have ended.
+            sampling: Temperature, nucleus, stop tokens.
+            updates: Method by which the server gets weights.
+            lanes: Lanes of the engines that share the connection.
+            limits: Timeouts and retries.
+            obituary: Function that returns how the server process ended, or None if it is not known to have ended.
         """
         self.address, self._sampling, self._updates = address, sampling, updates
         self._lanes, self._limits, self._obituary = lanes, limits or Limits(), obituary
@@ -79,7 +79,7 @@ class Connection:
         """Raise if the server is lost.
 
         Raises:
-            EngineDied: the server is lost; the message gives the reason.
+            EngineDied: The server is lost; the message gives the reason.
         """
         if self._death is not None:
             raise self._death
@@ -182,7 +182,7 @@ class Connection:
         """Send requests until the sequence is over; resume a broken request at its last token.
 
         Raises:
-            EngineDied: requests broke too often, or the server has ended.
+            EngineDied: Requests broke too often, or the server has ended.
         """
         failures = 0
         while not sequence.over():
@@ -280,12 +280,12 @@ class Connection:
 
         Args:
             method: GET or POST.
-            path: path of the route.
-            body: body of the request, sent as JSON.
-            again: whether the request may be repeated.
+            path: Path of the route.
+            body: Body of the request, sent as JSON.
+            again: Whether the request may be repeated.
 
         Raises:
-            EngineDied: no answer, or an error that remains after the retries.
+            EngineDied: No answer, or an error that remains after the retries.
         """
         timeout = httpx.Timeout(self._limits.update_s, connect=self._limits.connect_s)
         for attempt in itertools.count(1):

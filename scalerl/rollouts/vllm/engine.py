@@ -31,10 +31,10 @@ class VllmEngine:
         """Make an engine; call `vllm_engines` instead.
 
         Args:
-            connection: connection to the server.
-            lane: this engine's share of the connection.
-            rule: length limits.
-            stop: token ids that end a sequence.
+            connection: Connection to the server.
+            lane: This engine's share of the connection.
+            rule: Length limits.
+            stop: Token ids that end a sequence.
         """
         self._connection, self._lane, self._rule, self._stop = connection, lane, rule, frozenset(stop)
         self._open: dict[tuple[int, int], TokenSequence] = {}
@@ -78,7 +78,7 @@ class VllmEngine:
         """Return the sequences that finished since the last call; wait up to `timeout_s` for one.
 
         Raises:
-            EngineDied: the server is lost.
+            EngineDied: The server is lost.
         """
         finished: list[Finished] = []
         wait = max(timeout_s, _SHORTEST_WAIT_S) if self._open else 0.0
@@ -122,17 +122,17 @@ def vllm_engines(
     """Check a server and make a training engine and an evaluation engine over it, which share its weights.
 
     Args:
-        server: a server started by this process, or the address of a running one (http://host:port).
-        slots: sequences that each engine decodes together; the server's --max-num-seqs should be their sum.
-        rule: length limits of completions.
-        sampling: temperature and stop tokens.
-        needs: requirements on the server.
-        updates: method by which the server gets weights; see UPDATES.
-        limits: timeouts and retries.
-        shape: shape that the FLOPs are computed from; None: they are not counted.
+        server: A server started by this process, or the address of a running one (http://host:port).
+        slots: Sequences that each engine decodes together; the server's --max-num-seqs should be their sum.
+        rule: Length limits of completions.
+        sampling: Temperature and stop tokens.
+        needs: Requirements on the server.
+        updates: Method by which the server gets weights; see UPDATES.
+        limits: Timeouts and retries.
+        shape: Shape that the FLOPs are computed from; None: they are not counted.
 
     Raises:
-        ConfigError: the server does not meet the requirements.
+        ConfigError: The server does not meet the requirements.
     """
     if sampling.top_p < 1:
         raise ConfigError(

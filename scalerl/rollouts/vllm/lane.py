@@ -47,9 +47,9 @@ class Lane:
         """Make a lane.
 
         Args:
-            name: name in the server's log.
-            slots: sequences decoded together.
-            shape: shape that the FLOPs are computed from; None: they are not counted.
+            name: Name in the server's log.
+            slots: Sequences decoded together.
+            shape: Shape that the FLOPs are computed from; None: they are not counted.
         """
         self.name, self.slots, self._shape = name, slots, shape
         self.done: queue.SimpleQueue[TokenSequence | None] = queue.SimpleQueue()

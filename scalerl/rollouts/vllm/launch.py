@@ -37,11 +37,11 @@ def server_life(spec: EngineSpec, note: Callable[[str], None] = lambda text: Non
     """Start a server, or use the one given by address, and connect to it.
 
     Args:
-        spec: specification of the engine.
-        note: function that gets warnings about the server.
+        spec: Specification of the engine.
+        note: Function that gets warnings about the server.
 
     Raises:
-        ConfigError: the server does not start, or does not meet the run's requirements.
+        ConfigError: The server does not start, or does not meet the run's requirements.
     """
     generator, config = spec.generator, spec.generator.config
     recipe, placement, model = config.recipe, config.placement, spec.generator.model

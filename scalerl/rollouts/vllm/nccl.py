@@ -38,10 +38,10 @@ class NcclChannel:
         """Prepare the channel; the first `send` connects to the servers.
 
         Args:
-            layout: names, types and shapes of the model's weights.
-            servers: addresses, http://host:port.
-            master_address: address under which the servers' workers reach this process.
-            timeout_s: seconds for one request to a server, which may include a whole transfer.
+            layout: Names, types and shapes of the model's weights.
+            servers: Addresses, http://host:port.
+            master_address: Address under which the servers' workers reach this process.
+            timeout_s: Seconds for one request to a server, which may include a whole transfer.
         """
         self._layout, self._servers = layout, tuple(servers)
         self._master_address, self._timeout_s = master_address, timeout_s
@@ -56,7 +56,7 @@ class NcclChannel:
 
         Raises:
             ConfigError: vLLM is not installed in this environment.
-            RuntimeError: a server failed; it is left paused, and the transfer group is lost.
+            RuntimeError: A server failed; it is left paused, and the transfer group is lost.
         """
         if self._sender is None:
             self._sender = _Sender(self._layout, self._servers, self._master_address, self._timeout_s)
@@ -66,7 +66,7 @@ class NcclChannel:
         """Raise RuntimeError, because the weights go only into the servers' memory.
 
         Raises:
-            RuntimeError: always.
+            RuntimeError: Always.
         """
         raise RuntimeError("weights sent over NCCL cannot be received again; use rollouts.weights = 'directory'")
 
@@ -123,8 +123,8 @@ class ServersClient:
         """Get each server's number of workers.
 
         Args:
-            servers: addresses.
-            timeout_s: seconds for one request.
+            servers: Addresses.
+            timeout_s: Seconds for one request.
         """
         import httpx
 

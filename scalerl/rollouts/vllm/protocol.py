@@ -84,12 +84,12 @@ def generate_body(
     No seed is sent: on CPU, vLLM 0.32 crashes when it has to recompute a request with a seed.
 
     Args:
-        tokens: prompt and completion so far.
-        max_tokens: maximum number of tokens to sample.
-        sampling: temperature, nucleus, stop tokens.
-        request_id: id of the request in the server's log.
-        salt: text; only requests with the same salt share entries of the server's prefix cache.
-        stream_interval: tokens per chunk.
+        tokens: Prompt and completion so far.
+        max_tokens: Maximum number of tokens to sample.
+        sampling: Temperature, nucleus, stop tokens.
+        request_id: Id of the request in the server's log.
+        salt: Text; only requests with the same salt share entries of the server's prefix cache.
+        stream_interval: Tokens per chunk.
     """
     parameters = {
         "temperature": sampling.temperature,
@@ -114,8 +114,8 @@ def parse_chunk(data: bytes) -> Chunk | None:
     """Parse one event of a stream; return None for an event without content.
 
     Raises:
-        BrokenStream: the server reports an error, or an abort that was not requested.
-        BadAnswer: the event is not in vLLM's format.
+        BrokenStream: The server reports an error, or an abort that was not requested.
+        BadAnswer: The event is not in vLLM's format.
     """
     try:
         event = json.loads(data)
@@ -152,7 +152,7 @@ def version_of(label: str) -> int:
     """Return the version of a server's label; the weights that it started with are version 0.
 
     Raises:
-        BadAnswer: the label is not a number, so another client sends weights.
+        BadAnswer: The label is not a number, so another client sends weights.
     """
     if label == UNLABELED:
         return 0

@@ -25,9 +25,9 @@ class TokenSequence:
         """Start at the prompt.
 
         Args:
-            request: the sequence to generate.
-            rule: length limits.
-            stop: tokens that end a sequence.
+            request: The sequence to generate.
+            rule: Length limits.
+            stop: Tokens that end a sequence.
         """
         self.request, self.rule, self._stop = request, rule, frozenset(stop)
         uniform = float(uniforms(np.asarray([request.key], np.uint64), INTERRUPT_DRAW)[0])
@@ -71,9 +71,9 @@ class TokenSequence:
         """Append sampled tokens up to the end of the sequence; ignore the rest.
 
         Args:
-            tokens: sampled tokens.
-            logps: their log-probabilities.
-            version: provisional version; `settle` replaces it.
+            tokens: Sampled tokens.
+            logps: Their log-probabilities.
+            version: Provisional version; `settle` replaces it.
         """
         for token, logp in zip(tokens, logps, strict=True):
             if self.ended is not None:
@@ -84,7 +84,7 @@ class TokenSequence:
         """Set the versions of the latest request's tokens to those that the server reports.
 
         Raises:
-            BadAnswer: the spans do not cover the tokens.
+            BadAnswer: The spans do not cover the tokens.
         """
         first = self.restarts[-1]
         covered = 0

@@ -109,7 +109,7 @@ class Server:
         """Wait until the server answers.
 
         Raises:
-            ConfigError: it ended or took longer than `start_s`; the message has the end of its log.
+            ConfigError: It ended or took longer than `start_s`; the message has the end of its log.
         """
         end = time.monotonic() + self.spec.start_s
         with httpx.Client(base_url=self.address, timeout=5.0, trust_env=False) as client:
@@ -147,7 +147,7 @@ def wait_for_server(address: str, limit_s: float) -> None:
     """Wait until a server given by address answers.
 
     Raises:
-        ConfigError: it did not answer within `limit_s` seconds.
+        ConfigError: It did not answer within `limit_s` seconds.
     """
     end = time.monotonic() + limit_s
     with httpx.Client(base_url=address, timeout=5.0, trust_env=False) as client:

@@ -52,7 +52,7 @@ class Updates(Protocol):
         """Give the server a version; return when it uses it.
 
         Raises:
-            EngineDied: the server does not use the version.
+            EngineDied: The server does not use the version.
         """
         ...
 
@@ -69,7 +69,7 @@ class DirectoryUpdates:
         """Link the version's file under a second name: the learner removes the first as soon as it drops the version.
 
         Raises:
-            EngineDied: the file does not exist.
+            EngineDied: The file does not exist.
         """
         source = self._channel.file(version)
         if not source.exists():
@@ -106,9 +106,9 @@ class PushedUpdates:
         """Wait for pushed weights.
 
         Args:
-            channel: unused; all classes in UPDATES take the channel.
-            timeout_s: seconds that a version may take to arrive.
-            interval_s: seconds between two requests.
+            channel: Unused; all classes in UPDATES take the channel.
+            timeout_s: Seconds that a version may take to arrive.
+            interval_s: Seconds between two requests.
         """
         self._timeout_s, self._interval_s = timeout_s, interval_s
 

@@ -18,8 +18,8 @@ class DirectoryChannel:
         """Use a directory; remove files that an earlier process left there.
 
         Args:
-            path: directory; created if it does not exist.
-            capacity: versions held at a time.
+            path: Directory; created if it does not exist.
+            capacity: Versions held at a time.
         """
         self.path, self.capacity = path, capacity
         path.mkdir(parents=True, exist_ok=True)

@@ -58,8 +58,8 @@ class SharedMemoryChannel:
         """Allocate the slots.
 
         Args:
-            layout: layout of the model's weights.
-            capacity: versions held at a time: in use, waiting, or being written.
+            layout: Layout of the model's weights.
+            capacity: Versions held at a time: in use, waiting, or being written.
         """
         self.capacity, self._layout = capacity, layout
         self._versions_block, self._block = SharedBlock(8 * capacity), SharedBlock(max(1, layout.total) * capacity)

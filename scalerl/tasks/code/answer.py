@@ -35,9 +35,9 @@ def with_prompt(completion: str, prompt: Any, entry: str) -> str | None:
     else is appended to the prompt.
 
     Args:
-        completion: text of the answer.
-        prompt: prompt of the row, text or chat messages.
-        entry: name of the function.
+        completion: Text of the answer.
+        prompt: Prompt of the row, text or chat messages.
+        entry: Name of the function.
     """
     before = code_of_prompt(prompt)
     text = judged_text(completion)

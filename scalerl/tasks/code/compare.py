@@ -42,9 +42,9 @@ def same_value(got: Any, wanted: Any, wrapped: bool = False) -> bool:
     text. All other values are compared by `==` of exact built-in types: 1 equals 1.0 and True; NaN equals nothing.
 
     Args:
-        got: returned value, plain data (guest/plain.py).
-        wanted: expected value, from JSON.
-        wrapped: whether an expected [x] also matches x.
+        got: Returned value, plain data (guest/plain.py).
+        wanted: Expected value, from JSON.
+        wrapped: Whether an expected [x] also matches x.
     """
     got = _as_json(got)
     return bool(got == wanted) or (wrapped and isinstance(wanted, list) and len(wanted) == 1 and bool(got == wanted[0]))

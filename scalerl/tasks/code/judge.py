@@ -42,7 +42,7 @@ class Judge:
         """Find this machine's sandbox.
 
         Raises:
-            ConfigError: the machine has no sandbox.
+            ConfigError: The machine has no sandbox.
         """
         self._settings = settings
         self._pool = BoxPool(offer(settings).command)
@@ -189,7 +189,7 @@ def start(scoring: Scoring) -> None:
     """Prepare this process for `verify`.
 
     Raises:
-        ConfigError: this machine has no sandbox.
+        ConfigError: This machine has no sandbox.
     """
     global _judge
     stop()
@@ -213,8 +213,8 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
     """Return whether the program of a completion passes the tests of its prompt.
 
     Raises:
-        BadTests: the prompt's tests cannot be read; `references.py` checks this before a run.
-        ConfigError: this machine has no sandbox.
+        BadTests: The prompt's tests cannot be read; `references.py` checks this before a run.
+        ConfigError: This machine has no sandbox.
     """
     if _judge is None:
         start(Scoring())

@@ -81,7 +81,7 @@ def read_tests(columns: Mapping[str, Any]) -> Tests:
     (test_list), LiveCodeBench (public_test_cases, private_test_cases), APPS and TACO (input_output).
 
     Raises:
-        BadTests: there are no tests, or their form is unknown.
+        BadTests: There are no tests, or their form is unknown.
     """
     if columns.get("tests") is not None:
         return _parse(columns["tests"], "tests", columns)

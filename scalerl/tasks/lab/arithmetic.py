@@ -33,7 +33,7 @@ def rows(task: ArithmeticTask, count: int) -> list[dict[str, str]]:
     """Return `count` distinct rows with prompt and reference answer (wrong for a share of them).
 
     Raises:
-        ConfigError: the lengths allow fewer than `count` distinct chains.
+        ConfigError: The lengths allow fewer than `count` distinct chains.
     """
     rng = random.Random(task.seed)
     prompts: dict[str, None] = {}

@@ -65,7 +65,7 @@ def rows(task: ProgramsTask, count: int) -> list[dict[str, str]]:
     """Return `count` distinct rows with prompt and answer: the given points and the hidden one.
 
     Raises:
-        ConfigError: this number of points allows fewer than `count` distinct prompts.
+        ConfigError: This number of points allows fewer than `count` distinct prompts.
     """
     functions = list(product(range(10), range(10), permutations(_OTHERS, task.points - 2)))
     if count > len(functions):

@@ -93,7 +93,7 @@ class Box:
         """Send a frame.
 
         Raises:
-            BoxEnded, BoxLate: the sandbox ended, or does not read.
+            BoxEnded, BoxLate: The sandbox ended, or does not read.
         """
         data = memoryview(HEADER.pack(kind, len(payload)) + payload)
         while data:
@@ -109,10 +109,10 @@ class Box:
         """Return the next frame.
 
         Args:
-            deadline: time in seconds of time.monotonic().
+            deadline: Time in seconds of time.monotonic().
 
         Raises:
-            BoxEnded, BoxLate, BoxFlood: no frame came.
+            BoxEnded, BoxLate, BoxFlood: No frame came.
         """
         kind, length = HEADER.unpack(self._read(HEADER.size, deadline))
         if length > self._most:

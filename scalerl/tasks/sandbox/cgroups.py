@@ -15,8 +15,8 @@ def parent(root: Path = ROOT, own: Path = Path("/proc/self/cgroup")) -> Path | N
     """Return the group in which this process may create groups with limits, or None.
 
     Args:
-        root: mount point of the hierarchy of version 2.
-        own: file with the group of this process.
+        root: Mount point of the hierarchy of version 2.
+        own: File with the group of this process.
     """
     try:
         lines = own.read_text().splitlines()
@@ -46,9 +46,9 @@ class Group:
         """Create the group.
 
         Args:
-            place: parent group.
-            memory: limit in bytes for all its processes, including kernel memory.
-            processes: limit of processes and threads.
+            place: Parent group.
+            memory: Limit in bytes for all its processes, including kernel memory.
+            processes: Limit of processes and threads.
         """
         self.path = place / f"scalerl-{uuid.uuid4().hex}"
         self.path.mkdir()

@@ -33,7 +33,7 @@ def bubblewrap(settings: Sandbox, bwrap: str) -> Command:
     /usr and Python; four device files, no /proc and no /sys; no capabilities; and a system-call filter.
 
     Raises:
-        NoSeccomp: system calls cannot be filtered on this machine.
+        NoSeccomp: System calls cannot be filtered on this machine.
     """
     from scalerl.tasks.sandbox.seccomp import program_filter, sandbox_filter
 

@@ -37,7 +37,7 @@ def sandbox_notes(config: RunConfig) -> list[str]:
     """Return one line about the sandbox of a run whose completions are programs; an empty list for other runs.
 
     Raises:
-        ConfigError: the run needs a sandbox, and this machine has none.
+        ConfigError: The run needs a sandbox, and this machine has none.
     """
     if not any(task.verifier == "code" and getattr(task, "reward", None) is None for task in config.data):
         return []
@@ -48,7 +48,7 @@ def offer(settings: Sandbox) -> Offer:
     """Return the sandbox of these settings after a test program has run in it.
 
     Raises:
-        ConfigError: this machine has no sandbox, and `mode` is not "unsafe".
+        ConfigError: This machine has no sandbox, and `mode` is not "unsafe".
     """
     if settings.mode == "unsafe":
         return Offer(unsafe(settings), "programs run WITHOUT a sandbox (scoring.sandbox.mode = 'unsafe'): limits only")

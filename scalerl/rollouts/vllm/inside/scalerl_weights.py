@@ -64,7 +64,7 @@ class DirectoryEngine(WeightTransferEngine):  # type: ignore[misc]
         """Load a version's file.
 
         Raises:
-            RuntimeError: the file has no weights for a layer, which would silently keep its old weights.
+            RuntimeError: The file has no weights for a layer, which would silently keep its old weights.
         """
         from vllm.model_executor.layers.attention import is_deferred_attention_layer
         from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info

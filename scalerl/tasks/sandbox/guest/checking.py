@@ -46,12 +46,12 @@ def check(channel: jail.Channel, limits: jail.Limits, setup: str, tests: str, na
     """Run the tests; the last frame is `P`, or `F` with the failure.
 
     Args:
-        channel: channel to the process outside, which passes calls to the program's process and results back.
-        limits: limits, as for a program.
-        setup: code that runs before the tests; its definitions of `names` are replaced.
-        tests: code whose errors are failures.
-        names: names that the tests use from the program.
-        entry: name of a function; if not empty, `check(entry)` is called at the end.
+        channel: Channel to the process outside, which passes calls to the program's process and results back.
+        limits: Limits, as for a program.
+        setup: Code that runs before the tests; its definitions of `names` are replaced.
+        tests: Code whose errors are failures.
+        names: Names that the tests use from the program.
+        entry: Name of a function; if not empty, `check(entry)` is called at the end.
     """
     jail.limit(limits, 3600)
     jail.load_filter(limits)

@@ -93,7 +93,7 @@ def end_with(parent: int) -> None:
     A sandbox of bubblewrap ends as a whole. Plain processes and gVisor need this call.
 
     Args:
-        parent: process id of the parent.
+        parent: Process id of the parent.
     """
     import ctypes
 

@@ -31,11 +31,11 @@ def dumps(value: Any, keep: Callable[[Any], int] | None = None) -> bytes:
     Args:
         value: None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict, range, deque, Decimal,
             Fraction, an iterator (its items), or a nested value of these types. Subclasses become their base types.
-        keep: function that stores a value of another type and returns its number; None: such a value is an error.
+        keep: Function that stores a value of another type and returns its number; None: such a value is an error.
 
     Raises:
-        TypeError: the value is not plain data, and `keep` is None.
-        RecursionError: the value is nested too deeply, or contains itself.
+        TypeError: The value is not plain data, and `keep` is None.
+        RecursionError: The value is nested too deeply, or contains itself.
     """
     parts: list[bytes] = []
     _write(value, parts.append, keep)
@@ -46,13 +46,13 @@ def loads(data: bytes, remote: Callable[[int], Any] | None = None) -> Any:
     """Return the value that `dumps` wrote.
 
     Args:
-        data: untrusted bytes from the other side.
-        remote: function that creates a proxy for an object kept on the other side; None: such an object is an error.
+        data: Untrusted bytes from the other side.
+        remote: Function that creates a proxy for an object kept on the other side; None: such an object is an error.
 
     Raises:
-        NotPlain: the bytes are not a valid value, or contain a kept object without `remote`.
-        TypeError: a set or dict has a key that cannot be hashed.
-        RecursionError: the value is nested too deeply.
+        NotPlain: The bytes are not a valid value, or contain a kept object without `remote`.
+        TypeError: A set or dict has a key that cannot be hashed.
+        RecursionError: The value is nested too deeply.
     """
     try:
         value, end = _read(data, 0, remote)
