@@ -1,4 +1,4 @@
-"""The live page with 20 runs of 10,000 steps: time to open, CPU use while it follows, and delay.
+"""Measures the live page with 20 runs of 10,000 steps: time to open, CPU use while it follows runs, and delay.
 
     python benchmarks/watch.py                                  # needs the extra `watch`, playwright and Chromium
     python benchmarks/watch.py --runs 4 --steps 1000 --seconds 10 --json results.json

@@ -30,7 +30,7 @@ def display(terminal):
     return shown, console.file
 
 
-@pytest.mark.parametrize(("rate", "words"), [(0.05, None), (0.051, "caution from 5%"), (0.101, "unstable")])
+@pytest.mark.parametrize(("rate", "words"), [(0.05, None), (0.051, "if the share exceeds 10%"), (0.101, "unstable")])
 def test_truncation_warnings_start_at_5_and_10_percent(rate, words):
     said = truncation_warning(rate)
     assert said is None if words is None else words in said
@@ -40,7 +40,7 @@ def test_each_truncation_warning_is_given_once():
     shown, out = display(terminal=False)
     for rate in (0.06, 0.07, 0.12, 0.13):
         shown.step({**ROW, "truncation_rate": rate})
-    assert out.getvalue().count("caution") == 1 and out.getvalue().count("unstable") == 1
+    assert out.getvalue().count("if the share exceeds") == 1 and out.getvalue().count("usually becomes") == 1
 
 
 def test_the_live_table_shows_the_main_metrics():

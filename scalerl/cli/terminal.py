@@ -1,4 +1,4 @@
-"""Prints text so that a terminal does not break it within words."""
+"""Prints text and wraps long lines on a terminal between words."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ import sys
 import textwrap
 
 LABEL = re.compile(r"\s*\S+(?: \S+)*\s{2,}|\s*")
-"""What the further lines of a paragraph are indented by: words with two spaces after them, or the spaces in front."""
+"""Prefix that gives the indentation of continuation lines: words followed by two spaces, or leading spaces."""
 
 
 def say(text: str) -> None:
-    """Print lines; on a terminal those that are wider than it are wrapped between words, under their label.
+    """Print lines; on a terminal, wrap long lines between words and indent the rest under their label.
 
-    A file or a pipe gets every line whole, so that programs find them.
+    In a file or a pipe, lines are not wrapped, so that programs can parse them.
     """
     print(wrapped(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text)
 
 
 def wrapped(text: str, width: int) -> str:
-    """Return a text whose lines are at most so wide, unless one word is wider, such as a path.
+    """Wrap the lines of a text; a word that is wider than a line, such as a path, is not broken.
 
     Args:
-        text: lines.
-        width: columns.
+        text: text to wrap.
+        width: width of a line in columns.
     """
     return "\n".join(_wrapped_line(line, width) for line in text.split("\n"))
 

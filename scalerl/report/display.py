@@ -20,7 +20,7 @@ from scalerl.scaling import CurveError
 from scalerl.types import EvalPoint
 
 WARN_TRUNCATION, UNSTABLE_TRUNCATION = 0.05, 0.10
-"""Shares of truncated rollouts: where caution begins, and where the paper's runs usually became unstable."""
+"""Shares of truncated rollouts above which a warning is shown; above the second, the paper's runs became unstable."""
 
 
 def truncation_warning(rate: float) -> str | None:
@@ -28,7 +28,7 @@ def truncation_warning(rate: float) -> str | None:
     if rate > UNSTABLE_TRUNCATION:
         return f"{rate:.0%} of the rollouts are truncated: above 10% training usually becomes unstable"
     if rate > WARN_TRUNCATION:
-        return f"{rate:.0%} of the rollouts are truncated: caution from 5% on"
+        return f"{rate:.0%} of the rollouts are truncated: training may become unstable if the share exceeds 10%"
     return None
 
 
@@ -55,7 +55,7 @@ class RunDisplay:
         self._live: Live | None = None
 
     def start(self) -> None:
-        """Start to redraw, on a terminal."""
+        """Start the live table, if the console is a terminal."""
         if self.console.is_terminal and self._live is None:
             self._live = Live(self._render(), console=self.console, refresh_per_second=4, transient=True)
             self._live.start()

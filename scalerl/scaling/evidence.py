@@ -1,4 +1,4 @@
-"""The test of whether the evidence is enough to stop a run, used by ``advise`` and ``stop_when``."""
+"""Tests whether the evidence is enough to stop a run, for ``advise`` and ``stop_when``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from scalerl.scaling.health import ENOUGH_POINTS, Symptom, decline
 from scalerl.scaling.trend import Trend, trend
 
 NO_RETURN = (10, 11)
-"""Public runs that had clearly fallen at two successive evaluations: (never again more than 0.01 above their earlier
-best, all), by means of three points. All are from one repository."""
+"""Counts of public runs that had clearly fallen at two successive evaluations: (never again more than 0.01 above their
+earlier best, all), for means of three points. All are from one repository."""
 
 NO_CLIMB = (13, 28)
-"""Public runs without a clear climb at an evaluation from the tenth on: (ended more than 0.01 above that evaluation,
-all), by means of a fifth of the points."""
+"""Counts of public runs without a clear climb at an evaluation from the tenth on: (ended more than 0.01 above that
+evaluation, all), for means of a fifth of the points."""
 
 
 class Chance(NamedTuple):
@@ -30,7 +30,7 @@ class Chance(NamedTuple):
     """Probability by the forecast."""
 
     trend: float
-    """The same if the rise continues as over the last doubling of compute."""
+    """Probability if the rise continues as over the last doubling of compute."""
 
     recent: Trend
     """The rise over the last doubling of compute."""
@@ -50,7 +50,7 @@ def chance_of_gain(fitted: Fit, compute: float, gain: float) -> Chance:
 
 
 def doubt(fitted: Fit, factor: float, gain: float, limit: float) -> str | None:
-    """Return why the run should not be stopped for lack of gain, or None if it may be stopped.
+    """Return the reason why the run should not be stopped for lack of gain, or None if it may be stopped.
 
     The conditions for a stop must hold at this evaluation and at the previous one.
 
@@ -70,7 +70,7 @@ def doubt(fitted: Fit, factor: float, gain: float, limit: float) -> str | None:
 
 
 def doubt_at(fitted: Fit, factor: float, gain: float, limit: float) -> str | None:
-    """Return the same as ``doubt``, judged at the last evaluation only."""
+    """Return the reason as in ``doubt``, judged at the last evaluation only."""
     if has_fallen(fitted.curve):
         return "the run has fallen from its best"
     if not climbed(fitted):
@@ -88,7 +88,7 @@ def doubt_at(fitted: Fit, factor: float, gain: float, limit: float) -> str | Non
 
 
 def climbed(fitted: Fit) -> bool:
-    """Whether the run has a clear climb; without one, the climb may still begin later."""
+    """Return whether the run has a clear climb; without one, the climb may still begin later."""
     return fitted.futures is None or fitted.futures.stays <= DOUBTFUL
 
 

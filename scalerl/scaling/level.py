@@ -1,10 +1,9 @@
-"""The model of a level with noise: a run without a trend, solved in closed form.
+"""The model of a run without a trend, a level with noise, solved in closed form.
 
-y_t = m_t + white noise of variance s^2, m_t = m_(t-1) + a step of variance q s^2. With q = 0 it is noise around one
-level; with a large q only the last values count, so a run that has fallen stays down. Steps are evaluations.
-
-The covariance I + q K, K_ij = min(i, j), has the known eigenvectors of K for every q, so that one matrix product
-solves the model for all values of q.
+y_t = m_t + white noise of variance s^2, m_t = m_(t-1) + a step of variance q s^2. Steps are evaluations. With q = 0
+this is noise around one level; with a large q only the last values count, so a run that has fallen stays down. The
+covariance I + q K, K_ij = min(i, j), has the known eigenvectors of K for every q, so one matrix product solves the
+model for all values of q.
 
 Axes in names: N points, Q values of q, D draws.
 """
@@ -20,7 +19,7 @@ from scalerl.scaling.grid import systematic
 from scalerl.scaling.law import Array
 
 STEP_RATIOS = np.array([0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0])
-"""Values of q, equally likely."""
+"""Values of q, with equal prior probability."""
 
 
 class LevelDraws(NamedTuple):
@@ -51,7 +50,7 @@ class LevelPosterior(NamedTuple):
     """Residual sum of squares for each q, in units where s = 1."""
 
     def draws(self, count: int, rng: np.random.Generator) -> LevelDraws:
-        """Draws of the level at the last point and of the noise, shape (count,)."""
+        """Return draws of the level at the last point and of the noise, shape (count,)."""
         chosen_D = systematic(self.weight_Q, count)
         dof = len(self.path_N) - 1
         sd_D = np.sqrt(self.rss_Q[chosen_D] / rng.chisquare(dof, count))
@@ -61,7 +60,7 @@ class LevelPosterior(NamedTuple):
 
 @lru_cache(maxsize=64)
 def walk_modes(count: int) -> tuple[Array, Array]:
-    """Eigenvalues, shape (N,), and eigenvectors, shape (N, N), of K_ij = min(i, j), i = 0 to N - 1.
+    """Return the eigenvalues, shape (N,), and eigenvectors, shape (N, N), of K_ij = min(i, j), i = 0 to N - 1.
 
     K without its first row and column is the inverse of a second-difference matrix, whose modes are sines.
     """
@@ -76,7 +75,7 @@ def walk_modes(count: int) -> tuple[Array, Array]:
 
 
 def weighted_modes(weight_N: Array) -> tuple[Array, Array]:
-    """Eigenvalues and eigenvectors of the covariance of a walk whose values are multiplied by weights."""
+    """Return the eigenvalues and eigenvectors of the covariance of a walk whose values are multiplied by weights."""
     step_N = np.arange(len(weight_N), dtype=np.float64)
     values_N, vectors_NN = np.linalg.eigh(np.minimum.outer(step_N, step_N) * np.outer(weight_N, weight_N))
     return np.maximum(values_N, 0.0), vectors_NN
@@ -88,12 +87,12 @@ def log_scale(weight_N: Array | None) -> float:
 
 
 def level_posterior(y_N: Array, floor: float, weight_N: Array | None = None) -> LevelPosterior:
-    """The posterior of the level model.
+    """Return the posterior of the level model.
 
     Args:
         y_N: data, at least 3 points.
-        floor: added to the residual sum of squares, as in ``linear.eliminate``.
-        weight_N: inverse of the noise of each point relative to the others; None if it is the same.
+        floor: term added to the residual sum of squares, as in ``linear.eliminate``.
+        weight_N: inverse of the noise of each point relative to the others; None if the noise is the same.
     """
     from scipy.special import gammaln
 

@@ -11,7 +11,7 @@ from scalerl.scaling.curve import Curve
 from scalerl.scaling.law import Array
 
 NOISE_AT_BOUND = 0.01
-"""Added to p(1 - p) when noise is scaled with it, because noise does not vanish at the metric's bounds."""
+"""Term added to p(1 - p) when noise is scaled with it, because noise does not vanish at the metric's bounds."""
 
 OTHER_NOISE = 0.1
 """Minimum share of the variance that does not depend on the number of answers, such as from changes of the weights."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 from scalerl.files import move_into
-from scalerl.report.summary import summarise
+from scalerl.report.summary import summarize
 from scalerl.rollouts.pipeline import Interrupted
 from scalerl.tasks.user_rewards import RewardError
 from scalerl.training.loop import train
@@ -47,7 +47,7 @@ def run_to_end(run: Session) -> list[str]:
     closing = [f"{reason}trained {run.progress.step} updates ({run.progress.skipped_steps} skipped)"]
     if run.progress.stopped_by:
         closing.append(f"to train further anyway: scalerl resume {run.directory.path}")
-    return closing + summarise(run.directory.path, run.config, run.points)
+    return closing + summarize(run.directory.path, run.config, run.points)
 
 
 def _stopped(run: Session) -> str:

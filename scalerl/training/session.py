@@ -61,7 +61,7 @@ class Session:
     followers: Followers | None = None
     """Loggers and notifications."""
     phase: Callable[[str], None] = lambda phase: None
-    """Tells those who watch the run what it does now, a key of `status.PHASES`."""
+    """Function that reports the current phase of the run, a key of `status.PHASES`."""
     progress: Progress = field(default_factory=Progress)
     clock: Stopwatch = field(default_factory=Stopwatch)
     points: list[EvalPoint] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Session:
         self.directory.close()
 
     def ended(self, state: str, message: str) -> None:
-        """Say how the run ended, before it is closed: finished, stopped or failed, and a message in words."""
+        """Report how the run ended: finished, stopped or failed, with a message; call this before `close`."""
         if self.followers:
             self.followers.ended(state, message)
 
@@ -198,8 +198,8 @@ class Session:
     def evaluate(self, taken: RolloutBatch | None = None) -> None:
         """Measure each task's held-out pass rate; the time it takes is excluded from the training time.
 
-        A group of `taken` is saved too. Generation continues while the samples are scored and replayed, and this time
-        of the generators counts.
+        A group of `taken` is saved too. Generation continues while the samples are scored and replayed; this time
+        counts as training time of the generators.
         """
         self.phase("evaluating")
         step, visits = self.progress.step, held_out_visits(self.prompts.held_out)
@@ -251,7 +251,7 @@ class Session:
         """Check that the log-probabilities of a few samples agree with the learner's weights.
 
         Returns:
-            Their log ratios by index of the group, those of the first rollouts of a training group, and the seconds.
+            The log ratios by index of the group, those of the first rollouts of `sample`, and the duration in seconds.
 
         Raises:
             TrainingFailed: The log-probabilities differ.

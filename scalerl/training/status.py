@@ -28,7 +28,7 @@ PHASES = {
     "evaluating": "measures the pass rate on held-out prompts; training continues afterwards",
     "saving": "writes a checkpoint or the final model",
 }
-"""What a running run does."""
+"""Phases of a running run, with descriptions."""
 
 BEAT_S = 5.0
 """Seconds between two beats."""
@@ -56,7 +56,7 @@ class Status:
     beat: float
     """Time of the last write, seconds since 1970."""
     phase: str = ""
-    """What a running run does, a key of `PHASES`; empty in files of older versions."""
+    """Current phase of a running run, a key of `PHASES`; empty in files of older versions."""
 
 
 class Heartbeat:
@@ -90,12 +90,17 @@ class Heartbeat:
         self._status = replace(self._status, state=state, message=message[:LONGEST])
 
     def phase(self, phase: str, message: str = "") -> None:
-        """Set what the run does now, a key of `PHASES`, with details; the thread writes it at once."""
+        """Set the phase of the run, a key of `PHASES`, with details; the thread writes it immediately."""
         assert phase in PHASES
         self._status = replace(self._status, phase=phase, message=message[:LONGEST])
         self._wake.set()
 
     def _beat(self) -> None:
+        """Rewrite status.json at intervals.
+
+        Consumes: phases. Produces: status.json. Waits for: the next beat. Unblocked by: its time, a new phase, or
+        `__exit__`.
+        """
         while not self._ended:
             self._wake.wait(self._every_s)
             self._wake.clear()
@@ -105,6 +110,21 @@ class Heartbeat:
         # a full or missing disk is reported when rows are written; the heartbeat must not end the run
         with suppress(OSError):
             write_whole(self._path, json.dumps(asdict(replace(self._status, beat=time.time()))) + "\n")
+
+
+def mark_stopped(directory: Path, pid: int, message: str) -> None:
+    """Set the state `stopped` in status.json of a run whose training process has ended without doing so.
+
+    Args:
+        directory: Run directory.
+        pid: Id of that process. The status of another process is not changed.
+        message: Message about the end of the process.
+    """
+    found = read_status(directory)
+    if found is not None and (found.state, found.pid) == ("running", pid):
+        ended = {**asdict(found), "state": "stopped", "message": message[:LONGEST], "beat": time.time()}
+        with suppress(OSError):
+            write_whole(directory / NAME, json.dumps(ended) + "\n")
 
 
 def read_status(directory: Path) -> Status | None:

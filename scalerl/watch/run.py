@@ -50,12 +50,12 @@ class WatchedRun:
     """Follows one run directory. Not thread-safe: hold the watcher's lock."""
 
     def __init__(self, path: Path, name: str, study: str = "") -> None:
-        """Read the ends of its files.
+        """Read the ends of the run's files.
 
         Args:
             path: run directory.
             name: name on the page.
-            study: id of its study; empty for none.
+            study: id of the study that contains the run; empty: none.
         """
         self.path, self.name, self.study, self.id = path, name, study, id_of(path)
         self.fits: dict[str, TaskFit] = {}
@@ -306,5 +306,5 @@ def id_of(path: Path) -> str:
 
 
 def or_none(value: float) -> float | None:
-    """Return a finite number, else None: JSON has no NaN."""
+    """Return a finite number unchanged, else None, because JSON has no NaN."""
     return value if math.isfinite(value) else None

@@ -15,10 +15,10 @@ from scalerl.watch.state import find, is_run
 from scalerl.watch.studies import WatchedStudy
 
 POLL_S = 0.5
-"""Seconds between polls of the files."""
+"""Interval of the polls of the files, seconds."""
 
 SEARCH_S = 3.0
-"""Seconds between searches for new runs."""
+"""Interval of the searches for new runs, seconds."""
 
 
 class Watcher:
@@ -29,7 +29,7 @@ class Watcher:
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Find the runs and studies and read the ends of their files; a path that does not exist may come later."""
+        """Find the runs and studies and read the ends of their files; a missing path may be created later."""
         self.paths = list(paths)
         self.lock = threading.Lock()
         """Held while runs are accessed."""

@@ -15,7 +15,7 @@ def test_a_long_line_is_wrapped_between_words_under_its_label():
     assert " ".join(" ".join(lines).split()) == " ".join(text.split())
 
 
-def test_a_path_is_never_broken_and_a_line_that_fits_stays_as_it_is():
+def test_a_path_is_never_broken_and_a_line_that_fits_is_unchanged():
     path = "/a/directory-with-hyphens" * 5
     assert path in wrapped(f"run       {path} {path}", 80).split("\n")[0]
     assert wrapped("  A       0.6    the ceiling", 80) == "  A       0.6    the ceiling"
