@@ -1,4 +1,4 @@
-"""The rules for stopping arms that ``allocation.py`` compares: the rule of `scalerl.study.allocate`, and two others.
+"""The rules for stopping arms that `allocation.py` compares: the rule of `scalerl.study.allocate`, and two others.
 
 `scalerl.study.allocate` has no budget, because its slices end with the run. Here, an arm that has spent its budget
 cannot be trained further, so its posterior does not change.
@@ -28,7 +28,7 @@ class Rule(NamedTuple):
     """Evidence per arm, shape (A,), from the draws, and from the draws with finished arms fixed at their means."""
 
     least: float
-    """Limit, chosen on 120 studies with different random numbers from those of ``allocation.py``."""
+    """Limit, chosen on 120 studies with different random numbers from those of `allocation.py`."""
 
 
 def probability_above(draws: ArmDraws) -> Array:
@@ -65,7 +65,7 @@ def decide(fits: Sequence[Sequence[Fit]], open_A: Array, rule: str) -> Decision:
     Args:
         fits: fits of all runs of each arm.
         open_A: whether each arm has budget left.
-        rule: key of ``RULES``.
+        rule: key of `RULES`.
     """
     fitted = [fitted_arm(str(a), list(runs)) for a, runs in enumerate(fits)]
     judgeable = [f for f in fitted if not f.collapsed]

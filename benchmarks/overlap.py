@@ -1,8 +1,8 @@
-"""Measures the speedup by overlap: the lab with PipelineRL-8 compared with the same work in turns (on-policy, k = 0).
+"""Measures the speedup by overlap: the lab with PipelineRL-8 compared with alternating generation and training (k = 0).
 
     python benchmarks/overlap.py [--rounds 3] [--steps 80] [--out overlap.json] [-- --any.field VALUE ...]
 
-In turns, one side always waits, so each side may use all cores; the case with one thread per side is measured too.
+When they alternate, one side always waits, so each side may use all cores; the case with one thread per side is measured too.
 Steps per second are from the metrics of the run after the first ten steps, without evaluations. Prints medians over
 rounds.
 """
@@ -19,9 +19,9 @@ from work import machine, train
 
 WARM_UP = 10
 ARMS = {
-    "pipeline, 1 thread a side": ["--recipe.off_policy.max_lag", "8"],
-    "in turns, 1 thread a side": ["--recipe.off_policy.max_lag", "0"],
-    "in turns, 2 threads a side": ["--recipe.off_policy.max_lag", "0", "--hardware.generator_threads", "2",
+    "pipeline, 1 thread per side": ["--recipe.off_policy.max_lag", "8"],
+    "alternating, 1 thread per side": ["--recipe.off_policy.max_lag", "0"],
+    "alternating, 2 threads per side": ["--recipe.off_policy.max_lag", "0", "--hardware.generator_threads", "2",
                                    "--hardware.trainer_threads", "2"],
 }  # fmt: skip
 
@@ -37,10 +37,10 @@ def main() -> None:
     for _ in range(options.rounds):
         for name, words in ARMS.items():
             rates[name].append(measure([*words, "--steps", str(options.steps), *options.extra]))
-    pipeline = rates["pipeline, 1 thread a side"]
+    pipeline = rates["pipeline, 1 thread per side"]
     for name, values in rates.items():
         ratio = statistics.median(p / v for p, v in zip(pipeline, values, strict=True))
-        print(f"{name:28s} {statistics.median(values):6.2f} steps/s   pipeline is {ratio:.2f}x")
+        print(f"{name:31s} {statistics.median(values):6.2f} steps/s   pipeline is {ratio:.2f}x")
     options.out.write_text(json.dumps({"machine": machine(), "steps_per_s": rates}, indent=1) + "\n")
 
 

@@ -98,7 +98,7 @@ def compare(first: list[Path], second: list[Path]) -> dict[str, Any]:
 
 
 def descendants(pid: int) -> list[tuple[int, str]]:
-    """Return (process id, command line) of all processes below one."""
+    """Return (process id, command line) of all descendants of a process."""
     found: list[tuple[int, str]] = []
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():

@@ -36,7 +36,7 @@ FALLEN = 0.1
 """Distance below its best, as a share of the metric's range, from which a run has fallen."""
 
 GAIN = 0.01
-"""Smallest gain that is worth further training, for ``advise``."""
+"""Smallest gain that is worth further training, for `advise`."""
 
 LEVELS = np.linspace(0.1, 0.9, 9)
 """Nominal probabilities of the calibration plot."""
@@ -46,7 +46,7 @@ LEVELS = np.linspace(0.1, 0.9, 9)
 class RealRun:
     """One run of the file.
 
-    Example: ``RealRun("qwen-s1", "lab/countdown", "rising", Curve([0, 10, 20], [0.1, 0.3, 0.4]))``
+    Example: `RealRun("qwen-s1", "lab/countdown", "rising", Curve([0, 10, 20], [0.1, 0.3, 0.4]))`
     """
 
     name: str
@@ -84,7 +84,7 @@ class Split:
 class Stop:
     """The rest of a run after the first advice to end it.
 
-    Example: ``Stop("qwen-s1", "lab/countdown", "rising", "stop", 0.6, 0.004, 0.003, 0.003, -0.01)``
+    Example: `Stop("qwen-s1", "lab/countdown", "rising", "stop", 0.6, 0.004, 0.003, 0.003, -0.01)`
     """
 
     run: str
@@ -99,7 +99,7 @@ class Stop:
     smooth_gain: float
     """The gain of a smoother curve: means of a fifth of the points; at the stop, half of them lie before it."""
     noise: float
-    """Standard error of ``gain`` from the scatter of neighboring points."""
+    """Standard error of `gain` from the scatter of neighboring points."""
     over_best: float
     """Level at the end minus the best mean of three points up to the stop."""
 
@@ -223,7 +223,7 @@ def table(splits: Sequence[Split]) -> dict[str, Any]:
 
 
 def share(stops: Sequence[Stop], gains: Sequence[float]) -> float | None:
-    """Return the share of the compute after stops that gained less than ``GAIN``; None without a stop."""
+    """Return the share of the compute after stops that gained less than `GAIN`; None without a stop."""
     after = np.array([1 - stop.at for stop in stops])
     return float(after @ (np.array(gains) < GAIN) / after.sum()) if stops else None
 

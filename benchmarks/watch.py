@@ -100,7 +100,7 @@ def opened(tab: Any, address: str, script: str) -> tuple[float, float]:
 
 
 def children_cpu_s() -> float:
-    """Return the CPU seconds of all processes below this one: server, browser and its driver."""
+    """Return the CPU seconds of all descendants of this process: server, browser and its driver."""
     parents = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has ended

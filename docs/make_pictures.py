@@ -191,7 +191,7 @@ def allocation(path: Path) -> None:
 
 
 def climbs_and_falls(compute: Any) -> Any:
-    """Rise as the law says, then fall to a third within a fifth of the run."""
+    """Rise according to the law, then fall to a third within a fifth of the run."""
     height = sigmoid(compute, 0.61, 2.5, 1500.0, 0.2)
     return height - 0.4 * np.clip((compute - 0.3 * LAST) / (0.1 * LAST), 0, 1)
 

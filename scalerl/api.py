@@ -30,7 +30,7 @@ def train(
         progress: Whether to show the run while it trains: lines in a script, a live table and curve in a notebook.
         trust: Whether to run the code in a TOML file without asking. Code in `fields` or a RunConfig is always trusted.
         fields: Fields of the configuration by their dotted names, `**{"recipe.loss.max_ratio": 8}`. Two underscores
-            stand for a dot, `recipe__loss__max_ratio=8`; the short names are those of the command line, `seed=1`.
+            mean a dot, `recipe__loss__max_ratio=8`; the short names are those of the command line, `seed=1`.
 
     Raises:
         ConfigError: The configuration, the model or the data is invalid.

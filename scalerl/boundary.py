@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 IMPORT_S = 60.0
-"""Time limit in seconds for importing a module of the user, unless $SCALERL_IMPORT_S is a positive number."""
+"""Time limit in seconds for importing a user module, unless $SCALERL_IMPORT_S is a positive number."""
 
 SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGCHLD") if hasattr(signal, name)
@@ -172,7 +172,7 @@ def _random_streams() -> Iterator[None]:
     finally:
         for name, (get, put) in _generators().items():
             _theirs[name] = get()
-            put(ours[name] if name in ours else _begun(name, _theirs[name]))  # the user's code has just loaded it
+            put(ours[name] if name in ours else _begun(name, _theirs[name]))  # loaded by the user's code just now
 
 
 def _begun(name: str, state: Any) -> Any:

@@ -90,7 +90,7 @@ def check_arguments(
     """Check that a function accepts the arguments of its future calls.
 
     Args:
-        function: Function of the user.
+        function: User function.
         name: Name of the function, for messages.
         field: Configuration field of the function, for messages.
         given: Documented names of the positional arguments.
@@ -118,10 +118,10 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def call(function: Callable[..., Any], name: str, *arguments: Any, limit_s: float | None = None, **named: Any) -> Any:
-    """Call a function of the user inside a boundary (boundary.py) and return its result.
+    """Call a user function inside a boundary (boundary.py) and return its result.
 
     Args:
-        function: Function of the user.
+        function: User function.
         name: Name of the function, `module:function`, for messages.
         arguments: Positional arguments.
         limit_s: Time limit in seconds; None: no limit.

@@ -1,6 +1,6 @@
 """Lists the code that a configuration runs, and asks the user before unconfirmed code runs for the first time.
 
-A configuration from somebody else can name any function and any executable. Code that the user typed, passed from
+A configuration from someone else can name any function and any executable. Code that the user typed, passed from
 Python or confirmed is remembered by a hash of its content.
 """
 

@@ -34,7 +34,7 @@ def benchmark(monkeypatch):
 
 @pytest.fixture
 def user_code(tmp_path, monkeypatch):
-    """A function that writes a module of the user into the working directory, from which it can be imported."""
+    """A function that writes a user module into the working directory, from which it can be imported."""
     from scalerl import plugins
     from scalerl.tasks import custom, user_rewards
 

@@ -37,7 +37,7 @@ class Truth:
     failed: str = ""
     """Last message of its processes."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Values that differ from ``METRICS``."""
+    """Values that differ from `METRICS`."""
 
 
 METRICS = {

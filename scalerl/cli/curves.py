@@ -182,7 +182,7 @@ def _sources(paths: Sequence[Path], arguments: argparse.Namespace) -> list[Sourc
 
 
 def _amount(word: str) -> float | str:
-    """Convert a number to a float; return other text, such as the multiple 2x, unchanged for ``forecast``."""
+    """Convert a number to a float; return other text, such as the multiple 2x, unchanged for `forecast`."""
     try:
         return float(word)
     except ValueError:

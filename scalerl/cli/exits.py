@@ -155,7 +155,7 @@ def guarded(action: Callable[[], int]) -> int:
     except Exception as error:  # only errors of the system are reported in one line; all others propagate
         found = system_error(error)
         if found is None or (found.filename is None and found.errno not in DISK):
-            raise  # not about a path of the user
+            raise  # not about a path that the user gave
         complain(trouble(found))
         return FAILED
     finally:

@@ -24,7 +24,7 @@ EVERY_S = 1.0
 """Interval in seconds at which a followed run is read."""
 
 GONE = ("finished", "stopped", "failed", "dead", "unreadable")
-"""States in which a run writes no more rows."""
+"""States after which a run writes no rows."""
 
 
 def add_ls_parsers(commands: Any) -> None:

@@ -1,7 +1,7 @@
 """Runs a command with the user's code in a child process, so that exit code 0 means a finished command.
 
 `boundary.py` stops `sys.exit` and `os._exit`, but a C library can still end the process with `exit(0)`, and only a
-parent process can change the exit code that the shell sees. Commands without code of the user run in one process.
+parent process can change the exit code that the shell sees. Commands without user code run in one process.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 
 
 ONCE_S = 0.5
-"""Seconds within which a signal to both processes, as a job scheduler sends it, and the passed-on one count once."""
+"""Seconds within which equal signals count once: a job scheduler may signal both processes, and the parent passes its
+signal on."""
 
 
 def witnessed(code: Sequence[Code], action: Callable[[], int], run: Path | None = None) -> int:
-    """Run an action in a child process if code of the user runs in it, and return its exit code.
+    """Run an action in a child process if it runs user code, and return its exit code.
 
-    The child reports that the action has returned or raised. If it ends without the report, this is an error: one line
-    is printed, and status.json of the run gets the state `stopped`. If this process is killed, so is the child.
+    The child reports that the action has returned or raised. If the child ends without a report, one line is printed
+    on standard error, and status.json of the run gets the state `stopped`. If this process is killed, the child is
+    killed too.
 
     Args:
         code: Code of the configuration; if there is none, the action runs in this process.

@@ -46,7 +46,7 @@ class RayWorkers:
 
         Args:
             address: Argument of `ray.init`: "auto", "local", or HOST:PORT.
-            count: Number of parallel tasks; 0 for as many as fit on the cluster.
+            count: Number of parallel tasks; 0: as many as fit on the cluster.
             cpus: Cores per run.
             gpus: Number of GPUs per run.
             own: Cores (CPU) and GPUs of the actors of a run. The number of tasks leaves room for them, because runs

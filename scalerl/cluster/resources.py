@@ -1,4 +1,4 @@
-"""Cores and GPUs that each kind of process requests from Ray."""
+"""Number of cores and GPUs that each kind of process requests from Ray."""
 
 from __future__ import annotations
 

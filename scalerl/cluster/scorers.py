@@ -181,6 +181,6 @@ def actor_scorers(ray: Any, config: RunConfig) -> dict[str, Scorer]:
     """Return a scorer per task, all in the same actors; raises what ActorPool raises."""
     local = {task.curve: make_scorer(task, config.scoring) for task in config.data}
     for scorer in local.values():
-        scorer.close()  # made only to check the configuration here, and for their rule for truncated completions
+        scorer.close()  # used only to check the configuration and to score truncated completions
     pool = ActorPool(ray, config)
     return {name: ActorScorer(pool, name, scorer.truncated) for name, scorer in local.items()}

@@ -163,7 +163,7 @@ def _stand_in(cls: type[Part], name: str, value: Any) -> LiteralString | None:
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a text can be encoded; half of a surrogate pair, or bytes of a command line, may not."""
+    """Return whether a text can be encoded as UTF-8; a lone surrogate, or bytes of a command line, cannot."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -15,7 +15,7 @@ Held = Annotated[int, Field(ge=1, le=10**7)]
 Few = Annotated[int, Field(ge=1, le=10**4)]
 """Counts of processes, layers, samples per prompt."""
 NoneOrFew = Annotated[int, Field(ge=0, le=10**4)]
-"""The same, with 0."""
+"""The same, or 0."""
 Seed = Annotated[int, Field(ge=0, le=2**63 - 1)]
 """Seeds that torch accepts."""
 Positive = Annotated[float, Field(gt=0)]
@@ -25,4 +25,4 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 """Above 0, at most 1."""
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
-"""Time limits in seconds: at most 115 days, because timers of the system overflow at a larger value."""
+"""Time limits in seconds: at most 115 days, because larger values overflow timers of the system."""

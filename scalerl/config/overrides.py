@@ -62,7 +62,7 @@ def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any])
     try:
         return build(RunConfig, merge(from_file, typed), "command line")
     except ConfigError as error:
-        try:  # only now: the file alone may lack fields that the command line adds (--model)
+        try:  # not earlier: the file alone may lack fields that the command line adds (--model)
             build(RunConfig, from_file, "command line")
         except ConfigError as own:
             if str(own) == str(error):  # an error of the file is reported with its name

@@ -64,7 +64,7 @@ def read_log(path: Path) -> Log:
 
 
 def read_directory(path: Path) -> Log:
-    """Read the log in a run's directory: the first of ``INSIDE`` that exists, or TensorBoard's event files."""
+    """Read the log in a run's directory: the first of `INSIDE` that exists, or TensorBoard's event files."""
     for pattern, pick in INSIDE:
         found = sorted(path.glob(pattern))
         if found:

@@ -17,7 +17,7 @@ Prepare = Callable[[list[Row]], tuple[list[Row], tuple[str, ...]]]
 """A function from rows to prepared rows and notes."""
 
 SECONDS = "@seconds"
-"""Column that ``prepare`` adds if training time must be computed from several columns of the log."""
+"""Column that `prepare` adds if training time must be computed from several columns of the log."""
 
 
 def number(row: Row, name: str) -> float | None:
@@ -37,7 +37,7 @@ def as_they_are(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
 
 
 def without(whole: str, aside: Sequence[str]) -> Prepare:
-    """Return a ``prepare`` that computes ``SECONDS``: a timer minus other timers that it includes."""
+    """Return a `prepare` that computes `SECONDS`: a timer minus other timers that it includes."""
 
     def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
         for row in rows:
@@ -76,7 +76,7 @@ class Dialect:
     seconds: tuple[str, ...] = ()
     """Training seconds per step (mean since the last row), best first."""
     clocks: tuple[str, ...] = ()
-    """Seconds since an arbitrary start, including evaluation; used if there is no ``seconds``."""
+    """Seconds since an arbitrary start, including evaluation; used if there is no `seconds`."""
     tokens: tuple[str, ...] = ()
     """Total number of tokens."""
     step_tokens: tuple[str, ...] = ()

@@ -33,13 +33,13 @@ IMPORTERS: dict[str, Dialect] = {
     module.DIALECT.name: module.DIALECT
     for module in (trl, verl, prime_rl, open_instruct, skyrl, pipeline_rl, wandb_run, tensorboard, table)
 }
-"""The sources, by the name that ``source`` and ``--from`` take."""
+"""The sources, by the name that `source` and `--from` take."""
 
 BY_LAYOUT = {"trainer_state": "trl", "console": "verl", "wandb": "wandb", "tensorboard": "tensorboard"}
 """The source of a file format if no column identifies the framework."""
 
 ROLES = ("step", "seconds", "clock", "tokens", "step_tokens", "device_hours", "flops", "task", "stderr")
-"""Roles that ``columns`` can assign."""
+"""Roles that `columns` can assign."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Imported:
     """
 
     rows: list[dict[str, Any]]
-    """Rows of a points.jsonl, for ``Curve.from_rows``. If bounds are not [0, 1], the metric's column is `metric`."""
+    """Rows of a points.jsonl, for `Curve.from_rows`. If bounds are not [0, 1], the metric's column is `metric`."""
     notes: tuple[str, ...]
     source: str
     metric: str
@@ -77,13 +77,13 @@ def read(
 
     Args:
         path: A file, a run's directory, or several in the order they were written.
-        source: One of ``IMPORTERS``; None recognizes it by the columns.
+        source: One of `IMPORTERS`; None recognizes it by the columns.
         metric: Full name of the metric in the log; required if there are several.
         task: Name of the task; required if the log has several.
         run: Name of the run; required if the file has several, such as a chart of wandb or a table with a column `run`.
         devices: Number of accelerators of the run, for device-hours; required if the log does not contain it.
         bounds: Smallest and largest possible value of the metric.
-        columns: Column names by role (``ROLES``), for logs with other names.
+        columns: Column names by role (`ROLES`), for logs with other names.
 
     Raises:
         CurveError: There is nothing to read, the source is unknown, or the metric is missing or ambiguous.

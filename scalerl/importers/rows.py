@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 Row = dict[str, Any]
-"""Column -> number (or text, in ``TEXT_COLUMNS``); a cell that is empty or not a number is absent."""
+"""Column -> number (or text, in `TEXT_COLUMNS`); a cell that is empty or not a number is absent."""
 
 RUN_COLUMNS = ("run", "run_name", "run_id")
 """Columns that distinguish several runs in one file."""
@@ -31,7 +31,7 @@ def flat(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Row:
 
 
 def as_cell(name: str, value: Any) -> float | str | None:
-    """Return a number (NaN included), a text of ``TEXT_COLUMNS``, or None."""
+    """Return a number (NaN included), a text of `TEXT_COLUMNS`, or None."""
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, int | float):

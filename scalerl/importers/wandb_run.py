@@ -68,7 +68,7 @@ def history(record: Any, frame: bytes) -> dict[str, Any] | None:
 
 
 class Frames:
-    """The records of a LevelDB log up to the first damaged one; afterwards ``cut`` is true if there was one."""
+    """The records of a LevelDB log up to the first damaged one; afterwards `cut` is true if there was one."""
 
     def __init__(self, data: bytes) -> None:
         self.data, self.cut = data, False

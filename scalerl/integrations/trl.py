@@ -1,6 +1,6 @@
 """A callback for TRL and the Hugging Face Trainer: writes points.jsonl, prints forecasts, can stop the run.
 
-By default it counts one device per trainer process; set ``devices`` if there is also a separate vLLM server.
+By default it counts one device per trainer process; set `devices` if there is also a separate vLLM server.
 """
 
 from __future__ import annotations

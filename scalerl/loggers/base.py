@@ -35,8 +35,8 @@ class Logger(Protocol):
         """Begin a logged run, or continue the one with `run.id`; called once, before everything else.
 
         Args:
-            config: configuration as nested plain values, without `loggers` and `notify`.
-            run: run to log.
+            config: Configuration as nested plain values, without `loggers` and `notify`.
+            run: Run to log.
 
         Returns:
             The id of the logged run, which is kept in the run directory for a later resume; not empty.
@@ -47,8 +47,8 @@ class Logger(Protocol):
         """Log numbers by name (docs/metrics.md); all of them are finite.
 
         Args:
-            metrics: metrics of a training step, or of an evaluation (names with `eval/` and `forecast/`).
-            step: number of updates so far.
+            metrics: Metrics of a training step, or of an evaluation (names with `eval/` and `forecast/`).
+            step: Number of updates so far.
         """
         ...
 
@@ -56,9 +56,9 @@ class Logger(Protocol):
         """Log a picture.
 
         Args:
-            name: name of the picture: `curve`.
-            png: file with the picture; it is removed after the call.
-            step: number of updates so far.
+            name: Name of the picture: `curve`.
+            png: File with the picture; it is removed after the call.
+            step: Number of updates so far.
         """
         ...
 
@@ -66,6 +66,6 @@ class Logger(Protocol):
         """End the logged run; called once, after all other methods.
 
         Args:
-            state: state of the run: finished, stopped (it can be resumed) or failed.
+            state: State of the run: finished, stopped (it can be resumed) or failed.
         """
         ...

@@ -45,7 +45,7 @@ def makers_of(config: RunConfig) -> dict[str, Callable[[], Logger]]:
     are created and checked immediately.
 
     Raises:
-        ConfigError: a package is missing, or a custom logger cannot be created.
+        ConfigError: A package is missing, or a custom logger cannot be created.
     """
     found: dict[str, Callable[[], Logger]] = {}
     for choice in config.loggers:

@@ -44,9 +44,9 @@ class Evaluation:
         """Store the evaluations of a run so far, at least one.
 
         Args:
-            points: points of all tasks so far.
-            config: configuration of the run.
-            pace: limit on the time for pictures, shared by all evaluations of the run.
+            points: Points of all tasks so far.
+            config: Configuration of the run.
+            pace: Limit on the time for pictures, shared by all evaluations of the run.
         """
         assert points
         self._pace = pace
@@ -89,7 +89,7 @@ class Evaluation:
         """Return the curves as a PNG; empty without a forecast, or if pictures have exceeded their share of time.
 
         Args:
-            last: whether this is the last picture of the run, which is always drawn.
+            last: Whether this is the last picture of the run, which is always drawn.
         """
         outlooks = self.outlooks()
         with self._lock:

@@ -36,11 +36,11 @@ class Followers:
         """Start the threads.
 
         Args:
-            config: configuration of the run.
-            path: run directory.
-            makers: functions that create the loggers, from `build.makers_of`.
-            note: function that shows a message to the user.
-            resumed_step: number of updates in the resumed checkpoint; None for a new run.
+            config: Configuration of the run.
+            path: Run directory.
+            makers: Functions that create the loggers, from `build.makers_of`.
+            note: Function that shows a message to the user.
+            resumed_step: Number of updates in the resumed checkpoint; None for a new run.
         """
         self._config, self._path, self._note = config, path, note
         self._ended, self._pace = ("stopped", ""), Pace()
@@ -70,7 +70,7 @@ class Followers:
         """Log the last evaluation, with the forecast and the curve.
 
         Args:
-            points: evaluations of the run so far.
+            points: Evaluations of the run so far.
         """
         if self._workers and points:
             evaluation = Evaluation(tuple(points), self._config, self._pace)
@@ -84,8 +84,8 @@ class Followers:
         """Set the outcome of the run; called before `close`.
 
         Args:
-            state: finished, stopped or failed.
-            message: description for the user.
+            state: Finished, stopped or failed.
+            message: Description for the user.
         """
         self._ended = (state, message)
 

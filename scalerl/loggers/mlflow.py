@@ -36,7 +36,7 @@ STATUS = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 
 
 class MLflow:
-    """Writes a run through the client of MLflow, which leaves an active run of the user in this process unchanged."""
+    """Writes a run through the client of MLflow, which leaves the user's active run in this process unchanged."""
 
     def __init__(self, experiment: str = "scalerl", tracking_uri: str = "") -> None:
         """Store the settings; nothing is sent yet."""

@@ -77,7 +77,7 @@ class Notifier:
         """Send one message to the command and to the webhook.
 
         Raises:
-            NotSent: at least one of them failed; both were tried.
+            NotSent: At least one of them failed; both were tried.
         """
         if event not in self._settings.on:
             return
@@ -96,9 +96,9 @@ class Notifier:
         """Return the message as JSON values; docs/watching.md lists the keys.
 
         Args:
-            event: finished, failed, falling or identified.
-            text: description of the event.
-            task: task of the fall or the forecast; empty: the first task of the run.
+            event: Finished, failed, falling or identified.
+            text: Description of the event.
+            task: Task of the fall or the forecast; empty: the first task of the run.
         """
         evaluation = self._last
         outlooks = evaluation.outlooks() if evaluation else {}
@@ -127,12 +127,12 @@ def run_command(words: tuple[str, ...], message: Mapping[str, Any], timeout_s: f
     """Run a command with a message: as JSON on standard input, and its texts in the environment as SCALERL_...
 
     Args:
-        words: program and arguments.
-        message: result of ``Notifier.message``.
-        timeout_s: time limit in seconds, after which the command and its children are killed.
+        words: Program and arguments.
+        message: Result of `Notifier.message`.
+        timeout_s: Time limit in seconds, after which the command and its children are killed.
 
     Raises:
-        NotSent: the command cannot be started, takes too long or ends with an error.
+        NotSent: The command cannot be started, takes too long or ends with an error.
     """
     texts = {f"SCALERL_{key.upper()}": str(message[key]) for key in ("event", "run", "path", "step", "text", "advice")}
     with tempfile.TemporaryFile() as said:
@@ -161,11 +161,11 @@ def post(url: str, message: Mapping[str, Any], timeout_s: float) -> None:
 
     Args:
         url: URL of the webhook.
-        message: result of ``Notifier.message``.
-        timeout_s: time limit of the connection and of each response, seconds.
+        message: Result of `Notifier.message`.
+        timeout_s: Time limit of the connection and of each response, seconds.
 
     Raises:
-        NotSent: there was no response, or an error. The error does not contain the URL, which may contain a secret.
+        NotSent: There was no response, or an error. The error does not contain the URL, which may contain a secret.
     """
     body = json.dumps(message).encode()
     headers = {"Content-Type": "application/json", "User-Agent": "scalerl"}

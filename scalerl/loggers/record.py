@@ -37,7 +37,7 @@ class Record:
         """Store values of a logger. The file is replaced atomically, but not forced to disk, to save time at each step.
 
         Raises:
-            OSError: the file cannot be written.
+            OSError: The file cannot be written.
         """
         with self._lock:
             self._entries.setdefault(name, {}).update(values)

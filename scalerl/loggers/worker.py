@@ -15,16 +15,16 @@ MOST = 1000
 class Worker:
     """Runs jobs one after the other in a thread; a run waits for the thread only at its end.
 
-    Consumes / Produces: jobs of ``put`` / calls of external code, and ``news`` for the user.
-    Waits for / Unblocked by: a job / ``put`` or ``close``.
+    Consumes / Produces: jobs of `put` / calls of external code, and `news` for the user.
+    Waits for / Unblocked by: a job / `put` or `close`.
     """
 
     def __init__(self, name: str, most: int = MOST) -> None:
         """Start the thread.
 
         Args:
-            name: name of the logger or command, for messages.
-            most: maximum number of waiting jobs.
+            name: Name of the logger or command, for messages.
+            most: Maximum number of waiting jobs.
         """
         self.name = name
         self.dropped = 0
@@ -66,11 +66,11 @@ class Worker:
         """Run a last job after all others, and wait for them.
 
         Args:
-            until: time at which to stop waiting, by the clock of `time.monotonic`.
-            last: last job; a full queue does not drop it before `until`.
+            until: Time at which to stop waiting, by the clock of `time.monotonic`.
+            last: Last job; a full queue does not drop it before `until`.
 
         Returns:
-            The messages of ``news``, and a message about lost calls.
+            The messages of `news`, and a message about lost calls.
         """
         with suppress(queue.Full):
             for job in (last, None):

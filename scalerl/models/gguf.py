@@ -63,7 +63,7 @@ def converted(path: str, dtype: str) -> Path:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         as_umask(temporary)
-        if not (directory / "config.json").exists():  # otherwise another process has converted it in the meantime
+        if not (directory / "config.json").exists():  # otherwise another process has already converted it
             shutil.rmtree(directory, ignore_errors=True)
             temporary.rename(directory)
     finally:

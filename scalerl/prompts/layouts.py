@@ -198,7 +198,7 @@ def _check_id(data: PromptFile, row: Row, seen: dict[str, tuple[str, str]]) -> N
 
 
 def whole_text(text: str, at: str, where: str) -> str:
-    """Return a text after checking that it can be encoded as UTF-8. JSON escapes can encode half of a surrogate pair.
+    """Return a text after checking that it can be encoded as UTF-8. JSON escapes can encode a lone surrogate.
 
     Raises:
         ConfigError: It cannot be encoded.

@@ -34,7 +34,7 @@ class RunAnalysis:
     """Name, unique on the page."""
 
     side: int
-    """The recipe: 0, or 1 for the runs after ``--versus``."""
+    """The recipe: 0, or 1 for the runs after `--versus`."""
 
     curve: Curve
     """Points of the run, including those left out of the fit."""
@@ -80,10 +80,10 @@ class Analysis:
     """The common ceiling, at which steepness is compared."""
 
     comparison: Comparison | None
-    """None without ``--versus``."""
+    """None without `--versus`."""
 
     sides: dict[str, tuple[Side, Side]]
-    """Estimates of both recipes by quantity; empty without ``--versus``."""
+    """Estimates of both recipes by quantity; empty without `--versus`."""
 
     @property
     def axis(self) -> str:
@@ -109,7 +109,7 @@ def analyze(
     exclude_below: float = 0.0,
     method: str = "posterior",
 ) -> Analysis:
-    """Fit runs, and compare the two sides if there are two; ``exclude_below`` and ``method`` are passed to ``fit``.
+    """Fit runs, and compare the two sides if there are two; `exclude_below` and `method` are passed to `fit`.
 
     Raises:
         CurveError: A run cannot be fitted, the runs have different compute axes, or the method gives no uncertainty.

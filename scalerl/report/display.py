@@ -41,7 +41,7 @@ class RunDisplay:
         Args:
             config: Configuration of the run; gives the number of steps.
             axis: Compute axis of the forecast.
-            console: Where to print; None for standard output.
+            console: Console to print to; None: standard output.
         """
         self.console = console or Console()
         self._steps, self._every, self._axis = config.steps, max(1, config.steps // 50), axis

@@ -25,7 +25,7 @@ Json = dict[str, Any]
 class Figure:
     """One figure: title, caption and drawing.
 
-    Example: ``Figure("Curves", "What to see.", [{"x": [1], "y": [2]}], {"xaxis": {"title": {"text": "compute"}}})``
+    Example: `Figure("Curves", "What to see.", [{"x": [1], "y": [2]}], {"xaxis": {"title": {"text": "compute"}}})`
     """
 
     title: str
@@ -33,8 +33,8 @@ class Figure:
     data: list[Json]
     layout: Json
     choices: dict[str, dict[str, Json]] = field(default_factory=dict)
-    """Choices for the reader, by name, with the effect of each option: ``{"layout": ...}`` changes the figure's
-    layout, ``{"data": ...}`` is drawn in addition. The first option is the default."""
+    """Choices for the reader, by name, with the effect of each option: `{"layout": ...}` changes the figure's
+    layout, `{"data": ...}` is drawn in addition. The first option is the default."""
 
 
 def compute_axes(least: float, most: float) -> dict[str, Json]:
@@ -52,7 +52,7 @@ def whiskers(*estimates: Estimate) -> Json:
 
 
 def number_html(value: float) -> str:
-    """Return a number such as ``4.2e+11`` as HTML for pages and plotly, with the power of ten as a superscript."""
+    """Return a number such as `4.2e+11` as HTML for pages and plotly, with the power of ten as a superscript."""
     digits, e, power = f"{value:.3g}".partition("e")
     return f"{digits}×10<sup>{int(power)}</sup>" if e else digits
 

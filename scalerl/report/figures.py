@@ -76,7 +76,7 @@ def plot_slopes(axes: Any, slopes: Sequence[Slope], *, unit: float | None = None
 
     Args:
         axes: matplotlib Axes.
-        slopes: From ``slope_at``, all at one ceiling.
+        slopes: From `slope_at`, all at one ceiling.
         unit: Unit of compute, as a multiple of the axis' unit; None takes the geometric mean of the midpoints, so that
             the lines pass near each other.
     """
@@ -128,8 +128,8 @@ def plot_comparison(
 
     Args:
         axes: matplotlib Axes.
-        found: Result of ``compare``.
-        quantity: Key of ``QUANTITIES``: "asymptote" for A, "efficiency" for B at the common ceiling.
+        found: Result of `compare`.
+        quantity: Key of `QUANTITIES`: "asymptote" for A, "efficiency" for B at the common ceiling.
         names: Names of the recipes.
     """
     sides = QUANTITIES[quantity](found, np.random.default_rng(0))
@@ -153,7 +153,7 @@ QUANTITY_NAMES = {
     "asymptote": "ceiling A, 90% interval",
     "efficiency": "steepness B at the common ceiling {common:.3f}, 90% interval",
 }
-"""Axis labels, by key of ``QUANTITIES``."""
+"""Axis labels, by key of `QUANTITIES`."""
 
 
 def plot_backtest(axes: Any, curve: Curve, parts: Sequence[Fit]) -> Any:
@@ -162,7 +162,7 @@ def plot_backtest(axes: Any, curve: Curve, parts: Sequence[Fit]) -> Any:
     Args:
         axes: matplotlib Axes.
         curve: The whole run.
-        parts: Fits of its first parts, from ``first_parts``.
+        parts: Fits of its first parts, from `first_parts`.
     """
     axes.plot(curve.compute, curve.metric, "o", ms=3.5, color=INK, zorder=3, label="held-out evaluation")
     for part, color in zip(parts, _colors(len(parts)), strict=True):

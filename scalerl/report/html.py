@@ -1,6 +1,6 @@
 """Builds a page as one self-contained HTML document, from text, a table and figures.
 
-The figures are drawn by plotly.js from the ``plotly`` package, which includes the script. Unlike Bokeh it needs no
+The figures are drawn by plotly.js from the `plotly` package, which includes the script. Unlike Bokeh it needs no
 server, unlike Vega no compiler of 33 MB, and its SVG keeps text as text. It adds 5 MB to a page.
 """
 
@@ -43,7 +43,7 @@ class PageContent:
     """How to read the numbers."""
     table_title: str
     table: str
-    """From ``table``."""
+    """From `table`."""
     figures: Mapping[str, Figure]
     """By name; the name is used in element ids."""
     wide: frozenset[str] = frozenset()
@@ -63,7 +63,7 @@ def html_page(content: PageContent) -> str:
     """Return the page as one HTML document that needs no network.
 
     Raises:
-        ConfigError: The ``plotly`` package is not installed.
+        ConfigError: The `plotly` package is not installed.
     """
     drawings = {
         name: {"data": figure.data, "layout": figure.layout, "choices": figure.choices}
@@ -178,7 +178,7 @@ def plotly_script() -> str:
     """Return plotly.js.
 
     Raises:
-        ConfigError: The ``plotly`` package is not installed.
+        ConfigError: The `plotly` package is not installed.
     """
     try:
         from plotly.offline import get_plotlyjs

@@ -14,7 +14,7 @@ from scalerl.types import EvalPoint
 MIN_POINTS = 5
 """Smallest number of evaluations for a fit."""
 MIN_GAIN = 0.01
-"""Default of ``min_gain``: the gain that justifies twice the compute."""
+"""Default of `min_gain`: the gain that justifies twice the compute."""
 HORIZON = ("2x", "4x")
 
 
@@ -63,7 +63,7 @@ def forecast_dict(ahead: Forecast) -> dict[str, Any]:
 def outlook(
     curve: Curve, min_gain: float = MIN_GAIN, *, method: str = "posterior", exclude_below: float = 0.0
 ) -> Outlook:
-    """Fit a curve, forecast it and give advice; ``method`` and ``exclude_below`` are passed to ``fit``.
+    """Fit a curve, forecast it and give advice; `method` and `exclude_below` are passed to `fit`.
 
     Raises:
         CurveError: The curve cannot be fitted; the message has the reason.

@@ -32,7 +32,7 @@ def page(analysis: Analysis) -> str:
     """Return the page as one HTML document that needs no network.
 
     Raises:
-        ConfigError: The ``plotly`` package is not installed.
+        ConfigError: The `plotly` package is not installed.
     """
     count = len(analysis.runs)
     cards = "\n".join(_card(analysis, number) for number in range(count))

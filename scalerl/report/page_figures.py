@@ -163,7 +163,7 @@ def slope_line(slope: Slope, unit: float, color: str) -> Json:
 
 
 def slope_points(slope: Slope, unit: float, color: str, name: str, symbol: int = 0) -> Json:
-    """Return the trace of one run's points in the coordinates of ``slope_line``."""
+    """Return the trace of one run's points in the coordinates of `slope_line`."""
     return {
         "mode": "markers", "x": plain(slope.compute / unit), "y": plain(slope.level(unit)),
         "marker": {"color": f"{color}/0.75", "size": 6, "symbol": symbol},

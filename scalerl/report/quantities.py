@@ -60,11 +60,11 @@ class Slope:
     """Number of points after compute 0 without an F."""
 
     def level(self, unit: float = 1.0) -> Array:
-        """Return F of each point, shape (N,), with compute in multiples of ``unit``."""
+        """Return F of each point, shape (N,), with compute in multiples of `unit`."""
         return np.asarray((self.midpoint / unit) ** self.efficiency / (1 / self.share - 1))
 
     def line(self, compute: Array, unit: float = 1.0) -> Array:
-        """Return C^B, with compute in multiples of ``unit``; any shape."""
+        """Return C^B, with compute in multiples of `unit`; any shape."""
         return np.asarray((np.asarray(compute) / unit) ** self.efficiency)
 
 
@@ -148,7 +148,7 @@ def joint_density(draws: Draws, bounds: tuple[float, float], cells: int = GRID) 
 
 
 def first_parts(curve: Curve, fractions: Sequence[float], method: str = "posterior") -> tuple[Fit, ...]:
-    """Return the fits of the first parts of a run, the same as in ``backtest``.
+    """Return the fits of the first parts of a run, the same as in `backtest`.
 
     Raises:
         CurveError: A part with too few points.

@@ -21,7 +21,7 @@ def components(recipe: Recipe) -> dict[str, str]:
 
 
 def differences(recipe: Recipe, reference: Recipe) -> dict[str, tuple[str, str]]:
-    """Return the components that differ, as (this recipe's, the reference's) in a few words."""
+    """Return the components that differ: (description in this recipe, description in the reference)."""
     ours, theirs = components(recipe), components(reference)
     return {name: (ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]}
 

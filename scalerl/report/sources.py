@@ -18,7 +18,7 @@ from scalerl.scaling import Curve, CurveError
 class Source:
     """One curve and its source.
 
-    Example: ``Source(path=Path("runs/mine"), name="mine", curve=Curve(...), config=None, note="")``
+    Example: `Source(path=Path("runs/mine"), name="mine", curve=Curve(...), config=None, note="")`
     """
 
     path: Path
@@ -46,7 +46,7 @@ def read_sources(
     """Read run directories and files of points.
 
     Args:
-        paths: As in ``Curve.read``.
+        paths: As in `Curve.read`.
         axis: Compute axis; None: the default for the device of a run directory, or the first axis in a file.
         task: Name of the task; required if there are several.
         bounds: Minimum and maximum of the metric.

@@ -246,7 +246,7 @@ class Coordinator:
         return all(engine.version == version for engine in self.engines)
 
     def _swap(self, version: int) -> None:
-        """Wait until all engines use a version; collect what they finish in the meantime."""
+        """Wait until all engines use a version; collect the sequences that finish during the wait."""
         while not self._ask(version):
             self._poll()
 

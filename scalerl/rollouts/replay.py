@@ -25,7 +25,7 @@ BOUND_OF_ROUNDED_WEIGHTS = 0.1
 """Bound for weights in bf16: kernels with another order of summation differ by about 0.01 per token."""
 
 _ROWS = 8
-"""Rollouts per forward pass."""
+"""Number of rollouts per forward pass."""
 
 
 class ReplayMismatch(RuntimeError):

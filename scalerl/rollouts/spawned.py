@@ -54,7 +54,7 @@ class SpawnedWorker:
         return f"{self.name} {how}"
 
     def end(self, wait_s: float) -> None:
-        """Wait for the process to end; kill it if it has not ended by then."""
+        """Wait for the process to end; kill it if it does not end in time."""
         self._process.join(timeout=wait_s)
         if self._process.is_alive():
             self._process.kill()

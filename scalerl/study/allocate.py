@@ -33,7 +33,7 @@ from scalerl.study.fitted_arms import FittedArm, checked_arms, fitted_arm
 LEAST = 0.05
 """An arm continues while its probability of being the best is at least this share of the likeliest arm's.
 
-Chosen on 120 simulated studies, with different random numbers from those of ``benchmarks/allocation.py``.
+Chosen on 120 simulated studies, with different random numbers from those of `benchmarks/allocation.py`.
 """
 
 TOLERANCE = MARGIN / 4
@@ -57,7 +57,7 @@ class Verdict:
     """Probability that it has the highest ceiling of all judged arms; NaN if it could not be judged."""
 
     evidence: float
-    """``probability_best`` divided by that of the likeliest arm; NaN if it could not be judged."""
+    """`probability_best` divided by that of the likeliest arm; NaN if it could not be judged."""
 
     shortfall: float
     """Expected distance below the best, in the metric's unit; NaN if it could not be judged."""
@@ -108,7 +108,7 @@ class Allocation:
     """Standard deviation between seeds of one recipe, in the metric's unit; NaN while no arm can be judged."""
 
     seed_source: str
-    """Source of ``seed_sd``."""
+    """Source of `seed_sd`."""
 
     spent: float
     """Compute of all runs of all arms so far."""
@@ -117,7 +117,7 @@ class Allocation:
         return "\n".join([self.reason, *(f"  {verdict}" for verdict in self.verdicts.values())])
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a dict of JSON values for a line of allocation.jsonl; ``rule`` and ``target`` are constant."""
+        """Return a dict of JSON values for a line of allocation.jsonl; `rule` and `target` are constant."""
         numbers = {name: or_none(getattr(self, name)) for name in ("worth", "seed_sd")}
         verdicts = {name: verdict.to_dict() for name, verdict in self.verdicts.items()}
         return {**asdict(self), **numbers, "verdicts": verdicts, "rule": "best", "target": None}

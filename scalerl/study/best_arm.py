@@ -1,8 +1,8 @@
 """Finds the arms that may be the best, from joint draws of their ceilings.
 
-``recipe_AD`` is the posterior of the recipe's ceiling and includes the scatter between seeds. ``trained_AD`` is the
-posterior of the mean ceiling of the arm's runs. More training of these runs narrows ``trained_AD`` to a point; the
-scatter between seeds in ``recipe_AD`` stays.
+`recipe_AD` is the posterior of the recipe's ceiling and includes the scatter between seeds. `trained_AD` is the
+posterior of the mean ceiling of the arm's runs. More training of these runs narrows `trained_AD` to a point; the
+scatter between seeds in `recipe_AD` stays.
 
 Axes in names: A arms, D draws, S runs (seeds) of an arm.
 """
@@ -28,7 +28,7 @@ class ArmDraws(NamedTuple):
 
 
 def draws_of_arm(ceiling_SD: list[Array], seed_D: Array, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Return an arm's rows of ``trained_AD`` and ``recipe_AD``, each of shape (D,).
+    """Return an arm's rows of `trained_AD` and `recipe_AD`, each of shape (D,).
 
     Args:
         ceiling_SD: Draws of the ceiling of each run.
@@ -75,7 +75,7 @@ def worth_of_all(draws: ArmDraws) -> float:
 
 
 def worth_of_each(draws: ArmDraws) -> Array:
-    """Return for each arm the gain of ``worth_of_all`` if only its ceiling were known, shape (A,)."""
+    """Return for each arm the gain of `worth_of_all` if only its ceiling were known, shape (A,)."""
     mean_A = draws.trained_AD.mean(axis=1)
     others_A = np.array([np.delete(mean_A, i).max(initial=-np.inf) for i in range(len(mean_A))])
     return np.asarray(np.maximum(draws.trained_AD, others_A[:, None]).mean(axis=1) - mean_A.max())

@@ -18,7 +18,7 @@ TRAINING_S, EVALUATION_S, STARTUP_S = 1.9e-3, 1.3e-3, 10.0
 Measured on two cores of an AMD EPYC, November 2026."""
 
 PROBE_S = 0.074
-"""Result of ``probe`` on the same machine, seconds."""
+"""Result of `probe` on the same machine, seconds."""
 
 IN_TURNS = 1.77
 """Factor on the time of a step if generation and training do not overlap (docs/benchmarks.md)."""

@@ -1,6 +1,6 @@
 """Executes a study: starts its runs as processes, in order, and records how each process ended.
 
-``ALLOCATIONS`` has the policies by which a study spends its budget. If the study is killed, the runs in progress lose
+`ALLOCATIONS` has the policies by which a study spends its budget. If the study is killed, the runs in progress lose
 at most their steps since the last checkpoint.
 """
 

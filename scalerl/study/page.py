@@ -47,7 +47,7 @@ STUDY_TERMS = {
         "needs more."
     ),
 }
-"""Terms of a page about a study, in addition to ``TERMS``."""
+"""Terms of a page about a study, in addition to `TERMS`."""
 
 WIDE = frozenset({"curves", "slopes", "ceilings"})
 """Figures as wide as the page."""
@@ -57,7 +57,7 @@ def study_page(found: StudyResult) -> str:
     """Return a study's page as one HTML document that needs no network.
 
     Raises:
-        ConfigError: The ``plotly`` package is not installed.
+        ConfigError: The `plotly` package is not installed.
     """
     unit = UNITS.get(found.axis, found.axis)
     asked = f"{html.escape(found.about)} " if found.about else ""

@@ -82,7 +82,7 @@ def ratios(found: StudyResult) -> Figure | None:
 
 
 RATIOS = {"steepness B": "efficiency_ratio", "compute for the same level": "compute_ratio"}
-"""Quantities shown as a ratio to the reference, by label; attributes of ``Comparison``."""
+"""Quantities shown as a ratio to the reference, by label; attributes of `Comparison`."""
 
 
 def curves(found: StudyResult) -> Figure | None:

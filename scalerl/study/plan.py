@@ -106,7 +106,7 @@ class Plan(Part):
         return config
 
     def run_config(self, key: RunKey) -> RunConfig:
-        """Return the configuration of one of ``runs``."""
+        """Return the configuration of one of `runs`."""
         return self.config(self.arm(key.arm), key.seed)
 
 

@@ -39,7 +39,7 @@ class RunResult:
     problem: str
     """Reason why there is no fit; empty if there is one."""
     metrics: dict[str, float]
-    """Means of ``METRICS``, with ``device_hours``, ``flops`` and ``tokens`` of the last step."""
+    """Means of `METRICS`, with `device_hours`, `flops` and `tokens` of the last step."""
     failure: str = ""
     """Last message of the run's latest process if it failed; earlier points are still used."""
 
@@ -65,7 +65,7 @@ class ArmResult:
     comparison: Comparison | None
     """The arm (first) compared with the reference (second); None for the reference, or if a side has no fit."""
     effect: str
-    """Key of ``EFFECTS``."""
+    """Key of `EFFECTS`."""
     sentence: str
     """The verdict as a sentence."""
 
@@ -107,7 +107,7 @@ class StudyResult:
     path: Path
     reference: str
     axis: str
-    """Compute axis that all fits share, as in ``Curve``."""
+    """Compute axis that all fits share, as in `Curve`."""
     arms: tuple[ArmResult, ...]
     """The arms, in the order of the plan."""
     common_asymptote: float | None

@@ -15,7 +15,7 @@ class Effect(NamedTuple):
     short: str
     """Text for a narrow column."""
     color: str
-    """Color on the pages, a name as in ``report.drawing``."""
+    """Color on the pages, a name as in `report.drawing`."""
 
 
 EFFECTS = {
@@ -40,7 +40,7 @@ EFFECTS = {
 
 
 def effect_of(against: Comparison | None) -> str:
-    """Return the effect of an arm (the first side), compared with the reference (the second); a key of ``EFFECTS``."""
+    """Return the effect of an arm (the first side), compared with the reference (the second); a key of `EFFECTS`."""
     if against is None:
         return "unknown"
     if against.verdict == LATER:
@@ -64,7 +64,7 @@ def sentence_of(name: str, reference: str, effect: str, against: Comparison | No
     Args:
         name: Name of the arm.
         reference: Name of the reference.
-        effect: Result of ``effect_of``.
+        effect: Result of `effect_of`.
         against: Comparison of the arm with the reference; None if there is none.
         problems: Reasons why the arm has no fit; empty if it has one.
     """

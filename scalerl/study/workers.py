@@ -11,7 +11,7 @@ from scalerl.signals import environment_of_run
 
 
 class Job(Protocol):
-    """A process that was started, such as a ``subprocess.Popen``."""
+    """A process that was started, such as a `subprocess.Popen`."""
 
     def poll(self) -> int | None:
         """Return the exit code; None while it runs."""

@@ -45,7 +45,7 @@ class Recovery:
     def allows(self, session: Session) -> bool:
         """Return whether a run whose process died may return to its last checkpoint once more.
 
-        This is allowed only on a cluster, where nodes come and go. The count restarts with each new checkpoint.
+        This is allowed only on a cluster, whose nodes may be lost and replaced. Each new checkpoint resets the count.
         """
         placement = session.config.placement
         if placement.backend != "ray":

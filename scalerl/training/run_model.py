@@ -41,7 +41,7 @@ def model_path_of(config: RunConfig, display: Display, phase: Callable[[str, str
     Args:
         config: Configuration of the run.
         display: Display of the run.
-        phase: Function that gets the phase "warm start" with its progress.
+        phase: Function that receives the phase "warm start" and its progress.
 
     Raises:
         ConfigError: Files are missing or damaged, or the warm start did not learn its task.

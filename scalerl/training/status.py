@@ -117,7 +117,7 @@ def mark_stopped(directory: Path, pid: int, message: str) -> None:
 
     Args:
         directory: Run directory.
-        pid: Id of that process. The status of another process is not changed.
+        pid: Process id of that process. The status of another process is not changed.
         message: Message about the end of the process.
     """
     found = read_status(directory)

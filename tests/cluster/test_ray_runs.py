@@ -23,14 +23,14 @@ def begin(lab_model, path, *words):
 
 
 def descendants(pid):
-    """Return (process id, command) of all processes below one."""
+    """Return (process id, command) of all descendants of a process."""
     found = []
     try:
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
                 command = Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ").strip()
                 found += [(int(child), command), *descendants(child)]
-    except (FileNotFoundError, ProcessLookupError):  # it ended in the meantime
+    except (FileNotFoundError, ProcessLookupError):  # it has ended since then
         pass
     return found
 

@@ -14,7 +14,7 @@ EXPECTED = [(step, step * 60 * 8 / 3600, step / 100) for step in EVALUATED]
 
 
 def verl_row(step, inside=False):
-    """Return one step. With ``inside``, its timer includes validation and checkpoints, as in older versions."""
+    """Return one step. With `inside`, its timer includes validation and checkpoints, as in older versions."""
     row = {
         "training/global_step": step, "critic/score/mean": 0.3, "timing_s/gen": 30.0, "timing_s/ref": 10.0,
         "timing_s/update_actor": 20.0, "perf/total_num_tokens": 4800, "perf/throughput": 10.0,

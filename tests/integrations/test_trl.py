@@ -14,7 +14,7 @@ from scalerl.importers import read
 from scalerl.integrations.trl import ForecastCallback
 from scalerl.scaling import Curve, CurveError
 
-# transformers and trl warn of their own deprecations
+# transformers and trl warn about their own deprecations
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 

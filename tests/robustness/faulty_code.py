@@ -1,4 +1,4 @@
-"""Faulty modules of a user: functions and classes with one fault each, and modules that fail on import."""
+"""Faulty user modules: functions and classes with one fault each, and modules that fail on import."""
 
 MODULE = """
     import concurrent.futures, io, os, posix, random, signal, sys, threading, time

@@ -1,4 +1,4 @@
-"""Commands that would overwrite a file of the user, and damaged checkpoints, by the rule of campaign.py.
+"""Commands that would overwrite a user's file, and damaged checkpoints, by the rule of campaign.py.
 
 Every case checks that no existing file has changed.
 """

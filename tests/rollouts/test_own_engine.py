@@ -1,4 +1,4 @@
-"""Engines of the user: the checks of the contract, and errors before a run starts."""
+"""Custom engines: the checks of the contract, and errors before a run starts."""
 
 import pytest
 import torch

@@ -199,7 +199,7 @@ def test_files_of_an_earlier_process_are_removed(tmp_path):
     earlier = DirectoryChannel(tmp_path)
     earlier.send(3, weights(3).items())
     (tmp_path / ".version_00000004.safetensors").write_bytes(b"half of a file")
-    (tmp_path / "notes.txt").write_text("somebody else's")
+    (tmp_path / "notes.txt").write_text("someone else's")
     later = DirectoryChannel(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
     with pytest.raises(FileNotFoundError):

@@ -1,6 +1,6 @@
 """The output for a good, an unidentified, a collapsed and an at-bound fit, compared with files.
 
-Words must be equal; numbers may differ as between platforms. ``python tests/scaling/test_golden.py`` rewrites the files
+Words must be equal; numbers may differ as between platforms. `python tests/scaling/test_golden.py` rewrites the files
 after an intended change; read the difference before committing it.
 """
 

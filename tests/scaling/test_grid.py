@@ -29,7 +29,7 @@ def test_draws_have_the_moments_of_the_density(sd):
     x, y = pick(cells, 4000, np.random.default_rng(0)).place_KD
     assert x.mean() == pytest.approx(3.3, abs=0.05 * sd[0])
     assert y.mean() == pytest.approx(-4.4, abs=0.05 * sd[1])
-    # moving a draw within its cell adds the variance of a uniform, which the weights of ``posterior`` remove again
+    # moving a draw within its cell adds the variance of a uniform, which the weights of `posterior` remove again
     assert (x.std() / sd[0], y.std() / sd[1]) == (pytest.approx(1.04, abs=0.05), pytest.approx(1.04, abs=0.05))
 
 

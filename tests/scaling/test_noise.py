@@ -23,7 +23,7 @@ def test_without_standard_errors_all_points_have_equal_weight():
 
 def test_equal_numbers_of_answers_have_equal_noise():
     p = np.array([0.1, 0.3, 0.5, 0.7, 0.9, 0.4])
-    # standard errors proportional to the square root of ``binomial``
+    # standard errors proportional to the square root of `binomial`
     stderr = 0.1 * np.sqrt(p * (1 - p) + 0.01)
     assert relative_noise(with_errors(p, stderr)) == pytest.approx(np.ones(6))
 

@@ -28,6 +28,6 @@ def stretched(curves, factor):
 
 
 def collapsed(fall=0.3, seed=0):
-    """Return a run whose metric drops by ``fall`` after two thirds."""
+    """Return a run whose metric drops by `fall` after two thirds."""
     whole = run(seed=seed)
     return Curve(whole.compute, np.clip(whole.metric - fall * (whole.compute > 0.65), 0, 1))

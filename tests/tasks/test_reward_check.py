@@ -1,4 +1,4 @@
-"""Reward functions of the user: their parameters, and the check before a run."""
+"""Custom reward functions: their parameters, and the check before a run."""
 
 import pytest
 

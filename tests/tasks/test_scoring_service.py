@@ -42,7 +42,7 @@ def threads(verify, workers=1):
 
 @pytest.fixture
 def own_function(tmp_path, monkeypatch):
-    """A scorer of a function in a module of the user, with one worker."""
+    """A scorer of a function in a user module, with one worker."""
     made = []
 
     def make(body, **settings):

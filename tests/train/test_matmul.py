@@ -63,7 +63,7 @@ def test_the_first_of_two_processes_that_measure_at_once_decides():
 
 
 def test_every_weight_is_counted_once_with_a_tied_head():
-    # 2 layers of a Qwen3 32 wide: see the shapes of its own weights
+    # a Qwen3 with 2 layers of width 32: the shapes of its weights
     policy = Policy(tiny_model("qwen3"))
     products = products_of(policy, 64, 1, backward=False)
     total = sum(out * of * count for out, of, count in products.shapes)

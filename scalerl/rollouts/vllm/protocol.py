@@ -39,7 +39,7 @@ _NO_LOGPROB = -9999.0
 
 
 class BadAnswer(RuntimeError):
-    """The server gave an answer that no supported version gives; a retry would not help."""
+    """The server gave an answer that no supported version gives; retrying does not help."""
 
 
 class BrokenStream(RuntimeError):

@@ -48,7 +48,7 @@ class TrainBatch:
     experts_BTLK: Tensor | None = None
     """For mixtures: experts that the engine used for each token, int16; -1 if not recorded."""
     replay_experts: bool = False
-    """Use these experts in the forward pass (`recipe.routing_replay`) instead of only comparing with them."""
+    """Whether the forward pass uses these experts (`recipe.routing_replay`); otherwise they are only compared."""
     prompt_B: Tensor | None = None
     """Index of each rollout's prompt, if known; rollouts of one prompt may then share its computation."""
     prompt_length_B: Tensor | None = None

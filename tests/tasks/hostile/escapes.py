@@ -1,6 +1,6 @@
 """Programs that try to escape from the sandbox. Each attempt must raise; the test checks the exception.
 
-`{secret!r}` is a file of the user with a secret, `{port}` a port on which the test listens, and `{pid}` the test's
+`{secret!r}` is a user's file with a secret, `{port}` a port on which the test listens, and `{pid}` the test's
 process.
 """
 
