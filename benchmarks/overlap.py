@@ -2,9 +2,9 @@
 
     python benchmarks/overlap.py [--rounds 3] [--steps 80] [--out overlap.json] [-- --any.field VALUE ...]
 
-When they alternate, one side always waits, so each side may use all cores; the case with one thread per side is measured too.
-Steps per second are from the metrics of the run after the first ten steps, without evaluations. Prints medians over
-rounds.
+When they alternate, one side always waits, so each side may use all cores; the case with one thread per side is
+measured too. Steps per second are from the metrics of the run after the first ten steps, without evaluations. Prints
+medians over rounds.
 """
 
 from __future__ import annotations

@@ -235,13 +235,13 @@ def advice(runs: Sequence[RealRun]) -> dict[str, Any]:
     saved = {name: float(sum(1 - s.at for s in chosen)) for name, chosen in (("stop", stops), ("go back", back))}
     return {
         "runs": len(runs),
-        "told to stop": len(stops),
+        "advised to stop": len(stops),
         "compute saved by it, share of all": saved["stop"] / len(runs),
         "share of it that gained less than 0.01": share(stops, [s.gain for s in stops]),
         "the same, of the smoothed curve": share(stops, [s.smooth_gain for s in stops]),
         "the same, counting only gains beyond noise": share(stops, [s.gain - 1.645 * s.noise for s in stops]),
         "mean gain missed": float(np.mean([s.gain for s in stops])) if stops else None,
-        "told to go back": len(back),
+        "advised to go back": len(back),
         "compute saved by that, share of all": saved["go back"] / len(runs),
         "share of it that ended less than 0.01 above the best": share(back, [s.over_best for s in back]),
         "stops": [asdict(stop) for stop in found],

@@ -168,9 +168,9 @@ def foresight(studies: Iterable[StudyDirectory], fraction: float) -> list[str]:
     off, held = [abs(miss) for miss, _ in ends], sum(has for _, has in ends)
     mean, most = statistics.fmean(miss for miss, _ in ends), _nine_in_ten(off)
     rows.append(
-        f"The level at the end, by the first {fraction:.0%} and by the whole run: "
-        f"apart by {statistics.median(off):.3f} in the median, nine in ten within {most:.3f}, {mean:+.3f} on average; "
-        f"within the 90% interval in {held} of {len(ends)} runs."
+        f"The levels at the end, from the first {fraction:.0%} and from the whole run, differ by "
+        f"{statistics.median(off):.3f} in the median, by at most {most:.3f} in nine of ten runs, and by {mean:+.3f} on "
+        f"average; they agree within the 90% interval in {held} of {len(ends)} runs."
     )
     return rows
 

@@ -107,7 +107,7 @@ def _exits() -> Iterator[None]:
     ordinary, pid, thread = os._exit, os.getpid(), threading.get_ident()
 
     def refuse(status: int) -> None:
-        ours = sys._getframe(1).f_code.co_filename.startswith(NOT_THEIRS[0])  # called by a signal handler of scalerl
+        ours = sys._getframe(1).f_code.co_filename.startswith(NOT_USER_CODE[0])  # called by a signal handler of scalerl
         if ours or (os.getpid(), threading.get_ident()) != (pid, thread) or _inside.ident is None:
             ordinary(status)
         raise Ended(f"called os._exit({status})")
@@ -157,7 +157,7 @@ def _handlers() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-_theirs: dict[str, Any] = {}
+_user_states: dict[str, Any] = {}
 """States of the user's random streams between calls."""
 
 
@@ -166,13 +166,13 @@ def _random_streams() -> Iterator[None]:
     """Give the user's code separate random streams that start in the state of the run's streams."""
     ours = {name: get() for name, (get, _) in _generators().items()}
     for name, (_, put) in _generators().items():
-        put(_theirs[name] if name in _theirs else _begun(name, ours[name]))
+        put(_user_states[name] if name in _user_states else _begun(name, ours[name]))
     try:
         yield
     finally:
         for name, (get, put) in _generators().items():
-            _theirs[name] = get()
-            put(ours[name] if name in ours else _begun(name, _theirs[name]))  # loaded by the user's code just now
+            _user_states[name] = get()
+            put(ours[name] if name in ours else _begun(name, _user_states[name]))  # loaded by the user's code just now
 
 
 def _begun(name: str, state: Any) -> Any:
@@ -241,7 +241,7 @@ def time_limit(seconds: float) -> Iterator[None]:
             signal.setitimer(signal.ITIMER_REAL, max(0.001, left - (time.monotonic() - began)), interval)
 
 
-def said(error: BaseException, most: int = 300) -> str:
+def message_of(error: BaseException, most: int = 300) -> str:
     """Return the message of an exception in one line, also if its `__str__` raises."""
     try:
         text = " ".join(str(error).split())
@@ -262,7 +262,7 @@ def raised(error: BaseException, module: str | None = None) -> str:
     place = place_of(error, module)
     if isinstance(error, Ended | TimeLimit):
         return f"{error}{place}"
-    text = said(error)
+    text = message_of(error)
     return f"raised {type(error).__name__}{': ' if text else ''}{text}{place}"
 
 
@@ -273,7 +273,7 @@ def place_of(error: BaseException, module: str | None = None) -> str:
     frames = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if not frame.f_code.co_filename.startswith(NOT_THEIRS)
+        if not frame.f_code.co_filename.startswith(NOT_USER_CODE)
     ]
     own = [place for place in frames if place[0] == getattr(sys.modules.get(module or ""), "__file__", None)]
     # libraries such as wandb wrap sys.exit, so that the last line can be theirs
@@ -281,7 +281,7 @@ def place_of(error: BaseException, module: str | None = None) -> str:
     return "" if not frames else " ({}:{})".format(*(own or outside or frames)[-1])
 
 
-NOT_THEIRS = (
+NOT_USER_CODE = (
     os.path.dirname(os.path.abspath(__file__)) + os.sep,
     contextmanager.__code__.co_filename,
     importlib.__file__,

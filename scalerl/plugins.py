@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from scalerl.boundary import TimeLimit, boundary, import_limit_s, place_of, raised, said
+from scalerl.boundary import TimeLimit, boundary, import_limit_s, message_of, place_of, raised
 from scalerl.config.base import ConfigError, nearest
 
 
@@ -55,7 +55,7 @@ def load_function(name: str, field: str) -> Callable[..., Any]:
 def _import_problem(error: BaseException) -> str:
     """Return the reason why the import of a module failed."""
     if isinstance(error, ModuleNotFoundError | SyntaxError):
-        return f"{said(error)}{place_of(error)}"
+        return f"{message_of(error)}{place_of(error)}"
     if isinstance(error, SystemExit):
         return f"it calls sys.exit({error}){place_of(error)}"
     if isinstance(error, TimeLimit):

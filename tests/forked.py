@@ -52,9 +52,9 @@ class Forked:
         self.pid = int(self._said.split(b"\n")[0])
 
     def _read_status(self) -> bytes:
-        said = os.read(self._status, 64)
-        assert said, "the server of forked processes has died"
-        return said
+        printed = os.read(self._status, 64)
+        assert printed, "the server of forked processes has died"
+        return printed
 
     def poll(self) -> int | None:
         """Return the exit code, negative for a signal; None while the process runs."""
@@ -77,17 +77,17 @@ class Forked:
     def communicate(self, timeout: float | None = None) -> tuple[str, None]:
         """Return the output of the process and its children, after the last of them has ended."""
         until = time.monotonic() + (timeout or 1e9)
-        said = b""
+        printed = b""
         while True:
             if not select.select([self._out], [], [], max(0, until - time.monotonic()))[0]:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0, output=said)
+                raise subprocess.TimeoutExpired(self.args, timeout or 0, output=printed)
             piece = os.read(self._out, 1 << 16)
             if not piece:
                 break
-            said += piece
+            printed += piece
         os.close(self._out)
         self.wait(max(0.1, until - time.monotonic()))
-        return said.decode(errors="replace"), None
+        return printed.decode(errors="replace"), None
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:

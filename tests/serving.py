@@ -26,12 +26,12 @@ def served(*words, cwd=None):
         text=True,
     )
     try:
-        said = ""
-        while "Ctrl-C" not in said:
+        output = ""
+        while "Ctrl-C" not in output:
             line = process.stdout.readline()
-            assert line, said
-            said += line
-        yield re.search(r"watch at +(\S+)", said)[1]
+            assert line, output
+            output += line
+        yield re.search(r"watch at +(\S+)", output)[1]
         process.send_signal(signal.SIGINT)
         rest, _ = process.communicate(timeout=20)
         assert process.returncode == 130 and "Error" not in rest, rest

@@ -209,7 +209,8 @@ def test_a_reward_function_that_fails_too_often_ends_the_run_with_its_line_and_a
         and "my_rewards.py:" in text
     )
     steps = len(runs.rows(workplace / "run", "metrics.jsonl"))
-    assert steps >= 2 and (workplace / f"run/checkpoints/step_{steps:06d}").exists()  # continues for 100 completions
+    # failures are tolerated for 100 completions
+    assert steps >= 2 and (workplace / f"run/checkpoints/step_{steps:06d}").exists()
     mended = (workplace / "my_rewards.py").read_text().replace("calls > 16", "False")
     (workplace / "my_rewards.py").write_text(mended)
     code, text = run("resume", "run", "--trust")  # the code has changed since the run started

@@ -32,8 +32,8 @@ def display(terminal):
 
 @pytest.mark.parametrize(("rate", "words"), [(0.05, None), (0.051, "if the share exceeds 10%"), (0.101, "unstable")])
 def test_truncation_warnings_start_at_5_and_10_percent(rate, words):
-    said = truncation_warning(rate)
-    assert said is None if words is None else words in said
+    output = truncation_warning(rate)
+    assert output is None if words is None else words in output
 
 
 def test_each_truncation_warning_is_given_once():

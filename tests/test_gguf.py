@@ -138,7 +138,7 @@ def _cut(path):
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda path: None, "is no such file; allowed: a GGUF file"),
         (lambda path: path.mkdir(), "is a directory; allowed: a GGUF file"),
@@ -149,11 +149,11 @@ def _cut(path):
          "lacks 2 of the model's weights, the first is model.layers.0.mlp.up_proj.weight"),
     ],
 )  # fmt: skip
-def test_an_invalid_file_is_refused_with_the_reason_and_nothing_is_cached(make, said, tmp_path, monkeypatch):
+def test_an_invalid_file_is_refused_with_the_reason_and_nothing_is_cached(make, message, tmp_path, monkeypatch):
     monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
     path = tmp_path / "wrong.gguf"
     make(path)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         converted(str(path), "float32")
     assert not list((tmp_path / "cache").glob("*"))
 

@@ -52,12 +52,12 @@ def test_the_commands_of_the_page_lead_from_a_model_to_a_forecast(lab_model, tmp
     assert [words[0] for words in commands] == verbs
     for words in commands:
         if words[0] in ("train", "resume"):
-            code, said = runs.call(*words)
-            assert code == 0, said
+            code, output = runs.call(*words)
+            assert code == 0, output
         else:
             assert cli.main([*words, *more.get(words[0], [])]) == 0, (words, capsys.readouterr())
-    said = capsys.readouterr().out
-    assert "saved: warm" in said and "test: 12 prompts" in said
+    output = capsys.readouterr().out
+    assert "saved: warm" in output and "test: 12 prompts" in output
     assert len((tmp_path / "runs/mine/points.jsonl").read_text().splitlines()) == 15
 
 

@@ -31,8 +31,8 @@ def test_a_failed_move_keeps_the_old_file_and_explains_why(tmp_path, monkeypatch
         raise OSError(number, os.strerror(number), str(target))
 
     monkeypatch.setattr("pathlib.Path.replace", refuse)
-    said = write_or_explain(path, "new")
-    assert said == f"{path} cannot be written ({os.strerror(number)}); an existing file is unchanged"
+    output = write_or_explain(path, "new")
+    assert output == f"{path} cannot be written ({os.strerror(number)}); an existing file is unchanged"
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 

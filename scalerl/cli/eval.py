@@ -123,8 +123,8 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
         path=str(path / "model") if run else arguments.model, revision=arguments.revision or "main"
     )
     recipe = base.recipe if base else replace(SCALERL, length=NoLengthControl(max_tokens=MAX_TOKENS))
-    asked = {"temperature": arguments.temperature, "top_p": arguments.top_p}
-    changes: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    options = {"temperature": arguments.temperature, "top_p": arguments.top_p}
+    changes: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if arguments.max_tokens:
         changes["length"] = NoLengthControl(max_tokens=arguments.max_tokens)
     shared: dict[str, Any] = {

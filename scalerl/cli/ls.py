@@ -168,16 +168,16 @@ def followed(path: Path, rows: int, every_s: float = EVERY_S) -> Iterator[str]:
 
     files = RowFile(path / "metrics.jsonl"), RowFile(path / "points.jsonl")
     state = run_state(path)
-    said = state.state
-    yield f"{shortened(str(path), 40)}: {said}, step {state.step}/{state.steps}"
+    phase = state.state
+    yield f"{shortened(str(path), 40)}: {phase}, step {state.step}/{state.steps}"
     shown: int | None = rows
     restarts = [0, 0]
     while True:
         state = run_state(path)
         gone = state.state in GONE  # read before the rows, so that the last rows are not missed
-        before, said = said, (f"{state.state}: {state.detail}" if state.detail else state.state)
-        if not state.row and not gone and said != before:  # for example the updates of a warm start
-            yield from textwrap.wrap(_plain(said), WIDTH)
+        before, phase = phase, (f"{state.state}: {state.detail}" if state.detail else state.state)
+        if not state.row and not gone and phase != before:  # for example the updates of a warm start
+            yield from textwrap.wrap(_plain(phase), WIDTH)
         new = [(int(line.row.get("step", 0)), n, line.row) for n, file in enumerate(files) for line in file.new_lines()]
         if [file.restarts for file in files] != restarts:
             restarts, shown = [file.restarts for file in files], rows
@@ -194,8 +194,8 @@ def followed(path: Path, rows: int, every_s: float = EVERY_S) -> Iterator[str]:
 
 def ending(found: RunState) -> list[str]:
     """Return lines of at most 80 columns that describe how a run ended and how to resume it."""
-    said = f": {found.detail}" if found.detail else ""
-    lines = textwrap.wrap(_plain(f"{found.state} at step {found.step}/{found.steps}{said}"), WIDTH)
+    detail = f": {found.detail}" if found.detail else ""
+    lines = textwrap.wrap(_plain(f"{found.state} at step {found.step}/{found.steps}{detail}"), WIDTH)
     again = found.state not in ("finished", "unreadable")
     return [*lines, *([f"continue with: scalerl resume {_plain(str(found.path))}"] if again else [])]
 

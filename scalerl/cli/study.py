@@ -208,18 +208,18 @@ def _execute(
     for line in take_over(study, others):
         say(line)
     display = StudyDisplay(study)
-    asked = stop()
-    execution = Execution(study, workers, display, asked)
+    stop_flag = stop()
+    execution = Execution(study, workers, display, stop_flag)
     try:
         display.start(workers.count)
         execute(execution, ALLOCATIONS[allocate])
     finally:
         display.stop()
-    for key, said in execution.failures.items():
-        print(f"failed: {key}: {said}; see {study.file(key, 'log')}")
-    if asked():
+    for key, message in execution.failures.items():
+        print(f"failed: {key}: {message}; see {study.file(key, 'log')}")
+    if stop_flag():
         print(f"stopped; resume with: scalerl study resume {study.path}")
-        return 128 + asked.signal
+        return 128 + stop_flag.signal
     _report(study)
     return 1 if execution.failures else 0
 
@@ -270,14 +270,14 @@ def _tell(found: StudyResult, page: Path) -> bool:
     from scalerl.study.page import study_page
     from scalerl.study.tables import print_results
 
-    told, written = f"page      {page}", False
+    page_line, written = f"page      {page}", False
     try:  # before printing, because with `| head` the process may end while it prints
         write_page(page, study_page(found))
         written = True
     except (ConfigError, CurveError) as error:  # plotly is missing, or the directory is read-only
-        told = f"no page: {error}"
+        page_line = f"no page: {error}"
     print_results(found)
-    say(told)
+    say(page_line)
     return written
 
 

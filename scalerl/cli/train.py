@@ -101,8 +101,8 @@ def _dry_run(config: RunConfig) -> str:
 
     layout = lay_out(config)
     check(config, layout)
-    said = [*config.derived_sizes(), *lines(config, layout), balance_line(config, layout.found)]
-    return to_toml(config) + "\n" + "\n".join(f"# {line}" for line in said)
+    comments = [*config.derived_sizes(), *lines(config, layout), balance_line(config, layout.found)]
+    return to_toml(config) + "\n" + "\n".join(f"# {line}" for line in comments)
 
 
 def resume(words: list[str]) -> int:

@@ -69,11 +69,11 @@ def check_resources(ray: Any, needs: Mapping[str, float], what: str) -> None:
     have = ray.cluster_resources()
     short = [name for name, need in needs.items() if need > have.get(name, 0.0) + 1e-6]
     if short:
-        asked, got = (
+        needed, got = (
             " and ".join(f"{source.get(name, 0.0):g} {name}s" for name in ("CPU", "GPU")) for source in (needs, have)
         )
         raise ConfigError(
-            f"placement: {what} need {asked}; the cluster has {got}. Lower trainer_ranks or generators, or add nodes"
+            f"placement: {what} need {needed}; the cluster has {got}. Lower trainer_ranks or generators, or add nodes"
         )
 
 

@@ -106,7 +106,7 @@ def read(
     dialect = with_columns(dialect, columns, rows, name)
     rows = with_task(rows, columns)
     chosen = choose(rows, dialect, metric, task, name)
-    notes.append(said(chosen, others(rows, dialect, chosen), asked=metric is not None))
+    notes.append(metric_note(chosen, others(rows, dialect, chosen), given_by_user=metric is not None))
     points, axis, more = points_of(rows, dialect, chosen, devices, columns)
     check_bounds(points, bounds, chosen.metric)
     if tuple(bounds) != (0.0, 1.0):
@@ -146,8 +146,8 @@ def find_dialect(source: str | None, logs: list[Log], rows: list[Row], name: str
     found = {d.name: d.recognizes(names) for d in IMPORTERS.values()}
     found = {known: marks for known, marks in found.items() if marks}
     if len(found) > 1:
-        told = "; ".join(f"{known} by {', '.join(marks[:3])}" for known, marks in found.items())
-        raise CurveError(f"{name} could be from {len(found)} sources ({told}); choose one with source= (--from)")
+        matches = "; ".join(f"{known} by {', '.join(marks[:3])}" for known, marks in found.items())
+        raise CurveError(f"{name} could be from {len(found)} sources ({matches}); choose one with source= (--from)")
     if found:
         return IMPORTERS[next(iter(found))]
     layouts = {log.container for log in logs}
@@ -195,12 +195,12 @@ def with_task(rows: list[Row], columns: Mapping[str, str]) -> list[Row]:
     return [{**row, "task": str(row[columns["task"]])} if columns["task"] in row else row for row in rows]
 
 
-def said(chosen: Candidate, rest: list[str], asked: bool) -> str:
+def metric_note(chosen: Candidate, rest: list[str], given_by_user: bool) -> str:
     """Return the note about the metric."""
     note = f"metric: {chosen.metric}" + (f" of task {chosen.task}" if chosen.task not in ("", chosen.metric) else "")
     if chosen.rank == TRAINING:
         note += ", which is measured on training prompts and is not a held-out score"
-    if rest and not asked:
+    if rest and not given_by_user:
         note += f"; other metrics: {', '.join(rest[:4])}" + (f" and {len(rest) - 4} more" if len(rest) > 4 else "")
     return note
 
@@ -301,10 +301,10 @@ def spending(rows: list[Row], step_N: Array, dialect: Dialect) -> tuple[Spent | 
     return seconds, tokens, [*notes, *dict.fromkeys(note for some in found for note in some)]
 
 
-def compute_notes(axis: str, dialect: Dialect, seconds: Spent | None, count: float | None, told: bool) -> list[str]:
+def compute_notes(axis: str, dialect: Dialect, seconds: Spent | None, count: float | None, given: bool) -> list[str]:
     """Return notes about the compute axis, and about why a better one is not available."""
     if axis == "device_hours" and seconds is not None:
-        origin = "as given" if told else "by perf/throughput"
+        origin = "as given" if given else "by perf/throughput"
         return [f"device-hours: {dialect.about}; times {count:g} devices, {origin}"]
     if axis in ("device_hours", "flops", "compute"):
         return []

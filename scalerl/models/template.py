@@ -32,11 +32,13 @@ def check_template(tokenizer: Any) -> None:
         ConfigError: The template fails or omits the question; the message contains the error of the template.
     """
     with _memory_limit(MEMORY):
-        asked = [render(tokenizer, [{"role": "user", "content": text}]) for text in ("What is 2+2?", "Name a color.")]
-    if asked[0] == asked[1]:
+        rendered = [
+            render(tokenizer, [{"role": "user", "content": text}]) for text in ("What is 2+2?", "Name a color.")
+        ]
+    if rendered[0] == rendered[1]:
         raise ConfigError(
             f"data.chat_template: the chat template of the model's tokenizer renders every question as "
-            f"{asked[0][:100]!r}, so the policy would not see the question; {TEMPLATE_ADVICE}"
+            f"{rendered[0][:100]!r}, so the policy would not see the question; {TEMPLATE_ADVICE}"
         )
 
 

@@ -33,9 +33,9 @@ def mbpp(values: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return a row of MBPP: the text with the assertions, like its authors' prompts (arXiv 2108.07732, sec. 3)."""
     assertions = list(_needed(values, "test_list", where))
     shown = "\n".join(assertions)
-    said = values.get("text") or _needed(values, "prompt", where)  # `prompt` in the sanitized edition
+    question = values.get("text") or _needed(values, "prompt", where)  # `prompt` in the sanitized edition
     setup = values.get("test_setup_code") or "\n".join(values.get("test_imports") or ())
-    prompt = f"{said} Your code should satisfy these tests:\n\n{shown}\n\n{ASKED}"
+    prompt = f"{question} Your code should satisfy these tests:\n\n{shown}\n\n{ASKED}"
     return {**values, "prompt": prompt, "tests": [setup, *assertions] if setup else assertions}
 
 

@@ -57,8 +57,8 @@ def load_prompts(config: RunConfig, tokenizer: Any) -> PromptSplit:
         share, kept = shares(config.data)[task.curve], config.held_out(task)
         needed = math.ceil(share * config.recipe.prompts_per_step)
         # a task with share 0 is never trained, so all its prompts are held out
-        pool, said = task_prompts(task, tokenizer, kept)
-        notes += said
+        pool, new_notes = task_prompts(task, tokenizer, kept)
+        notes += new_notes
         parts = ([], pool) if is_suite(task) else _split(pool, kept, needed, task.curve if len(config.data) > 1 else "")
         training, held_out = training + parts[0], held_out + parts[1]
     if len(config.data) > 1:
@@ -102,8 +102,8 @@ def _file_rows(data: PromptFile, held_out: int) -> tuple[list[Row], list[str]]:
     if not unique:
         raise ConfigError(f"{data.path}: no row belongs to the set {data.set!r}; give the edition that contains it")
     notes = [f"dropped {count - len(unique)} duplicate rows of {data.path}"] if len(unique) < count else []
-    kept, said = decontaminated(list(unique.values()), data)
-    return kept, notes + said
+    kept, new_notes = decontaminated(list(unique.values()), data)
+    return kept, notes + new_notes
 
 
 SOURCES: dict[str, Callable[[Any, int], tuple[list[Row], list[str]]]] = {

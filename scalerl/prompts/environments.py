@@ -46,8 +46,8 @@ def _row(task: EnvironmentTask, values: dict[str, Any], where: str) -> Row:
     own = {name: value for name, value in values.items() if name != "prompt"}
     columns = {"environment": task.environment, "arguments": task.arguments, "row": own}
     # rows without an answer are distinguished by their other columns, which the rubric uses
-    told = "" if answer is None else str(answer)
-    return Row(prompt, told or json.dumps(own, sort_keys=True, default=str), columns, where)
+    reference = "" if answer is None else str(answer)
+    return Row(prompt, reference or json.dumps(own, sort_keys=True, default=str), columns, where)
 
 
 def _message(message: Any, where: str) -> dict[str, str]:

@@ -115,8 +115,8 @@ def _parsed(text: str) -> Any:
 
 
 def _row(data: PromptFile, values: dict[str, Any], where: str) -> Row:
-    told = data.layout == "auto" or (data.layout == "trl" and "solution" not in values)
-    layout = layout_of(values) if told else LAYOUTS[data.layout]
+    recognize = data.layout == "auto" or (data.layout == "trl" and "solution" not in values)
+    layout = layout_of(values) if recognize else LAYOUTS[data.layout]
     if data.task in ANSWERLESS and data.reward is None:
         layout = layout._replace(answer="answer")  # `solution` is a program in this case, which must pass the tests
     at = {
@@ -146,13 +146,13 @@ def _prompt(prompt: Any, at: str, values: Mapping[str, Any], where: str) -> str 
         isinstance(m, dict) and isinstance(m.get("role"), str) and isinstance(m.get("content"), str) for m in prompt
     )  # fmt: skip
     if messages:
-        asked = len(prompt)
-        while asked > 1 and prompt[asked - 1]["role"] == "assistant" and at == "messages":
-            asked -= 1
-        for text in (value for message in prompt[:asked] for value in message.values() if isinstance(value, str)):
+        end = len(prompt)
+        while end > 1 and prompt[end - 1]["role"] == "assistant" and at == "messages":
+            end -= 1
+        for text in (value for message in prompt[:end] for value in message.values() if isinstance(value, str)):
             whole_text(text, at, where)
-        if any(message["content"].strip() for message in prompt[:asked]):
-            return list(prompt[:asked])
+        if any(message["content"].strip() for message in prompt[:end]):
+            return list(prompt[:end])
     raise ConfigError(
         f"{where}: {at!r} is {short(prompt)}; allowed: text or a list of chat messages with text in `content` "
         f"(columns here: {', '.join(values)}; choose another with --data.prompt_column)"

@@ -293,8 +293,8 @@ def check_engine_plugin(
     except PluginError as error:
         raise ConfigError(f"placement.engine: on made-up prompts, {error}") from None
     except Exception as error:  # caused by something that the engine returned
-        said = raised(error, choice.function.partition(":")[0])
-        raise ConfigError(f"placement.engine: on made-up prompts, {choice.function} {said}") from None
+        problem = raised(error, choice.function.partition(":")[0])
+        raise ConfigError(f"placement.engine: on made-up prompts, {choice.function} {problem}") from None
     if deterministic and not made[0].deterministic:
         raise ConfigError(
             f"placement.engine: {choice.function} is not deterministic; allowed: rollouts.schedule = 'eager', or "

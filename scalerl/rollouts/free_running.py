@@ -73,8 +73,8 @@ class FreeRunner:
                 while not self._death and (left := until - time.monotonic()) > 0:
                     self._condition.wait(left)
             if self._death is not None:
-                said, trace = self._death
-                raise EngineDied(f"{self.name} failed: {said}", trace)
+                message, trace = self._death
+                raise EngineDied(f"{self.name} failed: {message}", trace)
             finished = tuple(tuple(part) for part in self._finished)
             self._finished = [[] for _ in self._engines]
             return Report(finished, tuple(engine.work for engine in self._engines), self._version)

@@ -285,8 +285,8 @@ class Pipeline:
                 self._death = self._death or WorkerDied(worker.obituary())
                 return
             if name == "failed":
-                said, trace = content
-                self._death = WorkerDied(f"{worker.name} failed: {said}", trace)
+                reason, trace = content
+                self._death = WorkerDied(f"{worker.name} failed: {reason}", trace)
             elif name == "refused":
                 self._death = ConfigError(content)
             elif name == "group":

@@ -62,8 +62,8 @@ class EngineProcess:
         with self._told():
             kind, content = pickle.loads(self._connection.recv_bytes())
         if kind == "failed":
-            said, trace = content
-            raise EngineDied(f"{self.name} failed: {said}", trace)
+            reason, trace = content
+            raise EngineDied(f"{self.name} failed: {reason}", trace)
         return content
 
     @contextlib.contextmanager

@@ -100,10 +100,10 @@ class StudyDirectory:
         tasks = dict.fromkeys(
             name for arm in self.plan.arms for name in self.plan.config(arm, self.plan.seeds[0]).tasks
         )
-        for asked, what, known in ((axis, "compute axis", RUN_AXES), (task, "task", tuple(tasks))):
-            if asked is not None and asked not in known:
+        for requested, what, known in ((axis, "compute axis", RUN_AXES), (task, "task", tuple(tasks))):
+            if requested is not None and requested not in known:
                 raise ConfigError(
-                    f"{self.path}: no {what} {asked!r}{nearest(asked, known)}; its runs have {', '.join(known)}"
+                    f"{self.path}: no {what} {requested!r}{nearest(requested, known)}; its runs have {', '.join(known)}"
                 )
 
     def hold(self) -> None:

@@ -143,18 +143,20 @@ class Execution:
 
     def _ended(self, key: RunKey, running: _Running, code: int) -> None:
         study, step = self.study, self.study.step(key)
-        said = last_words(study.file(key, "log"))
+        last_message = last_words(study.file(key, "log"))
         seconds = round(time.monotonic() - running.began, 2)
         row = {"arm": key.arm, "seed": key.seed, "target": running.target, "code": code, "seconds": seconds}
-        study.note({**row, "step": step, "said": said})
+        study.note({**row, "step": step, "said": last_message})
         if code == 0:
             self.states[key] = "finished"
         elif code in STOPPED or self.stop_requested():
             self.states[key] = "stopped"
         else:
             self.states[key] = "failed"
-            self.failures[key] = said
-            self.display.note(f"{key} failed with exit code {code}: {said} (full log: {study.file(key, 'log')})")
+            self.failures[key] = last_message
+            self.display.note(
+                f"{key} failed with exit code {code}: {last_message} (full log: {study.file(key, 'log')})"
+            )
 
     def _done(self, key: RunKey, share: float) -> bool:
         """Return whether a run has reached its share."""

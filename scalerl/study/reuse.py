@@ -63,7 +63,7 @@ def take_over(study: StudyDirectory, others: Sequence[StudyDirectory]) -> list[s
     A run that this study already has is kept. The copy is renamed at the end, so an interruption leaves no incomplete
     run. Checkpoints are hard-linked if possible, because they may be large and never change.
     """
-    told = []
+    reused = []
     for key, (place, steps) in equal_runs(study.plan, others).items():
         run = study.run(key)
         if run.exists():
@@ -75,8 +75,8 @@ def take_over(study: StudyDirectory, others: Sequence[StudyDirectory]) -> list[s
         line = f"{key}: taken over from {place}{'' if whole else f', to be resumed from step {steps}'}"
         study.file(key, "log").write_text(f"{line}\n", encoding="utf-8")
         half.rename(run)
-        told.append(line)
-    return told
+        reused.append(line)
+    return reused
 
 
 def _copy(source: str, target: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any
 
-from scalerl.boundary import said
+from scalerl.boundary import message_of
 from scalerl.config.base import ConfigError, is_utf8
 from scalerl.config.data import CustomTask
 from scalerl.plugins import PluginError, call, check_arguments, describe, load_function, number
@@ -59,8 +59,8 @@ def _sent(row: dict[str, Any], name: str) -> dict[str, Any]:
         return pickle.loads(pickle.dumps(row))  # type: ignore[no-any-return]
     except Exception as error:  # pickling calls the user's code, which may raise anything
         raise PluginError(
-            f"{name}.rows made a row that cannot be sent to other processes ({said(error)}); allowed: rows of plain "
-            "values (text, numbers, lists, dicts)"
+            f"{name}.rows made a row that cannot be sent to other processes ({message_of(error)}); allowed: rows of "
+            "plain values (text, numbers, lists, dicts)"
         ) from None
 
 

@@ -214,13 +214,13 @@ class ProcessScorer:
         try:
             return self._pool.result(call)  # type: ignore[no-any-return]
         except TimeoutError:
-            said = f"the verifier took longer than {self._limit_s:g} s"
+            reason = f"the verifier took longer than {self._limit_s:g} s"
         except ProcessEnded as error:
-            said = f"the verifier's process ended {error}"
+            reason = f"the verifier's process ended {error}"
             if self._name == "custom":  # a crash of the user's code; with other verifiers the completion is the cause
-                return said
+                return reason
         self.timeouts += 1
-        return verdict(False, said)
+        return verdict(False, reason)
 
     @staticmethod
     def truncated(score: Score) -> Score:

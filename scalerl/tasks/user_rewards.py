@@ -54,14 +54,14 @@ def call_reward(
         One entry per completion. All are descriptions if the function raised, exited, or returned a wrong number of
         rewards.
     """
-    asked = [prompt.columns.get("prompt", prompt.text) for prompt in prompts]
+    given_prompts = [prompt.columns.get("prompt", prompt.text) for prompt in prompts]
     answers: list[Any] = [
         [{"role": "assistant", "content": completion}] if isinstance(prompt, list) else completion
-        for prompt, completion in zip(asked, completions, strict=True)
+        for prompt, completion in zip(given_prompts, completions, strict=True)
     ]
     named = {**columns_taken(function, prompts), **(params or {})}
     try:
-        found = call(function, name, prompts=asked, completions=answers, **named)
+        found = call(function, name, prompts=given_prompts, completions=answers, **named)
         rewards = call(_listed, name, found, len(completions) + 1)  # runs the user's generator
     except PluginError as error:
         return [f"reward function {error}"] * len(completions)

@@ -84,8 +84,8 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
         if session is None:
             raise RunFailed(str(error)) from error
         path = session.directory.path
-        said = recorded(error, path) if isinstance(error, ProcessDied) else str(error)
-        raise RunFailed(f"{said}\nAll saved results are kept; continue with: scalerl resume {path}") from error
+        text = recorded(error, path) if isinstance(error, ProcessDied) else str(error)
+        raise RunFailed(f"{text}\nAll saved results are kept; continue with: scalerl resume {path}") from error
     except Exception as error:  # unexpected errors are reported to loggers and notifications too
         if session:
             session.ended("failed", f"{type(error).__name__}: {error}")

@@ -68,7 +68,7 @@ def _digests(kind: str) -> Any:
 def digest_ahead(run: Path) -> None:
     """Start to digest the large files of a run's newest checkpoint in threads, for `check_files`.
 
-    Call it before the imports of a resume: they take seconds, in which the second core has nothing to do.
+    Call it before the imports of a resume: they take seconds and use only one core.
     """
     steps = [
         (int(found[1]), path) for path in (run / "checkpoints").glob("step_*") if (found := _STEP.match(path.name))

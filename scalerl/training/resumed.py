@@ -134,15 +134,15 @@ def with_options(
     config = config if steps is None else replace(config, steps=steps)
     if not options:
         return config
-    asked, optimizer = read_config(path / "config.toml", options), config.recipe.optimizer
+    changed, optimizer = read_config(path / "config.toml", options), config.recipe.optimizer
     if any(word.removeprefix("--").partition("=")[0] == LEARNING_RATE for word in options):
         step = 0 if checkpoint is None else int(load_plain(checkpoint, "trainer")["progress"]["step"])
         rates = _rates_until(step, config)
-        rates.append(LaterRate(after_step=step, learning_rate=asked.recipe.optimizer.learning_rate))
+        rates.append(LaterRate(after_step=step, learning_rate=changed.recipe.optimizer.learning_rate))
         optimizer = replace(optimizer, later_rates=tuple(rates))
-    wanted = replace(config, **{name: getattr(asked, name) for name in FREE if name != "steps"})
-    same = replace(asked.recipe.optimizer, learning_rate=optimizer.learning_rate)
-    if replace(asked, steps=config.steps, recipe=replace(asked.recipe, optimizer=same)) != wanted:
+    wanted = replace(config, **{name: getattr(changed, name) for name in FREE if name != "steps"})
+    same = replace(changed.recipe.optimizer, learning_rate=optimizer.learning_rate)
+    if replace(changed, steps=config.steps, recipe=replace(changed.recipe, optimizer=same)) != wanted:
         raise ConfigError(
             f"scalerl resume: got {' '.join(map(str, options))}; allowed: --steps, --{LEARNING_RATE}, and the fields "
             f"of {', '.join(FREE)}. Other options need a new run: scalerl train {path}/config.toml "

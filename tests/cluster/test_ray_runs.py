@@ -56,7 +56,7 @@ def account(path):
         groups += formed.values()
         waiting += [visit["index"] for visit in dropped]
     waiting += [group["visit"]["index"] for group in groups] + [visit["index"] for visit in generator["dropped"]]
-    assert len(set(waiting)) == len(waiting)  # none twice
+    assert len(set(waiting)) == len(waiting)  # no visit occurs twice
     return progress["drawn_groups"], progress["trained_groups"] + progress["dropped_groups"] + len(waiting)
 
 
@@ -118,9 +118,9 @@ def test_after_a_trainer_rank_is_killed_the_run_resumes_from_its_last_checkpoint
     kill_one(process.pid, "RankActor", random.Random(1))
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0, text
-    said = " ".join(text.split())
-    assert re.search(r"trainer rank [01] of 2 \(Ray actor\) ended: .* during `\w+`", said), text
-    assert "resumed at step" in said
+    printed = " ".join(text.split())
+    assert re.search(r"trainer rank [01] of 2 \(Ray actor\) ended: .* during `\w+`", printed), text
+    assert "resumed at step" in printed
     assert [row["step"] for row in runs.rows(path, "metrics.jsonl")] == list(range(1, 13))
     first = runs.rows(path, "metrics.jsonl")[0]
     assert max(abs(first["log_ratio_min"]), abs(first["log_ratio_max"])) <= 1e-5

@@ -67,16 +67,16 @@ def test_missing_files_empty_directories_and_unknown_sources_are_refused(tmp_pat
 
 def test_a_log_of_two_frameworks_is_refused_with_both_names(tmp_path):
     row = {"step": 1, "timing_s/step": 60.0, "timing/sync_weights": 1.0, "eval/all/avg_score": 0.5}
-    said = refusal(save(tmp_path, json.dumps(row) + "\n"))
-    assert "verl by timing_s/step" in said and "skyrl by timing/sync_weights" in said and "--from" in said
+    output = refusal(save(tmp_path, json.dumps(row) + "\n"))
+    assert "verl by timing_s/step" in output and "skyrl by timing/sync_weights" in output and "--from" in output
 
 
 def test_several_tasks_are_listed_and_one_can_be_chosen(tmp_path):
     rows = [{"step": s, "data": {**builders.verl_row(s), "val-core/aime/acc/mean@4": 0.1}} for s in builders.STEPS]
     path = save(tmp_path, builders.jsonl(rows))
-    said = refusal(path)
-    assert said.index("val-core/aime/acc/mean@4 (30 points)") < said.index("val-core/gsm8k/acc/mean@4 (6 points)")
-    assert "best@4" not in said
+    output = refusal(path)
+    assert output.index("val-core/aime/acc/mean@4 (30 points)") < output.index("val-core/gsm8k/acc/mean@4 (6 points)")
+    assert "best@4" not in output
     assert len(read(path, task="gsm8k").rows) == 6 and len(read(path, metric="val-core/aime/acc/mean@4").rows) == 30
     assert "it has aime, gsm8k" in refusal(path, task="math")
     assert "val-core/gsm8k/acc/mean@4" in refusal(path, metric="val-core/gsm8k/mean@4")
@@ -92,8 +92,8 @@ def test_a_table_of_several_tasks_requires_a_choice(tmp_path):
 
 def test_the_only_candidate_is_chosen_and_other_metrics_are_listed(tmp_path):
     notes = read(save(tmp_path, builders.verl_jsonl())).notes
-    said = "metric: val-core/gsm8k/acc/mean@4 of task gsm8k; other metrics: val-core/gsm8k/acc/best@4"
-    assert notes[0].startswith(said)
+    output = "metric: val-core/gsm8k/acc/mean@4 of task gsm8k; other metrics: val-core/gsm8k/acc/best@4"
+    assert notes[0].startswith(output)
 
 
 def test_a_training_reward_can_be_chosen_with_a_note(tmp_path):

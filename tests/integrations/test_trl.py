@@ -32,8 +32,8 @@ def test_a_run_writes_points_and_forecasts_from_the_fifth_evaluation_on(tmp_path
     assert [row["pass_rate"] for row in rows] == [row["eval_reward"] for row in history]
     assert [row.get("tokens", 0) for row in rows] == [row["eval_num_tokens"] for row in history]
     assert Curve.read(tmp_path / "new/points.jsonl").axis == "device_hours"
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("forecast")]
-    assert len(said) == 3 and said[0].startswith("forecast  eval_reward") and "at step 8; with 2x" in said[0]
+    output = [line for line in capsys.readouterr().out.splitlines() if line.startswith("forecast")]
+    assert len(output) == 3 and output[0].startswith("forecast  eval_reward") and "at step 8; with 2x" in output[0]
 
 
 def test_device_hours_exclude_evaluation(tmp_path):
@@ -72,11 +72,11 @@ def test_each_evaluation_set_has_its_own_curve(tmp_path):
 
 
 def test_a_missing_metric_is_reported_and_the_run_continues(tmp_path):
-    said = []
-    callback = ForecastCallback(tmp_path / "points.jsonl", metric="eval_accuracy", say=said.append)
+    output = []
+    callback = ForecastCallback(tmp_path / "points.jsonl", metric="eval_accuracy", say=output.append)
     trainer = grpo(tmp_path, steps=2, callbacks=[callback])
     trainer.train()
-    assert trainer.state.global_step == 2 and "no number in 'eval_accuracy'" in said[0] and "eval_reward" in said[0]
+    assert trainer.state.global_step == 2 and "no number in 'eval_accuracy'" in output[0] and "eval_reward" in output[0]
 
 
 def evaluate(callback, scores, seconds=36.0):
@@ -99,28 +99,30 @@ FLAT = [0.6 * n**3 / (n**3 + 8) for n in range(1, 31)]
 
 
 def test_a_run_without_gain_is_stopped_and_an_improving_run_is_not(tmp_path):
-    said = []
-    callback = ForecastCallback(tmp_path / "points.jsonl", stop_below_gain=0.02, say=said.append)
+    output = []
+    callback = ForecastCallback(tmp_path / "points.jsonl", stop_below_gain=0.02, say=output.append)
     stopped = evaluate(callback, FLAT)
-    assert stopped is not None and 50 <= stopped < 300 and said[-1].startswith("advice    Stop")
-    assert evaluate(ForecastCallback(tmp_path / "p.jsonl", stop_below_gain=0.02, say=said.append), CLIMBING) is None
-    assert evaluate(ForecastCallback(tmp_path / "p.jsonl", say=said.append), FLAT) is None  # stopping was not requested
+    assert stopped is not None and 50 <= stopped < 300 and output[-1].startswith("advice    Stop")
+    assert evaluate(ForecastCallback(tmp_path / "p.jsonl", stop_below_gain=0.02, say=output.append), CLIMBING) is None
+    assert (
+        evaluate(ForecastCallback(tmp_path / "p.jsonl", say=output.append), FLAT) is None
+    )  # stopping was not requested
 
 
 FALLING = [0.6 * n / (n + 2) for n in range(1, 16)] + [0.5, 0.4, 0.3, 0.2, 0.15, 0.1]
 
 
 def test_a_condition_stops_the_run_and_is_dropped_after_a_resume(tmp_path):
-    said = []
-    callback = ForecastCallback(tmp_path / "p.jsonl", say=said.append).stop_when("falling")
+    output = []
+    callback = ForecastCallback(tmp_path / "p.jsonl", say=output.append).stop_when("falling")
     stopped = evaluate(callback, FALLING)
     # the mean of the last three is 0.05 below the best, and four times the noise, two evaluations after the fall began
-    assert stopped in (170, 180) and said[-1].startswith("stopping, because 'falling' holds: the metric fell by")
+    assert stopped in (170, 180) and output[-1].startswith("stopping, because 'falling' holds: the metric fell by")
     state = SimpleNamespace(global_step=stopped, is_world_process_zero=True, num_input_tokens_seen=0)
-    again = ForecastCallback(tmp_path / "p.jsonl", say=said.append).stop_when("falling", "ceiling identified")
+    again = ForecastCallback(tmp_path / "p.jsonl", say=output.append).stop_when("falling", "ceiling identified")
     again.on_train_begin(SimpleNamespace(world_size=1), state, None)
     assert [rule.text for rule in again.rules] == ["ceiling identified"]
-    assert "this condition is ignored from now on" in said[-1]
+    assert "this condition is ignored from now on" in output[-1]
 
 
 def test_an_invalid_condition_is_refused_at_once(tmp_path):
@@ -129,9 +131,9 @@ def test_an_invalid_condition_is_refused_at_once(tmp_path):
 
 
 def test_a_spent_budget_stops_the_run(tmp_path):
-    said = []
-    callback = ForecastCallback(tmp_path / "p.jsonl", stop_below_gain=1e-6, budget=0.065, say=said.append)
-    assert evaluate(callback, CLIMBING) == 70 and "budget of 0.065 device_hours is spent" in said[-1]
+    output = []
+    callback = ForecastCallback(tmp_path / "p.jsonl", stop_below_gain=1e-6, budget=0.065, say=output.append)
+    assert evaluate(callback, CLIMBING) == 70 and "budget of 0.065 device_hours is spent" in output[-1]
 
 
 def test_an_invalid_setting_is_refused_at_once(tmp_path):

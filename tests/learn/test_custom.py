@@ -81,7 +81,7 @@ def test_the_saved_configuration_restores_functions_and_parameters():
 
 
 @pytest.mark.parametrize(
-    ("part", "name", "said"),
+    ("part", "name", "message"),
     [
         ("loss", "returns_none", "returned None; expected loss_BT"),
         ("loss", "detached", "without a gradient"),
@@ -99,8 +99,8 @@ def test_the_saved_configuration_restores_functions_and_parameters():
         ("aggregation", "returns_none", "returned None; expected weights_BT"),
     ],
 )
-def test_an_invalid_function_is_refused_at_the_start(part, name, said):
-    with pytest.raises(ConfigError, match=said):
+def test_an_invalid_function_is_refused_at_the_start(part, name, message):
+    with pytest.raises(ConfigError, match=message):
         check_functions(replace(SCALERL, **{part: own(name)}))
 
 

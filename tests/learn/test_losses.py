@@ -23,7 +23,7 @@ def run(params, logp=LOGP, behavior=BEHAVIOR, mask=MASK):
 
 def test_cispo_weighs_log_pi_by_the_ratio_with_an_upper_cap():
     loss, capped = run(Cispo(max_ratio=5.0))
-    # the ratio 8 is cut to 5; 0.5 and 0.75 stay, however low
+    # the ratio 8 is cut to 5; there is no lower bound, so 0.5 and 0.75 are unchanged
     expected = -torch.tensor([[1.0, 5.0, 0.5], [1.25, 0.75, 1.0]]) * ADVANTAGES[:, None] * LOGP
     torch.testing.assert_close(loss, expected)
     assert capped.tolist() == [[False, True, False], [False, False, False]]

@@ -15,15 +15,15 @@ def test_a_resumed_run_is_logged_completely_and_a_failing_logger_changes_nothing
     loggers = '["tensorboard", {kind = "custom", function = "logged_runs:Remembers", params = {file = "/nowhere/x"}}]'
     script = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read())"
     command = json.dumps([sys.executable, "-c", script, str(tells)])
-    said = runs.train(
+    output = runs.train(
         lab_model, path, "--steps", "6", "--loggers", loggers, "--notify.command", command,
         PYTHONPATH=":".join(entry for entry in sys.path if entry),
     )  # fmt: skip
     code, more = runs.call("resume", str(path), "--steps", "12", "--loggers", "tensorboard")
     assert code == 0, more
 
-    assert said.count("the run continues, and the data of failed calls are lost") == 1
-    assert "logger logged_runs:Remembers: FileNotFoundError" in said and "logger" not in more
+    assert output.count("the run continues, and the data of failed calls are lost") == 1
+    assert "logger logged_runs:Remembers: FileNotFoundError" in output and "logger" not in more
     found = EventAccumulator(str(path / "tensorboard")).Reload()
     logged = [(one.step, round(one.value, 5)) for one in found.Scalars("entropy")]
     assert logged == [(row["step"], round(row["entropy"], 5)) for row in runs.rows(path, "metrics.jsonl")]

@@ -26,12 +26,12 @@ def config_of(*loggers):
 
 def session(config, path, first, last, resumed=None, makers=None):
     """Simulate one process of a run; return its notes."""
-    said = []
-    followers = Followers(config, path, makers or makers_of(config), said.append, resumed)
+    output = []
+    followers = Followers(config, path, makers or makers_of(config), output.append, resumed)
     play(followers, first, last)
     followers.ended("finished", "trained")
     followers.close()
-    return said
+    return output
 
 
 # ---- readers of the trackers
@@ -206,12 +206,13 @@ def test_a_missing_package_is_one_sentence_with_the_command_to_install_it(monkey
 def test_a_logger_that_raises_is_reported_once_and_the_others_continue(where, lost, tmp_path):
     good, bad = tmp_path / "good", tmp_path / "bad"
     makers = {"bad": lambda: Remembers(bad, fails_in=where), "good": lambda: Remembers(good)}
-    said = session(config_of(), tmp_path, 0, 3, makers=makers)
+    output = session(config_of(), tmp_path, 0, 3, makers=makers)
     assert (
-        said[0] == f"logger bad: ValueError: no {where} today; the run continues, and the data of failed calls are lost"
+        output[0]
+        == f"logger bad: ValueError: no {where} today; the run continues, and the data of failed calls are lost"
     )
     left = 6 if where == "start" else lost
-    assert said[1:] == [
+    assert output[1:] == [
         f"logger bad: 0 calls were dropped, {left} failed, 0 were not made; the files in the run directory are complete"
     ]
     assert [call[0] for call in calls(good)] == ["start", "log", "log", "log", "log", "finish"]
@@ -219,9 +220,9 @@ def test_a_logger_that_raises_is_reported_once_and_the_others_continue(where, lo
 
 def test_a_hanging_logger_does_not_delay_the_run_and_its_drops_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(follow, "FINISH_S", 0.2)
-    said = []
+    output = []
     followers = Followers(
-        config_of(), tmp_path, {"slow": lambda: Remembers(tmp_path / "calls", slow=3600)}, said.append
+        config_of(), tmp_path, {"slow": lambda: Remembers(tmp_path / "calls", slow=3600)}, output.append
     )
     began = time.monotonic()
     for step in range(1, 1601):
@@ -230,9 +231,9 @@ def test_a_hanging_logger_does_not_delay_the_run_and_its_drops_are_counted(tmp_p
     followers.close()
     assert handed_s < 1.0
     assert time.monotonic() - began < 5.0
-    assert said[0].startswith("logger slow is too slow: 1000 rows are waiting")
-    dropped = int(said[-1].split(" calls were dropped")[0].rpartition(" ")[2])
-    assert 599 <= dropped <= 601 and said[-1].endswith("the files in the run directory are complete")
+    assert output[0].startswith("logger slow is too slow: 1000 rows are waiting")
+    dropped = int(output[-1].split(" calls were dropped")[0].rpartition(" ")[2])
+    assert 599 <= dropped <= 601 and output[-1].endswith("the files in the run directory are complete")
 
 
 def test_a_worker_ends_if_its_jobs_exit():

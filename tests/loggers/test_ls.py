@@ -106,8 +106,8 @@ def test_the_last_message_is_wrapped_at_80_columns_without_escape_sequences(runs
     from scalerl.watch.state import run_state
 
     make_run(runs / "long", range(1, 3), "failed", "a word\x1b[2J " * 40).close()
-    *said, again = ls.ending(run_state(runs / "long"))
-    assert len(said) > 3 and max(map(len, said)) <= 80 and "\x1b" not in "".join(said)
+    *printed, again = ls.ending(run_state(runs / "long"))
+    assert len(printed) > 3 and max(map(len, printed)) <= 80 and "\x1b" not in "".join(printed)
     assert again == f"continue with: scalerl resume {runs / 'long'}"
 
 

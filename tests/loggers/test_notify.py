@@ -41,19 +41,19 @@ def server():
     http.server_close()
 
 
-def followers_of(path, said, **notify):
+def followers_of(path, output, **notify):
     config = read_config(None, {f"notify.{key}": value for key, value in notify.items()})
-    return Followers(config, path, {}, said.append)
+    return Followers(config, path, {}, output.append)
 
 
 def test_a_webhook_is_notified_once_of_an_identified_forecast_and_of_the_end(server, tmp_path):
     address, bodies = server
-    said = []
-    followers = followers_of(tmp_path, said, webhook=address)
+    output = []
+    followers = followers_of(tmp_path, output, webhook=address)
     play(followers, 0, 400, every=20)  # the law's ceiling is 0.6, and 400 steps see most of the climb
     followers.ended("finished", "trained 400 updates (0 skipped)")
     followers.close()
-    assert said == []
+    assert output == []
     assert [body["event"] for body in bodies] == ["identified", "finished"]
     last = bodies[-1]
     assert (last["run"], last["step"], last["task"]) == (tmp_path.name, 400, "arithmetic")
@@ -82,13 +82,13 @@ def test_a_fall_is_notified_once_also_if_the_run_is_resumed(server, tmp_path):
 def test_a_command_gets_the_message_on_its_standard_input_and_in_its_environment(tmp_path):
     out = tmp_path / "out"
     script = "import os, sys; open(sys.argv[1], 'w').write(os.environ['SCALERL_EVENT'] + '\\n' + sys.stdin.read())"
-    said = []
-    followers = followers_of(tmp_path, said, command=[sys.executable, "-c", script, str(out)])
+    output = []
+    followers = followers_of(tmp_path, output, command=[sys.executable, "-c", script, str(out)])
     followers.step(row(7))
     followers.ended("failed", "the loss was not finite; $(touch gone)")
     followers.close()
     event, _, body = out.read_text().partition("\n")
-    assert said == []
+    assert output == []
     assert event == "failed"
     assert json.loads(body)["message"] == "the loss was not finite; $(touch gone)"
     assert json.loads(body)["step"] == 7 and json.loads(body)["forecast"] is None
@@ -127,11 +127,11 @@ def test_a_failing_webhook_is_reported_without_its_address(server, tmp_path):
         post(f"{address}/broken", {"token": 1}, 10.0)
     assert "500" in str(error.value) and "127.0.0.1" not in str(error.value)
     assert bodies == [{"token": 1}]
-    said = []
-    followers = followers_of(tmp_path, said, webhook="http://127.0.0.1:9/nobody")
+    output = []
+    followers = followers_of(tmp_path, output, webhook="http://127.0.0.1:9/nobody")
     followers.ended("finished", "")
     followers.close()
-    assert said[0].startswith("notify: NotSent: the webhook did not accept the message")
+    assert output[0].startswith("notify: NotSent: the webhook did not accept the message")
 
 
 def test_a_webhook_that_never_answers_does_not_delay_the_run(tmp_path, monkeypatch):

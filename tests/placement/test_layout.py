@@ -54,12 +54,16 @@ def test_8b_fits_on_the_80_gpus_of_the_paper():
     # weights 2 x 8.03e9; 12 slots x (14,048 + 2,048) tokens x 131,072 bytes
     assert layout.at_limit.weights == pytest.approx(16.06e9, rel=1e-3)
     assert layout.at_limit.cache == 12 * 16_096 * 131_072
-    said = "\n".join(lines(PAPER, layout))
-    assert "16 trainer ranks (FSDP2) and 64 vLLM generators: 80 GPUs" in said and "table of well-known models" in said
+    printed = "\n".join(lines(PAPER, layout))
+    assert (
+        "16 trainer ranks (FSDP2) and 64 vLLM generators: 80 GPUs" in printed
+        and "table of well-known models" in printed
+    )
 
 
 def test_tensor_parallelism_must_divide_both_kinds_of_heads():
-    config = with_placement(tensor_parallel=16, generators=4)  # divides the 32 heads but not the 8 of keys and values
+    # divides the 32 heads but not the 8 key-value heads
+    config = with_placement(tensor_parallel=16, generators=4)
     assert "tensor_parallel: got 16" in refused(config) and "a divisor of both, 1, 2, 4, 8" in refused(config)
 
 
@@ -198,7 +202,7 @@ def test_every_mistake_gives_a_one_line_error(capsys, words, message):
 
 def test_whole_gradients_on_every_rank_are_counted_and_the_remedy_is_named():
     local = replace(PAPER, learner=replace(PAPER.learner, accumulate="local"))
-    # 4 bytes of 8.03e9 parameters on each GPU more
+    # 4 more bytes per parameter (8.03e9) on each GPU
     more = lay_out(local).trainer.total - lay_out(PAPER).trainer.total
     assert more == pytest.approx(4 * 8.03e9, rel=1e-3)
     small = replace(local, placement=replace(local.placement, gpu_gb=60))

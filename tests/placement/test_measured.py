@@ -56,7 +56,7 @@ def test_a_replay_follows_the_steps_in_order_on_both_sides(tmp_path):
     rows = rows_of([(100, 0.02)] * 6 + [(100, 0.04)] * 4)
     for one in rows[6:]:
         one["trainer_tokens_per_s"] = 250.0
-    found = measure([write_run(tmp_path / "run", rows)])  # of the last eight steps four were half as fast
+    found = measure([write_run(tmp_path / "run", rows)])  # four of the last eight steps were half as fast
     steps, updates = found.replay(1)
     seen = [(steps(100, 0), updates(np.asarray([1000]))) for _ in range(9)]
     assert [round(s, 6) for s, _ in seen] == [0.02] * 4 + [0.04] * 4 + [0.02]

@@ -45,7 +45,7 @@ def test_only_the_latest_visit_counts():
 
 def test_a_prompt_that_awaits_a_result_is_postponed():
     curriculum = Curriculum(pool(10), 0, retire_at=0.9)
-    *known, late = curriculum.draw(10)  # the last of the epoch has no result when the next begins
+    *known, late = curriculum.draw(10)  # the last prompt of an epoch has no result when the next epoch begins
     for visit in known:
         curriculum.record(visit, 0.0)
     for visit in curriculum.draw(9):

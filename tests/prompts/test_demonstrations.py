@@ -67,15 +67,15 @@ def test_an_answer_ends_with_the_templates_end_token_if_the_model_stops_there():
 
 
 def test_the_last_answer_of_a_conversation_is_the_completion():
-    user, said = {"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}
-    assert conversation({"messages": [user, said]}, "") == ([user], "2")
-    assert conversation({"messages": [user, said, user, said]}, "") == ([user, said, user], "2")
-    assert conversation({"prompt": [user], "completion": [said]}, "") == ([user], "2")
+    user, message = {"role": "user", "content": "1+1="}, {"role": "assistant", "content": "2"}
+    assert conversation({"messages": [user, message]}, "") == ([user], "2")
+    assert conversation({"messages": [user, message, user, message]}, "") == ([user, message, user], "2")
+    assert conversation({"prompt": [user], "completion": [message]}, "") == ([user], "2")
     assert conversation({"prompt": "1+1=", "completion": "2", "messages_too": 1}, "") == ("1+1=", "2")
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ({"question": "1+1=", "answer": "2"}, "line 2: the row has the columns question, answer; allowed: prompt and"),
         ({"prompt": "1+1=", "completion": " "}, "line 2: 'completion' is ' '; allowed: text that is not empty"),
@@ -87,8 +87,8 @@ def test_the_last_answer_of_a_conversation_is_the_completion():
         ([1], "line 2: got list; allowed: a JSON object"),
     ],
 )
-def test_an_unusable_row_is_reported_with_file_and_line(row, said, tmp_path):
-    with pytest.raises(ConfigError, match=said):
+def test_an_unusable_row_is_reported_with_file_and_line(row, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
         load(file_of(tmp_path, {"prompt": "1+1=", "completion": "2"}, row))
 
 

@@ -1,4 +1,4 @@
-"""Shares of tasks: every batch of draws has them, a resume keeps them, and retired tasks give them up."""
+"""Shares of tasks: every batch has them, a resume keeps them, and other tasks take over those of retired tasks."""
 
 import json
 

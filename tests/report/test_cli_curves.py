@@ -127,7 +127,7 @@ def test_the_verdict_is_printed_if_the_page_cannot_be_written(capsys, monkeypatc
 
 
 def test_excluded_points_are_not_fitted_but_the_one_before_training_is(capsys, points):
-    # 41 points at multiples of 400: those at 400 .. 1600 go
+    # of 41 points at multiples of 400, those from 400 to 1600 are left out
     assert answer(capsys, "fit", points, "--exclude-below", 1601)["points"] == 37
     split = answer(capsys, "backtest", points, "--exclude-below", 1601, "--fractions", 0.5)["splits"][0]
     assert split["shown"] == 17

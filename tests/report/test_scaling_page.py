@@ -28,7 +28,7 @@ def pictures():
 
 
 @pytest.fixture(scope="module")
-def said(tmp_path_factory):
+def printed(tmp_path_factory):
     """The output of each example; all run in order in one directory."""
     pytest.importorskip("plotly")
     matplotlib.use("agg")
@@ -47,15 +47,15 @@ def said(tmp_path_factory):
     return texts
 
 
-def test_every_example_runs_and_writes_its_files(said):
-    assert len(said) >= 12 and {"report.html", "curve.png", "young.jsonl"} <= said["files"]
+def test_every_example_runs_and_writes_its_files(printed):
+    assert len(printed) >= 12 and {"report.html", "curve.png", "young.jsonl"} <= printed["files"]
 
 
-def test_the_examples_print_what_the_page_describes(said):
-    assert "NOT identified" in said["scalerl forecast young.jsonl --at 2x 16000 --target 0.5"]
-    compared = next(text for example, text in said.items() if example.startswith("scalerl compare"))
+def test_the_examples_print_what_the_page_describes(printed):
+    assert "NOT identified" in printed["scalerl forecast young.jsonl --at 2x 16000 --target 0.5"]
+    compared = next(text for example, text in printed.items() if example.startswith("scalerl compare"))
     assert compared.startswith("The ceilings are the same within ±0.02, and the first is more efficient")
-    assert "(no uncertainty given)" in said["scalerl fit quick-0.jsonl --method paper"]
+    assert "(no uncertainty given)" in printed["scalerl fit quick-0.jsonl --method paper"]
 
 
 def test_every_command_for_curves_has_an_example():

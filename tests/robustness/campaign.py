@@ -95,16 +95,16 @@ def check_here(case: Case, here: Path, monkeypatch: Any, run: Callable[[Sequence
     monkeypatch.chdir(here)
     for name, value in case.environment.items():
         monkeypatch.setenv(name, value)
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), within(SECONDS, case.name):
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output), within(SECONDS, case.name):
         try:
             code = (run or main)([*case.words])
         except SystemExit as error:  # argparse
             code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
         except Exception:  # the command would print a traceback
             code = 1
-            traceback.print_exc(file=said)
-    _assert_rule(case, code, said.getvalue(), before, contents(here))
+            traceback.print_exc(file=output)
+    _assert_rule(case, code, output.getvalue(), before, contents(here))
 
 
 @contextlib.contextmanager

@@ -96,9 +96,9 @@ NAMES = [
 
 
 @pytest.mark.parametrize("kind", FIELDS)
-@pytest.mark.parametrize(("name", "said"), NAMES)
-def test_a_missing_function_is_refused_with_its_field(kind, name, said):
-    with pytest.raises(ConfigError, match=f"{FIELDS[kind]}: .*{said}"):
+@pytest.mark.parametrize(("name", "pattern"), NAMES)
+def test_a_missing_function_is_refused_with_its_field(kind, name, pattern):
+    with pytest.raises(ConfigError, match=f"{FIELDS[kind]}: .*{pattern}"):
         check(kind, name)
 
 
@@ -154,10 +154,10 @@ FAULTS = [
     ("task", "TaskRaisesMade", f"TaskRaisesMade raised KeyError: 'gone' {HERE}"),
     ("task", "TaskRaisesRow", f"TaskRaisesRow.rows raised KeyError: 'gone' {HERE}"),
     ("task", "TaskRaisesScore", f"TaskRaisesScore.score raised KeyError: 'gone' {HERE}"),
-    *((kind, "none", f"returned None; {said}") for kind, said in EXPECTED.items()),
-    *((kind, "text", f"returned '0.5'; {said}") for kind, said in EXPECTED.items()),
-    *((kind, "a_list", f"returned \\[\\[0.0, 0.0, 0.0\\], .*; {said}") for kind, said in EXPECTED.items()),
-    *((kind, "one_entry", f"\\(torch.float32\\) of shape \\(1,\\); {said}") for kind, said in EXPECTED.items()),
+    *((kind, "none", f"returned None; {pattern}") for kind, pattern in EXPECTED.items()),
+    *((kind, "text", f"returned '0.5'; {pattern}") for kind, pattern in EXPECTED.items()),
+    *((kind, "a_list", f"returned \\[\\[0.0, 0.0, 0.0\\], .*; {pattern}") for kind, pattern in EXPECTED.items()),
+    *((kind, "one_entry", f"\\(torch.float32\\) of shape \\(1,\\); {pattern}") for kind, pattern in EXPECTED.items()),
     ("reward", "none", "returned None; allowed: a list with a number for each completion"),
     ("reward", "text", "returned '0.5'; allowed: a list with a number for each completion"),
     ("reward", "a_list", r"returned \[0.0, 0.0, 0.0\]; allowed: a finite number for each completion"),
@@ -178,9 +178,9 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "name", "said"), FAULTS)
-def test_a_faulty_plug_in_is_refused_at_the_start_with_the_expected_value(kind, name, said):
-    with pytest.raises(ConfigError, match=said):
+@pytest.mark.parametrize(("kind", "name", "pattern"), FAULTS)
+def test_a_faulty_plug_in_is_refused_at_the_start_with_the_expected_value(kind, name, pattern):
+    with pytest.raises(ConfigError, match=pattern):
         check(kind, f"faulty_functions:{name}")
 
 
@@ -216,7 +216,7 @@ def test_a_function_that_does_not_return_on_the_made_up_batch_is_refused(kind, m
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "pattern"),
     [
         ("Engine", f"Engine.poll raised KeyError: 'slot' {HERE}"),
         ("EngineLeaves", rf"EngineLeaves.poll called os._exit\(0\) {HERE}"),
@@ -224,9 +224,9 @@ def test_a_function_that_does_not_return_on_the_made_up_batch_is_refused(kind, m
         ("EngineLoops", f"EngineLoops.poll raised RecursionError: .* {HERE}"),
     ],
 )
-def test_a_failing_method_of_an_engine_is_reported_with_its_line(name, said):
+def test_a_failing_method_of_an_engine_is_reported_with_its_line(name, pattern):
     engine = make_engine(Custom(function=f"faulty_functions:{name}"), None)
-    with pytest.raises(plugins.PluginError, match=said):
+    with pytest.raises(plugins.PluginError, match=pattern):
         engine.poll(0.0)
 
 
@@ -328,7 +328,7 @@ LATE = """
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "pattern"),
     [
         (
             ["--recipe.loss", '{kind = "custom", function = "late:leaves"}'],
@@ -340,10 +340,10 @@ LATE = """
         ),
     ],
 )
-def test_code_that_ends_a_run_ends_it_with_a_message_and_an_exit_code(lab_model, tmp_path, monkeypatch, words, said):
+def test_code_that_ends_a_run_ends_it_with_a_message_and_an_exit_code(lab_model, tmp_path, monkeypatch, words, pattern):
     (tmp_path / "late.py").write_text(textwrap.dedent(LATE))
     monkeypatch.chdir(tmp_path)
     given = [*runs.SMALL, "--model", str(lab_model), "--run-dir", "run", *words]
     code, text = runs.call("train", *given, timeout=200)
-    assert code == 1 and re.search(said, text), text
+    assert code == 1 and re.search(pattern, text), text
     assert "Traceback" not in text and "continue with: scalerl resume" in text

@@ -95,8 +95,8 @@ FILES = [
 """Faults found in the files' headers, before torch is loaded."""
 
 
-@pytest.mark.parametrize(("name", "change", "said"), FILES, ids=[name for name, *_ in FILES])
-def test_a_damaged_model_is_refused_equally_by_every_command(model, name, change, said):
+@pytest.mark.parametrize(("name", "change", "message"), FILES, ids=[name for name, *_ in FILES])
+def test_a_damaged_model_is_refused_equally_by_every_command(model, name, change, message):
     change(model)
     for refuse in (
         lambda: check_model_files("m"),
@@ -105,7 +105,7 @@ def test_a_damaged_model_is_refused_equally_by_every_command(model, name, change
     ):
         with pytest.raises(ConfigError) as caught:
             refuse()
-        assert str(caught.value).startswith("model.path: ") and said in str(caught.value)
+        assert str(caught.value).startswith("model.path: ") and message in str(caught.value)
         assert len(str(caught.value)) < 500 and "\n" not in str(caught.value)
     assert not (model.parent / OPENED).exists()
 
@@ -113,12 +113,12 @@ def test_a_damaged_model_is_refused_equally_by_every_command(model, name, change
 SIZES = [case for case in FILES if case[0].startswith(("config:", "model: an ad")) and "Latin" not in case[0]]
 
 
-@pytest.mark.parametrize(("name", "change", "said"), SIZES, ids=[name for name, *_ in SIZES])
-def test_a_plan_refuses_a_broken_configuration_with_the_same_message(model, name, change, said):
+@pytest.mark.parametrize(("name", "change", "message"), SIZES, ids=[name for name, *_ in SIZES])
+def test_a_plan_refuses_a_broken_configuration_with_the_same_message(model, name, change, message):
     change(model)
     with pytest.raises(ConfigError) as caught:
         plan(["--model", "m", "--data", "d.jsonl", "--gpus", "4"])
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -164,22 +164,22 @@ LOADED = [
     ("NaN in a layer", nan(LAYER), f"1 weights hold NaN or infinity, the first is {LAYER}"),
     ("infinity in a norm", nan("model.norm.weight", float("inf")), "the first is model.norm.weight"),
     ("NaN in an embedding", nan("model.embed_tokens.weight"), "the first is model.embed_tokens.weight"),
-    ("an architecture that nobody knows", config(model_type="qwen99", architectures=["Qwen99ForCausalLM"]), "qwen99"),
+    ("an unknown architecture", config(model_type="qwen99", architectures=["Qwen99ForCausalLM"]), "qwen99"),
     ("an encoder", config(model_type="bert", architectures=["BertForMaskedLM"]), "m"),
     ("sizes that are text", config(hidden_size="wide"), "allowed: a directory with config.json and weights"),
     ("no attention heads", config(num_attention_heads=0), "m"),
     ("a negative size", config(intermediate_size=-5), "m"),
-    ("an activation that nobody knows", config(hidden_act="swigloo"), "swigloo"),
+    ("an unknown activation", config(hidden_act="swigloo"), "swigloo"),
     ("custom code", own_code, "needs custom Python code (auto_map in its config.json), which is never run"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "change", "said"), LOADED, ids=[name for name, *_ in LOADED])
-def test_a_model_that_can_only_be_loaded_in_part_is_refused(model, name, change, said, capfd):
+@pytest.mark.parametrize(("name", "change", "message"), LOADED, ids=[name for name, *_ in LOADED])
+def test_a_model_that_can_only_be_loaded_in_part_is_refused(model, name, change, message, capfd):
     change(model)
     with pytest.raises(ConfigError) as caught:
         load_policy("m")
-    assert str(caught.value).startswith("model.path: ") and said in str(caught.value)
+    assert str(caught.value).startswith("model.path: ") and message in str(caught.value)
     assert len(str(caught.value)) < 700 and "\n" not in str(caught.value)
     assert not (model.parent / OPENED).exists()
     assert "LOAD REPORT" not in "".join(capfd.readouterr())
@@ -201,7 +201,7 @@ def test_complete_models_load_with_tied_weights_shards_and_extra_files(model, ch
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    ("path", "message"),
     [
         ("./none", "there is no such directory"),
         ("/none/at/all", "there is no such directory"),
@@ -213,16 +213,16 @@ def test_complete_models_load_with_tied_weights_shards_and_extra_files(model, ch
         ("none.gguf", "none.gguf is no such file"),
     ],
 )
-def test_a_missing_path_is_refused_without_a_request_to_the_hub(tmp_path, monkeypatch, path, said):
+def test_a_missing_path_is_refused_without_a_request_to_the_hub(tmp_path, monkeypatch, path, message):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     with pytest.raises(ConfigError) as caught:
         check_model_files(path)
-    assert said in str(caught.value) and len(str(caught.value)) < 500
+    assert message in str(caught.value) and len(str(caught.value)) < 500
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"", "is not a GGUF file (it begins with b'')"),
         (b"GGU", "is not a GGUF file"),
@@ -230,12 +230,12 @@ def test_a_missing_path_is_refused_without_a_request_to_the_hub(tmp_path, monkey
         (None, "is a directory"),
     ],
 )
-def test_a_file_that_is_not_gguf_is_refused_by_its_first_bytes(tmp_path, content, said):
+def test_a_file_that_is_not_gguf_is_refused_by_its_first_bytes(tmp_path, content, message):
     file = tmp_path / "m.gguf"
     file.write_bytes(content) if content is not None else file.mkdir()
     with pytest.raises(ConfigError) as caught:
         check_model_files(str(file))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("kept", [4, 24, 200])

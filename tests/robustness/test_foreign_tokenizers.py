@@ -28,7 +28,7 @@ TOKENIZERS = [
     ("cut off", cut("tokenizer.json", 200)),
     ("a list", text("tokenizer.json", "[]")),
     ("NUL bytes", text("tokenizer.json", b"\0" * 99)),
-    ("a model that nobody knows", text("tokenizer.json", '{"model": {"type": "Odd", "vocab": {}}}')),
+    ("an unknown model", text("tokenizer.json", '{"model": {"type": "Odd", "vocab": {}}}')),
     ("a configuration that is no JSON", text("tokenizer_config.json", "{")),
     ("custom code", own_tokenizer),
 ]  # fmt: skip
@@ -72,13 +72,13 @@ TEMPLATES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "template", "said"), TEMPLATES, ids=[name for name, *_ in TEMPLATES])
-def test_an_invalid_chat_template_is_refused(model, name, template, said):
+@pytest.mark.parametrize(("name", "template", "message"), TEMPLATES, ids=[name for name, *_ in TEMPLATES])
+def test_an_invalid_chat_template_is_refused(model, name, template, message):
     tokenizer = load_tokenizer("m")
     tokenizer.chat_template = template
     with pytest.raises(ConfigError) as caught:
         check_template(tokenizer)
-    assert said in str(caught.value) and "set data.chat_template = 'never'" in str(caught.value)
+    assert message in str(caught.value) and "set data.chat_template = 'never'" in str(caught.value)
 
 
 ENDLESS = {

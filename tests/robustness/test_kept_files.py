@@ -157,7 +157,7 @@ PLACES = tuple(
     Case(f"train: --run-dir {what}", (*words,), both(MODEL, DATA, *parts), says=says)
     for what, words, parts, says in (
         ("is the model", (*TRAIN, "m"), (), (TAKEN, UNCHANGED)),
-        ("is here, beside the model", (*TRAIN, "."), (), TAKEN),
+        ("is the current directory, which contains the model", (*TRAIN, "."), (), TAKEN),
         ("is here, in the model", ("train", "--model", ".", "--run-dir", "."), (MODEL_HERE,), TAKEN),
         ("lies in the model", (*TRAIN, "m/run"), (), ("is inside m", UNCHANGED)),
         ("lies in the model by a link", (*TRAIN, "l/run"), (link("l", "m"),), "is inside m"),

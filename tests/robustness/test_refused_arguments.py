@@ -127,7 +127,7 @@ TOMLS = [
     toml("fewer slots than generators", "[rollouts]\nslots = 1\n[placement]\ngenerators = 4", "slots"),
 ]  # fmt: skip
 
-NUMBERS = {  # option -> what comes before it
+NUMBERS = {  # option -> the words before it
     "--bounds": ("fit", "p.jsonl"), "--exclude-below": ("fit", "p.jsonl"), "--target": ("forecast", "p.jsonl"),
     "--level": ("compare", "p.jsonl", "--versus", "p.jsonl"), "--fractions": ("backtest", "p.jsonl"),
     "--at": ("forecast", "p.jsonl"),

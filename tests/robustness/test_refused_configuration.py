@@ -13,5 +13,5 @@ WRONG_FIELDS = list(fields.wrong_fields())
 def test_a_value_of_a_wrong_type_is_refused_with_the_name_of_its_field(name, values):
     with pytest.raises(ConfigError) as refusal:
         read_config(None, values)
-    said = str(refusal.value)
-    assert name.split("[")[0].split(" =")[0].rpartition(".")[2] in said and len(said) < 1000, said
+    output = str(refusal.value)
+    assert name.split("[")[0].split(" =")[0].rpartition(".")[2] in output and len(output) < 1000, output

@@ -82,7 +82,7 @@ CASES = [
     case("NaN for an answer", '{"prompt": "a", "answer": NaN}', "nan"),
     case("Infinity for an answer", '{"prompt": "a", "answer": Infinity}', "inf"),
     case("1e999 for an answer", '{"prompt": "a", "answer": 1e999}', "inf"),
-    case("NaN in a column of its own", '{"prompt": "a", "answer": "2", "level": NaN}', "rows: 1", allowed=(0,)),
+    case("NaN in an additional column", '{"prompt": "a", "answer": "2", "level": NaN}', "rows: 1", allowed=(0,)),
     case("one row in brackets", "[" + ROW.strip() + "]", "list"),
     case("a number a line", "1\n2\n", "int"),
     case("null a line", "null\n", "NoneType"),

@@ -180,14 +180,14 @@ def test_errors_of_the_operating_system_become_messages_about_a_path(capsys, mon
             raise OSError(number, os.strerror(number), str(tmp_path / "place"))
 
         assert guarded(failing) in (1, 2)
-        said = capsys.readouterr().err
-        assert said == f"scalerl: {tmp_path}/place: {advice}\n"
+        output = capsys.readouterr().err
+        assert output == f"scalerl: {tmp_path}/place: {advice}\n"
     assert errno.EROFS in ADVICE
 
     def unknown():
         raise ConnectionRefusedError(errno.ECONNREFUSED, "refused")
 
-    with pytest.raises(ConnectionRefusedError):  # no path: not the user's, so it is not hidden
+    with pytest.raises(ConnectionRefusedError):  # an error without a path is not the user's fault, so it propagates
         guarded(unknown)
 
 

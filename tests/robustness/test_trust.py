@@ -27,7 +27,7 @@ DATA = '[data]\nkind = "file"\npath = "p.jsonl"\n'
 
 @pytest.fixture(autouse=True)
 def place(tmp_path, monkeypatch):
-    """A directory with code of a stranger, which writes a file if it runs, and a separate cache."""
+    """A directory with someone else's code, which writes a file if it runs, and a separate cache."""
     here = tmp_path / "here"
     (here / "pack/inner").mkdir(parents=True)
     told = "open('ran.txt', 'w')\ndef f(*given, **named): return []\n"
@@ -67,17 +67,17 @@ NAMED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "text", "data", "said"), NAMED, ids=[name for name, *_ in NAMED])
-def test_code_of_a_configuration_is_refused_without_a_terminal(place, name, text, data, said):
+@pytest.mark.parametrize(("name", "text", "data", "expected"), NAMED, ids=[name for name, *_ in NAMED])
+def test_code_of_a_configuration_is_refused_without_a_terminal(place, name, text, data, expected):
     with pytest.raises(ConfigError) as caught:
         check_trust([config(text, data)], "run-of-a-stranger")
     message = str(caught.value)
     assert message.startswith("run-of-a-stranger runs code that was not confirmed on this machine")
-    assert said.format(here=place) in message and "give --trust" in message and len(message) < 1000
+    assert expected.format(here=place) in message and "give --trust" in message and len(message) < 1000
 
 
-@pytest.mark.parametrize(("name", "text", "data", "said"), NAMED, ids=[name for name, *_ in NAMED])
-def test_confirmed_code_is_not_confirmed_again_if_its_file_is_known(name, text, data, said):
+@pytest.mark.parametrize(("name", "text", "data", "expected"), NAMED, ids=[name for name, *_ in NAMED])
+def test_confirmed_code_is_not_confirmed_again_if_its_file_is_known(name, text, data, expected):
     chosen = config(text, data)
     check_trust([chosen], "mine", trusted=True)
     if name in ("a module of Python", "a module without a file", "a module that is not there"):
@@ -127,7 +127,7 @@ def test_only_full_names_on_the_command_line_are_trusted(typed, mine):
             check_trust([config("", REWARD)], "run", typed=typed)
         return
     check_trust([config("", REWARD)], "run", typed=typed)
-    check_trust([config("", REWARD)], "run")  # and is remembered
+    check_trust([config("", REWARD)], "run")  # the confirmation is remembered
 
 
 def test_another_model_without_a_sandbox_needs_a_new_confirmation():
@@ -196,7 +196,7 @@ def test_the_check_takes_milliseconds():
 
 
 def model(here):
-    """Write a run directory of a stranger, whose model is only read."""
+    """Write someone else's run directory, whose model is only read."""
     run = here / "run"
     (run / "model").mkdir(parents=True)
     (here / "p.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')

@@ -47,7 +47,7 @@ def start(action):
 
 
 @pytest.mark.parametrize(
-    ("action", "code", "said"),
+    ("action", "code", "expected_output"),
     [
         ("print('finished') or 0", 0, None),
         ("3", 3, None),
@@ -60,15 +60,15 @@ def start(action):
         ("c.abort()", 134, "ended by SIGABRT before"),
     ],
 )
-def test_only_a_command_that_returned_ends_with_exit_code_0(action, code, said):
+def test_only_a_command_that_returned_ends_with_exit_code_0(action, code, expected_output):
     process = start(action)
     out, error = process.communicate(timeout=60)
     assert process.returncode == code, error
-    assert "Traceback" not in error and error.count("\n") == (said is not None), error
-    if said is None:
+    assert "Traceback" not in error and error.count("\n") == (expected_output is not None), error
+    if expected_output is None:
         assert out == ("finished\n" if code == 0 else "")
     else:
-        assert re.search(said, error), error
+        assert re.search(expected_output, error), error
 
 
 @pytest.mark.parametrize("both", [False, True])

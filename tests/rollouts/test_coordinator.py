@@ -190,7 +190,7 @@ def test_batches_do_not_depend_on_when_updates_arrive(schedule, engines):
 
 
 def test_the_delays_of_the_trainers_differ():
-    """Otherwise the test above would test nothing."""
+    """The trainer's times differ between seeds; otherwise the previous test would test nothing."""
     ends = set()
     for delays in (1, 2, 3):
         sizes = Sizes(2, slots=5, per_batch=3, group_size=2, delays=delays)
@@ -257,7 +257,7 @@ def test_without_exact_resume_sequences_are_sampled_again_and_none_is_lost(sched
 
 
 def test_after_a_restore_untrained_groups_are_handed_out_for_scoring_again():
-    """Lengths of 1, batches of 2, 5 visits: two batches and a group in no batch; nothing was trained."""
+    """Lengths of 1, batches of 2, 5 visits: two batches, and a group that is in no batch; nothing was trained."""
     coordinators = []
     for _ in range(2):
         engine = CalendarEngine(8, lambda request: 1)

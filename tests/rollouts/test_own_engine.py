@@ -48,7 +48,7 @@ MODULE = """
         def swap(self, version):
             if version == 1: self.inner.swap(1)
     class SwapsNothing(Plain):
-        '''Says the new version, and keeps the old weights.'''
+        '''Reports the new version, but keeps the old weights.'''
         def __init__(self, parts):
             self.inner = replace(parts, receive=lambda version: parts.receive(1)).torch_engine()
     class OtherKeys(Plain):
@@ -94,7 +94,7 @@ def test_a_wrapper_around_the_torch_engine_satisfies_the_contract():
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("NanLogps", "log-probabilities from nan to nan; expected at most 0"),
         ("PositiveLogps", "expected at most 0"),
@@ -114,13 +114,13 @@ def test_a_wrapper_around_the_torch_engine_satisfies_the_contract():
         ("ReturnsNone", "poll returned None; expected a list of Finished"),
     ],
 )
-def test_the_error_for_a_broken_contract_describes_the_violation(name, said):
-    with pytest.raises(EngineError, match=said):
+def test_the_error_for_a_broken_contract_describes_the_violation(name, message):
+    with pytest.raises(EngineError, match=message):
         check(name)
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("Absent", "checked_engines has no function 'Absent'"),
         ("a_number", "a_number is 3; allowed: a function or a class"),
@@ -138,8 +138,8 @@ def test_the_error_for_a_broken_contract_describes_the_violation(name, said):
         ("Eager", "not deterministic; allowed: rollouts.schedule = 'eager'"),
     ],
 )
-def test_an_unusable_engine_is_an_error_at_start(name, said):
-    with pytest.raises(ConfigError, match=said):
+def test_an_unusable_engine_is_an_error_at_start(name, message):
+    with pytest.raises(ConfigError, match=message):
         check_engine_plugin(own(name), load(), load, "tiny", deterministic=True)
 
 

@@ -54,25 +54,25 @@ def step(engine):
 
 def play(engine, first_version=0):
     """Call every method of an engine; return all results."""
-    said = [engine.deterministic, engine.exact_resume]
+    output = [engine.deterministic, engine.exact_resume]
     engine.swap(first_version)
     engine.submit(requests(9))
     engine.submit([])
-    said.append(engine.occupancy())
+    output.append(engine.occupancy())
     for tick in range(60):
         if tick == 3:
             engine.swap(first_version + 1)
         if tick == 5:
             engine.cancel({(6, 0), (8, 0)})
-        said.append((step(engine), engine.version, engine.work, engine.occupancy()))
-    return said
+        output.append((step(engine), engine.version, engine.work, engine.occupancy()))
+    return output
 
 
 def test_a_scripted_engine_behaves_the_same_in_another_process(remote):
     here, there = play(Scripted()()[0]), play(remote(Scripted()).engines()[0])
     assert there == here
     ended = [one for entry in here[3:] for one in entry[0]]
-    assert sorted(one[0][0] for one in ended) == [0, 1, 2, 3, 4, 5, 7]  # neither 6 nor 8, which were canceled
+    assert sorted(one[0][0] for one in ended) == [0, 1, 2, 3, 4, 5, 7]  # 6 and 8 were canceled
     assert {version for one in ended for version in one[3]} == {0, 1}
     assert not here[-1][3].busy
 
@@ -124,7 +124,7 @@ def test_the_saved_state_of_one_process_is_restored_in_another(remote):
 
 
 def test_two_processes_step_in_parallel(remote):
-    """Both get a request before either is waited for."""
+    """Both processes get a request before the test waits for one of them."""
     engines = [remote(Scripted(), name).engines()[0] for name in ("a", "b")]
     for number, engine in enumerate(engines):
         engine.submit(requests(4 - 2 * number))

@@ -55,7 +55,7 @@ def test_rollouts_across_two_swaps_replay_up_to_rounding():
 @pytest.mark.parametrize("wrong", ["a version late", "a stale head"])
 def test_an_incomplete_swap_is_detected(wrong):
     true = policies("qwen3-untied")
-    said = policies("qwen3-untied")
+    output = policies("qwen3-untied")
     if wrong == "a stale head":  # the engine has the new body and the old head
         true[1].model.lm_head.weight.data.copy_(true[0].model.lm_head.weight)
         true[2].model.lm_head.weight.data.copy_(true[0].model.lm_head.weight)
@@ -76,7 +76,7 @@ def test_an_incomplete_swap_is_detected(wrong):
         pairs = [
             (prompt, dataclasses.replace(rollout, versions=np.roll(rollout.versions, 1))) for prompt, rollout in pairs
         ]
-    assert largest_difference(said, pairs).largest > 0.05
+    assert largest_difference(output, pairs).largest > 0.05
 
 
 def test_a_restart_recomputes_the_cache_with_the_weights_of_the_next_token():

@@ -243,12 +243,12 @@ def test_a_pipeline_over_dying_engines_trains_every_prompt_once_within_the_bound
         coordinator.late.clear()
         while ready and ready[0][0] <= time.monotonic():
             coordinator.receive(ready.pop(0)[1])
-    assert len(trained) == sum(trained.values()) == 3 * coordinator.schedule.next_batch  # none twice
+    assert len(trained) == sum(trained.values()) == 3 * coordinator.schedule.next_batch  # no group is trained twice
     assert not trained.keys() & dropped.keys() and len(dropped) == sum(dropped.values())
     underway = {o.visit.index for o in coordinator._open.values()} | {v.index for v in coordinator._queue}
     underway |= {g.visit.index for g in coordinator.finished.values()} | {v.index for v in coordinator._dropped}
     underway |= {v.index for u in coordinator._updates.values() for v in u.visits}
-    assert trained.keys() | dropped.keys() | underway == set(range(drawn))  # none lost
+    assert trained.keys() | dropped.keys() | underway == set(range(drawn))  # no group is lost
     assert min(versions) >= 0
     if stale != "mask":
         assert max(versions) <= 2

@@ -162,7 +162,7 @@ def test_supported_architectures_pass_the_check_at_load_time(name):
 
 
 def test_an_architecture_with_wrong_results_over_the_cache_is_an_error(monkeypatch):
-    """The check exists for this case: an eager implementation with a boolean mask attends to everything."""
+    """The case for which the check exists: an eager implementation with a boolean mask attends to everything."""
     original = module._MaskMaker.__init__
 
     def forget_eager(self, *given):

@@ -87,7 +87,7 @@ def test_a_canceled_sequence_is_never_returned_and_dropped_by_the_server(make, s
 
 
 def test_training_and_evaluation_share_a_server_with_separate_sequences(make, server):
-    """Their ids collide; an evaluation does not wait for training sequences."""
+    """Ids of training and evaluation requests are equal; an evaluation does not wait for training sequences."""
     server.delay_s = 0.01
     training, evaluating = make(rule=LengthRule(None, NEVER, 300), sampling=Sampling())
     training.submit(requests(8))
@@ -96,7 +96,7 @@ def test_training_and_evaluation_share_a_server_with_separate_sequences(make, se
     visit = Visit(Prompt("a", "", (5, 9), "", "t"), 0, 0)
     groups = generate([evaluating], [visit], samples=3, seed=0, purpose="evaluate")
     assert [len(rollout) for rollout in groups[0].rollouts] == [40, 40, 40]
-    assert training.occupancy().running == 8  # and they still run
+    assert training.occupancy().running == 8  # the training sequences still run
     server.delay_s = 0.0
     assert len(drain(training)) == 8
 

@@ -71,7 +71,7 @@ def test_a_request_that_breaks_repeatedly_ends_the_engine_with_address_and_loss(
         EngineDied, match=rf"{server.address}: a request broke 6 times.* 3 sequences in flight are lost"
     ):
         drain(engine)
-    with pytest.raises(EngineDied):  # and it stays dead
+    with pytest.raises(EngineDied):  # the engine stays dead
         engine.submit(requests(1))
 
 

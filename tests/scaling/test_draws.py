@@ -35,7 +35,7 @@ def test_a_late_start_shifts_compute():
 
 
 def test_a_second_rise_adds_to_the_first():
-    # at 1000 the first rise is done but for 1e-4 of it, the second half done
+    # at 1000 the first rise is done except for 1e-4, the second half done
     assert twice().levels(np.array([1000.0]), 1.0)[0, 0] == pytest.approx(0.3 - 0.2e-4 + 0.15, abs=1e-7)
 
 

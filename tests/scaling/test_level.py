@@ -82,7 +82,7 @@ def test_weights_are_those_of_generalized_least_squares():
 def test_equal_weights_only_change_the_unit_of_the_noise():
     y = np.array([0.31, 0.35, 0.33, 0.41, 0.40])
     plain, twice = level_posterior(y, 0.0), level_posterior(y, 0.0, np.full(5, 2.0))
-    # with half of the noise, a walk of ratio q has ratio 4 q, so only q = 0 is the same model
+    # with half the noise, a walk with ratio q has ratio 4 q; only the model with q = 0 is unchanged
     assert twice.level_Q[0] == pytest.approx(plain.level_Q[0])
     assert twice.rss_Q[0] == pytest.approx(4 * plain.rss_Q[0])
     ones = level_posterior(y, 0.0, np.ones(5))

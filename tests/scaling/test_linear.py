@@ -16,7 +16,7 @@ def test_the_product_is_that_of_the_whitened_columns():
 
 
 def test_elimination_gives_the_least_squares_line():
-    # y = 1 + 2 x exactly but for one point that is 0.3 off the line: the classical formulas by hand
+    # y = 1 + 2 x except for one point that is 0.3 off the line; classical formulas by hand
     x, y = np.array([0.0, 1.0, 2.0, 3.0]), np.array([1.0, 3.0, 5.3, 7.0])
     solved = eliminate([np.ones(4), x], y, np.array(0.0), floor=0.0)
     last = last_coefficient(solved, -1e9, 1e9)

@@ -12,7 +12,7 @@ def with_errors(metric, stderr):
 
 def test_noise_that_scales_with_a_share_is_largest_in_the_middle():
     assert binomial(np.array([0.0, 0.2, 0.5, 1.0]), 0.0, 1.0) == pytest.approx([0.01, 0.17, 0.26, 0.01])
-    # of the range -1 to 1, -0.6 is a fifth
+    # -0.6 is at a fifth of the range from -1 to 1
     assert binomial(np.array([-0.6]), -1.0, 1.0) == pytest.approx([0.17])
 
 

@@ -136,7 +136,7 @@ def test_a_late_start_is_found_and_its_forecast_follows_the_truth():
     found = posterior(late(), None, Prior())
     assert found.probability["late start"] > 0.95
     levels = found.draws.levels(np.array([400.0]), 1.0)[0]
-    # from the start on, 360 are 18 midpoints: 0.1 + 0.6 / (1 + 18^-1.5) = 0.692
+    # counted from its start, 360 is 18 midpoints: 0.1 + 0.6 / (1 + 18^-1.5) = 0.692
     assert np.quantile(levels, 0.05) < 0.692 < np.quantile(levels, 0.95)
 
 

@@ -71,8 +71,8 @@ def test_the_tables_are_printed_and_written(bench, file, monkeypatch, capsys, tm
     out = tmp_path / "out.json"
     monkeypatch.setattr(sys, "argv", ["real_curves.py", str(file), "--no-advice", "--json", str(out)])
     bench.main()
-    said, figures = capsys.readouterr().out, json.loads(out.read_text())
-    assert "balanced error over the best naive one's" in said and "refused: 0" in said
+    output, figures = capsys.readouterr().out, json.loads(out.read_text())
+    assert "balanced error over the best naive one's" in output and "refused: 0" in output
     # three splits of each run of ten points and more
     assert figures["table"]["all"]["splits"] == 6 and figures["table"]["collapse"]["splits"] == 3
     assert figures["table"]["all"]["outside"] == 0

@@ -21,7 +21,7 @@ def test_the_share_is_of_the_compute_after_the_stops(bench):
 
 
 def test_a_fall_is_counted_from_the_best_and_from_the_stop(bench):
-    # 0.05 more at each evaluation to 0.6, then eight at 0.3
+    # rises by 0.05 per evaluation to 0.6, then eight evaluations at 0.3
     metric = np.concatenate([np.linspace(0.05, 0.6, 12), np.full(8, 0.3)])
     found = bench.first_stop(bench.RealRun("fell", "lab", "collapse", Curve(np.arange(1.0, 21.0), metric)))
     # the best mean of three is 0.55; with one, two and three points at 0.3 it is 0.483, 0.4 and 0.3, so that it is more

@@ -27,7 +27,7 @@ def test_earlier_points_except_the_one_at_zero_complete_a_short_last_doubling():
     [
         # precision 2500 (prior, sd 0.02) + 111111 (data); mean (25 + 444.4) / 113611 = 0.00413, sd 0.00297; z = -1.98
         (Trend(0.004, 0.003, 1.0), 0.0240),
-        # 2500 + 100: mean (25 + 0) / 2600 = 0.0096, sd 0.0196; z = -0.0196. Noise leaves the prior
+        # 2500 + 100: mean (25 + 0) / 2600 = 0.0096, sd 0.0196; z = -0.0196. With much noise, the prior remains
         (Trend(0.0, 0.1, 1.0), 0.4922),
         # the first on a metric from 0 to 100
         (Trend(0.4, 0.3, 100.0), 0.0240),

@@ -87,7 +87,7 @@ def test_learning_rates_are_listed_if_they_differ_by_loss():
     assert rates_note(with_rates(made, {"dapo": 2.4e-4, "gspo": 2e-5})) == (
         "learning rates: 0.00012 (cispo), 0.00024 (dapo), 2e-05 (gspo)"
     )
-    assert rates_note(PLANS["rates"](QUICK)) == ""  # its arms differ in the rate
+    assert rates_note(PLANS["rates"](QUICK)) == ""  # the arms of this plan differ in the rate
 
 
 def test_a_selection_always_includes_the_reference():

@@ -88,11 +88,11 @@ def test_a_study_with_only_reused_runs_needs_no_training(other, tmp_path, capsys
     plan.write_text("\n".join(lines))
     words = ["study", str(plan), "--reuse", str(other.path), "-o", str(tmp_path / "mine")]
     assert cli.main([*words, "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert f"a/seed-0: reused from {other.path}/first/seed-0" in said and "time: none" in said
+    output = capsys.readouterr().out
+    assert f"a/seed-0: reused from {other.path}/first/seed-0" in output and "time: none" in output
     assert cli.main(words) == 0
-    said = capsys.readouterr().out
-    assert "a/seed-0: taken over from" in said and "b makes no difference" in said
+    output = capsys.readouterr().out
+    assert "a/seed-0: taken over from" in output and "b makes no difference" in output
     assert not (tmp_path / "mine/journal.jsonl").exists()
     kept = json.loads((tmp_path / "mine/results.json").read_text())
     assert [run["step"] for arm in kept["arms"] for run in arm["runs"]] == [STEPS] * 4

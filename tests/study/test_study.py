@@ -49,8 +49,8 @@ def kill_those_with(word):
 def test_a_killed_study_resumes_and_is_bit_identical_to_an_ordinary_run(study, lab_model, tmp_path):
     place, _ = study
     config = str(place / "out/five/seed-0.toml")
-    code, said = runs.call("train", config, "--run-dir", str(tmp_path / "alone"))
-    assert code == 0, said
+    code, output = runs.call("train", config, "--run-dir", str(tmp_path / "alone"))
+    assert code == 0, output
     assert runs.outcome(place / "out/five/seed-0") == runs.outcome(tmp_path / "alone")
 
 
@@ -58,20 +58,20 @@ def test_a_killed_study_resumes_and_is_bit_identical_to_an_ordinary_run(study, l
 def test_a_larger_budget_resumes_the_runs_of_a_smaller_one_bit_identically(study, tmp_path):
     place, _ = study
     words = ["study", str(place / "mine.toml"), "--only", "gspo", "--budget", "32", "--reuse", str(place / "out")]
-    code, said = runs.call(*words, "-o", str(tmp_path / "longer"))
-    assert code == 0 and "gspo/seed-0: taken over from" in said, said
+    code, output = runs.call(*words, "-o", str(tmp_path / "longer"))
+    assert code == 0 and "gspo/seed-0: taken over from" in output, output
     longer = tmp_path / "longer/gspo/seed-0"
     assert "resumed at step 24" in longer.with_suffix(".log").read_text()
-    code, said = runs.call("train", str(longer / "config.toml"), "--run-dir", str(tmp_path / "alone"))
-    assert code == 0, said
+    code, output = runs.call("train", str(longer / "config.toml"), "--run-dir", str(tmp_path / "alone"))
+    assert code == 0, output
     assert runs.outcome(longer) == runs.outcome(tmp_path / "alone")
 
 
 @pytest.mark.slow
 def test_a_failed_arm_is_reported_with_its_error_and_a_nonzero_exit_code(study):
-    place, (code, said) = study
+    place, (code, output) = study
     assert code == 1
-    assert "broken/seed-0 failed with exit code 1: scalerl: step " in said
+    assert "broken/seed-0 failed with exit code 1: scalerl: step " in output
     journal = [json.loads(line) for line in (place / "out/journal.jsonl").read_text().splitlines()]
     # a later `study resume` in another test adds the failed arm again
     assert [(row["arm"], row["code"]) for row in journal[:3]] == [("five", 0), ("gspo", 0), ("broken", 1)]

@@ -146,9 +146,9 @@ def test_a_page_that_cannot_be_written_still_shows_the_results(tmp_path, capsys)
 
     study = write_study(tmp_path / "new", {"scalerl": Truth(last_step=-1), "fp32": Truth(last_step=-1)})
     assert cli.main(["study", "show", str(study.path), "-o", str(tmp_path / "no/where.html")]) == 1
-    said = capsys.readouterr()
-    assert "where.html was not written" in said.err and said.err.count("\n") == 1
-    assert "fp32" in said.out and "no page: the page cannot be written to" in said.out
+    message = capsys.readouterr()
+    assert "where.html was not written" in message.err and message.err.count("\n") == 1
+    assert "fp32" in message.out and "no page: the page cannot be written to" in message.out
     (study.path / "report.html").mkdir()
     assert cli.main(["study", "show", str(study.path)]) == 0  # without -o, an unwritable default path is not an error
     assert "no page: the page cannot be written to" in capsys.readouterr().out
@@ -165,18 +165,18 @@ def test_the_page_is_written_even_if_the_output_pipe_is_closed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--compute", "device-hours"], "no compute axis 'device-hours' (did you mean 'device_hours'?); its runs have"),
         (["--task", "sums"], "no task 'sums'; its runs have arithmetic"),
     ],
 )
-def test_an_unknown_axis_or_task_is_an_error_with_the_known_ones(tmp_path, capsys, words, said):
+def test_an_unknown_axis_or_task_is_an_error_with_the_known_ones(tmp_path, capsys, words, message):
     from scalerl import cli
 
     study = write_study(tmp_path / "new", {"scalerl": Truth(), "fp32": Truth()}, seeds=1)
     assert cli.main(["study", "show", str(study.path), *words]) == 2
-    assert said in capsys.readouterr().err and not (study.path / "report.html").exists()
+    assert message in capsys.readouterr().err and not (study.path / "report.html").exists()
 
 
 @pytest.fixture(scope="module")

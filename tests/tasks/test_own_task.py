@@ -62,7 +62,7 @@ def test_rows_are_distinct_and_scores_become_verdicts():
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "said"),
+    ("name", "settings", "message"),
     [
         ("Wrong", {"params": {"returns": "nan"}}, "returned nan; allowed: a number from 0 to 1"),
         ("Wrong", {"params": {"returns": "none"}}, "returned None"),
@@ -75,8 +75,8 @@ def test_rows_are_distinct_and_scores_become_verdicts():
         ("Absent", {}, "has no function 'Absent'"),
     ],
 )
-def test_an_unusable_task_is_refused_at_the_start(name, settings, said):
-    with pytest.raises(ConfigError, match=said):
+def test_an_unusable_task_is_refused_at_the_start(name, settings, message):
+    with pytest.raises(ConfigError, match=message):
         custom.rows(task(name, **settings), 4)
 
 

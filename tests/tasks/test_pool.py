@@ -40,7 +40,7 @@ def fails(settings: Scoring) -> None:
 
 @pytest.fixture(scope="module")
 def shared():
-    """One process for the tests that leave it alive."""
+    """A pool with one process, shared by the tests that do not kill it."""
     with ScoringPool(1, None, Scoring()) as pool:
         yield pool
 
@@ -53,16 +53,16 @@ def test_the_call_of_a_killed_process_is_repeated(shared, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("function", "words", "said"),
+    ("function", "words", "message"),
     [
         (leaves_in_c, (0,), r"^3 times \(exit code 0\)$"),
         (leaves_in_c, (5,), r"^3 times \(exit code 5\)$"),
         (kills_itself, (), r"^3 times \(signal 9\)$"),
     ],
 )
-def test_a_call_that_always_ends_its_process_is_reported_at_once(shared, function, words, said):
+def test_a_call_that_always_ends_its_process_is_reported_at_once(shared, function, words, message):
     began = time.monotonic()
-    with pytest.raises(ProcessEnded, match=said):
+    with pytest.raises(ProcessEnded, match=message):
         shared.result(shared.schedule(function, *words, limit_s=600))
     assert time.monotonic() - began < 60
     assert shared.result(shared.schedule(ready, limit_s=60)) != os.getpid()

@@ -112,7 +112,7 @@ def test_a_parameter_replaces_the_column_of_its_name(here):
 
 
 @pytest.mark.parametrize(
-    ("name", "params", "said"),
+    ("name", "params", "message"),
     [
         ("length", {"limits": 8}, None),  # **columns takes any name
         ("level", {}, None),
@@ -130,24 +130,24 @@ def test_a_parameter_replaces_the_column_of_its_name(here):
         ("not_a_function", {}, "checked_rewards:not_a_function is 3; allowed: a function or a class"),
     ],
 )
-def test_a_reward_function_is_tried_on_made_up_completions(here, name, params, said):
-    if said is None:
+def test_a_reward_function_is_tried_on_made_up_completions(here, name, params, message):
+    if message is None:
         check_reward(reward(name, **params), ROW, Scoring())
         return
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         check_reward(reward(name, **params), ROW, Scoring())
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("leaves", r"called os._exit\(7\) \(.*checked_rewards.py:19\)"),
         ("dies", r"ended its process 3 times \(signal 9\)"),
         ("sleeps", "took longer than 3 s"),
     ],
 )
-def test_a_reward_function_that_ends_its_process_or_hangs_is_refused_too(name, said):
-    with pytest.raises(ConfigError, match=said):
+def test_a_reward_function_that_ends_its_process_or_hangs_is_refused_too(name, message):
+    with pytest.raises(ConfigError, match=message):
         check_reward(reward(name), ROW, Scoring(reward_timeout_s=3))
 
 

@@ -176,8 +176,8 @@ def test_a_failing_reward_function_is_counted_and_does_not_end_the_run(rewards_h
     first, second = score(scorer, prompt(), ["c", "d"])
     assert first == second == Score(0.0, False) and re.search(message, first.reason)
     assert scorer.failures.failed == 2
-    (said,) = scorer.failures.news()
-    assert re.search(message, said) and said.endswith("counted as failed (2 of 2 completions)")
+    (output,) = scorer.failures.news()
+    assert re.search(message, output) and output.endswith("counted as failed (2 of 2 completions)")
     assert scorer.failures.news() == []
 
 
@@ -341,7 +341,7 @@ def test_a_truncated_rollout_never_passes(rewards_here):
 
 
 def test_a_signal_to_the_process_group_does_not_end_a_verifier(tmp_path):
-    """`timeout` and batch systems send SIGTERM to every process of a run; only the run itself is to act on it."""
+    """`timeout` and batch systems send SIGTERM to every process of a run; only the run itself should act on it."""
     script = tmp_path / "group.py"
     script.write_text(
         textwrap.dedent("""

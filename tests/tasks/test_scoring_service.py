@@ -150,8 +150,8 @@ def failed(service):
 
 
 def test_a_function_that_exits_is_counted_and_does_not_end_the_run(own_function):
-    said = failed(own_function("    sys.exit(0)\n"))
-    assert re.fullmatch(r"reward function user_module:f raised SystemExit: 0 \(.*user_module.py:3\)", said)
+    output = failed(own_function("    sys.exit(0)\n"))
+    assert re.fullmatch(r"reward function user_module:f raised SystemExit: 0 \(.*user_module.py:3\)", output)
 
 
 def test_a_function_that_calls_os_exit_is_counted_with_the_exit_code(own_function):
@@ -159,8 +159,8 @@ def test_a_function_that_calls_os_exit_is_counted_with_the_exit_code(own_functio
 
 
 def test_a_function_that_hangs_is_stopped_at_its_limit(own_function):
-    said = failed(own_function("    time.sleep(60)\n", reward_timeout_s=0.5))
-    assert re.search(r"took longer than 0.5 s for the completions of one prompt.*reward_timeout_s", said)
+    output = failed(own_function("    time.sleep(60)\n", reward_timeout_s=0.5))
+    assert re.search(r"took longer than 0.5 s for the completions of one prompt.*reward_timeout_s", output)
 
 
 def test_a_function_keeps_its_state_in_a_separate_process(own_function):

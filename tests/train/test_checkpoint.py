@@ -154,7 +154,7 @@ def test_damage_in_any_part_is_detected(two, name, kind):
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("harm", "message"),
     [
         (lambda path: path.unlink(), "manifest.json is missing"),
         (lambda path: path.write_text("{"), "manifest.json cannot be read"),
@@ -162,9 +162,9 @@ def test_damage_in_any_part_is_detected(two, name, kind):
         (lambda path: path.write_text('{"files": {"trainer.json": 3}}'), "manifest.json does not list the files"),
     ],
 )
-def test_a_damaged_manifest_is_detected(two, harm, said):
+def test_a_damaged_manifest_is_detected(two, harm, message):
     harm(two.path(20) / "manifest.json")
-    with pytest.raises(Damaged, match=said):
+    with pytest.raises(Damaged, match=message):
         check_files(two.path(20))
 
 
@@ -257,9 +257,11 @@ def test_without_an_undamaged_checkpoint_nothing_is_changed(two):
     run = run_of(two)
     with pytest.raises(ConfigError) as refused:
         sound_checkpoint(run, two, pytest.fail)
-    said = str(refused.value)
-    assert "step 20: learner/__0_0.distcp has other contents" in said and "step 10: learner/__0_0.distcp has" in said
-    assert f"start a new run: scalerl train {run.path}/config.toml. " in said
+    message = str(refused.value)
+    assert (
+        "step 20: learner/__0_0.distcp has other contents" in message and "step 10: learner/__0_0.distcp has" in message
+    )
+    assert f"start a new run: scalerl train {run.path}/config.toml. " in message
     assert two.steps() == [10, 20] and (run.path / "metrics.jsonl").read_text() == "{}\n"
 
 

@@ -61,7 +61,7 @@ def test_a_helper_holds_at_most_a_few_results():
     def task(number):
         started.append(number)
         if threading.current_thread() is threading.main_thread():
-            time.sleep(0.05)  # in which the helper could do all others
+            time.sleep(0.05)  # time for the helper to do all other tasks
         return number
 
     results = helpers.in_order([partial(task, number) for number in range(20)])

@@ -21,7 +21,7 @@ def batch(rows=6, width=10, scale=1.0):
     """Return random tokens; the loss is minus the mean log-probability of about half of them, times `scale`."""
     torch.manual_seed(3)
     tokens, trained = torch.randint(2, 48, (rows, width)), torch.rand(rows, width) < 0.5
-    lengths = torch.arange(rows) % 5 + width - 4  # of five kinds, so that micro-batches have several widths
+    lengths = torch.arange(rows) % 5 + width - 4  # five lengths, so that micro-batches have several widths
     trained[:, 1] = True  # every row has a trained token
     trained &= (torch.arange(width) >= 1) & (torch.arange(width) < lengths[:, None])
     weights = trained * scale / trained.sum()

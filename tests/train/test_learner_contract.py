@@ -274,7 +274,7 @@ def test_the_export_is_an_ordinary_model_with_the_learners_weights(benches, mode
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
     exported = {name: parameter.detach() for name, parameter in loaded.named_parameters()}
     assert equal(exported, benches.weights(group))
-    assert not equal(exported, benches.weights(single))  # which took no step
+    assert not equal(exported, benches.weights(single))  # the other learner took no step
 
 
 # ------------------------------------------------------------------------------------------------------- checkpoints
@@ -372,7 +372,7 @@ def test_a_rank_that_ends_fails_or_hangs_is_named(how, message, tmp_path):
     with pytest.raises(LearnerDied, match=message) as raised:
         ranks.call("step", tmp_path, timeout_s=2 if how == "hang" else 60)
     assert ('raise ZeroDivisionError("on purpose")' in raised.value.trace) == (how == "raise")
-    assert sorted(os.listdir(tmp_path)) == ["0", "1"]  # both had begun
+    assert sorted(os.listdir(tmp_path)) == ["0", "1"]  # both ranks had begun
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 

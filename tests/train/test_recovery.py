@@ -23,9 +23,9 @@ def raised(error):
 
 def test_a_failed_process_is_described_in_one_line_and_its_traceback_is_appended_to_a_file(tmp_path):
     for number in (1, 2):
-        said, trace = raised(ValueError(f"no such\nlayer: {number}"))
-        assert said == f"ValueError: no such layer: {number}"
-        message = recorded(LearnerDied(f"trainer rank {number} failed: {said}", trace), tmp_path)
+        output, trace = raised(ValueError(f"no such\nlayer: {number}"))
+        assert output == f"ValueError: no such layer: {number}"
+        message = recorded(LearnerDied(f"trainer rank {number} failed: {output}", trace), tmp_path)
         assert message == (
             f"trainer rank {number} failed: ValueError: no such layer: {number} (traceback: {tmp_path}/errors.log)"
         )

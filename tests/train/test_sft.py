@@ -195,8 +195,8 @@ def test_an_interrupt_ends_after_the_step_and_writes_the_weights(model, rows, tm
             signal.signal(number, handler)
     record = json.loads((tmp_path / "made" / "sft.json").read_text())
     assert record["stopped"] is True and len(record["steps"]) == 2 and record["held_out_loss"] > 0
-    said = capsys.readouterr()
-    assert "saved (stopped after 2 updates)" in said.out and "the model so far is saved" in said.err
+    message = capsys.readouterr()
+    assert "saved (stopped after 2 updates)" in message.out and "the model so far is saved" in message.err
 
 
 def test_the_command_line_prints_losses_and_the_path_of_the_model(model, rows, tmp_path, capsys):
@@ -211,7 +211,7 @@ def test_the_command_line_prints_losses_and_the_path_of_the_model(model, rows, t
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--data", "x.jsonl"], "got --data without a model; allowed: scalerl sft MODEL --data FILE"),
         (["MODEL"], "data: a value is needed and none was given"),
@@ -221,7 +221,7 @@ def test_the_command_line_prints_losses_and_the_path_of_the_model(model, rows, t
         (["nowhere.gguf", "--data", "x.jsonl"], "nowhere.gguf is no such file"),
     ],
 )
-def test_user_errors_are_reported_in_one_line(words, said, model, tmp_path, monkeypatch, capsys):
+def test_user_errors_are_reported_in_one_line(words, message, model, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -230,5 +230,5 @@ def test_user_errors_are_reported_in_one_line(words, said, model, tmp_path, monk
         for number, handler in old.items():
             signal.signal(number, handler)
     error = capsys.readouterr().err
-    assert said in error and error.count("\n") == 1 and error.startswith("scalerl: ")
+    assert message in error and error.count("\n") == 1 and error.startswith("scalerl: ")
     assert list(tmp_path.iterdir()) == []

@@ -14,13 +14,13 @@ NAMES = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT]
 
 def read_until(process, text, seconds=120.0):
     """Read the output of a process until a text appears; return all of it."""
-    said, until = "", time.monotonic() + seconds
-    while text not in said:
-        assert time.monotonic() < until, said
+    printed, until = "", time.monotonic() + seconds
+    while text not in printed:
+        assert time.monotonic() < until, printed
         piece = os.read(process._out, 1 << 16).decode(errors="replace")
-        assert piece, said
-        said += piece
-    return said
+        assert piece, printed
+        printed += piece
+    return printed
 
 
 @pytest.fixture
@@ -76,10 +76,10 @@ def test_the_second_signal_ends_a_process_that_is_inside_a_c_function():
 
 def test_a_signal_during_the_warm_start_ends_it_and_leaves_no_files(tmp_path):
     process = runs.start(["train", "--run-dir", str(tmp_path / "run")], SCALERL_CACHE=str(tmp_path / "cache"))
-    said = read_until(process, "warm start: training")
+    printed = read_until(process, "warm start: training")
     process.send_signal(signal.SIGTERM)
     text, _ = process.communicate(timeout=20)
-    assert process.returncode == 143 and "Traceback" not in said + text, said + text
+    assert process.returncode == 143 and "Traceback" not in printed + text, printed + text
     assert "stopped before the end by SIGTERM" in text
     assert not (tmp_path / "run").exists() and not list((tmp_path / "cache").glob("warm-*"))
 

@@ -111,17 +111,17 @@ def test_only_loopback_hosts_are_local_and_only_equal_secrets_match():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["nowhere"], "nowhere: no such directory; name runs, studies, or a directory that contains them"),
         (["--host", "203.0.113.7", "."], "give another port (0: a free port), or an address of this machine"),
         (["--port", "99999", "."], "give another port (0: a free port), or an address of this machine"),
     ],
 )
-def test_errors_at_the_start_are_one_sentence(tmp_path, monkeypatch, capsys, words, said):
+def test_errors_at_the_start_are_one_sentence(tmp_path, monkeypatch, capsys, words, message):
     monkeypatch.chdir(tmp_path)
     assert main(["watch", *words]) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert message in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_missing_package_is_named_with_the_command_that_installs_it(tmp_path, monkeypatch, capsys):

@@ -95,8 +95,8 @@ class Judge:
         if report["why"] == "flood":
             return f"wrote more than {self._settings.output_kb} KiB"
         if type(report["status"]) is not int or report["status"] != 0:
-            said = str(report["complaint"])[-200:].strip()
-            return f"ended with exit status {report['status']}" + (f" ({said})" if said else "")
+            detail = str(report["complaint"])[-200:].strip()
+            return f"ended with exit status {report['status']}" + (f" ({detail})" if detail else "")
         return difference(bytes(report["output"]).decode("utf-8", "replace"), wanted)
 
     def _calls(self, program: str, tests: Calls, ends: float) -> str:
@@ -107,8 +107,8 @@ class Judge:
                 box.send(b"A", dumps(["call", tests.name, "", arguments, {}]), self._soon(ends))
                 kind, payload = box.receive(self._soon(ends))
                 if kind != b"V":
-                    raised, said = loads(payload)
-                    raise Failed(f"{where}: {str(raised)[:80]}: {str(said)[:200]}")
+                    raised, detail = loads(payload)
+                    raise Failed(f"{where}: {str(raised)[:80]}: {str(detail)[:200]}")
                 got = loads(payload)
                 if not same_value(got, wanted, tests.wrapped):
                     raise Failed(f"{where}: expected {_shown(wanted)}, got {_shown(got)}")

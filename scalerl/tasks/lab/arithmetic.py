@@ -25,8 +25,8 @@ from scalerl.types import Prompt
 def verify(prompt: Prompt, completion: str) -> Verdict:
     """Return whether the text after the thinking equals the reference answer."""
     given = after_thinking(completion)
-    said = "no answer after the thinking" if given is None else f"got {given!r}"
-    return verdict(given == prompt.answer, f"{said}, expected {prompt.answer!r}")
+    got = "no answer after the thinking" if given is None else f"got {given!r}"
+    return verdict(given == prompt.answer, f"{got}, expected {prompt.answer!r}")
 
 
 def rows(task: ArithmeticTask, count: int) -> list[dict[str, str]]:

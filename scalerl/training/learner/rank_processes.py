@@ -161,8 +161,8 @@ class RankProcesses:
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             text = f"{names[rank]} {how} during `{method}`"
         elif how == "failed":
-            said, trace = faults[rank]
-            text = f"{names[rank]} failed during `{method}`: {said}"
+            reason, trace = faults[rank]
+            text = f"{names[rank]} failed during `{method}`: {reason}"
         else:
             text = f"{names[rank]} {'closed its pipe' if how == 'ended' else how} during `{method}`"
         self._death = text

@@ -53,7 +53,7 @@ def f(x):
     "returns more than may cross": "def f(x): return 'x' * 10 ** 7",
     "raises an assertion": "def f(x): raise AssertionError",
     "raises the end of an iteration": "def f(x): raise StopIteration",
-    "raises an error of its own": """
+    "raises a custom error": """
 class E(BaseException): pass
 def f(x): raise E
 """,

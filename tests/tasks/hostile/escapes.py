@@ -25,7 +25,7 @@ NETWORK = {
     "connects over IPv6": "import socket; socket.socket(socket.AF_INET6).connect(('::1', {port}))",
     "sends a datagram": "import socket as s; s.socket(s.AF_INET, s.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', {port}))",
     "opens a web page": "import urllib.request; urllib.request.urlopen('http://127.0.0.1:{port}', timeout=2)",
-    "asks a name server": "import socket; socket.getaddrinfo('example.org', 80)[0][4][0]",
+    "queries a name server": "import socket; socket.getaddrinfo('example.org', 80)[0][4][0]",
     "opens a local socket": "import socket; socket.socket(socket.AF_UNIX).connect('/run/systemd/notify')",
     "opens an abstract socket": "import socket; socket.socket(socket.AF_UNIX).connect('\\0x')",
     "opens a raw socket": "import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",

@@ -6,7 +6,7 @@ import builtins
 import os
 
 from scalerl.tasks.sandbox.guest import jail, plain
-from scalerl.tasks.sandbox.guest.code import fresh_module, said
+from scalerl.tasks.sandbox.guest.code import error_line, fresh_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,4 +104,4 @@ def _where(error: BaseException, tests: str) -> str:
         step = step.tb_next
     lines = tests.split("\n")
     text = lines[line - 1].strip()[:200] if 0 < line <= len(lines) else ""
-    return f"{said(error)} at {text!r}" if text else said(error)
+    return f"{error_line(error)} at {text!r}" if text else error_line(error)

@@ -16,7 +16,7 @@ RECURSION = 50_000
 """Recursion limit of a program, the same as LiveCodeBench's."""
 
 
-def said(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Return an error in one line."""
     text = " ".join(str(error).split())[:300]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -27,7 +27,7 @@ def compiled(channel: jail.Channel, source: str) -> CodeType:
     try:
         return compile(source, "program.py", "exec", dont_inherit=True)
     except (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError) as error:
-        channel.send(b"X", plain.dumps(said(error)))
+        channel.send(b"X", plain.dumps(error_line(error)))
         os._exit(0)
 
 

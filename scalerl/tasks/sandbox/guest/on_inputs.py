@@ -8,7 +8,7 @@ import sys
 import time
 
 from scalerl.tasks.sandbox.guest import jail, plain
-from scalerl.tasks.sandbox.guest.code import compiled, fresh_module, said
+from scalerl.tasks.sandbox.guest.code import compiled, error_line, fresh_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def _run_child(limits: jail.Limits, code: CodeType, source: int, out: int, err: 
     except SystemExit as error:
         status = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
     except BaseException as error:  # reported like the interpreter does
-        os.write(2, said(error).encode("utf-8", "replace"))
+        os.write(2, error_line(error).encode("utf-8", "replace"))
     try:
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
@@ -59,7 +59,7 @@ def _run_child(limits: jail.Limits, code: CodeType, source: int, out: int, err: 
             sys.modules["atexit"]._run_exitfuncs()
         sys.stdout.flush()
     except BaseException as error:
-        os.write(2, said(error).encode("utf-8", "replace"))
+        os.write(2, error_line(error).encode("utf-8", "replace"))
         status = status or 1
     os._exit(status & 255)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 
 from scalerl.tasks.sandbox.guest import jail, plain
-from scalerl.tasks.sandbox.guest.code import compiled, fresh_module, said
+from scalerl.tasks.sandbox.guest.code import compiled, error_line, fresh_module
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def serve(channel: jail.Channel, limits: jail.Limits, program: str) -> None:
     try:
         exec(code, module.__dict__)
     except BaseException as error:
-        channel.send(b"X", plain.dumps(said(error)))
+        channel.send(b"X", plain.dumps(error_line(error)))
         os._exit(0)
     channel.send(b"R", plain.dumps([name for name in module.__dict__ if isinstance(name, str)]))
     kept: list[Any] = []
