@@ -20,6 +20,10 @@ NO_CLIMB = (13, 28)
 all), by means of a fifth of the points."""
 
 
+VISIBLE_CLIMB = float(np.log((1.0 - DOUBTFUL) / DOUBTFUL))
+"""Log evidence ratio above which the points show a climb: with even prior odds its probability is above 0.9."""
+
+
 class Chance(NamedTuple):
     """The probability that more training gains enough, estimated in two ways.
 
@@ -88,8 +92,12 @@ def doubt_at(fitted: Fit, factor: float, gain: float, limit: float) -> str | Non
 
 
 def climbed(fitted: Fit) -> bool:
-    """Whether the run has a clear climb; without one, the climb may still begin later."""
-    return fitted.futures is None or fitted.futures.stays <= DOUBTFUL
+    """Whether the points show a climb, and the run does not just stay; without a climb, it may still begin later.
+
+    The prior odds alone are no evidence of a climb: with little noise they are against a run that stays.
+    """
+    futures = fitted.futures
+    return futures is None or (futures.stays <= DOUBTFUL and futures.climb > VISIBLE_CLIMB)
 
 
 def doubt_by_trend(chance: Chance, factor: float, gain: float, limit: float) -> str:
