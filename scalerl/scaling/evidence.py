@@ -15,7 +15,7 @@ NO_RETURN = (10, 11)
 """Public runs that had clearly fallen at two successive evaluations: (never again more than 0.01 above their earlier
 best, all), by means of three points. All are from one repository."""
 
-NO_CLIMB = (13, 28)
+NO_CLIMB = (16, 32)
 """Public runs without a clear climb at an evaluation from the tenth on: (ended more than 0.01 above that evaluation,
 all), by means of a fifth of the points."""
 
