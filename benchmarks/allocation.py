@@ -3,9 +3,9 @@
     python benchmarks/allocation.py                   # 200 studies of each setting (about 15 minutes of one slow core)
     python benchmarks/allocation.py --studies 20      # fewer
 
-Writes benchmarks/results/allocation.json. "Found" has two meanings. Strictly: the chosen arm has the highest true
-ceiling. Within 0.01: its true ceiling is at most 0.01 below the highest. This is less than the scatter of single seeds
-(0.012), and three seeds per arm distinguish such arms little better than chance.
+Writes benchmarks/results/allocation.json. The best arm counts as found strictly if the chosen arm has the highest true
+ceiling, and within 0.01 if its true ceiling is at most 0.01 below the highest. This is less than the scatter of single
+seeds (0.012), so three seeds per arm distinguish such arms little better than chance.
 
 Axes in names: A arms, S seeds, P policies, R studies.
 """
@@ -27,13 +27,13 @@ from allocation_simulation import POINTS, SETTINGS, Study, study
 from scalerl.scaling import Fit, fit
 
 SLICES = 8
-"""Equal parts of a whole run, after each of which a policy decides."""
+"""Number of equal parts of a whole run, after each of which a policy decides."""
 
 RUNGS = (1, 2, 4, 8)
-"""Slices after which successive halving drops the lower half of the arms."""
+"""Numbers of slices after which successive halving drops the lower half of the arms."""
 
 WITHIN = 0.01
-"""An arm this close to the best counts as found."""
+"""Largest distance of an arm from the best at which it counts as found."""
 
 RESULTS = Path(__file__).parent / "results" / "allocation.json"
 
@@ -47,38 +47,38 @@ class Shown:
         self._fits: dict[tuple[int, int], list[Fit]] = {}
 
     def points(self, done: int) -> int:
-        """Number of evaluations after a number of slices."""
+        """Return the number of evaluations after a number of slices."""
         return 1 + (POINTS - 1) * done // SLICES
 
     def fits(self, arm: int, done: int) -> list[Fit]:
-        """Fits of all seeds of an arm after a number of slices."""
+        """Return the fits of all seeds of an arm after a number of slices."""
         if (arm, done) not in self._fits:
             self._fits[arm, done] = [fit(curve.first(self.points(done))) for curve in self.curves_AS[arm]]
         return self._fits[arm, done]
 
     def score(self, arm: int, done: int) -> float:
-        """Present score: the last three evaluations of all seeds."""
+        """Return the present score: the mean of the last three evaluations of all seeds."""
         last = self.points(done)
         return float(np.mean([curve.metric[last - 3 : last] for curve in self.curves_AS[arm]]))
 
     def ceiling(self, arm: int, done: int) -> float:
-        """Mean of the forecast ceilings."""
+        """Return the mean of the forecast ceilings."""
         return float(np.mean([f.asymptote.mean for f in self.fits(arm, done)]))
 
 
 Outcome = tuple[int, np.ndarray]
-"""The arm chosen, and the slices spent on each, shape (A,)."""
+"""The chosen arm, and the slices spent on each arm, shape (A,)."""
 
 
 def equal(shown: Shown) -> Outcome:
-    """Every arm gets the whole budget; the highest posterior mean of the ceiling is chosen."""
+    """Spend the whole budget on every arm; choose the highest posterior mean of the ceiling."""
     done_A = np.full(shown.arms, SLICES)
     found = decide([shown.fits(a, SLICES) for a in range(shown.arms)], done_A < SLICES, "best")
     return found.best, done_A
 
 
 def by_forecast(shown: Shown, rule: str) -> Outcome:
-    """After every slice the arms that the rule keeps get the next one."""
+    """After every slice, spend the next one on the arms that a rule keeps."""
     done_A = np.ones(shown.arms, dtype=int)
     while True:
         found = decide([shown.fits(a, int(done_A[a])) for a in range(shown.arms)], done_A < SLICES, rule)
@@ -88,7 +88,7 @@ def by_forecast(shown: Shown, rule: str) -> Outcome:
 
 
 def halving(shown: Shown, rank: Callable[[Shown, int, int], float]) -> Outcome:
-    """Successive halving: at each rung the lower half of the arms is dropped."""
+    """Apply successive halving: drop the lower half of the arms at each rung."""
     alive, done_A = list(range(shown.arms)), np.zeros(shown.arms, dtype=int)
     for rung in RUNGS:
         done_A[alive] = rung
@@ -128,7 +128,7 @@ def summary(compute_R: np.ndarray, regret_R: np.ndarray) -> dict[str, float]:
 
 
 def measure(name: str, studies: int, seed: int) -> dict[str, dict[str, float]]:
-    """All policies on the same studies of one setting."""
+    """Measure all policies on the same studies of one setting."""
     # one random stream per study, so that a smaller number of studies is a prefix of a larger one
     key = list(SETTINGS).index(name)
     scores_RP2 = np.array(
@@ -153,7 +153,7 @@ def table(name: str, rows: dict[str, dict[str, float]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--studies", type=int, default=200, help="of each setting")
+    parser.add_argument("--studies", type=int, default=200, help="number of studies of each setting")
     parser.add_argument(
         "--seed", type=int, default=2026, help="random seed; the defaults of the policy were chosen with another"
     )

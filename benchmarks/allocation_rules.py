@@ -1,7 +1,7 @@
-"""The rules for stopping arms that ``allocation.py`` compares: the one of `scalerl.study.allocate`, and two others.
+"""The rules for stopping arms that ``allocation.py`` compares: the rule of `scalerl.study.allocate`, and two others.
 
 `scalerl.study.allocate` has no budget, because its slices end with the run. Here, an arm that has spent its budget
-cannot be trained further, and its posterior stays the same.
+cannot be trained further, so its posterior does not change.
 
 Axes in names: A arms, D draws.
 """
@@ -22,19 +22,19 @@ Array = np.ndarray
 
 
 class Rule(NamedTuple):
-    """An arm continues while its evidence is at least this limit."""
+    """A rule by which an arm continues while its evidence is at least a limit."""
 
     evidence: Callable[[ArmDraws, Array], Array]
     """Evidence per arm, shape (A,), from the draws, and from the draws with finished arms fixed at their means."""
 
     least: float
-    """Limit, chosen on 120 studies with other random numbers than ``allocation.py``."""
+    """Limit, chosen on 120 studies with different random numbers from those of ``allocation.py``."""
 
 
 def probability_above(draws: ArmDraws) -> Array:
-    """Probability that each arm is better than the leader, shape (A,); 1 for the leader itself.
+    """Return the probability that each arm is better than the leader, shape (A,); 1 for the leader.
 
-    It keeps an arm that is surely worse than a third one, while the ceiling of the leader is uncertain.
+    While the ceiling of the leader is uncertain, it keeps an arm that is surely worse than a third arm.
     """
     first = leader(draws)
     above_A = (draws.recipe_AD > draws.recipe_AD[first]).mean(axis=1)

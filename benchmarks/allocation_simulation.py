@@ -41,8 +41,8 @@ class Setting:
 
 
 SETTINGS = {
-    "3 seeds an arm": Setting(),
-    "harder: 1 seed an arm, twice the noise, closer arms": Setting(seeds=1, noise_sd=0.016, low_gap=(0.02, 0.10)),
+    "3 seeds per arm": Setting(),
+    "harder: 1 seed per arm, twice the noise, closer arms": Setting(seeds=1, noise_sd=0.016, low_gap=(0.02, 0.10)),
 }
 
 
@@ -72,7 +72,7 @@ def midpoints(rng: Random, asymptote_A: np.ndarray) -> np.ndarray:
 
 
 def noise(rng: Random, sd: float) -> np.ndarray:
-    """AR(1) noise of one run, shape (N,)."""
+    """Draw AR(1) noise of one run, shape (N,)."""
     innovation_N = rng.standard_normal(POINTS)
     noise_N = np.empty(POINTS)
     noise_N[0] = innovation_N[0]
@@ -82,7 +82,7 @@ def noise(rng: Random, sd: float) -> np.ndarray:
 
 
 def study(rng: Random, setting: Setting) -> Study:
-    """One study, its arms in random order."""
+    """Draw one study, with its arms in random order."""
     asymptote_A = rng.permutation(ceilings(rng, setting))
     midpoint_A = midpoints(rng, asymptote_A)
     efficiency_A = rng.uniform(*EFFICIENCIES, len(asymptote_A))

@@ -2,10 +2,10 @@
 
     python benchmarks/cluster.py [--rounds 3] [--steps 60] [--out cluster.json]
 
-Transfer: 45 million FP32 weights (180 MB) in 150 tensors, from one process to another that copies them into a model of
-the same shapes; the median of seven, for the object store, a directory, and shared memory. Steps: the lab with one
-torch engine and the eager schedule, on this machine without Ray and as actors; seconds per step after the first ten,
-without evaluations. Runs alternate; the ratio is the median over rounds.
+Transfer: 45 million FP32 weights (180 MB) in 150 tensors are sent to a process that copies them into a model of the
+same shapes; the median of seven, for the object store, a directory, and shared memory. Steps: the lab with one torch
+engine and the eager schedule, without Ray and with Ray actors; seconds per step after the first ten, without
+evaluations. Runs alternate; the ratio is the median over rounds.
 """
 
 from __future__ import annotations

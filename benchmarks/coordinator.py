@@ -1,13 +1,13 @@
-"""Throughput of the coordinator, and cost of the three staleness rules: simulations in decode steps, without a model.
+"""Measures the throughput of the coordinator and the cost of the three staleness rules, by simulation without a model.
 
     python benchmarks/coordinator.py [--groups 1000000] [--out coordinator.json]
 
 Rates: 64 engines of 256 slots, lognormal lengths of 100 tokens on average, groups of 16, k = 8, batches as large as all
 slots. Times are CPU seconds of the process, so that other load on the machine matters less. The engines only keep a
-calendar of finishing times. Their share of the time is measured in a separate run, because a clock in each call adds
-time. Engines: the same rate with 512 engines of 32 and of 64 slots, including the bookkeeping of the engines.
-Memory: resident size during one run with groups of 4. Rules: occupancy and trained tokens for slots of 1, 2 and 4
-batches, with a trainer that is twice as fast as full engines.
+calendar of finishing times. Their share of the time is measured in a separate run, because timing each call takes time.
+Engines: the rate with 512 engines of 32 and of 64 slots, including the bookkeeping of the engines. Memory: resident
+size during one run with groups of 4. Rules: occupancy and trained tokens for slots of 1, 2 and 4 batches, with a
+trainer that is twice as fast as full engines.
 """
 
 from __future__ import annotations

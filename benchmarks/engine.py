@@ -2,8 +2,8 @@
 
     python benchmarks/engine.py [--size 3.3M] [--device cpu] [--threads 1] [--repeats 5] [--out engine.json]
 
-Each repeat measures all cases in turn, so that the ratios are of the same conditions; medians are printed.
-`generate` returns no log-probabilities; the engine returns them, through an FP32 head, with version tags.
+Each repeat measures all cases in turn, so that the ratios are measured under the same conditions; medians are printed.
+The engine returns log-probabilities (with an FP32 head) and versions; `generate` does not.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--matmul", choices=("auto", "onednn", "torch"), default="auto", help="auto: as a run chooses")
+    parser.add_argument("--kernels", choices=("auto", "compiled", "torch"), default="auto", help="as for --matmul")
     parser.add_argument("--out", type=Path, default=Path("engine.json"))
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
@@ -45,12 +46,14 @@ def main() -> None:
     plain = random_qwen3(options.size).to(options.device, dtype)
     policy = Policy(random_qwen3(options.size).to(options.device, dtype))
     if options.device == "cpu":
+        from scalerl.models.cpu import compiled
         from scalerl.models.cpu.matmul import choose, products_of
 
         auto = options.matmul == "auto"
         library = choose(products_of(policy, SEQUENCES, options.threads, backward=False)) if auto else options.matmul
         policy.use_matmul(library)
-        print(f"products by {library}")
+        compiled.use(options.kernels)
+        print(f"products by {library}, kernels: {options.kernels} ({compiled.problem() or 'a compiler was found'})")
     measures = {
         "generate": lambda: generate(plain),
         "engine": lambda: engine(policy, SEQUENCES, share=1),
@@ -87,7 +90,7 @@ def report(figures: dict[str, list[float]], options: argparse.Namespace, where: 
 
 
 def generate(model: Any) -> float:
-    """Tokens per second of transformers' sampling loop."""
+    """Measure the tokens per second of transformers' sampling loop."""
     import torch
 
     x = torch.randint(2, model.config.vocab_size, (SEQUENCES, PROMPT), device=model.device)
@@ -101,10 +104,10 @@ def generate(model: Any) -> float:
 
 
 def engine(policy: Any, sequences: int, share: int, stop: tuple[int, ...] = ()) -> float:
-    """Tokens per second over 64 slots.
+    """Measure the tokens per second over 64 slots.
 
     Args:
-        policy: random.
+        policy: policy with random weights.
         sequences: number of sequences.
         share: sequences per prompt, such as the rollouts of a group.
         stop: token ids that end a sequence; fewer ids make longer sequences.
@@ -131,7 +134,7 @@ def engine(policy: Any, sequences: int, share: int, stop: tuple[int, ...] = ()) 
 
 
 def swap(policy: Any) -> float:
-    """Milliseconds of one weight swap, from a flat block as in shared memory."""
+    """Measure the milliseconds of one weight swap, from a flat block as in shared memory."""
     import torch
 
     from scalerl.models.layout import WeightLayout

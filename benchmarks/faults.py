@@ -11,6 +11,7 @@ benchmarks/results/faults.json.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -27,33 +28,34 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 import runs
+from jumping_clock import JUMPS, JumpingClock
 
 RESULTS = Path(__file__).parent / "results" / "faults.json"
 WORDS = [*runs.SMALL, "--steps", "12"]
 """Updates, evaluations at 0, 6 and 12, and checkpoints every 4 updates."""
 A_RUN = 10
-"""Faults per run; then the run is resumed to its end."""
+"""Number of faults per run; then the run is resumed to its end."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass
 class Found:
-    """The results for one kind of fault.
+    """Results for one kind of fault.
 
     Example: Found("kills", faults=50, runs=7, identical=7, left=0, tracebacks=0, seconds=610.0, remarks=[])
     """
 
     kind: str
     faults: int = 0
-    """Faults that reached a process before its end."""
+    """Number of faults that reached a process before its end."""
     runs: int = 0
     identical: int = 0
-    """Runs whose results are identical to those of the undisturbed run."""
+    """Number of runs whose results are identical to those of the undisturbed run."""
     left: int = 0
-    """Processes that were alive one second after the trainer had ended."""
+    """Number of processes that were alive one second after the trainer had ended."""
     tracebacks: int = 0
     wrong_codes: int = 0
-    """Unexpected exit codes."""
+    """Number of unexpected exit codes."""
     seconds: float = 0.0
     remarks: list[str] | None = None
 
@@ -68,6 +70,8 @@ class Campaign:
 
     def __init__(self, place: Path, seed: int, model: Path | None) -> None:
         self.place, self.random = place, random.Random(seed)
+        self.scored: list[str] = []
+        self.scored_outcome: dict[str, object] = {}
         self.model = model or runs.make_model(place / "model")
         runs.call("recipes")  # starts the server of forks, whose imports would count as the run's time
         began = time.monotonic()
@@ -158,17 +162,17 @@ class Campaign:
 
 
 def kills(campaign: Campaign, found: Found, count: int) -> None:
-    """SIGKILL at random times to the trainer, its generator, or every process."""
+    """Send SIGKILL at random times to the trainer, its generator, or every process."""
     campaign.disturb(found, count, campaign.kill)
 
 
 def signals(campaign: Campaign, found: Found, count: int) -> None:
-    """SIGINT, SIGTERM or SIGHUP at random times."""
+    """Send SIGINT, SIGTERM or SIGHUP at random times."""
     campaign.disturb(found, count, campaign.signal_it)
 
 
 def pauses(campaign: Campaign, found: Found, count: int) -> None:
-    """SIGSTOP for 0.5 to 5 s, then SIGCONT."""
+    """Send SIGSTOP, and SIGCONT after 0.5 to 5 s."""
     for number in range(count):
         process = campaign.begin(f"paused-{number}")
         time.sleep(campaign.random.uniform(0.0, 0.7 * campaign.whole_s))
@@ -178,7 +182,7 @@ def pauses(campaign: Campaign, found: Found, count: int) -> None:
 
 
 def full_disk(campaign: Campaign, found: Found, count: int) -> None:
-    """A disk that is full after a random number of bytes, and then has space again. Needs permission to mount."""
+    """Fill the disk after a random number of bytes, then make space again. Needs permission to mount."""
     for number in range(count):
         path = campaign.place / f"full-{number}"
         path.mkdir()
@@ -197,8 +201,67 @@ def full_disk(campaign: Campaign, found: Found, count: int) -> None:
             subprocess.run(["umount", str(path)], check=True)
 
 
+def scored_words(campaign: Campaign) -> list[str]:
+    """Return the words of a run with a reward function, in the working directory; train it undisturbed once."""
+    if not campaign.scored:
+        os.chdir(campaign.place)
+        campaign.scored = ["train", "--model", str(campaign.model), *runs.scored(campaign.place)]
+        code, text = runs.call(*campaign.scored, "--run-dir", "scored", timeout=900)
+        assert code == 0, text
+        campaign.scored_outcome = runs.outcome(campaign.place / "scored")
+    return campaign.scored
+
+
+def judge(campaign: Campaign, found: Found, name: str, code: int, text: str) -> None:
+    """Compare a run of `scored_words` that should have finished with the undisturbed one."""
+    found.runs += 1
+    found.tracebacks += "Traceback" in text
+    found.wrong_codes += code != 0
+    same = code == 0 and runs.outcome(campaign.place / name) == campaign.scored_outcome
+    found.identical += same
+    if not same:
+        found.note(f"{name} ended with {code} and is not identical: {text}")
+    print(f"  {found.kind}: {found.faults} faults, {found.identical} of {found.runs} identical", flush=True)
+
+
+def clock_jumps(campaign: Campaign, found: Found, count: int) -> None:
+    """Move the wall clock by an hour to forty days, forwards and backwards. Needs gcc."""
+    words, number = scored_words(campaign), 0
+    while found.faults < count:
+        name, number = f"jumped-{number}", number + 1
+        clock, said = JumpingClock(campaign.place), campaign.place / f"{name}.log"
+        with said.open("w") as out:
+            line = runs.command(*words, "--run-dir", name)
+            process = subprocess.Popen(line, env=clock.environment, stdout=out, stderr=subprocess.STDOUT)
+            while process.poll() is None:
+                time.sleep(campaign.random.uniform(0.2, 1.5))
+                clock.set(campaign.random.choice(JUMPS))
+                found.faults += (campaign.place / name / "status.json").exists() and process.poll() is None
+        judge(campaign, found, name, process.returncode, said.read_text())
+
+
+def scorer_kills(campaign: Campaign, found: Found, count: int) -> None:
+    """Send SIGKILL to a process while it scores."""
+    words, number = scored_words(campaign), 0
+    while found.faults < count:
+        name, number, again = f"unscored-{number}", number + 1, 0.0
+        process = runs.start([*words, "--run-dir", name])
+        while process.poll() is None:
+            scoring = list((campaign.place / "scorers").iterdir())
+            if scoring and time.monotonic() > again:
+                time.sleep(campaign.random.uniform(0.0, 0.05))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(scoring[0].name), signal.SIGKILL)
+                    found.faults += 1
+                scoring[0].unlink(missing_ok=True)
+                again = time.monotonic() + campaign.random.uniform(1.0, 4.0)
+            time.sleep(0.005)
+        text, _ = process.communicate(timeout=60)
+        judge(campaign, found, name, process.returncode or 0, text)
+
+
 def flipped_bytes(campaign: Campaign, found: Found, count: int) -> None:
-    """A changed byte in the newest checkpoint; the run resumes from the previous one."""
+    """Change a byte in the newest checkpoint; the run must resume from the previous one."""
     for number in range(count):
         name = f"flipped-{number}"
         process = campaign.begin(name)
@@ -222,8 +285,10 @@ KINDS: dict[str, tuple[Callable[[Campaign, Found, int], None], int]] = {
     "pauses": (pauses, 6),
     "full_disk": (full_disk, 8),
     "flipped_bytes": (flipped_bytes, 8),
+    "clock_jumps": (clock_jumps, 40),
+    "scorer_kills": (scorer_kills, 20),
 }
-"""Kind -> its function, and the default number of faults."""
+"""Function and default number of faults, by kind."""
 
 
 def main() -> None:

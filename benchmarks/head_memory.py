@@ -1,10 +1,10 @@
-"""Peak memory of the LM head: log-probabilities of 16,384 tokens over a vocabulary of 151,936, forward and backward.
+"""Measures the peak memory of the LM head: log-probabilities of 16,384 tokens over 151,936 words, with gradients.
 
     python benchmarks/head_memory.py [--tokens 16384] [--vocabulary 151936] [--width 1024] [--out head_memory.json]
 
 Each case runs in a separate process. The printed number is the peak resident memory in addition to the weights and
-hidden states, including the gradients of both. "at once" is the usual method with all logits in memory. It is computed,
-not run: the logits, their log-softmax and their gradient are 3 x tokens x vocabulary x 4 bytes.
+hidden states, including the gradients of both. "at once" is the usual method with all logits in memory. Its number is
+calculated: the logits, their log-softmax and their gradient are 3 x tokens x vocabulary x 4 bytes.
 """
 
 from __future__ import annotations

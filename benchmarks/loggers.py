@@ -1,11 +1,10 @@
-"""CPU time of logging a run, for each tracker, over the step time of the lab.
+"""Measures the CPU time of logging a run, for each tracker, relative to the step time of the lab.
 
     python benchmarks/loggers.py [--loggers tensorboard wandb mlflow] [--steps 480] [--step-s 0.32]
 
-Rows of the lab's columns and an evaluation at every 15th step are handed over as a run does, faster. The CPU time is
-that of the whole process, after the first 90 steps with all imports; processes of the tracker's library are not
-counted, and neither are fits, which the display makes anyway. Pictures are bounded by `PICTURE_SHARE`
-and reported apart.
+Rows with the lab's columns and an evaluation at every 15th step are logged as in a run, but faster. The CPU time is
+that of the whole process, after the first 90 steps with all imports. Processes of the tracker's library and fits, which
+the display computes anyway, are not counted. Pictures are limited by `PICTURE_SHARE` and reported separately.
 """
 
 from __future__ import annotations
@@ -28,8 +27,8 @@ from scalerl.report.summary import default_axis
 from scalerl.scaling import CurveError
 from scalerl.types import EvalPoint
 
-COLUMNS = 38
-"""Of a row of metrics.jsonl."""
+COLUMNS, CHANGING = 39, 27
+"""Columns of a row of metrics.jsonl, and how many of them change from row to row in a run of the lab (26.4)."""
 EVERY = 15
 """Steps between evaluations, in the lab."""
 WARM = 90
@@ -59,7 +58,7 @@ def measure(name: str, steps: int, step_s: float) -> None:
         points: list[EvalPoint] = []
         handed_s, display_cpu, began_cpu = 0.0, 0.0, 0.0
         for step in range(steps + 1):
-            row = {"step": step, **{f"column_{n}": float(n) for n in range(COLUMNS - 1)}}
+            row = {"step": step, **{f"column_{n}": n + step * (n < CHANGING) for n in range(COLUMNS)}}
             began = time.perf_counter()
             followers.step(row)
             if step % EVERY == 0:
@@ -80,8 +79,8 @@ def measure(name: str, steps: int, step_s: float) -> None:
         cpu_s = time.process_time() - began_cpu - display_cpu
         counted = steps - WARM
         print(
-            f"{name:<12} {1e6 * handed_s / counted:7.0f} us a step of the run's own thread, "
-            f"{1e3 * cpu_s / counted:6.2f} ms a step of CPU in all = {cpu_s / counted / step_s:.2%} of {step_s:g} s",
+            f"{name:<12} {1e6 * handed_s / counted:7.0f} us per step in the run's thread, "
+            f"{1e3 * cpu_s / counted:6.2f} ms of CPU per step in all = {cpu_s / counted / step_s:.2%} of {step_s:g} s",
             flush=True,
         )
         followers.ended("finished", "")
@@ -99,7 +98,7 @@ def main() -> None:
     evaluation.PICTURE_SHARE = 1e-9  # only the first and the last are drawn
     for name in arguments.loggers:
         measure(name, arguments.steps, arguments.step_s)
-    print(f"pictures: at most {share:.1%} of the time of a run besides")
+    print(f"pictures: at most {share:.1%} of the time of a run in addition")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Time and memory of updates of a random Qwen3: all weights compared with adapters.
+"""Measures time and memory of updates of a random Qwen3: all weights compared with adapters.
 
     python benchmarks/lora.py [--width 512] [--layers 12] [--rank 16]
 

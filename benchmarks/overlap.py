@@ -1,4 +1,4 @@
-"""Speedup by overlap: the lab with PipelineRL-8 compared with the same work in turns (on-policy, k = 0).
+"""Measures the speedup by overlap: the lab with PipelineRL-8 compared with the same work in turns (on-policy, k = 0).
 
     python benchmarks/overlap.py [--rounds 3] [--steps 80] [--out overlap.json] [-- --any.field VALUE ...]
 
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def measure(words: list[str]) -> float:
-    """Steps per second of one run of the lab."""
+    """Measure the steps per second of one run of the lab."""
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
         quiet = ["--evaluation.every", "100000", "--evaluation.prompts", "64", "--checkpoint.every", "100000"]

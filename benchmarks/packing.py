@@ -1,9 +1,9 @@
-"""Forward and backward pass over a batch: padded rows compared with packed rows, for several spreads of lengths.
+"""Times forward and backward passes over a batch: padded compared with packed rows, for several spreads of lengths.
 
     python benchmarks/packing.py [--rounds 7] [--out packing.json]
 
-The two alternate. Times are CPU seconds of the single thread, so that other load matters less. Prints medians over the
-rounds, and the median of the ratios.
+Both layouts alternate. Times are CPU seconds of the single thread, so that other load matters less. Prints medians over
+the rounds, and the median of the ratios.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Rate of programs scored in fresh sandboxes, and whether HumanEval's references pass and broken copies fail.
+"""Measures the rate of programs in fresh sandboxes, and whether HumanEval's references pass and broken copies fail.
 
     python benchmarks/programs.py                            # generated programs per second, by form of test
     python benchmarks/programs.py HumanEval.jsonl.gz         # all references, and one broken copy of each
     python benchmarks/programs.py HumanEval.jsonl.gz --json results.json
 
-A broken copy has one changed operator. Not every change matters: with `<` for `<=`, the results may be the same on all
-inputs of the tests. The copies of each problem are therefore tried in the order of the changed operator in the program.
-The first copy whose results differ from the reference's on arguments of the tests counts as broken. This does not use
-the expected values of the tests: both programs run on the arguments that `check` passes. The benchmark then checks that
-the copy fails. Problems without such a copy are listed and not counted. If no operator matters, the name of a function
-is changed (`lower` to `upper`), or else a constant.
+A broken copy has one changed operator. Not every change has an effect: with `<` instead of `<=`, the results may be the
+same on all inputs of the tests. Copies are therefore tried in the order of the operators in the program, and the first
+whose results differ from the reference's on the arguments of the tests counts as broken. This does not use the expected
+values of the tests: both programs run on the arguments that `check` passes. The benchmark then checks that the copy
+fails. If no operator has an effect, the name of a function is changed (`lower` to `upper`), or else a constant.
+Problems without a broken copy are listed and not counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Time per training step: one process compared with two ranks, on the lab's batch and on a model of 43M parameters.
+"""Times training steps: one process compared with two ranks, on the lab's batch and on a model of 43M parameters.
 
     python benchmarks/ranks.py [--rounds 7]
 
@@ -28,7 +28,7 @@ MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
     "lab (136k)": ({"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 32}, 256, 80),
     "43M": ({"hidden_size": 576, "num_hidden_layers": 12, "num_attention_heads": 9, "vocab_size": 512}, 64, 96),
 }
-"""Name -> (settings of a Qwen3, rollouts per batch, tokens of the longest)."""
+"""Settings of a Qwen3, rollouts per batch, and tokens of the longest rollout, by name."""
 
 
 def model_at(path: Path, settings: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Scores the forecast of `scalerl.scaling` on the curves of real runs, next to naive forecasts.
+"""Scores the forecasts of `scalerl.scaling` on the curves of real runs, and compares them with naive forecasts.
 
     python benchmarks/real_curves.py runs.csv                                # the tables
     python benchmarks/real_curves.py runs.csv --json out.json --plot out.png # also as JSON, with a calibration plot
@@ -33,7 +33,7 @@ from scalerl.scaling.health import rolling_mean
 
 FRACTIONS = (0.3, 0.5, 0.7)
 FALLEN = 0.1
-"""A run has fallen if it is this share of the metric's range below its best."""
+"""Distance below its best, as a share of the metric's range, from which a run has fallen."""
 
 GAIN = 0.01
 """Smallest gain that is worth further training, for ``advise``."""
@@ -70,9 +70,9 @@ class Split:
     shown: int
     fallen: bool
     error: dict[str, float]
-    """Root mean square error of the forecast and of each naive one."""
+    """Root mean square error of the forecast and of each naive forecast."""
     coverage: float
-    """Share of the rest inside the 90% band for single evaluations."""
+    """Share of the remaining points inside the 90% band for single evaluations."""
     outside: int
     """1 if the band leaves the metric's bounds."""
     identified: bool
@@ -97,7 +97,7 @@ class Stop:
     gain: float
     """Level at the end minus level at the stop: means of a tenth of the points, at least three."""
     smooth_gain: float
-    """The same for a smoother curve: means of a fifth of the points; at the stop, half of them lie before it."""
+    """The gain of a smoother curve: means of a fifth of the points; at the stop, half of them lie before it."""
     noise: float
     """Standard error of ``gain`` from the scatter of neighboring points."""
     over_best: float
@@ -105,7 +105,7 @@ class Stop:
 
 
 def last_tenth(curve: Curve) -> Callable[[np.ndarray], np.ndarray]:
-    """The mean of the last tenth of the points."""
+    """Return the mean of the last tenth of the points."""
     level = curve.metric[-max(1, len(curve) // 10) :].mean()
     return lambda compute_M: np.full(len(compute_M), level)
 
@@ -114,7 +114,7 @@ NAIVE = {"last tenth": last_tenth, **BASELINES}
 
 
 def read_runs(path: Path, bounds: tuple[float, float]) -> list[RealRun]:
-    """The runs of a file, in order. A run without a repository is a separate source."""
+    """Return the runs of a file, in order; a run without a repository is a separate source."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     missing = {"run", "compute", "value"} - set(rows[0] if rows else {})
@@ -135,7 +135,7 @@ def read_runs(path: Path, bounds: tuple[float, float]) -> list[RealRun]:
 
 
 def has_fallen(curve: Curve) -> bool:
-    """Whether the end of a curve is far below its best."""
+    """Return whether the end of a curve is far below its best."""
     smooth = rolling_mean(curve.metric)
     return bool(smooth.max() - smooth[-1] > FALLEN * np.ptp(curve.bounds))
 
@@ -145,7 +145,7 @@ def rmse(error_M: np.ndarray) -> float:
 
 
 def split(run: RealRun, fraction: float) -> Split | str | None:
-    """The score of one split; the error if it cannot be fitted; None if too few points remain."""
+    """Return the score of one split, or the error if it cannot be fitted; None if too few points remain."""
     count = max(5, round(fraction * len(run.curve)))
     if len(run.curve) - count < 3:
         return None
@@ -171,7 +171,7 @@ def split(run: RealRun, fraction: float) -> Split | str | None:
 
 
 def first_stop(run: RealRun) -> Stop | None:
-    """Return the first advice to end a run, at evaluations that at least three others follow; None without one."""
+    """Return the first advice to end a run, at an evaluation before the last three; None if there is none."""
     curve, metric, points = run.curve, run.curve.metric, len(run.curve)
     few, many = max(3, points // 10), max(3, points // 5)
     for count in range(5, points - 2):
@@ -191,7 +191,7 @@ def first_stop(run: RealRun) -> Stop | None:
 
 
 def balanced(splits: Sequence[Split], name: str) -> float:
-    """Mean over repositories of the mean error over their splits."""
+    """Return the mean over repositories of the mean error over their splits."""
     by_repo: dict[str, list[float]] = defaultdict(list)
     for s in splits:
         by_repo[s.repo].append(s.error[name])
@@ -199,7 +199,7 @@ def balanced(splits: Sequence[Split], name: str) -> float:
 
 
 def groups(splits: Sequence[Split]) -> dict[str, list[Split]]:
-    """Splits by name of the group: all, fallen, not fallen, and each kind."""
+    """Return the splits by group: all, fallen, not fallen, and each kind."""
     found = {"all": list(splits), "fallen": [s for s in splits if s.fallen]}
     found["not fallen"] = [s for s in splits if not s.fallen]
     for kind in sorted({s.kind for s in splits}):
@@ -208,7 +208,7 @@ def groups(splits: Sequence[Split]) -> dict[str, list[Split]]:
 
 
 def table(splits: Sequence[Split]) -> dict[str, Any]:
-    """Errors and coverage of every group."""
+    """Return the errors and the coverage of every group."""
     rows = {}
     for name, chosen in groups(splits).items():
         rows[name] = {
@@ -223,7 +223,7 @@ def table(splits: Sequence[Split]) -> dict[str, Any]:
 
 
 def share(stops: Sequence[Stop], gains: Sequence[float]) -> float | None:
-    """Share of the compute after the stops that gained less than ``GAIN``, or None without a stop."""
+    """Return the share of the compute after stops that gained less than ``GAIN``; None without a stop."""
     after = np.array([1 - stop.at for stop in stops])
     return float(after @ (np.array(gains) < GAIN) / after.sum()) if stops else None
 
@@ -249,7 +249,7 @@ def advice(runs: Sequence[RealRun]) -> dict[str, Any]:
 
 
 def calibration(splits: Sequence[Split]) -> list[float]:
-    """Share of held-out evaluations inside the central interval of each nominal probability; splits weigh equally."""
+    """Return the share of held-out evaluations inside each nominal central interval; splits weigh equally."""
     inside = [[np.mean(np.abs(np.array(s.rank) - 0.5) <= level / 2) for level in LEVELS] for s in splits]
     return [float(share) for share in np.mean(inside, axis=0)]
 
@@ -272,7 +272,7 @@ def plot(splits: Sequence[Split], path: Path) -> None:
 
 
 def show(splits: Sequence[Split], refused: Sequence[str], said: dict[str, Any]) -> None:
-    """Prints the tables."""
+    """Print the tables."""
     methods = list(splits[0].error)
     print("mean error of the rest / coverage of the 90% band / bands outside the bounds / ceilings identified")
     print(f"{'':<12} splits " + " ".join(f"{name:>21}" for name in methods))

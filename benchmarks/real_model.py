@@ -1,4 +1,4 @@
-"""Trains a pretrained model: GGUF from a wheel, warm start, RL on reasoning-gym, forecast from half of the run.
+"""Trains a pretrained model: GGUF file from a wheel, warm start, RL on reasoning-gym, forecast from half of the run.
 
     python benchmarks/real_model.py                  # 1.5 to 2 hours on two idle cores; resumes after an interruption
     python benchmarks/real_model.py --short          # minutes: 5 updates, 2 evaluations of 16 prompts
@@ -31,7 +31,7 @@ POOL = 4096
 """Training prompts."""
 SYSTEM = "Add step by step."
 TRACE_SEED = 1_000_003
-"""Entry i of a data set has seed + i, so the seeds of traces and prompts are far apart."""
+"""Seed of the traces, far from the seed of the prompts, because entry i of a data set uses the seed + i."""
 NOT_HERE = 3
 """Exit code if the wheel or packages are not available."""
 

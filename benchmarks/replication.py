@@ -1,4 +1,4 @@
-r"""Packs a study into one small file for the repository, and unpacks it into a directory.
+r"""Packs a study into one small file for the repository, unpacks it into a directory, and prints its tables.
 
     python benchmarks/replication.py pack studies/loo            # writes benchmarks/results/replication/loo.json
     python benchmarks/replication.py unpack loo studies/loo      # then: scalerl study show studies/loo
@@ -28,10 +28,11 @@ from typing import Any
 import numpy as np
 import work
 
+from scalerl.files import read_rows
 from scalerl.scaling import Curve, Estimate, fit
 from scalerl.scaling.backtest import split_at
 from scalerl.study.analysis import study_results
-from scalerl.study.directory import StudyDirectory, rows
+from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import RunKey, plan_toml
 from scalerl.study.results import METRICS, ArmResult
 
@@ -59,10 +60,10 @@ def pack(study: StudyDirectory) -> dict[str, Any]:
 def _packed(study: StudyDirectory, key: RunKey, journal: list[dict[str, Any]]) -> dict[str, Any]:
     run, every = study.run(key), study.config(key).evaluation.every
     mine = [row for row in journal if RunKey(row["arm"], row["seed"]) == key]
-    points = [{name: row[name] for name in POINTS} for row in rows(run / "points.jsonl")]
+    points = [{name: row[name] for name in POINTS} for row in read_rows(run / "points.jsonl")]
     metrics = [
         _mean(list(interval))
-        for _, interval in groupby(rows(run / "metrics.jsonl"), key=lambda row: (row["step"] - 1) // every)
+        for _, interval in groupby(read_rows(run / "metrics.jsonl"), key=lambda row: (row["step"] - 1) // every)
     ]
     # remove the path of the machine from the last message of a run
     return {
@@ -79,7 +80,7 @@ def _mean(interval: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _columns(listed: list[dict[str, Any]]) -> dict[str, Any]:
-    """Rows as columns; a constant column is a single value."""
+    """Convert rows to columns; a constant column becomes a single value."""
     names = dict.fromkeys(name for row in listed for name in row)
     columns = {name: [row.get(name) for row in listed] for name in names}
     return {name: values[0] if len(set(values)) == 1 else values for name, values in columns.items()}
@@ -175,7 +176,7 @@ def foresight(studies: Iterable[StudyDirectory], fraction: float) -> list[str]:
 
 
 def _end(curve: Curve, fraction: float) -> tuple[float, bool]:
-    """Error of the forecast of the last level from a part of the run, and whether its interval contains the level."""
+    """Return the error of a forecast of the last level from a part of the run, and whether its interval contains it."""
     at = np.array([curve.last_compute])
     early = fit(curve.between(most=fraction * curve.last_compute)).predict(at)
     level = fit(curve).predict(at).mean[0]
@@ -183,7 +184,7 @@ def _end(curve: Curve, fraction: float) -> tuple[float, bool]:
 
 
 def _nine_in_ten(values: Sequence[float]) -> float:
-    """The least value that 90% do not exceed."""
+    """Return the smallest value that 90% of the values do not exceed."""
     return sorted(values)[math.ceil(0.9 * len(values)) - 1]
 
 

@@ -36,12 +36,12 @@ Result = dict[str, Any]
 
 
 def stream(seed: int, *key: object) -> np.random.Generator:
-    """A separate random stream for every cell, independent of the sections that run."""
+    """Return a separate random stream for every cell, independent of the sections that run."""
     return np.random.default_rng([seed, *(sum(str(part).encode()) for part in key)])
 
 
 def judged(run: Run, fitted: Fit) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Errors, hits (0 or 1) and widths of A and the three forecasts, each of shape (4,)."""
+    """Return the errors, hits (0 or 1) and widths of A and the three forecasts, each of shape (4,)."""
     truth = np.array([run.asymptote, *run.truth(HORIZONS)])
     band, a = fitted.predict(HORIZONS), fitted.asymptote
     mean, low, high = np.append(a.mean, band.mean), np.append(a.low, band.low), np.append(a.high, band.high)
@@ -53,7 +53,7 @@ def rms(errors: list[np.ndarray]) -> np.ndarray:
 
 
 def cells(curves: int, seed: int) -> Result:
-    """Coverage and width of nominal 90% intervals in every cell, and errors next to the paper's and the naive ones."""
+    """Measure coverage and width of nominal 90% intervals in every cell, and errors of all forecasts."""
     rows, errors = [], {name: [] for name in ("posterior", "paper", *BASELINES)}
     for rho in RHOS:
         for noise in NOISES:
@@ -93,7 +93,7 @@ def cells(curves: int, seed: int) -> Result:
 
 
 def departures(curves: int, seed: int) -> Result:
-    """Errors and coverage for runs that are finished, creep, start late, rise twice or have just begun.
+    """Measure errors and coverage for runs that are finished, creep, start late, rise twice or have just begun.
 
     Uses four times as many curves as the other sections, because false alarms are rare.
     """
@@ -125,7 +125,7 @@ def departures(curves: int, seed: int) -> Result:
 
 
 def identification(curves: int, seed: int) -> Result:
-    """Share of identified ceilings at each rho, and share of these within 0.02 of the truth."""
+    """Measure the share of identified ceilings at each rho, and the share of these within 0.02 of the truth."""
     result: Result = {}
     for rho in (0.5, *RHOS):
         misses, total = [], 0
@@ -150,7 +150,7 @@ def identification(curves: int, seed: int) -> Result:
 
 
 def decisions(curves: int, seed: int) -> Result:
-    """Whether twice the compute gains more than 0.01: accuracy of "probability above one half", and Brier score."""
+    """Score whether twice the compute gains more than 0.01: accuracy of "probability above 0.5", and Brier score."""
     result: Result = {}
     for rho in (0.5, *RHOS):
         said, true = [], []
@@ -170,7 +170,7 @@ def decisions(curves: int, seed: int) -> Result:
 
 
 def plans(curves: int, seed: int) -> Result:
-    """Share of runs without an identified ceiling that are identified after training to the advised X."""
+    """Measure the share of runs without an identified ceiling that are identified after training to the advised X."""
     from scalerl.scaling.advise import compute_to_identify
 
     result: Result = {}
@@ -206,7 +206,7 @@ def plans(curves: int, seed: int) -> Result:
 def pair_rates(
     pairs: int, rng: np.random.Generator, seeds: int, rho: float, noise: str, gap: float, ratio: float
 ) -> Result:
-    """Shares of pairs whose A, B at the common ceiling, and compute needed differ significantly at 5%.
+    """Return the shares of pairs whose A, B at the common ceiling, and compute needed differ significantly at 5%.
 
     Both recipes climb from 0.2 to 0.6, with B 1.8; the ceiling of each seed is off by a normal deviate of sd 0.012.
     """
@@ -245,7 +245,7 @@ CASES = {
 
 
 def comparisons(curves: int, seed: int) -> Result:
-    """False alarms and power of comparisons, with one and three seeds per side."""
+    """Measure false alarms and power of comparisons, with one and three seeds per side."""
     result: Result = {}
     for seeds in (1, 3):
         for rho in (4, 8):
@@ -269,7 +269,7 @@ def comparisons(curves: int, seed: int) -> Result:
 
 
 def speed(curves: int, seed: int) -> Result:
-    """Median CPU time of a posterior of 41 points, of a thousand and of a million rows; wall time of the import."""
+    """Measure the CPU time of posteriors of 41, a thousand and a million points, and the wall time of the import."""
     rng = stream(seed, "speed")
     runs = [
         lawful(rng, rho, efficiency, noise).curve

@@ -1,7 +1,7 @@
 """Simulated runs with known truth and noise, which follow the law or depart from it.
 
-Compute is in multiples of the run's last point, so that a truth at 2.0 is the level at twice
-the compute spent. Every run has an evaluation before training and 40 at equal steps after it.
+Compute is in multiples of the run's last point, so a truth at 2.0 is the level at twice the compute spent. Every run
+has one evaluation before training and 40 at equal steps after it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Run:
 
 
 def white(rng: Random, level: np.ndarray) -> np.ndarray:
-    """Sampling noise of 16 answers to 1,000 fixed prompts (half of it between prompts), and white noise of 0.0025."""
+    """Draw noise of 16 answers to 1,000 fixed prompts (half of it between prompts), plus white noise of 0.0025."""
     return rng.standard_normal(len(level)) * np.sqrt(level * (1 - level) * 0.5 / 16_000 + 0.0025**2)
 
 
 def autocorrelated(rng: Random, level: np.ndarray) -> np.ndarray:
-    """AR(1) noise, phi 0.7, sd 0.008, and white noise of 0.0025."""
+    """Draw AR(1) noise with phi 0.7 and sd 0.008, plus white noise of 0.0025."""
     innovation = rng.standard_normal(len(level))
     noise = np.empty(len(level))
     noise[0] = 0.008 * innovation[0]
@@ -52,14 +52,14 @@ NOISE = {"white": white, "AR": autocorrelated}
 
 
 def observed(rng: Random, truth: Truth, noise: str, asymptote: float, points: int = POINTS) -> Run:
-    """A run with this truth and kind of noise."""
+    """Draw a run with this truth and kind of noise."""
     compute = np.linspace(0.0, 1.0, points)
     level = np.clip(truth(compute), 0, 1)
     return Run(Curve(compute, np.clip(level + NOISE[noise](rng, level), 0, 1)), truth, asymptote)
 
 
 def levels(rng: Random) -> tuple[float, float]:
-    """A in [0.35, 0.92] and R0 in [0.02, 0.5], their difference in [0.1, 0.65]."""
+    """Draw A in [0.35, 0.92] and R0 in [0.02, 0.5], with a difference in [0.1, 0.65]."""
     while True:
         asymptote, initial = rng.uniform(0.35, 0.92), rng.uniform(0.02, 0.5)
         if 0.1 <= asymptote - initial <= 0.65:
@@ -71,20 +71,20 @@ def log_uniform(rng: Random, low: float, high: float) -> float:
 
 
 def lawful(rng: Random, rho: float, efficiency: float, noise: str) -> Run:
-    """A run that follows the law to rho times its midpoint."""
+    """Draw a run that follows the law to rho times its midpoint."""
     asymptote, initial = levels(rng)
     return observed(rng, lambda c: sigmoid(c, asymptote, efficiency, 1 / rho, initial), noise, asymptote)
 
 
 def saturated(rng: Random, noise: str) -> Run:
-    """A finished run: trained to 20 to 100 midpoints."""
+    """Draw a finished run, trained to 20 to 100 midpoints."""
     asymptote, initial = levels(rng)
     efficiency, midpoint = rng.uniform(1.5, 3), 1 / log_uniform(rng, 20, 100)
     return observed(rng, lambda c: sigmoid(c, asymptote, efficiency, midpoint, initial), noise, asymptote)
 
 
 def creeping(rng: Random, noise: str) -> Run:
-    """A finished climb plus a linear drift that has gained 0.01 to 0.05 so far."""
+    """Draw a finished climb plus a linear drift that has gained 0.01 to 0.05 so far."""
     asymptote = rng.uniform(0.35, 0.5)
     initial = rng.uniform(0.02, asymptote - 0.12)
     efficiency, midpoint, drift = rng.uniform(1.5, 3), 1 / log_uniform(rng, 8, 30), log_uniform(rng, 0.01, 0.05)
@@ -94,7 +94,7 @@ def creeping(rng: Random, noise: str) -> Run:
 
 
 def late(rng: Random, noise: str) -> Run:
-    """No change for the first 20 to 70% of the run, then the law, to 0.5 to 4 midpoints."""
+    """Draw a run without change in its first 20 to 70%, which then follows the law to 0.5 to 4 midpoints."""
     asymptote, initial = levels(rng)
     delay, efficiency = rng.uniform(0.2, 0.7), rng.uniform(1, 2.5)
     midpoint = (1 - delay) / log_uniform(rng, 0.5, 4)
@@ -104,7 +104,7 @@ def late(rng: Random, noise: str) -> Run:
 
 
 def two_phase(rng: Random, noise: str) -> Run:
-    """An early first climb, and a second that is half complete between 0.4 and 1.2 of the run."""
+    """Draw a run with an early first climb, and a second that is half complete between 0.4 and 1.2 of the run."""
     initial, first, second = rng.uniform(0.02, 0.3), rng.uniform(0.1, 0.3), rng.uniform(0.1, 0.3)
     at, then = rng.uniform(0.05, 0.15), log_uniform(rng, 0.4, 1.2)
     steep, steeper = rng.uniform(1.5, 3), rng.uniform(2, 5)
@@ -117,7 +117,7 @@ def two_phase(rng: Random, noise: str) -> Run:
 
 
 def hardly_begun(rng: Random, noise: str) -> Run:
-    """The law, to 0.15 to 0.5 midpoints, so that most of the climb is still to come."""
+    """Draw a run that follows the law to 0.15 to 0.5 midpoints, so that most of the climb is still ahead."""
     asymptote, initial = levels(rng)
     efficiency, midpoint = rng.uniform(1.5, 3), 1 / log_uniform(rng, 0.15, 0.5)
     return observed(rng, lambda c: sigmoid(c, asymptote, efficiency, midpoint, initial), noise, asymptote)

@@ -1,4 +1,4 @@
-"""Forward and backward pass over the rollouts of a few prompts: padded, packed, and with each prompt computed once.
+"""Times forward and backward passes over the rollouts of a few prompts: padded, packed, and with shared prompts.
 
     python benchmarks/shared_prompts.py [--size 3.3M] [--rounds 5] [--out shared_prompts.json]
 

@@ -23,7 +23,7 @@ from work import machine, save_model, save_prompts, train
 STEPS, WARM_UP = 48, 12
 HERE = Path(__file__).parent
 ENVIRONMENT = {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(HERE), "HF_HUB_OFFLINE": "1"}
-"""Environment of both: threads that sleep instead of spin, and the shared reward."""
+"""Environment variables of both trainers: threads that sleep instead of spin, and the shared reward."""
 
 
 def main() -> None:
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def compare(run: Path, place: Path, trl: Path | None) -> dict[str, float]:
-    """Run both once; return their samples per second."""
+    """Run both trainers once; return their samples per second."""
     found = scalerl(run, place)
     if trl:
         command = [str(trl), str(HERE / "trl_baseline.py"), str(place / "model"), str(place / "prompts.jsonl"),

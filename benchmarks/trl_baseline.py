@@ -1,8 +1,8 @@
-"""TRL's GRPOTrainer with the CISPO loss on the work of trainers.py; runs in an environment with TRL.
+"""Runs TRL's GRPOTrainer with the CISPO loss on the work of trainers.py, in an environment with TRL.
 
     python benchmarks/trl_baseline.py MODEL PROMPTS.jsonl STEPS WARM_UP
 
-The last line it prints is {"samples_per_s": ...}, over the steps after the warm-up.
+The last printed line is {"samples_per_s": ...}, over the steps after the warm-up.
 """
 
 import json

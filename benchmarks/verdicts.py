@@ -1,4 +1,4 @@
-"""Rate of mathematical verdicts, and their agreement with Math-Verify and with the truth.
+"""Measures the rate of mathematical verdicts, and their agreement with Math-Verify and with the truth.
 
     python benchmarks/verdicts.py --json benchmarks/results/verdicts.json
 
@@ -25,7 +25,7 @@ from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.types import Prompt
 
 Made = tuple[str, list[str], list[str]]
-"""A reference, forms of it that are right, and wrong answers."""
+"""A reference answer, equivalent forms of it, and wrong answers."""
 
 
 def integer(r: random.Random) -> Made:

@@ -1,4 +1,4 @@
-"""The live page with 20 runs of 10,000 steps: time to open, CPU use while it follows, and delay.
+"""Measures the live page with 20 runs of 10,000 steps: time to open, CPU use while it follows runs, and delay.
 
     python benchmarks/watch.py                                  # needs the extra `watch`, playwright and Chromium
     python benchmarks/watch.py --runs 4 --steps 1000 --seconds 10 --json results.json
@@ -74,9 +74,10 @@ def start(root: Path) -> tuple[subprocess.Popen[str], str, float]:
     raise SystemExit("the server did not start")
 
 
-def cpu_s(pid: int) -> float:
+def cpu_s(pid: int, *, ended: bool = False) -> float:
+    """Return the CPU seconds of a process, on request with those of its children that have ended."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(int(field) for field in fields[11 : 15 if ended else 13]) / os.sysconf("SC_CLK_TCK")
 
 
 def until(tab: Any, script: str, seconds: float = 60.0) -> float:
@@ -112,7 +113,7 @@ def children_cpu_s() -> float:
     total = 0.0
     for pid in below:
         with contextlib.suppress(OSError):
-            total += cpu_s(pid)
+            total += cpu_s(pid, ended=True)  # the browser replaces processes between two pages
     return total
 
 
@@ -136,7 +137,7 @@ def follow(paths: list[Path], pid: int, seconds: float, steps: int, every: int) 
 
 def measure(options: argparse.Namespace, tab: Any, root: Path) -> dict[str, Any]:
     paths = make_runs(root / "runs", options.runs, options.steps, options.every)
-    beats = [Heartbeat(path) for path in paths]
+    beats = [Heartbeat(path, phase="training") for path in paths]
     for beat in beats:
         beat.__enter__()
     process, address, started = start(root / "runs")

@@ -1,12 +1,12 @@
-"""Time of the parts of a step with the whole recipe: math and code, 50M weights, 2,048 tokens of context.
+"""Times the parts of a step with the whole recipe: math and code, 50M weights, 2,048 tokens of context.
 
     python benchmarks/whole_recipe.py [--steps 2] [--prompts 2] [--generations 4] [--out whole_recipe.json]
 
 The model is a random Qwen3, so every completion thinks until it is interrupted. The phrase that ends the thinking
-contains a program and an answer, so that every completion is scored in a sandbox or by Math-Verify. A random model
-never ends its answer, so truncated completions and prompts without variance are kept, and the trainer has its full
-work. There are as many slots as completions per batch. The first step is left out as a warm-up.
-A batch is 15,000 tokens, nearly all of them sampled.
+contains a program and an answer, so every completion is scored in a sandbox or by Math-Verify. A random model never
+ends its answer; therefore truncated completions and prompts without variance are kept, so that the trainer has its full
+work. There are as many slots as completions per batch. The first step is left out as a warm-up. A batch is 15,000
+tokens, nearly all of them sampled.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: random Qwen3 models and prompts of random words."""
+"""Helpers of the benchmarks: random Qwen3 models, prompts of random words, and training by the command line."""
 
 from __future__ import annotations
 

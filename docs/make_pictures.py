@@ -16,7 +16,7 @@ import numpy as np
 
 from scalerl.report.figures import (
     BLUE,
-    GREY,
+    GRAY,
     INK,
     ORANGE,
     SERIES,
@@ -92,9 +92,9 @@ def meaning(path: Path) -> None:
     compute = np.geomspace(100, 1e5, 300)
     axes[0].plot(compute, sigmoid(compute, 0.61, 1.92, 2542.0, 0.2), color=BLUE, lw=2.5)
     for level, words in ((0.61, "A, the ceiling"), (0.2, "R0, the level before training")):
-        axes[0].axhline(level, color=ORANGE if level > 0.5 else GREY, lw=1, ls="--")
+        axes[0].axhline(level, color=ORANGE if level > 0.5 else GRAY, lw=1, ls="--")
         axes[0].annotate(words, (110, level + (0.01 if level > 0.5 else -0.025)), color=INK)
-    axes[0].plot([2542, 2542], [0.14, 0.405], color=GREY, lw=1, ls=":")
+    axes[0].plot([2542, 2542], [0.14, 0.405], color=GRAY, lw=1, ls=":")
     axes[0].plot(2542, 0.405, "o", color=BLUE)
     axes[0].annotate("half of the climb,\nat C_mid", (2542, 0.405), xytext=(12, -24), textcoords="offset points")
     for efficiency, color in zip((1.0, 2.0, 4.0), SERIES[1:], strict=False):
@@ -157,15 +157,15 @@ def symptoms(path: Path) -> None:
         drawn.plot(curve.compute, curve.metric, "o", color=INK, ms=3.5)
         drawn.set_title(name, loc="left")
         drawn.set(xlabel="training compute (device-hours)", ylabel="pass rate", ylim=(0.1, 0.75))
-        drawn.locator_params(axis="x", nbins=5)
+        drawn.set_xticks(range(0, int(LAST) + 1, 4000))
         drawn.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)
 
 
 MEASURED = Path(__file__).parents[1] / "benchmarks" / "results"
 
-MARKED = {"equal allocation": (GREY, "s"), "forecast": (BLUE, "o"), "halving on the present score": (ORANGE, "^")}
-"""Policies drawn, with colour and marker."""
+MARKED = {"equal allocation": (GRAY, "s"), "forecast": (BLUE, "o"), "halving on the present score": (ORANGE, "^")}
+"""Policies drawn, with color and marker."""
 
 
 def allocation(path: Path) -> None:
@@ -197,7 +197,7 @@ def climbs_and_falls(compute: Any) -> Any:
 
 
 def futures(path: Path) -> None:
-    """Draw the forecasts of half of four runs, and what became of them."""
+    """Draw the forecasts from half of four runs, with the later evaluations."""
     runs = {
         "a clean rise": run(),
         "noise about a level": run(law=lambda c: np.full_like(c, 0.4), noise=0.04),
@@ -214,7 +214,7 @@ def futures(path: Path) -> None:
         drawn.fill_between(grid, band.low, band.high, color=BLUE, alpha=0.18, lw=0)
         drawn.plot(grid, band.mean, color=BLUE, lw=2.2, label="forecast, 90% of evaluations")
         drawn.plot(grid, law, color=ORANGE, lw=1.2, ls="--", label="the law alone")
-        drawn.plot(whole.compute, whole.metric, "o", color=GREY, ms=3.5, mfc="none", label="what became of it")
+        drawn.plot(whole.compute, whole.metric, "o", color=GRAY, ms=3.5, mfc="none", label="later evaluations")
         drawn.plot(shown.compute, shown.metric, "o", color=INK, ms=3.5, label="shown")
         stays = found.futures.stays if found.futures is not None else 0.0
         drawn.set_title(f"{name}: stays with probability {stays:.2f}", loc="left", fontsize=10)

@@ -1,6 +1,6 @@
 """Forecast a TRL run from its log: import trainer_state.json, fit the curve, forecast at more compute.
 
-python examples/forecast_trl_log.py [DIRECTORY_OR_FILE]     # without one: trl_log/, made by make_trl_log.py
+python examples/forecast_trl_log.py [DIRECTORY_OR_FILE]     # default: trl_log/, written by make_trl_log.py
 scalerl import examples/trl_log --devices 8 -o points.jsonl && scalerl forecast points.jsonl --at 2x 4x
 """
 

@@ -1,4 +1,4 @@
-"""Writes trl_log/trainer_state.json: a log as of GRPO in TRL, with synthetic numbers on a known curve.
+"""Write trl_log/trainer_state.json: a log in the format of TRL's GRPO trainer, with synthetic numbers on a known curve.
 
 python examples/make_trl_log.py
 """
@@ -9,11 +9,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent / "trl_log"
 START, CEILING, MIDPOINT, STEEPNESS = 0.22, 0.71, 120.0, 1.6
-"""R0, A, Cmid (training steps) and B of the law that the evaluations follow."""
+"""R0, A, C_mid (training steps) and B of the law that the evaluations follow."""
 
 
 def state(steps=800, every=40, logged=10, seed=0):
-    """Return a trainer state: a row for every 10 training steps, and one for each evaluation on 500 prompts."""
+    """Return a trainer state: a row every `logged` training steps, and one per evaluation on 500 prompts."""
     rng = random.Random(seed)
     history, tokens = [], 0
     for step in range(steps + 1):

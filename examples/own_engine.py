@@ -1,4 +1,4 @@
-"""Your engine: a wrapper around the built-in one that counts tokens. A tiny run samples with it.
+"""A custom engine: a wrapper around the built-in one that counts tokens. A tiny run samples with it.
 
 python examples/own_engine.py
 scalerl train --model MODEL --data FILE --placement.engine '{kind = "custom", function = "own_engine:Counting"}'
@@ -13,7 +13,7 @@ LETTERS = "abcd"
 
 
 class Counting:
-    """Passes all calls to the built-in engine, and counts finished sequences and tokens."""
+    """An engine that forwards all calls to the built-in one, and counts finished sequences and tokens."""
 
     def __init__(self, parts, every=200):
         """Receive the parts (scalerl.testing.EngineParts), then the parameters of the configuration."""
@@ -21,7 +21,7 @@ class Counting:
         self.sequences = self.tokens = 0
 
     def __getattr__(self, name):
-        """Forward everything else to the inner engine: submit, swap, occupancy, deterministic, ..."""
+        """Return all other attributes of the inner engine: submit, swap, occupancy, deterministic, ..."""
         return getattr(self.inner, name)
 
     def poll(self, timeout_s=0.0):
@@ -39,7 +39,7 @@ class Counting:
 if __name__ == "__main__":
     model = tiny_model(LETTERS + ">")
     check_engine("own_engine:Counting", str(model))
-    print("the engine keeps the contract")
+    print("the engine fulfills the contract")
     run = scalerl.train(
         model=model,
         data=words(LETTERS, 100),

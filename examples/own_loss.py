@@ -1,4 +1,4 @@
-"""Your loss, with parameters: CISPO's weight with a lower and an upper bound. Compare the clipped shares.
+"""A custom loss with parameters: CISPO with a lower and an upper bound of the ratio. A tiny model trains with it.
 
 python examples/own_loss.py
 """
@@ -13,7 +13,7 @@ LETTERS = "abcd"
 def two_sided(logp_BT, behavior_BT, advantages_B, mask_BT, lowest=0.8, highest=1.2):
     """Return -sg(clip(ratio, lowest, highest)) * A * log pi per token, and a mask of the clipped tokens.
 
-    B rollouts, T tokens. `logp_BT` has the gradient; `behavior_BT` is from the policy that sampled.
+    Legend: B rollouts, T tokens. `logp_BT` has the gradient; `behavior_BT` is from the policy that sampled the tokens.
     """
     ratio_BT = (logp_BT.detach() - behavior_BT).clamp(-20, 20).exp()
     loss_BT = -ratio_BT.clamp(lowest, highest) * advantages_B[:, None] * logp_BT

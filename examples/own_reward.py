@@ -1,4 +1,4 @@
-"""Your reward function, with parameters: write a letter a number of times. A tiny random model learns it.
+"""A custom reward function with parameters: write a letter a number of times. A tiny random model learns it.
 
 python examples/own_reward.py
 scalerl train --model MODEL --data FILE --reward own_reward:letters --data.reward.params '{letter = "b"}'
@@ -12,7 +12,7 @@ LETTERS = "abcd"
 
 
 def letters(prompts, completions, letter="a", times=1, **columns):
-    """Return a reward per completion, as in TRL: 1 for the letter `times` times and nothing else, else less."""
+    """Return a reward per completion, as in TRL: 1 for exactly `times` copies of the letter, less otherwise."""
     wrong = [abs(text.count(letter) - times) + len(text) - text.count(letter) for text in completions]
     return [max(0.0, 1 - count / times) for count in wrong]
 

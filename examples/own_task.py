@@ -1,4 +1,4 @@
-"""Your task: rows of prompts, and a score for each completion. A tiny random model trains on it.
+"""A custom task: rows of prompts, and a score for each completion. A tiny random model trains on it.
 
 python examples/own_task.py
 scalerl train --model MODEL --data.kind custom --data.function own_task:Reverse --data.params '{length = 4}'
@@ -14,7 +14,7 @@ LETTERS = "abcd"
 
 
 class Reverse:
-    """Reverse a word; the score of a completion is the share of correct letters."""
+    """A task to reverse a word; the score of a completion is the share of correct letters."""
 
     def __init__(self, length=4, seed=0):
         """Receive the parameters of the configuration."""

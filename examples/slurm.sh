@@ -8,7 +8,7 @@
 #SBATCH --cpus-per-task=64         # HERE
 #SBATCH --exclusive
 #SBATCH --time=24:00:00            # HERE
-#SBATCH --signal=B:TERM@600        # ten minutes before the end: a checkpoint, then an orderly stop
+#SBATCH --signal=B:TERM@600        # ten minutes before the end, the run writes a checkpoint and stops
 set -euo pipefail
 
 config=${1:?usage: sbatch slurm.sh CONFIG.toml [RUN_DIR]}

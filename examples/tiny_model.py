@@ -19,7 +19,7 @@ QUICK = {
     "evaluation": {"prompts": 16, "samples": 4, "every": 4},
     "steps": 20,
 }
-"""Fields of a run in which such a model learns something simple in seconds."""
+"""Settings with which such a model learns a simple task in seconds."""
 
 
 def tiny_model(characters: str, seed: int = 0) -> Path:

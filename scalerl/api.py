@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from scalerl.files import read_rows
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -20,7 +21,7 @@ def train(
 ) -> Run:
     """Train a run to its end and return it, like `scalerl train`.
 
-    An interrupt (Ctrl-C, or the stop button of a notebook) ends the run after the current step with a checkpoint. The
+    An interrupt (Ctrl-C, or the stop button of a notebook) stops the run after the current step with a checkpoint. The
     returned run can then be resumed.
 
     Args:
@@ -32,7 +33,7 @@ def train(
             stand for a dot, `recipe__loss__max_ratio=8`; the short names are those of the command line, `seed=1`.
 
     Raises:
-        ConfigError: the configuration, the model or the data has an error that the user can correct.
+        ConfigError: the configuration, the model or the data is invalid.
         RunFailed: the run ended early; it can be resumed.
 
     Example:
@@ -59,20 +60,21 @@ def train(
 def resume(
     path: str | Path, *, steps: int | None = None, progress: bool = True, trust: bool = False, **fields: Any
 ) -> Run:
-    """Continue a run from its last checkpoint and return it, like `scalerl resume`.
+    """Resume a run from its last checkpoint and return it, like `scalerl resume`.
 
     Args:
         path: run directory.
-        steps: new total number of steps; None keeps it.
-        progress: as for `train`.
-        fields: fields that a resume may change, by their dotted names as for `train`: the learning rate
-            (`recipe__optimizer__learning_rate=5e-7`, from this step on), `stop_when`, `checkpoint` and `placement`.
+        steps: new total number of steps; None: unchanged.
+        progress: whether to show the run while it trains, as in `train`.
         trust: whether to run unconfirmed code in the run's configuration without asking.
+        fields: fields that may change on resume, with names as in `train`: the learning rate
+            (`recipe__optimizer__learning_rate=5e-7`, from this step on), `stop_when`, `checkpoint` and `placement`.
 
     Raises:
         ConfigError, RunFailed: as for `train`.
     """
     from scalerl.config.base import replace
+    from scalerl.training.manifest import digest_ahead
     from scalerl.training.run_dir import saved_config
     from scalerl.trust import check_trust
 
@@ -86,6 +88,7 @@ def resume(
 
         return resume_run(Path(path), steps, display, stop, _named(fields))
 
+    digest_ahead(Path(path))
     return _complete(config, again, progress)
 
 
@@ -99,7 +102,7 @@ def load(path: str | Path) -> Run:
 
 
 class Run:
-    """A run directory. Every access reads the files again, so that a run can be followed while it trains elsewhere.
+    """A run directory. Every access reads the files again, so that you can follow a run that trains elsewhere.
 
     Example: Run("runs/scalerl-001").forecast(at=["2x"])
     """
@@ -132,7 +135,7 @@ class Run:
     @property
     def step(self) -> int:
         """Number of updates so far."""
-        rows = _rows(self.path / "metrics.jsonl")
+        rows = read_rows(self.path / "metrics.jsonl")
         return int(rows[-1]["step"]) if rows else 0
 
     @property
@@ -148,12 +151,12 @@ class Run:
     @property
     def points(self) -> Any:
         """Evaluations (docs/metrics.md), one per row: a pandas DataFrame, or a list of dicts without pandas."""
-        return _frame(_rows(self.path / "points.jsonl"))
+        return _frame(read_rows(self.path / "points.jsonl"))
 
     @property
     def metrics(self) -> Any:
         """Training steps (docs/metrics.md), one per row: a pandas DataFrame if pandas is installed, else a list."""
-        return _frame(_rows(self.path / "metrics.jsonl"))
+        return _frame(read_rows(self.path / "metrics.jsonl"))
 
     def curve(self, task: str | None = None, compute: str | None = None) -> Curve:
         """Return the compute-performance curve.
@@ -188,10 +191,10 @@ class Run:
         Args:
             at: multiples of the compute so far ("2x"), or values on the compute axis.
             task: name of the task; required if there are several.
-            compute: as for `curve`.
+            compute: compute axis, as in `curve`.
 
         Raises:
-            CurveError: as for `fit`.
+            CurveError: the curve cannot be fitted.
         """
         from scalerl.scaling import forecast
 
@@ -200,16 +203,16 @@ class Run:
     def advise(
         self, budget: Any = "2x", min_gain: float = 0.01, *, task: str | None = None, compute: str | None = None
     ) -> Advice:
-        """Return advice on whether to continue the run, with one sentence for the reader.
+        """Return advice on whether to continue the run, with a sentence that explains it.
 
         Args:
-            budget: total compute in question, "2x" or a value on the compute axis.
+            budget: total compute to consider, "2x" or a value on the compute axis.
             min_gain: smallest gain that is worth the compute, in units of the metric.
             task: name of the task; required if there are several.
-            compute: as for `curve`.
+            compute: compute axis, as in `curve`.
 
         Raises:
-            CurveError: as for `fit`.
+            CurveError: the curve cannot be fitted.
         """
         from scalerl.scaling import advise
 
@@ -221,7 +224,7 @@ class Run:
         Args:
             axes: matplotlib axes to draw on; None: new ones.
             task: name of the task; required if there are several.
-            compute: as for `curve`.
+            compute: compute axis, as in `curve`.
 
         Returns:
             The axes.
@@ -237,7 +240,7 @@ class Run:
         return axes
 
     def resume(self, steps: int | None = None, *, progress: bool = True, trust: bool = False) -> Run:
-        """Continue the run from its last checkpoint; see `scalerl.resume`."""
+        """Resume the run from its last checkpoint; see `scalerl.resume`."""
         return resume(self.path, steps=steps, progress=progress, trust=trust)
 
 
@@ -296,7 +299,7 @@ def _display(config: RunConfig, progress: bool) -> Any:
 
 @contextmanager
 def _stop_flag() -> Iterator[Callable[[], bool]]:
-    """Turn the first interrupt into a stop with a checkpoint. This only works in the main thread."""
+    """Turn the first interrupt into a stop with a checkpoint; without effect outside the main thread."""
     from scalerl.cli.exits import StopFlag
 
     if threading.current_thread() is not threading.main_thread():
@@ -311,9 +314,9 @@ def _stop_flag() -> Iterator[Callable[[], bool]]:
 
 @contextmanager
 def _children_without_main() -> Iterator[None]:
-    """Keep multiprocessing from importing the caller's script in every process that a run starts.
+    """Prevent multiprocessing from importing the caller's script in every process that a run starts.
 
-    Otherwise a script without `if __name__ == "__main__"` would train again in each of them.
+    Otherwise, a script without `if __name__ == "__main__"` would start another training in each process.
     """
     main = sys.modules["__main__"]
     held: dict[str, Any] = {name: main.__dict__[name] for name in ("__file__", "__spec__") if name in main.__dict__}
@@ -323,14 +326,6 @@ def _children_without_main() -> Iterator[None]:
         yield
     finally:
         main.__dict__.update(held)
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    """Return the rows of a JSONL file that may still grow, without an incomplete last line."""
-    if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].split("\n") if line]
 
 
 def _frame(rows: list[dict[str, Any]]) -> Any:

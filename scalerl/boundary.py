@@ -8,6 +8,7 @@ import os
 import random
 import signal
 import sys
+import sysconfig
 import threading
 import time
 import traceback
@@ -79,7 +80,7 @@ _inside = _Inside()
 def _directory() -> Iterator[None]:
     try:
         before = os.getcwd()
-    except FileNotFoundError:  # the directory was deleted under the process
+    except FileNotFoundError:  # the working directory was deleted
         yield
         return
     try:
@@ -102,11 +103,11 @@ def _streams() -> Iterator[None]:
 
 @contextmanager
 def _exits() -> Iterator[None]:
-    """Make os._exit raise in this thread. It still ends a forked child."""
+    """Make os._exit raise `Ended` in this thread. It still ends a forked child."""
     ordinary, pid, thread = os._exit, os.getpid(), threading.get_ident()
 
     def refuse(status: int) -> None:
-        ours = sys._getframe(1).f_code.co_filename.startswith(NOT_THEIRS[0])  # called by one of our signal handlers
+        ours = sys._getframe(1).f_code.co_filename.startswith(NOT_THEIRS[0])  # called by a signal handler of scalerl
         if ours or (os.getpid(), threading.get_ident()) != (pid, thread) or _inside.ident is None:
             ordinary(status)
         raise Ended(f"called os._exit({status})")
@@ -123,7 +124,7 @@ def _exits() -> Iterator[None]:
 
 @contextmanager
 def _threads() -> Iterator[None]:
-    """Make the threads that this thread starts daemons, because Python waits for all others at exit."""
+    """Make the threads that this thread starts daemons, because Python waits for other threads at exit."""
     ordinary, thread = threading.Thread.start, threading.get_ident()
 
     def start(self: threading.Thread) -> None:
@@ -171,7 +172,7 @@ def _random_streams() -> Iterator[None]:
     finally:
         for name, (get, put) in _generators().items():
             _theirs[name] = get()
-            put(ours[name] if name in ours else _begun(name, _theirs[name]))  # just loaded by the user's code
+            put(ours[name] if name in ours else _begun(name, _theirs[name]))  # the user's code has just loaded it
 
 
 def _begun(name: str, state: Any) -> Any:
@@ -184,7 +185,7 @@ def _begun(name: str, state: Any) -> Any:
 
 
 def _generators() -> dict[str, tuple[Callable[[], Any], Callable[[Any], object]]]:
-    """Return, by library, the functions that read and set its global random state."""
+    """Return the functions that read and set the global random state, by library."""
     found: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {"random": (random.getstate, random.setstate)}
     numpy, torch = (sys.modules.get(name) for name in ("numpy", "torch"))
     if numpy is not None and hasattr(numpy, "random"):  # swapping generators is ten times faster than copying the state
@@ -215,11 +216,12 @@ def _torch_settings() -> Iterator[None]:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `TimeLimit` after some seconds. An earlier setting of the process's timer is restored at the end.
+    """Raise `TimeLimit` after a number of seconds. The earlier setting of the process's timer is restored at the end.
+
+    The limit only works in the main thread, and does not interrupt code that never returns to the interpreter.
 
     Args:
-        seconds: time limit. It only works in the main thread, and does not interrupt code that never returns to the
-            interpreter.
+        seconds: time limit in seconds.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
@@ -240,7 +242,7 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 
 def said(error: BaseException, most: int = 300) -> str:
-    """Return the message of an exception in one line. The user's `__str__` may itself raise."""
+    """Return the message of an exception in one line, also if its `__str__` raises."""
     try:
         text = " ".join(str(error).split())
     except Exception as second:  # the user's __str__
@@ -253,7 +255,7 @@ def raised(error: BaseException, module: str | None = None) -> str:
 
     Args:
         error: the exception.
-        module: name of the user's module. Its lines are preferred to those of libraries that it calls.
+        module: name of the user's module, whose lines are preferred to those of libraries that it calls.
 
     Example: raised(error, "my_rewards") == "raised KeyError: 'level' (/home/me/my_rewards.py:7)"
     """
@@ -274,7 +276,9 @@ def place_of(error: BaseException, module: str | None = None) -> str:
         if not frame.f_code.co_filename.startswith(NOT_THEIRS)
     ]
     own = [place for place in frames if place[0] == getattr(sys.modules.get(module or ""), "__file__", None)]
-    return "" if not frames else " ({}:{})".format(*(own or frames)[-1])
+    # libraries such as wandb wrap sys.exit, so that the last line can be theirs
+    outside = [place for place in frames if not place[0].startswith(sysconfig.get_path("purelib"))]
+    return "" if not frames else " ({}:{})".format(*(own or outside or frames)[-1])
 
 
 NOT_THEIRS = (
@@ -283,4 +287,4 @@ NOT_THEIRS = (
     importlib.__file__,
     "<frozen",
 )
-"""Beginnings of file names in a traceback that are not the user's code."""
+"""Prefixes of file names in a traceback that are not the user's code."""

@@ -20,17 +20,17 @@ KINDS = ((stat.S_ISDIR, "a directory"), (stat.S_ISFIFO, "a pipe"), (stat.S_ISSOC
 
 ADVICE = {
     errno.ENOENT: "no such file or directory; check the path",
-    errno.EACCES: "this user may not use it; give it permission, or choose another place",
-    errno.EPERM: "the system does not permit it; choose another place",
+    errno.EACCES: "permission denied; change the permissions, or choose another path",
+    errno.EPERM: "the system does not permit it; choose another path",
     errno.EISDIR: "it is a directory; give a file",
     errno.ENOTDIR: "a part of this path is a file, not a directory; choose another path",
     errno.EEXIST: "it exists already; choose another path",
     errno.ENOTEMPTY: "the directory is not empty; choose another path",
     errno.ENAMETOOLONG: "a name in this path is too long; allowed: at most 255 bytes per name",
     errno.ELOOP: "a link in this path leads back to itself; remove the link or choose another path",
-    errno.EROFS: "this place is read-only; choose another place",
+    errno.EROFS: "the file system is read-only; choose another path",
     errno.ENOSPC: "no space left on the disk; free some, then `scalerl resume` the run",
-    errno.EDQUOT: "the quota of the disk is used up; free some, then `scalerl resume` the run",
+    errno.EDQUOT: "the disk quota is used up; free some, then `scalerl resume` the run",
     errno.EFBIG: "the file has reached the size that the system allows; raise the limit (ulimit -f)",
     errno.EIO: "the disk reports an input/output error; check the disk",
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
@@ -41,7 +41,7 @@ ADVICE = {
 def trouble(error: OSError) -> str:
     """Describe an error in one sentence: the path, the problem and what to do.
 
-    Example: trouble(error) == "runs/a: this place is read-only; choose another place"
+    Example: trouble(error) == "runs/a: the file system is read-only; choose another path"
     """
     path = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else ""
     shown = path if len(path) <= 120 else f"{path[:100]}... ({len(path)} characters)"
@@ -97,6 +97,12 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the complete rows of a JSONL file that may still grow; a file that does not exist yet has none."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].split("\n") if line]
+
+
 def check_file(path: Path) -> None:
     """Refuse a path that is not a regular, non-empty file.
 
@@ -106,17 +112,17 @@ def check_file(path: Path) -> None:
     try:
         found = os.stat(path)
     except ValueError:
-        raise OSError(errno.EINVAL, "it contains a NUL character, which no path may; remove it", repr(path)) from None
+        raise OSError(errno.EINVAL, "a path must not contain a NUL character; remove it", repr(path)) from None
     for is_kind, name in KINDS:
         if is_kind(found.st_mode):
             number = errno.EISDIR if name == "a directory" else errno.EINVAL
-            raise OSError(number, f"it is {name}; give a file (write the content of a pipe to one first)", str(path))
+            raise OSError(number, f"it is {name}; give a file (first write the content of a pipe to one)", str(path))
     if not found.st_size:  # reading files such as /proc/kmsg, whose size is 0, would block forever
-        raise OSError(errno.ENODATA, "the file is empty; check what should have written it", str(path))
+        raise OSError(errno.ENODATA, "the file is empty; check the program that wrote it", str(path))
 
 
 def take_hold(directory: Path) -> int | None:
-    """Lock a directory for this process and return the lock's file descriptor; return None if it is locked already.
+    """Lock a directory for this process and return the lock's file descriptor; return None if it is already locked.
 
     The lock is released when the descriptor is closed or the process ends.
     """
@@ -172,7 +178,7 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def move_into(source: Path, target: Path) -> None:
-    """Move all files of a directory into another, each atomically, and remove the source; keep other files there."""
+    """Move all files of a directory into another, each atomically, and remove the source; other files are kept."""
     for path in [path for path in sorted(source.rglob("*")) if path.is_file()]:
         place = target / path.relative_to(source)
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -34,7 +34,7 @@ def check_output(
     Args:
         path: Path of the output.
         inputs: Files and directories that the command reads.
-        replaceable: Function that tells whether an existing file is of the kind that the command writes.
+        replaceable: Function that returns whether an existing file is of the kind that the command writes.
         what: Name of that kind, for the message.
         option: Option that gives the output, for the message.
 
@@ -46,7 +46,7 @@ def check_output(
     """
     # os.path returns False in cases where Path raises, for example for a name that is too long
     place = Path(os.path.realpath(path)) if os.path.islink(path) else path
-    if not os.path.isfile(path):  # new, a directory (refused when it is written), or a device
+    if not os.path.isfile(path):  # new, a directory (writing fails later), or a device
         return place
     for source in inputs:
         if os.path.exists(source) and path.samefile(source):
@@ -83,7 +83,7 @@ def check_new_directory(path: Path, option: str) -> None:
     rest = [p.name for p in path.iterdir() if p.name != ".lock" and not (p.name == "rollouts" and not any(p.iterdir()))]
     if rest:
         named = ", ".join(sorted(rest)[:5]) + (", ..." if len(rest) > 5 else "")
-        raise ConfigError(f"{option}: {path} is not empty (it holds {named}); {advice}")
+        raise ConfigError(f"{option}: {path} is not empty (it contains {named}); {advice}")
 
 
 def check_apart(path: Path, inputs: Iterable[tuple[str, Path]], option: str) -> None:
@@ -103,10 +103,9 @@ def check_apart(path: Path, inputs: Iterable[tuple[str, Path]], option: str) -> 
             continue
         there = source.resolve()
         if own == there or there in own.parents or own in there.parents:
-            how = "is" if own == there else "lies in" if there in own.parents else "holds"
+            how = "is" if own == there else "is inside" if there in own.parents else "contains"
             raise ConfigError(
-                f"{option}: {path} {how} {source}, which {name} names as an input; give a directory apart from it. "
-                "Nothing was changed"
+                f"{option}: {path} {how} {source} (the input {name}); give a separate directory. Nothing was changed"
             )
 
 
@@ -121,4 +120,4 @@ def write_or_explain(path: Path, text: str) -> str:
 
 def why_not(path: Path, error: OSError) -> str:
     """Return a sentence that explains why a file could not be written."""
-    return f"{path} cannot be written ({error.strerror or error}); what was there before is unchanged"
+    return f"{path} cannot be written ({error.strerror or error}); an existing file is unchanged"

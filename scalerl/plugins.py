@@ -27,7 +27,8 @@ def load_function(name: str, field: str) -> Callable[..., Any]:
         field: dotted name of the configuration field, for messages.
 
     Raises:
-        ConfigError: it does not exist, or its module raises, exits or takes longer than `boundary.import_limit_s()`.
+        ConfigError: the function does not exist, or its module raises, exits or takes longer than
+            `boundary.import_limit_s()`.
     """
     module_name, colon, function_name = name.partition(":")
     if not colon or not function_name or not all(part.isidentifier() for part in module_name.split(".")):
@@ -41,7 +42,7 @@ def load_function(name: str, field: str) -> Callable[..., Any]:
     except BaseException as error:  # user code may raise anything
         raise ConfigError(
             f"{field}: cannot import {module_name!r} from {os.getcwd()} ({_import_problem(error)}); allowed: a module "
-            "of the current directory or of the Python path that can be imported"
+            "in the current directory or on the Python path that can be imported"
         ) from None
     if function is None and not hasattr(module, function_name):
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -52,7 +53,7 @@ def load_function(name: str, field: str) -> Callable[..., Any]:
 
 
 def _import_problem(error: BaseException) -> str:
-    """Return the reason why a module was not imported."""
+    """Return the reason why the import of a module failed."""
     if isinstance(error, ModuleNotFoundError | SyntaxError):
         return f"{said(error)}{place_of(error)}"
     if isinstance(error, SystemExit):
@@ -69,8 +70,8 @@ loaded = cache(load_function)
 def _import_here(name: str) -> Any:
     """Import a module with the current directory on the path.
 
-    A module of the same name that was imported from another directory is replaced. Otherwise a process that changes its
-    directory (a notebook, a test) would train with the wrong function.
+    A module of the same name that was imported from another directory is replaced. Otherwise, a process that changes
+    its directory (a notebook, a test) would train with the wrong function.
     """
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
@@ -86,7 +87,7 @@ def _import_here(name: str) -> Any:
 def check_arguments(
     function: Callable[..., Any], name: str, field: str, given: Sequence[str], named: Mapping[str, Any]
 ) -> None:
-    """Check that a function accepts the arguments that it will be called with.
+    """Check that a function accepts the arguments of its future calls.
 
     Args:
         function: function of the user.
@@ -100,7 +101,7 @@ def check_arguments(
     """
     signature = signature_of(function)
     if signature is None:
-        return  # a wrong signature fails at the first call
+        return  # a wrong signature then fails at the first call
     try:
         signature.bind(*given, **named)
     except TypeError as error:
@@ -117,7 +118,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def call(function: Callable[..., Any], name: str, *arguments: Any, limit_s: float | None = None, **named: Any) -> Any:
-    """Call a function of the user inside a boundary (boundary.py).
+    """Call a function of the user inside a boundary (boundary.py) and return its result.
 
     Args:
         function: function of the user.
@@ -141,8 +142,8 @@ def call(function: Callable[..., Any], name: str, *arguments: Any, limit_s: floa
 def number(value: Any) -> float | None:
     """Return a finite number from user code as a float; None for anything else.
 
-    Accepted are numbers of Python, numpy and torch, and bools. Text, NaN, infinities, complex numbers and arrays with
-    dimensions are not accepted.
+    Numbers of Python, numpy and torch and bools are accepted. Text, NaN, infinities, complex numbers and arrays with
+    dimensions are not.
     """
     if isinstance(value, str | bytes) or getattr(value, "shape", ()) != ():
         return None

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import threading
+import traceback
 from collections.abc import Iterator
 from multiprocessing import parent_process, resource_tracker
 from multiprocessing.connection import wait
@@ -13,6 +14,26 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any
 
 from scalerl.signals import STOPPING, end_with
+
+
+class ProcessDied(RuntimeError):
+    """A process that a run needs has ended or failed. The message is one line and names the process."""
+
+    def __init__(self, message: str, trace: str = "") -> None:
+        """Store the message and the traceback of the process, if it failed by an exception."""
+        super().__init__(message)
+        self.trace = trace
+
+
+def fault(error: Exception) -> tuple[str, str]:
+    """Return the exception that ends a child process as one line and a traceback, for the parent.
+
+    Example: fault(error) == ("ValueError: no such model: a/b", "Traceback (most recent call last): ...")
+    """
+    if isinstance(error, ProcessDied):  # the message and traceback of a process that this process started
+        return str(error), error.trace
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' if text else ''}{text[:500]}", traceback.format_exc()
 
 
 class _ChildProcess(SpawnProcess):
@@ -42,7 +63,7 @@ class _ChildProcess(SpawnProcess):
 class ChildContext(SpawnContext):
     """Like `multiprocessing.get_context("spawn")`, with processes that leave signals to their parent and end with it.
 
-    The kernel kills a process when the thread that started it ends, so start it from a thread that lives as long.
+    The kernel kills a process when the thread that started it ends, so the thread must live at least as long.
     """
 
     Process = _ChildProcess
@@ -53,7 +74,7 @@ class _PoolProcess(_ChildProcess):
 
 
 class PoolContext(ChildContext):
-    """The same for the workers of a pool, which terminates them with SIGTERM."""
+    """A ChildContext for the workers of a pool. They do not ignore SIGTERM, because the pool ends them with it."""
 
     Process = _PoolProcess
 

@@ -25,7 +25,7 @@ def stream_key(*parts: object) -> int:
 
 
 def uniforms(key_B: UIntArray, position_B: npt.NDArray[np.integer]) -> npt.NDArray[np.float64]:
-    """Return one number in [0, 1) for each (key, position), computed by the output function of splitmix64."""
+    """Return one number in [0, 1) for each (key, position), by the output function of splitmix64."""
     with np.errstate(over="ignore"):  # the algorithm relies on wrap-around
         z_B = key_B + (position_B.astype(np.uint64) + np.uint64(1)) * _GOLDEN
         z_B = (z_B ^ (z_B >> np.uint64(30))) * _MIX_1

@@ -1,7 +1,8 @@
-"""Conversion of dataclass records to plain nested values and back; arrays stay arrays."""
+"""Conversion of records to plain nested values and back (arrays stay arrays), and of nested values to dotted names."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import UnionType
@@ -40,3 +41,19 @@ def _revive(hint: Any, value: Any) -> Any:
 def _hints(cls: Any) -> dict[str, Any]:
     hints = get_type_hints(cls)
     return {f.name: hints[f.name] for f in fields(cls)}
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
+    """Return nested values under dotted names; lists and similar values as text.
+
+    Args:
+        values: nested plain values.
+        prefix: text before every name.
+    """
+    found: dict[str, bool | int | float | str] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{prefix}{key}.")
+        else:
+            found[prefix + key] = value if isinstance(value, bool | int | float | str) else str(value)
+    return found

@@ -7,12 +7,17 @@ import signal
 import sys
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""Signals that stop a command. A terminal sends them to all its processes, but only the parent acts on them."""
+"""Signals that stop a command. A terminal sends them to all processes, but only the parent acts on them."""
 
 PARENT = "SCALERL_PARENT"
 """Environment variable with the process id of the study that started this run."""
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def environment_of_run() -> dict[str, str]:
+    """Return the environment of a run that a study starts: the run stops with a checkpoint if this process ends."""
+    return {**os.environ, PARENT: str(os.getpid())}
 
 
 def obey_study() -> None:
@@ -30,7 +35,7 @@ def end_with(parent: int, number: signal.Signals = signal.SIGKILL) -> None:
 
     Args:
         parent: Process id of the parent.
-        number: Number of the signal.
+        number: Signal to send.
     """
     if not sys.platform.startswith("linux"):
         return

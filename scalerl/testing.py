@@ -1,4 +1,4 @@
-"""Checks for tests of your plug-ins: `check_engine` runs an engine through the whole contract."""
+"""Checks for your plug-ins: `check_engine` tests an engine against the whole contract."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from scalerl.rollouts.custom import EngineParts
 
 
 def check_engine(function: str, model: str, params: Mapping[str, Any] | None = None) -> None:
-    """Run your engine through the contract, with made-up prompts and a small model on CPU.
+    """Test your engine against the contract, with synthetic prompts and a small model on CPU.
 
     The following is checked:
 
     - Every request finishes once, with arrays of equal length, tokens of the vocabulary and the model's
-      log-probabilities. Cancelled requests never finish.
+      log-probabilities. Canceled requests never finish.
     - Deterministic engines: tokens do not depend on the other requests in the batch. After a swap, the engine uses the
       new weights with the old cache, and every token has the right version and log-probability.
     - Engines with `exact_resume`: a new engine continues from a saved state with the same tokens.
@@ -26,7 +26,7 @@ def check_engine(function: str, model: str, params: Mapping[str, Any] | None = N
         params: keyword arguments of the engine.
 
     Raises:
-        EngineError: the engine violates the contract; the message has the actual and the expected behavior.
+        EngineError: the engine violates the contract; the message states the actual and the expected behavior.
         ConfigError: the engine cannot be imported or created, or lacks a method.
 
     Example:

@@ -1,7 +1,7 @@
-"""Listing of the code that a configuration runs, and a question before unconfirmed code runs for the first time.
+"""Lists the code that a configuration runs, and asks the user before unconfirmed code runs for the first time.
 
-A run directory or configuration from somebody else is a program: it can name any function and any executable. Code that
-the user typed, passed from Python or confirmed is remembered by a hash of its content.
+A configuration from somebody else can name any function and any executable. Code that the user typed, passed from
+Python or confirmed is remembered by a hash of its content.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from scalerl.config.run import RunConfig
 from scalerl.files import cache_root, write_whole
 
 LISTS = ("placement.vllm_arguments", "notify.command")
-"""Fields with lists of words, which a command line names by the field."""
+"""Fields with lists of words; on a command line, their code is recognized by the name of the field."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Code:
     name: str
     """Import path, program or arguments, as in the configuration."""
     file: str
-    """File with the code; empty without one, as for arguments."""
+    """File with the code; empty if there is none, as for arguments."""
     digest: str
-    """Hexadecimal SHA-256 of the file and of the packages that contain it. Empty: the code cannot be remembered."""
+    """Hexadecimal SHA-256 of the file and of the packages that contain it; empty if the code cannot be remembered."""
 
     @property
     def key(self) -> str:
@@ -85,16 +85,16 @@ def code_of(config: RunConfig) -> list[Code]:
 
 
 def check_trust(configs: Iterable[RunConfig], source: str, *, trusted: bool = False, typed: Sequence[str] = ()) -> None:
-    """Refuse code that this user has neither named nor confirmed. On a terminal, ask for confirmation.
+    """Refuse code that this user has neither named nor confirmed; on a terminal, ask for confirmation.
 
     Args:
-        configs: configurations to be run.
+        configs: configurations to run.
         source: origin of the configurations, for the message.
         trusted: whether the user gave `--trust`, or built the configuration in Python.
         typed: words of the command line; code named in them is trusted.
 
     Raises:
-        ConfigError: there is unconfirmed code, and no terminal for the question or a negative answer.
+        ConfigError: there is unconfirmed code, and the user did not confirm it or there is no terminal.
     """
     found = list(dict.fromkeys(code for config in configs for code in code_of(config)))
     if not found:

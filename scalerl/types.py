@@ -19,7 +19,7 @@ ExpertArray = npt.NDArray[np.uint8] | npt.NDArray[np.int16]
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One question.
+    """One prompt.
 
     Example:
         Prompt(id="9f2c41d07be3a815", text="7+4*3=<think>", tokens=(7, 11, 4, 13, 3, 16, 25), answer="3",
@@ -37,7 +37,7 @@ class Prompt:
     task: str
     """Name of its task, which selects the verifier and names the curve."""
     columns: dict[str, Any] = field(default_factory=dict)
-    """The row's columns, for verifiers and reward functions; `prompt` holds the row's own prompt."""
+    """The row's columns, for verifiers and reward functions; `prompt` is the prompt of the row."""
     where: str = field(default="", compare=False)
     """File and line from which it was read, for messages only."""
 
@@ -97,7 +97,7 @@ class Group:
     visit: Visit
     rollouts: tuple[Rollout, ...]
     oldest_version: int
-    """Version of the oldest weights with which any of its tokens was sampled."""
+    """Version of the oldest weights that sampled any of its tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +108,11 @@ class Score:
     """
 
     reward: float
-    """Enters the advantages."""
+    """Reward, from which the advantages are computed."""
     passed: bool
-    """Enters the pass rate, the curriculum and the curve."""
+    """Whether the completion passed, for the pass rate, the curriculum and the curve."""
     reason: str = field(default="", compare=False)
-    """The reason in one line, for display only."""
+    """Reason in one line, for display only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class ScoredGroup:
 
 @dataclass(frozen=True, slots=True)
 class GeneratorStats:
-    """The generator's totals when it completed a batch, cumulative since the start of the run, across resumes.
+    """The generator's totals when it completed a batch, since the start of the run and across resumes.
 
     Example:
         GeneratorStats(tick=8113, tokens=289113, flops=9.1e10, slot_steps=519232, busy_s=31.2, idle_s=0.4,

@@ -1,21 +1,45 @@
+import importlib
 import os
 import signal
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
-settings.register_profile("repeatable", derandomize=True)  # a change is judged by what it changed, not by luck
+settings.register_profile(
+    "repeatable", derandomize=True
+)  # equal examples in every run, so that a failure is not chance
 settings.load_profile("repeatable")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs in the background with SIGINT ignored
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads make the process tests crawl
-sys.path.insert(0, str(Path(__file__).parent))  # for tiny_models and the like
+sys.path.insert(0, str(Path(__file__).parent))  # for helper modules such as tiny_models
 
 
 @pytest.fixture(scope="session")
 def lab_model(tmp_path_factory):
-    """A tiny model that has seen a few hundred traces: some of its answers pass, so that its rewards have variance."""
+    """A tiny model trained on a few hundred traces; some of its answers pass, so its rewards have variance."""
     import runs
 
     return runs.make_model(tmp_path_factory.mktemp("lab") / "model")
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """A function that imports a script of benchmarks/ by its name."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "benchmarks"))
+    return importlib.import_module
+
+
+@pytest.fixture
+def user_code(tmp_path, monkeypatch):
+    """A function that writes a module of the user into the working directory, from which it can be imported."""
+    from scalerl import plugins
+    from scalerl.tasks import custom, user_rewards
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield lambda name, text: (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+    for cached in (plugins.loaded, user_rewards._loaded, custom._made):
+        cached.cache_clear()

@@ -1,7 +1,7 @@
 """`scalerl` in separate processes that start quickly: forks of a server that has done the heavy imports.
 
-Importing torch and transformers costs about 5 s of CPU time, and the tests start about 200 processes. Otherwise a fork
-is like an ordinary process: it has its own session, environment, working directory, pipe and exit code.
+Importing torch and transformers costs about 5 s of CPU time, and the tests start about 200 processes. In all other
+respects a fork is an ordinary process: it has a separate session, environment, working directory, pipe and exit code.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from multiprocessing import util
-from typing import Any
+from typing import Any, NoReturn
 
 _server: tuple[socket.socket, subprocess.Popen[bytes]] | None = None
 HEAVY = (
@@ -175,12 +176,17 @@ def _run(request: dict[str, Any], out: int) -> int:
 class _Spare:
     """A child that has done its imports and waits until its parent spawns a process."""
 
+    forking = False
+    """Whether a spare is being forked now."""
+
     def __init__(self) -> None:
         self._here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        _Spare.forking = True
         self._pid = os.fork()
+        _Spare.forking = False
         if self._pid == 0:
             self._here.close()
-            sys.exit(_become_spawned(there))
+            _leave(lambda: _become_spawned(there))
         there.close()
 
     def become(self, code: str, fds: list[int]) -> int:
@@ -189,6 +195,19 @@ class _Spare:
         socket.send_fds(self._here, [request.encode()], fds)
         self._here.close()
         return self._pid
+
+
+def _leave(action: Callable[[], object]) -> NoReturn:
+    """Run an action that ends with sys.exit, and end the process. `renew` runs in a hook, which would swallow it."""
+    code: Any = 0
+    try:
+        action()
+    except SystemExit as error:
+        code = error.code
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else code is not None)
 
 
 def _become_spawned(there: socket.socket) -> int:
@@ -226,4 +245,10 @@ def _spawn_from(spares: list[_Spare]) -> None:
             return int(ordinary(path, args, fds))
         return spares.pop(0).become(code, sorted(fds))
 
+    def renew() -> None:
+        """Replace the spares in a fork of the command, because they are not its children."""
+        if not _Spare.forking:
+            spares[:] = [_Spare() for _ in spares]
+
     util.spawnv_passfds = spawn
+    os.register_at_fork(after_in_child=renew)

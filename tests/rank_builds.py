@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.config import RunConfig
+from scalerl.plugins import PluginError
 from scalerl.training.learner.ranks import RankSpec, join, load_learner
 
 
@@ -64,6 +65,8 @@ class Misbehaving:
 
     def step(self, where: Path) -> Any:
         (where / str(self.rank)).touch()
+        if self.how == "plug-in":
+            raise PluginError("mine:loss raised KeyError: 'gone' (/home/me/mine.py:3)")
         if self.rank == 0 and self.how != "raise":
             time.sleep(60)  # in a collective, waiting for the other
         if self.how == "hang":

@@ -25,6 +25,31 @@ SMALL = [*RECIPE, "--data.operations", "[1, 1]", "--data.prompts", "60"]
 """A run on additions of one step with every component of the recipe, several epochs and retired prompts."""
 
 
+SCORED = """
+import os, time
+from pathlib import Path
+
+def score(prompts, completions, **columns):
+    begun = Path(__file__).with_name("scorers") / str(os.getpid())
+    begun.touch()
+    time.sleep(0.05)
+    begun.unlink()
+    return [len(text) % 3 / 2 for text in completions]
+"""
+
+
+def scored(place: Path) -> list[str]:
+    """Write a reward function and its data; return the words of a run of 12 steps that uses them, in directory `place`.
+
+    A file in place/scorers has the name of each process while it scores.
+    """
+    (place / "scorers").mkdir()
+    (place / "scored.py").write_text(SCORED)
+    rows = [{"prompt": f"{a}+{b}=<think>", "answer": str(a + b)} for a in range(10) for b in range(6)]
+    (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return ["--preset", "lab", "--data", "rows.jsonl", "--reward", "scored:score", *RECIPE, "--steps", "12"]
+
+
 def make_model(path: Path) -> Path:
     """Train a model on a few hundred traces, so that some of its answers pass, and save it."""
     import torch
@@ -67,6 +92,14 @@ def _without_replaced(words: list[str]) -> list[str]:
     return kept
 
 
+def finish(*words: str, **options: str) -> str:
+    """Run a command line that must succeed to its end; return what it printed."""
+    process = start(list(words), **options)
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, text
+    return text
+
+
 def call(*words: str, timeout: float = 300.0) -> tuple[int, str]:
     """Run a command line to its end; return its exit code and what it printed."""
     process = start(list(words))
@@ -76,10 +109,7 @@ def call(*words: str, timeout: float = 300.0) -> tuple[int, str]:
 
 def train(model: Path, path: Path, *words: str, **options: str) -> str:
     """Run `scalerl train` to its end; return what it printed."""
-    process = start(["train", "--model", str(model), "--run-dir", str(path), *SMALL, *words], **options)
-    text, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, text
-    return text
+    return finish("train", "--model", str(model), "--run-dir", str(path), *SMALL, *words, **options)
 
 
 def rows(path: Path, name: str) -> list[dict[str, Any]]:

@@ -50,7 +50,7 @@ SEED_SD = 0.004
 
 
 def plan_of(truths: Mapping[str, Truth], seeds: int = 3, about: str = "What matters?", name: str = "simulated") -> Plan:
-    """A plan with one arm per truth; the first is the reference. Arms differ in a field without effect here."""
+    """Return a plan with one arm per truth; the first is the reference. Arms differ in a field without effect here."""
     lab = PRESETS["lab"]
     base = replace_part(lab, steps=STEPS, evaluation=replace_part(lab.evaluation, every=EVERY))
     arms = [
@@ -128,7 +128,7 @@ KNOWN = {
 
 LEAVE_ONE_OUT = {
     "scalerl": Truth(about="the whole recipe"),
-    "plan": Truth(efficiency=1.75, about="group instead of batch normalisation"),
+    "plan": Truth(efficiency=1.75, about="group instead of batch normalization"),
     "lp": Truth(efficiency=1.35, midpoint=6.5e13, about="length penalty instead of interruption"),
     "batch": Truth(asymptote=0.605, about="zero-variance prompts kept in the loss"),
     "8op": Truth(efficiency=1.3, midpoint=7e13, about="PPO-off-policy-8 instead of PipelineRL-8"),

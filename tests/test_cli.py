@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import runs
+from commands import call
 from tiny_models import tiny_model
 
 from scalerl import cli
@@ -16,12 +17,6 @@ from scalerl.config.recipe import RECIPES
 from scalerl.signals import STOPPING
 
 POINTS = [(0, 0.20), (100, 0.31), (200, 0.42), (400, 0.51), (800, 0.56), (1600, 0.585), (3200, 0.595)]
-
-
-def call(capsys, *words):
-    code = cli.main([str(word) for word in words])
-    out = capsys.readouterr()
-    return code, out.out, out.err
 
 
 def complain(capsys, *words):
@@ -258,7 +253,7 @@ def test_a_run_with_all_prompts_retired_finishes_with_its_forecast(workplace):
 def test_a_directory_that_holds_the_users_model_is_refused_as_run_directory(workplace):
     before = {path.name: path.read_bytes() for path in (workplace / "model").iterdir()}
     code, text = run(*[w if w != "run" else "." for w in OWN], "--task", "math")
-    assert code == 2 and "--run-dir: . is not empty (it holds model, my_rewards.py, prompts.jsonl)" in text, text
+    assert code == 2 and "--run-dir: . is not empty (it contains model, my_rewards.py, prompts.jsonl)" in text, text
     assert {path.name: path.read_bytes() for path in (workplace / "model").iterdir()} == before
     assert not (workplace / "config.toml").exists()
 
@@ -280,7 +275,7 @@ def test_a_second_run_in_the_same_directory_is_an_error_and_changes_nothing(work
     [
         (["--data", "empty.jsonl"], "empty.jsonl: the file is empty"),
         (["--model", "bare"], "found no tokenizer at bare/tokenizer.json"),
-        (["--model", "narrow"], "the tokenizer in narrow has ids up to 31, the model has 16 embeddings"),
+        (["--model", "narrow"], "the tokenizer in narrow has ids up to 31, but the model has 16 embeddings"),
         (["--recipe.length.thinking_tokens", "[400, 600]"], "positions; this model has 512"),
         (["--evaluation.prompts", "60"], "which leaves 0 for training; allowed: at most 56"),
         (["--reward", "my_rewards:nothing"], "my_rewards has no function 'nothing'"),

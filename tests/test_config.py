@@ -229,7 +229,7 @@ def test_several_user_files_start_from_the_papers_sizes(tmp_path):
         ),
     ],
 )
-def test_errors_in_several_tables(tmp_path, text, words, message):
+def test_invalid_lists_of_tables_are_refused(tmp_path, text, words, message):
     with pytest.raises(ConfigError, match=message):
         written(tmp_path, text, *words)
 

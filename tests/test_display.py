@@ -30,7 +30,7 @@ def display(terminal):
     return shown, console.file
 
 
-@pytest.mark.parametrize(("rate", "words"), [(0.05, None), (0.051, "caution from 5%"), (0.101, "unstable")])
+@pytest.mark.parametrize(("rate", "words"), [(0.05, None), (0.051, "if the share exceeds 10%"), (0.101, "unstable")])
 def test_truncation_warnings_start_at_5_and_10_percent(rate, words):
     said = truncation_warning(rate)
     assert said is None if words is None else words in said
@@ -40,7 +40,7 @@ def test_each_truncation_warning_is_given_once():
     shown, out = display(terminal=False)
     for rate in (0.06, 0.07, 0.12, 0.13):
         shown.step({**ROW, "truncation_rate": rate})
-    assert out.getvalue().count("caution") == 1 and out.getvalue().count("unstable") == 1
+    assert out.getvalue().count("if the share exceeds") == 1 and out.getvalue().count("usually becomes") == 1
 
 
 def test_the_live_table_shows_the_main_metrics():
@@ -49,10 +49,23 @@ def test_the_live_table_shows_the_main_metrics():
     shown.point(points(6))
     shown.stop()
     text = out.getvalue()
-    assert "slots busy | idle" in text
-    for words in ("9/480", "0.310", "truncated | interrupted", "1.4 updates, max 3", "41,234", "35,678", "13/16",
-                  "generator 1%, trainer 4%", "forecast 2x"):  # fmt: skip
+    for words in ("9/480", "0.310 (batch)", "0.0%, interrupted 2.0%", "1.4 updates, max 3", "41,234 tok/s, 1% idle",
+                  "35,678 tok/s, 4% idle", "13/16, busy slots", "forecast 2x"):  # fmt: skip
         assert words in text, words
+
+
+def test_the_live_table_fits_80_columns_also_with_large_numbers():
+    shown, _ = display(terminal=True)
+    large = {"step": 12_345, "generator_tokens_per_s": 123_456.0, "trainer_tokens_per_s": 1_234_567.0, "epoch": 123}
+    shown._steps = 123_456
+    shown.step({**ROW, **large, "retired_prompts": 123_456, "kept_prompts": 512, "prompts": 512, "trainer_idle": 1.0})
+    shown.point(points(6, task="a-task-with-a-name-of-many-characters"))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(shown._render())
+    shown.stop()
+    lines = console.file.getvalue().splitlines()
+    assert len(lines) >= 8 and max(map(len, lines)) <= 80 and "…" not in "".join(lines)
+    assert "1,234,567 tok/s, 100% idle" in lines[2] and "123456 prompts, epoch 123" in lines[5]
 
 
 def test_the_forecast_appears_with_the_fifth_evaluation():

@@ -123,7 +123,7 @@ def test_the_text_has_every_metric(evaluate):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["MODEL"], "--suite: a value is needed and none was given"),
+        (["MODEL"], "--suite: a value is needed, because this is not a run directory"),
         (["MODEL", "--suite", "aime24"], "--suite: got 'aime24' (did you mean 'aime-24'?); allowed: a file of prompts"),
         (["MODEL", "--suite", "sums.jsonl", "--task", "maths"], "task: got 'maths' (did you mean 'math'?); allowed"),
         (["MODEL", "--suite", "sums.jsonl", "--temperature", "-1"], "temperature: got -1.0; input should be greater"),

@@ -5,10 +5,10 @@ import subprocess
 import sys
 import textwrap
 import tomllib
-from pathlib import Path
 
 import pytest
 import runs
+from doc_pages import blocks
 from tiny_models import tiny_model
 
 from scalerl import plugins
@@ -18,28 +18,21 @@ from scalerl.learn.custom import check_functions
 from scalerl.prompts import custom
 from scalerl.testing import check_engine
 
-PAGE = (Path(__file__).parents[1] / "docs/extending.md").read_text()
-
-
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+PAGE = "docs/extending.md"
 
 
 @pytest.fixture
-def module(tmp_path, monkeypatch):
+def module(user_code):
     """The functions of the page in one module."""
-    *functions, use = blocks("python")
+    *functions, use = blocks(PAGE, "python")
     assert "scalerl.train(" in use and len(functions) == 6
-    (tmp_path / "my_functions.py").write_text("\n".join(functions))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    user_code("my_functions", "\n".join(functions))
     yield use
-    plugins.loaded.cache_clear()
     sys.modules.pop("my_functions", None)
 
 
 def test_the_functions_of_the_page_pass_the_checks_of_a_run(module):
-    config = parse_config('[model]\nkind = "hf"\npath = "m"\n' + "\n".join(blocks("toml")), "page")
+    config = parse_config('[model]\nkind = "hf"\npath = "m"\n' + "\n".join(blocks(PAGE, "toml")), "page")
     assert [getattr(config.recipe, part).kind for part in ("loss", "advantage", "aggregation")] == ["custom"] * 3
     check_functions(config.recipe)
     rows, _ = custom.rows(config.data[0], held_out=10)
@@ -47,15 +40,15 @@ def test_the_functions_of_the_page_pass_the_checks_of_a_run(module):
 
 
 def test_the_reward_of_the_page_takes_its_parameter(module):
-    words = ["--data.reward.params" in block for block in blocks("bash")]
-    assert words[0] and "--reward my_functions:length" in blocks("bash")[0]
-    params = tomllib.loads("params = " + re.search(r"params '(\{.*\})'", blocks("bash")[0])[1])["params"]
+    words = ["--data.reward.params" in block for block in blocks(PAGE, "bash")]
+    assert words[0] and "--reward my_functions:length" in blocks(PAGE, "bash")[0]
+    params = tomllib.loads("params = " + re.search(r"params '(\{.*\})'", blocks(PAGE, "bash")[0])[1])["params"]
     function = plugins.load_function("my_functions:length", "data.reward")
     assert params == {"limit": 400} and function([], ["a" * 100, "a" * 500], **params) == [0.25, 1.0]
 
 
 def test_the_engine_of_the_page_satisfies_the_contract(module, tmp_path):
-    config = parse_config('[model]\nkind = "hf"\npath = "m"\n' + "\n".join(blocks("toml")), "page")
+    config = parse_config('[model]\nkind = "hf"\npath = "m"\n' + "\n".join(blocks(PAGE, "toml")), "page")
     engine = config.placement.engine
     assert engine == Custom(function="my_functions:Counting", params={"every": 500})
     tiny_model("qwen3").save_pretrained(tmp_path / "model")

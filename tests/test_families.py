@@ -128,7 +128,7 @@ def test_weights_sent_to_vllm_equal_the_exported_checkpoint(name, tmp_path):
 
 
 def dense_part(mlp_matrices, layers=2, width=32, vocabulary=48):
-    """Entries of attention (4 heads and 2 key-value heads of 8) in each layer, the active MLP, and a head."""
+    """Return the entries of attention (4 heads and 2 key-value heads of 8) in each layer, active MLP, and head."""
     attention = width * 32 + 2 * width * 16 + 32 * width
     return layers * (attention + mlp_matrices) + vocabulary * width
 

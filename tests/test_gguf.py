@@ -35,7 +35,7 @@ def gguf_name(name: str) -> str:
 
 
 def interleaved(weight, heads):
-    """The order of a head's rows in GGUF, as llama.cpp's convert_hf_to_gguf.py writes it (`LlamaModel.permute`)."""
+    """Return a weight with its heads' rows in the order of llama.cpp's convert_hf_to_gguf.py (`LlamaModel.permute`)."""
     rows = weight.shape[0]
     return weight.reshape(heads, 2, rows // heads // 2, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 

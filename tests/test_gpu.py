@@ -74,7 +74,7 @@ def test_the_fp32_head_makes_bf16_log_probabilities_more_accurate_on_gpu():
 
 
 def random_batch(rows, width=24):
-    """Random rollouts of several lengths; the weights sum to one, the advantages have both signs."""
+    """Return random rollouts of several lengths; the weights sum to one, the advantages have both signs."""
     draw = torch.Generator().manual_seed(rows)
     lengths = width - torch.arange(rows) % 5
     trained = (torch.arange(width) >= 3) & (torch.arange(width) < lengths[:, None])

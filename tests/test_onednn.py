@@ -21,7 +21,7 @@ def test_values_and_gradients_equal_those_of_torch(shape, width, bias):
         torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-5)
 
 
-def test_it_does_not_use_the_linear_of_torch(monkeypatch):
+def test_the_accelerated_linear_does_not_call_the_one_of_torch(monkeypatch):
     """Otherwise the speed would silently be that of MKL."""
     assert onednn.available()
 

@@ -23,7 +23,7 @@ PACKABLE = [name for name in FAMILIES if name not in EAGER]
 
 
 def attention_by_hand(query_TD, key_TD, value_TD, scaling, window):
-    """Softmax over the visible positions, one token at a time."""
+    """Return attention over the visible positions, computed one token at a time."""
     out = []
     for t in range(len(query_TD)):
         first = max(0, t - window + 1) if window else 0

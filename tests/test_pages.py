@@ -2,28 +2,22 @@
 
 import ast
 import importlib
-import re
 import shlex
-from pathlib import Path
 
 import pytest
+from doc_pages import ROOT, blocks
 
 from scalerl import cli
 from scalerl.config import read_config
 from scalerl.study.plan import read_plan
 
-ROOT = Path(__file__).parents[1]
 WITHOUT = {"--reuse", "--rates"}
-"""Options that name studies of the reader."""
-
-
-def blocks(page, language):
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / "docs" / page).read_text(), re.S)
+"""Options that name other studies."""
 
 
 def study_commands():
     """Return the words of every command that plans a study, and the page that it is from."""
-    pages = ("studies.md", "replication.md", "scale.md")
+    pages = ("docs/studies.md", "docs/replication.md", "docs/scale.md")
     text = [(page, block.replace("\\\n", " ")) for page in pages for block in blocks(page, "bash")]
     lines = [(page, line) for page, block in text for line in block.splitlines() if line.startswith("scalerl study ")]
     return [pytest.param(shlex.split(line)[1:], id=f"{page}: {line[:60]}") for page, line in lines]
@@ -52,14 +46,14 @@ def test_a_study_command_of_a_page_passes_a_dry_run(words, monkeypatch, tmp_path
 
 
 def test_the_study_of_the_page_is_a_plan(tmp_path):
-    (block,) = blocks("studies.md", "toml")
+    (block,) = blocks("docs/studies.md", "toml")
     (tmp_path / "study.toml").write_text(block)
     plan = read_plan(tmp_path / "study.toml")
     assert [arm.name for arm in plan.arms] == ["five", "eight"] and plan.reference == "five"
     assert plan.config(plan.arm("eight"), 0).recipe.loss.max_ratio == 8.0
 
 
-@pytest.mark.parametrize("page", ["recipe.md", "models.md"])
+@pytest.mark.parametrize("page", ["docs/recipe.md", "docs/models.md"])
 def test_a_configuration_of_a_page_is_read(page, tmp_path):
     (block,) = blocks(page, "toml")
     (tmp_path / "run.toml").write_text(block)
@@ -70,7 +64,7 @@ def test_a_configuration_of_a_page_is_read(page, tmp_path):
 
 
 def test_the_names_of_the_vllm_example_exist_and_take_its_arguments():
-    (block,) = blocks("vllm.md", "python")
+    (block,) = blocks("docs/vllm.md", "python")
     tree = ast.parse(block)
     imported = {
         name.name: getattr(importlib.import_module(node.module), name.name)

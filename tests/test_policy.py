@@ -90,5 +90,5 @@ def test_a_missing_model_or_tokenizer_is_named(tmp_path):
 
 def test_a_tokenizer_with_more_ids_than_the_model_is_refused(tmp_path):
     tokenizer = make_tokenizer()
-    with pytest.raises(ConfigError, match="ids up to 31, the model has 16 embeddings"):
+    with pytest.raises(ConfigError, match="ids up to 31, but the model has 16 embeddings"):
         check_vocabulary(tokenizer, Policy(tiny_model("llama", vocab_size=16)), "there")

@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 def grouped_batch():
-    """The batch of the packing tests; rollouts 0, 1 and 3 (lengths 14, 9, 4) share a prompt of 3 tokens."""
+    """Return the batch of the packing tests; rollouts 0, 1 and 3 (lengths 14, 9, 4) share a prompt of 3 tokens."""
     batch = training_batch()
     tokens_BT, trained_BT = batch.tokens_BT.clone(), batch.trained_BT.clone()
     prompt_B, prompt_length_B = torch.tensor([7, 7, 2, 7, 5]), torch.tensor([3, 3, 4, 3, 2])

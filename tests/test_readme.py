@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import runs
+from doc_pages import blocks
 from serving import first_event, get, served
 from simulated_study import LEAVE_ONE_OUT, write_study
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
 SERVERS = {"scalerl watch"}
 """Commands that run until they are interrupted."""
 BY_CI = {"make train", "make test"}
@@ -29,12 +29,8 @@ FEWER = {"500": "30"}
 """Replacements for numbers of steps that would train for minutes."""
 
 
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
-
-
 def commands():
-    return [line for block in blocks("bash") for line in block.splitlines() if line.strip()]
+    return [line for block in blocks("README.md", "bash") for line in block.splitlines() if line.strip()]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +68,7 @@ def test_the_servers_of_the_readme_serve_existing_runs_and_studies(tmp_path):
         assert "<main" in get(address)[2] and len(first_event(address)["runs"]) == 2
 
 
-@pytest.mark.parametrize("snippet", blocks("python"))
+@pytest.mark.parametrize("snippet", blocks("README.md", "python"))
 @pytest.mark.slow
 def test_a_snippet_of_the_readme_works(place, snippet):
     done = subprocess.run([sys.executable, "-c", snippet], cwd=place, capture_output=True, text=True, timeout=60)

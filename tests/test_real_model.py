@@ -13,11 +13,8 @@ NOT_HERE = 3  # its exit code if the wheel or packages are not available
 
 
 @pytest.fixture
-def real_model(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import real_model
-
-    return real_model
+def real_model(benchmark):
+    return benchmark("real_model")
 
 
 def test_a_trace_adds_up_step_by_step(real_model):

@@ -1,23 +1,18 @@
 """Every command of docs/real-models.md runs, in order, on a tiny model and the rows of the page."""
 
 import json
-import re
 import shlex
 import shutil
 import signal
 import tomllib
-from pathlib import Path
 
 import pytest
 import runs
+from doc_pages import blocks
 
 from scalerl import cli
 
-PAGE = (Path(__file__).parents[1] / "docs/real-models.md").read_text()
-
-
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+PAGE = "docs/real-models.md"
 
 
 CHANGES = {
@@ -45,14 +40,14 @@ def test_the_commands_of_the_page_lead_from_a_model_to_a_forecast(lab_model, tmp
     rows = [{"prompt": f"{i}+{j}=<think>", "answer": f"{(i + j) % 10}"} for i, j in sums]
     write(tmp_path / "prompts.jsonl", rows)
     write(tmp_path / "test.jsonl", rows[:12])
-    (table,) = blocks("toml")
+    (table,) = blocks(PAGE, "toml")
     assert tomllib.loads(table)["model"]["path"] == "warm"
     for old, new in CHANGES.items():
         assert old in table
         table = table.replace(old, new)
     (tmp_path / "run.toml").write_text(table)
     more = {"eval": ["--max-tokens", "40"], "sft": ["--batch-tokens", "256"]}
-    commands = [shlex.split(line)[1:] for block in blocks("bash") for line in block.splitlines()]
+    commands = [shlex.split(line)[1:] for block in blocks(PAGE, "bash") for line in block.splitlines()]
     verbs = ["eval", "sft", "train", "train", "resume", "eval", "fit", "forecast", "backtest"]
     assert [words[0] for words in commands] == verbs
     for words in commands:
@@ -73,6 +68,6 @@ def write(path, rows):
 def test_the_rows_of_the_page_are_rows_that_sft_reads():
     from scalerl.prompts.demonstrations import conversation
 
-    (rows,) = blocks("json")
+    (rows,) = blocks(PAGE, "json")
     found = [conversation(json.loads(line), "page") for line in rows.splitlines()]
     assert [completion.split("\n")[-1] for _, completion in found] == ["Answer: 11", "Answer: 11"]

@@ -80,7 +80,7 @@ def test_recorded_experts_are_placed_at_their_tokens_and_survive_a_checkpoint(tm
 
 
 def routed_batch(name, wrong=0, replay=False):
-    """A batch with the trainer's experts, except in the first layer of `wrong` trained tokens."""
+    """Return a batch with the trainer's experts, except in the first layer of `wrong` trained tokens."""
     from dataclasses import replace as change
 
     batch, model = training_batch(), tiny_model(name)

@@ -32,7 +32,7 @@ def test_a_failed_move_keeps_the_old_file_and_explains_why(tmp_path, monkeypatch
 
     monkeypatch.setattr("pathlib.Path.replace", refuse)
     said = write_or_explain(path, "new")
-    assert said == f"{path} cannot be written ({os.strerror(number)}); what was there before is unchanged"
+    assert said == f"{path} cannot be written ({os.strerror(number)}); an existing file is unchanged"
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
@@ -108,7 +108,7 @@ def test_an_output_directory_must_be_new_or_empty(tmp_path):
     check_new_directory(tmp_path / "new", "--out")
     check_new_directory(tmp_path, "--out")
     (tmp_path / "a").touch()
-    with pytest.raises(ConfigError, match=r"--out: .* is not empty \(it holds a\)"):
+    with pytest.raises(ConfigError, match=r"--out: .* is not empty \(it contains a\)"):
         check_new_directory(tmp_path, "--out")
 
 

@@ -24,7 +24,7 @@ def prompts(count):
 
 
 def grpo(directory, steps, rewards=(digits,), evaluation=None, callbacks=(), **settings):
-    """A trainer that evaluates every second step; ``settings`` go to GRPOConfig."""
+    """Return a trainer that evaluates every second step; ``settings`` go to GRPOConfig."""
     torch.manual_seed(0)
     torch.set_num_threads(1)
     vocabulary = {"<pad>": 0, "<eos>": 1, **{letter: i + 2 for i, letter in enumerate(LETTERS)}}

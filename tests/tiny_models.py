@@ -95,6 +95,6 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> Any:
     name = "Gemma3ForCausalLM" if family == "Gemma3Text" else f"{family}ForCausalLM"
     model = getattr(transformers, name)(config).eval()
     for name, parameter in model.named_parameters():
-        if name.endswith("sinks"):  # transformers leaves them as they are in memory
+        if name.endswith("sinks"):  # transformers leaves them uninitialized
             torch.nn.init.normal_(parameter)
     return model

@@ -29,7 +29,7 @@ class Subcommand(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The result of a command, about one curve or about two sides."""
+    """The result of a command for one curve, or for a comparison."""
 
     source: str
     """Path of the curve; empty for a comparison."""
@@ -49,13 +49,13 @@ def add_curve_parsers(commands: Any) -> None:
 
 
 def add_curve_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that all commands share."""
+    """Add the options that all these commands share."""
     parser.add_argument("paths", nargs="+", type=Path, metavar="RUN_OR_FILE", help="run directory, or a file of points")
     parser.add_argument("--compute", help="compute axis: device_hours, flops, tokens or step")
-    parser.add_argument("--task", help="the task, if there are several")
+    parser.add_argument("--task", help="name of the task; required if there are several")
     parser.add_argument(
         "--bounds", nargs=2, type=float, default=(0.0, 1.0), metavar=("LOW", "HIGH"),
-        help="least and greatest value of the metric; default 0 1, a reward may need -1 1",
+        help="minimum and maximum of the metric; default 0 1; rewards may need -1 1",
     )  # fmt: skip
     parser.add_argument(
         "--exclude-below", type=float, default=0.0, metavar="C", help="leave out points below this compute, except 0"
@@ -65,7 +65,7 @@ def add_curve_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_versus(parser: argparse.ArgumentParser, *, required: bool) -> None:
-    """Add the option for the other side of a comparison."""
+    """Add the option `--versus`, which names the runs of the other recipe."""
     words = "runs of the other recipe"
     parser.add_argument("--versus", nargs="+", type=Path, metavar="RUN_OR_FILE", required=required, help=words)
 
@@ -148,7 +148,8 @@ def run_backtest(arguments: argparse.Namespace) -> int:
 def _forecast_options(parser: argparse.ArgumentParser) -> None:
     words = "amounts of compute, in the unit of the axis or as multiples of the last point; default 2x 4x"
     parser.add_argument("--at", nargs="+", action="extend", metavar="C", help=words)
-    parser.add_argument("--target", type=float, help="a level of the metric; prints the compute at which it is reached")
+    words = "level of the metric; also print the compute at which it is reached"
+    parser.add_argument("--target", type=float, help=words)
 
 
 def _compare_options(parser: argparse.ArgumentParser) -> None:
@@ -181,7 +182,7 @@ def _sources(paths: Sequence[Path], arguments: argparse.Namespace) -> list[Sourc
 
 
 def _amount(word: str) -> float | str:
-    """Convert a number; return other words unchanged, because ``forecast`` reads multiples such as 2x."""
+    """Convert a number to a float; return other text, such as the multiple 2x, unchanged for ``forecast``."""
     try:
         return float(word)
     except ValueError:
@@ -189,7 +190,7 @@ def _amount(word: str) -> float | str:
 
 
 def _say(answers: Sequence[Answer], as_json: bool) -> int:
-    """Print one answer, or several with their paths; as JSON one object, or an array of objects."""
+    """Print one answer, or several with their paths; in JSON one object, or an array of objects."""
     if as_json:
         values = [{**({"source": answer.source} if answer.source else {}), **answer.values} for answer in answers]
         print(json.dumps(values[0] if len(values) == 1 else values, indent=1, allow_nan=False))

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.exits import FAILED, complain, prepare_environment
 from scalerl.cli.train import check_model
+from scalerl.cli.witness import witnessed
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
     from scalerl.config.data import PromptFile
 
-DESCRIPTION = """Evaluate a model directory, a hub name or a run directory (its exported model, with its recipe's
-sampling and length limits). A suite is a name (aime-24, math-500, gsm8k-test, ...), a copy of
-one (aime-24=FILE), or a file of prompts with answers.
-Without --suite a run directory is evaluated on its own held-out prompts."""
+DESCRIPTION = """Evaluate a model directory, a model on the hub, or the exported model of a run directory (with the
+sampling and length limits of its recipe). A suite is a name (aime-24, math-500, gsm8k-test, ...),
+a copy of one (aime-24=FILE), or a file of prompts with answers. Without --suite, a run directory
+is evaluated on its held-out prompts."""
 
 MAX_TOKENS = 4096
 """Default length limit of a completion, tokens; a run's limit and the option take precedence."""
@@ -31,9 +32,9 @@ def add_eval_parser(commands: Any) -> None:
     parser.add_argument("--suite", nargs="+", default=[], metavar="NAME_OR_FILE", help="suites or files to evaluate on")
     parser.add_argument("--samples", type=_count, help="k, samples per prompt; default: the run's k, else 1")
     parser.add_argument("--prompts", type=_count, help="number of prompts per suite, chosen by a hash of their content")
-    parser.add_argument("--task", help="verifier of a file: math (default) or another that a [data] table can name")
-    parser.add_argument("--reward", help="package.module:function that scores a file, instead of a verifier")
-    parser.add_argument("--system-prompt", help="put before every prompt; default: the run's, else none")
+    parser.add_argument("--task", help="verifier of a file: math (default), arithmetic or code")
+    parser.add_argument("--reward", help="reward function package.module:function, instead of a verifier")
+    parser.add_argument("--system-prompt", help="text before every prompt; default: the run's, else none")
     parser.add_argument("--max-tokens", type=_count, help=f"longest completion, tokens; default: the run's, else "
                         f"{MAX_TOKENS}")  # fmt: skip
     parser.add_argument("--temperature", type=float, help="sampling temperature; default: the run's, else 1")
@@ -41,7 +42,7 @@ def add_eval_parser(commands: Any) -> None:
     parser.add_argument("--seed", type=int, help="seed of the sampling; default: the run's, else 0")
     parser.add_argument("--slots", type=_count, help="sequences decoded together; default: as many as fit in the cache")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), help="default: a GPU if there is one")
-    parser.add_argument("--revision", help="branch, tag or commit of a hub name; default main")
+    parser.add_argument("--revision", help="branch, tag or commit of a model on the hub; default main")
     parser.add_argument("-o", "--output", type=Path, help="directory for the texts; default evaluations/NAME-NNN")
     parser.add_argument("--trust", action="store_true", help="run a run directory's code without confirmation")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
@@ -49,24 +50,27 @@ def add_eval_parser(commands: Any) -> None:
 
 
 def run_eval(arguments: argparse.Namespace) -> int:
-    """Evaluate and print; return the exit code.
+    """Evaluate, print the results and return the exit code.
 
     Raises:
         ConfigError: the model or a suite does not exist, or an option is not allowed.
     """
-    from scalerl.files import next_directory, safe_name, write_whole
     from scalerl.outputs import check_new_directory
+    from scalerl.trust import check_trust, code_of
 
     prepare_environment()
-    from scalerl.trust import check_trust
-
     if arguments.output is not None:
         check_new_directory(arguments.output, "-o")
     config, tasks = eval_config(arguments)
     check_model(config)
     check_trust([config], arguments.model, trusted=arguments.trust, typed=[arguments.reward or ""])
+    return witnessed(code_of(config), lambda: _evaluate(arguments, config, tasks))
+
+
+def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[PromptFile]) -> int:
     from scalerl.config.base import replace
     from scalerl.evaluate.run import Evaluator
+    from scalerl.files import next_directory, safe_name, write_whole
     from scalerl.tasks.user_rewards import RewardError
     from scalerl.training.launch import resolve
 
@@ -97,10 +101,10 @@ def run_eval(arguments: argparse.Namespace) -> int:
 
 
 def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFile]]:
-    """Return the configuration of an evaluation and its suites; no suite means the run's held-out prompts.
+    """Return the configuration of an evaluation and its suites; the list is empty for the run's held-out prompts.
 
     Raises:
-        ConfigError: an unknown suite, a run without an exported model, or nothing to evaluate on.
+        ConfigError: the suite is unknown, the run has no exported model, or there is nothing to evaluate on.
     """
     from scalerl.config import Hardware, HuggingFaceModel, Rollouts, RunConfig, Scoring
     from scalerl.config.base import ConfigError, build, replace
@@ -113,7 +117,7 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     if run and not (path / "model").is_dir():
         raise ConfigError(f"{path}: this run has no exported model yet; finish it with: scalerl resume {path}")
     if not run and not arguments.suite:
-        raise ConfigError("--suite: a value is needed and none was given; allowed: names of suites and files")
+        raise ConfigError("--suite: a value is needed, because this is not a run directory; give a suite or a file")
     base = saved_config(path) if run else None
     model = HuggingFaceModel(
         path=str(path / "model") if run else arguments.model, revision=arguments.revision or "main"
@@ -141,7 +145,7 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
 
 
 def _suite(name: str, task: str | None, reward: str | None, system: str) -> PromptFile:
-    """Return the table of a suite or of a file of prompts.
+    """Return the task of a suite or of a file of prompts.
 
     Raises:
         ConfigError: the name is neither a suite nor a file.
@@ -169,5 +173,5 @@ def _suite(name: str, task: str | None, reward: str | None, system: str) -> Prom
 
 def _count(text: str) -> int:
     if not (text.isdecimal() and len(text) < 9 and int(text)):
-        raise argparse.ArgumentTypeError(f"got {text[:80]!r}; allowed: a whole number of at least 1, below 10^8")
+        raise argparse.ArgumentTypeError(f"got {text[:80]!r}; allowed: a whole number from 1 to 99999999")
     return int(text)

@@ -7,15 +7,19 @@ signal arrives while a run writes its results, the run finishes with 0.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from scalerl.cli.terminal import wrapped
 from scalerl.signals import STOPPING
 
 USER_ERROR, FAILED = 2, 1
@@ -24,7 +28,7 @@ SHOW_CURSOR = "\x1b[?25h"
 LONGEST = 1000
 """Length in characters above which the middle of a message is left out."""
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
-"""Errors that are about a disk even if they name no path."""
+"""Errors of a disk; they may come without a path."""
 UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Characters that control a terminal or cannot be displayed."""
 
@@ -51,7 +55,7 @@ class StopFlag:
         """Catch SIGINT, SIGTERM and SIGHUP, except those that the process was started to ignore, as with `nohup`.
 
         Args:
-            kept: what happens to the work so far, for the message.
+            kept: phrase for the message that describes what is saved.
         """
         self.signal, self._kept, self._asked = 0, kept, False
         self._before = {n: signal.getsignal(n) for n in STOPPING if signal.getsignal(n) != signal.SIG_IGN}
@@ -72,34 +76,43 @@ class StopFlag:
     def _note(self, number: int, frame: Any) -> None:
         again, self.signal = bool(self.signal), self.signal or number
         if again and _watching:
-            return  # the watching thread ends the process
+            return  # the thread that runs `_watch` ends the process
         if again or not self._asked:
             raise Stopped(number, "at once" if again else "before the end")
         print(f"\nstopping after this step, {self._kept} (interrupt again to stop immediately)", file=sys.stderr)
 
 
-def watch_signals() -> None:
+def watch_signals(once_s: float = 0.0) -> None:
     """Let the second signal end this process at once, even inside a long call of a C library.
 
     Python runs handlers between two instructions, and a backward pass is one instruction that may take seconds.
+
+    Args:
+        once_s: signals that follow each other within this time count as one, in seconds.
     """
     global _watching
     source, sink = os.pipe()
     os.set_blocking(sink, False)
     signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
-    threading.Thread(target=_watch, args=(source,), daemon=True).start()
+    threading.Thread(target=_watch, args=(source, once_s), daemon=True).start()
     _watching = True
 
 
-def _watch(source: int) -> None:
+def is_command() -> bool:
+    """Return whether this process was started as a command, and not as a script or notebook that imports scalerl."""
+    return _watching
+
+
+def _watch(source: int, once_s: float) -> None:
     """End the process at the second signal.
 
     Consumes: the numbers of signals. Produces: nothing. Waits for: a signal. Unblocked by: a signal.
     """
-    seen = 0
+    seen, last = 0, -math.inf
     while True:
         number = os.read(source, 1)[0]
-        seen += number in STOPPING
+        if number in STOPPING and time.monotonic() - last >= once_s:
+            seen, last = seen + 1, time.monotonic()
         if seen > 1:
             with suppress(OSError):  # a terminal that hung up
                 shown = SHOW_CURSOR if os.isatty(2) else ""
@@ -109,7 +122,7 @@ def _watch(source: int) -> None:
 
 def prepare_environment() -> None:
     """Set the environment variables that torch reads when it is first imported."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads of two processes slow each other 20 times
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads of two processes are 20 times as slow
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages: decoding is about 8% faster
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -142,7 +155,7 @@ def guarded(action: Callable[[], int]) -> int:
     except Exception as error:  # only errors of the system are reported in one line; all others propagate
         found = system_error(error)
         if found is None or (found.filename is None and found.errno not in DISK):
-            raise  # not from a path of the user
+            raise  # not about a path of the user
         complain(trouble(found))
         return FAILED
     finally:
@@ -156,8 +169,9 @@ def _stopped(number: int, when: str) -> str:
 
 
 def complain(text: str) -> None:
-    """Print one line on standard error; the middle of a very long line is left out."""
+    """Print one line on standard error, wrapped on a terminal; the middle of a very long line is left out."""
     if len(text) > LONGEST:
         text = f"{text[: LONGEST - 300]} ... ({len(text) - LONGEST + 50} characters left out) ... {text[-250:]}"
     text = UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
-    print(f"scalerl: {text}", file=sys.stderr)
+    text = f"scalerl: {text}"
+    print(wrapped(text, shutil.get_terminal_size().columns) if sys.stderr.isatty() else text, file=sys.stderr)

@@ -1,4 +1,4 @@
-"""`scalerl import`: the importers on the command line. Notes go to standard error."""
+"""`scalerl import`: reads another framework's log into points. Notes are printed on standard error."""
 
 from __future__ import annotations
 
@@ -14,25 +14,29 @@ def add_import_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "import", help="read another framework's log into points: TRL, verl, prime-rl, wandb, TensorBoard, CSV, ..."
     )
-    parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="log or run directory, in order")
-    parser.add_argument("--from", dest="source", metavar="SOURCE", help="framework of the log; default: by its columns")
-    parser.add_argument("--metric", metavar="NAME", help="name of the metric in the log, if there are several")
-    parser.add_argument("--task", help="the task, if there are several")
-    parser.add_argument("--run", dest="run_name", metavar="NAME", help="the run, if a file has several")
-    parser.add_argument("--devices", type=float, metavar="N", help="accelerators of the run, for device-hours")
+    parser.add_argument("paths", type=Path, nargs="+", metavar="PATH", help="logs or run directories, in their order")
     parser.add_argument(
-        "--bounds", type=float, nargs=2, metavar=("LOW", "HIGH"), default=(0.0, 1.0), help="range of the metric [0 1]"
+        "--from", dest="source", metavar="SOURCE", help="framework of the log; default: recognized by its columns"
     )
+    parser.add_argument("--metric", metavar="NAME", help="name of the metric in the log; required if there are several")
+    parser.add_argument("--task", help="name of the task; required if there are several")
+    words = "name of the run; required if a file has several"
+    parser.add_argument("--run", dest="run_name", metavar="NAME", help=words)
+    parser.add_argument("--devices", type=float, metavar="N", help="number of accelerators, for device-hours")
+    parser.add_argument(
+        "--bounds", type=float, nargs=2, metavar=("LOW", "HIGH"), default=(0.0, 1.0),
+        help="minimum and maximum of the metric; default 0 1",
+    )  # fmt: skip
     parser.add_argument(
         "--column", action="append", default=[], metavar="ROLE=NAME",
-        help="the column for a role: step, seconds, clock, tokens, step_tokens, device_hours, flops, task or stderr",
+        help="column for a role: step, seconds, clock, tokens, step_tokens, device_hours, flops, task or stderr",
     )  # fmt: skip
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="points.jsonl to write; default: print")
     parser.set_defaults(run=run_import)
 
 
 def run_import(arguments: argparse.Namespace) -> int:
-    """Read the log, write or print the points, and print the notes."""
+    """Read the log, write or print the points, print the notes, and return the exit code."""
     from scalerl.importers.points import holds_part_of, read, write_points
     from scalerl.outputs import check_output
     from scalerl.scaling import CurveError
@@ -40,7 +44,7 @@ def run_import(arguments: argparse.Namespace) -> int:
     pairs = [pair.partition("=") for pair in arguments.column]
     for role, equals, name in pairs:
         if not (role and equals and name):
-            raise CurveError(f"--column takes ROLE=NAME, such as step=iteration; got {role + equals + name!r}")
+            raise CurveError(f"--column: got {role + equals + name!r}; allowed: ROLE=NAME, such as step=iteration")
     found = read(
         arguments.paths, arguments.source, metric=arguments.metric, task=arguments.task,
         run=arguments.run_name, devices=arguments.devices,

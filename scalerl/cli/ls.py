@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 WIDTH = 80
 NAME_WIDTH = 24
-"""Columns of a run's name; a longer one loses its middle."""
+"""Width of the name column in characters; the middle of a longer name is left out."""
 
 EVERY_S = 1.0
-"""Seconds between two looks at a run that is followed."""
+"""Interval in seconds at which a followed run is read."""
 
 GONE = ("finished", "stopped", "failed", "dead", "unreadable")
-"""States in which nothing more comes."""
+"""States in which a run writes no more rows."""
 
 
 def add_ls_parsers(commands: Any) -> None:
@@ -33,10 +33,10 @@ def add_ls_parsers(commands: Any) -> None:
     parser = commands.add_parser("ls", help="list runs with state, step, pass rate and forecast", description=words)
     add_directories(parser)
     parser.set_defaults(run=ls)
-    words = "follow a run from another terminal: its last rows, then new ones as they come, until it ends"
+    words = "follow a run from another terminal: print its last rows, then new ones, until the run ends"
     parser = commands.add_parser("tail", help="follow a run from another terminal", description=words)
     parser.add_argument("run_dir", type=Path, metavar="RUN", help="run directory")
-    parser.add_argument("--rows", type=_rows, default=10, help="rows to begin with; default 10")
+    parser.add_argument("--rows", type=_rows, default=10, help="number of past rows to print first; default 10")
     parser.set_defaults(run=tail)
 
 
@@ -54,7 +54,7 @@ def ls(arguments: argparse.Namespace) -> int:
     """Print a line for each run; return the exit code.
 
     Raises:
-        ConfigError: a path that does not exist, or no run.
+        ConfigError: a path does not exist, or there is no run.
     """
     from scalerl.config.base import ConfigError
     from scalerl.watch.state import find, run_state
@@ -62,7 +62,7 @@ def ls(arguments: argparse.Namespace) -> int:
     paths = directories(arguments.paths, "ls")
     runs = find(paths)[0]
     if not runs:
-        raise ConfigError(f"{', '.join(map(str, paths))}: no run here; a run is a directory with a config.toml")
+        raise ConfigError(f"{', '.join(map(str, paths))}: no run here; give run directories (with a config.toml)")
     print(line_of(("run", "state", "step", "pass rate", "at 2x compute", "advice")))
     for run in runs:
         columns = cells(run_state(run))
@@ -82,13 +82,13 @@ def line_of(columns: Sequence[str]) -> str:
 
 
 def cells(found: RunState) -> tuple[str, str, str, str, str, str]:
-    """Return the columns of a run; those of its first task, where there are several."""
+    """Return the columns of a run, for its first task."""
     rate, ahead, advice = "-", "-", "-"
     task = next(iter(found.main_points), "")
     if task:
         rate = f"{found.main_points[task]['pass_rate']:.3f}"
         ahead, advice = forecast_cells(found, task)
-    return found.name, found.state, f"{found.step}/{found.steps}", rate, ahead, advice
+    return found.name, found.state.replace(" ", "-"), f"{found.step}/{found.steps}", rate, ahead, advice
 
 
 def forecast_cells(found: RunState, task: str) -> tuple[str, str]:
@@ -109,11 +109,11 @@ def forecast_cells(found: RunState, task: str) -> tuple[str, str]:
 
 
 ADVICE = {"not known yet": "unknown"}
-"""Words that are shorter in a table."""
+"""Shorter words for the table."""
 
 
 def points_of(path: Path) -> list[Any]:
-    """Return the evaluations of a run that can be read, as EvalPoint."""
+    """Return the readable evaluations of a run."""
     from scalerl.types import EvalPoint
     from scalerl.watch.follow import RowFile
 
@@ -121,7 +121,7 @@ def points_of(path: Path) -> list[Any]:
     for line in RowFile(path / "points.jsonl").new_lines():
         try:
             found.append(EvalPoint(**line.row))
-        except TypeError:  # of another version
+        except TypeError:  # a row of another version of this package
             continue
     return found
 
@@ -137,10 +137,10 @@ def shortened(name: str, most: int = NAME_WIDTH) -> str:
 
 
 def tail(arguments: argparse.Namespace) -> int:
-    """Print rows of a run as they come; return when the run has ended, or at Ctrl-C with 130.
+    """Print the rows of a run as they are written; return 0 when the run has ended, 130 after Ctrl-C.
 
     Raises:
-        ConfigError: no run there.
+        ConfigError: the directory contains no run.
     """
     from scalerl.config.base import ConfigError
     from scalerl.watch.state import is_run
@@ -160,23 +160,28 @@ def followed(path: Path, rows: int, every_s: float = EVERY_S) -> Iterator[str]:
 
     Args:
         path: run directory.
-        rows: to begin with.
-        every_s: seconds between two looks.
+        rows: number of past rows to start with.
+        every_s: interval in seconds at which the files are read.
     """
     from scalerl.watch.follow import RowFile
     from scalerl.watch.state import run_state
 
     files = RowFile(path / "metrics.jsonl"), RowFile(path / "points.jsonl")
     state = run_state(path)
-    yield f"{shortened(str(path), 40)}: {state.state}, step {state.step}/{state.steps}"
+    said = state.state
+    yield f"{shortened(str(path), 40)}: {said}, step {state.step}/{state.steps}"
     shown: int | None = rows
     restarts = [0, 0]
     while True:
-        gone = run_state(path).state in GONE  # asked before the rows are read: the last ones are not missed
+        state = run_state(path)
+        gone = state.state in GONE  # read before the rows, so that the last rows are not missed
+        before, said = said, (f"{state.state}: {state.detail}" if state.detail else state.state)
+        if not state.row and not gone and said != before:  # for example the updates of a warm start
+            yield from textwrap.wrap(_plain(said), WIDTH)
         new = [(int(line.row.get("step", 0)), n, line.row) for n, file in enumerate(files) for line in file.new_lines()]
         if [file.restarts for file in files] != restarts:
             restarts, shown = [file.restarts for file in files], rows
-            yield "the run went back to a checkpoint; its last rows now:"
+            yield "the run resumed from an earlier checkpoint; its last rows:"
         new.sort(key=lambda found: found[:2])
         for _, n, row in new if shown is None else new[len(new) - min(shown, len(new)) :]:
             yield evaluation_line(row) if n else step_line(row, state.steps)
@@ -188,7 +193,7 @@ def followed(path: Path, rows: int, every_s: float = EVERY_S) -> Iterator[str]:
 
 
 def ending(found: RunState) -> list[str]:
-    """Return how a run has ended, in lines of at most 80 columns, and how to continue it."""
+    """Return lines of at most 80 columns that describe how a run ended and how to resume it."""
     said = f": {found.detail}" if found.detail else ""
     lines = textwrap.wrap(_plain(f"{found.state} at step {found.step}/{found.steps}{said}"), WIDTH)
     again = found.state not in ("finished", "unreadable")

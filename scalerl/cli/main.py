@@ -29,7 +29,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit code.
 
     Args:
-        words: command-line arguments; None for those of this process, which then also handles signals.
+        words: command-line arguments; None: those of this process. Signals are handled only with None.
     """
     if words is not None:
         return _run(list(words))

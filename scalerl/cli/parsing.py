@@ -11,7 +11,7 @@ from scalerl.cli.exits import USER_ERROR, complain
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line and exit code 2, without the usage."""
+    """An ArgumentParser that reports an error in one line, without the usage, and exits with code 2."""
 
     takes_fields = False
     """Whether unknown options are read as fields of a configuration."""
@@ -22,7 +22,7 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(USER_ERROR)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:  # type: ignore[override]
-        """Parse as argparse does, but report an unknown option here, where the nearest option is known."""
+        """Parse arguments; report an unknown option together with the nearest known one."""
         found, rest = super().parse_known_args(args, namespace)
         unknown = next((word for word in rest if word.startswith("-")), None)
         if unknown is not None and not self.takes_fields:
@@ -42,10 +42,10 @@ def add_directories(parser: argparse.ArgumentParser) -> None:
 
 
 def directories(paths: Sequence[Path], command: str) -> Sequence[Path]:
-    """Return the given directories, or those of ./runs and ./studies that exist.
+    """Return the given directories, or the existing ones of ./runs and ./studies.
 
     Raises:
-        ConfigError: None were given, and neither default exists.
+        ConfigError: no directory was given, and neither default exists.
     """
     from scalerl.config.base import ConfigError
 

@@ -1,4 +1,4 @@
-"""`scalerl plan`: simulates a run before it starts: throughput, idle shares, staleness, the split of GPUs."""
+"""`scalerl plan`: simulates a run before it starts: throughput, idle shares, staleness, best split of GPUs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 DESCRIPTION = """simulate a run before it starts, with the schedule that the run will use: throughput, slot occupancy,
 idle shares, staleness, and with --gpus the best split into trainers and generators. Speeds that are neither given nor
-measured are assumed, from a roofline; the output says which. Every field of the configuration is an option, as for
+measured are estimated from a roofline; the output lists them. Every field of the configuration is an option, as for
 `scalerl train`."""
 
 
@@ -38,21 +38,23 @@ def plan_parser() -> argparse.ArgumentParser:
         "--trainer-tokens-per-s",
         type=float,
         metavar="X",
-        help="trained tokens/s, all placement.trainer_ranks together",
+        help="trained tokens/s of all placement.trainer_ranks together",
     )
     parser.add_argument(
         "--from", dest="runs", nargs="+", type=Path, metavar="RUN", default=[],
         help="read speeds and lengths from run directories",
     )  # fmt: skip
-    parser.add_argument("--transfer-s", type=float, metavar="X", help="seconds of one transfer of weights")
-    parser.add_argument("--mean-tokens", type=float, metavar="X", help="mean length; default rollouts.expected_tokens")
+    parser.add_argument("--transfer-s", type=float, metavar="X", help="duration of one transfer of weights, seconds")
+    words = "mean length of a completion, tokens; default rollouts.expected_tokens"
+    parser.add_argument("--mean-tokens", type=float, metavar="X", help=words)
     parser.add_argument("--sigma", type=float, metavar="X", help="sigma of the lognormal lengths; default 0.8")
-    parser.add_argument("--lengths", type=Path, metavar="FILE", help="measured lengths, JSONL")
+    parser.add_argument("--lengths", type=Path, metavar="FILE", help="JSONL file of measured lengths")
     parser.add_argument("--gpu", default="H100", metavar="NAME", help="GPU of the roofline; default H100")
-    parser.add_argument("--training-share", type=float, default=0.35, metavar="X", help="of the peak; default 0.35")
-    parser.add_argument("--decode-share", type=float, default=0.6, metavar="X", help="share of the peaks; default 0.6")
+    words = "share of the GPU's peak that {} reaches; default {}"
+    parser.add_argument("--training-share", type=float, default=0.35, metavar="X", help=words.format("training", 0.35))
+    parser.add_argument("--decode-share", type=float, default=0.6, metavar="X", help=words.format("decoding", 0.6))
     parser.add_argument(
-        "--updates", type=int, metavar="N", help="measured updates; default 20, down to 8 for large batches"
+        "--updates", type=int, metavar="N", help="number of measured updates; default 20, down to 8 for large batches"
     )
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     return parser
@@ -62,7 +64,7 @@ def plan(words: list[str]) -> int:
     """Run `scalerl plan`; return the exit code.
 
     Raises:
-        ConfigError: an option or the configuration is not valid.
+        ConfigError: an option or the configuration is invalid.
     """
     file = Path(words[0]) if words and not words[0].startswith("-") else None
     options, fields = plan_parser().parse_known_args(words[1:] if file else words)
@@ -134,7 +136,7 @@ def _given(config: RunConfig, options: argparse.Namespace) -> tuple[RunConfig, G
 
 
 def _check_known(config: RunConfig, given: Given) -> None:
-    """Raise if the speed of a CPU would have to be assumed."""
+    """Raise an error if the speed of a CPU would have to be assumed."""
     from scalerl.config.base import ConfigError
     from scalerl.config.model import TinyModel
 
@@ -142,7 +144,7 @@ def _check_known(config: RunConfig, given: Given) -> None:
     if known or not (config.hardware.device == "cpu" or isinstance(config.model, TinyModel)):
         return
     raise ConfigError(
-        "plan: the lab and CPUs have no data sheet to take speeds from; allowed: --from RUN (a run directory), or both "
+        "plan: speeds of the lab and of CPUs cannot be estimated; give --from RUN (a run directory), or both "
         "--generator-tokens-per-s and --trainer-tokens-per-s"
     )
 
@@ -199,7 +201,7 @@ def _in_words(lengths: Any, outcomes: list[Any], notes: list[str], every: int, g
     f = best.figures
     out = [f"lengths: mean {lengths.mean():,.0f} tokens, longest {lengths.max():,}", *notes]
     if gpus:
-        out += [f"splits of {gpus} GPUs, the most useful tokens a second first:", *outcome_table(outcomes)]
+        out += [f"splits of {gpus} GPUs, most useful tokens per second first:", *outcome_table(outcomes)]
     split = f"best: {best.trainer_ranks} trainer ranks, {best.generators} generators, rollouts.slots = {best.slots}"
     out += [split] if gpus else []
     waits = "generators" if f.generator_idle > f.trainer_idle else "the trainer"

@@ -18,20 +18,21 @@ def add_report_parser(commands: Any) -> None:
     parser = commands.add_parser("report", help="write an interactive page about runs", description=words)
     add_curve_options(parser)
     add_versus(parser, required=False)
-    parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), help="default: report.html")
+    words = "page to write; default report.html"
+    parser.add_argument("-o", "--output", type=Path, default=Path("report.html"), help=words)
     parser.set_defaults(run=run_report)
 
 
 def run_report(arguments: argparse.Namespace) -> int:
-    """Write the page, and print the verdicts and its path; exit code 1 if the page cannot be written.
+    """Write the page, print the verdicts and its path; return 1 if the page cannot be written.
 
     Raises:
-        CurveError: runs that cannot be fitted or compared.
+        CurveError: the runs cannot be fitted or compared.
         ConfigError: the page would replace an input, or a file that is not a page.
     """
     from scalerl.config.base import ConfigError
     from scalerl.outputs import check_output
-    from scalerl.report.analysis import analyse
+    from scalerl.report.analysis import analyze
     from scalerl.report.html import write_page
     from scalerl.report.page import page
     from scalerl.report.sources import read_sources
@@ -41,7 +42,7 @@ def run_report(arguments: argparse.Namespace) -> int:
     paths = [*arguments.paths, *(arguments.versus or [])]
     place = check_output(arguments.output, paths)
     sources = read_sources(paths, arguments.compute, arguments.task, arguments.bounds)
-    found = analyse(sources[:count], sources[count:], arguments.exclude_below, arguments.method)
+    found = analyze(sources[:count], sources[count:], arguments.exclude_below, arguments.method)
     written = None
     try:
         write_page(place, page(found))

@@ -22,7 +22,7 @@ def add_score_parser(commands: Any) -> None:
     words = "score rows {prompt, completion, answer or tests}; print verdicts and a summary (docs/rewards.md)"
     parser = commands.add_parser("score", help="score the completions of a file with a verifier", description=words)
     parser.add_argument("file", type=Path, help="JSONL: one object per line")
-    parser.add_argument("--task", required=True, help="the verifier: math, code, ...")
+    parser.add_argument("--task", required=True, help="verifier, such as math or code")
     parser.add_argument("--workers", type=int, default=0, help="completions scored in parallel; default: one per core")
     parser.add_argument("--timeout", type=float, help="seconds per completion; default: scoring.timeout_s")
     parser.add_argument(
@@ -36,7 +36,7 @@ def run_score(arguments: argparse.Namespace) -> int:
     """Print the verdicts; return the exit code.
 
     Raises:
-        ConfigError: no such verifier, a bad row, or no sandbox for programs.
+        ConfigError: the verifier is unknown, a row is invalid, or there is no sandbox for programs.
     """
     prepare_environment()
     from scalerl.tasks.verifiers import VERIFIERS
@@ -75,13 +75,14 @@ def _settings(arguments: argparse.Namespace) -> Any:
 def _known(name: str, verifiers: Any) -> Any:
     from scalerl.config.base import ConfigError
 
-    if name not in verifiers:
-        raise ConfigError(f"--task: got {name!r}; allowed: {', '.join(sorted(verifiers))}")
+    allowed = sorted({*verifiers} - {"custom"})  # it would run the code that a row names; rows are data
+    if name not in allowed:
+        raise ConfigError(f"--task: got {name!r}; allowed: {', '.join(allowed)}")
     return verifiers[name]
 
 
 def _announce(arguments: argparse.Namespace, scoring: Any) -> None:
-    """Find the sandbox for programs, and print its name."""
+    """Find the sandbox for programs and print its name."""
     if arguments.task != "code":
         return
     from scalerl.tasks.sandbox.detect import offer
@@ -92,10 +93,10 @@ def _announce(arguments: argparse.Namespace, scoring: Any) -> None:
 
 
 def _rows(path: Path, task: str) -> Iterator[tuple[str, Prompt, str]]:
-    """Yield place, prompt and completion of each row.
+    """Yield the place (file and line), prompt and completion of each row.
 
     Raises:
-        ConfigError: no such file, or an invalid row; the message names file, line and field.
+        ConfigError: the file does not exist, or a row is invalid; the message names file, line and field.
     """
     from scalerl.config.base import ConfigError, short
     from scalerl.files import parse_json, read_bytes, trouble
@@ -141,7 +142,7 @@ def _judge(name: str, verifier: Any, scoring: Any, rows: list[tuple[str, Prompt,
     from scalerl.tasks.scoring import ProcessScorer, ThreadScorer
 
     scorer = (ProcessScorer if verifier.killable else ThreadScorer)(name, verifier, scoring)
-    scorer.failures = Failures(f"the verifier {name}", limit=1.0)  # every row is shown here, also after failures
+    scorer.failures = Failures(f"the verifier {name}", limit=1.0)  # never stop: failures are printed with the rows
     try:
         for start in range(0, len(rows), AT_A_TIME):
             some = rows[start : start + AT_A_TIME]

@@ -11,8 +11,8 @@ from scalerl.cli.parsing import Parser
 USAGE = """scalerl sft MODEL --data traces.jsonl [--out DIR] [options]
        scalerl sft [--out DIR] [--steps N] [--seed N]
 """
-DESCRIPTION = """With MODEL: train it on the completions of a file, so that it knows their format before RL begins.
-The result is a model directory for `scalerl train --model`. Without MODEL: make the lab's tiny model."""
+DESCRIPTION = """With MODEL: train it on the completions of a file, so that it knows their format before RL.
+The result is a model directory for `scalerl train --model`. Without MODEL: train the lab's tiny model."""
 
 
 def sft(words: list[str]) -> int:
@@ -36,14 +36,14 @@ def _of_model(given: dict[str, str]) -> int:
     stop = StopFlag("the model so far is saved")
     outcome = fine_tune(settings, directory, lambda line: print(line, flush=True), stop)
     if outcome.held_out_after is not None:
-        print(f"held-out loss {outcome.held_out_before:.4f} -> {outcome.held_out_after:.4f} nats a token")
+        print(f"held-out loss {outcome.held_out_before:.4f} -> {outcome.held_out_after:.4f} nats per token")
     stopped = f" (stopped after {len(outcome.steps)} updates)" if outcome.stopped else ""
-    print(f"saved{stopped}: {directory}\nnow: scalerl train --model {directory} --data prompts.jsonl")
+    print(f"saved{stopped}: {directory}\nnext: scalerl train --model {directory} --data prompts.jsonl")
     return 128 + stop.signal if outcome.stopped else 0
 
 
 def _of_lab(given: dict[str, str]) -> int:
-    """Make the lab's warm start if it does not exist yet."""
+    """Train the lab's warm start if it does not exist yet."""
     from scalerl.config import LAB, TinyModel
     from scalerl.config.base import ConfigError, build, replace
     from scalerl.config.model import WarmStart
@@ -52,7 +52,7 @@ def _of_lab(given: dict[str, str]) -> int:
     if unfit:
         raise ConfigError(
             f"scalerl sft: got --{unfit[0].replace('_', '-')} without a model; allowed: scalerl sft MODEL --data FILE, "
-            "or for the lab's warm start --out, --steps and --seed alone"
+            "or only --out, --steps and --seed for the lab's warm start"
         )
     assert isinstance(LAB.model, TinyModel)
     changes: dict[str, str] = {name: given[name] for name in ("steps", "seed") if name in given}

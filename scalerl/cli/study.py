@@ -27,8 +27,8 @@ USAGE = """scalerl study PLAN [BASE.toml] [options] [--any.field VALUE ...]
        scalerl study resume DIR [--jobs N]
        scalerl study show DIR [-o PAGE.html] [--json]"""
 
-DESCRIPTION = """PLAN is loo, recipes, forward, axes, rates, or the path of your own TOML file. BASE.toml and the dotted
-fields are as in `scalerl train`; without them the base is the quick variant of the embedded lab."""
+DESCRIPTION = """PLAN is loo, recipes, forward, axes, rates, or the path of a TOML file. BASE.toml and the dotted fields
+are as in `scalerl train`; without them the base is the quick variant of the embedded lab."""
 
 
 def study_main(words: Sequence[str], stop: Callable[[], StopFlag]) -> int:
@@ -36,10 +36,10 @@ def study_main(words: Sequence[str], stop: Callable[[], StopFlag]) -> int:
 
     Args:
         words: the arguments after `study`.
-        stop: makes a function that returns whether a signal requested a stop.
+        stop: factory of the flag that a signal sets to request a stop.
 
     Raises:
-        ConfigError, CurveError: an error that the user can correct.
+        ConfigError, CurveError: there is an error that the user can correct.
     """
     command = words[0] if words else ""
     if command == "show":
@@ -91,9 +91,9 @@ def _held(plan: Plan, key: RunKey, run: Held) -> str:
 def _plan_parser() -> argparse.ArgumentParser:
     parser = Parser(prog="scalerl study", usage=USAGE, description=DESCRIPTION, allow_abbrev=False)
     parser.takes_fields = True
-    parser.add_argument("plan", metavar="PLAN", help="which arms")
+    parser.add_argument("plan", metavar="PLAN", help="name of a plan, or a TOML file")
     parser.add_argument("base", nargs="?", type=Path, metavar="BASE.toml", help="configuration that the arms share")
-    parser.add_argument("--seeds", default=None, help="number of seeds, or a list: 3 or 0,1,2; default 3 (rates: one)")
+    parser.add_argument("--seeds", default=None, help="number of seeds, or a list: 3 or 0,1,2; default 3 (rates: 1)")
     parser.add_argument(
         "--budget", type=int, metavar="STEPS", help="steps of the base; an arm with larger batches takes fewer"
     )
@@ -101,14 +101,14 @@ def _plan_parser() -> argparse.ArgumentParser:
         "--only", nargs="+", default=[], metavar="ARM", help="these arms and the reference; patterns such as loss-*"
     )
     parser.add_argument(
-        "--rates", type=Path, metavar="DIR", help="a finished `rates` study: train each loss at its best learning rate"
+        "--rates", type=Path, metavar="DIR", help="finished `rates` study: train each loss at its best learning rate"
     )
     parser.add_argument(
         "--reuse", type=Path, nargs="+", default=[], metavar="DIR",
         help="other studies: finished runs with the same configuration are reused, and resumed if they are shorter",
     )  # fmt: skip
     parser.add_argument(
-        "-o", "--output", type=Path, help="directory; default studies/PLAN-NNN; an unfinished study there is resumed"
+        "-o", "--output", type=Path, help="directory; default studies/PLAN-NNN. An unfinished study there is resumed"
     )
     parser.add_argument(
         "--dry-run", action="store_true", help="print arms, sizes and an estimate of the time, and stop"
@@ -125,10 +125,10 @@ def _resume_parser() -> argparse.ArgumentParser:
 
 
 def _add_execution(parser: argparse.ArgumentParser) -> None:
-    from scalerl.study.allocations import ALLOCATIONS
+    from scalerl.study.execute import ALLOCATIONS
 
     parser.add_argument(
-        "--jobs", type=int, default=0, help=f"runs at once; default {room_here()} here, or all that fit on Ray"
+        "--jobs", type=int, default=0, help=f"runs in parallel; default {room_here()} here, or all that fit on Ray"
     )
     parser.add_argument(
         "--allocate", choices=list(ALLOCATIONS), default="equal", help="default: the same budget for every arm"
@@ -150,7 +150,8 @@ def _plan(options: argparse.Namespace, fields: Sequence[str]) -> Plan:
     elif name.endswith(".toml"):
         if options.base or fields:
             raise ConfigError(
-                f"{name}: a plan in a TOML file sets its base and fields itself; got {options.base or fields[0]}"
+                f"{name}: got {options.base or fields[0]}, but a plan in a TOML file sets its base and fields; write "
+                "them into the file"
             )
         plan = read_plan(Path(name))
     else:
@@ -199,9 +200,8 @@ def _execute(
     others: Sequence[StudyDirectory] = (),
 ) -> int:
     """Execute the unfinished runs of a study, then write and print its results."""
-    from scalerl.study.allocations import ALLOCATIONS
     from scalerl.study.display import StudyDisplay
-    from scalerl.study.execute import Execution, execute
+    from scalerl.study.execute import ALLOCATIONS, Execution, execute
     from scalerl.study.reuse import take_over
 
     study.hold()
@@ -225,17 +225,19 @@ def _execute(
 
 
 def _workers(options: argparse.Namespace, plan: Plan) -> Workers:
-    from scalerl.study.workers import LocalWorkers, RayWorkers
+    from scalerl.study.workers import LocalWorkers
 
     if options.jobs < 0:
-        raise ConfigError(f"--jobs: got {options.jobs}; allowed: 1 or more")
+        raise ConfigError(f"--jobs: got {options.jobs}; allowed: 1 or more, or 0 for the default")
     if options.ray:
+        from scalerl.cluster.jobs import RayWorkers
+
         return RayWorkers(options.ray, options.jobs, options.ray_cpus, options.ray_gpus, _own_actors(plan))
     return LocalWorkers(options.jobs or room_here())
 
 
 def _own_actors(plan: Plan) -> dict[str, float]:
-    """Return the cores and GPUs of a run's actors, without the task that starts it; the maximum over the arms."""
+    """Return the cores and GPUs of a run's actors, without the task that starts them: the maximum over the arms."""
     from scalerl.cluster.resources import run_resources
 
     configs = [plan.config(arm, seed=0) for arm in plan.arms]
@@ -282,9 +284,9 @@ def _tell(found: StudyResult, page: Path) -> bool:
 def _show(words: Sequence[str]) -> int:
     parser = Parser(prog="scalerl study show", description="Print the results of a study so far.")
     parser.add_argument("directory", type=Path)
-    parser.add_argument("-o", "--output", type=Path, help="the page; default report.html in the study's directory")
+    parser.add_argument("-o", "--output", type=Path, help="page to write; default report.html in the study's directory")
     parser.add_argument("--compute", help="compute axis: device_hours, flops, tokens or step")
-    parser.add_argument("--task", help="the task, if there are several")
+    parser.add_argument("--task", help="name of the task, if there are several; default: the first")
     parser.add_argument("--json", action="store_true", help="print JSON (docs/json.md)")
     options = parser.parse_args(words)
     from scalerl.outputs import check_output

@@ -1,4 +1,4 @@
-"""Prints text so that a terminal does not break it within words."""
+"""Prints text and wraps long lines on a terminal between words."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import shutil
 import sys
 import textwrap
 
-LABEL = re.compile(r"\s*\S+\s{2,}|\s*")
-"""What the further lines of a paragraph are indented by: a word with two spaces after it, or the spaces in front."""
+LABEL = re.compile(r"\s*\S+(?: \S+)*\s{2,}|\s*")
+"""Prefix that gives the indentation of continuation lines: words followed by two spaces, or leading spaces."""
 
 
 def say(text: str) -> None:
-    """Print lines; on a terminal those that are wider than it are wrapped between words, under their label.
+    """Print lines; on a terminal, wrap long lines between words and indent the rest under their label.
 
-    A file or a pipe gets every line whole, so that programs find them.
+    In a file or a pipe, lines are not wrapped, so that programs can parse them.
     """
     print(wrapped(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text)
 
 
 def wrapped(text: str, width: int) -> str:
-    """Return a text whose lines are at most so wide, unless one word is wider, such as a path.
+    """Wrap the lines of a text; a word that is wider than a line, such as a path, is not broken.
 
     Args:
-        text: lines.
-        width: columns.
+        text: text to wrap.
+        width: width of a line in columns.
     """
     return "\n".join(_wrapped_line(line, width) for line in text.split("\n"))
 
@@ -33,7 +33,7 @@ def _wrapped_line(line: str, width: int) -> str:
     if len(line) <= width:
         return line
     label = LABEL.match(line)
-    indent = label.end() if label and label.end() <= width // 3 else 2
+    indent = label.end() if label and label.end() <= 2 * width // 5 else 2
     head, body = line[:indent], line[indent:]
     rest = textwrap.wrap(body, max(20, width - indent), break_long_words=False, break_on_hyphens=False)
     return "\n".join([head + rest[0], *(" " * indent + more for more in rest[1:])]) if rest else line

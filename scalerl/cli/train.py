@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from scalerl.cli.exits import FAILED, StopFlag, complain, prepare_environment
 from scalerl.cli.parsing import Parser
 from scalerl.cli.terminal import say
+from scalerl.cli.witness import witnessed
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -43,13 +44,13 @@ A few fields may change, as --dotted.name VALUE; config.toml then has the new va
 
 
 def train(words: list[str]) -> int:
-    """Run `scalerl train`; its options are all the fields of a configuration. Return the exit code."""
+    """Run `scalerl train`, whose options are all fields of a configuration; return the exit code."""
     if "--help" in words or "-h" in words:
         print(TRAIN_USAGE + _field_help())
         return 0
     from scalerl.config import read_config
     from scalerl.config.base import ConfigError
-    from scalerl.trust import check_trust
+    from scalerl.trust import check_trust, code_of
 
     words, run_dir = _take_option(words, "--run-dir")
     dry_run, trusted = "--dry-run" in words, "--trust" in words
@@ -72,7 +73,7 @@ def train(words: list[str]) -> int:
 
         return start(config, path, display, stop)
 
-    return _run(config, begin)
+    return witnessed(code_of(config), lambda: _run(config, begin), path)
 
 
 def check_model(config: RunConfig, *, weights: bool = True) -> None:
@@ -92,7 +93,7 @@ def _dry_run(config: RunConfig) -> str:
     """Return the configuration as TOML, with sizes, placement and balance as comments.
 
     Raises:
-        ConfigError: a placement that cannot be split or does not fit in memory.
+        ConfigError: the placement cannot be split or does not fit in memory.
     """
     from scalerl.config import to_toml
     from scalerl.placement.layout import check, lay_out, lines
@@ -107,8 +108,9 @@ def _dry_run(config: RunConfig) -> str:
 def resume(words: list[str]) -> int:
     """Run `scalerl resume`; return the exit code."""
     from scalerl.config.base import given, replace
+    from scalerl.training.manifest import digest_ahead
     from scalerl.training.run_dir import saved_config
-    from scalerl.trust import check_trust
+    from scalerl.trust import check_trust, code_of
 
     parser = Parser(
         prog="scalerl resume", description=RESUME, allow_abbrev=False,
@@ -130,11 +132,15 @@ def resume(words: list[str]) -> int:
 
         return resume_run(arguments.directory, arguments.steps, display, stop, options)
 
-    return _run(config, restart)
+    def begin() -> int:
+        digest_ahead(arguments.directory)
+        return _run(config, restart)
+
+    return witnessed(code_of(config), begin, arguments.directory)
 
 
 def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:
-    """Train, with signals as an orderly stop; print the outcome."""
+    """Train, print the outcome and return the exit code; a signal stops the run with a checkpoint."""
     prepare_environment()
     from scalerl.report.display import RunDisplay
     from scalerl.report.summary import default_axis
@@ -175,12 +181,12 @@ def _whole(name: str, value: str, before: str | None) -> str:
     """Return the value of an option that may be given once.
 
     Raises:
-        ConfigError: it is empty, looks like another option, or was given before.
+        ConfigError: the value is empty, looks like another option, or was given before.
     """
     from scalerl.config.base import ConfigError
 
     if not value or value.startswith("--"):
-        raise ConfigError(f"{name}: got {value!r}; allowed: a path (./{value.lstrip('/')} for a name that begins so)")
+        raise ConfigError(f"{name}: got {value!r}; allowed: a path (./--NAME for a name that begins with --)")
     if before is not None:
         raise ConfigError(f"{name}: got {before!r} and {value!r}; give it once")
     return value

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import secrets
 import socket
+from pathlib import Path
 from typing import Any
 
-from scalerl.cli.parsing import add_directories, directories
+from scalerl.cli.parsing import add_directories
 
 PORT = 8265
 
@@ -17,9 +18,9 @@ def add_watch_parser(commands: Any) -> None:
     words = "serve a page that follows runs and studies while they train; it only reads their directories"
     parser = commands.add_parser("watch", help="serve a live page about runs and studies", description=words)
     add_directories(parser)
-    parser.add_argument("--port", type=int, default=PORT, help=f"default {PORT}; 0 takes a free one")
+    parser.add_argument("--port", type=int, default=PORT, help=f"port; default {PORT}; 0: a free port")
     parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1. With any other a token is needed"
+        "--host", default="127.0.0.1", help="address to listen on; default 127.0.0.1. Other addresses require a token"
     )
     parser.add_argument("--open", action="store_true", help="open the page in the browser")
     parser.set_defaults(run=watch)
@@ -39,10 +40,12 @@ def watch(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise ConfigError(f"the live page needs {error.name}: pip install 'scalerl[watch]'") from error
     from scalerl.report.html import plotly_script
+    from scalerl.watch.state import find
     from scalerl.watch.watcher import Watcher
 
     plotly_script()  # fails now if plotly is missing, instead of showing empty figures
-    paths = directories(arguments.paths, "watch")
+    find(arguments.paths)  # given paths must exist; the default ones may be created later
+    paths = arguments.paths or [Path("runs"), Path("studies")]
     watcher = Watcher(paths)
     try:
         listening = _listen(arguments.host, arguments.port)
@@ -51,7 +54,8 @@ def watch(arguments: argparse.Namespace) -> int:
         raise
     token = "" if is_loopback(arguments.host) else secrets.token_urlsafe(24)
     address = _address(arguments.host, listening.getsockname()[1], token)
-    print(f"{len(watcher.runs)} runs, {len(watcher.studies)} studies\nwatch at  {address}\nCtrl-C ends it", flush=True)
+    counts = f"{len(watcher.runs)} runs, {len(watcher.studies)} studies in {', '.join(map(str, paths))}"
+    print(f"{counts}; new ones are added while it runs\nwatch at  {address}\nstop with Ctrl-C", flush=True)
     if arguments.open:
         import webbrowser
 
@@ -73,7 +77,7 @@ def _listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
         raise ConfigError(
-            f"--host {host} --port {port}: {error}; give another port (0 is a free one), or an address of this machine"
+            f"--host {host} --port {port}: {error}; give another port (0: a free port), or an address of this machine"
         ) from error
 
 

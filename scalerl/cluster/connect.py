@@ -18,7 +18,7 @@ def connect(address: str, asked_by: str) -> Any:
     """Connect this process to a cluster; return the module `ray`.
 
     Args:
-        address: address for `ray.init`: "auto", "local" (a new cluster on this machine) or HOST:PORT.
+        address: argument of `ray.init`: "auto", "local" (a new cluster on this machine) or HOST:PORT.
         asked_by: option or field that requests the cluster, for messages.
 
     Raises:
@@ -73,8 +73,7 @@ def check_resources(ray: Any, needs: Mapping[str, float], what: str) -> None:
             " and ".join(f"{source.get(name, 0.0):g} {name}s" for name in ("CPU", "GPU")) for source in (needs, have)
         )
         raise ConfigError(
-            f"placement: {what} need {asked}; the cluster has {got}. Ask for fewer trainer_ranks or generators, or add "
-            "nodes"
+            f"placement: {what} need {asked}; the cluster has {got}. Lower trainer_ranks or generators, or add nodes"
         )
 
 

@@ -46,7 +46,7 @@ class RayLife:
 
         Args:
             ray: the module `ray`, connected.
-            begin: starts the engines inside the actor.
+            begin: function that starts the engines inside the actor.
             name: name in messages.
             resources: num_cpus and num_gpus of the actor.
 
@@ -93,7 +93,9 @@ class RayLife:
         try:
             return self._ray.get(reference, timeout=timeout_s)
         except self._ray.exceptions.GetTimeoutError:
-            raise EngineDied(f"{self.name} was not started within {timeout_s:g} s: is the cluster full?") from None
+            raise EngineDied(
+                f"{self.name} was not started within {timeout_s:g} s; is the cluster full? see `ray status`"
+            ) from None
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, ConfigError):
                 raise ConfigError(str(error.cause)) from None

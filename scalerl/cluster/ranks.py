@@ -12,6 +12,7 @@ from scalerl.cluster.connect import last_line
 from scalerl.cluster.resources import rank_resources
 from scalerl.config.base import ConfigError
 from scalerl.config.run import RunConfig
+from scalerl.plugins import PluginError
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.training.learner.base import BadGradient
 from scalerl.training.learner.ranks import RAISED_S, LearnerDied, RankSpec, build_rank, perform
@@ -48,7 +49,7 @@ class RayRanks:
             ray: the module `ray`, connected.
             config: resolved configuration.
             model_path: directory that every node can read, or name on the hub.
-            channels: channels that weights will be sent over.
+            channels: channels over which weights will be sent.
 
         Raises:
             ConfigError: loading the model failed.
@@ -70,7 +71,7 @@ class RayRanks:
         Waits for: an answer of every rank. Unblocked by: the answers, the death of a rank, or the timeout.
 
         Raises:
-            BadGradient, ConfigError: raised by a rank.
+            BadGradient, ConfigError, PluginError: raised by a rank.
             LearnerDied: a rank ended, failed or took longer than `timeout_s` seconds; all ranks are ended then.
         """
         if self._death:
@@ -94,7 +95,10 @@ class RayRanks:
         self._group = ray.util.placement_group([bundle] * self._count, strategy="PACK")
         if not self._group.wait(limit_s):
             self.close()
-            raise LearnerDied(f"{self._count} trainer ranks of {bundle} could not be placed within {limit_s:g} s")
+            raise LearnerDied(
+                f"{self._count} trainer ranks of {bundle} could not be placed within {limit_s:g} s; "
+                "add nodes, or lower placement.trainer_ranks"
+            )
         strategies = [
             ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._group, number)
             for number in range(self._count)
@@ -119,7 +123,7 @@ class RayRanks:
             try:
                 self._ray.get(done[0])
             except self._ray.exceptions.RayTaskError as error:
-                if not isinstance(error.cause, BadGradient | ConfigError):
+                if not isinstance(error.cause, BadGradient | ConfigError | PluginError):
                     killed = self._killed(references, pending)
                     rank, how = killed or (rank, f"failed: {last_line(error)}")
                     raise self._died(rank, how, method) from None
@@ -131,7 +135,7 @@ class RayRanks:
         return list(self._ray.get(list(references)))
 
     def _killed(self, references: Sequence[Any], pending: Sequence[Any]) -> tuple[int, str] | None:
-        """Return a rank whose process has ended: the error of another rank that waits for it often arrives first."""
+        """Return a rank whose process has ended; the error of another rank that waits for it often arrives first."""
         for reference in pending:
             try:
                 self._ray.get(reference, timeout=2)

@@ -17,7 +17,7 @@ from scalerl.tasks.scoring import Pending, Scorer, make_scorer
 from scalerl.types import Prompt, Score
 
 GROUPS = 64
-"""Groups that one actor scores at a time; its process pool limits how many run in parallel."""
+"""Groups that are sent to one actor at a time; its process pool limits how many are scored in parallel."""
 ATTEMPTS = 3
 """Attempts to score one group, each in another actor, before the run stops."""
 

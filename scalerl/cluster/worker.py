@@ -29,7 +29,7 @@ class CoordinatorActor:
         return str(host), int(port)
 
     def run(self, channel: WeightChannel, build: Build, first: First) -> None:
-        """Run until told to stop."""
+        """Accept the connection, and run the message loop (`serve` in rollouts/worker.py) until a stop message."""
         connection = self._listener.accept()
         self._listener.close()
         send_at_once(connection)

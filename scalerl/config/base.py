@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 LISTED = 5
-"""Number of problems that one message lists; it gives the number of the others."""
+"""Largest number of problems that one message lists; it also counts the others."""
 
 
 class ConfigError(ValueError):
@@ -58,10 +58,10 @@ def build(cls: type[PartT], values: Mapping[str, Any], source: str) -> PartT:
     Args:
         cls: the record to build.
         values: nested mappings, as read from TOML or the command line.
-        source: where the values came from, for the message (a file name, or "command line").
+        source: origin of the values, for messages: a file name, or "command line".
 
     Raises:
-        ConfigError: unknown key, wrong type or value out of range; all problems are listed.
+        ConfigError: a key is unknown, a type is wrong or a value is out of range; the message lists the problems.
     """
     try:
         return cls.model_validate(dict(values))
@@ -94,20 +94,20 @@ def given(option: str, read: Callable[[], PartT]) -> PartT:
 
 
 def problems(error: ValidationError, cls: type[Part] | None = None) -> str:
-    """Return the problems of a failed validation in words.
+    """Return the problems of a failed validation as text.
 
     Args:
         error: the error of pydantic.
-        cls: the record that was validated, whose names are suggested for unknown keys.
+        cls: the validated record, whose field names are suggested for unknown keys.
     """
     details = sorted(error.errors(include_url=False), key=lambda detail: detail["type"] == "missing")
-    lines = list(dict.fromkeys(_explain(cls, detail) for detail in details[:LISTED]))  # there may be 400,000
+    lines = list(dict.fromkeys(_explain(cls, detail) for detail in details[:LISTED]))  # a long list may have 400,000
     more = [f"and {len(details) - LISTED:,} more"] if len(details) > LISTED else []
     return "; ".join([*lines, *more])
 
 
 def short(value: Any, most: int = 80) -> str:
-    """Return the repr of a value; a long one is cut, with its number of characters."""
+    """Return the repr of a value; a long one is cut and its length is added."""
     if isinstance(value, str) and len(value) > most:
         return f"{value[:most]!r}... ({len(value)} characters)"
     try:
@@ -157,15 +157,16 @@ def _stand_in(cls: type[Part], name: str, value: Any) -> LiteralString | None:
     for single in value if isinstance(value, list | tuple) else (value,):
         if isinstance(single, bool) and accepted & {int, float} and not accepted & {bool, Any}:
             return "allowed: a number"
-        if isinstance(single, str) and ("\0" in single or not _is_utf8(single)):
-            return "allowed: text that a UTF-8 file and a path can hold"
+        if isinstance(single, str) and ("\0" in single or not is_utf8(single)):
+            return "allowed: UTF-8 text without NUL characters"
     return None
 
 
-def _is_utf8(text: str) -> bool:
+def is_utf8(text: str) -> bool:
+    """Return whether a text can be encoded; half of a surrogate pair, or bytes of a command line, may not."""
     try:
         text.encode()
-    except UnicodeEncodeError:  # bytes of a command line that are not UTF-8
+    except UnicodeEncodeError:
         return False
     return True
 
@@ -207,7 +208,7 @@ def _owner(cls: type[Part] | None, path: list[str]) -> tuple[type[Part] | None, 
         if last or owner is None or step not in owner.model_fields:
             return owner, shown
         members = records(owner.model_fields[step].annotation)
-        if members and not last and path[index + 1].isdigit():  # an index into a list of records
+        if members and not last and path[index + 1].isdigit():  # index into a list of records
             index += 1
             if path[index] != "0":
                 shown.append(path[index])
@@ -220,7 +221,7 @@ def _owner(cls: type[Part] | None, path: list[str]) -> tuple[type[Part] | None, 
 
 
 def records(annotation: Any) -> list[type[Part]]:
-    """Return the records a field may hold: one for a plain record, several for a choice, none for a number."""
+    """Return the record types that a field accepts: one for a record, several for a choice, none for a number."""
     if isinstance(annotation, type) and issubclass(annotation, Part):
         return [annotation]
     if get_origin(annotation) is None:

@@ -24,7 +24,7 @@ class TaskData(Part):
     share: Annotated[float, Field(ge=0, le=1e6)] = 1.0
     """Share of the prompts drawn, relative to the other tasks'; 0: only evaluated, never trained on."""
     held_out: Annotated[int, Field(ge=0, le=10**7)] | Literal["all"] | None = None
-    """Held-out prompts, at least 1; none: evaluation.prompts; all: every prompt, of a task with share 0."""
+    """Number of held-out prompts, at least 1; none: evaluation.prompts; all: every prompt, for a task with share 0."""
     samples: Few | None = None
     """k: samples per held-out prompt; none: evaluation.samples."""
 
@@ -48,7 +48,7 @@ class GeneratedTask(TaskData):
     label_noise: Share = 0.12
     """Share of prompts with a wrong reference answer, in training and held-out; it sets the ceiling."""
     seed: Seed = 0
-    """Seed of the prompts, apart from the run's seed, so that runs share one task."""
+    """Seed of the prompts, separate from the run's seed, so that runs share one task."""
 
     @property
     def curve(self) -> str:
@@ -62,13 +62,13 @@ class GeneratedTask(TaskData):
 
 
 class ArithmeticTask(GeneratedTask):
-    """Chained arithmetic modulo 10, left to right, generated; some reference answers are wrong on purpose."""
+    """Generated chains of arithmetic modulo 10, from left to right; some reference answers are wrong on purpose."""
 
     kind: Literal["arithmetic"] = "arithmetic"
     operations: tuple[Few, Few] = (2, 6)
     """Fewest and most operations in a chain."""
     lengths: Literal["uniform", "long-tailed"] = "uniform"
-    """Distribution of the number of operations: uniform, or lognormal (median the fewest + 1, sigma 1)."""
+    """Distribution of the number of operations: uniform, or lognormal (sigma 1, median one above the fewest)."""
 
     @model_validator(mode="after")
     def _check(self) -> ArithmeticTask:
@@ -78,7 +78,7 @@ class ArithmeticTask(GeneratedTask):
 
 
 class ProgramsTask(GeneratedTask):
-    """Linear functions modulo 10, to be written as programs from given points and tested on a hidden one."""
+    """Linear functions modulo 10: the model writes a program from given points, which is tested on a hidden point."""
 
     kind: Literal["programs"] = "programs"
     points: Annotated[int, Field(ge=3, le=5)] = 4
@@ -86,12 +86,12 @@ class ProgramsTask(GeneratedTask):
 
 
 class TextTask(TaskData):
-    """Prompts of natural language, and how they become tokens."""
+    """Prompts in natural language, and their conversion to tokens."""
 
     kind: str
 
     system_prompt: str = ""
-    """Put before every prompt, as a system message where the tokenizer has a chat template."""
+    """Text before every prompt; a system message if the tokenizer has a chat template."""
     chat_template: Literal["auto", "never", "always"] = "auto"
     """auto: use the tokenizer's chat template if it has one; always: a tokenizer without one is an error."""
     max_prompt_tokens: Count = 2048
@@ -104,7 +104,7 @@ class RewardFunction(Custom):
     """Your reward function `package.module:function`, as in TRL: f(prompts, completions, **columns) -> list[float]."""
 
     params: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the function besides the columns; they replace columns of the same name."""
+    """Keyword arguments of the function in addition to the columns; they replace columns of the same name."""
 
     @model_validator(mode="before")
     @classmethod
@@ -141,28 +141,28 @@ class PromptFile(TextTask):
     """Your reward function, in place of the verifier: `package.module:function`, or a table with `function` and
     `params`."""
     pass_reward: float = 1.0
-    """A reward of your function at or above this counts as a pass in the pass rate and the curve."""
+    """Smallest reward of your function that counts as passed in the pass rate and the curve."""
     truncated_reward: float | None = 0.0
-    """Largest reward of a completion that was truncated before it could answer, in the scale of your function. none:
-    it keeps the function's reward. It counts as failed in both cases."""
+    """Largest reward of a truncated completion, in the scale of your function. none: it keeps the function's reward. In
+    both cases it counts as failed."""
     prompt_column: str = "prompt"
     """Column with the prompt: a string, or a list of chat messages. Dots reach into nested columns."""
     answer_column: str = "answer"
     """Column with the reference answer. Dots reach into nested columns."""
     tests_column: str = "tests"
-    """Column with the tests, for the verifier code (docs/rewards.md has their forms); needs no answer column."""
+    """Column with the tests, for the verifier code, which needs no answer column (docs/rewards.md has the formats)."""
     columns: dict[str, str] = Field(default={})
-    """Columns under the names that verifiers and reward functions use: {level = "extra_info.level"}. `prompt` and
-    `answer` here replace the two fields above. `id` names a column with unique values; empty: there is none."""
+    """Columns by the names that verifiers and reward functions use: {level = "extra_info.level"}. `prompt` and `answer`
+    replace prompt_column and answer_column. `id` is a column with unique values; empty: there is none."""
     answers: Literal["whole", "hashes", "boxed"] = "whole"
-    """Where the answer is in the answer column. hashes: after the last ####, as in GSM8K; boxed: in the last
-    \\boxed{}, as in MATH."""
+    """Position of the answer in the answer column. whole: the whole text. hashes: after the last ####, as in GSM8K.
+    boxed: in the last \\boxed{}, as in MATH."""
     max_line_mb: Annotated[int, Field(ge=1, le=10**6)] = 64
-    """Longest line of a JSONL file, MiB; a longer one is an error that names it."""
+    """Longest allowed line of a JSONL file, MiB."""
     decontaminate: tuple[str, ...] = ()
-    """Suites or files; training prompts that share a sequence of words with one of their prompts are left out."""
+    """Suites or files. Training prompts that share a sequence of words with one of their prompts are left out."""
     decontaminate_words: Count = 13
-    """Length of this sequence in words; a shorter prompt is compared as a whole."""
+    """Length of such a sequence in words; a shorter prompt is compared as a whole."""
 
     @model_validator(mode="before")
     @classmethod
@@ -202,17 +202,17 @@ class ReasoningGymTask(TextTask):
     prompts: Held = 4096
     """Size of the training pool."""
     seed: Seed = 0
-    """Seed of the prompts, apart from the run's seed, so that runs share one task."""
+    """Seed of the prompts, separate from the run's seed, so that runs share one task."""
     pass_score: Fraction = 1.0
-    """A score at or above this counts as a pass in the pass rate and the curve; the reward follows the score."""
+    """Smallest score that counts as passed in the pass rate and the curve; the reward follows the score."""
     system_prompt: str = (
         "Think step by step. Then give the final answer, and nothing else, between <answer> and </answer>."
     )
-    """Put before every prompt, as a system message where the tokenizer has a chat template."""
+    """Text before every prompt; a system message if the tokenizer has a chat template."""
 
     @property
     def curve(self) -> str:
-        """The name, or the data set's."""
+        """The name, or that of the data set."""
         return self.name or self.dataset
 
     @property
@@ -230,19 +230,19 @@ class EnvironmentTask(TextTask):
     arguments: dict[str, Any] = Field(default={})
     """Arguments of the environment's `load_environment`."""
     pass_reward: float = 1.0
-    """A reward of the rubric at or above this counts as a pass in the pass rate and the curve."""
+    """Smallest reward of the rubric that counts as passed in the pass rate and the curve."""
     truncated_reward: float | None = 0.0
-    """Largest reward of a completion that was truncated before it could answer, in the scale of the rubric. none: it
-    keeps the rubric's reward. It counts as failed in both cases."""
+    """Largest reward of a truncated completion, in the scale of the rubric. none: it keeps the rubric's reward. In both
+    cases it counts as failed."""
 
     @property
     def curve(self) -> str:
-        """The name, or the environment's."""
+        """The name, or that of the environment."""
         return self.name or self.environment
 
     @property
     def verifier(self) -> str:
-        """None: the environment's rubric is called as a reward function."""
+        """Placeholder: the environment's rubric is called as a reward function."""
         return "verifiers"
 
 
@@ -257,7 +257,7 @@ class CustomTask(TextTask):
     prompts: Held = 4096
     """Size of the training pool."""
     pass_score: Fraction = 1.0
-    """A score at or above this counts as a pass in the pass rate and the curve; the reward follows the score."""
+    """Smallest score that counts as passed in the pass rate and the curve; the reward follows the score."""
 
     @property
     def curve(self) -> str:
@@ -292,10 +292,11 @@ def raw_name(task: Mapping[str, Any]) -> str:
 def suite_tables(suites: Any) -> list[dict[str, Any]]:
     """Return the tables of `suites`: tasks that are only evaluated, on all of their prompts.
 
-    Each is the name of a set, a file, or a table with the fields of a PromptFile and `samples`.
+    Args:
+        suites: list of names of sets, files, or tables with the fields of a PromptFile and `samples`.
 
     Raises:
-        ValueError: something else was given.
+        ValueError: the value is not such a list.
     """
     if not isinstance(suites, list | tuple):
         raise ValueError(f"suites: got {short(suites)}; allowed: a list of names, files and tables")
@@ -345,7 +346,8 @@ def check_tasks(tasks: Sequence[TaskData]) -> None:
     """Check a list of tasks.
 
     Raises:
-        ValueError: no task, two of one name, no positive share, or a task without held-out prompts.
+        ValueError: there is no task, two tasks have the same name, no share is positive, or a task has no held-out
+            prompts.
     """
     if not tasks:
         raise ValueError("data: got no task; allowed: one [data] table, or one [[data]] table for each task")

@@ -1,4 +1,4 @@
-"""The machine's part of a run's configuration: device, types, threads, libraries."""
+"""The hardware settings of a run: device, data types, threads, libraries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from scalerl.config.numbers import NoneOrFew
 
 
 class Hardware(Part):
-    """The machine."""
+    """Device, data types, threads and libraries."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto: a GPU if torch finds one."""
@@ -29,3 +29,7 @@ class Hardware(Part):
     cached. They differ by rounding, so bit-identical runs need the same library. On GPU: torch."""
     trainer_matmul: Literal["auto", "onednn", "torch"] = "auto"
     """The same for the trainer."""
+    kernels: Literal["auto", "compiled", "torch"] = "auto"
+    """Kernels of decoding attention, RMS norms, gated MLPs and rotary embeddings in FP32 on CPU. compiled: loops in C,
+    built once per machine; processes with several threads use torch. torch: the operations of torch. auto: compiled if
+    a C compiler is found. They differ by rounding, so bit-identical runs need the same kernels. On GPU: torch."""

@@ -1,4 +1,4 @@
-"""Loggers that receive the metrics of a run in addition to its directory, and notifications."""
+"""The loggers that also receive the metrics of a run, and notifications."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class TensorBoardLogger(Part):
 
     kind: Literal["tensorboard"] = "tensorboard"
     directory: str = ""
-    """Where the event files are written; empty: `tensorboard` in the run directory."""
+    """Directory of the event files; empty: `tensorboard` in the run directory."""
 
 
 class WandbLogger(Part):
-    """A run on Weights & Biases. WANDB_MODE=offline and the other variables of wandb hold."""
+    """A run on Weights & Biases. WANDB_MODE=offline and the other environment variables of wandb apply."""
 
     kind: Literal["wandb"] = "wandb"
     project: str = "scalerl"
@@ -45,7 +45,7 @@ class MLflowLogger(Part):
 
     kind: Literal["mlflow"] = "mlflow"
     experiment: str = "scalerl"
-    """Experiment of the run; it is made where there is none."""
+    """Experiment of the run; it is created if it does not exist."""
     tracking_uri: str = ""
     """Server or store; empty: MLFLOW_TRACKING_URI, or MLflow's own default."""
 
@@ -57,10 +57,13 @@ KINDS = ("tensorboard", "wandb", "trackio", "mlflow")
 
 
 def listed_loggers(value: Any) -> Any:
-    """Return loggers as a tuple of tables: one alone may be given without a list, and a name stands for its table.
+    """Return loggers as a tuple of tables.
+
+    Args:
+        value: a logger or a list of loggers, each as a name or a table.
 
     Raises:
-        ValueError: not a logger; the message says what is allowed.
+        ValueError: the value is not a logger, or a logger is given twice.
     """
     if not isinstance(value, str | Mapping | Part | list | tuple):
         raise ValueError(f"got {short(value)}; allowed: {_allowed()}, or a list of them")
@@ -75,7 +78,7 @@ def listed_loggers(value: Any) -> Any:
         kinds.append(kind)
     double = [kind for kind in KINDS if kinds.count(kind) > 1]
     if double:
-        raise ValueError(f"got {double[0]!r} {kinds.count(double[0])} times; allowed: each once")
+        raise ValueError(f"got {double[0]!r} {kinds.count(double[0])} times; give each logger once")
     return found
 
 
@@ -87,21 +90,21 @@ Loggers = Annotated[tuple[AnyLogger, ...], BeforeValidator(listed_loggers)]
 
 
 class Notify(Part):
-    """Whom a run tells that it has ended, that it falls, or that its forecast is identified (docs/watching.md)."""
+    """Notifications about the end of a run, a falling held-out metric and an identified ceiling (docs/watching.md)."""
 
     command: tuple[str, ...] = ()
-    """Program and its arguments, started without a shell; the message is in its environment and standard input."""
+    """Program and its arguments, started without a shell; it gets the message in its environment and standard input."""
     webhook: str = ""
-    """URL that gets the message as a JSON body by POST."""
+    """URL to which the message is sent as JSON by POST."""
     on: tuple[Literal["finished", "failed", "falling", "identified"], ...] = (
         "finished",
         "failed",
         "falling",
         "identified",
     )
-    """Events that are told: the run has finished or failed, its held-out metric falls, its ceiling is identified."""
+    """Events to report: the run has finished or failed, its held-out metric falls, its ceiling is identified."""
     timeout_s: Seconds = 30.0
-    """Seconds that the command or the request may take."""
+    """Time limit of the command or the request, seconds."""
 
     @field_validator("command", mode="before")
     @classmethod

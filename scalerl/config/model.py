@@ -14,13 +14,14 @@ class WarmStart(Part):
     """Supervised training of the tiny model on noisy reasoning traces, before RL."""
 
     steps: Count = 1000
-    """Updates."""
+    """Number of updates."""
     batch: Annotated[int, Field(ge=1, le=10**6)] = 64
-    """Traces an update."""
+    """Traces per update."""
     learning_rate: Positive = 3e-3
     """Peak rate: linear warm-up over 50 updates, then linear decay to a tenth."""
     step_noise: Share = 0.45
-    """Probability that the result of a step is replaced by a uniform digit (0.15 times this in the first 60%)."""
+    """Probability that the result of a step is replaced by a uniform digit (0.15 times this in the first 60% of the
+    updates)."""
     ramble: Share = 0.08
     """Probability of a ramble of `~` after each step."""
     endless: Share = 0.1
@@ -84,7 +85,7 @@ class Lora(Part):
 
 
 class HuggingFaceModel(Part):
-    """Any causal language model that transformers can load, with its tokenizer."""
+    """A causal language model that transformers can load, with its tokenizer."""
 
     kind: Literal["hf"] = "hf"
     path: str

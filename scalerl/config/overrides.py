@@ -36,12 +36,12 @@ def read_config(file: Path | None, overrides: Sequence[str] | Mapping[str, Any])
     """Read a TOML file and overrides into one validated configuration.
 
     Args:
-        file: TOML with the sections of RunConfig, and optionally `preset = "lab" | "scalerl"`; None: the preset alone.
-        overrides: words as typed, `--recipe.loss.max_ratio 4` or `--recipe.loss=gspo`, or the short names in ALIASES;
-            or a mapping of these names to values, `{"recipe.loss.max_ratio": 4}`.
+        file: TOML file with the sections of RunConfig, and optionally `preset = "lab"`; None: the preset alone.
+        overrides: words of a command line such as `--recipe.loss.max_ratio 4` or `--recipe.loss=gspo`, with dotted
+            names or those in ALIASES; or a mapping of these names to values, `{"recipe.loss.max_ratio": 4}`.
 
     Raises:
-        ConfigError: unreadable file, unknown key, wrong type, or value out of range.
+        ConfigError: the file is unreadable, a key is unknown, a type is wrong, or a value is out of range.
     """
     try:
         values = read_toml(file) if file else {}
@@ -86,13 +86,13 @@ def build_from(values: Mapping[str, Any], overrides: Mapping[str, Any]) -> RunCo
     """Apply overrides by dotted names to plain values, and validate the result.
 
     Raises:
-        ConfigError: unknown key, wrong type or value out of range.
+        ConfigError: a key is unknown, a type is wrong, or a value is out of range.
     """
     return build(RunConfig, merge(values, _read_values(overrides)), "fields")
 
 
 def parse_config(text: str, source: str) -> RunConfig:
-    """Read a whole configuration, as `to_toml` wrote it, from text."""
+    """Read a complete configuration from text that `to_toml` wrote."""
     try:
         return build(RunConfig, parse_toml(text), source)
     except ValueError as error:
@@ -263,14 +263,14 @@ def _put(values: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
     if isinstance(inner, dict) and not isinstance(value, str):
         given = ", ".join(f"--{'.'.join((*path, key))}" for key in inner)
         raise ConfigError(
-            f"--{'.'.join(path)}: got {short(value)}, which would drop {given} given before it; give the whole table "
-            "first, or its fields alone"
+            f"--{'.'.join(path)}: got {short(value)}, which would drop the earlier {given}; give the whole table "
+            "first, or only its fields"
         )
     values[path[-1]] = {**inner, "kind": value} if isinstance(inner, dict) and isinstance(value, str) else value
 
 
 def _parse(text: str) -> Any:
-    """Parse the value of an option as TOML; a word that is not one TOML value is text."""
+    """Parse the value of an option as TOML; text that is not one TOML value is returned unchanged."""
     try:
         found = parse_toml(f"value = {text}")
     except ValueError:

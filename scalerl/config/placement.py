@@ -15,7 +15,7 @@ from scalerl.config.recipe import Custom, or_custom
 
 
 class ModelNumbers(Part):
-    """Sizes of a decoder, by the names of its config.json, for estimates of memory and speed."""
+    """Sizes of a decoder, with the names of its config.json, for estimates of memory and speed."""
 
     hidden_size: Count
     """Width of the residual stream."""
@@ -83,7 +83,7 @@ class Placement(Part):
     """Addresses of running vLLM servers, http://HOST:PORT; empty: servers are started and stopped with the run. With
     addresses, `generators` is their number."""
     vllm_python: str = ""
-    """Python of an environment with vLLM, for servers that the run starts; empty: the Python that runs scalerl."""
+    """Python interpreter with vLLM, for servers that the run starts; empty: the one that runs scalerl."""
     vllm_arguments: tuple[str, ...] = ()
     """Additional arguments of the servers that the run starts, such as ["--gpu-memory-utilization", "0.9"]."""
     scorers: NoneOrFew = 0
@@ -114,7 +114,7 @@ class Placement(Part):
             )
         if isinstance(self.engine, Custom) and self.backend != "local":
             raise ValueError(
-                f"engine: got {self.engine_name} with backend {self.backend!r}; allowed for an engine of your own: "
+                f"engine: got {self.engine_name} with backend {self.backend!r}; allowed for a custom engine: "
                 "backend = 'local'"
             )
         if self.servers and self.generators not in (1, len(self.servers)):
@@ -167,5 +167,5 @@ class Placement(Part):
 
     @property
     def deterministic(self) -> bool:
-        """Whether every engine does exactly one decode step per tick; a user's engine declares this itself."""
+        """Whether every engine does exactly one decode step per tick; a custom engine declares this itself."""
         return self.backend == "local" and self.engine != "vllm"

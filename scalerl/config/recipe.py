@@ -46,7 +46,7 @@ class Cispo(Part):
 
     kind: Literal["cispo"] = "cispo"
     max_ratio: Positive = 5.0
-    """Absolute cap on the ratio trainer / generator, upper side only (not 1 + epsilon). Paper: 4, 5 and 8 alike."""
+    """Absolute upper cap on the ratio trainer / generator (not 1 + epsilon). In the paper, 4, 5 and 8 perform alike."""
 
 
 class Dapo(Part):
@@ -95,10 +95,10 @@ class PipelineRL(Part):
 
     kind: Literal["pipeline"] = "pipeline"
     max_lag: Natural = 8
-    """k: the largest staleness of a trained token, in updates. 0 is on-policy."""
+    """k: largest staleness of a trained token, in updates. 0 is on-policy."""
     stale: Literal["wait", "mask", "drop"] = "wait"
-    """How the bound is kept for long groups. wait: start fewer groups, and let an update wait for a long one. mask:
-    train a group when it is complete, without loss on tokens older than k. drop: drop groups older than k."""
+    """Rule that enforces max_lag for long groups. wait: start fewer groups, and let an update wait for a long one.
+    mask: train a group when it is complete, without loss on tokens older than k. drop: drop groups older than k."""
 
     @property
     def streams(self) -> bool:
@@ -107,7 +107,7 @@ class PipelineRL(Part):
 
     @property
     def waits(self) -> bool:
-        """Whether an update waits for a sequence that it would otherwise overshoot."""
+        """Whether an update waits for sequences that would otherwise become too old."""
         return self.stale == "wait"
 
     def samples_with(self, version: int) -> bool:
@@ -134,7 +134,7 @@ class PpoOffPolicy(Part):
 
     @property
     def waits(self) -> bool:
-        """Whether an update waits for a sequence that it would otherwise overshoot."""
+        """Whether an update waits for sequences that would otherwise become too old."""
         return True
 
     def samples_with(self, version: int) -> bool:
@@ -284,7 +284,7 @@ BASELINE = replace(
     fp32_head=False,
 )
 """The start of the paper's forward ablations (section 3): eq. 3 with the asymmetric clip, sample average, group
-normalization, interruption, no filter. Here on PipelineRL-8, which the paper uses after its first comparison."""
+normalization, interruption and no filter, on PipelineRL-8, which the paper uses after its first comparison."""
 
 GRPO = replace(BASELINE, name="grpo", loss=Grpo(), off_policy=PpoOffPolicy(batches=8))
 """DeepSeek's recipe as in the paper: symmetric clip, sample average, PPO-off-policy-8."""
@@ -297,7 +297,7 @@ DAPO = replace(
     off_policy=PpoOffPolicy(batches=8),
     prompts_per_step=80,
 )
-"""Qwen-2.5's recipe as in the paper: 80 prompts per step; those without variance are dropped and not replaced."""
+"""Qwen-2.5's recipe as in the paper: 80 prompts per step; zero-variance prompts are dropped and not replaced."""
 
 MAGISTRAL = replace(DAPO, name="magistral", off_policy=PipelineRL(max_lag=8))
 """DAPO on PipelineRL."""

@@ -1,6 +1,6 @@
 """The configuration of a run: recipe, model, data, evaluation, machine. Does not import torch.
 
-The resolved configuration is saved as config.toml in the run directory; a run of that file repeats the run.
+The resolved configuration is saved as config.toml in the run directory; training from that file repeats the run.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _check_lag(value: Any) -> Any:
 
 
 class Rollouts(Part):
-    """How the generators run."""
+    """Settings of the generators."""
 
     slots: Annotated[int, Field(ge=0, le=10**6)] = 0
     """Sequences decoded together by all generators; 0: the rollouts of a batch, or up to 256 for small batches if the
@@ -83,8 +83,8 @@ class Rollouts(Part):
     """deterministic: new weights become active at a tick that depends on the data only. eager: as soon as they arrive.
     auto: deterministic with torch engines on one machine, else eager: engines on Ray or vLLM do not step together."""
     ahead: Natural = 1
-    """Eager schedule of PipelineRL: complete batches that may wait for the trainer while generation continues. Each
-    batch helps to keep the trainer busy, and makes every token one update older; `max_lag` bounds the number."""
+    """Eager schedule of PipelineRL: number of complete batches that may wait for the trainer while generation
+    continues. Each keeps the trainer busier and makes every token one update older; `max_lag` bounds the number."""
     lag_ticks: Annotated[Literal["auto", "follow", "measure"] | int, BeforeValidator(_check_lag)] = "auto"
     """Deterministic schedule: decode steps from the completion of a batch to the use of the weights trained on it.
     follow: 1.5 times the steps of the latest 8 batches, so that equal runs are equal. auto: follow, or 1.5 times the
@@ -97,11 +97,11 @@ class Rollouts(Part):
 
 
 class Scoring(Part):
-    """How completions are scored, in parallel with training."""
+    """Settings of the verifiers and reward functions, which run in parallel with training."""
 
     workers: NoneOrFew = 0
     """Completions scored in parallel; 0: the cores minus one for verifiers in processes, the cores for code, else 1.
-    Increase it for a verifier or reward function that waits, such as for a judge model."""
+    Increase it if the verifier or reward function waits, for example for a judge model."""
     timeout_s: Seconds = 10.0
     """Time limit of a verifier per completion, seconds; the completion then counts as failed. Programs have separate
     limits (`sandbox`)."""
@@ -114,16 +114,16 @@ class Scoring(Part):
 
 
 class Learner(Part):
-    """How the trainer runs."""
+    """Settings of the trainer."""
 
     micro_batch_tokens: Natural = 0
     """Tokens per forward and backward pass, including padding; 0: 16,384, or 1,280 on CPU, where larger micro-batches
     exceed the cache of the processor and give helpers (`hardware.trainer_helpers`) fewer to share."""
     packing: Literal["auto", "padded", "packed", "shared"] = "auto"
     """packed: the sequences of a micro-batch are one row without padding, each with separate attention. padded: one row
-    per sequence. shared: packed, and each prompt is computed once for its rollouts (one trainer process; packed for
-    several). auto: shared if it saves over 10% of the tokens, else packed if over 10% of them would be padding, and
-    padded for models whose attention cannot be packed."""
+    per sequence. shared: packed, and each prompt is computed once for its rollouts (with one trainer rank; several
+    ranks use packed). auto: shared if it saves over 10% of the tokens, else packed if over 10% would be padding, else
+    padded. Models whose attention cannot be packed use padded."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: needs less memory and about a third more time."""
     accumulate: Literal["local", "sharded"] = "local"
@@ -133,7 +133,7 @@ class Learner(Part):
 
 
 class Checkpointing(Part):
-    """When the whole state of a run is written to disk."""
+    """Settings of the checkpoints, which contain the whole state of a run."""
 
     every: Count = 50
     """Training steps between checkpoints."""
@@ -149,24 +149,24 @@ class RunConfig(Part):
     steps: Count = 1000
     """Number of updates."""
     stop_when: StopWhen = ()
-    """Conditions to stop before, as in 'gain at 2x below 0.01 with probability 0.9' (docs/scaling.md)."""
+    """Conditions that end the run early, such as 'gain at 2x below 0.01 with probability 0.9' (docs/scaling.md)."""
     recipe: Recipe = SCALERL
-    """What to run."""
+    """The RL recipe."""
     model: Annotated[TinyModel | HuggingFaceModel, Field(discriminator="kind")] = TinyModel()
     """The policy: tiny or hf."""
     data: Annotated[tuple[AnyTask, ...], BeforeValidator(as_list)] = (ArithmeticTask(),)
-    """The prompts: arithmetic, programs, file, reasoning-gym or verifiers; a [data] table, or one [[data]] table
-    for each of several tasks."""
+    """The prompts: arithmetic, programs, file, reasoning-gym, verifiers or custom; a [data] table, or one [[data]]
+    table for each of several tasks."""
     evaluation: Evaluation = Evaluation()
-    """The held-out curve."""
+    """Evaluation on held-out prompts."""
     rollouts: Rollouts = Rollouts()
     """The generators."""
     scoring: Scoring = Scoring()
-    """The verifiers."""
+    """The verifiers and reward functions."""
     learner: Learner = Learner()
     """The trainer."""
     hardware: Hardware = Hardware()
-    """The machine."""
+    """Device, data types, threads and libraries."""
     placement: Placement = Placement()
     """Processes and their placement."""
     checkpoint: Checkpointing = Checkpointing()
@@ -175,7 +175,7 @@ class RunConfig(Part):
     """Trackers that also receive the metrics: tensorboard, wandb, trackio, mlflow or custom, by name or as tables
     (docs/watching.md)."""
     notify: Notify = Notify()
-    """Notifications about the end of the run, a fall or an identified forecast."""
+    """Notifications about the end of the run, a falling metric or an identified ceiling."""
 
     @model_validator(mode="before")
     @classmethod
@@ -231,8 +231,8 @@ class RunConfig(Part):
         ranks = self.placement.trainer_ranks
         if self.lora and ranks > 1:
             raise ValueError(
-                f"model.lora: got adapters with placement.trainer_ranks = {ranks}, but several ranks train all weights "
-                "only; allowed: one trainer rank, or no [model.lora]"
+                f"model.lora: got adapters with placement.trainer_ranks = {ranks}, which can only train all weights; "
+                "allowed: one trainer rank, or no [model.lora]"
             )
         if self.rollouts.schedule == "deterministic" and not self.placement.deterministic:
             raise ValueError(
@@ -348,7 +348,7 @@ class RunConfig(Part):
         return math.ceil(1.5 * self.recipe.completions_per_step * self.expected_tokens / self.slots)
 
     def derived_sizes(self) -> list[str]:
-        """Return the derived sizes in words, for the start of a run."""
+        """Return the derived sizes as lines of text, for the start of a run."""
         recipe, checks = self.recipe, self.evaluation
         total = recipe.completions_per_step
         longest = recipe.length.max_tokens

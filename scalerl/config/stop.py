@@ -1,4 +1,4 @@
-"""The type of `stop_when`: conditions in words, checked when the configuration is read."""
+"""The type of `stop_when`: conditions as text, checked when the configuration is read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from scalerl.config.base import short
 
 
 def checked_conditions(value: Any) -> tuple[str, ...]:
-    """Return the conditions as a tuple; a single one need not be in a list.
+    """Return the conditions as a tuple; accept a single condition without a list.
 
     Raises:
         ValueError: a value is not text, or not a condition; the message lists the allowed forms.

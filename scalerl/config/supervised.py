@@ -13,7 +13,7 @@ from scalerl.config.numbers import Count, Natural, NoneOrFew, Positive, Seed
 
 
 class Supervised(Part):
-    """Supervised training of any causal language model on prompts and completions, before RL."""
+    """Supervised training of a causal language model on prompts and completions, before RL."""
 
     model: str
     """A directory with config, tokenizer and weights, a name on the hub, or a GGUF file."""
@@ -38,17 +38,17 @@ class Supervised(Part):
     weight_decay: Annotated[float, Field(ge=0)] = 0.01
     """Decoupled decay of matrices."""
     max_tokens: Count | None = None
-    """Longest row, tokens of prompt and completion. Default: the model's own limit."""
+    """Length limit of a row, prompt and completion, in tokens. Default: the model's limit."""
     too_long: Literal["error", "drop"] = "error"
     """Treatment of rows over `max_tokens`."""
     held_out: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Share of held-out prompts, measured before and after training; 0: none."""
     system_prompt: str = ""
-    """Put before every prompt; use the one of the run's data (data.system_prompt)."""
+    """Text before every prompt; use the same as in the RL run (data.system_prompt)."""
     chat_template: Literal["auto", "never", "always"] = "auto"
     """auto: use the tokenizer's chat template if it has one; always: a tokenizer without one is an error."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, a third more time."""
+    """Recompute activations in the backward pass: needs less memory and about a third more time."""
     fp32_head: bool = True
     """Compute the LM head as an FP32 product, as RL does."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -60,7 +60,7 @@ class Supervised(Part):
     lora_alpha: Positive = 32.0
     """The product of an adapter's matrices is scaled by alpha / rank."""
     lora_targets: str = "all-linear"
-    """Linear modules with an adapter, by the ends of their names, separated by commas; all-linear: all."""
+    """Linear modules with an adapter, by the ends of their names, separated by commas; all-linear: all of them."""
     seed: Seed = 0
     """Seed of the order of the rows, and of the adapters."""
 

@@ -1,4 +1,4 @@
-"""Evaluation of a model on suites, with samples of the torch engine in this process."""
+"""Evaluates a model on suites, with the torch engine in this process."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from scalerl.config.data import PromptFile, TaskData
 from scalerl.config.run import Scoring
 from scalerl.evaluate.metrics import majority, pass_at_powers
 from scalerl.files import whole
+from scalerl.models.cpu import compiled
 from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer, stop_tokens
 from scalerl.prompts.dataset import load_prompts, task_prompts
 from scalerl.rollouts.engine import Sampling
@@ -25,7 +26,8 @@ from scalerl.rollouts.generate import generate
 from scalerl.rollouts.interrupt import LengthRule, length_rule
 from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
 from scalerl.tasks.answers import ANSWERS
-from scalerl.tasks.scoring import make_scoring, worker_pool
+from scalerl.tasks.pool import ProcessEnded, ScoringPool
+from scalerl.tasks.scoring import make_scoring
 from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.training.evaluation import held_out_visits, mean_at_k
 from scalerl.training.rollout_rows import rollout_row
@@ -78,7 +80,7 @@ class SuiteResult:
     def lines(self) -> list[str]:
         """Return the result as lines of text."""
         passes = "  ".join(f"pass@{k} {value:.3f}" for k, value in self.pass_at.items())
-        vote = "none: its answers cannot be counted" if self.majority is None else f"{self.majority:.3f}"
+        vote = "none: the answers cannot be counted" if self.majority is None else f"{self.majority:.3f}"
         return [
             f"{self.suite}: {self.prompts} prompts x {self.samples} samples",
             f"  mean@{self.samples:<5} {self.mean:.3f} ± {self.stderr:.3f}",
@@ -91,20 +93,21 @@ class SuiteResult:
 
 
 class Evaluator:
-    """A loaded model, to be evaluated on one suite after another."""
+    """Evaluates a loaded model on suites."""
 
     def __init__(self, config: RunConfig, note: Callable[[str], None]) -> None:
         """Load the model.
 
         Args:
             config: resolved configuration with model, recipe (sampling, length limits), scoring and seed.
-            note: function called with notes on prompts that were left out.
+            note: function called with notes about prompts that were left out.
 
         Raises:
             ConfigError: the model does not exist, or the engine does not support it.
         """
         assert isinstance(config.model, HuggingFaceModel), config.model
         torch.set_num_threads(config.hardware.generator_threads + config.hardware.trainer_threads)
+        compiled.use(config.hardware.kernels)
         self.config, self._note = config, note
         path = local_model(config.model.path, config.hardware.dtype, note)
         revision = config.model.revision
@@ -154,7 +157,7 @@ class Evaluator:
             RewardError: a reward function failed.
         """
         if not prompts:
-            raise ConfigError(f"{task.curve}: no prompt is left to evaluate; raise data.max_prompt_tokens")
+            raise ConfigError(f"{task.curve}: no prompt is left to evaluate on; increase data.max_prompt_tokens")
         longest = max(len(prompt.tokens) for prompt in prompts)
         check_length(self._policy, self._rule, longest)
         recipe, began = self.config.recipe, time.perf_counter()
@@ -239,13 +242,11 @@ def answers_of(verifier: str, texts: Sequence[str], settings: Scoring) -> list[s
     find = ANSWERS[verifier]
     if not VERIFIERS[verifier].killable:
         return [find(text) for text in texts]
-    from pebble import ProcessExpired
-
     found: list[str | None] = []
-    with worker_pool(1, VERIFIERS[verifier].prepare, settings) as pool:
-        for future in [pool.schedule(find, args=(text,), timeout=settings.timeout_s) for text in texts]:
+    with ScoringPool(1, VERIFIERS[verifier].prepare, settings) as pool:
+        for call in [pool.schedule(find, text, limit_s=settings.timeout_s) for text in texts]:
             try:
-                found.append(future.result())
-            except (TimeoutError, ProcessExpired):
+                found.append(pool.result(call))
+            except (TimeoutError, ProcessEnded):
                 found.append(None)
     return found

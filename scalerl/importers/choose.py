@@ -15,7 +15,7 @@ from scalerl.scaling import CurveError
 LISTED = 12
 """Number of candidates that an error lists."""
 TELLING = re.compile(r"acc|correct|solve|math|pass|success|verif", re.IGNORECASE)
-"""Metrics with such a name are listed first among those of the same rank, for example before a format reward."""
+"""Names of metrics that are listed first within a rank, for example before a format reward."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Candidate:
 
 
 def candidates(rows: list[Row], dialect: Dialect) -> list[Candidate]:
-    """All metrics of a log that could become the curve, the most plausible first."""
+    """Return all metrics of a log that could become the curve, the most plausible first."""
     patterns = [(re.compile(pattern), rank) for pattern, rank in dialect.evaluations]
     matched: dict[str, tuple[int, str]] = {}
     for name in names_of(rows):
@@ -57,7 +57,7 @@ def candidates(rows: list[Row], dialect: Dialect) -> list[Candidate]:
 
 
 def choose(rows: list[Row], dialect: Dialect, metric: str | None, task: str | None, source: str) -> Candidate:
-    """The requested candidate, or the only one.
+    """Return the requested candidate, or the only one.
 
     Raises:
         CurveError: there is none, or there are several; the message lists them.
@@ -84,7 +84,7 @@ def choose(rows: list[Row], dialect: Dialect, metric: str | None, task: str | No
 
 
 def named(rows: list[Row], dialect: Dialect, metric: str, task: str | None, source: str) -> Candidate:
-    """The metric with the given name, of one task."""
+    """Return the candidate with the given metric name, for one task."""
     found = [c for c in candidates(rows, dialect) if c.metric == metric]
     if not found:
         counts = Counter(str(row.get("task", "")) for row in rows if number(row, metric) is not None)
@@ -104,19 +104,19 @@ def named(rows: list[Row], dialect: Dialect, metric: str, task: str | None, sour
 
 
 def others(rows: list[Row], dialect: Dialect, chosen: Candidate) -> list[str]:
-    """The held-out metrics that were not chosen."""
+    """Return the names of the held-out metrics that were not chosen."""
     rest = [c for c in candidates(rows, dialect) if c.rank <= OTHER and c != chosen]
     return [c.metric for c in rest]
 
 
 def listed(found: list[Candidate]) -> str:
-    """Candidates for an error message."""
+    """Return a list of candidates for an error message."""
     more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
     return ", ".join(map(str, found[:LISTED])) + more
 
 
 def column_hint(rows: list[Row]) -> str:
-    """The columns of the log, for an error message."""
+    """Return a list of the log's columns for an error message."""
     names = names_of(rows)
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     return f"; its columns are {', '.join(names[:LISTED])}{more}: name one with metric= (--metric)"

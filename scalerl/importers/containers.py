@@ -12,15 +12,16 @@ from typing import Any
 
 from scalerl.files import parse_json, read_bytes, trouble
 from scalerl.importers.rows import RUN_COLUMNS, Row, as_cell, flat
+from scalerl.importers.tensorboard import event_files, tensorboard_rows
 from scalerl.scaling import CurveError
 
 BAD_LINES = 0.1
-"""Largest share of unreadable lines. A file with more is refused."""
+"""Largest share of unreadable lines; a file with more is an error."""
 
 
 @dataclass(frozen=True)
 class Log:
-    """The content of one file, with the framework's own names.
+    """The content of one file, with the column names of the framework.
 
     Example:
         Log(rows=[{"step": 1.0, "timing_s/step": 61.2}], container="console", notes=("1 line was left out",))
@@ -28,12 +29,12 @@ class Log:
 
     rows: list[Row]
     container: str
-    """Layout: trainer_state, jsonl, csv, console, wandb or tensorboard."""
+    """Format: trainer_state, jsonl, csv, console, wandb or tensorboard."""
     notes: tuple[str, ...] = ()
 
 
 def read_log(path: Path) -> Log:
-    """The rows of one file, or of the log in a directory.
+    """Read one file, or the log in a directory.
 
     Raises:
         CurveError: the file does not exist, is empty, or has no known format.
@@ -41,15 +42,15 @@ def read_log(path: Path) -> Log:
     if path.is_dir():
         return read_directory(path)
     if not path.exists():
-        raise CurveError(f"{path}: no such file or directory")
+        raise CurveError(f"{path}: no such file or directory; give the log of a run, or its directory")
     try:
         data = read_bytes(path)
     except OSError as error:
         raise CurveError(trouble(error)) from error
-    for recognises, reader in BINARY:
-        if recognises(path, data):
+    for recognizes, reader in BINARY:
+        if recognizes(path, data):
             return reader(path)
-    # after a power failure a log may end with zero bytes
+    # after a power failure, a log may end with zero bytes
     text_bytes = data.rstrip(b"\0")
     if b"\0" in text_bytes:
         raise CurveError(
@@ -63,22 +64,24 @@ def read_log(path: Path) -> Log:
 
 
 def read_directory(path: Path) -> Log:
-    """The log in a run's directory: the first of ``INSIDE`` that exists."""
+    """Read the log in a run's directory: the first of ``INSIDE`` that exists, or TensorBoard's event files."""
     for pattern, pick in INSIDE:
         found = sorted(path.glob(pattern))
         if found:
-            return read_log(pick(found)) if pick else read_tensorboard(path)
-    looked = ", ".join(pattern for pattern, _ in INSIDE)
+            return read_log(pick(found))
+    if event_files(path):
+        return read_tensorboard(path)
+    looked = ", ".join([*(pattern for pattern, _ in INSIDE), "**/*tfevents*"])
     raise CurveError(f"{path} is a directory without a known log; looked for {looked}; give the file")
 
 
 def newest(found: list[Path]) -> Path:
-    """The log of the last checkpoint, by number: `checkpoint-1000` comes after `checkpoint-200`."""
+    """Return the path with the highest checkpoint number: `checkpoint-1000` comes after `checkpoint-200`."""
     return max(found, key=lambda p: [int(n) for n in re.findall(r"\d+", p.parent.name)])
 
 
 def only(found: list[Path]) -> Path:
-    """The only log; if there are several, an error that lists them."""
+    """Return the only path; raise an error that lists the paths if there are several."""
     distinct = sorted({p.resolve(): p for p in found}.values())
     if len(distinct) > 1:
         raise CurveError(f"there are {len(distinct)} logs; give one of them: {', '.join(map(str, distinct[:8]))}")
@@ -86,7 +89,7 @@ def only(found: list[Path]) -> Path:
 
 
 def read_wandb(path: Path) -> Log:
-    """A `.wandb` file; see wandb_run.py."""
+    """Read a `.wandb` file; see wandb_run.py."""
     from scalerl.importers.wandb_run import wandb_rows
 
     rows, notes = wandb_rows(path)
@@ -94,9 +97,7 @@ def read_wandb(path: Path) -> Log:
 
 
 def read_tensorboard(path: Path) -> Log:
-    """An event file or a directory of them; see tensorboard.py."""
-    from scalerl.importers.tensorboard import tensorboard_rows
-
+    """Read an event file or a directory of them; see tensorboard.py."""
     rows, notes = tensorboard_rows(path)
     return Log(rows, "tensorboard", notes)
 
@@ -107,20 +108,19 @@ BINARY: tuple[tuple[Callable[[Path, bytes], bool], Callable[[Path], Log]], ...] 
 )
 """Binary formats: the test that recognizes each, and its reader."""
 
-INSIDE: tuple[tuple[str, Callable[[list[Path]], Path] | None], ...] = (
+INSIDE: tuple[tuple[str, Callable[[list[Path]], Path]], ...] = (
     ("trainer_state.json", only),
     ("checkpoint-*/trainer_state.json", newest),
     ("run-*.wandb", only),
     ("latest-run/run-*.wandb", only),
     ("points.jsonl", only),  # a run of scalerl, which also has a metrics.jsonl
     ("metrics.jsonl", only),
-    ("**/*tfevents*", None),
 )
 """Logs in a run's directory, in the order in which they are tried."""
 
 
 def read_text(path: Path, text: str) -> Log:
-    """Reads JSON, JSONL, console lines or CSV, recognized by the text."""
+    """Read JSON, JSONL, console lines or CSV; the content determines the format."""
     start = text.lstrip()[:1]
     if start in ("{", "["):
         whole = read_json(path, text)
@@ -132,7 +132,7 @@ def read_text(path: Path, text: str) -> Log:
 
 
 def read_json(path: Path, text: str) -> Log | None:
-    """One JSON document: a trainer_state.json or a list of rows; None if the text is JSONL."""
+    """Read one JSON document, a trainer_state.json or a list of rows; return None if the text is JSONL."""
     try:
         document = parse_json(text)
     except ValueError as error:
@@ -149,14 +149,14 @@ def read_json(path: Path, text: str) -> Log | None:
 
 
 def log_of(path: Path, document: list[Any], container: str) -> Log:
-    """The rows of a list; entries that are not objects are left out with a note."""
+    """Convert a list to rows; entries that are not objects are left out with a note."""
     rows = [flat(row) for row in document if isinstance(row, dict)]
     other = len(document) - len(rows)
     return Log(rows, container, (f"{other} entries of {path.name} are not objects and were left out",) if other else ())
 
 
 def read_jsonl(path: Path, text: str) -> Log:
-    """One object per line. Other lines are left out with a note, unless there are many."""
+    """Read one object per line; other lines are left out with a note, or raise an error if there are many."""
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     rows, bad = [], []
     for number, line in lines:
@@ -169,12 +169,15 @@ def read_jsonl(path: Path, text: str) -> Log:
         else:
             bad.append(number)
     if not rows or (bad != [lines[-1][0]] and len(bad) > BAD_LINES * len(lines)):
-        raise CurveError(f"{path}: {len(bad)} of {len(lines)} lines are not JSON objects, the first is line {bad[0]}")
+        raise CurveError(
+            f"{path}: {len(bad)} of {len(lines)} lines are not JSON objects, the first is line {bad[0]}; give a file "
+            "with one JSON object per line"
+        )
     return Log(rows, "jsonl", left_out(path, bad, lines[-1][0]))
 
 
 def left_out(path: Path, bad: list[int], last: int) -> tuple[str, ...]:
-    """The note on lines that could not be read."""
+    """Return the note about lines that could not be read."""
     if bad == [last]:
         return (f"the last line of {path.name} is incomplete (was the run killed?) and was left out",)
     if bad:
@@ -186,19 +189,19 @@ LINE_END = re.compile(r"\r\n|\n|\r")
 """Progress bars end lines with a carriage return. Other line ends, such as U+2028, may occur inside a text."""
 CONSOLE = re.compile(r"(?:^|[\s)\]])step:(\d+) - (.+:.+)$")
 """verl's console line, `step:5 - actor/lr:1e-06 - ...`, sometimes after Ray's `(TaskRunner pid=7)`."""
-COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+COLOR = re.compile(r"\x1b\[[0-9;]*m")
 NUMPY = re.compile(r"^np\.\w+\((.*)\)$")
 """numpy 2 prints numbers as `np.float64(0.5)`."""
 
 
 def console_rows(text: str) -> Iterator[Row]:
-    """The metric lines of a console log. An incomplete value at the end of the file is left out."""
+    """Yield a row for each metric line of a console log; an incomplete value at the end of the file is left out."""
     ends_whole = text.endswith("\n")
     lines = LINE_END.split(text.removesuffix("\n"))
     for number, line in enumerate(lines, 1):
         if "step:" not in line:
             continue
-        match = CONSOLE.search(COLOUR.sub("", line).rstrip())
+        match = CONSOLE.search(COLOR.sub("", line).rstrip())
         if match is None:
             continue
         pairs = match[2].split(" - ")
@@ -215,7 +218,7 @@ def console_rows(text: str) -> Iterator[Row]:
 
 
 def read_csv(path: Path, text: str) -> Log:
-    """A header, then one row per line; in a chart exported from wandb, the run's name is removed from the header."""
+    """Read a header and one row per line; in a chart exported from wandb, run names are removed from the header."""
     from scalerl.importers.wandb_run import plain_header
 
     text = text.lstrip()
@@ -233,7 +236,7 @@ def read_csv(path: Path, text: str) -> Log:
     header, owners = plain_header(header)
     columns = [column for column in zip(header, owners, strict=True) if column[0]]
     if twice := sorted({name for name, owner in columns if columns.count((name, owner)) > 1}):
-        raise CurveError(f"{path}: the header has {twice[0][:60]!r} more than once; give every column its own name")
+        raise CurveError(f"{path}: the header has {twice[0][:60]!r} more than once; give every column a different name")
     runs = sorted(set(owners) - {""})
     rows, bad, number = [], [], 1
     for number, cells in enumerate(reader[1:], 2):
@@ -245,12 +248,15 @@ def read_csv(path: Path, text: str) -> Log:
         elif cells:
             bad.append(number)
     if not rows or (bad != [number] and len(bad) > BAD_LINES * number):
-        raise CurveError(f"{path}: {len(bad)} of {number - 1} rows do not have {len(header)} cells like the header")
+        raise CurveError(
+            f"{path}: {len(bad)} of {number - 1} rows do not have {len(header)} cells like the header; correct or "
+            "remove them"
+        )
     return Log(rows, "csv", left_out(path, bad, number))
 
 
 def names_of(rows: Iterable[Row]) -> list[str]:
-    """All columns, in order of first appearance."""
+    """Return the names of all columns, in order of first appearance."""
     names: dict[str, None] = {}
     for row in rows:
         if not row.keys() <= names.keys():

@@ -1,4 +1,4 @@
-"""The column names of a framework: a record that each source fills in."""
+"""The column names of a framework, as a record with one instance per source."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ SECONDS = "@seconds"
 
 
 def number(row: Row, name: str) -> float | None:
-    """A cell as a number, or None if it is absent or not a number."""
+    """Return a cell as a number, or None if it is absent or not a number."""
     value: Any = row.get(name)
     return value if isinstance(value, float) and value == value else None
 
 
 def total(row: Row, names: Iterable[str]) -> float:
-    """The sum of some columns; absent ones count as 0."""
+    """Return the sum of some columns; absent ones count as 0."""
     return sum(number(row, name) or 0.0 for name in names)
 
 
 def as_they_are(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """Rows that need no preparation."""
+    """Return the rows unchanged."""
     return rows, ()
 
 
 def without(whole: str, aside: Sequence[str]) -> Prepare:
-    """A ``prepare`` that computes ``SECONDS`` from a timer minus others that it includes, such as checkpoints."""
+    """Return a ``prepare`` that computes ``SECONDS``: a timer minus other timers that it includes."""
 
     def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
         for row in rows:
@@ -50,7 +50,7 @@ def without(whole: str, aside: Sequence[str]) -> Prepare:
 
 
 def unknown(rows: list[Row]) -> int | None:
-    """None, for a log without the device count."""
+    """Return None, because the log has no device count."""
     return None
 
 
@@ -76,19 +76,19 @@ class Dialect:
     seconds: tuple[str, ...] = ()
     """Training seconds per step (mean since the last row), best first."""
     clocks: tuple[str, ...] = ()
-    """Seconds since some start, evaluation included; used if there is no ``seconds``."""
+    """Seconds since an arbitrary start, including evaluation; used if there is no ``seconds``."""
     tokens: tuple[str, ...] = ()
-    """Tokens so far."""
+    """Total number of tokens."""
     step_tokens: tuple[str, ...] = ()
-    """Tokens of one step."""
+    """Tokens per step."""
     rename: Callable[[str], str] = str
-    """Function from a column's name in any logger to the name that the other fields use."""
+    """Function that maps a column's name in any logger to the name that the other fields use."""
     prepare: Prepare = as_they_are
     devices: Callable[[list[Row]], int | None] = unknown
-    """The device count, if the log has enough information."""
+    """Function that returns the device count; None if the log has too little information."""
 
-    def recognises(self, names: Iterable[str]) -> list[str]:
-        """The columns that identify this source."""
+    def recognizes(self, names: Iterable[str]) -> list[str]:
+        """Return the columns that identify this source."""
         pattern = re.compile("|".join(f"(?:{mark})" for mark in self.marks) or r"(?!)")
         return [name for name in names if pattern.fullmatch(name)]
 

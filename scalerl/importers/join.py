@@ -16,21 +16,21 @@ from scalerl.importers.rows import Row
 Array = NDArray[np.float64]
 
 INTERRUPTED = 10.0
-"""If a clock's advance per step is this many times the usual one, the run was interrupted or evaluated for long."""
+"""Ratio of a clock's advance per step to the usual one above which the run was interrupted or evaluated for long."""
 
 
 def column(rows: list[Row], name: str) -> Array:
-    """One column, shape (N,); NaN if a row has no such cell."""
+    """Return one column, shape (N,); NaN if a row has no such cell."""
     return np.array([row.get(name, np.nan) for row in rows], dtype=np.float64)
 
 
 def present(rows: list[Row], names: tuple[str, ...]) -> str | None:
-    """The first of some columns that any row has."""
+    """Return the first of some columns that occurs in any row."""
     return next((name for name in names if any(number(row, name) is not None for row in rows)), None)
 
 
 def row_steps(rows: list[Row], names: tuple[str, ...]) -> Array:
-    """The step of each row, shape (N,), from the best column, or interpolated from another column.
+    """Return the step of each row, shape (N,), from the best column, or interpolated from another column.
 
     NaN for a row without any such column.
     """
@@ -49,7 +49,7 @@ def row_steps(rows: list[Row], names: tuple[str, ...]) -> Array:
 
 
 def straight(x: Array, known_x: Array, known_y: Array) -> Array:
-    """Linear interpolation with extrapolation at both ends; from a single known pair in proportion."""
+    """Interpolate linearly and extrapolate at both ends; a single known pair is scaled in proportion."""
     if len(known_x) == 1:
         slope = known_y / known_x if known_x[0] else np.ones(1)
     else:
@@ -68,18 +68,18 @@ class Spent:
     """
 
     steps: Array
-    """Shape (S,), ascending."""
+    """Steps in ascending order, shape (S,)."""
     total: Array
-    """Shape (S,): total up to and including that step."""
+    """Total up to and including each step, shape (S,)."""
     notes: tuple[str, ...] = ()
 
     def by(self, step: Array) -> Array:
-        """The total up to any step: 0 at step 0, linear between steps and beyond the last."""
+        """Return the total up to any step: 0 at step 0, linear between steps and beyond the last."""
         return straight(np.maximum(step, 0.0), np.append(0.0, self.steps), np.append(0.0, self.total))
 
 
 def spent_by_step(step_N: Array, amount_N: Array, what: str) -> Spent | None:
-    """Totals of a column with the amount of one step (if steps are skipped, the mean since the previous row).
+    """Return the totals of a column with amounts per step (after skipped steps, the mean since the previous row).
 
     The last row of each step counts, because a resumed run repeats steps and continues from the repetition.
     """
@@ -93,7 +93,7 @@ def spent_by_step(step_N: Array, amount_N: Array, what: str) -> Spent | None:
 
 
 def holes(steps: Array, gap: Array, what: str) -> tuple[str, ...]:
-    """Notes on steps without a row, which are assumed to take as much as the next row."""
+    """Return notes about steps without a row, which are assumed to take as much as the next row."""
     usual = float(np.median(gap))
     notes = []
     if gap[0] > 1.5 * usual:
@@ -105,13 +105,13 @@ def holes(steps: Array, gap: Array, what: str) -> tuple[str, ...]:
 
 
 def last_of_each(key: Array, value: Array) -> tuple[Array, Array]:
-    """Distinct keys in ascending order, each with its last value."""
+    """Return the distinct keys in ascending order, each with its last value."""
     distinct, from_end = np.unique(key[::-1], return_index=True)
     return distinct, value[::-1][from_end]
 
 
 def spent_by_counter(step_N: Array, counter_N: Array, from_zero: bool, what: str) -> Spent | None:
-    """Totals of a column that counts up: tokens (from zero), or a clock (from an unknown start).
+    """Return the totals of a column that counts up: tokens (from zero), or a clock (from an unknown start).
 
     For resumed runs: a restored counter continues from its value at the checkpoint, a counter that restarts from zero
     is added to the previous total, and a jump of a clock counts as one usual step.
@@ -123,7 +123,7 @@ def spent_by_counter(step_N: Array, counter_N: Array, from_zero: bool, what: str
     if len(np.unique(steps)) == len(steps):  # no step is repeated, so the order of rows does not matter
         order = np.argsort(steps)
         steps, counter = steps[order], counter[order]
-    else:  # of consecutive rows of one step: the last of a counter, the first of a clock, before any evaluation
+    else:  # of consecutive rows of one step, take a counter's last; a clock's first, which precedes any evaluation
         changes = np.diff(steps) != 0
         fresh = np.append(changes, True) if from_zero else np.append(True, changes)
         steps, counter = steps[fresh], counter[fresh]
@@ -147,7 +147,7 @@ def spent_by_counter(step_N: Array, counter_N: Array, from_zero: bool, what: str
 
 
 def growth(steps: Array, counter: Array, from_zero: bool) -> tuple[Array, Array, int]:
-    """For each row, the steps and the growth of the counter since the row it continues; and the number of restarts.
+    """Return the steps and the counter's growth since the row that each row continues, and the number of restarts.
 
     Unknown growth (the first row, a clock that kept running over a restart) is NaN.
     """

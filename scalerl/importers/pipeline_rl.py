@@ -13,7 +13,7 @@ VERSION = "actor/trainer_model_version"
 
 
 def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """Joins the actor's rows to the trainer's: the version of its weights is the number of samples trained on."""
+    """Join the actor's rows to the trainer's: the version of its weights is the number of trained samples."""
     for row in rows:
         if VERSION in row:
             row.setdefault("stats/samples", row[VERSION])

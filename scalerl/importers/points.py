@@ -44,7 +44,7 @@ ROLES = ("step", "seconds", "clock", "tokens", "step_tokens", "device_hours", "f
 
 @dataclass(frozen=True)
 class Imported:
-    """Points of one run, with notes on all assumptions.
+    """Points of one run, with notes about all assumptions.
 
     Example:
         Imported(rows=[{"step": 20, "device_hours": 2.7, "tokens": 9400000.0, "task": "gsm8k", "pass_rate": 0.41}],
@@ -86,11 +86,11 @@ def read(
         columns: column names by role (``ROLES``), for logs with other names.
 
     Raises:
-        CurveError: there is nothing to read, the source is unknown, or there are no or several metrics.
+        CurveError: there is nothing to read, the source is unknown, or the metric is missing or ambiguous.
     """
     paths = [Path(path)] if isinstance(path, str | Path) else [Path(p) for p in path]
     if not paths:
-        raise CurveError("no log was given")
+        raise CurveError("no log was given; give a file or the directory of a run")
     if devices is not None and not (np.isfinite(devices) and devices > 0):
         raise CurveError(f"devices must be a positive number; got {devices!r}")
     logs = [read_log(p) for p in paths]
@@ -118,10 +118,10 @@ def read(
 
 
 def of_run(rows: list[Row], run: str | None, name: str) -> list[Row]:
-    """The rows of the given run, or all rows if there is only one run.
+    """Return the rows of the given run, or all rows if there is only one run.
 
     Raises:
-        CurveError: there are several runs and none was given, or there is no run of that name.
+        CurveError: there are several runs and none was chosen, or there is no run of that name.
     """
     names = {key: dict.fromkeys(str(row[key]) for row in rows if key in row) for key in RUN_COLUMNS}
     by, runs = max(names.items(), key=lambda item: len(item[1]))
@@ -137,13 +137,13 @@ def of_run(rows: list[Row], run: str | None, name: str) -> list[Row]:
 
 
 def find_dialect(source: str | None, logs: list[Log], rows: list[Row], name: str) -> Dialect:
-    """The given source, or the one that the columns identify."""
+    """Return the given source, or the one that the columns identify."""
     if source is not None:
         if source not in IMPORTERS:
-            raise CurveError(f"unknown source {source!r}; known are {', '.join(IMPORTERS)}")
+            raise CurveError(f"unknown source {source!r}; allowed: {', '.join(IMPORTERS)}")
         return IMPORTERS[source]
     names = names_of(rows)
-    found = {d.name: d.recognises(names) for d in IMPORTERS.values()}
+    found = {d.name: d.recognizes(names) for d in IMPORTERS.values()}
     found = {known: marks for known, marks in found.items() if marks}
     if len(found) > 1:
         told = "; ".join(f"{known} by {', '.join(marks[:3])}" for known, marks in found.items())
@@ -155,7 +155,7 @@ def find_dialect(source: str | None, logs: list[Log], rows: list[Row], name: str
 
 
 def renamed(rows: list[Row], dialect: Dialect) -> list[Row]:
-    """Rows with the names that the dialect uses."""
+    """Return the rows with the column names that the dialect uses."""
     names = {name: dialect.rename(name) for name in names_of(rows)}
     if all(name == new for name, new in names.items()):
         return rows
@@ -163,10 +163,10 @@ def renamed(rows: list[Row], dialect: Dialect) -> list[Row]:
 
 
 def with_columns(dialect: Dialect, columns: Mapping[str, str], rows: list[Row], name: str) -> Dialect:
-    """The dialect with the user's column names first."""
+    """Return the dialect with the user's column names first."""
     unknown = set(columns) - set(ROLES)
     if unknown:
-        raise CurveError(f"unknown role {', '.join(sorted(unknown))} in columns; known are {', '.join(ROLES)}")
+        raise CurveError(f"unknown role {', '.join(sorted(unknown))} in columns; allowed: {', '.join(ROLES)}")
     there = set(names_of(rows))
     for role, column_name in columns.items():
         if column_name not in there and role != "task":
@@ -189,14 +189,14 @@ def with_columns(dialect: Dialect, columns: Mapping[str, str], rows: list[Row], 
 
 
 def with_task(rows: list[Row], columns: Mapping[str, str]) -> list[Row]:
-    """Rows with the task in a column named `task`."""
+    """Return the rows with the task in a column named `task`."""
     if "task" not in columns:
         return rows
     return [{**row, "task": str(row[columns["task"]])} if columns["task"] in row else row for row in rows]
 
 
 def said(chosen: Candidate, rest: list[str], asked: bool) -> str:
-    """The note on the metric."""
+    """Return the note about the metric."""
     note = f"metric: {chosen.metric}" + (f" of task {chosen.task}" if chosen.task not in ("", chosen.metric) else "")
     if chosen.rank == TRAINING:
         note += ", which is measured on training prompts and is not a held-out score"
@@ -208,7 +208,7 @@ def said(chosen: Candidate, rest: list[str], asked: bool) -> str:
 def points_of(
     rows: list[Row], dialect: Dialect, chosen: Candidate, devices: float | None, columns: Mapping[str, str]
 ) -> tuple[list[dict[str, Any]], str, list[str]]:
-    """The points, the name of their best compute column, and notes."""
+    """Return the points, the name of their best compute column, and the notes."""
     step_N = row_steps(rows, dialect.steps)
     picked_E, notes = evaluations(rows, step_N, chosen)
     cells: dict[str, Array] = {}
@@ -241,7 +241,7 @@ def points_of(
 
 
 def evaluations(rows: list[Row], step_N: Array, chosen: Candidate) -> tuple[NDArray[np.intp], list[str]]:
-    """The indices of the rows that become points, in order of steps if there are any; and notes on those left out."""
+    """Return the indices of the rows that become points, by step if there are steps, and notes about those left out."""
     value_N = column(rows, chosen.metric)
     notes = []
     if chosen.task and any("task" in row for row in rows):
@@ -265,7 +265,7 @@ def evaluations(rows: list[Row], step_N: Array, chosen: Candidate) -> tuple[NDAr
 
 
 def as_it_stands(dialect: Dialect, columns: Mapping[str, str]) -> dict[str, str]:
-    """Columns by role that already contain totals."""
+    """Return columns by role that already contain totals."""
     roles = (*table.AXES, "stderr")
     if dialect.name == "table":
         return {role: columns.get(role, role) for role in roles}
@@ -273,7 +273,7 @@ def as_it_stands(dialect: Dialect, columns: Mapping[str, str]) -> dict[str, str]
 
 
 def as_rows(cells: dict[str, Array], task: str) -> list[dict[str, Any]]:
-    """Rows of a points.jsonl; a cell without a number is absent, a whole step is an integer."""
+    """Return rows of a points.jsonl; missing numbers are left out, and whole steps are integers."""
     order = [name for name in ("step", *table.AXES, "pass_rate", "stderr") if name in cells]
     points = []
     for values in zip(*(cells[name].tolist() for name in order), strict=True):
@@ -285,7 +285,7 @@ def as_rows(cells: dict[str, Array], task: str) -> list[dict[str, Any]]:
 
 
 def spending(rows: list[Row], step_N: Array, dialect: Dialect) -> tuple[Spent | None, Spent | None, list[str]]:
-    """Seconds and tokens by step, from the best existing columns; and notes on missing parts."""
+    """Return seconds and tokens by step, from the best existing columns, and notes about missing parts."""
     notes: list[str] = []
     seconds = tokens = None
     if name := present(rows, dialect.seconds):
@@ -302,7 +302,7 @@ def spending(rows: list[Row], step_N: Array, dialect: Dialect) -> tuple[Spent | 
 
 
 def compute_notes(axis: str, dialect: Dialect, seconds: Spent | None, count: float | None, told: bool) -> list[str]:
-    """Notes on the compute axis, and on why a better one is not available."""
+    """Return notes about the compute axis, and about why a better one is not available."""
     if axis == "device_hours" and seconds is not None:
         origin = "as given" if told else "by perf/throughput"
         return [f"device-hours: {dialect.about}; times {count:g} devices, {origin}"]
@@ -328,7 +328,7 @@ def check_bounds(points: list[dict[str, Any]], bounds: tuple[float, float], metr
     if len(outside):
         least, most = ("0", "100") if values.min() >= 0 and values.max() <= 100 else ("-1", "1")
         raise CurveError(
-            f"{metric} is outside [{low:g}, {high:g}]: {len(outside)} of {len(values)} values are, with a range of "
+            f"{metric}: {len(outside)} of {len(values)} values are outside [{low:g}, {high:g}]; the values range from "
             f"{values.min():g} to {values.max():g}. Give bounds=({least}, {most}) or --bounds {least} {most}"
         )
     for point in points:  # rounding in the log
@@ -341,11 +341,11 @@ def write_points(imported: Imported, path: str | Path) -> None:
     try:
         write_whole(Path(path), text)
     except OSError as error:
-        raise CurveError(f"{path} cannot be written: {error.strerror}") from error
+        raise CurveError(f"{path} cannot be written: {error.strerror}; give another path") from error
 
 
 def holds_part_of(imported: Imported, path: Path) -> bool:
-    """Return whether all points in a file are in this import, for example those of a shorter version of the log."""
+    """Return whether this import contains all points of a file, as after a repeated import of a log that has grown."""
     mine = {_identity(row) for row in imported.rows}
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -19,7 +19,7 @@ VERSION = re.compile(r"eval/[^/]+/policy_version")
 
 
 def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """Counts steps in updates, gives evaluations their own rows, and subtracts evaluation time from the step's time."""
+    """Count steps in updates, move evaluations to separate rows, and subtract evaluation time from step time."""
     evaluation_s: dict[float, float] = defaultdict(float)
     for row in rows:
         times = [row[name] for name in row if TIME.fullmatch(name)]
@@ -43,7 +43,7 @@ def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
             rest["step"] = step + shift
             if seconds is not None:
                 aside = evaluation_s.get(step, 0.0)
-                # evaluations in parallel to training are longer than the step and take no time from it
+                # an evaluation that is longer than the step ran in parallel with training and took no time from it
                 inside = aside if 0 < aside < seconds else 0.0
                 subtracted += inside > 0
                 rest[SECONDS] = seconds - inside

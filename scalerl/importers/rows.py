@@ -19,7 +19,7 @@ DEEPEST = 20
 
 
 def flat(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Row:
-    """A row of numbers: nested objects become `outer/inner`; the content of `data` (verl) moves to the top level."""
+    """Return a flat row: nested objects become `outer/inner`; the content of `data` (verl) moves to the top level."""
     cells: Row = {}
     for name, value in row.items():
         if isinstance(value, Mapping):
@@ -31,7 +31,7 @@ def flat(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Row:
 
 
 def as_cell(name: str, value: Any) -> float | str | None:
-    """A number (NaN included), a text of ``TEXT_COLUMNS``, or None."""
+    """Return a number (NaN included), a text of ``TEXT_COLUMNS``, or None."""
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, int | float):

@@ -1,7 +1,8 @@
-"""TensorBoard event files of any framework, read with TensorBoard's own reader."""
+"""TensorBoard event files of any framework, read with TensorBoard's reader."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from scalerl.importers.dialect import GENERIC_EVALUATIONS, Dialect
@@ -10,7 +11,7 @@ from scalerl.scaling import CurveError
 
 
 def tensorboard_rows(path: Path) -> tuple[list[Row], tuple[str, ...]]:
-    """The scalars of an event file, or of all event files below a directory: one row per writer and step.
+    """Return the scalars of an event file, or of all event files below a directory: one row per writer and step.
 
     Raises:
         CurveError: tensorboard is not installed, or there are no scalars.
@@ -18,10 +19,10 @@ def tensorboard_rows(path: Path) -> tuple[list[Row], tuple[str, ...]]:
     try:
         from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     except ImportError as error:
-        raise CurveError(f"{path} is read with TensorBoard's own reader: pip install tensorboard") from error
+        raise CurveError(f"{path}: reading event files needs TensorBoard: pip install tensorboard") from error
     rows: list[Row] = []
-    # a resumed run writes another file; the names start with the time
-    for file in [path] if path.is_file() else sorted(path.rglob("*tfevents*"), key=lambda p: p.name):
+    # a resumed run writes another file; names start with the time, so they sort in order
+    for file in [path] if path.is_file() else event_files(path):
         events = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
         events.Reload()
         rows += file_rows(events)
@@ -30,8 +31,30 @@ def tensorboard_rows(path: Path) -> tuple[list[Row], tuple[str, ...]]:
     return rows, ()
 
 
+MOST_ENTRIES = 20_000
+"""Largest number of files and directories in a search for event files."""
+
+
+def event_files(directory: Path) -> list[Path]:
+    """Return the event files below a directory, sorted by name. Links to directories are not followed.
+
+    Raises:
+        CurveError: the directory contains more files than a run writes.
+    """
+    found, seen = [], 0
+    for place, directories, files in os.walk(directory):
+        seen += len(directories) + len(files)
+        if seen > MOST_ENTRIES:
+            raise CurveError(
+                f"{directory} contains more than {MOST_ENTRIES} files and directories, too many to search for a log; "
+                "give the directory of one run, or the file"
+            )
+        found += [Path(place, name) for name in files if "tfevents" in name]
+    return sorted(found, key=lambda file: file.name)
+
+
 def file_rows(events: object) -> list[Row]:
-    """One row for each step of one file, in order of wall time; tensors of one number are scalars too."""
+    """Return one row for each step of one file, in order of wall time; tensors with one number count as scalars."""
     cells: dict[int, Row] = {}
     tags = events.Tags()  # type: ignore[attr-defined]
     for tag in tags["scalars"]:

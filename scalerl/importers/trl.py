@@ -16,7 +16,7 @@ COMPONENT = re.compile(r"eval_rewards/[^/]+(?:/mean)?")
 
 
 def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """Adds the evaluation set of each row, and seconds from train_runtime if there is no step_time."""
+    """Add the evaluation set of each row, and seconds from train_runtime if there is no step_time."""
     for row in rows:
         # with several evaluation sets TRL writes `eval_reward` for each; only the runtime has the name of the set
         sets = [match[1] for match in map(RUNTIME.fullmatch, row) if match and match[1]]
@@ -31,14 +31,14 @@ def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
 
 
 def plain(name: str) -> str:
-    """`train/reward` -> `reward`, `eval/reward` -> `eval_reward`: the inverse of what the Trainer does for wandb."""
+    """Invert the Trainer's names for wandb: `train/reward` becomes `reward`, `eval/reward` becomes `eval_reward`."""
     if name.startswith("train/"):
         return name.removeprefix("train/")
     return "eval_" + name.removeprefix("eval/") if name.startswith("eval/") else name
 
 
 def spread_runtime(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """Seconds of a log without step_time: the last total minus evaluation, spread evenly over all steps."""
+    """Add the seconds of a log without step_time: the last total minus evaluation, spread evenly over all steps."""
     totals = [row for row in rows if number(row, "train_runtime") is not None]
     if not totals:
         return rows, ()

@@ -21,20 +21,20 @@ ASIDE = ("timing_s/testing", "timing_s/save_checkpoint")
 
 
 def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
-    """Training seconds of each step, without evaluation and checkpoints."""
+    """Add the training seconds of each step, without evaluation and checkpoints."""
     timed = [row for row in rows if number(row, "timing_s/step") is not None]
     aside = [total(row, ASIDE) for row in timed]
     if not timed or not any(aside):
         return rows, ()
-    # Older versions validate inside the timer of the step, newer ones after it. If validation is inside, the time of
-    # the step minus its phases grows by the validation time.
+    # Older versions validate inside the timer of the step, newer ones after it. If it is inside, the time of the step
+    # minus that of its phases grows by the validation time.
     beyond = [row["timing_s/step"] - total(row, PHASES) for row in timed]
     plain = [extra for extra, some in zip(beyond, aside, strict=True) if not some]
     usual = float(np.median(plain)) if plain else 0.0
     shares = [(extra - usual) / some for extra, some in zip(beyond, aside, strict=True) if some]
     if not any(total(row, PHASES) for row in timed):
         return rows, (
-            "the log has no phases of a step: if timing_s/step includes validation, it could not be subtracted",
+            "the log has no timers of a step's phases: if timing_s/step includes validation, it was not subtracted",
         )
     if float(np.median(shares)) < 0.5:
         return rows, ()
@@ -44,7 +44,7 @@ def prepare(rows: list[Row]) -> tuple[list[Row], tuple[str, ...]]:
 
 
 def plain_name(name: str) -> str:
-    """The name that verl uses: `mean_at_8` becomes `mean@8`, and `timing/step` becomes `timing_s/step`.
+    """Return the name that verl uses: `mean_at_8` becomes `mean@8`, and `timing/step` becomes `timing_s/step`.
 
     mlflow does not allow `@`. Some versions and forks of verl write the seconds of a step under `timing/`.
     """
@@ -52,7 +52,7 @@ def plain_name(name: str) -> str:
 
 
 def devices(rows: list[Row]) -> int | None:
-    """perf/throughput is tokens per second and GPU, so tokens / (seconds x throughput) is the number of GPUs."""
+    """Return the number of GPUs: tokens / (seconds x throughput), because perf/throughput is per second and GPU."""
     counts = [
         row["perf/total_num_tokens"] / (row["perf/time_per_step"] * row["perf/throughput"])
         for row in rows

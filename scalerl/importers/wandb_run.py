@@ -1,7 +1,7 @@
 """Weights & Biases: exported histories and offline run directories of any framework, read without network.
 
-A `.wandb` file is in LevelDB's log format. This module reads the format, because wandb no longer has a Python reader
-for it; the records are decoded with wandb's protobuf messages.
+A `.wandb` file is in LevelDB's log format, for which wandb no longer has a Python reader. The records are decoded with
+wandb's protobuf messages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FULL, LAST = 1, 4
 
 
 def wandb_rows(path: Path) -> tuple[list[Row], tuple[str, ...]]:
-    """The history of an offline run, one row per step.
+    """Return the history of an offline run, one row per step.
 
     Raises:
         CurveError: wandb is not installed, or the file has no history.
@@ -32,7 +32,7 @@ def wandb_rows(path: Path) -> tuple[list[Row], tuple[str, ...]]:
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped,unused-ignore]
         from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined,unused-ignore]
     except ImportError as error:
-        raise CurveError(f"{path} is read with wandb's own library: pip install wandb") from error
+        raise CurveError(f"{path}: reading .wandb files needs wandb: pip install wandb") from error
     frames = Frames(path.read_bytes())
     rows, broken = [], 0
     for frame in frames:
@@ -56,7 +56,7 @@ def wandb_rows(path: Path) -> tuple[list[Row], tuple[str, ...]]:
 
 
 def history(record: Any, frame: bytes) -> dict[str, Any] | None:
-    """The cells of a record of the history; None for a record of another kind.
+    """Return the cells of a record of the history; None for a record of another kind.
 
     Raises:
         ValueError, DecodeError: the record cannot be read.
@@ -94,7 +94,7 @@ class Frames:
 
 
 def plain_header(header: list[str]) -> tuple[list[str], list[str]]:
-    """The columns of a CSV, and the run of each column ("" for a column of all runs).
+    """Return the columns of a CSV, and the run of each column ("" for a column of all runs).
 
     In a chart's export, `Step, run - metric, run - metric__MIN, ...`, only step and metric columns keep a name.
     """

@@ -1,6 +1,6 @@
 """A callback for TRL and the Hugging Face Trainer: writes points.jsonl, prints forecasts, can stop the run.
 
-It counts the devices of the trainer's own processes. If a separate vLLM server is used, set ``devices``.
+By default it counts one device per trainer process; set ``devices`` if there is also a separate vLLM server.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             metric: the evaluation's metric, as TRL logs it.
             devices: number of accelerators of the run; by default one for each of the trainer's processes.
             bounds: smallest and largest possible value of the metric.
-            stop_below_gain: stop if `advise` with this minimum gain returns "stop" or "go back".
+            stop_below_gain: minimum gain with which `advise` is called; its advice "stop" or "go back" stops the run.
             budget: compute at which the gain is judged: "2x" of the last point, or an amount on the axis.
             axis: compute axis of the curve: device_hours, tokens (if the trainer counts them) or step.
             say: function that prints a line.
@@ -96,7 +96,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             self.points = [row for row in earlier_points(self.path) if row["step"] <= state.global_step]
             last = self.points[-1] if self.points else None
             if last and last["step"]:
-                # the checkpoint may be later than the last evaluation: assume the same time per step in between
+                # if the checkpoint is later than the last evaluation, assume the same time per step in between
                 self.seconds = last["device_hours"] * 3600 / self.count * state.global_step / last["step"]
             self.overrule()
         if state.is_world_process_zero:
@@ -109,10 +109,10 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
             held = self.reasons(task)
             self.rules = [rule for rule in self.rules if rule.text not in held]
             for reason in held.values():
-                self.say(f"resumed although {reason}; this condition no longer counts")
+                self.say(f"resumed although {reason}; this condition is ignored from now on")
 
     def reasons(self, task: str) -> dict[str, str]:
-        """The conditions that hold and the reason for each; empty before the fifth evaluation of the task."""
+        """Return the conditions that hold, with the reason for each; empty before the fifth evaluation of the task."""
         rows = [point for point in self.points if point["task"] == task]
         if len(rows) < FIRST_FORECAST:
             return {}
@@ -142,7 +142,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: Mapping[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        """Add a point, print the forecast, and stop the run if the advice is to stop."""
+        """Add a point, print the forecast, and stop the run if the advice or a condition requires it."""
         figures = {**self.latest, **(metrics or {})}
         self.latest = {}
         value = figures.get(self.metric)
@@ -199,7 +199,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def earlier_points(path: Path) -> list[dict[str, Any]]:
-    """The points that a run wrote before it was resumed."""
+    """Read the points that a run wrote before it was resumed."""
     try:
         rows: list[dict[str, Any]] = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
     except ValueError as error:
@@ -212,7 +212,7 @@ def earlier_points(path: Path) -> list[dict[str, Any]]:
 
 
 def line(task: str, point: Mapping[str, Any], ahead: Forecast) -> str:
-    """The forecast in one line."""
+    """Return the forecast in one line."""
     far = "; ".join(
         f"{name} {at.mean:.3f} ({at.low:.3f} to {at.high:.3f})" for name, at in zip(("2x", "4x"), ahead.at, strict=True)
     )
@@ -220,7 +220,7 @@ def line(task: str, point: Mapping[str, Any], ahead: Forecast) -> str:
 
 
 def agreed(stop: bool) -> bool:
-    """The decision of the first process, in every process; if only one stopped, the others would wait for it."""
+    """Return the decision of the first process in every process; if only one stopped, the others would wait for it."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):

@@ -17,36 +17,36 @@ EPS = 1e-6
 """Keeps the division finite if all rewards are equal. The paper states no value."""
 
 
-def batch_normalised(rewards_PG: Tensor) -> Tensor:
+def batch_normalized(rewards_PG: Tensor) -> Tensor:
     """Center by prompt and divide by the standard deviation over the whole batch (ScaleRL's J, appendix A.1).
 
     The standard deviation is computed before the zero-variance filter, so prompts without variance lower it. The paper
     leaves the order open; with rewards of +-1 the other order gives smaller advantages.
     """
-    advantages_PG = centred(rewards_PG)
+    advantages_PG = centered(rewards_PG)
     return advantages_PG / (advantages_PG.std(correction=0) + EPS)
 
 
-def group_normalised(rewards_PG: Tensor) -> Tensor:
+def group_normalized(rewards_PG: Tensor) -> Tensor:
     """Center by prompt and divide by the standard deviation of the prompt's rewards (GRPO, ScaleRL eq. 3)."""
-    return centred(rewards_PG) / (rewards_PG.std(dim=1, keepdim=True, correction=0) + EPS)
+    return centered(rewards_PG) / (rewards_PG.std(dim=1, keepdim=True, correction=0) + EPS)
 
 
-def centred(rewards_PG: Tensor) -> Tensor:
+def centered(rewards_PG: Tensor) -> Tensor:
     """Subtract each prompt's mean reward, without any division (Dr. GRPO)."""
     assert rewards_PG.ndim == 2, rewards_PG.shape
     return rewards_PG - rewards_PG.mean(dim=1, keepdim=True)
 
 
 ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {
-    "batch": batch_normalised,
-    "group": group_normalised,
-    "none": centred,
+    "batch": batch_normalized,
+    "group": group_normalized,
+    "none": centered,
 }
 
 
 def advantages(choice: str | Custom, rewards_PG: Tensor) -> Tensor:
-    """Return advantages_PG by the recipe's choice: a name in ADVANTAGES, or a user's function.
+    """Return advantages_PG by the recipe's choice, a name in ADVANTAGES or a user's function.
 
     Raises:
         PluginError: The function raised, or returned a tensor of another shape or with values that are not finite.

@@ -80,7 +80,7 @@ def token_weights(choice: str | Custom, mask_BT: Tensor, prompt_B: Tensor) -> Te
     total, whole = float(weights_BT.sum()), float(mask_BT.any())
     if not abs(total - whole) < 1e-3 or bool((weights_BT < 0).any()) or bool((weights_BT[~mask_BT] != 0).any()):
         raise plugins.PluginError(
-            f"{choice.function} returned weights that sum to {total:g}; {expected}, at least 0, zero off the mask, and "
-            f"with the sum {whole:g}, so that any split of the batch gives the same gradient"
+            f"{choice.function} returned weights that sum to {total:g}; {expected}, at least 0, zero outside "
+            f"the mask, and with the sum {whole:g}, so that any split of the batch gives the same gradient"
         )
     return weights_BT

@@ -1,4 +1,7 @@
-"""Check of a user's functions on a made-up batch before training."""
+"""Check of a user's functions on a made-up batch before training.
+
+Legend: P prompts, G rollouts per prompt, B = P x G, T tokens.
+"""
 
 from __future__ import annotations
 

@@ -22,15 +22,16 @@ LOG_RATIO_LIMIT = 20.0
 """Largest absolute log ratio of a token, or of a rollout in GSPO; exp of a larger one could overflow the products.
 
 CISPO's cap is far below it. The clipped surrogates (DAPO, GRPO, GSPO) bound the ratio on one side only: a large ratio
-is not clipped if the advantage is negative, nor a small one if it is positive. There this limit cuts the ratio. The
-token then has no gradient and counts as capped.
+is not clipped if the advantage is negative, and a small one is not clipped if it is positive. In these cases this limit
+cuts the ratio. The token then has no gradient and counts as capped.
 """
 
 
 def cispo(params: Cispo, logp_BT: Tensor, behavior_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor) -> Any:
-    """-sg(min(ratio, max_ratio)) * A * log pi (ScaleRL eq. 4). The cap is absolute and only bounds the ratio above.
+    """Return the loss -sg(min(ratio, max_ratio)) * A * log pi (ScaleRL eq. 4).
 
-    No token is masked by its ratio: a capped token still has a gradient, with the capped weight.
+    The cap is absolute and bounds the ratio only above. No token is masked: a capped token still has a gradient, with
+    the capped weight.
 
     Args:
         params: Parameters of the loss.
@@ -50,7 +51,7 @@ def cispo(params: Cispo, logp_BT: Tensor, behavior_BT: Tensor, advantages_B: Ten
 def clipped_surrogate(
     params: Dapo | Grpo, logp_BT: Tensor, behavior_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """-min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) (ScaleRL eqs. 3, 7, 8). Args as for `cispo`."""
+    """Return -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A) (ScaleRL eqs. 3, 7, 8); see `cispo`."""
     _check(logp_BT, behavior_BT, advantages_B, mask_BT)
     return _pessimistic(logp_BT - behavior_BT, advantages_B[:, None], params)
 
@@ -58,7 +59,7 @@ def clipped_surrogate(
 def gspo(
     params: Gspo, logp_BT: Tensor, behavior_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The clipped surrogate of s = exp(mean_t log ratio), the same for every token of a rollout (GSPO eqs. 5-7).
+    """Return the clipped surrogate of s = exp(mean_t log ratio), the same for every token of a rollout (GSPO eqs. 5-7).
 
     The ScaleRL paper writes the plain product of ratios. Thresholds of 1e-3 only make sense for its |y|-th root, which
     the GSPO paper defines and which is used here. Args as for `cispo`.
@@ -72,7 +73,7 @@ def gspo(
 def reinforce(
     params: Reinforce, logp_BT: Tensor, behavior_BT: Tensor, advantages_B: Tensor, mask_BT: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """-A * log pi, as if every token were on policy. Args as for `cispo`."""
+    """Return the loss -A * log pi, as if every token were on policy; see `cispo`."""
     _check(logp_BT, behavior_BT, advantages_B, mask_BT)
     return -advantages_B[:, None] * logp_BT, torch.zeros_like(mask_BT)
 
@@ -104,7 +105,7 @@ def custom(
     The function returns loss_BT, or (loss_BT, clipped_BT).
 
     Raises:
-        PluginError: The function raised, or returned something else.
+        PluginError: The function raised, or returned a value of another form.
     """
     _check(logp_BT, behavior_BT, advantages_B, mask_BT)
     function = plugins.loaded(params.function, "recipe.loss.function")

@@ -1,4 +1,7 @@
-"""The length penalty as a function of lengths."""
+"""The length penalty as a function of lengths.
+
+Legend: P prompts, G rollouts per prompt.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Loggers: the metrics, forecasts and pictures of a run, in the tracker that a team uses. Does not import torch."""
+"""Loggers: send the metrics, forecasts and pictures of a run to experiment trackers. Does not import torch."""

@@ -1,4 +1,4 @@
-"""The interface of loggers. A user's class with these methods is a logger (docs/watching.md)."""
+"""The interface of loggers. A custom class with these methods is a logger (docs/watching.md)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LoggedRun:
     path: Path
     """The run directory."""
     id: str
-    """Result of `start` when the run began; empty if the run has not been logged before."""
+    """Result of `start` at the beginning of the run; empty if the run has not been logged before."""
     resumed_step: int | None
     """Number of updates in the resumed checkpoint; None for a new run."""
 
@@ -28,18 +28,18 @@ class LoggedRun:
 class Logger(Protocol):
     """Writes to a tracker. All calls come from one separate thread, in the order of the run.
 
-    A method that raises loses what it was given, and the run continues. Steps never decrease.
+    If a method raises, its data are lost and the run continues. Steps never decrease.
     """
 
     def start(self, config: Mapping[str, Any], run: LoggedRun) -> str:
         """Begin a logged run, or continue the one with `run.id`; called once, before everything else.
 
         Args:
-            config: the configuration as nested plain values, without `loggers` and `notify`.
-            run: which run.
+            config: configuration as nested plain values, without `loggers` and `notify`.
+            run: run to log.
 
         Returns:
-            The id of the logged run, kept in the run directory for a later resume; not empty.
+            The id of the logged run, which is kept in the run directory for a later resume; not empty.
         """
         ...
 
@@ -56,32 +56,16 @@ class Logger(Protocol):
         """Log a picture.
 
         Args:
-            name: `curve`.
-            png: file that is removed after the call.
-            step: updates done.
+            name: name of the picture: `curve`.
+            png: file with the picture; it is removed after the call.
+            step: number of updates so far.
         """
         ...
 
     def finish(self, state: str) -> None:
-        """End the logged run; called once, last.
+        """End the logged run; called once, after all other methods.
 
         Args:
-            state: finished, stopped (it can be resumed) or failed.
+            state: state of the run: finished, stopped (it can be resumed) or failed.
         """
         ...
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, bool | int | float | str]:
-    """Return nested values under dotted names; lists and similar values as text.
-
-    Args:
-        values: nested plain values.
-        prefix: put before every name.
-    """
-    found: dict[str, bool | int | float | str] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{prefix}{key}.")
-        else:
-            found[prefix + key] = value if isinstance(value, bool | int | float | str) else str(value)
-    return found

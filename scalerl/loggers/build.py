@@ -1,4 +1,4 @@
-"""Makes the loggers that a configuration names."""
+"""Creates the loggers of a configuration."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ METHODS = {"start": 2, "log": 2, "figure": 3, "finish": 1}
 
 
 class Kind(NamedTuple):
-    """Where the logger of a tracker is.
+    """Module and package of a tracker's logger.
 
     Example: Kind("scalerl.loggers.mlflow", "MLflow", package="mlflow", extra="mlflow")
     """
@@ -39,13 +39,13 @@ LOGGERS = {
 
 
 def makers_of(config: RunConfig) -> dict[str, Callable[[], Logger]]:
-    """Return what makes the loggers of a configuration, by name.
+    """Return functions that create the loggers of a configuration, by name.
 
-    The libraries are imported when they are called, in the threads of the loggers, because some take seconds. Loggers
-    of the user are made and checked now.
+    The functions import the libraries, in the threads of the loggers, because some imports take seconds. Custom loggers
+    are created and checked immediately.
 
     Raises:
-        ConfigError: a package is missing, or a logger of the user cannot be made.
+        ConfigError: a package is missing, or a custom logger cannot be created.
     """
     found: dict[str, Callable[[], Logger]] = {}
     for choice in config.loggers:
@@ -82,7 +82,7 @@ def _custom(choice: Custom) -> Logger:
         method = getattr(logger, name, None)
         if not callable(method):
             raise ConfigError(
-                f"loggers: {choice.function} made {plugins.describe(logger)}, which has no method {name}; allowed: an "
+                f"loggers: {choice.function} returned {plugins.describe(logger)} without a method {name}; allowed: an "
                 f"object with {_listed(list(METHODS))} (docs/watching.md)"
             )
         plugins.check_arguments(method, f"{choice.function}.{name}", "loggers.function", ("argument",) * count, {})

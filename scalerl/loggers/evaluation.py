@@ -1,4 +1,4 @@
-"""What is logged of an evaluation: its points, the forecast with its interval, and the picture of the curve."""
+"""The data that are logged after an evaluation: points, the forecast with its interval, and a picture of the curve."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from scalerl.scaling import CurveError, Estimate
 from scalerl.types import EvalPoint
 
 PICTURE_SHARE = 0.005
-"""Share of a run's time that may be spent on drawing: a picture takes 0.3 s of a core, in the trainer's process."""
+"""Largest share of a run's time for pictures; a picture takes 0.3 s of a core, in the trainer's process."""
 
 
 class Pace:
-    """When the next picture may be drawn; one for each run."""
+    """Limits the time for the pictures of one run."""
 
     def __init__(self) -> None:
-        """The first picture may be drawn at once."""
+        """Allow the first picture immediately."""
         self._next = -math.inf
 
     def allows(self) -> bool:
-        """Return whether pictures have taken less than their share."""
+        """Return whether pictures have taken less than their share of the time."""
         return time.monotonic() >= self._next
 
     def drawn(self, seconds: float) -> None:
-        """Take in what a picture has cost."""
+        """Record the time that a picture has taken."""
         self._next = time.monotonic() + seconds / PICTURE_SHARE
 
 
@@ -41,10 +41,10 @@ class Evaluation:
     """An evaluation and all earlier ones. Fits and pictures are computed once, by the first thread that needs them."""
 
     def __init__(self, points: Sequence[EvalPoint], config: RunConfig, pace: Pace) -> None:
-        """Take the evaluations of a run so far, at least one.
+        """Store the evaluations of a run so far, at least one.
 
         Args:
-            points: points of all tasks.
+            points: points of all tasks so far.
             config: configuration of the run.
             pace: limit on the time for pictures, shared by all evaluations of the run.
         """
@@ -63,12 +63,12 @@ class Evaluation:
         return default_axis(self._config)
 
     def outlooks(self) -> dict[str, Outlook]:
-        """Return fit, forecast and advice by task; without tasks that have no forecast yet."""
+        """Return fit, forecast and advice by task; tasks without a forecast are left out."""
         with self._lock:
             if self._outlooks is None:
                 self._outlooks = {}
                 for task in self._config.main_tasks:
-                    with suppress(CurveError):  # too early
+                    with suppress(CurveError):  # too few evaluations
                         self._outlooks[task] = run_outlook(self.by_task.get(task, ()), self.axis)
             return self._outlooks
 
@@ -89,7 +89,7 @@ class Evaluation:
         """Return the curves as a PNG; empty without a forecast, or if pictures have exceeded their share of time.
 
         Args:
-            last: whether this is the last picture of the run, which is drawn in any case.
+            last: whether this is the last picture of the run, which is always drawn.
         """
         outlooks = self.outlooks()
         with self._lock:
@@ -104,7 +104,7 @@ class Evaluation:
 
 
 def finite(row: Mapping[str, Any], but: Sequence[str] = ()) -> dict[str, float]:
-    """Return the numbers of a row that are finite; without those whose name ends, after its last slash, as in `but`."""
+    """Return the finite numbers of a row, without names whose part after the last slash is in `but`."""
     return {
         name: float(value)
         for name, value in row.items()

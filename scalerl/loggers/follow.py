@@ -19,7 +19,7 @@ from scalerl.loggers.worker import Worker
 from scalerl.types import EvalPoint
 
 FINISH_S = 30.0
-"""Seconds that a logger may take at the end of a run to send pending data."""
+"""Time limit of a logger for sending pending data at the end of a run, seconds."""
 
 
 class Followers:
@@ -38,8 +38,8 @@ class Followers:
         Args:
             config: configuration of the run.
             path: run directory.
-            makers: functions that make the loggers, from `build.makers_of`.
-            note: shows a message to the user.
+            makers: functions that create the loggers, from `build.makers_of`.
+            note: function that shows a message to the user.
             resumed_step: number of updates in the resumed checkpoint; None for a new run.
         """
         self._config, self._path, self._note = config, path, note
@@ -70,7 +70,7 @@ class Followers:
         """Log the last evaluation, with the forecast and the curve.
 
         Args:
-            points: all evaluations of the run so far.
+            points: evaluations of the run so far.
         """
         if self._workers and points:
             evaluation = Evaluation(tuple(points), self._config, self._pace)

@@ -1,4 +1,4 @@
-"""Notifications by a command or a webhook: a run has ended, falls, or has an identified forecast."""
+"""Notifications by a command or a webhook about the end of a run, a falling metric or an identified ceiling."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ NAME = "notify"
 
 
 class NotSent(RuntimeError):
-    """A message did not reach its command or address."""
+    """A message was not delivered to its command or webhook."""
 
 
 class Notifier:
-    """Judges evaluations and sends messages. All calls come from one thread."""
+    """Checks evaluations and sends messages. All calls come from one thread."""
 
     def __init__(self, settings: Notify, run: Path, record: Record) -> None:
         """Prepare for a run; the record contains the messages sent before it was resumed."""
@@ -48,7 +48,7 @@ class Notifier:
         self._falls.add(row)
 
     def evaluated(self, evaluation: Evaluation) -> None:
-        """Send a message about a fall and about an identified forecast, each once per task."""
+        """Send a message about a falling metric and about an identified ceiling, each once per task."""
         self._last, self._step = evaluation, max(self._step, evaluation.step)
         if evaluation.step <= self._record.get(NAME, "evaluation", -1):
             return
@@ -74,10 +74,10 @@ class Notifier:
             self._send(state, text, "")
 
     def _send(self, event: str, text: str, task: str) -> None:
-        """Send one message, to the command and to the address.
+        """Send one message to the command and to the webhook.
 
         Raises:
-            NotSent: one of them failed; the other was tried all the same.
+            NotSent: at least one of them failed; both were tried.
         """
         if event not in self._settings.on:
             return
@@ -124,15 +124,15 @@ class Notifier:
 
 
 def run_command(words: tuple[str, ...], message: Mapping[str, Any], timeout_s: float) -> None:
-    """Start a command with a message: as JSON on its standard input, the texts as SCALERL_... in its environment.
+    """Run a command with a message: as JSON on standard input, and its texts in the environment as SCALERL_...
 
     Args:
         words: program and arguments.
         message: result of ``Notifier.message``.
-        timeout_s: seconds until it is killed, with what it has started.
+        timeout_s: time limit in seconds, after which the command and its children are killed.
 
     Raises:
-        NotSent: it cannot be started, takes too long or ends with an error.
+        NotSent: the command cannot be started, takes too long or ends with an error.
     """
     texts = {f"SCALERL_{key.upper()}": str(message[key]) for key in ("event", "run", "path", "step", "text", "advice")}
     with tempfile.TemporaryFile() as said:
@@ -157,22 +157,22 @@ def run_command(words: tuple[str, ...], message: Mapping[str, Any], timeout_s: f
 
 
 def post(url: str, message: Mapping[str, Any], timeout_s: float) -> None:
-    """Send a message as a JSON body by POST.
+    """Send a message as JSON by POST.
 
     Args:
         url: URL of the webhook.
         message: result of ``Notifier.message``.
-        timeout_s: seconds that a connection and each answer may take.
+        timeout_s: time limit of the connection and of each response, seconds.
 
     Raises:
-        NotSent: no answer, or one of an error. The message has no URL, because it may hold a secret.
+        NotSent: there was no response, or an error. The error does not contain the URL, which may contain a secret.
     """
     body = json.dumps(message).encode()
     headers = {"Content-Type": "application/json", "User-Agent": "scalerl"}
     try:
         request = urllib.request.Request(url, data=body, headers=headers, method="POST")
         urllib.request.urlopen(request, timeout=timeout_s).close()
-    except (OSError, ValueError) as error:  # HTTPError and URLError are OSErrors; ValueError for a malformed address
+    except (OSError, ValueError) as error:  # HTTPError and URLError are OSErrors; ValueError: invalid URL
         if isinstance(error, urllib.error.HTTPError):
             error.close()
-        raise NotSent(f"the webhook did not take the message ({error})") from None
+        raise NotSent(f"the webhook did not accept the message ({error})") from None

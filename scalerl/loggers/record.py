@@ -1,4 +1,4 @@
-"""What loggers and notifications remember in the run directory: loggers.json."""
+"""The state of loggers and notifications in the run directory: loggers.json."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ NAME = "loggers.json"
 
 
 class Record:
-    """Ids of logged runs, and how far each was logged, so that a resumed run continues them.
+    """Ids of logged runs and the last logged steps, so that a resumed run continues them.
 
     Example of the file: {"wandb": {"id": "3f2a9c1b", "row": 120, "evaluation": 100}}
     """
 
     def __init__(self, directory: Path) -> None:
-        """Read the file of a run directory; one that is missing or cannot be read holds nothing."""
+        """Read the file of a run directory; a missing or unreadable file counts as empty."""
         self._path = directory / NAME
         self._lock = threading.Lock()
         try:
@@ -29,15 +29,15 @@ class Record:
         self._entries: dict[str, dict[str, Any]] = {k: v for k, v in entries.items() if isinstance(v, dict)}
 
     def get(self, name: str, key: str, default: Any) -> Any:
-        """Return a value of a logger, if it has the type of the default; else the default."""
+        """Return a value of a logger if it has the type of the default, else the default."""
         value = self._entries.get(name, {}).get(key, default)
         return value if isinstance(value, type(default)) else default
 
     def put(self, name: str, **values: Any) -> None:
-        """Remember values of a logger. The file is replaced whole, and not forced to disk: this happens at every step.
+        """Store values of a logger. The file is replaced atomically, but not forced to disk, to save time at each step.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         with self._lock:
             self._entries.setdefault(name, {}).update(values)

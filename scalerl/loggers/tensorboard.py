@@ -12,14 +12,15 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.plugins.hparams.summary_v2 import hparams_pb
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from scalerl.loggers.base import LoggedRun, flat
+from scalerl.loggers.base import LoggedRun
+from scalerl.serialization import flat
 
 
 class TensorBoard:
-    """Writes event files, one for each process that trained the run; TensorBoard reads them as one run."""
+    """Writes one event file for each process that trains the run; TensorBoard reads them as one run."""
 
     def __init__(self, directory: str = "") -> None:
-        """Prepare; `directory` is where the files go, empty for `tensorboard` in the run directory."""
+        """Store the directory of the files; empty: `tensorboard` in the run directory."""
         self._directory = directory
 
     def start(self, config: Mapping[str, Any], run: LoggedRun) -> str:
@@ -30,11 +31,11 @@ class TensorBoard:
         return directory
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Write one event with all numbers."""
+        """Write one event with all metrics."""
         self._add(Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in metrics.items()]), step)
 
     def figure(self, name: str, png: Path, step: int) -> None:
-        """Write the file as it is."""
+        """Write the picture unchanged."""
         image = Summary.Image(encoded_image_string=png.read_bytes(), colorspace=4)
         self._add(Summary(value=[Summary.Value(tag=name, image=image)]), step)
 

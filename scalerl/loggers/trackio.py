@@ -15,7 +15,7 @@ class Trackio:
     """Writes a run of Trackio, which keeps its numbers in a local store ($TRACKIO_DIR) or sends them to a Space."""
 
     def __init__(self, project: str = "scalerl", space: str = "") -> None:
-        """Prepare; nothing is sent."""
+        """Store the settings; nothing is sent yet."""
         self._project, self._space = project, space
 
     def start(self, config: Mapping[str, Any], run: LoggedRun) -> str:
@@ -31,7 +31,7 @@ class Trackio:
         return str(self._run.name)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the numbers."""
+        """Log metrics."""
         self._run.log(dict(metrics), step=step)
 
     def figure(self, name: str, png: Path, step: int) -> None:

@@ -12,14 +12,14 @@ from scalerl.loggers.base import LoggedRun
 
 
 class Wandb:
-    """Writes a run of wandb; files of wandb are in the run directory, also those of its offline mode."""
+    """Writes a run of wandb; the files of wandb, including those of its offline mode, are in the run directory."""
 
     def __init__(self, project: str = "scalerl", entity: str = "") -> None:
-        """Prepare; nothing is sent."""
+        """Store the settings; nothing is sent yet."""
         self._project, self._entity = project, entity
 
     def start(self, config: Mapping[str, Any], run: LoggedRun) -> str:
-        """Begin the run, or continue the one with this id. Offline, `wandb sync` puts its parts together."""
+        """Begin the run, or continue the one with this id. For offline runs, `wandb sync` joins the parts."""
         self._run = wandb.init(
             project=self._project,
             entity=self._entity or None,
@@ -28,13 +28,13 @@ class Wandb:
             config=dict(config),
             id=run.id or None,
             resume="allow" if run.id else None,
-            reinit="create_new",  # several runs of one process do not end each other
+            reinit="create_new",  # otherwise a new run would end other runs of this process
             settings=wandb.Settings(console="off", silent=True),  # the run prints to its own display
         )
         return str(self._run.id)
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        """Log the numbers at wandb's own step."""
+        """Log metrics at the step of wandb."""
         self._run.log(dict(metrics), step=step)
 
     def figure(self, name: str, png: Path, step: int) -> None:
@@ -42,5 +42,5 @@ class Wandb:
         self._run.log({name: wandb.Image(str(png))}, step=step)
 
     def finish(self, state: str) -> None:
-        """Mark a failed run as failed; any other is finished."""
+        """Mark a failed run as failed, and any other run as finished."""
         self._run.finish(exit_code=1 if state == "failed" else 0)

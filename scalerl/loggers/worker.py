@@ -1,4 +1,4 @@
-"""A thread that calls external code, such as a tracker's library, without stopping or slowing a run."""
+"""A thread that calls external code, such as a tracker's library, without stopping or slowing down a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST = 1000
 
 
 class Worker:
-    """Runs jobs one after the other in a thread; a run waits for it only at its end.
+    """Runs jobs one after the other in a thread; a run waits for the thread only at its end.
 
     Consumes / Produces: jobs of ``put`` / calls of external code, and ``news`` for the user.
     Waits for / Unblocked by: a job / ``put`` or ``close``.
@@ -28,9 +28,9 @@ class Worker:
         """
         self.name = name
         self.dropped = 0
-        """Number of jobs that were dropped because too many waited."""
+        """Number of jobs that were dropped because the queue was full."""
         self.failed = 0
-        """Number of jobs that raised."""
+        """Number of jobs that raised an error."""
         self._problem = ""
         self._told: set[str] = set()
         self._dead = False
@@ -54,11 +54,11 @@ class Worker:
         found = []
         if self.failed and "failed" not in self._told:
             self._told.add("failed")
-            found.append(f"{self.name}: {self._problem}; the run continues without what it was given")
+            found.append(f"{self.name}: {self._problem}; the run continues, and the data of failed calls are lost")
         if self.dropped and "dropped" not in self._told:
             self._told.add("dropped")
             found.append(
-                f"{self.name} does not keep up: {MOST} rows wait for it, and others are dropped; the run continues"
+                f"{self.name} is too slow: {MOST} rows are waiting, and further rows are dropped; the run continues"
             )
         return found
 
@@ -66,11 +66,11 @@ class Worker:
         """Run a last job after all others, and wait for them.
 
         Args:
-            until: when to stop waiting, on the clock of `time.monotonic`.
-            last: the last job; a full queue does not drop it before `until`.
+            until: time at which to stop waiting, by the clock of `time.monotonic`.
+            last: last job; a full queue does not drop it before `until`.
 
         Returns:
-            ``news``, and a message about the calls that were lost.
+            The messages of ``news``, and a message about lost calls.
         """
         with suppress(queue.Full):
             for job in (last, None):
@@ -79,11 +79,11 @@ class Worker:
         lines, left = self.news(), 0
         if self._thread.is_alive():
             left = self._jobs.qsize()
-            lines.append(f"{self.name} has not ended in time; it is left behind")
+            lines.append(f"{self.name} has not ended in time; the run ends without it")
         if self.dropped + self.failed + left:
             lines.append(
-                f"{self.name}: {self.dropped} calls were dropped, {self.failed} failed, {left} were not done; the "
-                "files of the run directory are complete"
+                f"{self.name}: {self.dropped} calls were dropped, {self.failed} failed, {left} were not made; the "
+                "files in the run directory are complete"
             )
         return lines
 

@@ -1,4 +1,4 @@
-"""Check of the architecture: supported are decoders whose only state from earlier tokens is keys and values.
+"""Check of the architecture. Decoders are supported if keys and values are their only state from earlier tokens.
 
 There is no list of model names. A model is checked by its configuration and by the attributes that transformers sets on
 its class; `check_head` and `check_engine` then compare numbers.

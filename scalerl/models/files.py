@@ -100,7 +100,7 @@ def read_model_config(file: Path) -> dict[str, Any]:
         )
     if not values.get("model_type"):
         raise ConfigError(
-            f"model.path: {file} names no model_type, so it is unknown which architecture this is; download the "
+            f"model.path: {file} has no model_type, so the architecture is unknown; download the "
             "model's config.json again, or add model_type (for example 'qwen3')"
         )
     return values
@@ -167,7 +167,7 @@ def _header(file: Path) -> Mapping[str, Any]:
 
     Format: 8 bytes with the length of a JSON header, the header, then the tensors without gaps.
     """
-    again = "download it again, or save the model once more"
+    again = "download it again, or save the model again"
     size = file.stat().st_size
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")
@@ -185,7 +185,7 @@ def _header(file: Path) -> Mapping[str, Any]:
     if wrong:
         raise ConfigError(f"model.path: {file}: the size of {wrong[0]} does not match its shape; {again}")
     if 8 + length + end != size:
-        what = "cut off" if 8 + length + end > size else "longer than its header says"
+        what = "cut off" if 8 + length + end > size else "longer than its header states"
         raise ConfigError(f"model.path: {file} is {what}: {size:,} of {8 + length + end:,} bytes; {again}")
     return held
 

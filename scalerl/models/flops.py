@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 FLOPS_RULE = 2
-"""Version of the counting rule, saved in checkpoints. Rule 1, used by checkpoints without this number, counted the head
-for every token of a sequence. Totals by different rules are not comparable, so a run keeps the rule it started with."""
+"""Version of the counting rule, saved in checkpoints. Rule 1, of checkpoints without this number, counts the head for
+every token of a sequence. Totals by different rules are not comparable, so a run keeps the rule it started with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +39,9 @@ class ModelShape:
     def forward_flops(self, first: int, count: int, predicted: int = 0) -> float:
         """Return the FLOPs of the forward pass over `count` tokens of one sequence, the first at position `first`.
 
-        A multiply-add counts as two. Each token costs 2 x matrix entries, and in each layer 2 x width x context for the
-        attention scores and as much for the weighted sum. The context of position p is the p + 1 tokens that it attends
-        to, at most the layer's window.
+        A multiply-add counts as two FLOPs. Each token costs 2 x matrix entries, and in each layer 2 x width x context
+        for the attention scores and as much for the weighted sum. The context of position p is the p + 1 tokens that it
+        attends to, at most the layer's window.
 
         Args:
             first: Position of the first token, counted from 0.

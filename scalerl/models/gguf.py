@@ -63,7 +63,7 @@ def converted(path: str, dtype: str) -> Path:
         model.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         as_umask(temporary)
-        if not (directory / "config.json").exists():  # unless another process was faster
+        if not (directory / "config.json").exists():  # otherwise another process has converted it in the meantime
             shutil.rmtree(directory, ignore_errors=True)
             temporary.rename(directory)
     finally:
@@ -75,7 +75,7 @@ def check_gguf_file(file: Path) -> None:
     """Refuse a path that is not a file or does not start with the GGUF magic bytes.
 
     Raises:
-        ConfigError: The message says what the path is.
+        ConfigError: The path is a directory, does not exist, or is another kind of file.
     """
     if not file.is_file():
         what = "a directory" if file.is_dir() else "no such file"

@@ -1,9 +1,8 @@
 """Log-probabilities and entropies of tokens from hidden states, chunked over the vocabulary.
 
 The trainer never holds a tensor of tokens x vocabulary: the forward pass keeps a running log-sum-exp, and the backward
-pass recomputes each chunk. With `fp32` the operands are cast before the product, not the result of a bf16 product. A
-bf16 product rounds logits to three digits, which causes most of the mismatch between trainer and generator (ScaleRL
-sec. 3.2).
+pass recomputes each chunk. With `fp32` the operands are cast before the product. A bf16 product rounds logits
+to three digits, which causes most of the mismatch between trainer and generator (ScaleRL sec. 3.2).
 
 Legend: N tokens, D hidden size, V vocabulary.
 """
@@ -22,7 +21,7 @@ CHUNK_ELEMENTS = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class HeadRule:
-    """How an architecture computes logits from hidden @ weight.T; plain models use the defaults.
+    """Rule by which an architecture computes logits from hidden @ weight.T; plain models use the defaults.
 
     Example (Gemma 2): HeadRule(fp32=True, softcap=30.0, scale=1.0)
     """

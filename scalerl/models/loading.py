@@ -83,14 +83,14 @@ def _check_loaded(path: str, model: Any, info: dict[str, Any]) -> None:
     if wrong:
         name, there, expected = wrong[0]
         raise ConfigError(
-            f"model.path: {path}: {len(wrong)} weights have other sizes than config.json says; {name} is "
+            f"model.path: {path}: {len(wrong)} weights have other sizes than config.json gives; {name} is "
             f"{tuple(there)}, expected {tuple(expected)}; use the config.json that belongs to the weights"
         )
     left = sorted(name for name in info["unexpected_keys"] if IN_LAYERS.search(name) and "inv_freq" not in name)
     if left:
         raise ConfigError(
-            f"model.path: {path} has {len(left)} weights of layers that a {type(model).__name__} by its config.json "
-            f"does not have, the first is {left[0]}; use the config.json that belongs to the weights"
+            f"model.path: {path} has {len(left)} weights that a {type(model).__name__} with this config.json does not "
+            f"have, the first is {left[0]}; use the config.json that belongs to the weights"
         )
     bad = [name for name, weight in model.named_parameters() if not bool(weight.sum(dtype=torch.float32).isfinite())]
     if bad:

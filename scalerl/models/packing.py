@@ -1,9 +1,8 @@
 """Packing of several sequences into one row without padding, with attention within each sequence.
 
 All operations except attention run over the packed tokens. Attention runs over buckets: adjacent sequences of similar
-length, padded to the longest of them. This needs only a few calls of torch's fused causal kernel and no T x T mask. A
-sliding window is computed in blocks of as many queries as the window is long. The function is registered with
-transformers' attention interface, so no model code is copied. Calls without segments use the previous attention.
+length, padded to the longest of them. This needs only a few calls of torch's fused causal kernel and no T x T mask. The
+function is registered with transformers' attention interface, so no model code is copied.
 
 Legend: B sequences, T tokens of the longest, N tokens in total; b sequences of a bucket, t tokens of its longest;
 H heads, D head size.
@@ -43,7 +42,7 @@ class Bucket:
     rows: int
     width: int
     inside_bt: Tensor | None
-    """[b, t] whether a position holds a token; None if all do."""
+    """Whether each position holds a token; None if all do."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +63,7 @@ class Segments:
             device: Device of the packed row.
         """
         buckets, start = [], 0
-        for part in neighbours(lengths):
+        for part in neighbors(lengths):
             buckets.append(bucket_rows(start, part, device))
             start += sum(part)
         return cls(tuple(buckets))
@@ -86,7 +85,7 @@ def bucket_rows(start: int, lengths: Sequence[int], device: torch.device) -> Buc
     return Bucket(start, len(lengths), width, None if min(lengths) == width else inside_bt.to(device))
 
 
-def neighbours(lengths: Sequence[int]) -> Iterator[list[int]]:
+def neighbors(lengths: Sequence[int]) -> Iterator[list[int]]:
     """Yield the sequence lengths of each bucket."""
     part: list[int] = []
     for length in lengths:

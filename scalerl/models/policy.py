@@ -66,9 +66,11 @@ class Policy(nn.Module):
         """Version of the weights, if an engine has loaded them."""
         self._upcast_head: Tensor | None = None
         if self.device.type == "cpu":
+            from scalerl.models.cpu.mlp import accelerate_mlps
             from scalerl.models.cpu.norm import accelerate_norms
             from scalerl.models.cpu.rotary import accelerate_rotary
 
+            accelerate_mlps(model)
             accelerate_norms(model)
             accelerate_rotary(model)
             self.use_matmul(matmul)
@@ -127,9 +129,9 @@ class Policy(nn.Module):
             tokens_BT: Prompt and completion, padded at the end; the causal mask hides the padding.
             trained_BT: Tokens whose log-probability is returned; never the first of a row.
             temperature: Sampling temperature.
-            length_B: Tokens of each row without padding, on the host. If given, the rows are computed packed; the
-                model's attention must be that of packing.py (`install`).
-            row: If given, the rows are computed as this shared row, each prompt once; attention as for `length_B`.
+            length_B: Tokens of each row without padding, on the host; None for padded rows. If given, the rows are
+                computed packed, and the model's attention must be that of packing.py (`install`).
+            row: Layout that computes each prompt once; None without sharing. The attention is as for `length_B`.
         """
         assert tokens_BT.shape == trained_BT.shape, (tokens_BT.shape, trained_BT.shape)
         if row is not None:
@@ -249,7 +251,7 @@ def load_policy(
 
 
 def check_vocabulary(tokenizer: Any, policy: Policy, path: str) -> None:
-    """Refuse a tokenizer with ids for which the model has no embedding.
+    """Refuse a tokenizer with more ids than the model has embeddings.
 
     Raises:
         ConfigError: The tokenizer's vocabulary is larger than the model's. A larger model is normal (padded rows).
@@ -257,8 +259,8 @@ def check_vocabulary(tokenizer: Any, policy: Policy, path: str) -> None:
     highest = max(tokenizer.get_vocab().values(), default=-1)
     if highest >= policy.vocab_size:
         raise ConfigError(
-            f"model.path: the tokenizer in {path} has ids up to {highest}, the model has {policy.vocab_size} "
-            "embeddings; use the tokenizer the model was trained with, or resize the model's embeddings"
+            f"model.path: the tokenizer in {path} has ids up to {highest}, but the model has {policy.vocab_size} "
+            "embeddings; use the tokenizer that the model was trained with, or resize the model's embeddings"
         )
 
 
@@ -273,8 +275,8 @@ def stop_tokens(policy: Policy, tokenizer: Any) -> tuple[int, ...]:
     ids = tuple(sorted(i for i in given if isinstance(i, int) and 0 <= i < policy.vocab_size))
     if not ids:
         raise ConfigError(
-            "model.path: no token ends a text: neither generation_config.json, config.json nor the tokenizer names an "
-            f"eos token among the model's {policy.vocab_size} tokens; set eos_token in tokenizer_config.json, or "
+            "model.path: the model has no end token: neither generation_config.json, config.json nor the tokenizer "
+            f"names an eos token among its {policy.vocab_size} tokens; set eos_token in tokenizer_config.json, or "
             "eos_token_id in generation_config.json"
         )
     return ids

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from scalerl.models.packing import Segments, bucket_rows, neighbours, packed_attention, padded
+from scalerl.models.packing import Segments, bucket_rows, neighbors, packed_attention, padded
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,7 +64,7 @@ class SharedPrompts:
         groups, prompt_start, start = [], 0, sum(prompts)
         for prompt, first, end in zip(prompts, starts[:-1], starts[1:], strict=True):
             buckets = []
-            for part in neighbours(completions[first:end]):
+            for part in neighbors(completions[first:end]):
                 buckets.append(bucket_rows(start, part, device))
                 start += sum(part)
             groups.append(Completions(prompt_start, prompt, Segments(tuple(buckets))))

@@ -1,8 +1,8 @@
 """Routing of mixtures of experts: recording, comparison and replay, without code for single architectures.
 
 Engine and trainer compute the same router logits up to rounding, which is enough to change the last expert of a token.
-Such tokens cause most of a mixture's mismatch. Replaying the engine's choice in the trainer removes it ("R3", arXiv
-2510.11370). Replay intercepts the router's call of torch.topk and returns the recorded experts with the trainer's
+Such tokens cause most of the mismatch of a mixture. Replaying the engine's choice in the trainer removes it ("R3",
+arXiv 2510.11370). Replay intercepts the router's call of torch.topk and returns the recorded experts with the trainer's
 scores, so the weights of the experts keep their gradient.
 
 Legend: N tokens of a forward pass, L layers with experts, K experts per token, E experts per layer.
@@ -76,7 +76,7 @@ class _Routed:
 
 
 class _GivenTopK(TorchFunctionMode):
-    """Mode in which torch.topk compares its choice with a given one and, on replay, returns the given one."""
+    """Mode in which torch.topk compares its choice with recorded experts and, on replay, returns these."""
 
     def __init__(self, given_NK: Tensor, replay: bool) -> None:
         super().__init__()

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from scalerl.boundary import TimeLimit, time_limit
 from scalerl.config.base import ConfigError
+
+LIMIT_S = 10.0
+"""Time limit in seconds for rendering one prompt. jinja2's sandbox limits neither time nor memory."""
+
+LONGEST = 1_000_000
+"""Maximum length of a rendered text, characters, in addition to ten times the length of its messages."""
+
+MEMORY = 2 << 30
+"""Bytes that a template may allocate when it is checked."""
 
 
 def check_template(tokenizer: Any) -> None:
-    """Refuse a chat template that fails on a question or omits it.
+    """Refuse a chat template that fails on a question, omits it, or does not end.
 
     Args:
         tokenizer: A transformers tokenizer with a chat template.
@@ -16,30 +31,60 @@ def check_template(tokenizer: Any) -> None:
     Raises:
         ConfigError: The template fails or omits the question; the message contains the error of the template.
     """
-    asked = [render(tokenizer, [{"role": "user", "content": text}]) for text in ("What is 2+2?", "Name a colour.")]
+    with _memory_limit(MEMORY):
+        asked = [render(tokenizer, [{"role": "user", "content": text}]) for text in ("What is 2+2?", "Name a color.")]
     if asked[0] == asked[1]:
         raise ConfigError(
             f"data.chat_template: the chat template of the model's tokenizer renders every question as "
-            f"{asked[0][:100]!r}, so the policy would not see it; {TEMPLATE_ADVICE}"
+            f"{asked[0][:100]!r}, so the policy would not see the question; {TEMPLATE_ADVICE}"
         )
 
 
 TEMPLATE_ADVICE = "repair chat_template in the tokenizer's files, or set data.chat_template = 'never' for plain text"
 
 
-def render(tokenizer: Any, messages: list[dict[str, str]]) -> str:
-    """Render messages with the tokenizer's chat template, followed by the start of an answer.
+def render(tokenizer: Any, messages: list[dict[str, str]], *, answer: bool = True) -> str:
+    """Render messages with the tokenizer's chat template.
+
+    Args:
+        tokenizer: A transformers tokenizer with a chat template.
+        messages: Messages with role and content.
+        answer: Whether the start of an answer follows.
 
     Raises:
-        ConfigError: The template, a program by the model's authors that runs in jinja2's sandbox, fails.
+        ConfigError: The template, a program by the model's authors that runs in jinja2's sandbox, fails, does not end
+            within `LIMIT_S` (in the main thread), or returns a text that is far longer than its messages.
     """
     try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # the template's code may raise TemplateError, UndefinedError, TypeError, ...
+        with time_limit(LIMIT_S):
+            text = str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=answer))
+        if len(text) > LONGEST + 10 * sum(len(message["content"]) for message in messages):
+            raise ValueError(f"it makes a text of {len(text)} characters")
+    except (Exception, TimeLimit) as error:  # the template may raise TemplateError, UndefinedError, TypeError, ...
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         roles = ", ".join(message["role"] for message in messages)
         raise ConfigError(
             f"data.chat_template: the chat template of the model's tokenizer fails on messages of the roles {roles} "
             f"({reason}); {TEMPLATE_ADVICE}"
         ) from None
-    return str(text)
+    return text
+
+
+@contextmanager
+def _memory_limit(allowed: int) -> Iterator[None]:
+    """Limit this process to its present size plus `allowed` bytes, so that allocations fail before the memory is full.
+
+    The limit applies to all threads, so use it only briefly and while no other thread works.
+    """
+    try:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:  # not Linux
+        yield
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = min(used + allowed, *(limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY), 1 << 62)
+    resource.setrlimit(resource.RLIMIT_AS, (wanted, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

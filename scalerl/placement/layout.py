@@ -65,7 +65,7 @@ def lay_out(config: RunConfig, found: Found | None = None) -> Layout:
 
     Args:
         config: configuration of the run.
-        found: the model's shape; None: look it up.
+        found: the model's shape and its source; None: they are looked up.
 
     Raises:
         ConfigError: the model's sizes are unknown.
@@ -152,7 +152,7 @@ def _check_gpus(config: RunConfig, layout: Layout) -> None:
     if allowed and layout.gpus > allowed:
         raise ConfigError(
             f"placement: got {layout.trainer_gpus} trainer ranks and {config.placement.engines} generators of "
-            f"{config.placement.gpus_of_a_generator} GPUs, {layout.gpus} GPUs in all; allowed: placement.gpus = "
+            f"{config.placement.gpus_of_a_generator} GPUs, {layout.gpus} GPUs in total; allowed: placement.gpus = "
             f"{allowed}. Lower trainer_ranks, generators or tensor_parallel, or raise gpus"
         )
 
@@ -212,7 +212,7 @@ def _generator_too_large(config: RunConfig, layout: Layout) -> str:
 
 
 def lines(config: RunConfig, layout: Layout) -> list[str]:
-    """Return a description of the layout, one statement per line."""
+    """Return the lines that describe the layout."""
     place = config.placement
     device = config.hardware.device
     out = [size_line(layout.found)]

@@ -87,7 +87,7 @@ def read_lengths(file: Path) -> Lengths:
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"{file}: not a readable file of lengths, one JSON value per line ({error})") from None
+        raise ConfigError(f"{file}: not a readable file of lengths ({error}); give one JSON value per line") from None
     if not found:
-        raise ConfigError(f"{file}: it has no lengths; give a JSONL file with one per line")
+        raise ConfigError(f"{file}: the file has no lengths; give a JSONL file with one per line")
     return np.asarray(found, np.int64)

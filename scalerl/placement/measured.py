@@ -107,7 +107,7 @@ def read_run(path: Path) -> RunRows:
         lines = read_bytes(path / "metrics.jsonl").decode().split("\n")
     except OSError as error:
         raise ConfigError(
-            f"{path}: not a run directory with config.toml and metrics.jsonl ({trouble(error)})"
+            f"{path}: not a run directory with config.toml and metrics.jsonl ({trouble(error)}); give one"
         ) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: config.toml or metrics.jsonl is not UTF-8 text; give an undamaged run") from None
@@ -115,7 +115,7 @@ def read_run(path: Path) -> RunRows:
     rows = [_row(line, f"{path / 'metrics.jsonl'} line {n}") for n, line in enumerate(lines, 1) if line.endswith("}")]
     kept = rows[math.ceil(WARM_UP * len(rows)) :]
     if len(kept) < 5:
-        raise ConfigError(f"{path}: got {len(rows)} steps; at least 7 are needed to read speeds from")
+        raise ConfigError(f"{path}: got {len(rows)} steps; allowed: at least 7, to measure speeds; give a longer run")
     return RunRows(
         config,
         [{**row, "before": before["tokens"]} for before, row in zip(rows[-len(kept) - 1 : -1], kept, strict=True)],
@@ -137,7 +137,9 @@ def _row(line: str, where: str) -> dict[str, Any]:
     odd = [name for name in NUMBERS if not isinstance(row, dict) or not isinstance(row.get(name), int | float)]
     odd += [name for name in ("occupancy", "generator_tokens_per_s") if name not in odd and name not in row]
     if odd:
-        raise ConfigError(f"{where}: no number in {', '.join(odd[:3])}; give a run of this version of scalerl")
+        raise ConfigError(
+            f"{where}: no number in the columns {', '.join(odd[:3])}; give a run of this version of scalerl"
+        )
     return dict(row)
 
 
@@ -208,7 +210,7 @@ def measure(paths: Sequence[Path]) -> Measured:
     steps = [point for point in points if point is not None]
     if not steps:
         raise ConfigError(
-            f"{', '.join(map(str, paths))}: no step has an occupancy, so decode steps are unknown; give another run"
+            f"{', '.join(map(str, paths))}: no step has an occupancy, so the decode steps are unknown; give another run"
         )
     base, slope = line_through(steps)
     rows = [row for run in runs for row in run.rows]

@@ -32,7 +32,7 @@ class TrainerMemory:
     """
 
     weights: float
-    """Copy for the forward pass; 0 if it is gathered layer by layer."""
+    """BF16 copy for the forward pass; 0 if it is gathered layer by layer."""
     masters: float
     gradients: float
     optimizer: float
@@ -42,7 +42,7 @@ class TrainerMemory:
 
     @property
     def total(self) -> float:
-        """Their sum."""
+        """Sum of all parts."""
         state = self.weights + self.masters + self.gradients + self.optimizer
         return state + self.gathered + self.activations + self.logits
 
@@ -62,7 +62,7 @@ class GeneratorMemory:
 
     @property
     def total(self) -> float:
-        """Their sum."""
+        """Sum of all parts."""
         return self.weights + self.head + self.cache
 
 

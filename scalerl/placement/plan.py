@@ -37,17 +37,17 @@ UPDATES = 20
 """Default number of updates to measure after the ramp-up."""
 
 COMPLETIONS = 1 << 18
-"""Number of completions after which a measurement may stop (at least LEAST_UPDATES): large batches vary less."""
+"""Number of completions to measure, in at least LEAST_UPDATES updates; large batches vary less and need fewer."""
 
 LEAST_UPDATES = 8
 
 STRIDES = 12
-"""Number of steps that the search takes over all possible splits."""
+"""Number of steps in which the search covers all possible splits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Known speeds besides the configuration; unknown ones are assumed.
+    """Speeds that are known in addition to the configuration; the others are assumed.
 
     Example: Given(found=Found(...), assumed=Assumptions(GPUS["H100"]), generator_rates=((64, 2500.0),))
     """
@@ -113,7 +113,7 @@ def _generation(config: RunConfig, given: Given) -> tuple[StepSeconds, str]:
         line = f"{1e3 * given.measured.base_s:.3g} ms + {1e6 * given.measured.slope_s:.3g} us per running sequence"
         return given.measured.step_seconds, f"measured, a decode step takes {line}"
     steps = decode_roofline(given.found.shape, given.assumed, config.placement.gpus_of_a_generator)
-    return steps, "assumed, a roofline"
+    return steps, "a roofline (assumed)"
 
 
 def _training(config: RunConfig, given: Given) -> tuple[UpdateSeconds, str]:
@@ -131,7 +131,7 @@ def _training(config: RunConfig, given: Given) -> tuple[UpdateSeconds, str]:
         config.learner.gradient_checkpointing,
         whole_gradient(config),
     )
-    return training_roofline(given.found.shape, given.assumed, training), "assumed, a roofline"
+    return training_roofline(given.found.shape, given.assumed, training), "a roofline (assumed)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +236,8 @@ def splits(gpus: int, of_a_generator: int, node: int) -> list[tuple[int, int]]:
     ]
     if not found:
         raise ConfigError(
-            f"--gpus: got {gpus} with generators of {of_a_generator} GPUs; allowed: at least {of_a_generator + 1}, so "
-            "that one trainer rank and one generator have GPUs"
+            f"--gpus: got {gpus} with generators of {of_a_generator} GPUs; allowed: at least {of_a_generator + 1}, for "
+            "one trainer rank and one generator"
         )
     return found
 
@@ -249,7 +249,7 @@ def best_split(config: RunConfig, given: Given, lengths: Lengths, gpus: int) -> 
         The simulated splits, by decreasing useful tokens per second.
 
     Raises:
-        ConfigError: the model fits no split of these GPUs; the message has the last reason.
+        ConfigError: the model fits in no split of these GPUs; the message has the last reason.
     """
     cuda = replace(config, hardware=replace(config.hardware, device="cuda"))
     fitting, reason = [], ""
@@ -298,14 +298,14 @@ def balance(config: RunConfig, given: Given, lengths: Lengths) -> float:
 def balance_line(config: RunConfig, found: Found) -> str:
     """Return a line on the balance of generation and training by the roofline of an H100; no estimate for CPUs."""
     if config.hardware.device == "cpu" or isinstance(config.model, TinyModel):
-        return "balance: not estimated for the lab and for CPUs; `scalerl plan CONFIG --from RUN` takes measured speeds"
+        return "balance: not estimated for the lab and for CPUs; `scalerl plan CONFIG --from RUN` uses measured speeds"
     given = Given(found, Assumptions(GPUS["H100"]))
     ratio = balance(config, given, lognormal(config.expected_tokens, SIGMA, config.recipe.length, 1 << 12))
     slower = "generation" if ratio > 1 else "training"
     times = max(ratio, 1 / ratio)
     return (
-        f"balance, by a roofline of H100 GPUs: with full slots, {slower} takes {times:.1f} times as long per batch as "
-        "the other side; `scalerl plan` simulates the run and takes measured speeds"
+        f"balance by a roofline of H100 GPUs: with full slots, {slower} takes {times:.1f} times as long per batch as "
+        "the other side; `scalerl plan` simulates the run and can use measured speeds"
     )
 
 

@@ -121,7 +121,7 @@ def from_config_json(values: Mapping[str, Any]) -> DecoderShape:
 
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Names of the number of experts, by family of models."""
+"""Names of the number of experts in the config.json of different families."""
 
 
 def from_numbers(given: ModelNumbers) -> DecoderShape:

@@ -21,7 +21,7 @@ from scalerl.rollouts.schedule import groups_beyond, schedule_of
 from scalerl.types import Visit
 
 QUANTA = 40
-"""Polls per mean completion or batch, whichever is shorter: a finished sequence is replaced at the next poll."""
+"""Polls per mean completion or batch, whichever is shorter. A finished sequence is replaced at the next poll."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ class Simulation:
             return formed
         if coordinator.ticks == ticks:
             if not formed and coordinator.schedule.active == active:
-                raise Stuck(f"a step that did nothing: {coordinator.schedule} after {ticks} ticks")
+                raise Stuck(f"a step had no effect: {coordinator.schedule} after {ticks} ticks")
             return formed
         swapped = self.speeds.swap_s * (coordinator.schedule.active - active)
         shared.now += max(engine.step_s for engine in self._engines) + swapped
@@ -214,7 +214,7 @@ class Simulation:
     def _wait(self) -> None:
         """Advance the time to the arrival of the next weights."""
         if not self._under_way:
-            raise Stuck(f"{self._coordinator.schedule} after {self._coordinator.ticks} ticks")
+            raise Stuck(f"no further event: {self._coordinator.schedule} after {self._coordinator.ticks} ticks")
         arrival = self._under_way[0][0]
         self._blocked_s += arrival - self.shared.now
         self.shared.now = arrival

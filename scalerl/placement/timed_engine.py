@@ -69,8 +69,8 @@ class TimedEngine:
 
         Args:
             slots: sequences decoded together.
-            length_of: gives the length of a request, tokens.
-            step_seconds: gives the seconds of one decode step.
+            length_of: function that returns the length of a request, tokens.
+            step_seconds: function that returns the seconds of one decode step.
             shared: state shared by the engines of the simulation.
             lockstep: whether a poll does one decode step, whose seconds are `step_s`.
             prompt_tokens: tokens of a prompt, in the cache from the start.

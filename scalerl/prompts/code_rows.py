@@ -66,7 +66,7 @@ ROW_FORMS: dict[str, Callable[[Mapping[str, Any], str], dict[str, Any] | None]] 
     "deepcoder": deepcoder,
     "livecodebench-2025": livecodebench,
 }
-"""Functions by the names in NamedSet.rows. They return None for rows that do not belong to the set."""
+"""Functions by the names in NamedSet.rows; they return None for rows that do not belong to the set."""
 
 
 def _asked(values: Mapping[str, Any], column: str, where: str) -> str:
@@ -123,5 +123,8 @@ def _json(text: Any, column: str, where: str) -> Any:
 
 def _needed(values: Mapping[str, Any], column: str, where: str) -> Any:
     if values.get(column) in (None, "", []):
-        raise ConfigError(f"{where}: the column {column!r} is empty or missing (columns here: {', '.join(values)})")
+        raise ConfigError(
+            f"{where}: the column {column!r} is empty or missing (columns here: {', '.join(values)}); give a file of "
+            "this set"
+        )
     return values[column]

@@ -1,8 +1,8 @@
 """Epochs over shuffled prompts, with No-Positive-Resampling (ScaleRL sec. 3.2).
 
-A prompt whose latest pass rate reaches the threshold is retired and never drawn again. Draws run ahead of results by up
-to k batches. A prompt whose last visit has no result yet is postponed within its epoch, so that it is not drawn again
-before its retirement is decided.
+A prompt whose latest pass rate reaches the threshold is retired and never drawn again. Prompts are drawn up to k
+batches ahead of results. A prompt whose last visit has no result yet is postponed within its epoch, so that it is not
+drawn again before its retirement is decided.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Curriculum:
         Args:
             prompts: training pool.
             seed: seed of the shuffles.
-            retire_at: pass rate from which on a prompt is retired; None: prompts are never retired.
+            retire_at: smallest pass rate at which a prompt is retired; None: prompts are never retired.
         """
         self._prompts = {prompt.id: prompt for prompt in prompts}
         self._seed, self._retire_at = seed, retire_at
@@ -87,8 +87,8 @@ class Curriculum:
             if self._retire_at is None or not self._awaited[identity]:
                 return identity
             self._order.append(identity)
-        # all prompts left await results, because the pool is smaller than the draws ahead; a wait would starve the
-        # generator
+        # all remaining prompts await results, because the pool is smaller than the number of prompts drawn ahead;
+        # waiting would starve the generator
         return self._order.popleft() if self._order else None
 
     def state(self) -> dict[str, Any]:

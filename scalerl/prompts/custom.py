@@ -8,7 +8,7 @@ from scalerl.tasks import custom
 
 
 def rows(task: CustomTask, held_out: int) -> tuple[list[Row], list[str]]:
-    """Return `task.prompts` + `held_out` rows with distinct prompts; tasks/custom.py lists the exceptions."""
+    """Return `task.prompts` + `held_out` rows with distinct prompts; raises as `rows` in tasks/custom.py."""
     found = []
     for number, row in enumerate(custom.rows(task, task.prompts + held_out)):
         columns = {"function": task.function, "params": task.params, "pass_score": task.pass_score, "row": row}

@@ -33,7 +33,7 @@ class PromptSplit:
     training: tuple[Prompt, ...]
     held_out: tuple[Prompt, ...]
     notes: tuple[str, ...] = ()
-    """What was left out."""
+    """Notes for the user about rows that were left out."""
 
     @property
     def longest(self) -> int:
@@ -112,7 +112,7 @@ SOURCES: dict[str, Callable[[Any, int], tuple[list[Row], list[str]]]] = {
     "reasoning-gym": gym.rows,
     "verifiers": environments.rows,
 }
-"""By kind: function from (task, number of held-out prompts) to rows and notes."""
+"""Functions by `data.kind`: (task, number of held-out prompts) -> rows and notes."""
 
 
 def _split(prompts: list[Prompt], held_out: int, needed: int, name: str) -> tuple[list[Prompt], list[Prompt]]:
@@ -133,7 +133,9 @@ def _tokenize(rows: Sequence[Row], task: str, encode: Callable[[Row], tuple[str,
     for row in rows:
         text, tokens = encode(row)
         if not tokens:
-            raise ConfigError(f"{row.where}: the model's tokenizer gives no token for the prompt {text!r}")
+            raise ConfigError(
+                f"{row.where}: the model's tokenizer returns no tokens for the prompt {text!r}; change or drop the row"
+            )
         columns = {**row.columns, "prompt": row.prompt} if row.columns else {}
         prompts.append(Prompt(identity(row), text, tuple(tokens), row.answer, task, columns, row.where))
     return prompts

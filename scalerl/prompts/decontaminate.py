@@ -43,7 +43,7 @@ def overlapping(training: Sequence[str], suite: Iterable[str], n: int) -> list[b
     Args:
         training: training texts.
         suite: texts that must not be trained on.
-        n: number of consecutive words that must not be shared; a text of fewer words is compared as a whole.
+        n: number of consecutive words that count as an overlap; a text of fewer words is compared as a whole.
     """
     seen: Counter[int] = Counter()
     whole = set()

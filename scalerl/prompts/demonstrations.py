@@ -14,6 +14,7 @@ from typing import Any
 from scalerl.config.base import ConfigError, short
 from scalerl.config.data import PromptFile, TextTask
 from scalerl.config.supervised import Supervised
+from scalerl.models.template import render
 from scalerl.prompts.dataset import encode_prompt
 from scalerl.prompts.files import read_objects
 from scalerl.prompts.layouts import whole_text
@@ -57,7 +58,7 @@ def load_demonstrations(settings: Supervised, tokenizer: Any, stop: Collection[i
         settings: the file, system prompt and use of the chat template.
         tokenizer: a transformers tokenizer.
         stop: ids of the tokens that end an answer of the model.
-        limit: largest number of tokens of a row.
+        limit: maximum number of tokens of a row.
 
     Raises:
         ConfigError: the file cannot be read, or a row has neither of the two forms or is too long. The message has
@@ -72,7 +73,9 @@ def load_demonstrations(settings: Supervised, tokenizer: Any, stop: Collection[i
         _, start = encode_prompt(tokenizer, prompt, task)
         tokens = (*start, *tokenizer(completion, add_special_tokens=False)["input_ids"], end)
         if not start:
-            raise ConfigError(f"{where}: the model's tokenizer gives no token for the prompt")
+            raise ConfigError(
+                f"{where}: the model's tokenizer returns no tokens for the prompt; change or drop the row"
+            )
         content = json.dumps(prompt, sort_keys=True).encode()
         name = hashlib.blake2b(content, digest_size=8).hexdigest()
         rows.setdefault(tokens, Demonstration(tokens, len(start), name, where))
@@ -113,7 +116,7 @@ def conversation(values: dict[str, Any], where: str) -> tuple[str | Messages, st
 
 
 def end_token(tokenizer: Any, task: TextTask, stop: Collection[int]) -> int:
-    """Return the token that ends an answer. If a chat template is used, this is the token that it writes after one.
+    """Return the token that ends an answer; with a chat template, the token that the template writes after an answer.
 
     Some tokenizers have another end token than their template. A model trained with it would never learn to stop.
 
@@ -123,13 +126,13 @@ def end_token(tokenizer: Any, task: TextTask, stop: Collection[int]) -> int:
     if tokenizer.chat_template and task.chat_template != "never":
         mark = "0123456789"
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": mark}]
-        after = tokenizer.apply_chat_template(messages, tokenize=False).rpartition(mark)[2]
+        after = render(tokenizer, messages, answer=False).rpartition(mark)[2]
         ending = next((i for i in tokenizer(after, add_special_tokens=False)["input_ids"] if i in stop), None)
         if ending is not None:
             return int(ending)
     if tokenizer.eos_token_id is None:
         raise ConfigError(
-            "model: its tokenizer has no end token (eos_token), so that an answer would never end; set one with "
+            "model: its tokenizer has no end token (eos_token), so an answer would never end; set one with "
             "tokenizer.eos_token = ... and save it"
         )
     return int(tokenizer.eos_token_id)
@@ -175,7 +178,7 @@ def _divided(rows: Sequence[Demonstration], share: float, notes: list[str]) -> D
     count = max(1, round(share * len(prompts))) if share and len(prompts) > 1 else 0
     apart = set(prompts[: min(count, len(prompts) - 1)])
     if share and not apart:
-        notes = [*notes, "all rows have one prompt: nothing is held out"]
+        notes = [*notes, "all rows have the same prompt, so none is held out"]
     return Demonstrations(
         training=tuple(row for row in rows if row.prompt_hash not in apart),
         held_out=tuple(row for row in rows if row.prompt_hash in apart),

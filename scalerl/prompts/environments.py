@@ -21,13 +21,17 @@ def rows(task: EnvironmentTask, held_out: int) -> tuple[list[Row], list[str]]:
     try:
         found = load(task.environment, task.arguments).get_dataset()
     except ValueError as error:
-        raise ConfigError(f"data.environment: {task.environment!r} has no data set ({error})") from None
+        raise ConfigError(
+            f"data.environment: {task.environment!r} has no data set of prompts ({error}); choose another one"
+        ) from None
     unique: dict[str, Row] = {}
     for number, values in enumerate(found):
         row = _row(task, dict(values), f"{task.environment} row {number}")
         unique.setdefault(identity(row), row)
     if not unique:
-        raise ConfigError(f"data.environment: the data set of {task.environment!r} has no rows")
+        raise ConfigError(
+            f"data.environment: the data set of {task.environment!r} has no rows; choose another, or other arguments"
+        )
     dropped = len(found) - len(unique)
     return list(unique.values()), [f"dropped {dropped} duplicate rows of {task.environment}"] if dropped else []
 

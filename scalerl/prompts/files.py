@@ -194,7 +194,8 @@ def _hub(data: PromptFile) -> Iterator[Found]:
         reason = str(error).strip().split("\n")[0]
         raise ConfigError(
             f"data.path: no file and no hub data set {data.path!r} with subset {data.subset!r}, split {data.split!r} "
-            f"and revision {data.revision!r} that this machine can read{nearest(data.path, NAMED)} ({reason})"
+            f"and revision {data.revision!r} that this machine can read{nearest(data.path, NAMED)} ({reason}); check "
+            "the name, or give a file"
         ) from None
     return (Found(f"{data.path}[{data.split}] row {i}", dict(row)) for i, row in enumerate(rows, start=1))
 

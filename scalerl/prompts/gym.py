@@ -33,6 +33,6 @@ def rows(task: ReasoningGymTask, held_out: int) -> tuple[list[Row], list[str]]:
         if len(found) == wanted:
             return list(found.values()), []
     raise ConfigError(
-        f"data.prompts: {task.dataset} with the parameters {task.parameters!r} makes only about {len(found)} distinct "
-        f"prompts; allowed: parameters that make at least {wanted} (data.prompts and held-out prompts together)"
+        f"data.prompts: {task.dataset} with the parameters {task.parameters!r} generates only about {len(found)} "
+        f"distinct prompts; allowed: parameters that generate at least {wanted} (data.prompts plus held-out prompts)"
     )

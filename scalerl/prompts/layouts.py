@@ -85,7 +85,7 @@ def identity(row: Row) -> str:
 
 
 def layout_of(values: Mapping[str, Any]) -> Layout:
-    """Return the layout that a row's columns identify; `plain` if it has both of its columns, or no layout fits."""
+    """Return the layout that a row's columns identify: `plain` if the row has its two columns or fits no layout."""
     if "prompt" in values and "answer" in values:
         return LAYOUTS["plain"]
     if isinstance(values.get("reward_model"), Mapping) and "prompt" in values:
@@ -132,8 +132,8 @@ def _row(data: PromptFile, values: dict[str, Any], where: str) -> Row:
     absent = [f"{name} = {data.columns[name]!r}" for name, value in extra.items() if value is None and name != "id"]
     if absent:
         raise ConfigError(
-            f"{where}: data.columns names {', '.join(absent)}, which the row does not have (columns here: "
-            f"{', '.join(values)})"
+            f"{where}: data.columns names {', '.join(absent)}, which the row does not have; allowed: "
+            f"the columns of the row ({', '.join(values)})"
         )
     return Row(prompt, answer, {**values, **{name: value for name, value in extra.items() if name != "id"}}, where)
 
@@ -198,7 +198,7 @@ def _check_id(data: PromptFile, row: Row, seen: dict[str, tuple[str, str]]) -> N
 
 
 def whole_text(text: str, at: str, where: str) -> str:
-    """Return a text after checking that it can be encoded as UTF-8. JSON escapes allow half of a surrogate pair.
+    """Return a text after checking that it can be encoded as UTF-8. JSON escapes can encode half of a surrogate pair.
 
     Raises:
         ConfigError: it cannot be encoded.
@@ -239,4 +239,4 @@ ANSWER_FORMS: dict[str, Callable[[str], str | None]] = {
     "hashes": after_hashes,
     "boxed": last_boxed,
 }
-"""By `data.answers`: function that extracts the answer from its column; it returns None without an answer."""
+"""Functions by `data.answers`: text of the answer column -> answer, or None if there is none."""

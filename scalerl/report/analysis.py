@@ -23,7 +23,7 @@ from scalerl.report.sources import Source, naming
 from scalerl.scaling import Backtest, Comparison, Curve, CurveError, Fit, backtest, compare
 
 FRACTIONS = (0.3, 0.5, 0.7)
-"""Where a backtest splits a run, as shares of its compute."""
+"""Shares of a run's compute at which a backtest splits it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,13 +31,13 @@ class RunAnalysis:
     """One run of a page."""
 
     name: str
-    """Unique on the page."""
+    """Name, unique on the page."""
 
     side: int
     """The recipe: 0, or 1 for the runs after ``--versus``."""
 
     curve: Curve
-    """Its points, including those left out of the fit."""
+    """Points of the run, including those left out of the fit."""
 
     outlook: Outlook
     """Fit, forecast and advice."""
@@ -49,22 +49,22 @@ class RunAnalysis:
     """Joint posterior of A and B."""
 
     parts: tuple[Fit, ...]
-    """Fits of its first parts; empty if they have too few points."""
+    """Fits of the first parts of the run; empty if they have too few points."""
 
     backtest: Backtest | None
     """Scores of these fits; None if they have too few points."""
 
     untested: str
-    """Why there is no backtest; empty if there is one."""
+    """Reason why there is no backtest; empty if there is one."""
 
     notes: tuple[str, ...]
-    """A note about the data, and every warning of the fit."""
+    """Notes about the data, and the warnings of the fit."""
 
     suites: tuple[Curve, ...] = ()
-    """Points of its evaluation suites, by their labels."""
+    """Curves of the run's evaluation suites; the label of each is the name of the suite."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The run's numbers as JSON values."""
+        """Return the run's numbers as JSON values."""
         splits = self.backtest.to_dict() if self.backtest else {"splits": None}
         return {"name": self.name, "side": self.side, **self.outlook.to_dict(), **splits}
 
@@ -74,7 +74,7 @@ class Analysis:
     """All runs of a page."""
 
     runs: tuple[RunAnalysis, ...]
-    """First side first."""
+    """The runs of the first side, then those of the second."""
 
     ceiling: float
     """The common ceiling, at which steepness is compared."""
@@ -91,19 +91,19 @@ class Analysis:
         return self.runs[0].curve.unit
 
     def headlines(self) -> list[str]:
-        """The verdicts, one line each: the comparison, then each run's advice."""
+        """Return the verdicts, one line each: the comparison, then each run's advice."""
         lines = [self.comparison.sentence] if self.comparison else []
         return lines + [f"{run.name}: {run.outlook.advice}" for run in self.runs]
 
     def to_dict(self) -> dict[str, Any]:
-        """The numbers of the page as JSON values; docs/json.md has the keys."""
+        """Return the numbers of the page as JSON values; docs/json.md has the keys."""
         return {
             "runs": [run.to_dict() for run in self.runs],
             "comparison": self.comparison.to_dict() if self.comparison else None,
         }
 
 
-def analyse(
+def analyze(
     first: Sequence[Source],
     second: Sequence[Source] = (),
     exclude_below: float = 0.0,
@@ -112,12 +112,12 @@ def analyse(
     """Fit runs, and compare the two sides if there are two; ``exclude_below`` and ``method`` are passed to ``fit``.
 
     Raises:
-        CurveError: a run that cannot be fitted, runs on different compute axes, or a method without uncertainty.
+        CurveError: a run cannot be fitted, the runs have different compute axes, or the method gives no uncertainty.
     """
     if method == "paper":
         raise CurveError(
-            "a page shows intervals, and method 'paper' gives none; choose posterior or least-squares, or "
-            "`scalerl fit --method paper` for its numbers alone"
+            "method: got 'paper', which gives no intervals for the page; allowed: posterior, least-squares. "
+            "`scalerl fit --method paper` prints its numbers"
         )
     sources = [*first, *second]
     axes = sorted({source.curve.axis for source in sources})

@@ -20,7 +20,7 @@ from scalerl.scaling import CurveError
 from scalerl.types import EvalPoint
 
 WARN_TRUNCATION, UNSTABLE_TRUNCATION = 0.05, 0.10
-"""Shares of truncated rollouts: where caution begins, and where the paper's runs usually became unstable."""
+"""Shares of truncated rollouts above which a warning is shown; above the second, the paper's runs became unstable."""
 
 
 def truncation_warning(rate: float) -> str | None:
@@ -28,7 +28,7 @@ def truncation_warning(rate: float) -> str | None:
     if rate > UNSTABLE_TRUNCATION:
         return f"{rate:.0%} of the rollouts are truncated: above 10% training usually becomes unstable"
     if rate > WARN_TRUNCATION:
-        return f"{rate:.0%} of the rollouts are truncated: caution from 5% on"
+        return f"{rate:.0%} of the rollouts are truncated: training may become unstable if the share exceeds 10%"
     return None
 
 
@@ -55,7 +55,7 @@ class RunDisplay:
         self._live: Live | None = None
 
     def start(self) -> None:
-        """Start to redraw, on a terminal."""
+        """Start the live table, if the console is a terminal."""
         if self.console.is_terminal and self._live is None:
             self._live = Live(self._render(), console=self.console, refresh_per_second=4, transient=True)
             self._live.start()
@@ -126,28 +126,11 @@ class RunDisplay:
         )
 
     def _render(self) -> Group:
-        table = Table.grid(padding=(0, 3))
-        for _ in range(4):
-            table.add_column()
-        row = self._row
-        if row:
-            done = int(30 * row["step"] / self._steps)
-            bar = "━" * done + "─" * (30 - done)
-            table.add_row("step", f"{row['step']}/{self._steps}  {bar}", "pass rate (batch)", f"{row['pass_rate']:.3f}")
-            table.add_row(
-                "staleness", f"{row['staleness_mean']:.1f} updates, max {row['staleness_max']:.0f}",
-                "truncated | interrupted", f"{row['truncation_rate']:.1%} | {row['interruption_rate']:.1%}",
-            )  # fmt: skip
-            table.add_row(
-                "tokens/s",
-                f"generator {row['generator_tokens_per_s']:,.0f}, trainer {row['trainer_tokens_per_s']:,.0f}",
-                "slots busy | idle", f"{_share(self._occupancy.mean())} | generator {row['generator_idle']:.0%}, "
-                f"trainer {row['trainer_idle']:.0%}",
-            )  # fmt: skip
-            table.add_row(
-                "kept prompts", f"{row['kept_prompts']}/{row['prompts']}, {row['retired_prompts']} retired, "
-                f"epoch {row['epoch']}", "entropy | capped", f"{row['entropy']:.3f} | {row['capped_share']:.2%}",
-            )  # fmt: skip
+        table = Table.grid(padding=(0, 2))
+        for style in ("dim", "", "dim", ""):
+            table.add_column(style=style, no_wrap=True)
+        for cells in _cells(self._row, self._steps, self._occupancy.mean()) if self._row else ():
+            table.add_row(*cells)
         lines: list[RenderableType] = [Text.from_markup("[bold]scalerl[/bold]"), table]
         for task, last in self._last.items():
             of_task = f", {task}" if len(self._last) > 1 else ""
@@ -158,6 +141,28 @@ class RunDisplay:
                 lines.append(Text(_forecast_line(self._outlooks[task]), style="bold"))
                 lines.append(Text(f"advice{of_task}: {self._outlooks[task].advice}"))
         return Group(*lines)
+
+
+def _cells(row: dict[str, Any], steps: int, occupancy: float | None) -> list[tuple[str, str, str, str]]:
+    """Return two labels and values per line, short enough for a terminal of 80 columns."""
+    done = int(12 * row["step"] / steps)
+    bar = "━" * done + "─" * (12 - done)
+    return [
+        ("step", f"{row['step']}/{steps} {bar}", "pass rate", f"{row['pass_rate']:.3f} (batch)"),
+        (
+            "generator", f"{row['generator_tokens_per_s']:,.0f} tok/s, {row['generator_idle']:.0%} idle",
+            "trainer", f"{row['trainer_tokens_per_s']:,.0f} tok/s, {row['trainer_idle']:.0%} idle",
+        ),
+        (
+            "staleness", f"{row['staleness_mean']:.1f} updates, max {row['staleness_max']:.0f}",
+            "truncated", f"{row['truncation_rate']:.1%}, interrupted {row['interruption_rate']:.1%}",
+        ),
+        (
+            "kept prompts", f"{row['kept_prompts']}/{row['prompts']}, busy slots {_share(occupancy)}",
+            "entropy", f"{row['entropy']:.3f} nats, capped {row['capped_share']:.2%}",
+        ),
+        ("retired", f"{row['retired_prompts']} prompts, epoch {row['epoch']}", "", ""),
+    ]  # fmt: skip
 
 
 def _share(value: float | None) -> str:

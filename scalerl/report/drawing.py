@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from scalerl.scaling import Estimate
 
 LOG = {"type": "log", "dtick": "D2"}
-"""A logarithmic axis labelled at 1, 2 and 5."""
+"""A logarithmic axis labeled at 1, 2 and 5."""
 
 Json = dict[str, Any]
 
@@ -38,7 +38,7 @@ class Figure:
 
 
 def compute_axes(least: float, most: float) -> dict[str, Json]:
-    """Options for an x axis of compute: logarithmic over a span, or linear."""
+    """Return the options for an x axis of compute: logarithmic over a span, or linear."""
     return {
         "logarithmic": {"layout": {"xaxis": {**LOG, "range": plain(np.log10([least, most]))}}},
         "linear": {"layout": {"xaxis": {"type": "linear"}}},
@@ -46,27 +46,27 @@ def compute_axes(least: float, most: float) -> dict[str, Json]:
 
 
 def whiskers(*estimates: Estimate) -> Json:
-    """90% intervals as plotly error bars, one for each point."""
+    """Return the 90% intervals as plotly error bars, one for each point."""
     up, down = ([e.high - e.mean for e in estimates], [e.mean - e.low for e in estimates])
     return {"type": "data", "symmetric": False, "array": plain(up), "arrayminus": plain(down)}
 
 
 def number_html(value: float) -> str:
-    """A number such as ``4.2e+11`` with its power of ten as a superscript, in HTML that plotly also understands."""
+    """Return a number such as ``4.2e+11`` as HTML for pages and plotly, with the power of ten as a superscript."""
     digits, e, power = f"{value:.3g}".partition("e")
     return f"{digits}×10<sup>{int(power)}</sup>" if e else digits
 
 
 def plain(values: ArrayLike | Iterable[float]) -> list[float | None]:
-    """Numbers with five digits; infinite and NaN become None, which plotly leaves out."""
+    """Return numbers rounded to five digits; infinite and NaN become None, which plotly leaves out."""
     return [rounded(float(value)) for value in np.asarray(values).ravel()]
 
 
 def rounded(value: float) -> float | None:
-    """One such number."""
+    """Return a number rounded to five digits; None if it is infinite or NaN."""
     return float(f"{value:.5g}") if np.isfinite(value) else None
 
 
 def cut(name: str, most: int = 24) -> str:
-    """The end of a name that is too long for an axis, because the ends of paths differ."""
+    """Return a name for an axis; a long one is cut to its end, because the ends of paths differ."""
     return name if len(name) <= most else "…" + name[1 - most :]

@@ -19,7 +19,7 @@ WATCHED = {
 """Columns of metrics.jsonl to check if a run declines, and their names in text."""
 
 KEPT = 400
-"""Rows of metrics that are kept."""
+"""Number of latest rows of metrics that are kept."""
 
 RECENT = 0.2
 """Share of the kept rows that count as recent."""
@@ -59,7 +59,7 @@ class FallWatch:
         fell = f"the held-out metric of {curve.label} has fallen by {symptom.numbers['fall']:.3f} since its best"
         changes = moved(list(self._rows))
         if not changes:
-            return f"{fell}; look at entropy, log ratio, truncation and staleness in metrics.jsonl: none moved clearly"
+            return f"{fell}; entropy, log ratio, truncation and staleness in metrics.jsonl did not move clearly"
         return f"{fell}; metrics that moved: {', '.join(changes)}"
 
 

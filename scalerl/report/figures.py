@@ -10,16 +10,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scalerl.files import whole
-from scalerl.report.quantities import MASSES, QUANTITIES, Slope, common_unit, joint_density
+from scalerl.report.quantities import (
+    MASSES,
+    QUANTITIES,
+    Slope,
+    common_unit,
+    forecast_of_rest,
+    height_range,
+    joint_density,
+)
 from scalerl.scaling.curve import UNITS
 from scalerl.scaling.estimate import Estimate, shown
 
 if TYPE_CHECKING:
     from scalerl.scaling import Comparison, Curve, Fit
 
-BLUE, GREY, ORANGE, INK = "#2a5d9f", "#8a8f98", "#c8641e", "#1b1f24"
+BLUE, GRAY, ORANGE, INK = "#2a5d9f", "#8a8f98", "#c8641e", "#1b1f24"
 SERIES = (BLUE, ORANGE, "#2f8f6b", "#a3477f", "#7a6a1d", "#4aa3c7", "#6b4fa0", "#b23a3a")
-"""One for each run; they also differ in lightness, for readers with any kind of color vision."""
+"""Colors of the runs; they also differ in lightness, for readers with any kind of color vision."""
 
 FIRST_LEVEL = "before RL"
 
@@ -30,10 +38,10 @@ def plot_curve(axes: Any, found: Fit, *, ahead: float = 4.0, note: str = "", sca
     Args:
         axes: matplotlib Axes.
         found: the fit.
-        ahead: how far to draw, in multiples of the last point's compute.
+        ahead: end of the compute axis, in multiples of the last point's compute.
         note: one line under the title, for example about the data.
-        scale: of the compute axis, "log" or "linear". A log axis cannot show the point at compute 0; its level is drawn
-            as a line.
+        scale: scale of the compute axis, "log" or "linear". A log axis cannot show the point at compute 0; its level
+            is drawn as a line.
     """
     curve, last = found.curve, found.last_compute
     drawn_N = curve.compute > 0 if scale == "log" else np.full(len(curve), True)
@@ -43,7 +51,7 @@ def plot_curve(axes: Any, found: Fit, *, ahead: float = 4.0, note: str = "", sca
     _draw_fit(axes, found, grid_M)
     axes.errorbar(
         curve.compute[drawn_N], curve.metric[drawn_N], yerr=None if curve.stderr is None else curve.stderr[drawn_N],
-        fmt="o", ms=4, color=INK, ecolor=GREY, elinewidth=0.8, capsize=0, zorder=3,
+        fmt="o", ms=4, color=INK, ecolor=GRAY, elinewidth=0.8, capsize=0, zorder=3,
         label="held-out evaluation" + ("" if curve.stderr is None else " (s.e. over prompts)"),
     )  # fmt: skip
     _draw_ceiling(axes, found)
@@ -51,9 +59,9 @@ def plot_curve(axes: Any, found: Fit, *, ahead: float = 4.0, note: str = "", sca
     before_N = curve.compute == 0
     if before_N.any():
         level = float(curve.metric[before_N][0])
-        axes.axhline(level, color=GREY, lw=0.8, ls=":")
+        axes.axhline(level, color=GRAY, lw=0.8, ls=":")
         axes.annotate(FIRST_LEVEL, (0.99, level), xycoords=("axes fraction", "data"), xytext=(0, 3),
-                      textcoords="offset points", ha="right", color=GREY, fontsize=8)  # fmt: skip
+                      textcoords="offset points", ha="right", color=GRAY, fontsize=8)  # fmt: skip
     axes.set_xscale(scale)
     axes.set_xlim(grid_M[0], grid_M[-1] * 1.05)
     axes.set_xlabel(f"training compute ({curve.unit}{', log scale' if scale == 'log' else ''})")
@@ -73,19 +81,16 @@ def plot_slopes(axes: Any, slopes: Sequence[Slope], *, unit: float | None = None
             the lines pass near each other.
     """
     unit = common_unit(slopes) if unit is None else unit
-    heights = []
     for slope, color in zip(slopes, _colors(len(slopes)), strict=True):
         axes.plot(slope.span / unit, slope.line(slope.span, unit), color=color, lw=1.8)
         axes.plot(
             slope.compute / unit, slope.level(unit), "o", ms=3.5, color=color, alpha=0.75,
             label=f"{slope.label}: B = {slope.efficiency:.2f}",
         )  # fmt: skip
-        heights.append(slope.line(slope.span, unit))
     axes.set_xscale("log")
     axes.set_yscale("log")
     _plain_log_ticks(axes.xaxis)
-    # near the ceiling F of a noisy point can be any value, so the limits follow the lines
-    axes.set_ylim(float(np.min(heights)) / 4, float(np.max(heights)) * 6)
+    axes.set_ylim(*height_range(slopes, unit))
     counted = "" if unit == 1 else f", in units of {unit:.3g}"
     axes.set_xlabel(f"training compute ({UNITS.get(slopes[0].axis, slopes[0].axis)}{counted}, log scale)")
     axes.set_ylabel("F(R) = C^B (log scale)")
@@ -139,7 +144,7 @@ def plot_comparison(
     axes.set_ylim(-len(labels) + 0.4, 0.6)
     axes.locator_params(axis="x", nbins=5)
     axes.tick_params(axis="y", length=0)
-    axes.grid(axis="x", color=GREY, alpha=0.25, lw=0.6)
+    axes.grid(axis="x", color=GRAY, alpha=0.25, lw=0.6)
     axes.set_xlabel(QUANTITY_NAMES[quantity].format(common=found.common_asymptote))
     return _finish(axes, found.verdict, f"scatter between seeds {found.seed_sd:.3f}, {found.seed_source}")
 
@@ -161,12 +166,10 @@ def plot_backtest(axes: Any, curve: Curve, parts: Sequence[Fit]) -> Any:
     """
     axes.plot(curve.compute, curve.metric, "o", ms=3.5, color=INK, zorder=3, label="held-out evaluation")
     for part, color in zip(parts, _colors(len(parts)), strict=True):
-        # few points, because the ends of a band with noise are random
-        grid_M = np.linspace(part.last_compute, curve.last_compute, 24)
-        band = part.predict(grid_M, noise=True)
+        band = forecast_of_rest(part, curve)
         share = part.last_compute / curve.last_compute
-        axes.fill_between(grid_M, band.low, band.high, color=color, alpha=0.14, lw=0)
-        axes.plot(grid_M, band.mean, color=color, lw=1.8, label=f"forecast from the first {share:.0%}")
+        axes.fill_between(band.compute, band.low, band.high, color=color, alpha=0.14, lw=0)
+        axes.plot(band.compute, band.mean, color=color, lw=1.8, label=f"forecast from the first {share:.0%}")
         axes.axvline(part.last_compute, color=color, lw=0.9, ls=":")
     axes.set_xlabel(f"training compute ({curve.unit})")
     axes.set_ylabel(metric_name(curve))
@@ -181,7 +184,7 @@ def metric_name(curve: Curve) -> str:
 
 def save_curves(path: Path, fits: Sequence[Fit], note: str = "") -> None:
     """Write a PNG with one panel for each fitted curve, because tasks may differ in level and compute."""
-    from matplotlib.figure import Figure  # pyplot has a state of the process, and loggers draw in threads
+    from matplotlib.figure import Figure  # pyplot has global state, and loggers draw in threads
 
     with _DRAWING:
         figure = Figure(figsize=(8 * len(fits), 4.8), dpi=140, layout="constrained")
@@ -199,7 +202,7 @@ _DRAWING = threading.Lock()
 def _draw_fit(axes: Any, found: Fit, grid_M: Any) -> None:
     band = found.predict(grid_M)
     seen_M = grid_M <= found.last_compute
-    axes.axvspan(found.last_compute, grid_M[-1], color=GREY, alpha=0.07, lw=0)
+    axes.axvspan(found.last_compute, grid_M[-1], color=GRAY, alpha=0.07, lw=0)
     if np.isfinite(band.low).all():  # the paper's procedure gives no band
         axes.fill_between(grid_M, band.low, band.high, color=BLUE, alpha=0.18, lw=0, label="90% band of the curve")
     axes.plot(grid_M[seen_M], band.mean[seen_M], color=BLUE, lw=2, label="fit")
@@ -263,5 +266,5 @@ def _finish(axes: Any, title: str, note: str) -> Any:
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(title, loc="left", fontsize=11, pad=22 if note else 8)
     if note:
-        axes.text(0, 1.02, note, transform=axes.transAxes, fontsize=8.5, color=GREY)
+        axes.text(0, 1.02, note, transform=axes.transAxes, fontsize=8.5, color=GRAY)
     return axes

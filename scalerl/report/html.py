@@ -1,7 +1,7 @@
 """Builds a page as one self-contained HTML document, from text, a table and figures.
 
-The figures are drawn by plotly.js from the ``plotly`` package. It is well maintained, includes its script, needs no
-server (as Bokeh does) and no compiler of 33 MB (as Vega does), and its SVG keeps text as text. It adds 5 MB to a page.
+The figures are drawn by plotly.js from the ``plotly`` package, which includes the script. Unlike Bokeh it needs no
+server, unlike Vega no compiler of 33 MB, and its SVG keeps text as text. It adds 5 MB to a page.
 """
 
 from __future__ import annotations
@@ -109,17 +109,17 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> str:
 
 
 def text_cell(words: str) -> Cell:
-    """A cell with text."""
+    """Return a cell with text."""
     return Cell(f'<span class="words">{html.escape(words)}</span>', words)
 
 
 def interval_cell(value: str, interval: str, key: float) -> Cell:
-    """A cell with a number and its interval below it."""
+    """Return a cell with a number and its interval below it."""
     return Cell(f"{value}<small>{interval}</small>", key)
 
 
 def power_cell(estimate: Estimate) -> Cell:
-    """A cell with an amount of compute and its interval, both with the same power of ten."""
+    """Return a cell with an amount of compute and its interval, both with the same power of ten."""
     power, shown = one_power(estimate)
     mean, low, high = (f"{value:.2f}" if power else f"{value:.4g}" for value in shown)
     if not power:
@@ -128,12 +128,12 @@ def power_cell(estimate: Estimate) -> Cell:
 
 
 def swatch(color: str) -> str:
-    """A dot in a color such as "@s0"."""
+    """Return a dot in a color such as "@s0"."""
     return f'<span class="swatch" style="background: var(--{color[1:]})" aria-hidden="true"></span>'
 
 
 def warnings(notes: Sequence[str], about: str) -> str:
-    """A list of warnings; both arguments are plain text."""
+    """Return a list of warnings as HTML; both arguments are plain text."""
     items = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
     label = f"Notes about {html.escape(about)}"
     return f'<ul class="warnings" aria-label="{label}">{items}</ul>' if notes else ""

@@ -15,7 +15,7 @@ from scalerl.report.display import RunDisplay
 from scalerl.report.figures import plot_curve
 
 EVERY_S = 0.5
-"""Seconds between two drawings of the table."""
+"""Shortest interval between two updates of the table, seconds."""
 
 
 def in_notebook() -> bool:
@@ -48,7 +48,7 @@ class NotebookDisplay(RunDisplay):
 
     def _draw(self) -> None:
         self._drawn_at = time.monotonic()
-        # not to the notebook itself: rich would add a new output for every drawing
+        # rich would add a new output to the notebook for every drawing, so it prints to a string
         text = Console(file=io.StringIO(), width=110, record=True, force_jupyter=False)
         text.print(self._render())
         self._table.update(self._html(f"<pre>{html.escape(text.export_text())}</pre>"))

@@ -1,4 +1,4 @@
-"""Slot occupancy while a run trains: its recent mean, and a warning with a remedy if many slots are empty."""
+"""Slot occupancy while a run trains: the recent mean, and a warning with a remedy if many slots are empty."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from scalerl.config import RunConfig
 
 LOW = 0.7
-"""Occupancy below which slots are wasted: a decode step costs nearly the same, full or not."""
+"""Occupancy below which a warning is shown; a decode step costs nearly the same with empty slots as with full ones."""
 
 WINDOW = 20
 """Number of steps over which the occupancy is averaged."""
 
 
 class OccupancyWatch:
-    """Watches the rows of a run; warns once."""
+    """Watches the rows of a run; warns at most once."""
 
     def __init__(self, config: RunConfig) -> None:
         """Prepare for a run; the first `max_lag` steps are its ramp-up and are left out."""
@@ -51,15 +51,15 @@ class OccupancyWatch:
         longest = max(row["completion_tokens_max"] for row in self._rows)
         fed = (off_policy.max_lag + 1) * mean / longest * batch  # number of slots that the rule `wait` keeps busy
         if not off_policy.streams:
-            return "a round waits for its longest sequence; recipe.off_policy.kind = pipeline does not"
+            return "every round waits for its longest sequence; set recipe.off_policy.kind to pipeline to avoid this"
         if off_policy.max_lag == 0:
-            return "on policy, every batch waits for its longest sequence; a recipe.off_policy.max_lag above 0 does not"
+            return "every batch waits for its longest sequence; set recipe.off_policy.max_lag above 0 to avoid this"
         if off_policy.waits and fed < 0.9 * slots:
             return (
                 f"updates wait for long sequences ({longest} tokens, mean {mean:.0f}); set rollouts.slots to "
-                f"{max(1, int(fed))} or fewer, or recipe.off_policy.stale to mask, which gives old tokens no loss"
+                f"{max(1, int(fed))} or fewer, or recipe.off_policy.stale to mask (old tokens then carry no loss)"
             )
         return (
-            "generation is ahead of training and waits for it; give the trainer more (hardware.trainer_threads, "
-            f"learner.micro_batch_tokens), or set rollouts.slots below {slots}: fewer sequences make a faster step"
+            "generation is ahead of training and waits for it; increase hardware.trainer_threads or "
+            f"learner.micro_batch_tokens, or set rollouts.slots below {slots}, which makes decode steps faster"
         )

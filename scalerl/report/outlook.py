@@ -12,9 +12,9 @@ from scalerl.scaling import Advice, Curve, CurveError, Fit, Forecast, advise, fi
 from scalerl.types import EvalPoint
 
 MIN_POINTS = 5
-"""Least number of evaluations for a fit."""
+"""Smallest number of evaluations for a fit."""
 MIN_GAIN = 0.01
-"""Default of ``min_gain``, at twice the compute."""
+"""Default of ``min_gain``: the gain that justifies twice the compute."""
 HORIZON = ("2x", "4x")
 
 
@@ -63,10 +63,10 @@ def forecast_dict(ahead: Forecast) -> dict[str, Any]:
 def outlook(
     curve: Curve, min_gain: float = MIN_GAIN, *, method: str = "posterior", exclude_below: float = 0.0
 ) -> Outlook:
-    """Fit a curve, forecast it and advise; ``method`` and ``exclude_below`` as in ``fit``.
+    """Fit a curve, forecast it and give advice; ``method`` and ``exclude_below`` are passed to ``fit``.
 
     Raises:
-        CurveError: the curve cannot be fitted; the message says why.
+        CurveError: the curve cannot be fitted; the message has the reason.
     """
     found = fit(curve, method, exclude_below=exclude_below)
     certain = len(found.draws.asymptote) == 1
@@ -75,7 +75,7 @@ def outlook(
 
 
 def points_by_task(points: Sequence[EvalPoint]) -> dict[str, list[EvalPoint]]:
-    """Return a run's evaluations of each task, in their order."""
+    """Return a run's evaluations by task, in their order."""
     found: dict[str, list[EvalPoint]] = {}
     for point in points:
         found.setdefault(point.task, []).append(point)
@@ -83,12 +83,12 @@ def points_by_task(points: Sequence[EvalPoint]) -> dict[str, list[EvalPoint]]:
 
 
 def run_outlook(points: Sequence[EvalPoint], axis: str, label: str = "") -> Outlook:
-    """The outlook of a run from its evaluations of one task, for one compute axis.
+    """Return the outlook of a run, from its evaluations of one task, on one compute axis.
 
-    The latest are kept: the display and the loggers of a run ask for the same.
+    Results are cached, because the display and the loggers of a run need the same ones.
 
     Raises:
-        CurveError: too few evaluations.
+        CurveError: there are too few evaluations.
     """
     if len(points) < MIN_POINTS:
         raise CurveError(f"too few evaluations for a forecast: got {len(points)}; at least {MIN_POINTS} are needed")
@@ -101,7 +101,7 @@ def _kept_outlook(points: tuple[EvalPoint, ...], axis: str, label: str) -> Outlo
 
 
 def curve_of(points: Sequence[EvalPoint], axis: str, label: str = "") -> Curve:
-    """The curve of a run's evaluations of one task, for one compute axis."""
+    """Return the curve of a run's evaluations of one task, on one compute axis."""
     rows = [point.to_dict() for point in points]
     assert len({row["task"] for row in rows}) <= 1, rows
     return Curve(

@@ -109,7 +109,7 @@ def _card(analysis: Analysis, number: int) -> str:
 
 
 def _advice(run: RunAnalysis) -> tuple[str, str]:
-    """The advice as a word and a sentence."""
+    """Return the advice as a word and a sentence."""
     advice = run.outlook.advice
     if advice is None:
         return "No advice.", html.escape(run.outlook.fit.reason)
@@ -117,14 +117,14 @@ def _advice(run: RunAnalysis) -> tuple[str, str]:
 
 
 def _level_format(run: RunAnalysis) -> Callable[[float], str]:
-    """Three decimals for a pass rate, and the same share of the range for other metrics."""
+    """Return a formatter of levels: three decimals for a pass rate, the same relative precision for other metrics."""
     low, high = run.curve.bounds
     decimals = max(0, 3 - round(math.log10(high - low)))
     return lambda value: f"{value:.{decimals}f}"
 
 
 def _level(run: RunAnalysis, estimate: Estimate) -> Cell:
-    """A cell for a value of the metric."""
+    """Return a cell for a value of the metric."""
     level = _level_format(run)
     return interval_cell(level(estimate.mean), f"{level(estimate.low)} to {level(estimate.high)}", estimate.mean)
 
@@ -151,7 +151,7 @@ COLUMNS: dict[str, Callable[[RunAnalysis], Cell]] = {
     "Identified": lambda run: text_cell("yes" if run.outlook.fit.identified else "not yet"),
     "Advice": lambda run: text_cell(run.outlook.advice.action if run.outlook.advice else "none"),
 }
-"""The table, column by column."""
+"""Columns of the table, by heading."""
 
 
 def _table(analysis: Analysis) -> str:

@@ -10,18 +10,18 @@ import numpy as np
 from scalerl.report.analysis import Analysis, RunAnalysis
 from scalerl.report.drawing import LOG, Figure, Json, compute_axes, cut, number_html, plain, rounded, whiskers
 from scalerl.report.figures import SERIES, metric_name
-from scalerl.report.quantities import MASSES, Slope, common_unit
+from scalerl.report.quantities import MASSES, Slope, common_unit, forecast_of_rest, height_range
 from scalerl.scaling import Curve, Estimate, Fit
 
 AHEAD = 4.0
-"""How far forecasts are drawn, in multiples of the last point's compute."""
+"""End of the drawn forecasts, in multiples of the last point's compute."""
 
 DASHES = ("solid", "dash", "dot", "dashdot")
-"""Runs of one recipe share its color and differ by these."""
+"""Dashes of the runs of one recipe, which share its color."""
 
 
 def curves(analysis: Analysis) -> Figure:
-    """Points, fits, bands, forecasts and ceilings of all runs."""
+    """Return the figure of points, fits, bands, forecasts and ceilings of all runs."""
     least = _least(analysis)
     data = [
         {**trace, "legendgroup": str(number)}
@@ -47,12 +47,12 @@ def _least(analysis: Analysis) -> float:
 
 
 def _aside(number: int) -> float:
-    """Return the factor beyond its forecast at which a run's ceiling is drawn, next to those of other runs."""
+    """Return the position of a run's ceiling, as a factor beyond the forecast, so that ceilings do not overlap."""
     return 1.05 * 1.03**number
 
 
 def curve_traces(name: str, curve: Curve, found: Fit, style: tuple[str, str], least: float, aside: float) -> list[Json]:
-    """The points, fit, band, forecast and ceiling of a run, in this order: band (two), fit, forecast, points, ceiling.
+    """Return the traces of a run, in this order: band (two), fit, forecast, points, ceiling.
 
     Args:
         name: name of the run, plain text.
@@ -63,7 +63,7 @@ def curve_traces(name: str, curve: Curve, found: Fit, style: tuple[str, str], le
         aside: factor beyond the forecast at which the ceiling is drawn.
     """
     last, unit = found.last_compute, curve.unit
-    # dense for both axes; on a log axis, the segment from 0 is a level line left of the range
+    # dense on both axes; on a log axis, the segment from 0 is a horizontal line left of the range
     spaced = np.linspace(0, AHEAD * last, 61)[1:]
     grid = np.unique(np.concatenate([[0.0, last], spaced, np.geomspace(0.5 * least, AHEAD * last, 100)]))
     band = found.predict(grid)
@@ -93,7 +93,7 @@ def curve_traces(name: str, curve: Curve, found: Fit, style: tuple[str, str], le
 
 
 def suites(analysis: Analysis) -> Figure | None:
-    """Points of the evaluation suites with their standard errors, without a fit; None if no run has any."""
+    """Return the figure of the evaluation suites, with standard errors and without a fit; None if no run has any."""
     names = list(dict.fromkeys(suite.label for run in analysis.runs for suite in run.suites))
     if not names:
         return None
@@ -115,7 +115,7 @@ def suites(analysis: Analysis) -> Figure | None:
 
 
 def _suite_trace(analysis: Analysis, number: int, suite: Curve, color: str) -> Json:
-    """The points of one suite of one run."""
+    """Return the trace of one suite of one run."""
     alone = len(analysis.runs) == 1
     name = html.escape(suite.label if alone else f"{suite.label}, {analysis.runs[number].name}")
     trace: Json = {
@@ -130,7 +130,7 @@ def _suite_trace(analysis: Analysis, number: int, suite: Curve, color: str) -> J
 
 
 def slopes(analysis: Analysis) -> Figure:
-    """All runs as straight lines at the common ceiling."""
+    """Return the figure of all runs as straight lines at the common ceiling."""
     every = [run.slope for run in analysis.runs]
     unit = common_unit(every)
     data: list[Json] = []
@@ -153,17 +153,17 @@ STRAIGHT = (
     "In these coordinates the law is a straight line with slope B: F(R) = C_mid^B / ((A - R0) / (R - R0) - 1) = C^B. "
     "Near the ceiling, noise scatters the points."
 )
-"""How to read a figure of slopes."""
+"""Explanation of a figure of slopes, for its caption."""
 
 
 def slope_line(slope: Slope, unit: float, color: str) -> Json:
-    """The law of one run as a straight line."""
+    """Return the trace of one run's law as a straight line."""
     line = {"x": plain(slope.span / unit), "y": plain(slope.line(slope.span, unit))}
     return {**line, "hoverinfo": "skip", "mode": "lines", "line": {"color": color, "width": 2}}
 
 
 def slope_points(slope: Slope, unit: float, color: str, name: str, symbol: int = 0) -> Json:
-    """The points of one run in the coordinates of that line."""
+    """Return the trace of one run's points in the coordinates of ``slope_line``."""
     return {
         "mode": "markers", "x": plain(slope.compute / unit), "y": plain(slope.level(unit)),
         "marker": {"color": f"{color}/0.75", "size": 6, "symbol": symbol},
@@ -172,9 +172,8 @@ def slope_points(slope: Slope, unit: float, color: str, name: str, symbol: int =
 
 
 def slope_layout(slopes: Sequence[Slope], unit: float, axis: str) -> Json:
-    """Axes for straight lines; the ranges follow the lines, not the points, which scatter near the ceiling."""
-    heights = [slope.line(slope.span, unit) for slope in slopes]
-    spread = np.log10([np.min(heights) / 4, np.max(heights) * 6])
+    """Return axes for straight lines."""
+    spread = np.log10(height_range(slopes, unit))
     return {
         "xaxis": {
             **LOG,
@@ -186,13 +185,13 @@ def slope_layout(slopes: Sequence[Slope], unit: float, axis: str) -> Json:
 
 
 def without_level(slopes: Sequence[Slope]) -> str:
-    """Return in words how many points a figure of slopes cannot show."""
+    """Return a sentence with the number of points that a figure of slopes cannot show; empty if there are none."""
     dropped = sum(slope.dropped for slope in slopes)
     return f" {dropped} points at or above A, or at or below R0, have no F and are not drawn." if dropped else ""
 
 
 def posterior(analysis: Analysis) -> Figure:
-    """Joint posterior of A and B of each run."""
+    """Return the figure of the joint posterior of A and B of each run."""
     data: list[Json] = []
     for number, run in enumerate(analysis.runs):
         color, dash = style_of(analysis, number)
@@ -225,7 +224,7 @@ Row = tuple[str, Estimate, str, bool]
 
 
 def ceilings(analysis: Analysis) -> Figure:
-    """A with intervals, by run and by recipe."""
+    """Return the figure of A with intervals, by run and by recipe."""
     free = [
         (run.name, run.outlook.fit.asymptote, style_of(analysis, i)[0], False) for i, run in enumerate(analysis.runs)
     ]
@@ -233,7 +232,7 @@ def ceilings(analysis: Analysis) -> Figure:
 
 
 def steepness(analysis: Analysis) -> Figure:
-    """B with intervals, by run and by recipe: at the common ceiling if recipes are compared."""
+    """Return the figure of B with intervals, by run and by recipe; at the common ceiling if recipes are compared."""
     free = [
         (run.name, run.outlook.fit.efficiency, style_of(analysis, i)[0], False) for i, run in enumerate(analysis.runs)
     ]
@@ -267,7 +266,7 @@ def _intervals(rows: list[Row], title: str, axis: str) -> Figure:
 
 
 def backtests(analysis: Analysis) -> Figure | None:
-    """The forecasts from the first parts of each run; None if no run is long enough."""
+    """Return the figure of the forecasts from the first parts of each run; None if no run is long enough."""
     choices = {run.name: {"data": _backtest_traces(analysis, run)} for run in analysis.runs if run.parts}
     if not choices:
         return None
@@ -286,15 +285,14 @@ def _backtest_traces(analysis: Analysis, run: RunAnalysis) -> list[Json]:
     traces: list[Json] = []
     for number, part in enumerate(run.parts):
         color = f"@s{number}"
-        grid = np.linspace(part.last_compute, run.curve.last_compute, 24)
-        band = part.predict(grid, noise=True)
+        band = forecast_of_rest(part, run.curve)
         quiet: Json = {"legendgroup": str(number), "showlegend": False, "hoverinfo": "skip", "mode": "lines"}
         traces += [
-            {**quiet, "x": plain(grid), "y": plain(band.low), "line": {"width": 0}},
-            {**quiet, "x": plain(grid), "y": plain(band.high), "line": {"width": 0}, "fill": "tonexty",
+            {**quiet, "x": plain(band.compute), "y": plain(band.low), "line": {"width": 0}},
+            {**quiet, "x": plain(band.compute), "y": plain(band.high), "line": {"width": 0}, "fill": "tonexty",
              "fillcolor": f"{color}/0.14"},
             {"legendgroup": str(number), "name": f"from the first {part.last_compute / run.curve.last_compute:.0%}",
-             "mode": "lines", "x": plain(grid), "y": plain(band.mean), "line": {"color": color, "width": 2},
+             "mode": "lines", "x": plain(band.compute), "y": plain(band.mean), "line": {"color": color, "width": 2},
              "hovertemplate": f"{analysis.axis} %{{x:.4g}}<br>%{{y:.3f}}"},
         ]  # fmt: skip
     points = {"x": plain(run.curve.compute), "y": plain(run.curve.metric)}
@@ -315,7 +313,7 @@ FIGURES: dict[str, Callable[[Analysis], Figure | None]] = {
 
 
 def style_of(analysis: Analysis, number: int) -> tuple[str, str]:
-    """Color and dash of a run: a color each, or one for each recipe and a dash for each of its runs."""
+    """Return the color and dash of a run: one color per run, or one color per recipe and one dash per run of it."""
     if analysis.comparison is None:
         return f"@s{number % len(SERIES)}", DASHES[0]
     side = analysis.runs[number].side

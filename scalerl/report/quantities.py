@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalerl.scaling import Comparison, Curve, Draws, Estimate, Fit, fit
-from scalerl.scaling.compare import ASSUMED_SEED_SD, common_ceiling, log_efficiency, side_mean, summarise_ratio
-from scalerl.scaling.estimate import summarise
+from scalerl.scaling import Band, Comparison, Curve, Draws, Estimate, Fit, fit
+from scalerl.scaling.compare import ASSUMED_SEED_SD, common_ceiling, log_efficiency, side_mean, summarize_ratio
+from scalerl.scaling.estimate import summarize
 from scalerl.scaling.law import Array
 from scalerl.scaling.posterior import held_at
 
@@ -48,7 +48,7 @@ class Slope:
     """R0 with A fixed."""
 
     span: Array
-    """Least and greatest compute above 0 of all points, shape (2,); a run may have no point with an F."""
+    """Smallest and largest compute above 0 of all points, shape (2,); a run may have no point with an F."""
 
     compute: Array
     """Compute of the points that have an F, shape (N,)."""
@@ -60,11 +60,11 @@ class Slope:
     """Number of points after compute 0 without an F."""
 
     def level(self, unit: float = 1.0) -> Array:
-        """F of each point, shape (N,), with compute in multiples of ``unit``."""
+        """Return F of each point, shape (N,), with compute in multiples of ``unit``."""
         return np.asarray((self.midpoint / unit) ** self.efficiency / (1 / self.share - 1))
 
     def line(self, compute: Array, unit: float = 1.0) -> Array:
-        """C^B, with compute in multiples of ``unit``; any shape."""
+        """Return C^B, with compute in multiples of ``unit``; any shape."""
         return np.asarray((np.asarray(compute) / unit) ** self.efficiency)
 
 
@@ -90,31 +90,42 @@ def slope_at(curve: Curve, ceiling: float, label: str = "") -> Slope:
 
 
 def common_asymptote(fits: Sequence[Fit]) -> float:
-    """The common ceiling for slopes: the mean of the ceilings of all runs, weighted by their precision."""
+    """Return the common ceiling for slopes: the mean of the ceilings of all runs, weighted by their precision."""
     low, high = fits[0].curve.bounds
     return common_ceiling(fits, ASSUMED_SEED_SD * (high - low))
 
 
 def common_unit(slopes: Sequence[Slope]) -> float:
-    """A unit of compute in which all lines pass near each other: the geometric mean of the midpoints."""
+    """Return a unit of compute in which all lines pass near each other: the geometric mean of the midpoints."""
     return float(np.exp(np.mean([np.log(slope.midpoint) for slope in slopes])))
 
 
+def height_range(slopes: Sequence[Slope], unit: float) -> tuple[float, float]:
+    """Return the range of F in a figure; it follows the lines, because F of points near the ceiling can be any value.
+
+    Args:
+        slopes: slopes of one figure.
+        unit: unit of compute, in the unit of the axis.
+    """
+    heights = [slope.line(slope.span, unit) for slope in slopes]
+    return float(np.min(heights)) / 4, float(np.max(heights)) * 6
+
+
 class Density(NamedTuple):
-    """Where the posterior of two parameters lies."""
+    """Joint posterior of A and B on a grid."""
 
     asymptote: Array
     """Values of A, shape (G,)."""
 
     efficiency: Array
-    """Values of B, shape (G,), even in the logarithm."""
+    """Values of B, shape (G,), evenly spaced in the logarithm."""
 
     mass: Array
     """Share of the posterior with a higher density, shape (G, G), rows B, columns A; a contour at 0.9 contains 90%."""
 
 
 def joint_density(draws: Draws, bounds: tuple[float, float], cells: int = GRID) -> Density | None:
-    """The joint posterior of A and ln B, smoothed; None if the draws have no spread (the paper's procedure)."""
+    """Return the joint posterior of A and ln B, smoothed; None if the draws have no spread (the paper's procedure)."""
     from scipy.stats import gaussian_kde
 
     both_2D = np.stack([draws.asymptote, np.log(draws.efficiency)])
@@ -137,7 +148,7 @@ def joint_density(draws: Draws, bounds: tuple[float, float], cells: int = GRID) 
 
 
 def first_parts(curve: Curve, fractions: Sequence[float], method: str = "posterior") -> tuple[Fit, ...]:
-    """Fits of the first parts of a run, the same as in ``backtest``.
+    """Return the fits of the first parts of a run, the same as in ``backtest``.
 
     Raises:
         CurveError: a part with too few points.
@@ -145,33 +156,41 @@ def first_parts(curve: Curve, fractions: Sequence[float], method: str = "posteri
     return tuple(fit(curve.between(most=fraction * curve.last_compute), method) for fraction in fractions)
 
 
+def forecast_of_rest(part: Fit, curve: Curve) -> Band:
+    """Return the forecast for the evaluations of a run after its first part.
+
+    It has few points, because the ends of a band with noise are random.
+    """
+    return part.predict(np.linspace(part.last_compute, curve.last_compute, 24), noise=True)
+
+
 class Side(NamedTuple):
-    """A recipe in a comparison: one quantity of it, and the same of each of its runs."""
+    """One quantity of a recipe in a comparison, and of each of its runs."""
 
     recipe: Estimate
-    """The estimate from all runs, including the scatter between seeds."""
+    """Estimate from all runs, including the scatter between seeds."""
 
     runs: tuple[Estimate, ...]
-    """Each run by itself, shape (S,)."""
+    """Estimate from each run, shape (S,)."""
 
 
 def side_asymptotes(found: Comparison, rng: np.random.Generator) -> tuple[Side, Side]:
-    """A of both recipes."""
+    """Return A of both recipes."""
 
     def side(fits: tuple[Fit, ...]) -> Side:
         draws = [rng.permutation(f.draws.asymptote) for f in fits]
         recipe_D = side_mean(draws, np.full(len(draws[0]), found.seed_sd), rng)
-        return Side(summarise(recipe_D), tuple(f.asymptote for f in fits))
+        return Side(summarize(recipe_D), tuple(f.asymptote for f in fits))
 
     return side(found.sides[0]), side(found.sides[1])
 
 
 def side_efficiencies(found: Comparison, rng: np.random.Generator) -> tuple[Side, Side]:
-    """B of both recipes at the common ceiling."""
+    """Return B of both recipes at the common ceiling."""
 
     def side(fits: tuple[Fit, ...]) -> Side:
         log_SD = [log_efficiency(f.curve, found.common_asymptote, found.seed_sd, rng) for f in fits]
-        return Side(summarise_ratio(np.mean(log_SD, axis=0)), tuple(summarise_ratio(log_D) for log_D in log_SD))
+        return Side(summarize_ratio(np.mean(log_SD, axis=0)), tuple(summarize_ratio(log_D) for log_D in log_SD))
 
     return side(found.sides[0]), side(found.sides[1])
 

@@ -61,7 +61,7 @@ def recipe_table(
     Args:
         recipes: recipes by name; the others are compared with the first.
         console: console to print to.
-        everything: whether to print also the fields that all recipes share.
+        everything: whether to also print the fields that all recipes share.
     """
     console = console or Console()
     differing, shared = split_fields(recipes)

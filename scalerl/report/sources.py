@@ -22,13 +22,13 @@ class Source:
     """
 
     path: Path
-    """As the user gave it."""
+    """Path as given by the user."""
 
     name: str
-    """Short, and unique among the sources read together."""
+    """Short name, unique among the sources read together."""
 
     curve: Curve
-    """Its points."""
+    """Points of the curve."""
 
     config: RunConfig | None
     """Configuration of the run, if the path is a run directory of this package."""
@@ -37,7 +37,7 @@ class Source:
     """A note about the data; empty if there is none."""
 
     suites: tuple[Curve, ...] = ()
-    """Evaluation suites of the run, each labelled with its name; they have points and no forecast."""
+    """Evaluation suites of the run, each labeled with its name; they have points and no forecast."""
 
 
 def read_sources(
@@ -47,13 +47,13 @@ def read_sources(
 
     Args:
         paths: as in ``Curve.read``.
-        axis: compute axis; None takes the default of a run directory's device, or the first that a file has.
-        task: which task, if there are several.
+        axis: compute axis; None: the default for the device of a run directory, or the first axis in a file.
+        task: name of the task; required if there are several.
         bounds: minimum and maximum of the metric.
 
     Raises:
-        CurveError: a path without a curve.
-        ConfigError: a run directory with a broken config.toml.
+        CurveError: a path has no curve.
+        ConfigError: the config.toml of a run directory is invalid.
     """
     return [_read(path, name, axis, task, bounds) for path, name in zip(paths, names_of(paths), strict=True)]
 
@@ -96,7 +96,7 @@ def names_of(paths: Sequence[Path]) -> list[str]:
 
 def _telling_parts(path: Path) -> tuple[str, ...]:
     """Return the parts of a path that can identify a run: without the extension, and without the name points.jsonl."""
-    full = Path(os.path.realpath(path))  # Path.resolve raises for links in a circle
+    full = Path(os.path.realpath(path))  # Path.resolve raises for circular links
     if full.is_dir():
         return full.parts[1:]
     return full.parts[1:-1] if full.stem == "points" else (*full.parts[1:-1], full.stem)

@@ -16,8 +16,8 @@ from scalerl.scaling import CurveError
 from scalerl.types import EvalPoint
 
 
-def summarise(directory: Path, config: RunConfig, points: Sequence[EvalPoint]) -> list[str]:
-    """Write curve.png and summary.json; return the outlook of each task and the paths for the user."""
+def summarize(directory: Path, config: RunConfig, points: Sequence[EvalPoint]) -> list[str]:
+    """Write curve.png and summary.json; return closing lines with the outlook of each task and the paths."""
     note, every = data_note(config), points_by_task(points)
     suites = {task: own for task, own in every.items() if task in set(config.tasks) - set(config.main_tasks)}
     tasks = {task: own for task, own in every.items() if task not in suites}
@@ -43,7 +43,7 @@ def summarise(directory: Path, config: RunConfig, points: Sequence[EvalPoint]) -
 
 
 def _suite_line(point: EvalPoint) -> str:
-    """Return the last point of an evaluation suite, which has no forecast."""
+    """Return the last point of an evaluation suite as text; suites have no forecast."""
     return (
         f"mean@{point.samples_per_prompt} {point.pass_rate:.3f} ± {point.stderr:.3f} at step {point.step} "
         f"({point.prompts} prompts)"
@@ -58,7 +58,7 @@ def write_summary(
     Args:
         directory: directory of the run.
         found: outlooks of the tasks; None for a task without a forecast.
-        note: about the data.
+        note: note about the data.
         suites: last points of evaluation suites; None keeps those of an earlier summary.
     """
     from scalerl.report.figures import save_curves
@@ -77,7 +77,7 @@ def write_summary(
 
 
 def _suites_before(path: Path) -> dict[str, Any]:
-    """Return the suites of an earlier summary; empty if there is none that can be read."""
+    """Return the suites of an earlier summary; empty if there is no readable summary."""
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -88,7 +88,7 @@ def _suites_before(path: Path) -> dict[str, Any]:
 def refresh(directory: Path, config: RunConfig, ahead: Outlook, note: str) -> Path:
     """Update the files of a run directory after a new fit of one task; return the path of the figure.
 
-    If the run has several tasks, the summary and the figure of all tasks stay unchanged, because the fit has only one.
+    If the run has several tasks, only the figure of this task is written.
     """
     from scalerl.report.figures import save_curves
 
@@ -107,7 +107,7 @@ def default_axis(config: RunConfig) -> str:
 
 
 def data_note(config: RunConfig) -> str:
-    """Return a note on the data, and on what was changed during the run."""
+    """Return a note about the data and about changes during the run; empty if there is none."""
     return "; ".join(part for part in (_noise_note(config), _rates_note(config)) if part)
 
 

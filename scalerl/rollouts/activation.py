@@ -1,4 +1,4 @@
-"""When new weights become active: at a tick that the data determines, or on arrival.
+"""Rules for when new weights become active: at a tick that the data determines, or on arrival.
 
 To add a rule, write a class that implements `Activation` and add it to ACTIVATIONS.
 """
@@ -40,7 +40,7 @@ class Activation(Protocol):
         ...
 
     def formed(self, tick: int) -> Activation:
-        """Return the rule after another batch was complete at a tick."""
+        """Return the rule to use after another batch is complete at a tick."""
         ...
 
     def restored(self, state: Mapping[str, Any]) -> Activation:

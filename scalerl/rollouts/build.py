@@ -23,7 +23,8 @@ from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.rollouts.worker import WorkerParts
 
 EVALUATION_CACHE = 1 << 28
-"""Bytes of cache that an evaluation may use to decode more sequences together than training: the run waits for it."""
+"""Bytes of cache that an evaluation may use to decode more sequences together than training, because the run waits for
+it."""
 
 
 class StateFiles(Protocol):
@@ -57,7 +58,7 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class GeneratorSpec:
-    """Everything needed to make the coordinator and its engines; passed to the process by pickling."""
+    """Picklable function that makes the coordinator and its engines in the generator process."""
 
     config: RunConfig
     """Resolved configuration."""
@@ -91,7 +92,7 @@ class GeneratorSpec:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """How to make a training engine and an evaluation engine over one model; passed on by pickling."""
+    """Picklable function that makes a training engine and an evaluation engine over one model."""
 
     generator: GeneratorSpec
     channel: WeightChannel
@@ -166,9 +167,9 @@ def supervised_engines(
     """Make engines that run asynchronously and are restarted when they die; they start in parallel.
 
     Args:
-        specs: one per engine.
-        begin: starts an engine; called again after each death.
-        note: receives a message about every death.
+        specs: specifications, one per engine.
+        begin: function that starts an engine; called again after each death.
+        note: function that gets a message about every death.
     """
 
     def supervisor(spec: EngineSpec) -> Supervisor:

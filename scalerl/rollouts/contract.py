@@ -37,7 +37,7 @@ MakeEngine = Callable[[EngineParts], Engine]
 
 
 class EngineError(ValueError):
-    """An engine violates the contract; the message says what it did and what is expected."""
+    """An engine violates the contract; the message gives what it did and what is expected."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,10 @@ class Bench:
         return [Request((number % 2, number // 2), prompts[number % 2], key=7 + number) for number in range(count)]
 
 
-def expect(holds: bool, said: str) -> None:
+def expect(holds: bool, message: str) -> None:
     """Raise an EngineError with a message unless a condition holds."""
     if not holds:
-        raise EngineError(said)
+        raise EngineError(message)
 
 
 def finish(engine: Engine, polls: int | None = None) -> dict[tuple[int, int], Rollout]:
@@ -92,7 +92,7 @@ def finish(engine: Engine, polls: int | None = None) -> dict[tuple[int, int], Ro
     found: dict[tuple[int, int], Rollout] = {}
     until, done = time.monotonic() + WAIT_S, 0
     while engine.occupancy().busy and (polls is None or done < polls):
-        expect(time.monotonic() < until, f"{engine.occupancy()} and nothing finished for {WAIT_S:g} s")
+        expect(time.monotonic() < until, f"nothing finished for {WAIT_S:g} s with {engine.occupancy()}")
         engine.advance()
         polled = engine.poll(POLL_S)
         expect(
@@ -126,7 +126,7 @@ def check_rollout(bench: Bench, number: tuple[int, int], rollout: Rollout) -> No
         bool(np.isfinite(logps).all()) and bool((logps <= 1e-6).all()),
         f"rollout {number} has log-probabilities from {logps.min():g} to {logps.max():g}; expected at most 0",
     )
-    expect(bool(sampled.any()), f"rollout {number} has no sampled token")
+    expect(bool(sampled.any()), f"rollout {number} has no sampled token; expected at least one")
     expect(
         length[0] == TOKENS and bool(rollout.truncated),
         f"rollout {number} has {length[0]} tokens and truncated = {rollout.truncated}; expected {TOKENS} and True: the "
@@ -147,7 +147,7 @@ def check_basics(bench: Bench) -> dict[tuple[int, int], Rollout]:
     engine.submit(requests)
     found = finish(engine)
     wanted = {request.id for request in requests}
-    expect(found.keys() == wanted, f"it returned {sorted(found)} for the requests {sorted(wanted)}")
+    expect(found.keys() == wanted, f"it returned {sorted(found)}; expected one rollout for each of {sorted(wanted)}")
     for number, rollout in found.items():
         check_rollout(bench, number, rollout)
         expect(
@@ -164,7 +164,7 @@ def check_basics(bench: Bench) -> dict[tuple[int, int], Rollout]:
 
 
 def check_repeats(bench: Bench, first: Mapping[tuple[int, int], Rollout]) -> None:
-    """Check that a deterministic engine gives equal tokens for equal requests, whatever else is in the batch."""
+    """Check that a deterministic engine gives equal tokens for equal requests, in any batch."""
     engine = bench.engine()
     if not engine.deterministic:
         return
@@ -178,7 +178,7 @@ def check_repeats(bench: Bench, first: Mapping[tuple[int, int], Rollout]) -> Non
 
 
 def check_cancel(bench: Bench) -> None:
-    """Check that cancelled sequences, running or waiting, are never returned, and that the others are."""
+    """Check that canceled sequences, running or waiting, are never returned, and that the others are."""
     engine = bench.engine()
     requests = bench.requests()
     engine.submit(requests)
@@ -204,7 +204,8 @@ def check_swap(bench: Bench) -> None:
     for number, rollout in found.items():
         expect(
             rollout.versions.tolist() == [1] * 2 + [2] * (TOKENS - 2),
-            f"with version 2 swapped in after 2 tokens, rollout {number} has versions {rollout.versions.tolist()}",
+            f"after a swap to version 2 at token 2, rollout {number} has versions {rollout.versions.tolist()}; "
+            "expected 1 for the first two tokens and 2 for the others",
         )
     changed = bench.load_policy()
     changed.load_weights(2, bench.weights[2])
@@ -229,7 +230,7 @@ def check_state(bench: Bench, first: Mapping[tuple[int, int], Rollout]) -> None:
     again.load_state(engine.state())
     found |= finish(again)
     for number, rollout in first.items():
-        expect(number in found, f"request {number} was lost by state() and load_state()")
+        expect(number in found, f"request {number} was lost by state() and load_state(); expected its rollout")
         expect(
             found[number].tokens.tolist() == rollout.tokens.tolist(),
             f"after load_state request {number} gave {found[number].tokens.tolist()}; expected "
@@ -270,7 +271,7 @@ def check_engine_plugin(
     Args:
         choice: the engine's entry in the configuration.
         policy: the run's policy.
-        load_policy: loads another copy of it, for the engine.
+        load_policy: function that loads another copy of it, for the engine.
         model_path: directory or hub name of the model.
         deterministic: whether the run's schedule needs a deterministic engine.
 

@@ -101,7 +101,7 @@ class Coordinator:
     _last: bool = False
     """Whether the queue holds the last visits."""
     _asked: int = -1
-    """Version that the engines were last told to use."""
+    """Version last requested from the engines."""
     _asked_at: float = 0.0
     _quiet: bool = False
     """Whether the last poll of asynchronous engines found nothing."""
@@ -149,11 +149,11 @@ class Coordinator:
     # ----------------------------------------------------------------------------------------------------------- work
 
     def step(self, on_activation: Callable[[], None] = lambda: None) -> list[Formed]:
-        """Swap in weights that are due, start groups, let every engine do a step; return the batches completed.
+        """Swap in weights that are due, start groups, let every engine do a step; return the completed batches.
 
         Args:
-            on_activation: called after each version that became active; there may be several before one tick. Its time,
-                for example for an evaluation, does not count as generation.
+            on_activation: function called after each version that became active; there may be several before one tick.
+                Its time, for example for an evaluation, does not count as generation.
         """
         began = time.perf_counter()
         self._activate(self.seconds.aside(on_activation))
@@ -213,17 +213,8 @@ class Coordinator:
     def stats(self) -> GeneratorStats:
         """Return the counters so far."""
         work, seconds = sum((engine.work for engine in self.engines), self._work_before), self.seconds
-        return GeneratorStats(
-            self.ticks,
-            work.tokens,
-            work.flops,
-            work.slot_steps,
-            seconds.busy,
-            seconds.idle,
-            seconds.swap,
-            work.restarts,
-            work.resampled,
-        )
+        counters = (self.ticks, work.tokens, work.flops, work.slot_steps)
+        return GeneratorStats(*counters, seconds.busy, seconds.idle, seconds.swap, work.restarts, work.resampled)
 
     def _tokens(self) -> tuple[int, int]:
         """Return the tokens sampled so far by the training engines and by the evaluation engines."""
@@ -247,7 +238,7 @@ class Coordinator:
         return not may_start and not self._busy()
 
     def _ask(self, version: int) -> bool:
-        """Tell all engines once to use a version; return whether all of them do."""
+        """Request a version from all engines, once; return whether all of them use it."""
         if self._asked != version:
             self._asked, self._asked_at = version, time.perf_counter()
             for engine in self.engines:
@@ -264,7 +255,7 @@ class Coordinator:
             if not self.schedule.on_arrival(update.version) and not self.schedule.due(self.ticks, self._idle()):
                 return
             if update.weights and not self.lockstep and not self._ask(update.version):
-                return  # asynchronous engines take a while to swap, and are polled until they have
+                return  # asynchronous engines swap later and are polled until then
             self.schedule.activate(update.version)
             self._untrained.pop(update.version - 1)
             del self._updates[update.version]
@@ -279,9 +270,8 @@ class Coordinator:
 
     def _start_groups(self) -> None:
         self._fill()
-        self.schedule.closed = (
-            self._last and not self._queue
-        )  # closing earlier would let a partial batch form before the last one
+        # closing earlier would let a partial batch form before the last one
+        self.schedule.closed = self._last and not self._queue
 
     def _fill(self) -> None:
         if not self._queue:

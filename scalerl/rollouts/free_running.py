@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scalerl.processes import fault
 from scalerl.rollouts.engine import POLL_S, Engine, Finished, Work
 from scalerl.rollouts.process_engine import EngineDied
 
@@ -49,7 +49,8 @@ class FreeRunner:
         self._condition = threading.Condition()
         self._commands: deque[tuple[int, str, tuple[Any, ...]]] = deque()
         self._finished: list[list[Finished]] = [[] for _ in engines]
-        self._version, self._death, self._closed = -1, "", False
+        self._version, self._closed = -1, False
+        self._death: tuple[str, str] | None = None
         threading.Thread(target=self._run, name=name, daemon=True).start()
 
     def post(self, number: int, method: str, *arguments: Any) -> None:
@@ -71,8 +72,9 @@ class FreeRunner:
                 until = time.monotonic() + GATHER_S
                 while not self._death and (left := until - time.monotonic()) > 0:
                     self._condition.wait(left)
-            if self._death:
-                raise EngineDied(f"{self.name} failed:\n{self._death}")
+            if self._death is not None:
+                said, trace = self._death
+                raise EngineDied(f"{self.name} failed: {said}", trace)
             finished = tuple(tuple(part) for part in self._finished)
             self._finished = [[] for _ in self._engines]
             return Report(finished, tuple(engine.work for engine in self._engines), self._version)
@@ -92,9 +94,9 @@ class FreeRunner:
         try:
             while self._step():
                 pass
-        except Exception:  # an engine may die here: the next report raises
+        except Exception as error:  # an engine may die here: the next report raises
             with self._condition:
-                self._death = traceback.format_exc()
+                self._death = fault(error)
                 self._condition.notify_all()
 
     def _step(self) -> bool:
@@ -136,7 +138,7 @@ class PolledEngines:
 
         Args:
             engines: asynchronous engines over one model.
-            end: ends the server or process that they run on.
+            end: function that ends the server or process that they run on.
         """
         self._engines, self.kill = engines, end
         self._lock = threading.Lock()

@@ -19,7 +19,7 @@ def generate(
         visits: prompts.
         samples: rollouts per prompt: one number, or one per visit.
         seed: seed of the random streams.
-        purpose: separates the random streams from those of training.
+        purpose: name that separates the random streams from those of training.
 
     Returns:
         One group per visit, in order.

@@ -2,7 +2,7 @@
 
 Each rollout draws a random thinking limit. If the end tag has not appeared by then, the phrase is inserted one token at
 a time, and the model answers (ScaleRL sec. 4). The paper does not specify how the phrase's tokens enter the loss; here
-they are context (loss mask 0), as in the other implementations that we know.
+they are context (loss mask 0), as in other implementations.
 
 Legend: B rollouts. count_B: number of tokens, which is the index of the next token. closed_at_B: count at which
 thinking ended, NEVER while it continues. interrupt_at_B: the thinking limit, NEVER without interruption.

@@ -1,8 +1,8 @@
-"""The trainer's side of generation: `take` returns the next batch, under PipelineRL-k and PPO-off-policy-k alike.
+"""The trainer's side of generation: `take` returns the next batch, for PipelineRL-k and PPO-off-policy-k.
 
-The coordinator runs in a separate process. Groups come back as they finish and are scored at once; weights are sent
-through a channel. coordinator.py and schedule.py determine what a run computes; this module handles the concurrency:
-waiting, failures and messages.
+The coordinator runs in a separate process. Groups are scored as soon as they finish; weights are sent through a
+channel. coordinator.py and schedule.py determine what a run computes; this module handles waiting,
+failures and messages.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from scalerl.config.base import ConfigError
+from scalerl.processes import ProcessDied
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.spawned import Launch, SpawnedWorker, WorkerHandle
 from scalerl.rollouts.weights.base import WeightChannel
@@ -27,7 +28,7 @@ SendWeights = Callable[[int, WeightChannel], None]
 """(version, channel): sends the weights over the channel; a learner's `send`."""
 
 
-class WorkerDied(RuntimeError):
+class WorkerDied(ProcessDied):
     """The generator process ended or failed; the message includes its name."""
 
 
@@ -81,11 +82,11 @@ class Pipeline:
         """Prepare the pipeline; `start` starts the process.
 
         Args:
-            build: makes the coordinator and its engines inside the process; must be picklable.
-            channel: carries weights.
-            score: starts to score a group.
-            stop_requested: called while waiting; if it returns True, `take` raises Interrupted.
-            launch: starts the process.
+            build: function that makes the coordinator and its engines inside the process; must be picklable.
+            channel: channel that carries weights.
+            score: function that starts to score a group.
+            stop_requested: function called while waiting; if it returns True, `take` raises Interrupted.
+            launch: function that starts the process.
         """
         self._launch = launch
         self._worker: WorkerHandle | None = None
@@ -108,7 +109,7 @@ class Pipeline:
         """Start the process with weights and prompts; return immediately, before the process is ready.
 
         Args:
-            send: sends the first weights.
+            send: function that sends the first weights.
             version: version of those weights.
             visits: prompts that may be started with them.
         """
@@ -127,7 +128,7 @@ class Pipeline:
         """Return the next batch of scored groups.
 
         Args:
-            n: groups of a full batch; the last batch of an exhausted curriculum may hold fewer.
+            n: number of groups of a full batch; the last batch of an exhausted curriculum may hold fewer.
             now: number of the update that will train on it.
 
         Raises:
@@ -151,7 +152,7 @@ class Pipeline:
 
         Args:
             version: the learner's current version.
-            send: sends its weights; called only if they have not been published.
+            send: function that sends its weights; called only if they have not been published.
             visits: held-out prompts.
             samples: rollouts per prompt: one number, or one per visit.
 
@@ -193,8 +194,8 @@ class Pipeline:
         """Publish a new version; waits while the channel is full.
 
         Args:
-            update: the message to the generators; `update.weights` says whether the weights will be used.
-            send: sends the weights if they will be used.
+            update: the message to the generators; `update.weights` is true if the weights will be used.
+            send: function that sends the weights; called only if they will be used.
         """
         if update.weights:
             self._send_weights(update.version, send)
@@ -284,7 +285,8 @@ class Pipeline:
                 self._death = self._death or WorkerDied(worker.obituary())
                 return
             if name == "failed":
-                self._death = WorkerDied(f"{worker.name} failed:\n{content}")
+                said, trace = content
+                self._death = WorkerDied(f"{worker.name} failed: {said}", trace)
             elif name == "refused":
                 self._death = ConfigError(content)
             elif name == "group":

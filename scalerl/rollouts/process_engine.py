@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
 from scalerl.plugins import PluginError
-from scalerl.processes import ChildContext
+from scalerl.processes import ChildContext, ProcessDied, fault
 from scalerl.rollouts.engine import Engine, Finished, Occupancy, Request, Work
 
 BuildEngines = Callable[[], Sequence[Engine]]
 """Makes engines that share their weights, inside the process; must be picklable."""
 
 
-class EngineDied(RuntimeError):
+class EngineDied(ProcessDied):
     """An engine process ended or failed; the message includes its name."""
 
 
@@ -32,7 +31,7 @@ class EngineProcess:
         """Start the process.
 
         Args:
-            build: makes the engines inside the process.
+            build: function that makes the engines inside the process.
             name: name in messages.
         """
         context = ChildContext()
@@ -63,7 +62,8 @@ class EngineProcess:
         with self._told():
             kind, content = pickle.loads(self._connection.recv_bytes())
         if kind == "failed":
-            raise EngineDied(f"{self.name} failed:\n{content}")
+            said, trace = content
+            raise EngineDied(f"{self.name} failed: {said}", trace)
         return content
 
     @contextlib.contextmanager
@@ -144,10 +144,10 @@ def serve(connection: Connection, build: BuildEngines) -> None:
     except (BrokenPipeError, EOFError, ConnectionResetError):
         return  # the coordinator has ended
     except PluginError as error:  # raised by a user's engine: the message includes the location
-        _answer(connection, "failed", str(error))
-    except Exception:  # a worker may die here: the coordinator receives the traceback and raises
+        _answer(connection, "failed", (str(error), ""))
+    except Exception as error:  # a worker may die here: the coordinator receives the traceback and raises
         with contextlib.suppress(OSError):
-            _answer(connection, "failed", traceback.format_exc())
+            _answer(connection, "failed", fault(error))
 
 
 def _answer(connection: Connection, kind: str, content: Any) -> None:

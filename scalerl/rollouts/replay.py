@@ -119,9 +119,9 @@ def check_current(
     """Compare rollouts of the policy's current version with the policy.
 
     The trainer has no older weights, and a rollout that spans a swap has a cache of two versions, which one forward
-    pass cannot reproduce. Therefore only rollouts whose tokens all have the trainer's version decide: those of
-    evaluations and of on-policy batches. An LM head that was never updated is found at the first evaluation after an
-    update that changed it by more than rounding. Rollouts of other versions only get log ratios.
+    pass cannot reproduce. Therefore only rollouts whose tokens all have the trainer's version are compared: those
+    of evaluations and of on-policy batches. An LM head that was never updated is found at the first evaluation after
+    an update that changed it by more than rounding. Rollouts of other versions only get log ratios.
 
     Args:
         policy: policy with the weights of `version`.
@@ -168,8 +168,8 @@ def check_difference(difference: Difference, version: int, bound: float) -> None
     """
     if not difference.mean <= bound:
         raise ReplayMismatch(
-            f"the generator's weights are not what was sent: {difference.tokens} tokens reported as sampled with "
-            f"version {version} have log-probabilities {difference.mean:.2g} off those of that version on average "
+            f"the generator's weights are not those that were sent: {difference.tokens} tokens reported as sampled "
+            f"with version {version} have log-probabilities {difference.mean:.2g} off those of that version on average "
             f"(largest {difference.largest:.2g}, allowed on average {bound:g}). Do not use its samples"
         )
 

@@ -32,7 +32,7 @@ class Schedule:
 
         Args:
             per_batch: P, groups in a batch.
-            activation: when new weights become active.
+            activation: rule for when new weights become active.
         """
         self.per_batch, self.activation = per_batch, activation
         self.active = 0
@@ -150,7 +150,7 @@ class PipelineSchedule(Schedule):
 
         Args:
             per_batch: P, groups in a batch.
-            activation: when new weights become active.
+            activation: rule for when new weights become active.
             max_lag: k, maximum staleness in updates.
             stale: key of STALE_RULES.
             most_untrained: maximum number of groups that are under way, finished, or in batches whose update is not
@@ -278,7 +278,7 @@ class RoundSchedule(Schedule):
 
         Args:
             per_batch: P, groups in a batch.
-            activation: when versions within a round become active; no sequence is sampled with them.
+            activation: rule for when versions within a round become active; no sequence is sampled with them.
             batches: k, batches per round.
         """
         super().__init__(per_batch, activation)
@@ -312,7 +312,7 @@ class RoundSchedule(Schedule):
         return self._formed(tick, chosen)
 
     def due(self, tick: int, idle: bool) -> bool:
-        """Return whether the generators must wait for the next version, which holds when the round is done."""
+        """Return whether the generators must wait for the next version: when the round is done."""
         return self.active in self.formed_at and idle
 
     def state(self) -> dict[str, Any]:

@@ -48,7 +48,7 @@ class SpawnedWorker:
 
     def obituary(self) -> str:
         """Return a description of its exit code or signal."""
-        self._process.join(timeout=10)  # the pipe may close seconds before a busy machine reports the end
+        self._process.join(timeout=30)  # the pipe may close seconds before a busy machine reports the end
         code = self._process.exitcode
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with exit code {code}"
         return f"{self.name} {how}"

@@ -74,11 +74,11 @@ class Supervisor:
         """Start the engines.
 
         Args:
-            make: starts the engines; called in a thread, because it may take minutes. Raises EngineDied if it fails.
+            make: function that starts the engines or raises EngineDied; called in a thread, as it may take minutes.
             name: name in messages.
             slots: sequences that each engine decodes together.
             limits: limits after which the engines count as dead.
-            note: receives a message about every death.
+            note: function that gets a message about every death.
         """
         self.name, self._make, self._limits, self._note = name, make, limits or Limits(), note
         self.engines = tuple(SupervisedEngine(self, number, count) for number, count in enumerate(slots))
@@ -137,7 +137,7 @@ class Supervisor:
     # ------------------------------------------------------------------------------------------------ lives and deaths
 
     def _begin(self) -> Future[Life]:
-        """Start the engines in a thread, a daemon: a start that hangs must not keep the process alive."""
+        """Start the engines in a daemon thread, because a start that hangs must not keep the process alive."""
         future: Future[Life] = Future()
 
         def make() -> None:
@@ -203,13 +203,17 @@ class Supervisor:
         self._in_a_row += 1
         again = sum(engine.bury() for engine in self.engines)
         if self._in_a_row >= self._limits.deaths:
-            raise EngineDied(f"{self.name} died {self._in_a_row} times without finishing a sequence; the last: {error}")
-        self._note(f"{error}\nIt is restarted; its {again} unfinished sequences are sampled again from their prompts")
+            raise EngineDied(
+                f"{self.name} died {self._in_a_row} times without finishing a sequence; the last: {error}", error.trace
+            )
+        self._note(
+            f"{error}\nThe engine is restarted; its {again} unfinished sequences are sampled again from their prompts"
+        )
         self._future = self._begin()
 
 
 def supervise(supervisors: Sequence[Supervisor]) -> Sequence[Sequence[Engine]]:
-    """Wait until all are ready, which start in parallel; return the engines of each.
+    """Wait until all supervisors, which start in parallel, are ready; return the engines of each.
 
     Raises:
         EngineDied, ConfigError: from the first one that cannot start.
@@ -274,11 +278,11 @@ class SupervisedEngine:
         self._supervisor.swap(version)
 
     def state(self) -> dict[str, Any]:
-        """Raise: the sequences in flight are in another process."""
+        """Raise NotImplementedError: the sequences in flight are in another process."""
         raise NotImplementedError("exact_resume is false: unfinished sequences are submitted again")
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Raise: `state` returns nothing."""
+        """Raise NotImplementedError, because there is no saved state."""
         raise NotImplementedError("exact_resume is false: unfinished sequences are submitted again")
 
     # ------------------------------------------------------------------------------------------------ the supervisor's

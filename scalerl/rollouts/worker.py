@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -18,6 +17,7 @@ from typing import Any
 from scalerl.config.base import ConfigError
 from scalerl.files import system_error, trouble
 from scalerl.plugins import PluginError
+from scalerl.processes import fault
 from scalerl.rollouts.coordinator import Coordinator, Formed, Update
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.types import Visit
@@ -53,7 +53,7 @@ class First:
 
 
 def serve(connection: Connection, channel: WeightChannel, build: Build, first: First) -> None:
-    """Run until told to stop.
+    """Run the message loop until a stop message.
 
     Consumes: messages of the pipeline, and weights of the channel.
     Produces: groups, batches, evaluations and snapshots, each as one message.
@@ -70,11 +70,11 @@ def serve(connection: Connection, channel: WeightChannel, build: Build, first: F
     except ConfigError as error:  # an error that the user can correct: no traceback
         connection.send(("refused", str(error)))
     except PluginError as error:  # raised by a user's engine: the message includes the location
-        connection.send(("failed", str(error)))
+        connection.send(("failed", (str(error), "")))
     except Exception as error:  # a worker may die here: the parent receives the traceback and raises
         found = system_error(error)
         full = found is not None and found.errno in (errno.ENOSPC, errno.EDQUOT)  # a checkpoint did not fit
-        connection.send(("failed", trouble(found) if found is not None and full else traceback.format_exc()))
+        connection.send(("failed", (trouble(found), "") if found is not None and full else fault(error)))
 
 
 class _Loop:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from scalerl.scaling.estimate import Estimate, or_none, short, summarise
+from scalerl.scaling.estimate import Estimate, or_none, short, summarize
 from scalerl.scaling.evidence import NO_RETURN, Chance, chance_of_gain, clear_fall, climbed, doubt
 from scalerl.scaling.fit import IDENTIFIED_SD, Fit
 from scalerl.scaling.forecast import amount
@@ -19,10 +19,10 @@ from scalerl.scaling.law import Array, climb, log_compute
 from scalerl.scaling.readers import CurveError
 
 SURE = 0.8
-"""A probability above this decides to continue, even if the ceiling is not identified."""
+"""Probability of a gain above which the advice is to continue, even if the ceiling is not identified."""
 
 SURELY_NOT = 0.2
-"""Both probabilities of a gain must be at most this to stop."""
+"""Largest value of both probabilities of a gain for the advice to stop."""
 
 PLAN_DRAWS = 64
 """Number of draws over which ``compute_to_identify`` averages."""
@@ -39,19 +39,19 @@ class Advice:
     """Probability, by the forecast, that training to the budget gains more than ``min_gain``, in [0, 1]."""
 
     trend_probability: float
-    """The same if the rise continues as over the last doubling of compute; both must be small to stop."""
+    """This probability if the rise continues as over the last doubling of compute; both must be small to stop."""
 
     budget: float
     """Compute at which the gain is judged, unit of the curve's axis."""
 
     min_gain: float
-    """The least gain worth continuing for, in the metric's unit."""
+    """Smallest gain that justifies more training, in the metric's unit."""
 
     gain: Estimate
     """Level at the budget minus level now."""
 
     train_to: float
-    """For "not known yet": train at least to this compute, then call again; NaN for the other actions.
+    """For "not known yet": compute to which to train before the next call; NaN for the other actions.
 
     Infinite if it is more than 28 times the last compute.
     """
@@ -60,24 +60,24 @@ class Advice:
     """For "go back": compute of the best level so far; NaN for the other actions."""
 
     reason: str
-    """The advice without its action, in plain words."""
+    """The advice without its action, as text."""
 
     @property
     def sentence(self) -> str:
-        """The advice in plain words."""
+        """The advice as a sentence."""
         return f"{self.action.capitalize()}: {self.reason}"
 
     def __str__(self) -> str:
         return self.sentence
 
     def to_dict(self) -> dict[str, Any]:
-        """A dict of JSON values."""
+        """Return a dict of JSON values."""
         rest = {"gain": self.gain.to_dict(), "train_to": or_none(self.train_to), "go_back_to": or_none(self.go_back_to)}
         return {**asdict(self), **rest, "sentence": self.sentence}
 
 
 class Decision(NamedTuple):
-    """What to do and why, before it is an ``Advice``."""
+    """The decision on a run, from which an ``Advice`` is made."""
 
     action: str
     reason: str
@@ -86,22 +86,22 @@ class Decision(NamedTuple):
 
 
 def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
-    """Continue, stop, go back, or "not known yet: train at least to X".
+    """Return advice on a run: continue, stop, go back, or "not known yet: train at least to X".
 
     - "go back": the run has clearly fallen, at this evaluation and at the one before it.
     - "continue": the forecast gives a gain above ``min_gain`` a probability above 0.8, or above 0.5 if the ceiling is
       identified.
-    - "stop": the run has climbed, has ten points or more, and the probability of the gain is at most 0.2, both by the
-      forecast and by the trend of the last doubling of compute; all of this also held one evaluation earlier.
-    - "not known yet" otherwise; the sentence gives the reason.
+    - "stop": the run has climbed and has ten points or more, and the probability of the gain is at most 0.2 both by the
+      forecast and by the trend of the last doubling of compute. All of this also held one evaluation earlier.
+    - "not known yet": none of the above; the sentence gives the reason.
 
     Args:
         fit: fit by a method that gives an uncertainty.
-        budget: compute at which to judge the gain, beyond the last point, in the curve's unit or as "2x" of that point.
-        min_gain: least gain worth continuing for, in the metric's unit; > 0.
+        budget: compute beyond the last point at which the gain is judged, in the curve's unit or as a multiple, "2x".
+        min_gain: smallest gain that justifies more training, in the metric's unit; > 0.
 
     Raises:
-        CurveError: a budget already spent, a gain that is not positive, or a fit without uncertainty.
+        CurveError: the budget is already spent, the gain is not positive, or the fit has no uncertainty.
     """
     total, last = amount(budget, fit), fit.last_compute
     if total <= last:
@@ -112,7 +112,7 @@ def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
         raise CurveError(f"min_gain must be positive; got {min_gain!r}")
     if len(fit.draws.asymptote) == 1:
         raise CurveError(f"a {fit.method} fit has no uncertainty to decide with; use method='posterior'")
-    gain, chance = summarise(fit.gain(total)), chance_of_gain(fit, total, min_gain)
+    gain, chance = summarize(fit.gain(total)), chance_of_gain(fit, total, min_gain)
     found = decided(fit, total, float(min_gain), chance, gain)
     return Advice(
         action=found.action, probability=chance.forecast, trend_probability=chance.trend, budget=total,
@@ -152,10 +152,10 @@ def decided(fit: Fit, total: float, min_gain: float, chance: Chance, gain: Estim
 
 
 def compute_to_identify(fit: Fit) -> float:
-    """The least compute at which the ceiling should be identified, or infinity.
+    """Return the least compute at which the ceiling should be identified, or infinity.
 
-    It computes the standard deviation of the ceiling from the Fisher information of the curve with further evaluations
-    at the present spacing, and averages over the draws. In simulation nine runs in ten are identified at that compute.
+    The standard deviation of the ceiling follows from the Fisher information of the curve with further evaluations at
+    the present spacing, averaged over the draws. In simulation, nine of ten runs are identified at this compute.
     """
     curve = fit.curve
     limit = IDENTIFIED_SD * (curve.bounds[1] - curve.bounds[0])
@@ -175,7 +175,7 @@ def compute_to_identify(fit: Fit) -> float:
 
 
 def planned_sd(fit: Fit, picked_P: Array, compute_N: Array, weight_N: Array) -> Array:
-    """Standard deviation of A from a curve with the given points if each picked draw were true, shape (P,)."""
+    """Return the standard deviation of A for a curve with these points, if each picked draw were true, shape (P,)."""
     asymptote, efficiency, midpoint, initial, phi, noise_sd = (
         getattr(fit.draws, name)[picked_P, None]
         for name in ("asymptote", "efficiency", "midpoint", "initial", "autocorrelation", "noise_sd")
@@ -186,7 +186,7 @@ def planned_sd(fit: Fit, picked_P: Array, compute_N: Array, weight_N: Array) -> 
     distance_PN = np.where(np.isfinite(log_c_N), log_c_N - np.log(midpoint), 0.0)
     slopes_PNK = np.stack([u_PN, -steep_PN, steep_PN * distance_PN, 1 - u_PN], axis=2)
     information_PKK = np.swapaxes(slopes_PNK, 1, 2) @ (weight_N[:, None] * slopes_PNK)
-    # n points with autocorrelated noise hold as much information as n (1 - phi) / (1 + phi) independent points
+    # n points with autocorrelated noise have as much information as n (1 - phi) / (1 + phi) independent points
     inflation_P = ((1 + phi) / (1 - phi) * noise_sd**2)[:, 0]
     variance_P = np.linalg.pinv(information_PKK, hermitian=True)[:, 0, 0] * inflation_P
     # never wider than the whole range

@@ -1,4 +1,4 @@
-"""Backtest: fits the first part of a run and scores the forecast of the rest.
+"""Backtests: fits the first part of a run and scores the forecast of the rest.
 
 Axes in names: M held-out points.
 """
@@ -18,7 +18,7 @@ from scalerl.scaling.law import Array
 from scalerl.scaling.readers import CurveError
 
 NINE_IN_TEN = 1.645
-"""A normal deviate lies within this many standard deviations of the mean with probability 0.9."""
+"""Half width of the central 90% interval of a normal distribution, in standard deviations."""
 
 
 @dataclass(frozen=True)
@@ -78,15 +78,15 @@ class Backtest:
 
 
 def backtest(curve: Curve, fractions: Sequence[float] = (0.3, 0.5, 0.7), method: str = "posterior") -> Backtest:
-    """Fit the first part of a run and score its forecast of the rest, and every baseline.
+    """Fit the first part of a run, and score its forecast of the rest and every baseline.
 
     Args:
-        curve: a curve with enough points to fit before each split, and some points after it.
+        curve: curve with enough points for a fit before each split, and some points after it.
         fractions: shares of the last compute at which to split, each in (0, 1).
         method: method of the fit, as in ``fit``.
 
     Raises:
-        CurveError: a fraction outside (0, 1), or too few points before a split or none after it.
+        CurveError: a fraction is outside (0, 1), or there are too few points before a split or none after it.
     """
     return Backtest(tuple(split_at(curve, fraction, method) for fraction in fractions))
 
@@ -114,7 +114,7 @@ def split_at(curve: Curve, fraction: float, method: str) -> Split:
 
 
 def naive_score(shown: Curve, predict: Predictor, compute_M: Array, metric_M: Array) -> Score:
-    """Score of a baseline; its band is as wide as its own errors on the last third of the fitted points."""
+    """Return the score of a baseline; its band is as wide as its errors on the last third of the fitted points."""
     after = np.flatnonzero(shown.compute > 0)
     recent = after[-max(len(after) // 3, 2) :]
     width = NINE_IN_TEN * rmse(predict(shown.compute[recent]) - shown.metric[recent])
@@ -123,5 +123,5 @@ def naive_score(shown: Curve, predict: Predictor, compute_M: Array, metric_M: Ar
 
 
 def rmse(error_M: Array) -> float:
-    """Root mean square."""
+    """Return the root mean square of errors."""
     return float(np.sqrt((error_M**2).mean()))

@@ -1,4 +1,4 @@
-"""Naive forecasts to compare the law with: last value, line in log compute, power law.
+"""Naive forecasts as baselines of the law: last value, line in log compute, power law.
 
 Each takes a curve and returns a function from compute, shape (M,), to metric, shape (M,), within the metric's bounds.
 Axes in names: N points, M amounts of compute, P powers.
@@ -16,31 +16,31 @@ from scalerl.scaling.law import Array
 Predictor = Callable[[Array], Array]
 
 POWERS = np.exp(np.linspace(np.log(0.02), np.log(5.0), 200))
-"""Exponents that the power law can have."""
+"""Possible exponents of the power law."""
 
 
 def last_value(curve: Curve) -> Predictor:
-    """The last value of the curve."""
+    """Predict the last value of the curve."""
     return lambda compute_M: np.full(len(compute_M), curve.metric[-1])
 
 
 def linear_in_log_compute(curve: Curve) -> Predictor:
-    """The least-squares line in ln C through all points after compute 0, clipped to the metric's bounds."""
+    """Predict by the least-squares line in ln C through all points after compute 0, clipped to the metric's bounds."""
     after = curve.compute > 0
     slope, level = np.polyfit(np.log(curve.compute[after]), curve.metric[after], 1)
     return lambda compute_M: np.clip(level + slope * np.log(compute_M), *curve.bounds)
 
 
 def power_law(curve: Curve) -> Predictor:
-    """R = A - D C^-b by least squares, with A within the bounds and D >= 0."""
+    """Predict by R = A - D C^-b, fitted by least squares with A within the bounds and D >= 0."""
     after = curve.compute > 0
     ratio_N, metric_N = curve.compute[after] / curve.last_compute, curve.metric[after]
     high = curve.bounds[1]
-    # in logarithms, because the smallest compute to the largest power may overflow; such a power is never chosen
+    # in logarithms, because the smallest compute to the largest power may overflow; such a power is not chosen
     decay_PN = np.exp(np.minimum(-POWERS[:, None] * np.log(ratio_N), 300.0))
     mean_P = decay_PN.mean(axis=1)
-    centred_PN = decay_PN - mean_P[:, None]
-    drop_P = np.maximum(-(centred_PN @ metric_N) / np.maximum((centred_PN**2).sum(axis=1), 1e-300), 0.0)
+    centered_PN = decay_PN - mean_P[:, None]
+    drop_P = np.maximum(-(centered_PN @ metric_N) / np.maximum((centered_PN**2).sum(axis=1), 1e-300), 0.0)
     ceiling_P = metric_N.mean() + drop_P * mean_P
     # if A is limited by the bound, only D is fitted
     drop_P = np.where(ceiling_P > high, decay_PN @ (high - metric_N) / (decay_PN**2).sum(axis=1), drop_P)
@@ -56,4 +56,4 @@ BASELINES: dict[str, Callable[[Curve], Predictor]] = {
     "linear in log compute": linear_in_log_compute,
     "power law": power_law,
 }
-"""Every baseline by name."""
+"""Baselines by name."""

@@ -1,10 +1,10 @@
 """Compares two recipes by one or several runs each: which has the higher ceiling, and which is more efficient.
 
-The order is the paper's (arXiv 2510.13786): first the ceilings A. If they are the same within the scatter between
-seeds, then the steepness B at one common A, and the compute that each needs for one level. A run that has fallen or is
-flat counts with the level where it stays, in proportion to the probability that it stays there (``futures``).
+As in the paper (arXiv 2510.13786), the ceilings A are compared first. If they are the same within the scatter between
+seeds, the steepness B at one common A and the compute for one level are compared. A run that has fallen or is flat
+counts with the level at which it stays, in proportion to the probability that it stays there (``futures``).
 
-Axes in names: D draws, S runs (seeds) of a side, Z values of a run's own ceiling around the common one.
+Axes in names: D draws, S runs (seeds) of a side.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ import numpy as np
 
 from scalerl.scaling.advise import compute_to_identify
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.estimate import Estimate, or_none, short, summarise
+from scalerl.scaling.estimate import Estimate, or_none, short, summarize
 from scalerl.scaling.fit import Fit, fit
 from scalerl.scaling.law import Array
 from scalerl.scaling.posterior import held_at
 from scalerl.scaling.readers import CurveError
 
 MARGIN = 0.02
-"""Ceilings count as the same within this share of the metric's range; the paper's margin from three seeds."""
+"""Share of the metric's range within which ceilings count as the same; the paper's margin from three seeds."""
 
 ASSUMED_SEED_SD = MARGIN / 1.645
 """Assumed scatter of the ceiling between seeds if too few were run to estimate it: nine in ten within the margin."""
 
 SEEDS_TO_ESTIMATE = 3
-"""With at least this many runs on a side the scatter is estimated."""
+"""Number of runs on a side from which the scatter is estimated."""
 
 PRIOR_SEEDS = 3.0
 """Weight of the assumed scatter in the estimate, in degrees of freedom."""
@@ -41,14 +41,14 @@ LEVEL = 0.05
 """Two sides differ if zero lies outside the central 1 - LEVEL of the posterior of their difference."""
 
 SHARED_CLIMB = 0.8
-"""Share of the climb at which compute is compared unless a level is given."""
+"""Share of the climb at which compute is compared if no level is given."""
 
 OWN_CEILINGS = np.array([-1.463, -0.599, 0.0, 0.599, 1.463])
 """Five equally weighted deviates that represent a normal distribution, with mean 0 and variance 1."""
 
 
 Runs = Curve | Fit | Sequence[Curve | Fit]
-"""One side as the caller gives it."""
+"""One side as given by the caller."""
 
 Sides = tuple[tuple[Fit, ...], tuple[Fit, ...]]
 """Both sides as fits."""
@@ -61,7 +61,7 @@ class Comparison:
     verdict: str
     """"higher ceiling", "same ceiling and more efficient", `LATER` or "not distinguishable yet".
 
-    `LATER` means that the side with the larger B needs more compute for ``level``: so far it is behind.
+    `LATER` means that the side with the larger B needs more compute for ``level``.
     """
 
     winner: str | None
@@ -83,7 +83,7 @@ class Comparison:
     """Mean of all ceilings, weighted by their precision; B is compared at this ceiling."""
 
     compute_ratio: Estimate
-    """Compute the first side needs for ``level`` divided by what the second needs; below 1 the first needs less."""
+    """Compute of the first side for ``level`` divided by that of the second; below 1, the first needs less."""
 
     probability_less_compute: float
     """Probability that the first side needs less compute for ``level``."""
@@ -95,16 +95,16 @@ class Comparison:
     """Standard deviation of the ceiling between seeds of one recipe."""
 
     seed_source: str
-    """Where ``seed_sd`` comes from."""
+    """Source of ``seed_sd``."""
 
     sides: Sides
-    """The fits behind the comparison."""
+    """Fits of both sides."""
 
     sentence: str
-    """The verdict in words, with its numbers."""
+    """The verdict as a sentence with its numbers."""
 
     advice: str
-    """What would distinguish the sides; empty if they are distinguished."""
+    """Advice on how to distinguish the sides; empty if they are distinguished."""
 
     def __str__(self) -> str:
         higher = f"{self.probability_higher:.2f}"
@@ -122,7 +122,7 @@ class Comparison:
         return "\n".join(lines + ([self.advice] if self.advice else []))
 
     def to_dict(self) -> dict[str, Any]:
-        """A dict of JSON values, with the fits of each side."""
+        """Return a dict of JSON values, with the fits of each side."""
         plain = ("verdict", "winner", "common_asymptote", "level", "seed_sd", "seed_source", "sentence", "advice")
         estimates = ("asymptote_difference", "efficiency_ratio", "compute_ratio")
         return {
@@ -141,14 +141,15 @@ def compare(first: Runs, second: Runs, level: float | None = None, siblings: Seq
 
     Args:
         first: one or several seeds of one recipe, as curves or posterior fits.
-        second: the same for the other recipe.
-        level: metric level at which compute is compared; None takes four fifths of the climb to the level that both
-            sides have reached.
+        second: one or several seeds of the other recipe.
+        level: metric level at which compute is compared; None: four fifths of the climb to the level that both sides
+            have reached.
         siblings: runs of other recipes with the same scatter between seeds, such as the other arms of a study; used
-            only to estimate that scatter.
+            only to estimate this scatter.
 
     Raises:
-        CurveError: an empty side, curves of different metrics or compute axes, a level outside the metric's bounds.
+        CurveError: a side is empty, the curves have different metrics or compute axes, or the level is outside the
+            metric's bounds.
     """
     sides = as_fits(first), as_fits(second)
     others = tuple(as_fits(runs) for runs in siblings)
@@ -172,12 +173,12 @@ def compare(first: Runs, second: Runs, level: float | None = None, siblings: Seq
     return Comparison(
         verdict=verdict,
         winner=winner,
-        asymptote_difference=summarise(difference_D),
+        asymptote_difference=summarize(difference_D),
         probability_higher=float((difference_D > 0).mean()),
-        efficiency_ratio=summarise_ratio(ratio_D),
+        efficiency_ratio=summarize_ratio(ratio_D),
         probability_more_efficient=float((ratio_D > 0).mean()),
         common_asymptote=common,
-        compute_ratio=summarise_ratio(cost_D),
+        compute_ratio=summarize_ratio(cost_D),
         probability_less_compute=float((cost_D < 0).mean()),
         level=at,
         seed_sd=seed_sd,
@@ -189,24 +190,24 @@ def compare(first: Runs, second: Runs, level: float | None = None, siblings: Seq
 
 
 def listed(runs: Runs) -> list[Curve | Fit]:
-    """One side as a list."""
+    """Return one side as a list."""
     return [runs] if isinstance(runs, Curve | Fit) else list(runs)
 
 
 def as_fits(runs: Runs) -> tuple[Fit, ...]:
-    """One side as posterior fits."""
+    """Return one side as posterior fits."""
     given = listed(runs)
     if not given:
         raise CurveError("each side of a comparison needs at least one run; got none")
     fits = tuple(fit(run) if isinstance(run, Curve) else run for run in given)
     for f in fits:
         if f.method != "posterior":
-            raise CurveError(f"comparisons need posterior fits; got one by {f.method!r}")
+            raise CurveError(f"comparisons need posterior fits; got one by {f.method!r}. Use method='posterior'")
     return fits
 
 
 def check_alike(curves: Sequence[Curve]) -> None:
-    """Raise if curves have different metrics or compute axes."""
+    """Check that curves have the same metric and compute axis."""
     for name in ("bounds", "axis"):
         values = {getattr(curve, name) for curve in curves}
         if len(values) > 1:
@@ -217,22 +218,22 @@ def check_alike(curves: Sequence[Curve]) -> None:
 
 
 def shuffled(values_D: Array, rng: np.random.Generator) -> Array:
-    """The same draws in random order: draws of different runs must be independent."""
+    """Return the draws in random order, so that draws of different runs are independent."""
     return rng.permutation(values_D)
 
 
 def ceilings(f: Fit) -> Array:
-    """Draws of the level at which a run ends, shape (D,): A if it rises, the last level if it stays there."""
+    """Return draws of the level at which a run ends, shape (D,): A if it rises, the last level if it stays there."""
     if f.futures is None or not f.futures.stays:
         return f.draws.asymptote
     return np.clip(f.futures.draws.asymptote, *f.curve.bounds)
 
 
 def seed_scatter(sides: Sequence[Sequence[Fit]], width: float, rng: np.random.Generator) -> tuple[Array, str]:
-    """Draws of the standard deviation between seeds, shape (D,), and where it comes from; any number of sides.
+    """Return draws of the standard deviation between seeds, shape (D,), and its source, for any number of sides.
 
-    With three or more seeds on a side this is the posterior on a grid of values, given each run's ceiling and its
-    uncertainty, with a prior worth ``PRIOR_SEEDS`` seeds at the assumed scatter. Otherwise it is the assumed scatter.
+    With three or more seeds on a side, this is the posterior on a grid of values, given each run's ceiling and its
+    uncertainty; the prior counts as ``PRIOR_SEEDS`` seeds with the assumed scatter. Otherwise the scatter is assumed.
     """
     num_draws = len(sides[0][0].draws.asymptote)
     assumed = ASSUMED_SEED_SD * width
@@ -256,35 +257,35 @@ def seed_scatter(sides: Sequence[Sequence[Fit]], width: float, rng: np.random.Ge
 
 
 def run_weights(asymptote_SD: list[Array], seed_D: Array) -> Array:
-    """Weight of each run in its recipe's mean, by its precision, summing to one, shape (S, D)."""
+    """Return the weight of each run in the mean of its recipe, by its precision, summing to one, shape (S, D)."""
     weight_SD = np.stack([1.0 / (draws.var() + seed_D**2) for draws in asymptote_SD])
     return np.asarray(weight_SD / weight_SD.sum(axis=0))
 
 
 def side_mean(asymptote_SD: list[Array], seed_D: Array, rng: np.random.Generator) -> Array:
-    """Draws of a recipe's ceiling: the weighted mean of its runs with the scatter between seeds, shape (D,)."""
+    """Return draws of a recipe's ceiling: the weighted mean of its runs with the scatter between seeds, shape (D,)."""
     recipe_SD = np.stack([draws + seed_D * rng.standard_normal(len(draws)) for draws in asymptote_SD])
     return np.asarray((run_weights(asymptote_SD, seed_D) * recipe_SD).sum(axis=0))
 
 
 def common_ceiling(fits: Sequence[Fit], seed_sd: float) -> float:
-    """Mean of the ceilings, weighted by their precision; the paper's plain mean if all have the same precision."""
+    """Return the mean of the ceilings, weighted by precision; with equal precision it is the paper's plain mean."""
     weights = [1.0 / (ceilings(f).var() + seed_sd**2) for f in fits]
     return float(np.average([ceilings(f).mean() for f in fits], weights=weights))
 
 
 def log_efficiency(curve: Curve, common: float, seed_sd: float, rng: np.random.Generator) -> Array:
-    """Draws of ln B of one run with its ceiling fixed at the common one, shape (D,).
+    """Return draws of ln B of one run with its ceiling fixed at the common one, shape (D,).
 
-    A run's own ceiling differs from its recipe's by the scatter between seeds, and B depends strongly on A (a shift of
-    A by 0.005 changes B by 5%). The ceiling is therefore fixed at several values around the common one, in equal parts.
+    The ceiling of a run differs from that of its recipe by the scatter between seeds, and B depends strongly on A (a
+    shift of A by 0.005 changes B by 5%). The ceiling is therefore fixed at several values around the common one.
     """
     parts = [np.log(held_at(curve, common + seed_sd * deviate)[1].efficiency) for deviate in OWN_CEILINGS]
     return rng.permutation(np.concatenate(parts))
 
 
 def shared_level(sides: Sides) -> float:
-    """Four fifths of the climb to the level that both sides have reached.
+    """Return the level at four fifths of the climb to the level that both sides have reached.
 
     Closer to a ceiling, the compute for a level is very uncertain.
     """
@@ -294,21 +295,21 @@ def shared_level(sides: Sides) -> float:
 
 
 def level_now(f: Fit) -> float:
-    """Level of the fitted curve at the run's last point."""
+    """Return the level of the fitted curve at the run's last point."""
     if f.futures is not None and f.futures.stays:
         return float(f.mean(f.last_compute)[0])
     return float(f.draws.levels(np.array([f.last_compute]), f.curve.bounds[1]).mean())
 
 
-def summarise_ratio(log_D: Array) -> Estimate:
-    """A ratio from draws of its logarithm, with geometric mean and quantiles."""
-    log = summarise(log_D)
+def summarize_ratio(log_D: Array) -> Estimate:
+    """Return the estimate of a ratio from draws of its logarithm: geometric mean and quantiles."""
+    log = summarize(log_D)
     mean = float(np.exp(log.mean))
     return Estimate(mean, mean * log.sd, float(np.exp(log.low)), float(np.exp(log.high)))
 
 
 def log_compute_needed(f: Fit, level: float, seed_D: Array, rng: np.random.Generator) -> Array:
-    """Draws of ln compute that a recipe needs for a level, shape (D,), from one of its runs.
+    """Return draws of ln compute that a recipe needs for a level, shape (D,), from one of its runs.
 
     A draw that stays below the level never reaches it. A draw that stays above the level has reached it before.
     """
@@ -329,7 +330,7 @@ def log_compute_needed(f: Fit, level: float, seed_D: Array, rng: np.random.Gener
 
 
 def judge(difference_D: Array, ratio_D: Array, cost_D: Array, margin: float) -> tuple[str, str | None]:
-    """The verdict and the winner: ceilings first, efficiency only if they are the same within the margin."""
+    """Return the verdict and the winner: ceilings first, efficiency only if they are the same within the margin."""
     if surely_not_zero(difference_D):
         return "higher ceiling", "first" if difference_D.mean() > 0 else "second"
     if (np.abs(difference_D) < margin).mean() > 0.5 and surely_not_zero(ratio_D):
@@ -340,13 +341,13 @@ def judge(difference_D: Array, ratio_D: Array, cost_D: Array, margin: float) -> 
 
 
 def surely_not_zero(values_D: Array) -> bool:
-    """Whether zero lies outside the central 1 - LEVEL of the draws."""
+    """Return whether zero lies outside the central 1 - LEVEL of the draws."""
     above = float((values_D > 0).mean())
     return min(above, 1 - above) < LEVEL / 2
 
 
 def in_words(verdict: str, winner: str | None, difference_D: Array, ratio_D: Array, margin: float) -> str:
-    """The verdict as one sentence."""
+    """Return the verdict as one sentence."""
     if winner is None:
         same = float((np.abs(difference_D) < margin).mean())
         return (
@@ -355,26 +356,26 @@ def in_words(verdict: str, winner: str | None, difference_D: Array, ratio_D: Arr
         )
     sign = 1.0 if winner == "first" else -1.0
     if verdict == "higher ceiling":
-        return f"The {winner} has the higher ceiling, by {summarise(sign * difference_D)}."
+        return f"The {winner} has the higher ceiling, by {summarize(sign * difference_D)}."
     return (
         f"The ceilings are the same within ±{margin:g}, and the {winner} is more efficient: its B is larger by a "
-        f"factor of {summarise_ratio(sign * ratio_D)}."
+        f"factor of {summarize_ratio(sign * ratio_D)}."
     )
 
 
 def steeper_but_later(ratio_D: Array, cost_D: Array, level: float, margin: float) -> str:
-    """The sentence for the verdict that the steeper side needs more compute so far."""
+    """Return the sentence for the verdict that the steeper side needs more compute so far."""
     steeper, other = ("first", "second") if ratio_D.mean() > 0 else ("second", "first")
     sign = 1.0 if steeper == "first" else -1.0
     return (
         f"The ceilings are the same within ±{margin:g}. The {steeper} is steeper but later: its B is larger by a "
-        f"factor of {summarise_ratio(sign * ratio_D)}, but for the level {level:.3f} it needs "
-        f"{summarise_ratio(sign * cost_D)} times the compute of the {other}."
+        f"factor of {summarize_ratio(sign * ratio_D)}, but for the level {level:.3f} it needs "
+        f"{summarize_ratio(sign * cost_D)} times the compute of the {other}."
     )
 
 
 def what_would_help(sides: Sides, difference_D: Array, seed_sd: float, margin: float) -> str:
-    """The advice to distinguish the sides: train until the ceilings are identified, then run more seeds."""
+    """Return advice on how to distinguish the sides: train until the ceilings are identified, then run more seeds."""
     fallen = [f for side in sides for f in side if f.futures is not None and f.futures.fallen]
     if fallen:
         return f"To distinguish them: {len(fallen)} of the runs have fallen; find the cause and repeat those runs."

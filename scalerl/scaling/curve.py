@@ -46,7 +46,7 @@ class Curve:
     """Mean score at that compute, shape (N,), within ``bounds``."""
 
     bounds: tuple[float, float] = (0.0, 1.0)
-    """Least and greatest possible value of the metric: (0, 1) for a pass rate, (-1, 1) for some rewards."""
+    """Smallest and largest possible value of the metric: (0, 1) for a pass rate, (-1, 1) for some rewards."""
 
     stderr: Array | None = None
     """Standard error of each metric value, shape (N,), or None. The posterior estimates the noise from the scatter of
@@ -59,7 +59,7 @@ class Curve:
     """Name of the run or task, for reports."""
 
     notes: tuple[str, ...] = ()
-    """Repairs that were made; fits repeat them among their warnings."""
+    """Repairs; fits include them in their warnings."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Curve:
         return UNITS.get(self.axis, self.axis)
 
     def between(self, least: float = 0.0, most: float = np.inf) -> Curve:
-        """The points with least <= compute <= most, and the point at compute 0, which is R0.
+        """Return the curve of the points with least <= compute <= most, and of the point at compute 0, which is R0.
 
         Raises:
             CurveError: no point after compute 0 lies in that range.
@@ -127,7 +127,7 @@ class Curve:
         return self._select(keep_N)
 
     def first(self, count: int) -> Curve:
-        """The first points of the curve."""
+        """Return the curve of the first points."""
         return self._select(np.arange(len(self)) < count)
 
     def _select(self, keep_N: Any) -> Curve:
@@ -144,17 +144,17 @@ class Curve:
         metric: str | None = None,
         bounds: tuple[float, float] = (0.0, 1.0),
     ) -> Curve:
-        """The curve of a points.jsonl, a CSV file or a run directory.
+        """Read the curve of a points.jsonl, a CSV file or a run directory.
 
         Args:
-            path: the file, or the directory that holds a points.jsonl.
-            axis: compute column; None takes the first of ``AXES`` that exists.
-            task: which task, if the file has several.
-            metric: metric column; None takes the first of ``METRICS`` that exists.
-            bounds: least and greatest value of the metric.
+            path: file, or directory with a points.jsonl.
+            axis: compute column; None: the first of ``AXES`` that exists.
+            task: name of the task; required if the file has several.
+            metric: metric column; None: the first of ``METRICS`` that exists.
+            bounds: smallest and largest possible value of the metric.
 
         Raises:
-            CurveError: the file or its columns cannot be used; the message says what to do.
+            CurveError: the file or its columns cannot be used; the message states what to do.
         """
         table, notes = read_table(path)
         curve = cls.from_table(table, axis=axis, task=task, metric=metric, bounds=bounds, source=str(path))
@@ -162,12 +162,12 @@ class Curve:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]], **choices: Any) -> Curve:
-        """The curve of rows of dicts such as the lines of a points.jsonl; keyword arguments as in ``read``."""
+        """Return the curve of rows (dicts), such as the lines of a points.jsonl; keyword arguments as in ``read``."""
         return cls.from_table(table_of_rows(rows), source="the rows", **choices)
 
     @classmethod
     def from_frame(cls, frame: Any, **choices: Any) -> Curve:
-        """The curve of a data frame, or of a dict of arrays; keyword arguments as in ``read``."""
+        """Return the curve of a data frame, or of a dict of arrays; keyword arguments as in ``read``."""
         return cls.from_table(table_of_frame(frame), source="the data frame", **choices)
 
     @classmethod
@@ -181,7 +181,7 @@ class Curve:
         bounds: tuple[float, float] = (0.0, 1.0),
         source: str = "the table",
     ) -> Curve:
-        """The curve of named columns; the constructors above call this one."""
+        """Return the curve of named columns; the other constructors call this one."""
         table, label = one_task(table, task, source)
         axis_name, metric_name = (
             column(table, axis, AXES, "compute", source),
@@ -198,7 +198,7 @@ class Curve:
 
 
 def column(table: Table, wanted: str | None, known: tuple[str, ...], what: str, source: str) -> str:
-    """The column to use: the given one, or the first known name that exists and is not empty."""
+    """Return the column to use: the given one, or the first known name that exists and is not empty."""
     if wanted is not None:
         if wanted not in table:
             raise CurveError(f"{source} has no {what} column {wanted!r}; it has {', '.join(table) or 'none'}")
@@ -212,7 +212,7 @@ def column(table: Table, wanted: str | None, known: tuple[str, ...], what: str, 
 
 
 def one_task(table: Table, task: str | None, source: str) -> tuple[Table, str]:
-    """The rows of one task, and its name. Several tasks without a choice are an error; they are not averaged."""
+    """Return the rows of one task and its name; several tasks without a choice are an error."""
     tasks = table.get("task")
     if tasks is None:
         if task is not None:
@@ -231,7 +231,7 @@ def one_task(table: Table, task: str | None, source: str) -> tuple[Table, str]:
 
 
 def as_numbers(name: str, values: ArrayLike) -> Array:
-    """A flat array of floats; None and empty cells become not-a-number."""
+    """Return a flat array of floats; None and empty cells become NaN."""
     try:
         array = np.array(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
@@ -242,7 +242,7 @@ def as_numbers(name: str, values: ArrayLike) -> Array:
 
 
 def repaired(compute_N: Array, metric_N: Array, stderr_N: Array) -> tuple[Array, Array, Array, tuple[str, ...]]:
-    """The columns without empty rows, in order of compute, one row for each compute; and notes on what was done."""
+    """Return the columns without empty rows, in order of compute, with one row per compute, and notes about repairs."""
     notes: list[str] = []
     full_N = ~(np.isnan(compute_N) | np.isnan(metric_N))
     if not full_N.all():
@@ -263,7 +263,7 @@ def repaired(compute_N: Array, metric_N: Array, stderr_N: Array) -> tuple[Array,
 
 
 def rows(count: int) -> str:
-    """A number of rows in words."""
+    """Return a number of rows as text."""
     return "1 row" if count == 1 else f"{count} rows"
 
 
@@ -290,10 +290,10 @@ def check_range(compute_N: Array, metric_N: Array, low: float, high: float) -> N
 
 
 def thinned(curve: Curve, most: int) -> Curve:
-    """A curve with at most this many points: neighbors are averaged in groups of nearly equal size.
+    """Return a curve with at most this many points: neighbors are averaged in groups of nearly equal size.
 
-    Averaging changes the metric by a second-order amount (the curvature within one group) and keeps all information on
-    its level. The point at compute 0 is averaged too: alone it would be noisier than all others.
+    Averaging changes the metric only to second order (by the curvature within one group) and keeps all information
+    about its level. The point at compute 0 is averaged too, because alone it would be noisier than all others.
     """
     if len(curve) <= most:
         return curve

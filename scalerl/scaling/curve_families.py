@@ -5,9 +5,9 @@
 - second rise: on top of the law, a second sigmoid has begun;
 - creep: on top of the law, the level drifts up slowly, in proportion to compute.
 
-Each family turns its parameters into the columns of a linear problem in (R0, A) and, for the last two, the size of the
-second rise. A second rise that has not begun is not allowed, because no data can support or contradict it. Compute is
-in multiples of the last point's, the metric in shares of its range.
+Each family converts its parameters to the columns of a linear problem in (R0, A) and, for the last two, the size of the
+second rise. A second rise that has not begun is excluded, because no data can support or contradict it. Compute is in
+multiples of the compute of the last point, the metric in shares of its range.
 
 Axes in names: N points, D draws, K parameters of a family, the first two being ln C_mid and ln B.
 """
@@ -23,26 +23,26 @@ import numpy as np
 from scalerl.scaling.law import Array, climb, log_compute
 
 VISIBLE = 0.05
-"""Least share of a second rise that must be complete at the last point."""
+"""Smallest share of a second rise that must be complete at the last point."""
 
 RISE_SCALE = 0.2
-"""Mean size of a second rise before the data (exponential), as a share of the metric's range."""
+"""Prior mean of the size of a second rise (exponential), as a share of the metric's range."""
 
 CREEP_REACH = 200.0
-"""A creep is a sigmoid with B = 1 and this midpoint: straight within 5% up to ten times the compute of the run."""
+"""Midpoint of a creep, a sigmoid with B = 1: straight within 5% up to ten times the compute of the run."""
 
 
 class Columns(NamedTuple):
-    """Columns of the linear problem for given parameters: any leading axes, then N."""
+    """Columns of the linear problem for given parameters, shape (..., N)."""
 
     first: Array
     """Share of the first rise that is complete."""
     second: Array | None
-    """The same for the second rise (for a creep: the rise divided by the rise so far); None if there is none."""
+    """Share of the second rise that is complete (for a creep, relative to the last point); None if there is none."""
 
 
 class Bends(NamedTuple):
-    """Shape parameters of D drawn curves besides C_mid and B, as in ``Draws``, in multiples of last point and range."""
+    """Shape parameters of D drawn curves in addition to C_mid and B, as in ``Draws``, in relative units."""
 
     delay: Array
     second_midpoint: Array
@@ -55,57 +55,57 @@ class CurveFamily:
     """One family of curves."""
 
     name: str
-    """One of the names in the list above."""
+    """Name, as in the list above."""
 
     limits_K2: tuple[tuple[float, float], ...]
-    """Least and greatest value of the parameters after ln C_mid and ln B; the prior is uniform between."""
+    """Smallest and largest value of the parameters after ln C_mid and ln B; the prior is uniform between them."""
 
     cells_K: tuple[int, ...]
-    """Grid cells along each parameter."""
+    """Number of grid cells along each parameter."""
 
     columns: Callable[[Array, list[Array]], Columns]
-    """From ln compute, shape (N,), and parameters that broadcast with each other."""
+    """Function of ln compute, shape (N,), and of parameters that broadcast with each other."""
 
     bends: Callable[[list[Array], Array], Bends]
-    """From parameters and the coefficient of the second column (zeros if there is none), each of shape (D,)."""
+    """Function of parameters and of the coefficient of the second column (zeros if there is none), all shape (D,)."""
 
     most_second: float = 0.0
     """Largest coefficient of the second column; the prior on the grid is uniform up to it."""
 
     weight_second: Callable[[Array], Array] = np.ones_like
-    """Prior density of that coefficient relative to the uniform one."""
+    """Prior density of this coefficient relative to the uniform one."""
 
 
 def first_rise(log_c_N: Array, log_midpoint: Array, log_efficiency: Array) -> Array:
-    """Share of a sigmoid climb that is complete at each point."""
+    """Return the share of a sigmoid climb that is complete at each point."""
     return climb(log_c_N, log_midpoint[..., None], np.exp(log_efficiency)[..., None])
 
 
 def law_columns(log_c_N: Array, place_K: list[Array]) -> Columns:
-    """R = R0 (1 - u) + A u."""
+    """Return the columns of R = R0 (1 - u) + A u."""
     return Columns(first_rise(log_c_N, *place_K), None)
 
 
 def law_bends(place_KD: list[Array], coefficient_D: Array) -> Bends:
-    """None."""
+    """Return shape parameters without delay and second rise."""
     none_D, one_D = np.zeros_like(coefficient_D), np.ones_like(coefficient_D)
     return Bends(none_D, one_D, one_D, none_D)
 
 
 def late_columns(log_c_N: Array, place_K: list[Array]) -> Columns:
-    """The law, with compute counted from the start of the climb."""
+    """Return the columns of the law, with compute counted from the start of the climb."""
     log_midpoint, log_efficiency, delay = place_K
     since = log_compute(np.maximum(np.exp(log_c_N) - delay[..., None], 0.0))
     return Columns(first_rise(since, log_midpoint, log_efficiency), None)
 
 
 def late_bends(place_KD: list[Array], coefficient_D: Array) -> Bends:
-    """The delay alone."""
+    """Return shape parameters with a delay only."""
     return law_bends(place_KD, coefficient_D)._replace(delay=place_KD[2])
 
 
 def twice_columns(log_c_N: Array, place_K: list[Array]) -> Columns:
-    """R = R0 (1 - u) + A u + G u2; the second column is zero if the second rise is not visible yet."""
+    """Return the columns of R = R0 (1 - u) + A u + G u2; the second is zero while the second rise is not visible."""
     log_midpoint, log_efficiency, log_second, log_steepness = place_K
     second = first_rise(log_c_N, log_second, log_steepness)
     done = climb(0.0, log_second, np.exp(log_steepness))[..., None]
@@ -113,24 +113,24 @@ def twice_columns(log_c_N: Array, place_K: list[Array]) -> Columns:
 
 
 def twice_bends(place_KD: list[Array], coefficient_D: Array) -> Bends:
-    """The coefficient is the size of the second rise."""
+    """Return shape parameters with a second rise, whose size is the coefficient."""
     return Bends(np.zeros_like(coefficient_D), np.exp(place_KD[2]), np.exp(place_KD[3]), coefficient_D)
 
 
 def rarely_large(coefficient_D: Array) -> Array:
-    """Exponential density of a second rise over the uniform one on (0, most]."""
+    """Return the ratio of the exponential density of a second rise to the uniform one on (0, most]."""
     most = SECOND_RISE.most_second
     return np.asarray(np.exp(-coefficient_D / RISE_SCALE) * most / (RISE_SCALE * (1 - np.exp(-most / RISE_SCALE))))
 
 
 def creep_columns(log_c_N: Array, place_K: list[Array]) -> Columns:
-    """The coefficient is the rise by the creep so far."""
+    """Return the columns of a creep; the coefficient of the second column is the rise by the creep so far."""
     ratio_N = np.exp(log_c_N)
     return Columns(first_rise(log_c_N, *place_K), ratio_N * (1 + CREEP_REACH) / (ratio_N + CREEP_REACH))
 
 
 def creep_bends(place_KD: list[Array], coefficient_D: Array) -> Bends:
-    """A second rise of which 1 / (1 + CREEP_REACH) is complete."""
+    """Return shape parameters with a second rise of which 1 / (1 + CREEP_REACH) is complete."""
     one_D = np.ones_like(coefficient_D)
     return Bends(0 * one_D, CREEP_REACH * one_D, one_D, (1 + CREEP_REACH) * coefficient_D)
 

@@ -1,6 +1,6 @@
 """Draws (samples) of a curve: its parameters, the level at any compute, and the compute needed for a level.
 
-Axes in names: D draws, M amounts of compute asked about.
+Axes in names: D draws, M amounts of compute.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Draws(NamedTuple):
     """Size of the second rise; 0 if there is none."""
 
     def levels(self, compute_M: Array, most: float) -> Array:
-        """Level of each drawn curve at each compute, shape (M, D); never above ``most``, the metric's bound."""
+        """Return the level of each drawn curve at each compute, shape (M, D), at most the metric's bound ``most``."""
         with np.errstate(divide="ignore"):
             log_since = np.log(np.maximum(compute_M[:, None] - self.delay, 0.0))
         u_MD = climb(log_since, np.log(self.midpoint - self.delay), self.efficiency)
@@ -66,7 +66,7 @@ class Draws(NamedTuple):
         return np.asarray(needed_D)
 
     def bisected(self, target_D: Array, most: float) -> Array:
-        """The same for curves with two rises, by bisection, because there is no closed form."""
+        """Return ``compute_for`` of curves with two rises, by bisection, because there is no closed form."""
         low_D, high_D = np.log(self.midpoint) - 40.0, np.log(self.second_midpoint) + 40.0
         for _ in range(60):
             middle_D = (low_D + high_D) / 2
@@ -77,7 +77,7 @@ class Draws(NamedTuple):
         return np.where(target_D <= self.initial, 0.0, np.where(never_D, np.inf, np.exp(high_D)))
 
     def level_each(self, compute_D: Array, most: float) -> Array:
-        """Level of each drawn curve at its own compute, shape (D,)."""
+        """Return the level of each drawn curve at the compute of the same index, shape (D,)."""
         with np.errstate(divide="ignore"):
             log_since_D = np.log(np.maximum(compute_D - self.delay, 0.0))
         first_D = climb(log_since_D, np.log(self.midpoint - self.delay), self.efficiency)
@@ -93,18 +93,18 @@ class Draws(NamedTuple):
 def plain_draws(
     asymptote: Array, efficiency: Array, midpoint: Array, initial: Array, autocorrelation: Array, noise_sd: Array
 ) -> Draws:
-    """Draws of the law itself, without delay or second rise."""
+    """Return draws of the law, without delay and second rise."""
     none = np.zeros_like(asymptote)
     one = np.ones_like(asymptote)
     return Draws(asymptote, efficiency, midpoint, initial, autocorrelation, noise_sd, asymptote, none, one, one, none)
 
 
 def joined(parts: list[Draws]) -> Draws:
-    """Several sets of draws concatenated."""
+    """Return the concatenation of several sets of draws."""
     return Draws(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
 def every(draws: Draws, count: int) -> Draws:
-    """The given number of draws, evenly spaced."""
+    """Return the given number of draws, evenly spaced."""
     index = np.linspace(0, len(draws.asymptote) - 1, count).round().astype(int)
     return Draws(*(values[index] for values in draws))

@@ -1,4 +1,4 @@
-"""A number with its uncertainty: the record, how it is computed from draws, and how it prints."""
+"""A number with its uncertainty: the record, its computation from draws, and its text."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ LEVEL = 0.90
 """Nominal probability of every interval in this package."""
 
 TAILS = ((1.0 - LEVEL) / 2.0, (1.0 + LEVEL) / 2.0)
-"""Quantiles at the ends of such an interval."""
+"""Quantiles at the ends of an interval."""
 
 
 def or_none(value: float) -> float | None:
-    """The number, or None if JSON cannot express it (infinite or NaN)."""
+    """Return the number, or None if JSON cannot express it (infinite or NaN)."""
     return float(value) if math.isfinite(value) else None
 
 
@@ -50,7 +50,7 @@ class Estimate:
         return f"{plus_minus(self.mean, self.sd)} ({shown(self.low, self.sd)} to {shown(self.high, self.sd)})"
 
     def to_dict(self) -> dict[str, Any]:
-        """A dict of JSON values; infinite and NaN become None."""
+        """Return a dict of JSON values; infinite and NaN become None."""
         return {name: or_none(value) for name, value in asdict(self).items()}
 
 
@@ -59,46 +59,46 @@ class EstimateAt(Estimate):
     """An estimate at one amount of compute."""
 
     compute: float
-    """The amount, in the unit of the curve's compute axis."""
+    """Amount of compute, in the unit of the curve's axis."""
 
     def __str__(self) -> str:
         return f"at {short(self.compute)}: {super().__str__()}"
 
 
-def summarise(draws_D: Array) -> Estimate:
-    """Mean, standard deviation and 90% interval of draws, shape (D,)."""
+def summarize(draws_D: Array) -> Estimate:
+    """Return the mean, standard deviation and 90% interval of draws, shape (D,)."""
     low, high = np.quantile(draws_D, TAILS)
     return Estimate(float(draws_D.mean()), float(draws_D.std()), float(low), float(high))
 
 
 def one_power(found: Estimate) -> tuple[int, tuple[float, float, float]]:
-    """Power of ten to write an estimate with (0 for plain numbers), and its mean, low and high divided by it."""
+    """Return the power of ten for printing an estimate (0: none), and its mean, low and high divided by it."""
     power = math.floor(math.log10(found.mean))
     power = 0 if -3 <= power < 5 else power
     return power, (found.mean / 10.0**power, found.low / 10.0**power, found.high / 10.0**power)
 
 
 def short(value: float) -> str:
-    """A number for a sentence: four significant digits, no trailing zeros, words for infinite and NaN."""
+    """Return a number for a sentence: four significant digits, no trailing zeros, words for infinite and NaN."""
     if math.isnan(value):
         return "unknown"
     return f"{value:.4g}" if math.isfinite(value) else "never"
 
 
 def decimals_for(value: float, sd: float) -> int | None:
-    """Decimals that show two digits of the uncertainty (0.0083 -> 4, 0.12 -> 2, 35 -> 0); None: use powers of ten."""
+    """Return the decimals for two digits of the uncertainty (0.0083: 4, 0.12: 2, 35: 0); None: use powers of ten."""
     if not (math.isfinite(value) and math.isfinite(sd)) or not 1e-9 < sd < 1e6 or abs(value) >= 1e7:
         return None
     return max(0, 1 - math.floor(math.log10(sd)))
 
 
 def shown(value: float, sd: float) -> str:
-    """The number, rounded to the precision of its uncertainty."""
+    """Return the number, rounded to the precision of its uncertainty."""
     decimals = decimals_for(value, sd)
     return short(value) if decimals is None else f"{value:.{decimals}f}"
 
 
 def plus_minus(value: float, sd: float) -> str:
-    """``0.6120 ± 0.0083``: two digits of the uncertainty, and the value to the same decimal."""
+    """Return text such as ``0.6120 ± 0.0083``: two digits of the uncertainty, and the value to the same decimal."""
     decimals = decimals_for(value, sd)
     return f"{short(value)} ± {sd:.2g}" if decimals is None else f"{value:.{decimals}f} ± {sd:.{decimals}f}"

@@ -1,4 +1,4 @@
-"""The test of whether the evidence is enough to stop a run, used by ``advise`` and ``stop_when``."""
+"""Tests whether the evidence is enough to stop a run, for ``advise`` and ``stop_when``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from scalerl.scaling.health import ENOUGH_POINTS, Symptom, decline
 from scalerl.scaling.trend import Trend, trend
 
 NO_RETURN = (10, 11)
-"""Public runs that had clearly fallen at two successive evaluations: (never again more than 0.01 above their earlier
-best, all), by means of three points. All are from one repository."""
+"""Counts of public runs that had clearly fallen at two successive evaluations: (never again more than 0.01 above their
+earlier best, all), for means of three points. All are from one repository."""
 
 NO_CLIMB = (16, 32)
-"""Public runs without a clear climb at an evaluation from the tenth on: (ended more than 0.01 above that evaluation,
-all), by means of a fifth of the points."""
-
+"""Counts of public runs without a clear climb at an evaluation from the tenth on: (ended more than 0.01 above that
+evaluation, all), for means of a fifth of the points."""
 
 VISIBLE_CLIMB = float(np.log((1.0 - DOUBTFUL) / DOUBTFUL))
 """Log evidence ratio above which the points show a climb: with even prior odds its probability is above 0.9."""
@@ -34,7 +33,7 @@ class Chance(NamedTuple):
     """Probability by the forecast."""
 
     trend: float
-    """The same if the rise continues as over the last doubling of compute."""
+    """Probability if the rise continues as over the last doubling of compute."""
 
     recent: Trend
     """The rise over the last doubling of compute."""
@@ -54,7 +53,7 @@ def chance_of_gain(fitted: Fit, compute: float, gain: float) -> Chance:
 
 
 def doubt(fitted: Fit, factor: float, gain: float, limit: float) -> str | None:
-    """Return why the run should not be stopped for lack of gain, or None if it may be stopped.
+    """Return the reason why the run should not be stopped for lack of gain, or None if it may be stopped.
 
     The conditions for a stop must hold at this evaluation and at the previous one.
 
@@ -74,7 +73,7 @@ def doubt(fitted: Fit, factor: float, gain: float, limit: float) -> str | None:
 
 
 def doubt_at(fitted: Fit, factor: float, gain: float, limit: float) -> str | None:
-    """Return the same as ``doubt``, judged at the last evaluation only."""
+    """Return the reason as in ``doubt``, judged at the last evaluation only."""
     if has_fallen(fitted.curve):
         return "the run has fallen from its best"
     if not climbed(fitted):
@@ -92,7 +91,7 @@ def doubt_at(fitted: Fit, factor: float, gain: float, limit: float) -> str | Non
 
 
 def climbed(fitted: Fit) -> bool:
-    """Whether the points show a climb, and the run does not just stay; without a climb, it may still begin later.
+    """Return whether the points show a climb, and the run probably rises; without a climb, it may still begin later.
 
     The prior odds alone are no evidence of a climb: with little noise they are against a run that stays.
     """

@@ -1,6 +1,6 @@
 """Fits a curve by one of three methods, and the record of a fit.
 
-Axes in names: N points, M amounts of compute asked about, D draws.
+Axes in names: N points, M amounts of compute, D draws.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from scalerl.scaling.curve import Curve, thinned
 from scalerl.scaling.draws import Draws
-from scalerl.scaling.estimate import TAILS, Estimate, summarise
+from scalerl.scaling.estimate import TAILS, Estimate, summarize
 from scalerl.scaling.fit_result import FitResult, Parameters
 from scalerl.scaling.futures import Futures, futures
 from scalerl.scaling.health import departure_symptoms, shape_symptoms
@@ -27,10 +27,10 @@ from scalerl.scaling.posterior import Prior, posterior
 from scalerl.scaling.readers import CurveError
 
 MIN_POINTS = 5
-"""Least number of points: one more than the parameters of the law."""
+"""Smallest number of points: one more than the parameters of the law."""
 
 MAX_POINTS = 400
-"""Longer curves are averaged in groups to this many points."""
+"""Largest number of points; longer curves are averaged in groups."""
 
 IDENTIFIED_SD = 0.02
 """The ceiling is identified if its standard deviation is below this share of the metric's range.
@@ -44,9 +44,9 @@ DOUBTFUL = 0.1
 LAST_POINTS = 3
 
 CONTRADICTION = 4.0
-"""The last points contradict the curve if their mean deviates by this many times the noise between neighbors.
+"""The last points contradict the curve if their mean deviates by this multiple of the noise between neighbors.
 
-With noise of autocorrelation 0.7 this is 2.7 standard deviations of their mean, with white noise 7.
+This is 2.7 standard deviations of their mean for noise with autocorrelation 0.7, and 7 for white noise.
 """
 
 PARAMETERS = {
@@ -97,7 +97,7 @@ class Fit:
     """Whether the ceiling is known; if False, ``asymptote`` is a range and not a result."""
 
     reason: str
-    """Why ``identified`` is True or False, in one sentence."""
+    """Reason why ``identified`` is True or False, as one sentence."""
 
     warnings: tuple[str, ...]
     """Symptoms of the curve, repairs, and limits that were reached."""
@@ -112,9 +112,9 @@ class Fit:
     """Covariance of (A, ln C_mid, ln B, R0), shape (4, 4); NaN if the method gives none."""
 
     draws: Draws
-    """Draws of the parameters, from which everything else is computed; a single one for the paper's procedure."""
+    """Draws of the parameters, from which everything else is computed; one draw for the paper's procedure."""
 
-    centre: Parameters | None
+    center: Parameters | None
     """The optimum of a least-squares method; None for the posterior, whose answer is the mean over the draws."""
 
     at_bound: tuple[str, ...]
@@ -124,7 +124,8 @@ class Fit:
     """Probability of each family of curves in the draws: {"law": 1.0}, or with late start, second rise and creep."""
 
     futures: Futures | None = None
-    """Draws of both futures, the law and a flat run, and the chance of a fall; None if the method has only the law."""
+    """Draws of both futures (the law and a flat run) and the probability of a fall; None if the method has only the
+    law."""
 
     @cached_property
     def residual_sum_of_squares(self) -> float:
@@ -133,23 +134,23 @@ class Fit:
         return float(residual_N @ residual_N)
 
     def levels(self, compute: ArrayLike) -> Array:
-        """The metric on each draw of each future, shape (M, D)."""
+        """Return the level of each draw of each future at each compute, shape (M, D)."""
         compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
         if self.futures is not None:
             return self.futures.levels(compute_M)
         return self.draws.levels(compute_M, self.curve.bounds[1])
 
     def mean(self, compute: ArrayLike) -> Array:
-        """Mean of the curve at each compute, shape (M,); the curve of the optimum for a least-squares method."""
+        """Return the mean of the curve at each compute, shape (M,); for least squares, the curve of the optimum."""
         compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
-        if self.centre is not None:
-            return sigmoid(compute_M, *self.centre)
+        if self.center is not None:
+            return sigmoid(compute_M, *self.center)
         if self.futures is not None:
             return self.futures.mean(compute_M)
         return np.asarray(self.levels(compute_M).mean(axis=1))
 
     def evaluations(self, compute: ArrayLike) -> Array:
-        """Draws of single noisy evaluations, shape (M, D), within the metric's bounds."""
+        """Return draws of single noisy evaluations, shape (M, D), within the metric's bounds."""
         compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
         if self.futures is not None:
             futures = self.futures.for_intervals
@@ -160,21 +161,21 @@ class Fit:
         return evaluations(levels_MD, sd_MD, *self.curve.bounds, np.random.default_rng(1))
 
     def gain(self, compute: float) -> Array:
-        """Gain of each draw from the last point to a compute, shape (D,); falls are left out."""
+        """Return the gain of each draw from the last point to a compute, shape (D,); falls are left out."""
         if self.futures is not None:
             return self.futures.gain(compute)
         levels_2D = self.draws.levels(np.array([self.last_compute, compute]), self.curve.bounds[1])
         return np.asarray(levels_2D[1] - levels_2D[0])
 
     def predict(self, compute: ArrayLike, *, noise: bool = False) -> Band:
-        """Mean and 90% band of the curve, or of single noisy evaluations, at any compute.
+        """Return the mean and 90% band of the curve, or of single noisy evaluations, at any compute.
 
-        Beyond the last point the band includes the chance that the run falls later, at the rate of public runs; mean
-        and standard deviation do not.
+        Beyond the last point, the band includes the probability that the run falls later, at the rate of public runs.
+        Mean and standard deviation do not include it.
 
         Args:
             compute: amounts of compute, shape (M,), >= 0, in the unit of the curve's axis.
-            noise: whether the band is for a single evaluation (wider) or for the curve itself.
+            noise: whether the band is for a single evaluation (wider) instead of the curve.
         """
         compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
         levels_MD = self.levels(compute_M)
@@ -192,7 +193,7 @@ class Fit:
         return Band(compute_M, mean_M, low_M, high_M, levels_MD.std(axis=1))
 
     def to_dict(self) -> dict[str, Any]:
-        """A dict of JSON values, without the draws."""
+        """Return a dict of JSON values, without the draws."""
         names = ("asymptote", "efficiency", "midpoint", "initial")
         estimates = {name: getattr(self, name).to_dict() for name in names}
         futures = None if self.futures is None else self.futures.to_dict()
@@ -228,14 +229,14 @@ Settings = Prior | Search | PaperGrid
 
 
 class Method(NamedTuple):
-    """A method of fitting, and the class of its settings."""
+    """A fitting method, and the class of its settings."""
 
     solve: Callable[[Curve, float | None, Any], FitResult]
     settings: type[Prior] | type[Search] | type[PaperGrid]
 
 
 def posterior_result(curve: Curve, r0: float | None, prior: Prior) -> FitResult:
-    """The posterior as a ``FitResult``."""
+    """Return the posterior as a ``FitResult``."""
     found = posterior(curve, r0, prior)
     draws = found.draws
     low, high = curve.bounds
@@ -247,11 +248,11 @@ def posterior_result(curve: Curve, r0: float | None, prior: Prior) -> FitResult:
     }
     parameters_PD = np.stack([draws.asymptote, np.log(draws.midpoint), np.log(draws.efficiency), draws.initial])
     return FitResult(
-        asymptote=summarise(draws.asymptote),
-        efficiency=summarise(draws.efficiency),
-        midpoint=summarise(draws.midpoint),
-        initial=summarise(draws.initial),
-        centre=None,
+        asymptote=summarize(draws.asymptote),
+        efficiency=summarize(draws.efficiency),
+        midpoint=summarize(draws.midpoint),
+        initial=summarize(draws.initial),
+        center=None,
         covariance=np.cov(parameters_PD),
         draws=draws,
         at_bound=tuple(name for name, piled_D in piles.items() if piled_D.mean() > 0.25),
@@ -267,7 +268,7 @@ METHODS: dict[str, Method] = {
     "least-squares": Method(least_squares_result, Search),
     "paper": Method(paper_result, PaperGrid),
 }
-"""posterior: for decisions. least-squares: to compare with other software. paper: to reproduce its numbers."""
+"""posterior: for decisions. least-squares: to compare with other software. paper: to reproduce the paper's numbers."""
 
 
 def fit(
@@ -282,14 +283,14 @@ def fit(
     Args:
         curve: curve with at least five points; least squares and the paper's procedure need two different levels.
         method: "posterior", "least-squares" or "paper".
-        r0: "free" to fit the initial level, or its value. The paper's procedure always fixes R0 and takes the first
-            point if this is "free".
-        exclude_below: leave out points below this compute (the paper drops the first epoch), except the one at
+        r0: "free" to fit the initial level, or its value. The paper's procedure always fixes R0; with "free" it uses
+            the first point.
+        exclude_below: compute below which points are left out (the paper drops the first epoch), except the point at
             compute 0, which is R0.
-        settings: the ``Prior``, ``Search`` or ``PaperGrid`` of the method; None for the defaults.
+        settings: the ``Prior``, ``Search`` or ``PaperGrid`` of the method; None: the defaults.
 
     Raises:
-        CurveError: a curve or an argument that cannot be used.
+        CurveError: the curve or an argument cannot be used.
     """
     if method not in METHODS:
         raise CurveError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
@@ -320,7 +321,7 @@ def fit(
 
 
 def checked_initial(r0: float | str, curve: Curve) -> float | None:
-    """The value to fix R0 at, or None to fit it."""
+    """Return the value at which R0 is fixed, or None to fit it."""
     if r0 == "free":
         return None
     if isinstance(r0, str):
@@ -331,7 +332,7 @@ def checked_initial(r0: float | str, curve: Curve) -> float | None:
 
 
 def usable(curve: Curve, exclude_below: float) -> Curve:
-    """The part of the curve to fit, if it has enough points."""
+    """Return the part of the curve to fit; raise an error if it has too few points."""
     window = curve.between(exclude_below)
     if len(window) < MIN_POINTS:
         left_out = f" after leaving out those below {exclude_below:.4g}" if exclude_below else ""
@@ -340,7 +341,7 @@ def usable(curve: Curve, exclude_below: float) -> Curve:
 
 
 def verdict(found: FitResult, curve: Curve, symptoms: set[str]) -> tuple[bool, str]:
-    """Whether the ceiling is identified, and why."""
+    """Return whether the ceiling is identified, and the reason."""
     low, high = curve.bounds
     limit = IDENTIFIED_SD * (high - low)
     sd = found.asymptote.sd

@@ -29,8 +29,8 @@ class FitResult(NamedTuple):
     efficiency: Estimate
     midpoint: Estimate
     initial: Estimate
-    centre: Parameters | None
-    """The optimum; None if the answer is the mean over the draws."""
+    center: Parameters | None
+    """Optimum; None if the result is the mean over the draws."""
     covariance: Array
     """Covariance of (A, ln C_mid, ln B, R0), shape (P, P); zero for a fixed parameter, NaN if the method gives none."""
     draws: Draws
@@ -44,10 +44,10 @@ class FitResult(NamedTuple):
     departures: dict[str, float]
     """Probability of each family of curves in the draws; {"law": 1.0} if only the law was fitted."""
     futures: Futures | None = None
-    """Draws of both futures, the law and a flat run; None if the method has only the law."""
+    """Draws of both futures (the law and a flat run); None if the method has only the law."""
 
 
 def lag_one(residual_N: Array) -> float:
-    """Autocorrelation of residuals between neighboring points, in [-1, 1]; 0 if all residuals are zero."""
+    """Return the autocorrelation of residuals between neighboring points, in [-1, 1]; 0 if all residuals are zero."""
     total = float(residual_N @ residual_N)
     return float(residual_N[1:] @ residual_N[:-1]) / total if total > 0 else 0.0

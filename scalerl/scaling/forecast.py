@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from scalerl.scaling.baselines import BASELINES
-from scalerl.scaling.estimate import TAILS, Estimate, EstimateAt, or_none, short, summarise
+from scalerl.scaling.estimate import TAILS, Estimate, EstimateAt, or_none, short, summarize
 from scalerl.scaling.fit import Fit
 from scalerl.scaling.law import Array
 from scalerl.scaling.readers import CurveError
@@ -150,7 +150,7 @@ def gain(fit: Fit, levels_D: Array) -> Estimate:
     if len(levels_D) == 1:
         nan = float("nan")
         return Estimate(float(fit.draws.asymptote[0] - levels_D[0]), nan, nan, nan)
-    return summarise(fit.draws.asymptote - levels_D)
+    return summarize(fit.draws.asymptote - levels_D)
 
 
 def compute_for(fit: Fit, target: float) -> Array:

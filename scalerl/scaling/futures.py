@@ -1,11 +1,10 @@
 """The possible futures of a run: it rises by the law, or it stays where it is; later it may fall or take off.
 
-The two futures are weighted by their evidence. A log marginal likelihood is the sum of the log probabilities with which
-a model predicted each point from the points before it (the prequential score), so the weights say how well each would
-have predicted this run so far. Rare events that the run itself cannot show (a fall, a take-off) widen the interval at
-the rate seen in public runs; they do not move the mean.
+The two futures are weighted by their evidence, the marginal likelihood. It measures how well each would have predicted
+every point of this run from the points before it (the prequential score). Rare events that the run cannot show (a fall,
+a take-off) widen the interval at the rate seen in public runs; they do not move the mean.
 
-Axes in names: N points, M amounts of compute asked about, D draws, R draws that rise, S draws that stay.
+Axes in names: N points, M amounts of compute, D draws, R draws that rise, S draws that stay.
 """
 
 from __future__ import annotations
@@ -44,29 +43,30 @@ SURE_FALL = 3.0
 """Minimum fall in multiples of the noise: noise alone seldom puts the best mean of three this far above the last."""
 
 SINCE_BEST = 5
-"""Least number of points for the estimate of the level after a fall."""
+"""Smallest number of points for the estimate of the level after a fall."""
 
 CLEARLY = 3.0
 """Log evidence ratio above which the climb before a fall was clearly not noise around a level."""
 
 NEGLIGIBLE = 0.05
-"""Below this probability the second future is left out."""
+"""Probability below which the second future is left out."""
 
 NOISY = 0.03
-"""Noise of one evaluation, as a share of the range, above which a run is noisy in the sense of the rates below."""
+"""Noise of one evaluation, as a share of the range, above which a run counts as noisy in LATER_FALL."""
 
 LATER_FALL = {"noisy": (4, 51), "smooth": (1, 64)}
-"""Parts of public runs that ended at or near their best: (fell later, all). A fall is more than 0.1 and more than twice
-the noise. The rest of a run was about one doubling of compute on average."""
+"""Counts of first parts of public runs that ended at or near their best: (fell later, all). A fall is more than 0.1 and
+more than twice the noise. The rest of a run was about one doubling of compute on average."""
 
 STILL = 0.01
-"""Noise, as a share of the range, below which the climb of a run without a climb probably has not begun."""
+"""Noise, as a share of the range, below which a run without a climb probably has its climb still ahead."""
 
 TAKE_OFF = {"still": (3, 6), "other": (3, 29)}
-"""Parts that a level explains better than a rise: (took off by as much later, all)."""
+"""Counts of first parts of public runs that a level explains better than a rise: (later rose by as much as a fall in
+LATER_FALL, all)."""
 
 TAKE_OFF_DOUBLINGS = 2.0
-"""Doublings of compute within which a take-off begins at that rate; longer runs were not seen."""
+"""Doublings of compute within which a take-off begins at this rate; longer runs were not observed."""
 
 TAKE_OFF_SPEED = 2.0
 """Inverse of the doublings of compute that a take-off takes."""
@@ -74,7 +74,7 @@ TAKE_OFF_SPEED = 2.0
 
 @dataclass(frozen=True, eq=False)
 class Futures:
-    """Draws of both futures in proportion to their probability, D = R + S, and the chance of rare events.
+    """Draws of both futures in proportion to their probability, D = R + S, and the rates of rare events.
 
     Example: a run at 0.62 that rises with probability 0.97 has R = 1940 draws of the law and S = 60 of a level.
     """
@@ -86,7 +86,7 @@ class Futures:
     """Probability S / D that the run stays where it is."""
 
     excursion_D: Array
-    """Distance of the run above each drawn curve at its last point, expected after one step."""
+    """Expected distance of the run above each drawn curve one evaluation after its last point."""
 
     walk_D: Array
     """How far each level wanders in one step; after k steps, sqrt(k) times as far. 0 for draws that rise."""
@@ -95,23 +95,23 @@ class Futures:
     """Mean level at each point minus the last one, under the second future."""
 
     curve: Curve
-    """The points."""
+    """The points of the run."""
 
     last: float
     """Compute of the run's last point, before any averaging."""
 
     fall: tuple[int, int]
-    """Similar public runs: (fell later, all)."""
+    """Counts of similar public runs: (fell later, all)."""
 
     climb: float
     """Log of how many times as probable a climb makes the points as a level does, without the prior odds."""
 
     doubtful: Futures | None = None
-    """The same with departures that are too improbable to move the mean; for intervals. None if it is the same."""
+    """Futures for intervals, which include departures that are too improbable to move the mean; None if equal."""
 
     @property
     def for_intervals(self) -> Futures:
-        """The draws whose quantiles are the intervals."""
+        """Futures whose quantiles are the intervals."""
         return self if self.doubtful is None else self.doubtful
 
     @property
@@ -120,7 +120,7 @@ class Futures:
         return has_fallen(self.curve)
 
     def to_dict(self) -> dict[str, Any]:
-        """A dict of JSON values."""
+        """Return a dict of JSON values."""
         fell, seen = self.fall
         return {
             "rises": 1.0 - self.stays, "stays": self.stays, "fallen": self.fallen,
@@ -128,7 +128,7 @@ class Futures:
         }  # fmt: skip
 
     def sentences(self) -> tuple[str, ...]:
-        """The weights in words."""
+        """Return the probabilities as sentences."""
         fell, seen = self.fall
         said = []
         if self.stays:
@@ -139,15 +139,15 @@ class Futures:
         return tuple(said)
 
     def levels(self, compute_M: Array) -> Array:
-        """Level of every draw at each compute without rare events, shape (M, D), within the metric's bounds."""
+        """Return the level of every draw at each compute without rare events, shape (M, D), within the bounds."""
         return np.asarray(np.clip(self.unbounded(compute_M), *self.curve.bounds))
 
     def mean(self, compute_M: Array) -> Array:
-        """Mean level at each compute, shape (M,). A walk goes up as often as down, also next to a bound."""
+        """Return the mean level at each compute, shape (M,). A walk goes up as often as down, also next to a bound."""
         return np.asarray(np.clip(self.unbounded(compute_M).mean(axis=1), *self.curve.bounds))
 
     def unbounded(self, compute_M: Array) -> Array:
-        """Levels before they are limited to the metric's bounds, shape (M, D)."""
+        """Return the levels before they are clipped to the metric's bounds, shape (M, D)."""
         ahead_M1 = self.steps_ahead(compute_M)[:, None]
         level_MD = self.draws.levels(compute_M, self.curve.bounds[1]) + np.sqrt(ahead_M1) * self.walk_D
         # an excursion dies out as phi^steps; it belongs to the future, not to the fitted curve before the last point
@@ -158,9 +158,9 @@ class Futures:
         return np.asarray(level_MD)
 
     def gain(self, compute: float) -> Array:
-        """Gain of each draw from the last point to a compute, shape (D,): of the curve itself, without excursions.
+        """Return the gain of each draw's curve from the last point to a compute, without excursions, shape (D,).
 
-        Falls are left out, because the best checkpoint remains; a take-off counts.
+        Falls are left out, because the best checkpoint remains. Take-offs count.
         """
         now, then = np.array([self.last]), np.array([compute])
         level_2D = self.draws.levels(np.concatenate([now, then]), self.curve.bounds[1])
@@ -169,18 +169,18 @@ class Futures:
         return np.asarray(gain_1D[0])
 
     def steps_ahead(self, compute_M: Array) -> Array:
-        """Number of evaluations from the last point to each compute at the present spacing, shape (M,); 0 before it."""
+        """Return the number of evaluations from the last point to each compute at the present spacing, shape (M,)."""
         spacing = float(np.median(np.diff(self.curve.compute[-max(3, len(self.curve) // 2) :])))
         return np.maximum(compute_M - self.last, 0.0) / spacing
 
     def with_rare_events(self, levels_MD: Array, compute_M: Array, falls: bool = True) -> Array:
-        """Levels with rare events: within a doubling of compute, a share of the draws falls or takes off."""
+        """Return the levels with rare events: within a doubling of compute, a share of the draws falls or takes off."""
         rng = np.random.default_rng(2)
         low, high = self.curve.bounds
         num_draws = levels_MD.shape[1]
 
         def even_D() -> Array:
-            """Evenly spaced numbers in (0, 1) in random order, with less random error than independent ones."""
+            """Return evenly spaced numbers in (0, 1) in random order, with less random error than independent ones."""
             return np.asarray((rng.permutation(num_draws) + 0.5) / num_draws)
 
         doublings_M1 = np.log2(np.maximum(compute_M / self.last, 1.0))[:, None]
@@ -195,7 +195,7 @@ class Futures:
         return np.asarray(np.clip(changed_MD, low, high))
 
     def take_off_rate(self) -> Array:
-        """Probability of each draw to take off within a doubling of compute, shape (D,).
+        """Return the probability that each draw takes off within a doubling of compute, shape (D,).
 
         It is positive for draws that have not climbed beyond the noise. A run that took off late may do so again.
         """
@@ -205,12 +205,12 @@ class Futures:
         return np.where(draws.delay > 0, rate(TAKE_OFF["other"]), np.where(climbed_D < draws.noise_sd, waiting, 0.0))
 
     def with_noise(self, levels_MD: Array, compute_M: Array) -> Array:
-        """Levels with the noise of one evaluation, shape (M, D), within the metric's bounds.
+        """Return the levels with the noise of one evaluation, shape (M, D), within the metric's bounds.
 
         The noise at the present level is that of the run; at other levels its variance changes with p(1 - p).
         """
         phi_D, low, high = self.draws.autocorrelation, *self.curve.bounds
-        # the rest of the excursion is known, so only the remaining noise is uncertain
+        # the part of the excursion that persists is known, so only the remaining noise is uncertain
         ahead_M1 = self.steps_ahead(compute_M)[:, None]
         new_MD = np.sqrt(1.0 - np.where(compute_M[:, None] >= self.last, phi_D ** (2 * ahead_M1 + 2), 0.0))
         here = binomial(np.array(self.curve.metric.mean()), low, high)
@@ -219,28 +219,28 @@ class Futures:
 
 
 def rate(counts: tuple[int, int]) -> float:
-    """Share of a count."""
+    """Return a count as a share."""
     return counts[0] / counts[1]
 
 
 def has_fallen(curve: Curve) -> bool:
-    """Whether the end of a curve is far below its best."""
+    """Return whether the end of a curve is far below its best."""
     return fallen_by(curve) > max(FALLEN * float(np.ptp(curve.bounds)), SURE_FALL * local_noise(curve.metric))
 
 
 def measured_noise(curve: Curve) -> float:
-    """Measured noise of one evaluation, as a share of the metric's range."""
+    """Return the measured noise of one evaluation, as a share of the metric's range."""
     return local_noise(curve.metric) / float(np.ptp(curve.bounds))
 
 
 def prior_odds(curve: Curve) -> float:
-    """Odds before the evidence that a run stays where it is."""
+    """Return the prior odds that a run stays where it is."""
     most = STAYS_AFTER_FALL / (1.0 - STAYS_AFTER_FALL)
     return most if has_fallen(curve) else min((max(measured_noise(curve), LEAST_NOISE) / EVEN_NOISE) ** 2, most)
 
 
 def level_after_fall(curve: Curve, evidence: float) -> tuple[LevelPosterior, Array, float]:
-    """The posterior of a level that wanders, its mean path, and the log of how many times as probable a climb is.
+    """Return the posterior of a level that wanders, its mean path, and the log evidence ratio of a climb to it.
 
     Args:
         curve: curve of a run that has fallen.
@@ -263,7 +263,7 @@ def level_after_fall(curve: Curve, evidence: float) -> tuple[LevelPosterior, Arr
 
 
 def wandering(curve: Curve, level: LevelPosterior, count: int) -> tuple[Draws, Array]:
-    """Draws of a level, and how far each wanders in one step, shape (count,)."""
+    """Return draws of a level, and how far each wanders in one step, shape (count,)."""
     low, high = curve.bounds
     rng = np.random.default_rng(3)
     found = level.draws(count, rng)
@@ -275,10 +275,10 @@ def wandering(curve: Curve, level: LevelPosterior, count: int) -> tuple[Draws, A
 
 
 def futures(curve: Curve, last: float, found: Posterior) -> Futures:
-    """Both futures in proportion to prior probability times evidence.
+    """Return both futures in proportion to prior probability times evidence.
 
     Args:
-        curve: the points.
+        curve: points of the run.
         last: compute of the run's last point.
         found: the posterior of the law and its departures, and of a level.
     """
@@ -287,7 +287,7 @@ def futures(curve: Curve, last: float, found: Posterior) -> Futures:
     climb = found.log_evidence - evidence_of_level
     if fell:
         after, share_N, climb = level_after_fall(curve, found.log_evidence)
-    # a climb that followed the law is no evidence about the time after a fall
+    # a climb that followed the law gives no evidence about the time after a fall
     log_odds = np.log(prior_odds(curve)) - (min(climb, 0.0) if fell else climb)
     probability = 1.0 / (1.0 + np.exp(-np.clip(log_odds, -50.0, 50.0)))
     num_draws = len(found.draws.asymptote)

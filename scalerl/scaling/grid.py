@@ -1,7 +1,7 @@
-"""Grids for a density over a box of few dimensions: zooming in on its mass, and drawing from it.
+"""Grids for a density over a box of few dimensions: functions that zoom in on its mass and draw from it.
 
-Axes in names: K dimensions of the box, V variants (discrete alternatives on the same box), D draws. A grid of cells
-has one array axis for each dimension of the box, after the axis of the variants.
+Axes in names: K dimensions of the box, V variants (discrete alternatives on the same box), D draws. A grid of cells has
+one array axis per dimension of the box, after the axis of the variants.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ Index = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 FEW_CELLS = 12.0
-"""With fewer cells than this in the mass (inverse participation ratio), the grid is too coarse to show the width."""
+"""Number of cells in the mass (inverse participation ratio) below which the grid is too coarse to show the width."""
 
 RUNNERS_UP = 0.02
-"""Share of the cells that the next box contains in that case."""
+"""Share of the cells in the next box if the grid is too coarse."""
 
 ENOUGH_CELLS = 250.0
-"""With this many cells in the mass, the grid is fine enough."""
+"""Number of cells in the mass from which the grid is fine enough."""
 
 SLIVER = 1e-3
-"""Mass outside a box; much less than the mass outside an interval on each side."""
+"""Mass outside a box; much smaller than the mass outside an interval on each side."""
 
 MAX_ZOOMS = 20
 """Limit on the number of zooms; data without noise need about nine."""
@@ -36,12 +36,12 @@ MAX_ZOOMS = 20
 class Cells(NamedTuple):
     """Equal cells over a box, and the log density at their centers for each variant."""
 
-    centres_K: list[Array]
-    """Centres along each dimension."""
+    centers_K: list[Array]
+    """Centers along each dimension."""
     step_K: Array
     """Sides of a cell."""
     log_density: Array
-    """Shape (V, cells along each dimension...)."""
+    """Log density at the centers, shape (V, cells along each dimension...)."""
 
     def log_mass(self, variants: slice = slice(None)) -> float:
         """Log integral of the density over the box, averaged over the given variants."""
@@ -57,43 +57,43 @@ class Picks(NamedTuple):
     variant_D: Index
     place_KD: Array
     log_density_D: Array
-    """At the center of its cell; the weight of a draw is the density at the point divided by this."""
+    """Log density at the center of the cell; the weight of a draw is the density at the point divided by it."""
 
 
 def zoom(log_density: Callable[[list[Array]], Array], limits_K2: Array, cells_K: tuple[int, ...]) -> Cells:
-    """Cells over the part of a box that contains the mass.
+    """Return cells over the part of a box that contains the mass.
 
-    A sharp posterior can be a hundred times narrower than the first cells. Intervals from such coarse cells contain the
-    truth far too rarely.
+    A sharp posterior can be a hundred times narrower than the first cells. Intervals from such coarse cells would
+    contain the truth far too rarely.
 
     Args:
         log_density: function of the centers along each dimension; returns shape (V, cells along each dimension...).
-        limits_K2: least and greatest of each dimension.
+        limits_K2: limits of each dimension.
         cells_K: number of cells along each dimension.
     """
     box_K2 = limits_K2
     for _ in range(MAX_ZOOMS):
         step_K = np.ptp(box_K2, axis=1) / cells_K
-        centres_K = [box_K2[k, 0] + step_K[k] * (np.arange(n) + 0.5) for k, n in enumerate(cells_K)]
-        density = log_density(centres_K)
+        centers_K = [box_K2[k, 0] + step_K[k] * (np.arange(n) + 0.5) for k, n in enumerate(cells_K)]
+        density = log_density(centers_K)
         peak = density.max(axis=0)
         log_mass = peak + np.log(np.exp(density - peak).sum(axis=0))
         mass = np.exp(log_mass - log_mass.max())
         sharing = float(mass.sum() ** 2 / (mass**2).sum())
         smaller_K2 = box_around(kept_cells(log_mass, sharing), box_K2, step_K, limits_K2)
         shrinkage = float((np.ptp(smaller_K2, axis=1) / np.ptp(box_K2, axis=1)).min())
-        # the last condition: with a ridge across the box the zoom makes no progress
+        # the last condition: with a ridge across the box, the zoom makes no progress
         if sharing > ENOUGH_CELLS or (sharing > FEW_CELLS and shrinkage > 0.6) or shrinkage > 0.95:
             break
         box_K2 = smaller_K2
-    return Cells(centres_K, step_K, density)
+    return Cells(centers_K, step_K, density)
 
 
 def kept_cells(log_mass: Array, sharing: float) -> Mask:
-    """Which cells the next box must contain, a mask of the shape of the grid.
+    """Return a mask, of the shape of the grid, of the cells that the next box must contain.
 
-    If the mass is in several cells, these are the cells with all but ``SLIVER`` of it. If the mass is in one cell near
-    the peak, the grid does not show the width; then the next best cells are kept too.
+    These are the cells with all but ``SLIVER`` of the mass. If the mass is in few cells near the peak, the grid does
+    not show the width, and the next best cells are kept too.
     """
     # sorted by logarithm, because far from a sharp peak all masses underflow to zero
     best_first = np.argsort(log_mass, axis=None)[::-1]
@@ -105,7 +105,7 @@ def kept_cells(log_mass: Array, sharing: float) -> Mask:
 
 
 def box_around(kept: Mask, box_K2: Array, step_K: Array, limits_K2: Array) -> Array:
-    """The smallest box around marked cells, plus a margin of one cell, so that it can also grow."""
+    """Return the smallest box around marked cells, plus a margin of one cell, so that it can also grow."""
     marked_K = [(np.flatnonzero(kept.any(axis=tuple(set(range(kept.ndim)) - {k})))) for k in range(kept.ndim)]
     low_K = box_K2[:, 0] + step_K * [marked[0] - 1 for marked in marked_K]
     high_K = box_K2[:, 0] + step_K * [marked[-1] + 2 for marked in marked_K]
@@ -113,17 +113,17 @@ def box_around(kept: Mask, box_K2: Array, step_K: Array, limits_K2: Array) -> Ar
 
 
 def pick(cells: Cells, count: int, rng: np.random.Generator) -> Picks:
-    """Points drawn in proportion to the density, at random places within their cells."""
+    """Draw points in proportion to the density, at random places within their cells."""
     flat = cells.log_density.ravel()
     chosen_D = systematic(np.exp(flat - flat.max()), count)
     variant_D, *index_K = np.unravel_index(chosen_D, cells.log_density.shape)
-    centre_KD = np.stack([centres[index] for centres, index in zip(cells.centres_K, index_K, strict=True)])
-    place_KD = centre_KD + cells.step_K[:, None] * (rng.random(centre_KD.shape) - 0.5)
+    center_KD = np.stack([centers[index] for centers, index in zip(cells.centers_K, index_K, strict=True)])
+    place_KD = center_KD + cells.step_K[:, None] * (rng.random(center_KD.shape) - 0.5)
     return Picks(np.asarray(variant_D, dtype=np.int64), place_KD, flat[chosen_D])
 
 
 def systematic(weights: Array, count: int) -> Index:
-    """Indices drawn in proportion to weights by systematic resampling, which adds little random error."""
+    """Draw indices in proportion to weights by systematic resampling, which adds little random error."""
     cumulative = np.cumsum(weights)
     index = np.searchsorted(cumulative / cumulative[-1], (np.arange(count) + 0.5) / count)
     return np.asarray(np.minimum(index, len(weights) - 1), dtype=np.int64)

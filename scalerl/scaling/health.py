@@ -18,16 +18,16 @@ from scalerl.scaling.noise import local_noise
 from scalerl.scaling.posterior import Prior, posterior
 
 ENOUGH_POINTS = 10
-"""With fewer points, intervals depend more on the prior than on the data."""
+"""Number of points below which intervals depend more on the prior than on the data."""
 
 FALL = 0.05
-"""A fall by this share of the metric's range, and by four standard deviations of the noise, is a decline."""
+"""Smallest decline, as a share of the metric's range; it must also be four standard deviations of the noise."""
 
 STEEPER = 0.05
-"""A curve rises again if its slope in log compute increases by this share of the greatest slope after it decreased."""
+"""A curve rises again if its slope in log compute, after a decrease, increases by this share of the largest slope."""
 
 EARLY_SHARE = 0.9
-"""If the first point has more than this share of the climb, the climb happened before the first evaluation."""
+"""Share of the climb at the first point above which the climb counts as before the first evaluation."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +47,12 @@ class Symptom:
         return f"{self.name}: {self.message}"
 
     def to_dict(self) -> dict[str, Any]:
-        """A dict of JSON values."""
+        """Return a dict of JSON values."""
         return {"name": self.name, "message": self.message, "numbers": self.numbers}
 
 
 def health(curve: Curve) -> tuple[Symptom, ...]:
-    """Every symptom of the curve; empty for a healthy one. It fits the curve to find late starts and second rises."""
+    """Return all symptoms of a curve. The curve is fitted to find late starts and second rises."""
     if len(curve) < 5:
         return shape_symptoms(curve)
     found = posterior(curve, None, Prior())
@@ -60,19 +60,19 @@ def health(curve: Curve) -> tuple[Symptom, ...]:
 
 
 def shape_symptoms(curve: Curve) -> tuple[Symptom, ...]:
-    """The symptoms that need no fit."""
+    """Return the symptoms that need no fit."""
     found = (check(curve) for check in CHECKS.values())
     return tuple(symptom for symptom in found if symptom is not None)
 
 
 def departure_symptoms(curve: Curve, draws: Draws, probability: dict[str, float]) -> tuple[Symptom, ...]:
-    """The symptoms that need a fit: departures from the law with a probability above 0.1."""
+    """Return the symptoms that need a fit: departures from the law with a probability above 0.1."""
     likely = {name: p for name, p in probability.items() if name != "law" and p > 0.1}
     return tuple(DEPARTURES[name](curve, draws, p) for name, p in likely.items())
 
 
 def late_start(curve: Curve, draws: Draws, probability: float) -> Symptom:
-    """The level was constant for the first part of the run."""
+    """Describe a level that was constant for the first part of the run."""
     delay = float(np.median(draws.delay[draws.delay > 0]))
     message = (
         f"with probability {probability:.2f} the climb starts only at {delay:.4g} {curve.unit} and follows the law "
@@ -82,7 +82,7 @@ def late_start(curve: Curve, draws: Draws, probability: float) -> Symptom:
 
 
 def second_rise(curve: Curve, draws: Draws, probability: float) -> Symptom:
-    """A second sigmoid has begun, or describes a climb that ends more slowly than the law."""
+    """Describe a second sigmoid that has begun, or a climb that ends more slowly than the law."""
     rising = (draws.second_gain > 0) & (draws.second_midpoint < 10 * curve.last_compute)
     midpoint = float(np.median(draws.second_midpoint[rising]))
     if not rises_again(curve, Draws(*(column[rising] for column in draws))):
@@ -99,7 +99,7 @@ def second_rise(curve: Curve, draws: Draws, probability: float) -> Symptom:
 
 
 def rises_again(curve: Curve, draws: Draws) -> bool:
-    """Whether most draws become steeper again after they flattened, as a function of log compute."""
+    """Return whether most draws become steeper again after they flattened, as a function of log compute."""
     compute_M = np.geomspace(curve.compute[curve.compute > 0][0], curve.last_compute, 60)
     slope_MD = np.diff(draws.levels(compute_M, curve.bounds[1]), axis=0)
     flatter_MD = np.logical_or.accumulate(np.diff(slope_MD, axis=0) < 0)
@@ -109,7 +109,7 @@ def rises_again(curve: Curve, draws: Draws) -> bool:
 
 
 def creep(curve: Curve, draws: Draws, probability: float) -> Symptom:
-    """The level drifts up after the climb."""
+    """Describe a level that drifts up after the climb."""
     creeping = draws.second_midpoint > 10 * curve.last_compute
     slope = float(np.median((draws.second_gain / draws.second_midpoint)[creeping]))
     rise = slope * curve.last_compute
@@ -129,18 +129,18 @@ DEPARTURES: dict[str, Callable[[Curve, Draws, float], Symptom]] = {
 
 
 def rolling_mean(metric_N: Array, width: int = 3) -> Array:
-    """Means of neighbors, shape (N - width + 1,)."""
+    """Return the means of neighboring values, shape (N - width + 1,)."""
     return np.asarray(np.convolve(metric_N, np.full(width, 1 / width), mode="valid"))
 
 
 def fallen_by(curve: Curve) -> float:
-    """The best mean of three neighboring points minus the mean of the last three; 0 with fewer than three points."""
+    """Return the best mean of three neighboring points minus the mean of the last three; 0 for fewer points."""
     smooth = rolling_mean(curve.metric) if len(curve) >= 3 else curve.metric[-1:]
     return float(smooth.max() - smooth[-1])
 
 
 def too_few_points(curve: Curve) -> Symptom | None:
-    """Too few points for reliable intervals."""
+    """Check for too few points for reliable intervals."""
     if len(curve) >= ENOUGH_POINTS:
         return None
     message = f"{len(curve)} points; with fewer than {ENOUGH_POINTS} the prior outweighs the data. Evaluate more often"
@@ -148,7 +148,7 @@ def too_few_points(curve: Curve) -> Symptom | None:
 
 
 def decline(curve: Curve) -> Symptom | None:
-    """The metric has fallen from its best by more than the noise explains."""
+    """Check for a metric that has fallen from its best by more than the noise explains."""
     if len(curve) < 5:
         return None
     smooth = rolling_mean(curve.metric)
@@ -166,7 +166,7 @@ def decline(curve: Curve) -> Symptom | None:
 
 
 def early_saturation(curve: Curve) -> Symptom | None:
-    """The first point after compute 0 already has nearly all of the climb, so B and C_mid cannot be estimated."""
+    """Check for a climb that came before the first point after compute 0, so that B and C_mid cannot be estimated."""
     if curve.compute[0] != 0 or len(curve) < 5:
         return None
     start, top = float(curve.metric[0]), float(rolling_mean(curve.metric).max())

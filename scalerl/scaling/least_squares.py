@@ -1,9 +1,9 @@
 """Fits the law by ordinary least squares, with standard errors that assume independent noise.
 
 Variable projection finds starting points: at each cell of a grid over (ln C_mid, ln B), the best (A, R0) is a 2x2
-linear problem. A trust-region search in all parameters starts from the best cells. Real runs have autocorrelated noise,
-for which these standard errors are too small (in simulation, nominal 90% intervals contained the truth in 60% of the
-cases). Use the posterior for decisions, and this method to compare with other software.
+linear problem. A trust-region search in all parameters starts from the best cells. For the autocorrelated noise of real
+runs the standard errors are too small: in simulation, nominal 90% intervals contained the truth in 60% of the cases.
+Use the posterior for decisions, and this method to compare with other software.
 
 Axes in names: N points, G grid cells, D draws, P parameters in the order (A, ln C_mid, ln B, R0).
 """
@@ -26,25 +26,25 @@ STARTS = 4
 
 @dataclass(frozen=True)
 class Search:
-    """Region in which the optimum is searched; an optimum at its edge is reported."""
+    """Search region of the optimum; an optimum at its edge is reported."""
 
     efficiency_range: tuple[float, float] = (0.1, 20.0)
     """Limits of B."""
 
     midpoint_range: tuple[float, float] = (0.05, 300.0)
-    """Limits of C_mid: the least in multiples of the first positive compute, the greatest in multiples of the last."""
+    """Limits of C_mid: the lower in multiples of the first positive compute, the upper in multiples of the last."""
 
     cells: tuple[int, int] = (80, 40)
     """Grid cells along ln C_mid and ln B."""
 
 
 def least_squares_result(curve: Curve, r0: float | None, search: Search) -> FitResult:
-    """Optimum, standard errors and covariance.
+    """Fit by least squares; return the optimum, standard errors and covariance.
 
     Args:
         curve: curve with at least five points.
-        r0: value to fix R0 at, or None to fit it.
-        search: the region to search.
+        r0: value at which R0 is fixed; None: R0 is fitted.
+        search: region to search.
     """
     from scipy.optimize import least_squares
 
@@ -79,13 +79,13 @@ def least_squares_result(curve: Curve, r0: float | None, search: Search) -> FitR
 
 
 def law_at(log_c_N: Array, theta_P: Array) -> Array:
-    """The law at ln C, shape (N,)."""
+    """Return the law at ln C, shape (N,)."""
     asymptote, log_midpoint, log_efficiency, initial = theta_P
     return np.asarray(initial + (asymptote - initial) * climb(log_c_N, log_midpoint, np.exp(log_efficiency)))
 
 
 def jacobian(log_c_N: Array, theta_P: Array) -> Array:
-    """Derivatives of the law by (A, ln C_mid, ln B, R0), shape (N, P)."""
+    """Return the derivatives of the law by (A, ln C_mid, ln B, R0), shape (N, P)."""
     asymptote, log_midpoint, log_efficiency, initial = theta_P
     efficiency = np.exp(log_efficiency)
     u_N = climb(log_c_N, log_midpoint, efficiency)
@@ -96,7 +96,7 @@ def jacobian(log_c_N: Array, theta_P: Array) -> Array:
 
 
 def log_limits(curve: Curve, search: Search) -> Array:
-    """Limits of (ln C_mid, ln B), shape (2, 2)."""
+    """Return the limits of (ln C_mid, ln B), shape (2, 2)."""
     first = float(curve.compute[curve.compute > 0][0])
     shortest, longest = search.midpoint_range
     return np.asarray(np.log(np.array([[shortest * first, longest * curve.last_compute], search.efficiency_range])))
@@ -105,15 +105,15 @@ def log_limits(curve: Curve, search: Search) -> Array:
 def starts(
     log_c_N: Array, y_N: Array, r0: float | None, limits: Array, search: Search, bounds: tuple[float, float]
 ) -> list[Array]:
-    """The best cells of the projected problem, as full parameter vectors of shape (P,)."""
+    """Return the best cells of the projected problem, as full parameter vectors of shape (P,)."""
     axes = [np.linspace(limit[0], limit[1], cells) for limit, cells in zip(limits, search.cells, strict=True)]
     log_midpoint_G, log_efficiency_G = (a.ravel() for a in np.meshgrid(*axes, indexing="ij"))
     u_GN = climb(log_c_N, log_midpoint_G[:, None], np.exp(log_efficiency_G)[:, None])
     # regress y on u: slope A - R0, and level R0 unless it is fixed
     mean_u_G = u_GN.mean(axis=1) if r0 is None else np.zeros(len(u_GN))
     level = y_N.mean() if r0 is None else r0
-    centred_GN = u_GN - mean_u_G[:, None]
-    gain_G = centred_GN @ (y_N - level) / np.maximum((centred_GN**2).sum(axis=1), 1e-12)
+    centered_GN = u_GN - mean_u_G[:, None]
+    gain_G = centered_GN @ (y_N - level) / np.maximum((centered_GN**2).sum(axis=1), 1e-12)
     initial_G = np.clip(level - gain_G * mean_u_G if r0 is None else np.full(len(u_GN), r0), *bounds)
     asymptote_G = np.clip(initial_G + gain_G, *bounds)
     rss_G = ((initial_G[:, None] + (asymptote_G - initial_G)[:, None] * u_GN - y_N) ** 2).sum(axis=1)
@@ -124,7 +124,7 @@ def starts(
 def result_at(
     curve: Curve, theta_P: Array, free: list[int], jacobian_NP: Array, rss: float, at_bound: tuple[str, ...]
 ) -> FitResult:
-    """Standard errors from the curvature at the optimum; t intervals; draws from the matching multivariate t."""
+    """Return the result at the optimum: standard errors from the curvature, t intervals, and multivariate t draws."""
     from scipy.special import stdtrit
 
     dof = max(len(curve) - len(free), 1)
@@ -149,7 +149,7 @@ def result_at(
         midpoint=positive(log_midpoint, float(sd_P[1])),
         efficiency=positive(log_efficiency, float(sd_P[2])),
         initial=plain(initial, float(sd_P[3])),
-        centre=Parameters(asymptote, float(np.exp(log_efficiency)), float(np.exp(log_midpoint)), initial),
+        center=Parameters(asymptote, float(np.exp(log_efficiency)), float(np.exp(log_midpoint)), initial),
         covariance=covariance_PP,
         draws=draws_around(curve, theta_P, covariance_PP, dof),
         at_bound=at_bound,
@@ -160,7 +160,7 @@ def result_at(
 
 
 def draws_around(curve: Curve, theta_P: Array, covariance_PP: Array, dof: int, num_draws: int = 4000) -> Draws:
-    """Multivariate t draws around the optimum, clipped to the metric's bounds."""
+    """Return multivariate t draws around the optimum, clipped to the metric's bounds."""
     rng = np.random.default_rng(0)
     # decomposed as correlations, because the parameters have very different scales
     scale_P = np.maximum(np.sqrt(np.diag(covariance_PP)), 1e-300)

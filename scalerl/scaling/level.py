@@ -23,7 +23,7 @@ from scalerl.scaling.law import Array
 from scalerl.scaling.linear import LastCoefficient, Solved, draw, eliminate, gram, last_coefficient, log_evidence
 
 STEP_RATIOS = np.array([0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0])
-"""Values of q, equally likely."""
+"""Values of q, with equal prior probability."""
 
 
 class SteadyLevel(NamedTuple):
@@ -66,7 +66,7 @@ class LevelPosterior(NamedTuple):
     """Residual sum of squares for each q, in units where s = 1."""
 
     def draws(self, count: int, rng: np.random.Generator) -> LevelDraws:
-        """Draws of the level at the last point and of the noise, shape (count,)."""
+        """Return draws of the level at the last point and of the noise, shape (count,)."""
         chosen_D = systematic(self.weight_Q, count)
         dof = len(self.path_N) - 1
         sd_D = np.sqrt(self.rss_Q[chosen_D] / rng.chisquare(dof, count))
@@ -77,7 +77,7 @@ class LevelPosterior(NamedTuple):
 def steady_level(
     y_N: Array, floor: float, phi_F: Array, least: float, most: float, count: int, weight_N: Array | None = None
 ) -> SteadyLevel:
-    """The posterior of one level with AR(1) noise.
+    """Return the posterior of one level with AR(1) noise.
 
     Args:
         y_N: data, at least 3 points.
@@ -105,7 +105,7 @@ def steady_level(
 
 @lru_cache(maxsize=64)
 def walk_modes(count: int) -> tuple[Array, Array]:
-    """Eigenvalues, shape (N,), and eigenvectors, shape (N, N), of K_ij = min(i, j), i = 0 to N - 1.
+    """Return the eigenvalues, shape (N,), and eigenvectors, shape (N, N), of K_ij = min(i, j), i = 0 to N - 1.
 
     K without its first row and column is the inverse of a second-difference matrix, whose modes are sines.
     """
@@ -120,7 +120,7 @@ def walk_modes(count: int) -> tuple[Array, Array]:
 
 
 def weighted_modes(weight_N: Array) -> tuple[Array, Array]:
-    """Eigenvalues and eigenvectors of the covariance of a walk whose values are multiplied by weights."""
+    """Return the eigenvalues and eigenvectors of the covariance of a walk whose values are multiplied by weights."""
     step_N = np.arange(len(weight_N), dtype=np.float64)
     values_N, vectors_NN = np.linalg.eigh(np.minimum.outer(step_N, step_N) * np.outer(weight_N, weight_N))
     return np.maximum(values_N, 0.0), vectors_NN
@@ -132,12 +132,12 @@ def log_scale(weight_N: Array | None) -> float:
 
 
 def level_posterior(y_N: Array, floor: float, weight_N: Array | None = None) -> LevelPosterior:
-    """The posterior of a level that wanders.
+    """Return the posterior of a level that wanders.
 
     Args:
         y_N: data, at least 3 points.
-        floor: added to the residual sum of squares, as in ``linear.eliminate``.
-        weight_N: inverse of the noise of each point relative to the others; None if it is the same.
+        floor: term added to the residual sum of squares, as in ``linear.eliminate``.
+        weight_N: inverse of the noise of each point relative to the others; None if the noise is the same.
     """
     from scipy.special import gammaln
 

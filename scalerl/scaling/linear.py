@@ -1,12 +1,11 @@
 """Closed-form integration of a linear model with AR(1) noise, for given columns.
 
 y = sum_k beta_k x_k + noise, noise_t = phi noise_(t-1) + innovation of variance sigma^2. Prior: flat in beta, 1/sigma.
-Many such models are solved at once: arrays may have any leading axes, which broadcast, before these:
+Arrays may have any leading axes, which broadcast, so many models are solved at once. Whitening (x_1 sqrt(1 - phi^2),
+x_t - phi x_(t-1)) is not computed explicitly: the Gram matrix of whitened columns is a polynomial in phi,
+total + phi^2 inner - phi lagged, so three sums are enough for all values of phi.
 
-    N points, K columns (so K + 1 rows and columns of the Gram matrix, y being the last).
-
-Whitening (x_1 sqrt(1 - phi^2), x_t - phi x_(t-1)) is not computed explicitly: the Gram matrix of whitened columns is a
-polynomial in phi, total + phi^2 inner - phi lagged, so three sums are enough for all values of phi.
+Axes in names: N points, K columns. The Gram matrix has K + 1 rows and columns, of which y is the last.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ TINY = 1e-300
 
 
 class Solved(NamedTuple):
-    """Gram matrix after elimination: row k holds column k cleared of columns 0..k-1."""
+    """Gram matrix after elimination: in row k, the columns before k are eliminated."""
 
     rows: list[list[Array]]
     """rows[k][j], j > k: product of columns k and j given the columns before k; index K is y."""
@@ -40,7 +39,7 @@ class Solved(NamedTuple):
 
 
 def gram(columns: Sequence[Array], phi: Array) -> list[list[Array]]:
-    """Products of all pairs of columns, of shape (..., N) or (N,), whitened by phi; leading axes broadcast."""
+    """Return the products of all pairs of columns, shapes (..., N) or (N,), whitened by phi; leading axes broadcast."""
     rows: list[list[Array]] = [[np.zeros(())] * len(columns) for _ in columns]
     single = [k for k, x in enumerate(columns) if x.ndim == 1]
     # products with all columns without other axes at once: one matrix product is several times faster
@@ -59,7 +58,7 @@ def gram(columns: Sequence[Array], phi: Array) -> list[list[Array]]:
 
 
 def neighbors(columns_NS: Array) -> Array:
-    """The sum of the values before and after each value, shape (N, S)."""
+    """Return the sum of the values before and after each value, shape (N, S)."""
     both_NS = np.zeros_like(columns_NS)
     both_NS[1:] = columns_NS[:-1]
     both_NS[:-1] += columns_NS[1:]
@@ -67,18 +66,18 @@ def neighbors(columns_NS: Array) -> Array:
 
 
 def whitened(x_N: Array, z_N: Array, total: Array, lagged: Array, phi: Array) -> Array:
-    """Scalar product of two columns whitened by phi, from their scalar product and that of neighboring values."""
+    """Return the product of two columns whitened by phi, from their product and that of neighboring values."""
     inner = total - x_N[..., 0] * z_N[..., 0] - x_N[..., -1] * z_N[..., -1]
     return np.asarray(total + phi * (phi * inner - lagged))
 
 
 def dot(x_N: Array, z_N: Array) -> Array:
-    """Scalar product along the last axis."""
+    """Return the scalar product along the last axis."""
     return np.asarray(np.einsum("...n,...n->...", x_N, z_N))
 
 
 def combined(rows: list[list[Array]], mix: Sequence[Sequence[float]]) -> list[list[Array]]:
-    """The products of linear combinations of columns; this takes less time than products of the combined columns.
+    """Return the products of linear combinations of columns; products of the combined columns would take more time.
 
     Args:
         rows: products of all pairs of columns.
@@ -93,12 +92,12 @@ def combined(rows: list[list[Array]], mix: Sequence[Sequence[float]]) -> list[li
 
 
 def eliminate(rows: list[list[Array]], num_points: int, floor: float) -> Solved:
-    """Gaussian elimination of the Gram matrix of (columns, y), in the order given.
+    """Apply Gaussian elimination to the Gram matrix of (columns, y), in the given order.
 
     Args:
         rows: products of all pairs of the K columns and y, from ``gram`` or ``combined``.
         num_points: N.
-        floor: added to the residual sum of squares, to avoid division by zero for data without noise.
+        floor: term added to the residual sum of squares, to avoid division by zero for data without noise.
     """
     last = len(rows) - 1
     rows = [list(row) for row in rows]
@@ -115,12 +114,12 @@ def eliminate(rows: list[list[Array]], num_points: int, floor: float) -> Solved:
 
 
 def normal_of_t(t: Array, dof: int) -> Array:
-    """Normal deviate of the same probability as a t deviate (Wallace 1959; within 0.002 for dof >= 3)."""
+    """Return the normal deviate of the same probability as a t deviate (Wallace 1959; within 0.002 for dof >= 3)."""
     return np.asarray(np.sign(t) * ((8 * dof + 1) / (8 * dof + 3)) * np.sqrt(dof * np.log1p(t * t / dof)))
 
 
 def t_of_normal(z: Array, dof: int) -> Array:
-    """Inverse of ``normal_of_t``."""
+    """Return the inverse of ``normal_of_t``."""
     scaled = z * ((8 * dof + 3) / (8 * dof + 1))
     return np.asarray(np.sign(z) * np.sqrt(dof * np.expm1(scaled * scaled / dof)))
 
@@ -139,7 +138,7 @@ class LastCoefficient(NamedTuple):
 
 
 def last_coefficient(solved: Solved, least: Array | float, most: Array | float) -> LastCoefficient:
-    """The last coefficient, limited to [least, most], with the others and sigma integrated out."""
+    """Return the posterior of the last coefficient within [least, most]; the others and sigma are integrated out."""
     from scipy.special import ndtr
 
     last = len(solved.pivots) - 1
@@ -147,7 +146,7 @@ def last_coefficient(solved: Solved, least: Array | float, most: Array | float) 
     scale = np.sqrt(solved.rss / (solved.pivots[last] * solved.dof))
     low = normal_of_t((least - center) / scale, solved.dof)
     high = normal_of_t((most - center) / scale, solved.dof)
-    # probabilities near one lose precision; if the interval lies in the upper tail, use its mirror image
+    # probabilities near one lose precision, so an interval in the upper tail is mirrored
     mirrored = low > 0
     low, high = np.where(mirrored, -high, low), np.where(mirrored, -low, high)
     lower = ndtr(low)
@@ -165,7 +164,7 @@ def log_evidence(solved: Solved, phi: Array, last: LastCoefficient) -> Array:
 
 
 def draw(solved: Solved, last: LastCoefficient, rng: np.random.Generator) -> tuple[list[Array], Array]:
-    """One draw of all coefficients and of sigma from each of D models.
+    """Draw all coefficients and sigma once from each of D models.
 
     Returns:
         The K coefficients in the order of the columns, each of shape (D,), and sigma of the innovations, shape (D,).

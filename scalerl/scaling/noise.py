@@ -14,10 +14,10 @@ NOISE_FLOOR = 1e-5
 """Smallest standard deviation of the noise, as a share of the metric's range."""
 
 UNSEEN_NOISE = 0.01
-"""The same if all values are equal and no standard error is given."""
+"""Smallest standard deviation of the noise if all values are equal and no standard error is given."""
 
 NOISE_AT_BOUND = 0.01
-"""Added to p(1 - p) when noise is scaled with it, because noise does not vanish at the metric's bounds."""
+"""Term added to p(1 - p) when noise is scaled with it, because noise does not vanish at the metric's bounds."""
 
 OTHER_NOISE = 0.1
 """Minimum share of the variance that does not depend on the number of answers, such as from changes of the weights."""
@@ -40,9 +40,9 @@ def local_noise(metric_N: Array) -> float:
 
 
 def least_noise(curve: Curve) -> float:
-    """Smallest standard deviation of the noise, as a share of the range.
+    """Return the smallest standard deviation of the noise, as a share of the range.
 
-    Equal values show no noise, but the next one may differ. The result is then the standard error, or ``UNSEEN_NOISE``.
+    Equal values show no noise, but the next value may differ. The result is then the standard error or UNSEEN_NOISE.
     """
     if np.ptp(curve.metric) > 0:
         return NOISE_FLOOR

@@ -37,7 +37,7 @@ class PaperGrid:
     midpoints: Sequence[float] | None = None
     """Values of C_mid, in the curve's compute unit; None: steps of a hundredth of the last compute, up to 2.5 times it.
 
-    This is the printed range (40,000 for runs of 16,000). The range acts as a prior: a narrower one assumes more.
+    This is the paper's range (40,000 for runs of 16,000). The range acts as a prior.
     """
 
 
@@ -48,11 +48,11 @@ PUBLISHED_GRID = PaperGrid(
 
 
 def paper_result(curve: Curve, r0: float | None, grid: PaperGrid) -> FitResult:
-    """The best grid point and its B.
+    """Fit by the paper's procedure; return the best grid point and its B.
 
     Args:
         curve: curve with at least five points.
-        r0: value to fix R0 at; None takes the first point of the curve.
+        r0: value at which R0 is fixed; None: the first point of the curve.
         grid: values of A and C_mid to try.
 
     Raises:
@@ -68,7 +68,7 @@ def paper_result(curve: Curve, r0: float | None, grid: PaperGrid) -> FitResult:
     asymptote_A = asymptote_A[asymptote_A > initial]
     if not len(asymptote_A):
         raise CurveError(
-            f"no asymptote of the grid lies above R0 = {initial:.4g}; give PaperGrid(asymptotes=...) that do"
+            f"no asymptote of the grid lies above R0 = {initial:.4g}; give larger values in PaperGrid(asymptotes=...)"
         )
     after_N = curve.compute > 0
     log_c_N, rise_N = log_compute(curve.compute[after_N]), curve.metric[after_N] - initial
@@ -82,7 +82,7 @@ def paper_result(curve: Curve, r0: float | None, grid: PaperGrid) -> FitResult:
         efficiency=point(best.efficiency),
         midpoint=point(best.midpoint),
         initial=point(best.initial),
-        centre=best,
+        center=best,
         covariance=np.full((4, 4), np.nan),
         draws=single_draw(best, noise_sd),
         at_bound=tuple(name for name, at_edge in edges.items() if at_edge),
@@ -93,7 +93,7 @@ def paper_result(curve: Curve, r0: float | None, grid: PaperGrid) -> FitResult:
 
 
 def best_point(log_c_N: Array, rise_N: Array, gain_A: Array, log_midpoint_M: Array) -> tuple[int, int, float]:
-    """Indices of A and C_mid, and B, with the smallest sum of squares.
+    """Return the indices of A and C_mid, and the value of B, with the smallest sum of squares.
 
     With g = A - R0 the sum is |rise|^2 - 2 g (u . rise) + g^2 (u . u): two sums over the points are enough for every A.
     """
@@ -111,7 +111,7 @@ def best_point(log_c_N: Array, rise_N: Array, gain_A: Array, log_midpoint_M: Arr
 
 
 def refine(log_c_N: Array, rise_N: Array, gain_A: Array, log_midpoint_M: Array, log_b: Array) -> tuple[Array, Array]:
-    """Ln B of each pair by Gauss-Newton, with steps limited to that of the scan, and its sum of squares."""
+    """Return ln B of each pair by Gauss-Newton, with steps limited to the step of the scan, and the sum of squares."""
     distance_N = log_c_N - log_midpoint_M[:, None]
     for _ in range(25):
         u_N = climb(log_c_N, log_midpoint_M[:, None], np.exp(log_b)[:, None])
@@ -124,10 +124,10 @@ def refine(log_c_N: Array, rise_N: Array, gain_A: Array, log_midpoint_M: Array, 
 
 
 def point(value: float) -> Estimate:
-    """A value without uncertainty."""
+    """Return an estimate without uncertainty."""
     return Estimate(value, float("nan"), float("nan"), float("nan"))
 
 
 def single_draw(best: Parameters, noise_sd: float) -> Draws:
-    """The optimum as a single draw."""
+    """Return the optimum as a single draw."""
     return plain_draws(*(np.array([value]) for value in (*best, 0.0, noise_sd)))

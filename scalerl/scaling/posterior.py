@@ -29,20 +29,20 @@ DEPARTURE_PHI = slice(0, None, 2)
 """Values of phi for departures, and for the comparison of the law with them."""
 
 DEPARTURE_POINTS = 12
-"""Departures are tried only with at least this many points."""
+"""Smallest number of points with which departures are tried."""
 
 ADMITTED = 0.25
-"""Departures are used only if their total probability is above this.
+"""Total probability of the departures above which they are used.
 
-Below it they would harm the forecasts of runs that follow the law more than they improve those of other runs.
+Below it, they would harm the forecasts of runs that follow the law more than improve those of other runs.
 """
 
 FEW_DRAWS = 300
-"""Draws of a departure that estimate how much of its mass obeys the limits, and widen intervals if it is not admitted.
-"""
+"""Number of draws of a departure for an estimate of its mass within the limits, and for intervals if the departure is
+not admitted."""
 
 DOUBTFUL = 0.05
-"""Departures widen the intervals, without moving the mean, if their total probability is above this."""
+"""Total probability of the departures above which they widen the intervals without moving the mean."""
 
 IN_INTERVALS = {"law": 1.0, "late start": 1.0, "second rise": 3.0, "creep": 8.0}
 """Weight of each family in the intervals, in multiples of its weight in the mean.
@@ -52,10 +52,10 @@ difference is large. With these weights the intervals contain 80% of simulated r
 horizon."""
 
 LEAST_LAWFUL = 0.02
-"""A family is dropped if less than this share of its mass obeys the metric's limits and R0 <= A."""
+"""Share of a family's mass within the metric's limits and R0 <= A below which the family is dropped."""
 
 SUSPICIOUS = 1.0
-"""The evidence of departures is computed if the t value of a departure's column exceeds this."""
+"""The t value of a departure's column above which the evidence of departures is computed."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,10 @@ class Prior:
     """Hard limits of B."""
 
     midpoint_reach: float = 30.0
-    """Greatest C_mid, in multiples of the last compute.
+    """Largest C_mid, in multiples of the last compute.
 
-    ln C_mid is uniform up to the last compute; beyond it the density falls as 1/C_mid, so the probability of a midpoint
-    beyond k times the last compute falls as 1/k.
+    ln C_mid is uniform up to the last compute; beyond it, the density falls as 1/C_mid, so the probability of a
+    midpoint beyond k times the last compute falls as 1/k.
     """
 
     autocorrelations: tuple[float, ...] = (0.0, 0.4, 0.6, 0.75, 0.88, 0.95)
@@ -133,11 +133,11 @@ class Posterior(NamedTuple):
     level: tuple[Draws, float]
     """Draws of a run without a climb, which have A = R0, and the log marginal likelihood of such a run."""
     doubtful: Draws
-    """Draws with departures in proportion to their probability, also where they are not admitted; for intervals."""
+    """Draws for intervals; they include departures by their probability, even if these are not admitted."""
 
 
 def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 2000) -> Posterior:
-    """Draws of the parameters of a curve; the same curve always gives the same draws.
+    """Return the posterior of a curve; the same curve always gives the same draws.
 
     Args:
         curve: curve with at least five points.
@@ -145,7 +145,7 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
         prior: prior of B, C_mid, phi and departures. A is uniform between R0 and the metric's bound.
         num_draws: number of draws.
     """
-    problem = standardised(curve, r0, prior)
+    problem = standardized(curve, r0, prior)
     cells = explore(problem, LAW)
     draws, lawful = sample(problem, LAW, cells, num_draws)
     level = level_alone(problem, num_draws)
@@ -157,7 +157,7 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
     log_mass = [log_share(cells.log_mass(DEPARTURE_PHI), lawful, 1 - len(DEPARTURES) * prior.departure)]
     few = []
     for family, found in zip(DEPARTURES, explored, strict=True):
-        # a few draws estimate the share of the mass that obeys the limits, which the grid ignores
+        # a few draws estimate the share of the mass within the limits, which the grid ignores
         some, obeying = sample(problem, family, found, FEW_DRAWS)
         few.append(some)
         log_mass.append(log_share(found.log_mass(), obeying, prior.departure))
@@ -186,7 +186,7 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
 
 
 def level_alone(problem: Problem, num_draws: int) -> tuple[Draws, float]:
-    """Draws with A = R0, and their log evidence."""
+    """Return draws with A = R0, and their log evidence."""
     phi_F = np.array(problem.prior.autocorrelations)
     found = steady_level(problem.y_N, problem.floor, phi_F, problem.least, problem.most, num_draws, problem.weight_N)
     level_D, one_D = problem.offset + problem.width * found.level_D, np.ones(num_draws)
@@ -195,23 +195,23 @@ def level_alone(problem: Problem, num_draws: int) -> tuple[Draws, float]:
 
 
 def shares(log_mass: list[float]) -> Array:
-    """Weights that sum to one."""
+    """Return weights that sum to one."""
     weight = np.exp(np.array(log_mass) - max(log_mass))
     return np.asarray(weight / weight.sum())
 
 
 def mixture(parts: list[Draws], weight: Array, num_draws: int) -> Draws:
-    """Draws of several families in proportion to their weights."""
+    """Return draws of several families in proportion to their weights."""
     # rounding the cumulative sum, so that the counts add up
     count = np.diff(np.round(np.cumsum([0.0, *weight]) * num_draws).astype(int))
     return joined([every(part, int(n)) for part, n in zip(parts, count, strict=True) if n])
 
 
 def held_at(curve: Curve, asymptote: float, num_draws: int = 400) -> tuple[float, Draws]:
-    """Draws of the law with A fixed, and the value of A, which is kept above the metric's lower bound."""
+    """Return draws of the law with A fixed, and the value of A, which is kept above the metric's lower bound."""
     low, high = curve.bounds
     held = float(np.clip(asymptote, low + 1e-3 * (high - low), high))
-    problem = standardised(curve, None, Prior())
+    problem = standardized(curve, None, Prior())
     problem = problem._replace(asymptote=(held - problem.offset) / problem.width)
     return held, sample(problem, LAW, explore(problem, LAW), num_draws)[0]
 
@@ -221,8 +221,8 @@ def log_share(log_mass: float, lawful: float, probability: float) -> float:
     return log_mass + float(np.log(lawful * probability)) if lawful >= LEAST_LAWFUL else -np.inf
 
 
-def standardised(curve: Curve, r0: float | None, prior: Prior) -> Problem:
-    """The curve with its metric centered and scaled, so that tolerances do not depend on the metric."""
+def standardized(curve: Curve, r0: float | None, prior: Prior) -> Problem:
+    """Return the problem with centered and scaled metric, so that tolerances do not depend on the metric."""
     low, high = curve.bounds
     width, offset, last = high - low, float(curve.metric.mean()), curve.last_compute
     first = float(curve.compute[curve.compute > 0][0]) / last
@@ -263,7 +263,7 @@ def log_volume(problem: Problem) -> float:
 def solve(
     problem: Problem, family: CurveFamily, place_K: list[Array], phi: Array
 ) -> tuple[linear.Solved, linear.LastCoefficient, Array]:
-    """The linear problem in R0 (unless fixed), A and the second rise (if any) at each place, and its log density."""
+    """Solve the linear problem in R0 (unless fixed), A and the second rise at each place; return its log density."""
     first, second = family.columns(problem.log_c_N, place_K)
     least, most = problem.least, problem.most
     # columns and data as combinations of 1, the first rise and y
@@ -294,24 +294,24 @@ def solve(
 
 
 def explore(problem: Problem, family: CurveFamily) -> Cells:
-    """The grid that contains the mass of a family; its variants are the values of phi."""
+    """Return the grid that contains the mass of a family; its variants are the values of phi."""
     phis = np.array(problem.prior.autocorrelations)[phi_of(family)]
     phi_F = phis.reshape(-1, *[1] * len(family.cells_K))
 
-    def log_density(centres_K: list[Array]) -> Array:
-        density = solve(problem, family, list(np.ix_(*centres_K)), phi_F)[2]
+    def log_density(centers_K: list[Array]) -> Array:
+        density = solve(problem, family, list(np.ix_(*centers_K)), phi_F)[2]
         return np.broadcast_to(density, (len(phis), *family.cells_K))
 
     return zoom(log_density, np.concatenate([problem.limits, np.reshape(family.limits_K2, (-1, 2))]), family.cells_K)
 
 
 def phi_of(family: CurveFamily) -> slice:
-    """Which values of phi are used for a family."""
+    """Return the slice of the values of phi that are used for a family."""
     return slice(None) if family is LAW else DEPARTURE_PHI
 
 
 def sample(problem: Problem, family: CurveFamily, cells: Cells, num_draws: int) -> tuple[Draws, float]:
-    """Draws of one family, and the share of its mass that obeys the limits which the grid ignores.
+    """Return draws of one family, and the share of its mass within the limits that the grid ignores.
 
     These are least <= R0 <= A, no level above the metric's bound so far, and the prior of a second rise. If no draw
     obeys them, the curve only falls; the draws are then used unchanged, and ``health`` warns.
@@ -348,7 +348,7 @@ def sample(problem: Problem, family: CurveFamily, cells: Cells, num_draws: int) 
 
 
 def levels(problem: Problem, betas: list[Array]) -> tuple[Array, Array]:
-    """R0 and A of each draw from the coefficients; one of them may be fixed."""
+    """Return R0 and A of each draw from the coefficients; one of them may be fixed."""
     if problem.asymptote is not None:
         return betas[0], np.full_like(betas[0], problem.asymptote)
     if problem.initial is not None:
@@ -357,14 +357,14 @@ def levels(problem: Problem, betas: list[Array]) -> tuple[Array, Array]:
 
 
 def suspicion(problem: Problem, cells: Cells) -> float:
-    """Largest t value of a departure's column in addition to the best fit of the law, for nearly white noise.
+    """Return the largest t value of a departure's column added to the best fit of the law, for nearly white noise.
 
     The tangents of the law are included, so that C_mid and B can adapt. This tests a departure to first order and takes
     2% of the time of its evidence.
     """
     phi = problem.prior.autocorrelations[0]
     i, j = np.unravel_index(int(cells.log_density[0].argmax()), cells.log_density[0].shape)
-    log_midpoint, efficiency = cells.centres_K[0][i], float(np.exp(cells.centres_K[1][j]))
+    log_midpoint, efficiency = cells.centers_K[0][i], float(np.exp(cells.centers_K[1][j]))
     log_c_N = problem.log_c_N
     u_N = climb(log_c_N, log_midpoint, efficiency)
     steep_N = u_N * (1 - u_N)
@@ -385,10 +385,10 @@ def suspicion(problem: Problem, cells: Cells) -> float:
 
 
 def whitened(x_N: Array, phi: float) -> Array:
-    """AR(1) whitening along the last axis."""
+    """Apply AR(1) whitening along the last axis."""
     return np.concatenate([x_N[..., :1] * np.sqrt(1 - phi**2), x_N[..., 1:] - phi * x_N[..., :-1]], axis=-1)
 
 
 TEST_MIDPOINTS = np.append(np.repeat([0.35, 0.6, 1.0, 1.7, 3.0], 3), CREEP_REACH)
 TEST_EFFICIENCIES = np.append(np.tile([1.0, 2.0, 4.0], 5), 1.0)
-"""Second rises that the quick test tries; the last is a creep."""
+"""Midpoints and efficiencies of the second rises in the quick test; the last is a creep."""

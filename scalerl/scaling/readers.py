@@ -19,11 +19,11 @@ Table = dict[str, list[Any]]
 
 
 class CurveError(ValueError):
-    """The input cannot be used; the message says what was given, what is allowed and what to do."""
+    """An error in the input; its message gives what was got, what is allowed and what to do."""
 
 
 def read_table(path: str | Path) -> tuple[Table, tuple[str, ...]]:
-    """The columns of a file, or of the points.jsonl of a run directory, and notes on what was repaired.
+    """Read the columns of a file, or of the points.jsonl of a run directory, and return them with notes about repairs.
 
     Raises:
         CurveError: the file does not exist, is of an unknown type, is empty or cannot be read.
@@ -34,10 +34,10 @@ def read_table(path: str | Path) -> tuple[Table, tuple[str, ...]]:
             raise CurveError(f"{path} is a directory without a points.jsonl; give a run directory or a file")
         path = path / "points.jsonl"
     if not path.exists():
-        raise CurveError(f"{path}: no such file")
+        raise CurveError(f"{path}: no such file; give a run directory or a file of points")
     reader = READERS.get(path.suffix.lower())
     if reader is None:
-        raise CurveError(f"{path}: files may end in {', '.join(READERS)}; this ends in {path.suffix or 'nothing'!r}")
+        raise CurveError(f"{path}: got a file that ends in {path.suffix or 'nothing'!r}; allowed: {', '.join(READERS)}")
     try:
         # utf-8-sig: spreadsheets write a byte-order mark before the first column name
         text = read_bytes(path).decode("utf-8-sig")
@@ -46,14 +46,14 @@ def read_table(path: str | Path) -> tuple[Table, tuple[str, ...]]:
     except UnicodeDecodeError as error:
         raise CurveError(f"{path} is not text (byte {error.start} is not UTF-8); give a JSONL or CSV file") from error
     if "\0" in text:
-        raise CurveError(f"{path} is not text (it holds zero bytes); give a JSONL or CSV file")
+        raise CurveError(f"{path} is not text (it contains zero bytes); give a JSONL or CSV file")
     if not text.strip():
         raise CurveError(f"{path} is empty; a curve needs a row for each evaluation")
     return reader(path, text)
 
 
 def read_jsonl(path: Path, text: str) -> tuple[Table, tuple[str, ...]]:
-    """One JSON object per line. An incomplete last line is left out with a note; any other bad line is an error."""
+    """Read one JSON object per line; an incomplete last line is left out with a note, other bad lines are errors."""
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     rows: list[Mapping[str, Any]] = []
     notes: tuple[str, ...] = ()
@@ -72,14 +72,14 @@ def read_jsonl(path: Path, text: str) -> tuple[Table, tuple[str, ...]]:
 
 
 def read_csv(path: Path, text: str) -> tuple[Table, tuple[str, ...]]:
-    """A header line, then one row per line. An incomplete last row is left out with a note."""
+    """Read a header line and one row per line; an incomplete last row is left out with a note."""
     try:
         header, *rows = csv.reader(io.StringIO(text.lstrip(), newline=""))
     except csv.Error as error:  # such as a cell of over 128 KiB
         raise CurveError(f"{path} is not a CSV file of numbers ({error}); give one row for each evaluation") from error
     header = [name.strip() for name in header]
     if twice := sorted({name for name in header if header.count(name) > 1}):
-        raise CurveError(f"{path}: the header has {twice[0][:60]!r} more than once; give every column its own name")
+        raise CurveError(f"{path}: the header has {twice[0][:60]!r} more than once; give every column a different name")
     notes: tuple[str, ...] = ()
     rows = [row for row in rows if row]
     if rows and len(rows[-1]) < len(header) and not text.endswith("\n"):
@@ -102,14 +102,14 @@ READERS: dict[str, Callable[[Path, str], tuple[Table, tuple[str, ...]]]] = {
 
 
 def table_of_rows(rows: Iterable[Mapping[str, Any]]) -> Table:
-    """Columns of rows of dicts; a name that only some rows have is None in the others."""
+    """Return the columns of rows (dicts); a missing value is None."""
     rows = list(rows)
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 
 
 def table_of_frame(frame: Any) -> Table:
-    """Columns of a data frame: anything with ``.columns`` and ``frame[name]``, or a mapping of arrays.
+    """Return the columns of a data frame: an object with ``.columns`` and ``frame[name]``, or a mapping of arrays.
 
     This includes pandas, polars and pyarrow tables; none of them is imported.
     """

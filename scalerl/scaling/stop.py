@@ -1,7 +1,7 @@
-"""Conditions under which a run stops automatically: parsing, and judgment by a fit.
+"""Parses and evaluates the conditions under which a run stops automatically.
 
 gain at 2x below 0.01 with probability 0.9     more training hardly helps
-ceiling identified                             the question is answered
+ceiling identified                             the ceiling is known
 falling                                        the metric falls from its best by more than noise explains
 """
 
@@ -17,7 +17,7 @@ from scalerl.scaling.health import decline
 from scalerl.scaling.readers import CurveError
 
 FORMS = "'gain at 2x below 0.01 with probability 0.9', 'ceiling identified', 'falling'"
-"""The conditions as a user writes them."""
+"""The conditions in the form in which a user writes them."""
 
 PROBABILITY = 0.9
 """Default probability of a gain condition."""
@@ -33,7 +33,7 @@ class StopRule(NamedTuple):
     """
 
     text: str
-    """The condition as the user wrote it."""
+    """The condition as given by the user."""
     kind: str
     """Key of ``JUDGES``."""
     factor: float = 0.0
@@ -92,16 +92,16 @@ JUDGES: dict[str, Callable[[StopRule, Fit], str | None]] = {
     "ceiling identified": ceiling_identified,
     "falling": falling,
 }
-"""Functions of the conditions by kind; each returns a reason to stop, or None."""
+"""Functions that evaluate the conditions, by kind; each returns a reason to stop, or None."""
 
 
 def reason_to_stop(rule: StopRule, fits: Sequence[Fit]) -> str | None:
-    """Return why a run should stop, or None.
+    """Return the reason why a run should stop, or None.
 
-    For "falling", one curve is enough; the other conditions must hold for every curve.
+    "falling" must hold for one curve, the other conditions for every curve.
 
     Args:
-        rule: the condition.
+        rule: condition to evaluate.
         fits: fits of the run's curves, one per task; without fits the result is None.
     """
     judged = [JUDGES[rule.kind](rule, fit) for fit in fits]

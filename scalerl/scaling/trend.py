@@ -1,7 +1,7 @@
 """The rise of a run over its last doubling of compute, and the probability of a gain if it continues.
 
-The law has a ceiling. Real runs often keep rising slowly after their climb, so a forecast by the law alone stops them
-too early. The trend is the least-squares slope of the metric in log compute, combined with the gains of public runs.
+Real runs often keep rising slowly after their climb, so the law alone, which has a ceiling, would stop them too early.
+The trend is the least-squares slope of the metric in log compute, combined with the gains of public runs.
 
 Axes in names: K points of the last doubling.
 """
@@ -26,7 +26,7 @@ PRIOR_SD = 0.02
 """Standard deviation of this rise."""
 
 LEAST_POINTS = 5
-"""Number of points for the slope if the last doubling has fewer."""
+"""Smallest number of points for the slope, used if the last doubling has fewer."""
 
 
 class Trend(NamedTuple):

@@ -1,22 +1,23 @@
 """Decides from the curves of a study's arms (recipes) which arms get the next slice of compute.
 
-An arm continues while its posterior leaves it a chance to be the best. The present score is not used: an arm that
-is behind now and whose ceiling is not known yet continues. The decision depends on the curves only, not on earlier
-decisions, so an arm that was stopped can continue later if the other arms turn out worse.
+An arm continues while the posterior gives it a chance to be the best. The present score is not used: an arm that is
+behind continues if its ceiling is not known yet. The decision depends on the curves only, not on earlier decisions, so
+an arm that was stopped can continue later if the other arms turn out worse.
 
 Axes in names: A arms, D draws, S runs (seeds) of an arm.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from scalerl.scaling.compare import MARGIN, Runs, listed, seed_scatter
-from scalerl.scaling.estimate import Estimate, or_none, short, summarise
+from scalerl.scaling.estimate import Estimate, or_none, short, summarize
 from scalerl.study.best_arm import (
     ArmDraws,
     draws_of_arm,
@@ -32,7 +33,7 @@ from scalerl.study.fitted_arms import FittedArm, checked_arms, fitted_arm
 LEAST = 0.05
 """An arm continues while its probability of being the best is at least this share of the likeliest arm's.
 
-Chosen on 120 simulated studies, with other random numbers than those of ``benchmarks/allocation.py``.
+Chosen on 120 simulated studies, with different random numbers from those of ``benchmarks/allocation.py``.
 """
 
 TOLERANCE = MARGIN / 4
@@ -44,16 +45,16 @@ class Verdict:
     """Whether one arm continues, and why."""
 
     arm: str
-    """Name of the arm, as the caller gave it."""
+    """Name of the arm, as given by the caller."""
 
     go_on: bool
     """Whether to spend the next slice of compute on it."""
 
     reason: str
-    """Why, in words."""
+    """Reason, as text."""
 
     probability_best: float
-    """Probability that it has the highest ceiling of the arms judged; NaN if it could not be judged."""
+    """Probability that it has the highest ceiling of all judged arms; NaN if it could not be judged."""
 
     evidence: float
     """``probability_best`` divided by that of the likeliest arm; NaN if it could not be judged."""
@@ -77,7 +78,7 @@ class Verdict:
         return f"{self.arm}: {'continue' if self.go_on else 'stop'} ({judged}{self.reason})"
 
     def to_dict(self) -> dict[str, Any]:
-        """A dict of JSON values; NaN becomes None."""
+        """Return a dict of JSON values; NaN becomes None."""
         numbers = {
             name: or_none(getattr(self, name)) for name in ("probability_best", "evidence", "shortfall", "worth")
         }
@@ -89,7 +90,7 @@ class Allocation:
     """Which arms get the next slice of a study's compute."""
 
     verdicts: dict[str, Verdict]
-    """One for each arm, in the order given."""
+    """One verdict for each arm, in the given order."""
 
     best: str | None
     """The arm to choose if the study ended now; None while no arm can be judged, or if all have collapsed."""
@@ -98,7 +99,7 @@ class Allocation:
     """Whether the study is over; then no arm continues."""
 
     reason: str
-    """Why it is over or continues, in words."""
+    """Reason why it is over or continues, as text."""
 
     worth: float
     """Upper bound on the expected gain in the ceiling of the chosen arm from more training, in the metric's unit."""
@@ -107,7 +108,7 @@ class Allocation:
     """Standard deviation between seeds of one recipe, in the metric's unit; NaN while no arm can be judged."""
 
     seed_source: str
-    """Where ``seed_sd`` comes from."""
+    """Source of ``seed_sd``."""
 
     spent: float
     """Compute of all runs of all arms so far."""
@@ -116,7 +117,7 @@ class Allocation:
         return "\n".join([self.reason, *(f"  {verdict}" for verdict in self.verdicts.values())])
 
     def to_dict(self) -> dict[str, Any]:
-        """A dict of JSON values, as a line of allocation.jsonl; ``rule`` and ``target`` are constant."""
+        """Return a dict of JSON values for a line of allocation.jsonl; ``rule`` and ``target`` are constant."""
         numbers = {name: or_none(getattr(self, name)) for name in ("worth", "seed_sd")}
         verdicts = {name: verdict.to_dict() for name, verdict in self.verdicts.items()}
         return {**asdict(self), **numbers, "verdicts": verdicts, "rule": "best", "target": None}
@@ -126,14 +127,14 @@ def allocate(arms: Mapping[str, Runs]) -> Allocation:
     """Decide for each arm whether its runs get the next slice of compute.
 
     The seeds of an arm count as independent of those of other arms. If seeds are paired (the same data order in every
-    arm) the arms differ by less than assumed, so they are stopped later than they could be, not earlier.
+    arm), the arms differ by less than assumed, so arms are stopped later than necessary, not earlier.
 
     Args:
-        arms: one or several runs (seeds) by name of the arm, as curves or posterior fits, at any compute.
+        arms: one or several runs (seeds) of each arm by its name, as curves or posterior fits, at any compute.
 
     Raises:
-        CurveError: fewer than two arms, an arm without runs, runs that do not share axis and bounds, a fit that is not
-            a posterior.
+        CurveError: there are fewer than two arms, an arm has no runs, the runs do not share axis and bounds, or a fit
+            is not a posterior.
 
     Returns:
         A verdict for each arm, the arm to choose if the study ended now, and whether the study is over.
@@ -141,20 +142,27 @@ def allocate(arms: Mapping[str, Runs]) -> Allocation:
     width = float(np.ptp(checked_arms(arms)[0].bounds))
     fitted = [fitted_arm(name, listed(runs)) for name, runs in arms.items()]
     judgeable = [f for f in fitted if f.fits and not f.collapsed]
-    if not judgeable:
-        return unjudged(fitted)
-    draws, seed_sd, source = arm_draws(judgeable, width)
-    standings, chosen = standings_of(draws, judgeable)
+    verdicts = {f.arm: unjudged(f) for f in fitted}
     early = [f.arm for f in fitted if not f.fits and not f.collapsed]
-    in_play = [f.arm for f in fitted if f.arm in early or (f.arm in standings and standings[f.arm].in_play)]
+    spent = sum(f.spent for f in fitted)
+    if not judgeable:
+        reason = "Continue: too early to judge any arm." if early else "Over: all arms have collapsed."
+        return Allocation(verdicts, None, not early, reason, math.nan, math.nan, "no arm could be judged", spent)
+    draws, seed_sd, source = arm_draws(judgeable, width)
+    found, chosen = judged(draws, judgeable)
+    verdicts |= found
+    in_play = [name for name, verdict in verdicts.items() if verdict.go_on]
     worth = worth_of_all(draws)
     over, reason = ending(early, in_play, chosen, worth, TOLERANCE * width)
-    verdicts = {f.arm: verdict(f, standings.get(f.arm), f.arm in in_play, over) for f in fitted}
-    return Allocation(verdicts, chosen, over, reason, worth, seed_sd, source, sum(f.spent for f in fitted))
+    if over:
+        for name in in_play:
+            kept = verdicts[name]
+            verdicts[name] = replace(kept, go_on=False, reason=f"the study is over; {kept.reason}")
+    return Allocation(verdicts, chosen, over, reason, worth, seed_sd, source, spent)
 
 
 def arm_draws(judgeable: list[FittedArm], width: float) -> tuple[ArmDraws, float, str]:
-    """The draws of all arms, the standard deviation between their seeds, and where it comes from."""
+    """Return the draws of all arms, the standard deviation between their seeds, and its source."""
     rng = np.random.default_rng(0)
     seed_D, source = seed_scatter([f.fits for f in judgeable], width, rng)
     rows = [draws_of_arm([run.draws.asymptote for run in f.fits], seed_D, rng) for f in judgeable]
@@ -163,38 +171,19 @@ def arm_draws(judgeable: list[FittedArm], width: float) -> tuple[ArmDraws, float
 
 
 def ending(early: list[str], in_play: list[str], first: str, worth: float, needed: float) -> tuple[bool, str]:
-    """Whether the study is over, and why."""
+    """Return whether the study is over, and the reason."""
     if early:
         return False, f"Continue: too early to judge {', '.join(early)}."
     if len(in_play) == 1:
         return True, f"Over: no other arm has a chance to be better than {first}."
     gain = f"more training raises the ceiling of the chosen arm by {worth:.2g} on average"
     if worth < needed:
-        return True, f"Over: {gain}, less than {needed:.2g}. Choose {first}; only more seeds would tell more."
+        return True, f"Over: {gain}, less than {needed:.2g}. Choose {first}; only more seeds would give more certainty."
     return False, f"Continue {', '.join(in_play)}: {gain}."
 
 
-class Standing(NamedTuple):
-    """How one arm compares with the others."""
-
-    in_play: bool
-    """Whether its evidence is enough to continue, or it leads."""
-    words: str
-    probability_best: float
-    evidence: float
-    shortfall: float
-    worth: float
-    reach: Estimate | None
-
-
-UNKNOWN = float("nan")
-
-NO_STANDING = Standing(False, "", UNKNOWN, UNKNOWN, UNKNOWN, UNKNOWN, None)
-"""The standing of an arm that could not be judged."""
-
-
-def standings_of(draws: ArmDraws, judgeable: list[FittedArm]) -> tuple[dict[str, Standing], str]:
-    """The standing of each arm by name, and the name of the leader."""
+def judged(draws: ArmDraws, judgeable: list[FittedArm]) -> tuple[dict[str, Verdict], str]:
+    """Return the verdicts on arms with a posterior, by name, while the study continues, and the name of the leader."""
     first = leader(draws)
     numbers_4A = (probability_best(draws), relative_probability_best(draws), shortfall(draws), worth_of_each(draws))
     found = {}
@@ -207,35 +196,15 @@ def standings_of(draws: ArmDraws, judgeable: list[FittedArm]) -> tuple[dict[str,
         )
         if a == first:
             words = "the leader: highest expected ceiling"
-        words += fitted.left_out
-        ceiling = summarise(draws.recipe_AD[a])
-        found[fitted.arm] = Standing(enough or a == first, words, best, evidence, short_of, worth, ceiling)
+        reason, reach = words + fitted.left_out, summarize(draws.recipe_AD[a])
+        on = enough or a == first
+        found[fitted.arm] = Verdict(fitted.arm, on, reason, best, evidence, short_of, worth, reach, fitted.spent)
     return found, judgeable[first].arm
 
 
-def verdict(fitted: FittedArm, standing: Standing | None, in_play: bool, over: bool) -> Verdict:
-    """The verdict on one arm."""
-    at = NO_STANDING if standing is None else standing
-    words = at.words or fitted.problem
-    if over and in_play:
-        words = f"the study is over; {words}"
+def unjudged(fitted: FittedArm) -> Verdict:
+    """Return the verdict on an arm without a posterior: it continues unless it has collapsed."""
+    unknown = math.nan
     return Verdict(
-        arm=fitted.arm,
-        go_on=in_play and not over,
-        reason=words,
-        probability_best=at.probability_best,
-        evidence=at.evidence,
-        shortfall=at.shortfall,
-        worth=at.worth,
-        reach=at.reach,
-        spent=fitted.spent,
+        fitted.arm, not fitted.collapsed, fitted.problem, unknown, unknown, unknown, unknown, None, fitted.spent
     )
-
-
-def unjudged(fitted: list[FittedArm]) -> Allocation:
-    """The allocation if no arm can be judged: each has collapsed, or it is too early."""
-    verdicts = {f.arm: verdict(f, None, not f.collapsed, False) for f in fitted}
-    over = not any(v.go_on for v in verdicts.values())
-    reason = "Over: all arms have collapsed." if over else "Continue: too early to judge any arm."
-    spent = sum(f.spent for f in fitted)
-    return Allocation(verdicts, None, over, reason, UNKNOWN, UNKNOWN, "no arm could be judged", spent)

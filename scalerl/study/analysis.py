@@ -1,6 +1,6 @@
 """Fits every run of a study and compares each arm with the reference.
 
-Axes in names: D draws.
+Axes in names: S runs (seeds), D draws.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scalerl.files import read_rows
 from scalerl.scaling import Curve, CurveError, Estimate, Fit, compare, fit
 from scalerl.scaling.compare import (
     common_ceiling,
@@ -20,11 +21,11 @@ from scalerl.scaling.compare import (
     seed_scatter,
     shuffled,
     side_mean,
-    summarise_ratio,
+    summarize_ratio,
 )
-from scalerl.scaling.estimate import summarise
+from scalerl.scaling.estimate import summarize
 from scalerl.scaling.law import Array
-from scalerl.study.directory import StudyDirectory, rows
+from scalerl.study.directory import StudyDirectory
 from scalerl.study.execute import STOPPED
 from scalerl.study.notes import notes
 from scalerl.study.plan import Arm, RunKey
@@ -33,15 +34,15 @@ from scalerl.study.verdicts import effect_of, sentence_of
 
 
 def study_results(study: StudyDirectory, axis: str | None = None, task: str | None = None) -> StudyResult:
-    """Fit all runs with the points they have, and compare every arm with the reference.
+    """Fit all runs with their points so far, and compare every arm with the reference.
 
     Args:
-        study: finished or not.
-        axis: compute axis; None for the runs' default.
-        task: the task whose curve is fitted, if runs have several; None for the first task of the base.
+        study: the study, finished or not.
+        axis: compute axis; None: the default of the runs.
+        task: task whose curve is fitted, if runs have several; None: the first task of the base.
 
     Raises:
-        ConfigError: no run of the study has that axis or task.
+        ConfigError: no run of the study has this axis or task.
     """
     study.check_view(axis, task)
     plan, axis, task = study.plan, axis or study.axis(), task or study.task()
@@ -68,7 +69,7 @@ def study_results(study: StudyDirectory, axis: str | None = None, task: str | No
 
 
 class _Scatter(NamedTuple):
-    """What all arms share: the scatter between seeds, and the ceiling at which B is compared."""
+    """Quantities that all arms share: the scatter between seeds, and the ceiling at which B is compared."""
 
     draws: Array
     sd: float
@@ -96,7 +97,7 @@ def _arm(
     estimates: dict[str, Estimate | None] = dict.fromkeys(("asymptote", "efficiency", "midpoint"))
     if mine and scatter is not None:
         estimates = {
-            "asymptote": summarise(side_mean([shuffled(f.draws.asymptote, rng) for f in mine], scatter.draws, rng)),
+            "asymptote": summarize(side_mean([shuffled(f.draws.asymptote, rng) for f in mine], scatter.draws, rng)),
             "efficiency": _geometric([log_efficiency(f.curve, scatter.common, scatter.sd, rng) for f in mine]),
             "midpoint": _geometric([np.log(shuffled(f.draws.midpoint, rng)) for f in mine]),
         }
@@ -112,12 +113,12 @@ def _arm(
 
 
 def _geometric(log_SD: Sequence[Array]) -> Estimate:
-    """The geometric mean over seeds, from draws of logarithms."""
-    return summarise_ratio(np.mean(log_SD, axis=0))
+    """Return the geometric mean over seeds, from draws of logarithms."""
+    return summarize_ratio(np.mean(log_SD, axis=0))
 
 
 def _failures(study: StudyDirectory) -> dict[RunKey, str]:
-    """The last message of each run whose process failed the last time it ran."""
+    """Return the last message of each run whose latest process failed."""
     last = {RunKey(row["arm"], row["seed"]): row for row in study.journal()}
     return {key: row["said"] for key, row in last.items() if row["code"] and row["code"] not in STOPPED}
 
@@ -138,7 +139,7 @@ def _run(study: StudyDirectory, key: RunKey, axis: str, task: str | None, failur
 
 
 def _metrics(path: Path) -> dict[str, float]:
-    listed = rows(path / "metrics.jsonl")
+    listed = read_rows(path / "metrics.jsonl")
     if not listed:
         return {}
     late = listed[-max(1, len(listed) // 10) :]

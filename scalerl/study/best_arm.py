@@ -1,8 +1,8 @@
-"""Which of several arms may be the best, from joint draws of their ceilings.
+"""Finds the arms that may be the best, from joint draws of their ceilings.
 
-There are two kinds of draws. ``recipe_AD`` is the posterior of the recipe's ceiling and includes the scatter between
-seeds. ``trained_AD`` is the posterior of the mean ceiling of the arm's own runs. More training of these runs narrows
-``trained_AD`` to a point; the scatter between seeds in ``recipe_AD`` stays.
+``recipe_AD`` is the posterior of the recipe's ceiling and includes the scatter between seeds. ``trained_AD`` is the
+posterior of the mean ceiling of the arm's runs. More training of these runs narrows ``trained_AD`` to a point; the
+scatter between seeds in ``recipe_AD`` stays.
 
 Axes in names: A arms, D draws, S runs (seeds) of an arm.
 """
@@ -21,7 +21,7 @@ class ArmDraws(NamedTuple):
     """Joint draws of the ceilings of all arms that can be judged; the values in one column belong together."""
 
     trained_AD: Array
-    """Mean ceiling of an arm's own runs, in the metric's unit."""
+    """Mean ceiling of an arm's runs, in the metric's unit."""
 
     recipe_AD: Array
     """Ceiling of the recipe, which also includes the scatter between seeds."""
@@ -33,7 +33,7 @@ def draws_of_arm(ceiling_SD: list[Array], seed_D: Array, rng: np.random.Generato
     Args:
         ceiling_SD: draws of the ceiling of each run.
         seed_D: draws of the standard deviation between seeds.
-        rng: shuffles the draws of each run, so that runs are independent.
+        rng: random generator that shuffles the draws of each run, so that runs are independent.
     """
     mixed_SD = [shuffled(ceiling_D, rng) for ceiling_D in ceiling_SD]
     trained_D = (run_weights(mixed_SD, seed_D) * np.stack(mixed_SD)).sum(axis=0)
@@ -54,7 +54,7 @@ def probability_best(draws: ArmDraws) -> Array:
 def relative_probability_best(draws: ArmDraws) -> Array:
     """Return the probability of being the best divided by that of the likeliest arm, shape (A,), in [0, 1].
 
-    The probability itself shrinks as similar arms are added. A limit on it would stop all arms of twenty similar ones.
+    The probability itself shrinks as similar arms are added. With a limit on it, all of twenty similar arms would stop.
     """
     probability_A = probability_best(draws)
     return np.asarray(probability_A / probability_A.max())
@@ -75,7 +75,7 @@ def worth_of_all(draws: ArmDraws) -> float:
 
 
 def worth_of_each(draws: ArmDraws) -> Array:
-    """Return the same gain for each arm if only the ceilings of its runs were known, shape (A,)."""
+    """Return for each arm the gain of ``worth_of_all`` if only its ceiling were known, shape (A,)."""
     mean_A = draws.trained_AD.mean(axis=1)
     others_A = np.array([np.delete(mean_A, i).max(initial=-np.inf) for i in range(len(mean_A))])
     return np.asarray(np.maximum(draws.trained_AD, others_A[:, None]).mean(axis=1) - mean_A.max())

@@ -2,7 +2,7 @@
 
     studies/loo/
       study.toml                 the plan, resolved; the same command resumes it
-      journal.jsonl              one row each time a run's process ended (below)
+      journal.jsonl              one row for each process that ended (below)
       scalerl/seed-0/            a run directory
       scalerl/seed-0.toml, .log  its configuration and its output
       results.json  report.html  the verdicts
@@ -21,7 +21,7 @@ from typing import Any
 from scalerl.config import RunConfig, read_config
 from scalerl.config.base import ConfigError, nearest
 from scalerl.config.data import generated
-from scalerl.files import take_hold, write_whole
+from scalerl.files import read_rows, take_hold, write_whole
 from scalerl.report.summary import default_axis
 from scalerl.study.plan import Plan, RunKey, plan_toml, read_plan
 
@@ -33,12 +33,12 @@ class StudyDirectory:
     """The files of one study."""
 
     def __init__(self, path: Path, plan: Plan) -> None:
-        """Hold an open study; use `create` or `open`."""
+        """Store the path and the plan; use `create` or `open` instead."""
         self.path, self.plan = path, plan
 
     @classmethod
     def create(cls, path: Path, plan: Plan) -> StudyDirectory:
-        """Start a study, or resume the same one.
+        """Create the directory of a study, or open it if it has the same plan.
 
         Raises:
             ConfigError: the directory contains another study, a different plan, or other files.
@@ -48,14 +48,14 @@ class StudyDirectory:
             check_same(read_plan(file), plan, path)
             return cls(path, plan)
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ConfigError(f"{path} exists and holds no study; give -o a directory that is new or empty")
+            raise ConfigError(f"{path} exists and contains no study; give -o a directory that is new or empty")
         path.mkdir(parents=True, exist_ok=True)
         write_whole(file, plan_toml(plan))
         return cls(path, plan)
 
     @classmethod
     def open(cls, path: Path) -> StudyDirectory:
-        """Open a study that was started before.
+        """Open an existing study.
 
         Raises:
             ConfigError: the directory contains no study.
@@ -92,10 +92,10 @@ class StudyDirectory:
         return base.main_tasks[0] if generated(base.data) or base.main_tasks != base.tasks else None
 
     def check_view(self, axis: str | None, task: str | None) -> None:
-        """Raise if no run of this study has a compute axis or a task; None is the default.
+        """Check that the runs of this study have a compute axis and a task; None is the default.
 
         Raises:
-            ConfigError: unknown axis or task; the message lists the known ones.
+            ConfigError: no run has this axis or task; the message lists the known ones.
         """
         tasks = dict.fromkeys(
             name for arm in self.plan.arms for name in self.plan.config(arm, self.plan.seeds[0]).tasks
@@ -117,11 +117,11 @@ class StudyDirectory:
 
     def step(self, key: RunKey) -> int:
         """Return the training step of a run's last evaluation; -1 before the first."""
-        points = rows(self.run(key) / "points.jsonl")
+        points = read_rows(self.run(key) / "points.jsonl")
         return int(points[-1]["step"]) if points else -1
 
     def held(self, key: RunKey) -> bool:
-        """Whether a process is training in a run's directory, such as one left by a study that was killed."""
+        """Return whether a process is training in a run's directory, such as one left by a study that was killed."""
         if not (self.run(key) / ".lock").exists():
             return False
         lock = take_hold(self.run(key))
@@ -136,11 +136,11 @@ class StudyDirectory:
 
     def journal(self) -> list[dict[str, Any]]:
         """Return the journal."""
-        return rows(self.path / "journal.jsonl")
+        return read_rows(self.path / "journal.jsonl")
 
 
 def check_same(old: Plan, new: Plan, path: Path) -> None:
-    """Raise if the plan has changed since the study was started.
+    """Check that the plan has not changed since the study was started.
 
     Raises:
         ConfigError: the plans differ; the message lists the changes.
@@ -148,13 +148,13 @@ def check_same(old: Plan, new: Plan, path: Path) -> None:
     if old == new:
         return
     raise ConfigError(
-        f"{path} holds another study: {'; '.join(changes(old, new))}. Give another -o, or resume the study there with "
+        f"{path} contains another study: {'; '.join(changes(old, new))}. Give another -o, or resume that study with "
         f"`scalerl study resume {path}`. Nothing was changed"
     )
 
 
 def changes(old: Plan, new: Plan) -> list[str]:
-    """Return how two plans differ, in words."""
+    """Return the differences between two plans, as text."""
     found = [
         f"{name} is {getattr(old, name)!r} there and {getattr(new, name)!r} here"
         for name in ("name", "reference", "seeds")
@@ -169,9 +169,3 @@ def changes(old: Plan, new: Plan) -> list[str]:
     found += [f"base: {line!r} is only here" for line in sorted(lines[1] - lines[0])[:3]]
     found += [f"base: {line!r} is only there" for line in sorted(lines[0] - lines[1])[:3]]
     return found or ["the texts of the plans differ"]
-
-
-def rows(path: Path) -> list[dict[str, Any]]:
-    """Return the complete rows of a JSONL file; a line that is still being written is left out."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]

@@ -10,17 +10,19 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from scalerl.files import read_rows
 from scalerl.scaling import Curve, CurveError, fit
-from scalerl.study.directory import StudyDirectory, rows
+from scalerl.serialization import flat
+from scalerl.study.directory import StudyDirectory
 from scalerl.study.estimate import plan_seconds
 from scalerl.study.plan import Plan, RunKey, rates_note
 
 MARKS = {"waiting": "·", "running": "▶", "finished": "✓", "failed": "✗", "stopped": "■"}
-"""One sign for each state of a run."""
+"""Symbol for each state of a run."""
 
 
 def describe(plan: Plan) -> list[str]:
-    """Return a plan in words: arms, seeds, and derived sizes."""
+    """Return a description of a plan, line by line: arms, seeds, and derived sizes."""
     lines = [f"{plan.name}: {plan.about}" if plan.about else plan.name]
     seeds = ", ".join(map(str, plan.seeds))
     lines.append(f"{len(plan.arms)} arms x seeds {seeds} = {len(plan.arms) * len(plan.seeds)} runs")
@@ -28,8 +30,9 @@ def describe(plan: Plan) -> list[str]:
     for arm in plan.arms:
         config = plan.config(arm, plan.seeds[0])
         size = f"{config.steps} steps x {config.recipe.prompts_per_step} x {config.recipe.generations_per_prompt}"
+        changed = ", ".join(f"{name} = {value}" for name, value in flat(arm.changes).items()) or "nothing"
         reference = ", the reference" if arm.name == plan.reference else ""
-        lines.append(f"  {arm.name:<{widest}}  {size:<18}  {arm.about or 'changes ' + _paths(arm.changes)}{reference}")
+        lines.append(f"  {arm.name:<{widest}}  {size:<18}  {arm.about or 'changes ' + changed}{reference}")
     rates = rates_note(plan)
     lines += [f"  {rates}"] if rates else []
     lines += [f"  {line}" for line in plan.config(plan.arm(plan.reference), plan.seeds[0]).derived_sizes()]
@@ -37,27 +40,19 @@ def describe(plan: Plan) -> list[str]:
 
 
 def time_needed(plan: Plan, had: Mapping[RunKey, int] | None = None) -> str:
-    """Return an estimate of the time in words; steps that are reused from other studies take none."""
+    """Return an estimate of the time, as text; steps that are reused from other studies take no time."""
     had = had or {}
     runs = [key for key in plan.runs() if had.get(key, 0) < plan.run_config(key).steps]
     if not runs:
         return "time: none; every run is reused"
     seconds = plan_seconds(plan, had)
     if seconds is None:
-        return "time: unknown; it can be estimated for the lab's model only"
+        return "time: unknown; it can only be estimated for the lab's model"
     minutes, each = seconds / 60, seconds / len(runs)
     return (
-        f"time: about {minutes:.0f} minutes one run at a time ({each:.0f} s a run), plus a warm start if none is cached"
+        f"time: about {minutes:.0f} minutes, one run at a time ({each:.0f} s per run), plus a warm start if none is "
+        "cached"
     )
-
-
-def _paths(changes: Mapping[str, object], prefix: str = "") -> str:
-    """Name the changed fields with their values."""
-    words = []
-    for key, value in changes.items():
-        inner = isinstance(value, Mapping)
-        words.append(_paths(value, f"{prefix}{key}.") if inner else f"{prefix}{key} = {value}")  # type: ignore[arg-type]
-    return ", ".join(words) or "nothing"
 
 
 @dataclass
@@ -83,10 +78,10 @@ class StudyDisplay:
         self._live: Live | None = None
 
     def start(self, workers: int) -> None:
-        """Start to show."""
+        """Print the plan, and start the live table if the console is a terminal."""
         for line in describe(self._study.plan):
             self.note(line)
-        self.note(f"{workers} at once; everything is written to {self._study.path}")
+        self.note(f"{workers} runs in parallel; everything is written to {self._study.path}")
         if self.console.is_terminal:
             self._live = Live(console=self.console, refresh_per_second=2, transient=True)
             self._live.start()
@@ -98,7 +93,7 @@ class StudyDisplay:
             self._live = None
 
     def note(self, text: str) -> None:
-        """Say something once."""
+        """Print a message."""
         self.console.print(text, highlight=False, markup=False, soft_wrap=not self.console.is_terminal)
 
     def update(self, states: Mapping[RunKey, str]) -> None:
@@ -121,7 +116,7 @@ class StudyDisplay:
         path = self._study.run(key)
         seen = self._seen.setdefault(key, _Seen())
         task = self._study.task()
-        points = [row for row in rows(path / "points.jsonl") if task in (None, row.get("task"))]
+        points = [row for row in read_rows(path / "points.jsonl") if task in (None, row.get("task"))]
         if len(points) == seen.points:
             return
         seen.points, seen.step, seen.last = len(points), int(points[-1]["step"]), float(points[-1]["pass_rate"])
@@ -174,7 +169,7 @@ class StudyDisplay:
 
 
 REDRAW_S = 2.0
-"""Seconds between two reads of the points of running arms; a fit takes about 1% of that."""
+"""Interval in seconds at which the points of running arms are read; a fit takes about 1% of it."""
 
 MANY = 30
-"""With more runs than this, waiting runs are left out of the live table."""
+"""Number of runs above which waiting runs are left out of the live table."""

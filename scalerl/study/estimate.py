@@ -18,7 +18,7 @@ TRAINING_S, EVALUATION_S, STARTUP_S = 1.9e-3, 1.3e-3, 10.0
 Measured on two cores of an AMD EPYC, November 2026."""
 
 PROBE_S = 0.074
-"""Seconds of ``probe`` on the same machine."""
+"""Result of ``probe`` on the same machine, seconds."""
 
 IN_TURNS = 1.77
 """Factor on the time of a step if generation and training do not overlap (docs/benchmarks.md)."""
@@ -27,8 +27,8 @@ IN_TURNS = 1.77
 def probe() -> float:
     """Return the time in seconds of a fixed amount of arithmetic.
 
-    Uses elementwise operations and the thread's CPU clock. A matrix product runs on several threads that wait for each
-    other; with another process on the same cores it took fifty times as long.
+    It uses elementwise operations and the thread's CPU clock. A matrix product runs on several threads that wait for
+    each other; with another process on the same cores, it took fifty times as long.
     """
     import numpy as np
 
@@ -58,8 +58,8 @@ def plan_seconds(plan: Plan, had: Mapping[RunKey, int]) -> float | None:
     """Return the time of a plan in seconds on this machine, one run at a time, without warm starts; None if unknown.
 
     Args:
-        plan: the plan.
-        had: steps that are reused from other studies, by run.
+        plan: plan of the study.
+        had: number of steps reused from other studies, by run.
     """
     total = 0.0
     for key in plan.runs():

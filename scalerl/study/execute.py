@@ -1,23 +1,25 @@
-"""Executes a study: starts its runs as processes, in order, and records how each one ended.
+"""Executes a study: starts its runs as processes, in order, and records how each process ended.
 
-Input: a plan and what the run directories already contain. Output: finished runs and a journal. If the study is killed,
-the runs that were running lose at most their steps since the last checkpoint.
+``ALLOCATIONS`` has the policies by which a study spends its budget. If the study is killed, the runs in progress lose
+at most their steps since the last checkpoint.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from scalerl.config import RunConfig, to_toml
 from scalerl.config.base import replace
 from scalerl.files import write_whole
-from scalerl.study.allocations import Spending
+from scalerl.scaling import Curve, CurveError
+from scalerl.study.allocate import allocate
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import RunKey
 from scalerl.study.workers import Job, Workers
@@ -26,7 +28,7 @@ POLL_S = 0.2
 """Seconds between two polls of the processes."""
 
 STOPPED = {129, 130, 143, -1, -2, -15}
-"""Exit codes of a run that was asked to stop."""
+"""Exit codes of a run that was stopped by a signal."""
 
 
 class Display(Protocol):
@@ -36,7 +38,7 @@ class Display(Protocol):
         """Show the state of each run; called at every poll."""
 
     def note(self, text: str) -> None:
-        """Say something once."""
+        """Print a message."""
 
 
 @dataclass
@@ -48,24 +50,24 @@ class Execution:
     display: Display
     stop_requested: Callable[[], bool]
     states: dict[RunKey, str] = field(default_factory=dict)
-    """waiting, running, finished, failed or stopped."""
+    """State of each run: waiting, running, finished, failed or stopped."""
     failures: dict[RunKey, str] = field(default_factory=dict)
-    """The last message of each run that failed in this execution."""
+    """Last message of each run that failed in this execution."""
     _queue: deque[RunKey] = field(default_factory=deque)
     _jobs: dict[RunKey, _Running] = field(default_factory=dict)
 
     def advance(self, arms: Iterable[str], share: float) -> None:
-        """Train every run of some arms up to a share of its steps, except those that fail.
+        """Train the runs of some arms up to a share of their steps; runs that fail are not repeated.
 
         Args:
-            arms: names.
-            share: share of the steps, in (0, 1]; rounded to a step at which the run is evaluated.
+            arms: names of the arms.
+            share: share of the steps, in (0, 1]; rounded to a step with an evaluation.
         """
         wanted = set(arms)
         for key in self.study.runs():
             self.states.setdefault(key, "waiting")
             if key.arm in wanted and key not in self.failures:
-                if self._done(key, share):  # before anything starts, so that the display counts it as finished
+                if self._done(key, share):  # checked before anything starts, so that the display counts it as finished
                     self.states[key] = "finished"
                 else:
                     self._queue.append(key)
@@ -75,7 +77,7 @@ class Execution:
             if self.stop_requested():
                 self._queue.clear()
                 for running in self._jobs.values() if not asked else ():
-                    running.job.stop()
+                    running.job.terminate()
                 asked = True
             self._fill(share)
             self._collect()
@@ -106,7 +108,7 @@ class Execution:
                     self._ended(key, running, code)
 
     def _must_wait(self, key: RunKey) -> bool:
-        """Whether a running run is making the warm start that this one needs too."""
+        """Return whether another run is creating the warm start that this run also needs."""
         mine = self.study.config(key)
         same = [
             other
@@ -119,7 +121,7 @@ class Execution:
         study = self.study
         config = study.config(key)
         target = target_step(config, share)
-        if self._done(key, share):  # by a process of a study that was killed
+        if self._done(key, share):  # a process of a killed study has finished it
             self.states[key] = "finished"
             return
         self.states[key] = "running"
@@ -155,11 +157,11 @@ class Execution:
             self.display.note(f"{key} failed with exit code {code}: {said} (full log: {study.file(key, 'log')})")
 
     def _done(self, key: RunKey, share: float) -> bool:
-        """Whether a run has reached its share."""
+        """Return whether a run has reached its share."""
         return self.study.step(key) >= target_step(self.study.config(key), share) or self._exhausted(key)
 
     def _exhausted(self, key: RunKey) -> bool:
-        """Whether the run ended before its last step because every prompt was retired."""
+        """Return whether the run ended before its last step because every prompt was retired."""
         mine = [row for row in self.study.journal() if (row["arm"], row["seed"]) == (key.arm, key.seed)]
         return bool(mine) and mine[-1]["code"] == 0 and mine[-1]["step"] < mine[-1]["target"]
 
@@ -173,7 +175,7 @@ class _Running:
 
 
 class _Foreign:
-    """A run that is still running after its study was killed: the study waits for it and does not stop it."""
+    """A run whose study was killed and which is still running: this study waits for it and does not stop it."""
 
     def __init__(self, study: StudyDirectory, key: RunKey) -> None:
         self._study, self._key = study, key
@@ -182,12 +184,12 @@ class _Foreign:
         """Return None while its process has the directory locked."""
         return None if self._study.held(self._key) else 0
 
-    def stop(self) -> None:
+    def terminate(self) -> None:
         """Do nothing."""
 
 
 def target_step(config: RunConfig, share: float) -> int:
-    """Return the last step of a share of the run, rounded to a scheduled evaluation."""
+    """Return the last step of a share of the run, rounded to a step with an evaluation."""
     if share >= 1:
         return config.steps
     every = config.evaluation.every
@@ -207,7 +209,7 @@ def execute(execution: Execution, spending: Spending) -> list[str]:
 
     Args:
         execution: the study and its workers.
-        spending: the slices, and the policy that chooses the arms after each.
+        spending: slices of the budget, and the policy that chooses the arms after each slice.
 
     Returns:
         The arms that got the last slice.
@@ -222,3 +224,52 @@ def execute(execution: Execution, spending: Spending) -> list[str]:
         if not arms or execution.stop_requested():
             break
     return list(arms)
+
+
+# ----------------------------------------------------------------------- policies by which the budget is spent
+
+
+class Choice(NamedTuple):
+    """The arms that continue, and the reason as text."""
+
+    arms: Sequence[str]
+    reason: str
+
+
+class Spending(NamedTuple):
+    """The slices of the budget, and the policy that chooses the arms."""
+
+    shares: tuple[float, ...]
+    """Ascending shares of an arm's budget; the last is 1. The policy is called before each share except the first."""
+    policy: Callable[[StudyDirectory], Choice]
+
+
+def everyone(study: StudyDirectory) -> Choice:
+    """Choose all arms."""
+    return Choice([arm.name for arm in study.plan.arms], "")
+
+
+def by_forecast(study: StudyDirectory) -> Choice:
+    """Choose the arms that may have the highest ceiling, none when the study is over; append to allocation.jsonl."""
+    axis, task = study.axis(), study.task()
+    curves: dict[str, list[Curve]] = {}
+    for key in study.runs():
+        try:
+            curves.setdefault(key.arm, []).append(Curve.read(study.run(key), axis=axis, task=task))
+        except CurveError:  # the run failed before its second evaluation; its arm may have other runs
+            continue
+    known = {name: runs for name, runs in curves.items() if runs}
+    if len(known) < 2:
+        return Choice(list(known), "fewer than two arms have a curve")
+    found = allocate(known)
+    with (study.path / "allocation.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps(found.to_dict(), allow_nan=False) + "\n")
+    return Choice([name for name, verdict in found.verdicts.items() if verdict.go_on], str(found))
+
+
+ALLOCATIONS: dict[str, Spending] = {
+    "equal": Spending((1.0,), everyone),
+    "forecast": Spending((0.25, 0.5, 0.75, 1.0), by_forecast),
+}
+"""equal: every arm gets its whole budget at once. forecast: the budget is spent in quarters, and after each only the
+arms that may be the best continue."""

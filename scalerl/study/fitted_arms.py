@@ -1,4 +1,4 @@
-"""The arms of a study, fitted: checks that they can be compared, fits their runs, and detects collapsed runs.
+"""Fits the arms of a study: checks that they can be compared, fits their runs, and detects collapsed runs.
 
 Axes in names: S runs (seeds) of an arm.
 """
@@ -17,7 +17,7 @@ from scalerl.scaling.health import Symptom, decline
 from scalerl.scaling.readers import CurveError
 
 COLLAPSE_SD = 5.0
-"""A decline counts as a collapse from this many standard deviations of the noise before it."""
+"""Size from which a decline counts as a collapse, in standard deviations of the noise before it."""
 
 
 class FittedArm(NamedTuple):
@@ -29,9 +29,9 @@ class FittedArm(NamedTuple):
     fits: tuple[Fit, ...]
     """Fits of the runs that could be fitted and have not collapsed."""
     unfitted: str
-    """Why a run could not be fitted; empty if all could."""
+    """Reason why a run could not be fitted; empty if all could."""
     fallen: tuple[Symptom, ...]
-    """One for each run that has collapsed."""
+    """Decline of each run that has collapsed."""
 
     @property
     def collapsed(self) -> bool:
@@ -53,14 +53,14 @@ class FittedArm(NamedTuple):
 
     @property
     def problem(self) -> str:
-        """Why the arm could not be judged."""
+        """Reason why the arm could not be judged."""
         if self.collapsed:
             return f"{len(self.fallen)} of its {len(self.spent_S)} runs have collapsed: {self.fallen[0].message}"
         return f"too early to judge: {self.unfitted}"
 
 
 def checked_arms(arms: Mapping[str, Runs]) -> list[Curve]:
-    """All curves of all arms, if the arms can be compared."""
+    """Return the curves of all arms; raise an error if the arms cannot be compared."""
     if len(arms) < 2:
         raise CurveError(
             f"an allocation needs at least two arms; got {len(arms)} ({', '.join(arms) or 'none'}). Add an arm, or use "
@@ -70,12 +70,13 @@ def checked_arms(arms: Mapping[str, Runs]) -> list[Curve]:
     for name, runs in arms.items():
         if not listed(runs):
             raise CurveError(
-                f"every arm needs at least one run; got none for {name!r}. Give it a curve or leave it out"
+                f"every arm needs at least one run; got none for {name!r}. Give it a curve or leave the arm out"
             )
         for run in listed(runs):
             if isinstance(run, Fit) and run.method != "posterior":
                 raise CurveError(
-                    f"an allocation needs posterior fits; got one by {run.method!r} in arm {name!r}. Fit it again"
+                    f"an allocation needs posterior fits; got method {run.method!r} in arm {name!r}. Fit its runs with "
+                    "the method posterior"
                 )
             curves.append(run.curve if isinstance(run, Fit) else run)
     check_alike(curves)
@@ -103,7 +104,7 @@ def fitted_arm(arm: str, runs: list[Curve | Fit]) -> FittedArm:
 
 
 def collapse(curve: Curve) -> Symptom | None:
-    """A decline that autocorrelated noise does not explain.
+    """Return a decline that autocorrelated noise does not explain; None if there is none.
 
     The noise is estimated from a fit of the part before the decline; a fit of the whole would count the decline as
     noise.
@@ -113,6 +114,6 @@ def collapse(curve: Curve) -> Symptom | None:
         return None
     try:
         before = fit(curve.between(most=symptom.numbers["best_at"]))
-    except CurveError:  # that part is too short for a fit, so only the size of the decline counts
+    except CurveError:  # this part is too short for a fit, so only the size of the decline counts
         return symptom
     return symptom if symptom.numbers["fall"] >= COLLAPSE_SD * before.noise_sd else None

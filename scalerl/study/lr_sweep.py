@@ -1,4 +1,4 @@
-"""The best learning rate of each loss, from a finished study that sweeps learning rates."""
+"""Finds the best learning rate of each loss in a finished study that sweeps learning rates."""
 
 from __future__ import annotations
 
@@ -7,24 +7,25 @@ from collections import defaultdict
 from pathlib import Path
 
 from scalerl.config.base import ConfigError
-from scalerl.study.directory import StudyDirectory, rows
+from scalerl.files import read_rows
+from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import rates_by_loss
 
 LAST_POINTS = 3
-"""Number of evaluations at the end of a run; a sweep compares their mean."""
+"""Number of evaluations at the end of a run whose mean a sweep compares."""
 
 
 def best_rates(path: Path) -> dict[str, float]:
     """Return for each loss the learning rate with the highest mean of the last evaluations in a `rates` study.
 
     Raises:
-        ConfigError: no such study, or a run of it is not finished.
+        ConfigError: the study does not exist, or one of its runs is not finished.
     """
     return {kind: max(ends, key=ends.__getitem__) for kind, ends in _ends(StudyDirectory.open(path)).items()}
 
 
 def sweep_note(study: StudyDirectory) -> str:
-    """Return in words which rate of each loss ended highest; empty if the study sweeps none or is not finished."""
+    """Return a note with the best rate of each loss; empty if the study sweeps no rates or is not finished."""
     if max(map(len, rates_by_loss(study.plan).values())) < 2:
         return ""
     try:
@@ -40,7 +41,7 @@ def sweep_note(study: StudyDirectory) -> str:
 
 
 def _ends(study: StudyDirectory) -> dict[str, dict[float, float]]:
-    """Mean over seeds and the last evaluations, by loss and learning rate."""
+    """Return the mean over seeds and the last evaluations, by loss and learning rate."""
     ends: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
     for key in study.runs():
         config = study.config(key)
@@ -48,6 +49,6 @@ def _ends(study: StudyDirectory) -> dict[str, dict[float, float]]:
             raise ConfigError(
                 f"--rates: {study.run(key)} is not finished; resume it with: scalerl study resume {study.path}"
             )
-        points = [row["pass_rate"] for row in rows(study.run(key) / "points.jsonl")][-LAST_POINTS:]
+        points = [row["pass_rate"] for row in read_rows(study.run(key) / "points.jsonl")][-LAST_POINTS:]
         ends[config.recipe.loss.kind][config.recipe.optimizer.learning_rate].append(statistics.fmean(points))
     return {kind: {rate: statistics.fmean(found) for rate, found in by_rate.items()} for kind, by_rate in ends.items()}

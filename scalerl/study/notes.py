@@ -1,4 +1,4 @@
-"""Notes that a reader of a study needs besides the verdicts, one sentence each."""
+"""Notes about a study in addition to its verdicts, one sentence each."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _fallen(arm: ArmResult) -> str:
         return ""
     return (
         f"{arm.name}: {len(falls)} of {len(arm.runs)} runs fell from their best, by up to {max(falls):.3f}; the law "
-        f"only rises, so the numbers do not describe this arm: look for the cause"
+        f"only rises, so the numbers do not describe this arm; look for the cause"
     )
 
 
@@ -53,5 +53,5 @@ def _departed(arm: ArmResult) -> str:
     kinds = " or ".join(dict.fromkeys(found))
     return (
         f"{arm.name}: {len(found)} of {len(arm.runs)} runs depart from the law ({kinds}); such a ceiling is "
-        f"less certain than its interval says: train further before you rely on it"
+        f"less certain than its interval suggests; train further before you rely on it"
     )

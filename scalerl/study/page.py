@@ -23,7 +23,7 @@ from scalerl.report.html import table as sortable
 from scalerl.scaling import Curve, Estimate
 from scalerl.scaling.compare import MARGIN
 from scalerl.scaling.curve import UNITS
-from scalerl.study.page_figures import COLORS, FIGURES
+from scalerl.study.page_figures import FIGURES
 from scalerl.study.results import ArmResult, StudyResult
 from scalerl.study.verdicts import EFFECTS, NO_DIFFERENCE
 
@@ -33,7 +33,7 @@ GROUPS = {
     "What makes no difference that this much compute can show": ("none",),
     "Not measured yet": ("unknown",),
 }
-"""The effects that are listed together, the most important first."""
+"""Effects that are listed under one heading, the most important heading first."""
 
 STUDY_TERMS = {
     "Difference in A": (
@@ -43,7 +43,8 @@ STUDY_TERMS = {
     "B at the common A": "B with the ceiling fixed at one value for all arms, because B depends strongly on it.",
     "Ratio of B": "B of the arm divided by B of the reference, with the ceiling fixed at one value for both.",
     "Ratio of compute": (
-        "compute that the arm needs for a level divided by what the reference needs: above 1, the arm needs more."
+        "compute that the arm needs for a level divided by the compute that the reference needs; above 1, the arm "
+        "needs more."
     ),
 }
 """Terms of a page about a study, in addition to ``TERMS``."""
@@ -87,7 +88,7 @@ def _verdicts(found: StudyResult) -> str:
 
 
 def summary(found: StudyResult) -> str:
-    """Return the whole study in one sentence."""
+    """Return a summary of the study in one sentence."""
     counts = [sum(arm.effect in effects for arm in found.arms) for effects in GROUPS.values()]
     ceiling, efficiency, none, unknown = counts
     parts = [
@@ -102,7 +103,7 @@ def summary(found: StudyResult) -> str:
 
 
 def _group(found: StudyResult, title: str, effects: Sequence[str]) -> str:
-    """The verdicts under one heading; an empty group of unmeasured arms is left out."""
+    """Return the verdicts under one heading; an empty group of unmeasured arms is left out."""
     arms = [arm for arm in found.ranked() if arm.effect in effects]
     if not arms and "unknown" in effects:
         return ""
@@ -123,7 +124,7 @@ def _verdict(arm: ArmResult) -> str:
     if loose:
         problems = [f"the ceiling is not identified yet in {loose} of {len(arm.runs)} runs", *problems]
     lines = "".join(f"<small>{html.escape(line)}</small>" for line in problems)
-    return f"<li>{swatch(COLORS[arm.effect])}<b>{name}</b>{rest}{about}{lines}</li>"
+    return f"<li>{swatch(EFFECTS[arm.effect].color)}<b>{name}</b>{rest}{about}{lines}</li>"
 
 
 # ------------------------------------------------------------------------------------------------------------- table
@@ -132,11 +133,11 @@ UNKNOWN = Cell("–", "")
 
 
 def _arm(arm: ArmResult) -> Cell:
-    return Cell(f"{swatch(COLORS[arm.effect])}{html.escape(arm.name)}", arm.name)
+    return Cell(f"{swatch(EFFECTS[arm.effect].color)}{html.escape(arm.name)}", arm.name)
 
 
 def _estimate(found: Estimate | None, pattern: str) -> Cell:
-    """A number with its interval."""
+    """Return a cell with a number and its interval."""
     if found is None:
         return UNKNOWN
     mean, low, high = (format(value, pattern) for value in (found.mean, found.low, found.high))
@@ -144,12 +145,12 @@ def _estimate(found: Estimate | None, pattern: str) -> Cell:
 
 
 def _against(quantity: str, pattern: str) -> Callable[[ArmResult], Cell]:
-    """A column of a quantity of the comparison with the reference."""
+    """Return a column with a quantity of the comparison with the reference."""
     return lambda arm: _estimate(getattr(arm.comparison, quantity, None), pattern)
 
 
 def _mean(name: str, show: Callable[[float], str]) -> Callable[[ArmResult], Cell]:
-    """A column with the mean of a metric over the runs."""
+    """Return a column with the mean of a metric over the runs."""
 
     def cell(arm: ArmResult) -> Cell:
         value = arm.metric(name)
@@ -166,7 +167,7 @@ def _seeds(arm: ArmResult) -> Cell:
 
 COLUMNS: dict[str, Callable[[ArmResult], Cell]] = {
     "Arm": _arm,
-    "Effect": lambda arm: text_cell(EFFECTS[arm.effect]),
+    "Effect": lambda arm: text_cell(EFFECTS[arm.effect].words),
     "Ceiling A": lambda arm: _estimate(arm.asymptote, ".3f"),
     "Difference in A": _against("asymptote_difference", "+.3f"),
     "B at the common A": lambda arm: _estimate(arm.efficiency, ".2f"),
@@ -181,7 +182,7 @@ COLUMNS: dict[str, Callable[[ArmResult], Cell]] = {
     "Device-hours per run": _mean("device_hours", "{:.3g}".format),
     "Seeds done": _seeds,
 }
-"""The table, column by column."""
+"""Columns of the table, by heading."""
 
 
 def _table(found: StudyResult) -> str:
@@ -193,7 +194,7 @@ def _table(found: StudyResult) -> str:
 
 
 def _raw(found: StudyResult) -> str:
-    """Every evaluation, for other fits."""
+    """Return a section with every evaluation, for other fits."""
     lines = _lines(found)
     words = f"{len(lines)} held-out evaluations, one JSON object per line"
     return (
@@ -211,7 +212,7 @@ def _lines(found: StudyResult) -> list[str]:
 
 
 def _rows(curve: Curve) -> Iterator[dict[str, float]]:
-    """Every point of a curve; an unknown standard error is left out, because JSON has no NaN."""
+    """Yield every point of a curve; an unknown standard error is left out, because JSON has no NaN."""
     for i, (compute, metric) in enumerate(zip(curve.compute, curve.metric, strict=True)):
         known = curve.stderr is not None and math.isfinite(curve.stderr[i])
         stderr = {"stderr": float(curve.stderr[i])} if curve.stderr is not None and known else {}

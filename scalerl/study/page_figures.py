@@ -22,25 +22,11 @@ from scalerl.scaling.curve import UNITS
 from scalerl.study.results import ArmResult, StudyResult
 from scalerl.study.verdicts import EFFECTS
 
-COLORS = {
-    "reference": "@s0",
-    "raises": "@s2",
-    "lowers": "@s7",
-    "more_efficient": "@s5",
-    "less_efficient": "@s1",
-    "later": "@s6",
-    "less_compute": "@s5",
-    "more_compute": "@s1",
-    "none": "@muted",
-    "unknown": "@muted",
-}
-"""By effect."""
-
-CHOSEN, OTHERS = "@s1", "@muted/0.4"
-"""Colors of the arm that the reader chose, and of all arms except that one and the reference."""
+REFERENCE, CHOSEN, OTHERS = EFFECTS["reference"].color, "@s1", "@muted/0.4"
+"""Colors of the reference, of the arm that the reader chose, and of all others."""
 
 AHEAD = 2.0
-"""How far the curves of the reference and of the chosen arm are drawn, in multiples of the last compute."""
+"""End of the drawn curves of the reference and of the chosen arm, in multiples of the last compute."""
 
 ROW = 30
 """Height of a row of a forest, pixels."""
@@ -49,7 +35,7 @@ CHOICE = "Arm next to the reference"
 
 
 def differences(found: StudyResult) -> Figure | None:
-    """A of every arm minus that of the reference."""
+    """Return a forest plot of A of every arm minus A of the reference; None if no arm can be compared."""
     arms = _compared(found)
     if not arms:
         return None
@@ -72,7 +58,7 @@ def differences(found: StudyResult) -> Figure | None:
 
 
 def ratios(found: StudyResult) -> Figure | None:
-    """B of every arm divided by that of the reference, or the compute that both need for one level."""
+    """Return a forest plot of B relative to the reference, or of the compute needed for one level."""
     arms = _compared(found)
     if not arms:
         return None
@@ -100,7 +86,7 @@ RATIOS = {"steepness B": "efficiency_ratio", "compute for the same level": "comp
 
 
 def curves(found: StudyResult) -> Figure | None:
-    """Points and mean curves: all arms in gray, the reference and one other in color."""
+    """Return the figure of points and mean curves: all arms in gray, the reference and one other in color."""
     fitted = [arm for arm in found.arms if arm.fits]
     if not fitted:
         return None
@@ -111,7 +97,7 @@ def curves(found: StudyResult) -> Figure | None:
     data = [_line(arm, grid, means[arm.name], OTHERS, 1.2) for arm in fitted if arm.name != found.reference]
     reference = found.arm(found.reference)
     if reference.fits:
-        data += _highlighted(reference, grid, means[reference.name], COLORS["reference"])
+        data += _highlighted(reference, grid, means[reference.name], REFERENCE)
     options: dict[str, Json] = {
         arm.name: {"data": _highlighted(arm, grid, means[arm.name], CHOSEN)} for arm in found.ranked() if arm.fits
     }
@@ -129,7 +115,7 @@ def curves(found: StudyResult) -> Figure | None:
 
 
 def slopes(found: StudyResult) -> Figure | None:
-    """All arms as straight lines at the common ceiling, the reference and one other with their points."""
+    """Return all arms as straight lines at the common ceiling, the reference and one other with their points."""
     if found.common_asymptote is None:
         return None
     ceiling = found.common_asymptote
@@ -141,7 +127,7 @@ def slopes(found: StudyResult) -> Figure | None:
         for name in by_arm if name != found.reference
     ]  # fmt: skip
     if found.reference in by_arm:
-        data += _straight(by_arm[found.reference], unit, COLORS["reference"])
+        data += _straight(by_arm[found.reference], unit, REFERENCE)
     options: dict[str, Json] = {
         arm.name: {"data": _straight(by_arm[arm.name], unit, CHOSEN)} for arm in found.ranked() if arm.name in by_arm
     }
@@ -155,13 +141,13 @@ def slopes(found: StudyResult) -> Figure | None:
 
 
 def ceilings(found: StudyResult) -> Figure | None:
-    """A of every arm, and of each of its runs."""
+    """Return the figure of A of every arm and of each of its runs."""
     arms = [arm for arm in (found.arm(found.reference), *found.ranked()) if arm.asymptote is not None]
     if not arms:
         return None
     data: list[Json] = []
     for place, arm in enumerate(arms):
-        color, name = COLORS[arm.effect], html.escape(arm.name)
+        color, name = EFFECTS[arm.effect].color, html.escape(arm.name)
         runs = [(run.key.seed, run.fit) for run in arm.runs if run.fit is not None]
         estimates = [arm.asymptote, *(fit.asymptote for _, fit in runs)] if arm.asymptote else []
         known = [True, *(fit.identified for _, fit in runs)]
@@ -199,7 +185,7 @@ FIGURES: dict[str, Callable[[StudyResult], Figure | None]] = {
 
 
 def _compared(found: StudyResult) -> list[ArmResult]:
-    """Arms with a comparison, the highest ceiling first."""
+    """Return the arms with a comparison, the highest ceiling first."""
     arms = [(arm.comparison.asymptote_difference.mean, arm) for arm in found.arms if arm.comparison]
     return [arm for _, arm in sorted(arms, key=lambda pair: -pair[0])]
 
@@ -214,15 +200,15 @@ def _absent(found: StudyResult) -> str:
 
 
 def _forest(arms: Sequence[ArmResult], estimates: Sequence[Estimate]) -> tuple[list[Json], Json]:
-    """One row for each arm, one trace for each effect, so that the legend explains the colors."""
+    """Return one row for each arm and one trace for each effect, so that the legend explains the colors."""
     data: list[Json] = []
-    for effect, words in EFFECTS.items():
-        rows = [i for i, arm in enumerate(arms) if arm.effect == effect]
+    for name, effect in EFFECTS.items():
+        rows = [i for i, arm in enumerate(arms) if arm.effect == name]
         if not rows:
             continue
-        color, mine = COLORS[effect], [estimates[i] for i in rows]
+        color, mine = effect.color, [estimates[i] for i in rows]
         data.append({
-            "mode": "markers", "name": words, "x": plain([e.mean for e in mine]), "y": [-i for i in rows],
+            "mode": "markers", "name": effect.words, "x": plain([e.mean for e in mine]), "y": [-i for i in rows],
             "marker": {"color": color, "size": 10}, "showlegend": True,
             "error_x": {**whiskers(*mine), "color": color, "thickness": 2.5, "width": 0},
             "text": [f"<b>{html.escape(arms[i].name)}</b><br>{html.escape(str(estimates[i]))}" for i in rows],
@@ -233,19 +219,19 @@ def _forest(arms: Sequence[ArmResult], estimates: Sequence[Estimate]) -> tuple[l
 
 
 def _names(arms: Sequence[ArmResult]) -> Json:
-    """An axis with a row for each arm."""
+    """Return an axis with a row for each arm."""
     names = [html.escape(cut(arm.name)) for arm in arms]
     return {"tickvals": [-i for i in range(len(arms))], "ticktext": names, "showgrid": False}
 
 
 def _equal_line(value: float) -> Json:
-    """A line where an arm equals the reference."""
+    """Return a line at the value where an arm equals the reference."""
     line = {"color": "@ink", "width": 1, "dash": "dot"}
     return {"type": "line", "yref": "paper", "x0": value, "x1": value, "y0": 0, "y1": 1, "layer": "below", "line": line}
 
 
 def _span(estimates: Sequence[Estimate], least: float) -> tuple[float, float]:
-    """A range for a forest plot about 0: one very wide interval must not compress all others."""
+    """Return a range around 0 for a forest plot, so that one very wide interval does not compress all others."""
     halves = [(e.high - e.low) / 2 for e in estimates]
     most = max([2 * least, *(abs(e.mean) for e in estimates)]) + 3 * float(np.median(halves))
     low, high = min(e.low for e in estimates), max(e.high for e in estimates)
@@ -254,14 +240,14 @@ def _span(estimates: Sequence[Estimate], least: float) -> tuple[float, float]:
 
 
 def _around(arms: Sequence[ArmResult]) -> tuple[float, float]:
-    """A range for ceilings that shows every arm's interval, but cuts very wide ones of single runs."""
+    """Return a range for ceilings that shows every arm's interval, but cuts very wide ones of single runs."""
     known = [arm.asymptote for arm in arms if arm.asymptote is not None]
     low, high = min(e.low for e in known), max(e.high for e in known)
     return low - 0.25 * (high - low), high + 0.25 * (high - low)
 
 
 def _ratio_ticks(low: float, high: float) -> list[float]:
-    """Round ratios for a range given in logarithms, 1 among them; plotly labels a short log axis at odd numbers."""
+    """Return ticks at round ratios, including 1, for a range in logarithms; plotly's own ticks are not round."""
     least, most = float(np.exp(low)), float(np.exp(high))
     for step in (0.05, 0.1, 0.2, 0.5):
         if (most - least) / step < MOST_TICKS:
@@ -274,16 +260,16 @@ def _ratio_ticks(low: float, high: float) -> list[float]:
 
 
 MOST_TICKS = 8
-"""Labels that an axis has room for."""
+"""Largest number of labels on an axis."""
 
 
 def _mean(arm: ArmResult, grid_M: np.ndarray) -> np.ndarray:
-    """The mean of the curves of an arm's runs, shape (M,)."""
+    """Return the mean of the curves of an arm's runs, shape (M,)."""
     return np.asarray(np.mean([fit.predict(grid_M).mean for fit in arm.fits], axis=0))
 
 
 def _line(arm: ArmResult, grid_M: np.ndarray, mean_M: np.ndarray, color: str, width: float) -> Json:
-    """An arm's mean curve up to its last compute."""
+    """Return an arm's mean curve up to its last compute."""
     seen_M = grid_M <= max(fit.last_compute for fit in arm.fits)
     return {
         "mode": "lines", "name": html.escape(arm.name), "showlegend": False, "x": plain(grid_M[seen_M]),
@@ -293,7 +279,7 @@ def _line(arm: ArmResult, grid_M: np.ndarray, mean_M: np.ndarray, color: str, wi
 
 
 def _highlighted(arm: ArmResult, grid_M: np.ndarray, mean_M: np.ndarray, color: str) -> list[Json]:
-    """An arm's mean curve with its forecast, and the points of every seed."""
+    """Return an arm's mean curve with its forecast, and the points of every seed."""
     name = html.escape(arm.name)
     ahead_M = grid_M >= max(fit.last_compute for fit in arm.fits)
     group: Json = {"legendgroup": name, "name": name, "showlegend": False}
@@ -313,14 +299,14 @@ def _highlighted(arm: ArmResult, grid_M: np.ndarray, mean_M: np.ndarray, color: 
 
 
 def _together(slopes: Sequence[Slope]) -> Slope:
-    """The line of an arm: its slope is the geometric mean of B over its runs."""
+    """Return the line of an arm: its slope is the geometric mean of B over its runs."""
     spans = np.stack([slope.span for slope in slopes])
     efficiency = float(np.exp(np.mean([np.log(slope.efficiency) for slope in slopes])))
     return replace(slopes[0], efficiency=efficiency, span=np.array([spans[:, 0].min(), spans[:, 1].max()]))
 
 
 def _straight(slopes: Sequence[Slope], unit: float, color: str) -> list[Json]:
-    """An arm's line and the points of its seeds."""
+    """Return an arm's line and the points of its seeds."""
     mean = _together(slopes)
     group: Json = {"legendgroup": mean.label, "name": f"{html.escape(mean.label)}: B = {mean.efficiency:.2f}"}
     points = [

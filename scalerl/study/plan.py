@@ -25,14 +25,14 @@ from scalerl.config.overrides import read_toml
 from scalerl.config.recipe import Recipe
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,39}")
-"""An arm's name, which is also a directory's."""
+"""Pattern of an arm's name, which is also the name of its directory."""
 
 Changes = dict[str, Any]
 """Fields of a RunConfig as nested plain values, such as {"recipe": {"loss": {"kind": "gspo"}}}."""
 
 
 class Arm(Part):
-    """One way to train.
+    """One arm of a study: changes to the base configuration.
 
     Example: Arm(name="gspo", about="GSPO's loss", changes={"recipe": {"loss": {"kind": "gspo"}}}).
     """
@@ -40,7 +40,7 @@ class Arm(Part):
     name: str
     """Letters, digits, dots, dashes and underscores, at most 40; also the name of its directory."""
     about: str = ""
-    """What it changes, in a few words."""
+    """Description of the changes in a few words."""
     changes: Changes = Field(default_factory=dict)
     """Fields that override those of the plan's base."""
 
@@ -71,11 +71,11 @@ class Plan(Part):
     about: str = ""
     """The question that the study answers."""
     reference: str
-    """Name of the arm that all others are compared with."""
+    """Name of the arm with which all others are compared."""
     seeds: tuple[Seed, ...] = (0, 1, 2)
     """Seeds of every arm; the scatter between seeds can be estimated from three or more."""
     base: RunConfig
-    """Configuration that the arms share. `base.steps` is the budget: steps of an arm with the base's batch."""
+    """Configuration that the arms share. `base.steps` is the budget: the steps of an arm with the base's batch."""
     arms: tuple[Arm, ...]
     """At least the reference and one other arm."""
 
@@ -88,38 +88,34 @@ class Plan(Part):
         return [RunKey(arm.name, seed) for seed in self.seeds for arm in self.arms]
 
     def config(self, arm: Arm, seed: int) -> RunConfig:
-        """Return the configuration of one run.
+        """Return the configuration of one run: an arm's changes, at the base's number of completions and evaluations.
 
         Raises:
-            ConfigError: the arm's changes give no valid configuration.
+            ConfigError: the arm's changes do not give a valid configuration.
         """
-        return arm_config(self.base, arm, seed)
+        base = self.base
+        values = merge(merge(plain_values(base), arm.changes), {"seed": seed})
+        changed = build(RunConfig, values, f"arm {arm.name}")
+        ratio = base.recipe.completions_per_step / changed.recipe.completions_per_step
+        config = replace(changed, recipe=replace(changed.recipe, name=arm.name))
+        if "steps" not in arm.changes:
+            config = replace(config, steps=max(1, round(base.steps * ratio)))
+        if "every" not in arm.changes.get("evaluation", {}):
+            every = max(1, round(base.evaluation.every * ratio))
+            config = replace(config, evaluation=replace(config.evaluation, every=every))
+        return config
 
     def run_config(self, key: RunKey) -> RunConfig:
         """Return the configuration of one of ``runs``."""
         return self.config(self.arm(key.arm), key.seed)
 
 
-def arm_config(base: RunConfig, arm: Arm, seed: int) -> RunConfig:
-    """Apply an arm's changes to a base, at the same number of completions and evaluations."""
-    values = merge(merge(plain_values(base), arm.changes), {"seed": seed})
-    changed = build(RunConfig, values, f"arm {arm.name}")
-    ratio = base.recipe.completions_per_step / changed.recipe.completions_per_step
-    config = replace(changed, recipe=replace(changed.recipe, name=arm.name))
-    if "steps" not in arm.changes:
-        config = replace(config, steps=max(1, round(base.steps * ratio)))
-    if "every" not in arm.changes.get("evaluation", {}):
-        every = max(1, round(base.evaluation.every * ratio))
-        config = replace(config, evaluation=replace(config.evaluation, every=every))
-    return config
-
-
 def check(plan: Plan) -> Plan:
     """Return the plan if it can be run and compared.
 
     Raises:
-        ConfigError: fewer than two arms, a name given twice, an unknown reference, arms with equal configurations, too
-            few evaluations for a fit, or a seed given twice.
+        ConfigError: there are fewer than two arms, a name or a seed is given twice, the reference is unknown, two arms
+            have equal configurations, or there are too few evaluations for a fit.
     """
     names = [arm.name for arm in plan.arms]
     if len(names) < 2:
@@ -134,11 +130,13 @@ def check(plan: Plan) -> Plan:
             f"reference: got {plan.reference!r}{nearest(plan.reference, names)}; allowed: {', '.join(names)}"
         )
     if len(set(plan.seeds)) < len(plan.seeds) or not 1 <= len(plan.seeds) <= MOST_SEEDS:
-        raise ConfigError(f"seeds: got {short(list(plan.seeds))}; allowed: 1 to {MOST_SEEDS} of them, each once")
+        raise ConfigError(f"seeds: got {short(list(plan.seeds))}; allowed: 1 to {MOST_SEEDS} different seeds")
     configs = {arm.name: plan.config(arm, plan.seeds[0]) for arm in plan.arms}
     for one, other in combinations(configs, 2):
         if unnamed(configs[one]) == unnamed(configs[other]):
-            raise ConfigError(f"arms {one!r} and {other!r} are the same run: their configurations are equal")
+            raise ConfigError(
+                f"arms {one!r} and {other!r} are the same run: their configurations are equal. Change or remove one"
+            )
     for name, config in configs.items():
         evaluations = 1 + -(-config.steps // config.evaluation.every)
         if evaluations < LEAST_EVALUATIONS:
@@ -150,9 +148,9 @@ def check(plan: Plan) -> Plan:
 
 
 MOST_SEEDS, MOST_ARMS = 1000, 1000
-"""Numbers that are accepted; every pair of an arm and a seed is a run."""
+"""Largest numbers of seeds and arms; every pair of an arm and a seed is a run."""
 LEAST_EVALUATIONS = 5
-"""Number of points that a fit needs, including the one before training."""
+"""Smallest number of points for a fit, including the one before training."""
 
 
 def unnamed(config: RunConfig) -> RunConfig:
@@ -164,7 +162,7 @@ def select(plan: Plan, patterns: Sequence[str]) -> Plan:
     """Return the plan with only the arms whose names match a pattern (such as `loss-*`), and the reference.
 
     Raises:
-        ConfigError: a pattern that matches no arm.
+        ConfigError: a pattern matches no arm.
     """
     names = [arm.name for arm in plan.arms]
     for pattern in patterns:
@@ -182,7 +180,7 @@ def recipe_changes(recipe: Recipe, base: Recipe) -> Changes:
 
 
 def _difference(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    """The changes that turn the second mapping into the first; a part of another kind is given completely."""
+    """Return the changes that turn the second mapping into the first; a part of another kind is given completely."""
     changes: dict[str, Any] = {}
     for key, value in ours.items():
         old = theirs[key]
@@ -195,10 +193,10 @@ def _difference(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_rates(plan: Plan, rates: Mapping[str, float]) -> Plan:
-    """Return the plan with the learning rate of its loss for each arm that sets none itself.
+    """Return the plan with the learning rate of its loss in each arm that does not set a learning rate.
 
     Args:
-        plan: any.
+        plan: plan to change.
         rates: learning rate by kind of loss, from a sweep.
     """
     arms = []
@@ -220,7 +218,7 @@ def rates_by_loss(plan: Plan) -> dict[str, set[float]]:
 
 
 def rates_note(plan: Plan) -> str:
-    """Return the learning rate of each loss in words; empty if all arms have the same, or if a loss has several."""
+    """Return a note with the rate of each loss; empty if all arms have the same rate, or a loss has several."""
     by_loss = rates_by_loss(plan)
     if len(set().union(*by_loss.values())) == 1 or max(map(len, by_loss.values())) > 1:
         return ""
@@ -246,7 +244,7 @@ def read_plan(file: Path) -> Plan:
         recipe.loss.max_ratio = 8
 
     Raises:
-        ConfigError: an unreadable file, unknown keys, or arms that give no valid configuration.
+        ConfigError: the file is unreadable, a key is unknown, or an arm does not give a valid configuration.
     """
     values = _toml(file)
     if "candidate" in values and "reference" not in values:  # the key in earlier versions

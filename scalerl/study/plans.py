@@ -1,6 +1,6 @@
-"""The plans that come with scalerl: each takes a base configuration and returns the arms that the paper compares.
+"""The built-in plans: each takes a base configuration and returns a plan with arms that the paper compares.
 
-Arms are named after the paper's (arXiv 2510.13786, sections 3 to 5 and appendix A.16).
+The names of the arms follow the paper (arXiv 2510.13786, sections 3 to 5 and appendix A.16).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ WIDTHS = (0.75, 1.5)
 
 
 def loo(base: RunConfig) -> Plan:
-    """The recipe, and the recipe with one component replaced at a time (section 4; ICLR figure 12)."""
+    """Compare the recipe with variants that replace one component each (section 4; ICLR figure 12)."""
     left_out = leave_one_out(base.recipe)
     return Plan(
         name="loo",
@@ -60,20 +60,20 @@ def loo(base: RunConfig) -> Plan:
 
 
 LEFT_OUT = {
-    "plan": "group instead of batch normalisation",
+    "plan": "group instead of batch normalization",
     "lp": "length penalty instead of interruption",
     "batch": "zero-variance prompts kept in the loss",
     "8op": "PPO-off-policy-8 instead of PipelineRL-8",
-    "fp32": "no FP32 head; no effect if the weights are FP32, and then a check of the comparison",
+    "fp32": "no FP32 head; without effect if the weights are FP32, and then a check of the comparison",
     "savg": "sample average instead of prompt average",
     "dapo": "DAPO's loss instead of CISPO",
     "uniform-sampling": "no No-Positive-Resampling",
 }
-"""What each arm of the leave-one-out plan replaces."""
+"""Description of each arm of the leave-one-out plan."""
 
 
 def recipes(base: RunConfig) -> Plan:
-    """The five recipes at the base's sizes (figure 2, appendix A.16)."""
+    """Compare the five recipes at the base's sizes (figure 2, appendix A.16)."""
     adopted = {name: adopt(recipe, base.recipe) for name, recipe in RECIPES.items() if name != "baseline"}
     return Plan(
         name="recipes",
@@ -85,7 +85,7 @@ def recipes(base: RunConfig) -> Plan:
 
 
 def forward(base: RunConfig) -> Plan:
-    """Every choice of section 3, one at a time, from the paper's baseline."""
+    """Apply every choice of section 3 to the paper's baseline, one at a time."""
     start = adopt(BASELINE, base.recipe)
     changes: dict[str, dict[str, Any]] = {
         "baseline": {},
@@ -114,11 +114,11 @@ def forward(base: RunConfig) -> Plan:
 
 
 GSPO_CLIPS = ((3e-4, 4e-4), (3e-3, 4e-3), (4e-3, 5e-3))
-"""The clip ranges of the GSPO paper, and two of the ScaleRL paper."""
+"""Clip ranges: that of the GSPO paper, and two of the ScaleRL paper."""
 
 
 def axes(base: RunConfig) -> Plan:
-    """The scaling axes of section 5: model size, length, batch, and generations per prompt at a fixed total."""
+    """Vary the scaling axes of section 5: model size, length, batch, and generations per prompt at a fixed total."""
     recipe = base.recipe
     total, group = recipe.completions_per_step, recipe.generations_per_prompt
     arms = [Arm(name="scalerl", about="the base")]
@@ -163,7 +163,7 @@ def scaled(recipe: Recipe, factor: float) -> Recipe:
 
 
 def rates(base: RunConfig) -> Plan:
-    """A sweep of learning rates for each loss, on a seed that no other plan uses."""
+    """Sweep the learning rate of each loss, on a seed that no other plan uses."""
     losses: tuple[Loss, ...] = (Cispo(), Dapo(), Gspo(), Grpo())
     rate = base.recipe.optimizer.learning_rate
     arms = []

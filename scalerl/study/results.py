@@ -16,12 +16,12 @@ METRICS = {
     "truncation_rate": "share of rollouts truncated",
     "interruption_rate": "share of rollouts interrupted",
     "staleness_mean": "updates between the weights that sampled a token and the update it trains",
-    "entropy": "of the policy, nats per token",
-    "completion_tokens_mean": "tokens a completion",
+    "entropy": "entropy of the policy, nats per token",
+    "completion_tokens_mean": "tokens per completion",
     "generator_idle": "share of the generator's time",
     "trainer_idle": "share of the trainer's time",
 }
-"""Columns of metrics.jsonl whose means over the run a study shows (entropy: over the last tenth)."""
+"""Columns of metrics.jsonl whose means over the run are shown (entropy: over the last tenth)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,15 +33,15 @@ class RunResult:
     step: int
     """Step of the last evaluation; -1 before the first."""
     steps: int
-    """Its budget."""
+    """Budget of the run in steps."""
     curve: Curve | None
     fit: Fit | None
     problem: str
-    """Why there is no fit; empty if there is one."""
+    """Reason why there is no fit; empty if there is one."""
     metrics: dict[str, float]
     """Means of ``METRICS``, with ``device_hours``, ``flops`` and ``tokens`` of the last step."""
     failure: str = ""
-    """The last message of its process if it failed the last time; earlier points are still used."""
+    """Last message of the run's latest process if it failed; earlier points are still used."""
 
     @property
     def last(self) -> float | None:
@@ -67,7 +67,7 @@ class ArmResult:
     effect: str
     """Key of ``EFFECTS``."""
     sentence: str
-    """The verdict in words."""
+    """The verdict as a sentence."""
 
     @property
     def fits(self) -> list[Fit]:
@@ -81,7 +81,7 @@ class ArmResult:
 
     @property
     def excluded(self) -> float | None:
-        """Differences in A from the reference beyond plus or minus this value are outside the 90% interval."""
+        """Smallest absolute difference in A from the reference that the 90% interval excludes; None if not compared."""
         if self.comparison is None:
             return None
         difference = self.comparison.asymptote_difference
@@ -89,13 +89,8 @@ class ArmResult:
 
     @property
     def problems(self) -> list[str]:
-        """Problems of its runs, one line each: no fit yet, a failure."""
+        """Problems of the arm's runs, one line each: no fit yet, or a failure."""
         return [f"seed {run.key.seed}: {words}" for run in self.runs for words in _problems(run)]
-
-    @property
-    def reason(self) -> str:
-        """Why it has no fit, each reason once; empty if there was no problem."""
-        return reasons(self.runs)
 
     def metric(self, name: str) -> float | None:
         """Return a metric's mean over the runs that have it."""
@@ -138,7 +133,7 @@ class StudyResult:
         return sorted((arm for arm in self.arms if arm.name != self.reference), key=place)
 
     def exclusion(self) -> str:
-        """Return in words how large the undetected differences in A can be; empty if every arm shows one."""
+        """Return a sentence with the differences in A that are excluded; empty if every arm shows a difference."""
         widest = [arm.excluded for arm in self.arms if arm.effect == "none" and arm.excluded is not None]
         if not widest:
             return ""
@@ -150,12 +145,12 @@ class StudyResult:
         )
 
     def headlines(self) -> list[str]:
-        """Return the verdicts in words, the most important first."""
+        """Return the verdicts as sentences, the most important first."""
         excluded = self.exclusion()
         return [*(arm.sentence for arm in self.ranked()), *([excluded] if excluded else [])]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values; docs/json.md has the keys."""
+        """Return the results as JSON values; docs/json.md has the keys."""
         return {
             "study": self.name,
             "reference": self.reference,
@@ -170,7 +165,7 @@ class StudyResult:
 
 
 AGAINST = ("asymptote_difference", "efficiency_ratio", "compute_ratio")
-"""The estimates of an arm's comparison with the reference that go into the JSON."""
+"""Estimates of an arm's comparison with the reference in the JSON."""
 
 
 def _arm_dict(arm: ArmResult) -> dict[str, Any]:
@@ -201,7 +196,7 @@ def _arm_dict(arm: ArmResult) -> dict[str, Any]:
 
 
 def reasons(runs: Sequence[RunResult]) -> str:
-    """Return why runs have no fit, each reason once; empty if there was no problem."""
+    """Return the reasons why runs have no fit, each once; empty if there was no problem."""
     return "; ".join(sorted({words for run in runs for words in _problems(run)}))
 
 

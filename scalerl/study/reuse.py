@@ -19,19 +19,19 @@ from scalerl.study.plan import Plan, RunKey, unnamed
 
 
 class Held(NamedTuple):
-    """A run of another study that is equal to one of this plan, or is its first part."""
+    """A run of another study that equals a run of this plan, or its first part."""
 
     path: Path
     steps: int
-    """Steps it was trained for."""
+    """Number of steps of that run."""
 
 
 def equal_runs(plan: Plan, others: Sequence[StudyDirectory]) -> dict[RunKey, Held]:
-    """Return the runs of a plan that other studies have, complete or in part; of several, the longest.
+    """Return the runs of a plan that exist in other studies, complete or in part; the longest if there are several.
 
     Runs are equal if their configurations are equal except for the arm's name. A run with fewer steps is the first part
-    if it ended at one of this plan's evaluations. A run is not used if it is not finished, was trained beyond its plan,
-    or is still in progress.
+    if it ended at one of this plan's evaluations. Runs that are unfinished, in progress or trained beyond their plan
+    are not used.
     """
     held = [
         (_unending(config), Held(other.run(key), config.steps))
@@ -58,10 +58,10 @@ def _on_the_way(steps: int, config: RunConfig) -> bool:
 
 
 def take_over(study: StudyDirectory, others: Sequence[StudyDirectory]) -> list[str]:
-    """Copy equal runs of other studies, or their first part, if this study has none; return a line for each.
+    """Copy equal runs of other studies, or their first parts, into this study; return a line of text for each.
 
-    The copy is renamed last, so an interruption leaves no incomplete run. Checkpoints are hard-linked if the file
-    system allows it: they may be large and are never changed.
+    A run that this study already has is kept. The copy is renamed at the end, so an interruption leaves no incomplete
+    run. Checkpoints are hard-linked if possible, because they may be large and never change.
     """
     told = []
     for key, (place, steps) in equal_runs(study.plan, others).items():

@@ -1,8 +1,4 @@
-"""Prints a study's results on a terminal or in a log: verdicts in words, then tables.
-
-The tables use plain characters, so that any program shows a log file correctly. With at least ``ROOM`` columns there is
-one table, otherwise two.
-"""
+"""Prints a study's results on a terminal or in a log: the verdicts, then one or two tables."""
 
 from __future__ import annotations
 
@@ -17,16 +13,17 @@ from scalerl.scaling import Estimate
 from scalerl.scaling.curve import UNITS
 from scalerl.scaling.estimate import one_power
 from scalerl.study.results import ArmResult, StudyResult
+from scalerl.study.verdicts import EFFECTS
 
 ROOM = 150
-"""Width of the terminal from which one table has room for everything."""
+"""Width of the terminal from which one table is printed instead of two."""
 
 RULE = Box("    \n    \n -- \n    \n -- \n    \n    \n    \n", ascii=True)
-"""A line of dashes below the headings, and no other lines."""
+"""A line of dashes below the headings, and no other lines. ASCII, so that any program shows a log correctly."""
 
 
 def print_results(found: StudyResult, console: Console | None = None) -> None:
-    """Print a study's verdicts in words, its notes, and a table with a row for each arm."""
+    """Print a study's verdicts, its notes, and a table with a row for each arm."""
     console = console or Console()
     _say(console, *([found.about] if found.about else []), *found.headlines())
     _say(console, *(f"note: {note}" for note in found.notes))
@@ -42,7 +39,7 @@ def print_results(found: StudyResult, console: Console | None = None) -> None:
 
 
 def _say(console: Console, *lines: str) -> None:
-    for line in lines:  # in a log each verdict is one line, so that it can be searched
+    for line in lines:  # in a log, each verdict is one line, so that it can be searched
         console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)
     console.print()
 
@@ -51,7 +48,7 @@ Columns = Mapping[str, Callable[[ArmResult], str]]
 
 
 def _table(found: StudyResult, columns: Columns) -> Table:
-    """A table, the reference first."""
+    """Return a table with the reference in the first row."""
     table = Table(box=RULE, pad_edge=False, padding=(0, 2, 0, 0), show_edge=False)
     for heading in columns:
         table.add_column(Text(heading), overflow="fold", no_wrap=heading != "arm")
@@ -61,38 +58,11 @@ def _table(found: StudyResult, columns: Columns) -> Table:
 
 
 def _arm(arm: ArmResult) -> str:
-    return f"{arm.name}\n{SHORT[arm.effect]}\n"
-
-
-SHORT = {
-    "raises": "higher ceiling",
-    "lowers": "lower ceiling",
-    "more_efficient": "more efficient",
-    "less_efficient": "less efficient",
-    "later": "B and compute disagree",
-    "less_compute": "less compute so far",
-    "more_compute": "more compute so far",
-    "none": "no difference seen",
-    "unknown": "not measured",
-    "reference": "the reference",
-}
-"""``EFFECTS`` for a narrow column; the sentences above the table give the details."""
-
-
-def _ceiling(arm: ArmResult) -> str:
-    return _stacked(arm.asymptote, ".3f")
-
-
-def _difference(arm: ArmResult) -> str:
-    return _stacked(arm.comparison.asymptote_difference if arm.comparison else None, "+.3f")
-
-
-def _efficiency(arm: ArmResult) -> str:
-    return _stacked(arm.efficiency, ".2f")
+    return f"{arm.name}\n{EFFECTS[arm.effect].short}\n"
 
 
 def _midpoint(arm: ArmResult) -> str:
-    """C_mid, its interval in the same power of ten."""
+    """Return C_mid with its interval in the same power of ten."""
     found = arm.midpoint
     if found is None:
         return ""
@@ -103,7 +73,7 @@ def _midpoint(arm: ArmResult) -> str:
 
 
 def _stacked(found: Estimate | None, pattern: str) -> str:
-    """A number above its 90% interval."""
+    """Return a number above its 90% interval."""
     if found is None:
         return ""
     return f"{found.mean:{pattern}}\n{found.low:{pattern}} to {found.high:{pattern}}"
@@ -117,11 +87,12 @@ def _metric(name: str, pattern: str) -> Callable[[ArmResult], str]:
     return cell
 
 
-def _done(arm: ArmResult) -> str:
-    return f"{arm.done}/{len(arm.runs)}"
-
-
-MEASURED: Columns = {"A": _ceiling, "difference in A": _difference, "B": _efficiency, "C_mid": _midpoint}
+MEASURED: Columns = {
+    "A": lambda arm: _stacked(arm.asymptote, ".3f"),
+    "difference in A": lambda arm: _stacked(getattr(arm.comparison, "asymptote_difference", None), "+.3f"),
+    "B": lambda arm: _stacked(arm.efficiency, ".2f"),
+    "C_mid": _midpoint,
+}
 
 SPENT: Columns = {
     "truncated": _metric("truncation_rate", ".1%"),
@@ -129,6 +100,6 @@ SPENT: Columns = {
     "entropy": _metric("entropy", ".2f"),
     "tokens": _metric("tokens", ".2e"),
     "device-h": _metric("device_hours", ".3g"),
-    "seeds": _done,
+    "seeds": lambda arm: f"{arm.done}/{len(arm.runs)}",
 }
-"""Metrics of the runs: means over an arm's runs."""
+"""Columns with means of metrics over an arm's runs."""

@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from scalerl.scaling import Comparison, Estimate
 from scalerl.scaling.compare import LATER, LEVEL
 
+
+class Effect(NamedTuple):
+    """An effect of an arm relative to the reference."""
+
+    words: str
+    short: str
+    """Text for a narrow column."""
+    color: str
+    """Color on the pages, a name as in ``report.drawing``."""
+
+
 EFFECTS = {
-    "raises": "raises the ceiling",
-    "lowers": "lowers the ceiling",
-    "more_efficient": "same ceiling, more efficient",
-    "less_efficient": "same ceiling, less efficient",
-    "later": "same ceiling; steeper but needs more compute, or flatter but needs less",
-    "less_compute": "needs less compute for the same level so far; A and B not distinguished",
-    "more_compute": "needs more compute for the same level so far; A and B not distinguished",
-    "none": "no difference that this much compute can show",
-    "unknown": "not measured yet",
-    "reference": "the reference",
+    "raises": Effect("raises the ceiling", "higher ceiling", "@s2"),
+    "lowers": Effect("lowers the ceiling", "lower ceiling", "@s7"),
+    "more_efficient": Effect("same ceiling, more efficient", "more efficient", "@s5"),
+    "less_efficient": Effect("same ceiling, less efficient", "less efficient", "@s1"),
+    "later": Effect(
+        "same ceiling; steeper but needs more compute, or flatter but needs less", "B and compute disagree", "@s6"
+    ),
+    "less_compute": Effect(
+        "needs less compute for the same level so far; A and B not distinguished", "less compute so far", "@s5"
+    ),
+    "more_compute": Effect(
+        "needs more compute for the same level so far; A and B not distinguished", "more compute so far", "@s1"
+    ),
+    "none": Effect("no difference that this much compute can show", "no difference seen", "@muted"),
+    "unknown": Effect("not measured yet", "not measured", "@muted"),
+    "reference": Effect("the reference", "the reference", "@s0"),
 }
-"""What an arm does, compared with the reference; sorted by importance."""
+"""Effects by name, sorted by importance."""
 
 
 def effect_of(against: Comparison | None) -> str:
@@ -40,14 +59,14 @@ def effect_of(against: Comparison | None) -> str:
 
 
 def sentence_of(name: str, reference: str, effect: str, against: Comparison | None, problems: str) -> str:
-    """Return an arm's verdict in words, with its numbers.
+    """Return an arm's verdict as a sentence with its numbers.
 
     Args:
         name: name of the arm.
-        reference: name of the arm it is compared with.
+        reference: name of the reference.
         effect: result of ``effect_of``.
-        against: the comparison; None if there is none.
-        problems: why the arm has no fit; empty if it has one.
+        against: comparison of the arm with the reference; None if there is none.
+        problems: reasons why the arm has no fit; empty if it has one.
     """
     if effect == "reference":
         return f"{name} is the reference."
@@ -56,7 +75,7 @@ def sentence_of(name: str, reference: str, effect: str, against: Comparison | No
         return f"{name}: not measured yet ({reasons})."
     difference, ratio = f"A differs by {_signed(against.asymptote_difference)}", against.efficiency_ratio
     if effect in ("raises", "lowers"):
-        return f"{name} {EFFECTS[effect]}: {difference} from {reference}."
+        return f"{name} {EFFECTS[effect].words}: {difference} from {reference}."
     needed, level = f"{_times(against.compute_ratio)} the compute", f"for the level {against.level:.3f}"
     efficiency = f"its B is {_times(ratio)} that of {reference}, and it needs {needed} {level}"
     if effect == "later":
@@ -70,7 +89,7 @@ def sentence_of(name: str, reference: str, effect: str, against: Comparison | No
         )
     if effect == "none":
         return f"{name}{NO_DIFFERENCE}: {difference}, {efficiency}."
-    return f"{name}: {EFFECTS[effect]}: {efficiency}."
+    return f"{name}: {EFFECTS[effect].words}: {efficiency}."
 
 
 NO_DIFFERENCE = " makes no difference that this much compute can show"

@@ -1,149 +1,52 @@
-"""Runs processes on this machine or on a Ray cluster, each with a log."""
+"""Workers that run the processes of a study: the interface, and processes on this machine. `cluster.jobs` uses Ray."""
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from scalerl.config.base import ConfigError
-from scalerl.signals import PARENT
+from scalerl.signals import environment_of_run
 
 
 class Job(Protocol):
-    """A process that was started."""
+    """A process that was started, such as a ``subprocess.Popen``."""
 
     def poll(self) -> int | None:
         """Return the exit code; None while it runs."""
 
-    def stop(self) -> None:
-        """Ask it to write a checkpoint and stop; this may take a while."""
+    def terminate(self) -> None:
+        """Request a stop with a checkpoint, without waiting for it."""
 
 
 class Workers(Protocol):
     """A place to run processes."""
 
     count: int
-    """Number of processes that can run at once."""
+    """Number of processes that can run in parallel."""
 
     def start(self, command: Sequence[str], log: Path) -> Job:
-        """Start a process whose output is added to a log."""
+        """Start a process whose output is appended to a log."""
 
 
-class LocalJob:
-    """A child process in its own session, so that Ctrl-C does not reach it. It gets SIGTERM when this process ends."""
+class LocalWorkers:
+    """Processes on this machine."""
 
-    def __init__(self, command: Sequence[str], log: Path) -> None:
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def start(self, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+        """Start a child process in a separate session, which Ctrl-C does not reach.
+
+        It gets SIGTERM when this process ends.
+        """
         with log.open("ab") as out:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env=_environment(),
+                env=environment_of_run(),
             )
-
-    def poll(self) -> int | None:
-        """Return the exit code; None while it runs."""
-        return self._process.poll()
-
-    def stop(self) -> None:
-        """Send SIGTERM: the run writes a checkpoint and ends."""
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGTERM)
-
-
-class LocalWorkers:
-    """Processes of this machine."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def start(self, command: Sequence[str], log: Path) -> LocalJob:
-        """Start a child process."""
-        return LocalJob(command, log)
-
-
-class RayJob:
-    """A task on a cluster."""
-
-    def __init__(self, ray: Any, reference: Any) -> None:
-        self._ray, self._reference = ray, reference
-
-    def poll(self) -> int | None:
-        """Return the exit code; None while it runs; 1 if the task was lost with its node."""
-        done, _ = self._ray.wait([self._reference], timeout=0)
-        if not done:
-            return None
-        try:
-            return int(self._ray.get(self._reference))
-        except self._ray.exceptions.RayError:
-            return 1
-
-    def stop(self) -> None:
-        """Interrupt the task, which passes SIGTERM on to its process."""
-        self._ray.cancel(self._reference)
-
-
-class RayWorkers:
-    """Tasks on a Ray cluster whose nodes share the file system of the study and have scalerl installed."""
-
-    def __init__(
-        self, address: str, count: int, cpus: float, gpus: float, own: Mapping[str, float] | None = None
-    ) -> None:
-        """Connect.
-
-        Args:
-            address: as in `ray.init`: "auto", "local", or HOST:PORT.
-            count: tasks at once; 0 for as many as fit on the cluster.
-            cpus: cores per run.
-            gpus: GPUs per run.
-            own: cores (CPU) and GPUs that the actors of a run take. Only as many runs are started as leave
-                room for them: runs that occupy the whole cluster would wait for their actors forever.
-
-        Raises:
-            ConfigError: Ray is not installed, or the cluster does not answer or is too small for one run.
-        """
-        from scalerl.cluster.connect import connect
-
-        ray = connect(address, "--ray")
-        self._ray = ray
-        have = ray.cluster_resources()
-        own = own or {}
-        needs = {"CPU": cpus + own.get("CPU", 0.0), "GPU": gpus + own.get("GPU", 0.0)}
-        room = min((have.get(name, 0.0) // need for name, need in needs.items() if need), default=1.0)
-        if room < 1:
-            raise ConfigError(
-                f"--ray {address}: a run needs {needs['CPU']:g} cores and {needs['GPU']:g} GPUs; "
-                f"the cluster has {have.get('CPU', 0):g} cores and {have.get('GPU', 0):g} GPUs"
-            )
-        self.count = int(min(room, count or room))
-        self._task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=0)(run_to_its_end)
-
-    def start(self, command: Sequence[str], log: Path) -> RayJob:
-        """Submit a task."""
-        return RayJob(self._ray, self._task.remote(list(command), str(log), os.getcwd()))
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment of a run, which stops with a checkpoint if this process ends first."""
-    return {**os.environ, PARENT: str(os.getpid())}
-
-
-def run_to_its_end(command: list[str], log: str, directory: str) -> int:
-    """Run a process on the node of the task; an interrupt of the task is passed on as SIGTERM."""
-    with open(log, "ab") as out:
-        process = subprocess.Popen(
-            command, cwd=directory, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, env=_environment()
-        )
-        try:
-            while process.poll() is None:
-                time.sleep(0.2)  # not wait(): Ray's interrupt takes effect between two instructions, not inside a call
-        except KeyboardInterrupt:
-            process.send_signal(signal.SIGTERM)
-        return process.wait()

@@ -16,7 +16,7 @@ END_THINK = "</think>"
 
 
 def judged_text(completion: str) -> str:
-    """Return what a verifier judges: the text after the last `</think>`, or all of it if there is none."""
+    """Return the text that a verifier judges: that after the last `</think>`, or the whole text if there is none."""
     return completion.rpartition(END_THINK)[2]
 
 
@@ -27,9 +27,9 @@ class Verdict(NamedTuple):
     """
 
     passed: bool
-    """Enters the pass rate, the curriculum and the curve."""
+    """Whether the completion counts as passed in the pass rate, the curriculum and the curve."""
     score: float
-    """In [0, 1]. A verifier that only decides right or wrong gives 1 or 0."""
+    """Score in [0, 1]; 1 or 0 from a verifier that only decides right or wrong."""
     reason: str
     """Explanation in one line, for readers of rollouts."""
 
@@ -39,18 +39,18 @@ def _timeout_s(settings: Scoring) -> float:
 
 
 class Verifier(NamedTuple):
-    """How completions of a task are judged."""
+    """A verifier with the way in which it is called."""
 
     verify: Callable[[Prompt, str], Verdict]
     """(prompt, completion text) -> verdict. The prompt carries the reference answer and the row's columns."""
     killable: bool = False
-    """Whether it may hang or crash. If so, it runs in processes that can be killed, else in threads of the trainer."""
+    """Whether it may hang or crash. It then runs in processes that can be killed, otherwise in trainer threads."""
     prepare: Callable[[Scoring], None] | None = None
-    """Called once in every such process before the first completion."""
+    """Function called once in each such process before the first completion."""
     limit_s: Callable[[Scoring], float] = _timeout_s
     """Time limit in seconds for one completion in such a process."""
     spared_cores: int = 1
-    """Cores left to the trainer by default; 0 if the processes mostly wait for other processes."""
+    """Cores left to the trainer by default; 0 if the verifier's processes mostly wait for others."""
 
 
 def verdict(passed: bool, reason: str) -> Verdict:

@@ -12,7 +12,7 @@ from functools import cache, partial
 from typing import Any
 
 from scalerl.boundary import said
-from scalerl.config.base import ConfigError
+from scalerl.config.base import ConfigError, is_utf8
 from scalerl.config.data import CustomTask
 from scalerl.plugins import PluginError, call, check_arguments, describe, load_function, number
 from scalerl.tasks.base import Verdict
@@ -103,15 +103,7 @@ def _asks(prompt: Any) -> bool:
             isinstance(message, dict) and isinstance(message.get("role"), str) and _asks(message.get("content"))
             for message in prompt
         )
-    return isinstance(prompt, str) and bool(prompt.strip()) and _encodes(prompt)
-
-
-def _encodes(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return False
-    return True
+    return isinstance(prompt, str) and bool(prompt.strip()) and is_utf8(prompt)
 
 
 def make(function: str, params: Mapping[str, Any]) -> Any:

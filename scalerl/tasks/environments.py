@@ -65,7 +65,7 @@ def rewards(
         environment: id of the environment, for each completion.
         arguments: arguments of the environment, for each completion.
         row: row of its data set, for each completion.
-        columns: ignored.
+        columns: other columns of the row, which are ignored.
     """
     found = _cached(environment[0], json.dumps(arguments[0], sort_keys=True))
     return asyncio.run(_score(found, prompts, completions, row))

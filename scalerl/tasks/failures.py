@@ -6,7 +6,7 @@ from scalerl.tasks.user_rewards import RewardError
 
 LIMIT = 0.05
 LEAST = 100
-"""Number of completions from which on the limit applies."""
+"""Number of completions after which the limit applies."""
 
 
 class Failures:
@@ -28,7 +28,7 @@ class Failures:
 
         Args:
             completions: number of completions scored now.
-            problems: a description for each of them that got no reward.
+            problems: descriptions, one for each of them that got no reward.
 
         Raises:
             RewardError: after at least 100 completions, the share of failures exceeds the limit.
@@ -40,10 +40,10 @@ class Failures:
                 self._seen.add(problem)
                 self._new.append(f"{problem}; counted as failed ({self.failed} of {self.completions} completions)")
         if self.completions >= LEAST and self.failed > self._limit * self.completions:
-            last = problems[-1] if problems else "an earlier one"
+            last = problems[-1] if problems else "in an earlier call"
             raise RewardError(
                 f"{self._name} gave no reward for {self.failed} of {self.completions} completions, and at most "
-                f"{self._limit:.0%} may fail; the last: {last}"
+                f"{self._limit:.0%} may fail; the last failure: {last}"
             )
 
     def news(self) -> list[str]:

@@ -19,7 +19,7 @@ from scalerl.tasks.base import Verdict, judged_text
 from scalerl.types import Prompt
 
 TAGGED = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
-LABELLED = re.compile(r"^[ \t*#]*(?:final )?answer[ \t*]*:[ \t*]*(\S.*?)[ \t*]*$", re.IGNORECASE | re.MULTILINE)
+LABELED = re.compile(r"^[ \t*#]*(?:final )?answer[ \t*]*:[ \t*]*(\S.*?)[ \t*]*$", re.IGNORECASE | re.MULTILINE)
 BOXED = "\\boxed{"
 
 
@@ -53,7 +53,7 @@ def final_answer(completion: str) -> str:
     that begins with "Answer:"; without that, the content of the last \boxed{}; otherwise the whole text.
     """
     text = judged_text(completion)
-    for found in (TAGGED.findall(text), LABELLED.findall(text)):
+    for found in (TAGGED.findall(text), LABELED.findall(text)):
         if found:
             return str(found[-1]).strip()
     start = text.rfind(BOXED)
@@ -86,7 +86,7 @@ def make_data(name: str, size: int, seed: int, parameters: Mapping[str, Any]) ->
     if name not in DATASETS:
         close = difflib.get_close_matches(name, DATASETS, n=5, cutoff=0.4) or sorted(DATASETS)[:10]
         raise ConfigError(
-            f"data.dataset: reasoning-gym has no data set {name!r}; near names: {', '.join(close)}; it has "
+            f"data.dataset: reasoning-gym has no data set {name!r}; similar names: {', '.join(close)}. It has "
             f'{len(DATASETS)}, listed by `python -c "import reasoning_gym.factory as f; print(*f.DATASETS)"`'
         )
     allowed = {field.name for field in dataclasses.fields(DATASETS[name][1])} - {"size", "seed"}
@@ -99,7 +99,7 @@ def make_data(name: str, size: int, seed: int, parameters: Mapping[str, Any]) ->
     try:
         return create_dataset(name, size=size, seed=seed, **parameters)
     except (AssertionError, ValueError, TypeError) as error:
-        raise ConfigError(f"data.parameters: {name} refuses {dict(parameters)!r}: {error}") from None
+        raise ConfigError(f"data.parameters: {name} rejects {dict(parameters)!r}: {error}") from None
 
 
 @lru_cache(maxsize=64)

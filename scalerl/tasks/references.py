@@ -10,12 +10,13 @@ from typing import Any
 
 from scalerl.config import RunConfig
 from scalerl.config.base import ConfigError
+from scalerl.config.base import replace as config_replace
 from scalerl.config.data import TaskData
 from scalerl.tasks.code.tests import BadTests, read_tests
 from scalerl.types import Prompt
 
 NAMED = 20
-"""Largest number of rows named in a message."""
+"""Maximum number of rows named in a message."""
 DOLLAR = re.compile(r"(?<!\\)\$")
 """The delimiter of a formula; an escaped dollar sign is currency."""
 WIDTH = 256
@@ -94,7 +95,7 @@ def _failing(config: RunConfig, task: TaskData, answers: Sequence[tuple[Prompt, 
     if not answers:
         return []
     workers = config.scoring.workers or os.cpu_count() or 1  # nothing else runs yet
-    scoring = config.scoring.model_copy(update={"workers": workers})
+    scoring = config_replace(config.scoring, workers=workers)
     scorer = ProcessScorer(task.verifier, VERIFIERS[task.verifier], scoring)
     failed = []
     try:
@@ -126,4 +127,4 @@ def _code(prompt: Prompt) -> str | None:
 
 
 REFERENCES: dict[str, Callable[[Prompt], str | None]] = {"math": _math, "code": _code}
-"""By verifier: function that returns a completion with the prompt's reference, or None if there is nothing to check."""
+"""Functions by verifier: prompt -> completion with its reference, or None if there is nothing to check."""

@@ -1,6 +1,6 @@
 """Scoring of finished groups in parallel with training.
 
-A completion whose verifier hangs counts as wrong and in `timeouts`. A completion whose reward fails (the function
+A completion whose verifier hangs is wrong and is counted in `timeouts`. A completion whose reward fails (the function
 raises, hangs, or does not return a number) counts as a failure; the run ends if more than 5% fail.
 """
 
@@ -17,10 +17,10 @@ from typing import Any, Protocol
 from scalerl.config.data import EnvironmentTask, PromptFile, TaskData
 from scalerl.config.run import RunConfig, Scoring
 from scalerl.plugins import PluginError
-from scalerl.processes import PoolContext
 from scalerl.tasks import environments
 from scalerl.tasks.base import Verdict, Verifier, reward, verdict
 from scalerl.tasks.failures import Failures
+from scalerl.tasks.pool import Call, ProcessEnded, ScoringPool
 from scalerl.tasks.user_rewards import call_by_name, load_reward
 from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.types import Group, Prompt, Score, ScoredGroup
@@ -200,27 +200,24 @@ class ProcessScorer:
         self._name, self._limit_s, self.timeouts = name, verifier.limit_s(settings), 0
         self.failures = Failures(f"the verifier {name}")
         workers = settings.workers or max(1, (os.cpu_count() or 2) - verifier.spared_cores)
-        self._pool = worker_pool(workers, verifier.prepare, settings)
+        self._pool = ScoringPool(workers, verifier.prepare, settings)
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
         """Start scoring completions: +1 for a pass, -1 for a failure, a crash or a timeout of the verifier."""
-        futures = [
-            self._pool.schedule(_verify, args=(self._name, prompt, text), timeout=self._limit_s) for text in completions
-        ]
-        return Pending(futures, lambda futures: _judged([self._result(future) for future in futures], self.failures))
+        calls = [self._pool.schedule(_verify, self._name, prompt, text, limit_s=self._limit_s) for text in completions]
+        return Pending(
+            [call.future for call in calls],
+            lambda futures: _judged([self._result(call) for call in calls], self.failures),
+        )
 
-    def _result(self, future: Future[Any]) -> Verdict | str:
-        from pebble import ProcessExpired
-
+    def _result(self, call: Call) -> Verdict | str:
         try:
-            return future.result()  # type: ignore[no-any-return]
+            return self._pool.result(call)  # type: ignore[no-any-return]
         except TimeoutError:
             said = f"the verifier took longer than {self._limit_s:g} s"
-        except ProcessExpired as error:
-            said = f"the verifier's process ended with exit code {error.exitcode}"
-            if (
-                self._name == "custom"
-            ):  # a crash of the user's code is a failure; with other verifiers the completion is the cause
+        except ProcessEnded as error:
+            said = f"the verifier's process ended {error}"
+            if self._name == "custom":  # a crash of the user's code; with other verifiers the completion is the cause
                 return said
         self.timeouts += 1
         return verdict(False, said)
@@ -232,7 +229,7 @@ class ProcessScorer:
 
     def close(self) -> None:
         """Kill the processes."""
-        _stop(self._pool)
+        self._pool.close()
 
 
 class FunctionScorer:
@@ -252,30 +249,30 @@ class FunctionScorer:
 
         Args:
             function: import path.
-            pass_reward: smallest reward that passes.
+            pass_reward: minimum reward that passes.
             settings: scoring settings of the run.
-            truncated_reward: largest reward of a truncated completion; None: the function's reward.
+            truncated_reward: maximum reward of a truncated completion; None: the function's reward.
             params: keyword arguments of the function.
         """
         self.failures, self._params = Failures(f"reward function {function}"), dict(params or {})
         self._truncated_reward = truncated_reward
         self._function, self._pass_reward, self._limit_s = function, pass_reward, settings.reward_timeout_s
-        self._pool = worker_pool(settings.workers or 1, None, settings)
+        self._pool = ScoringPool(settings.workers or 1, None, settings)
 
     def submit(self, prompt: Prompt, completions: Sequence[str]) -> Pending:
         """Start one call with all completions of a prompt."""
         call = self._schedule(prompt, completions)
-        return Pending([call], lambda futures: self._finish(futures[0], len(completions)))
+        return Pending([call.future], lambda futures: self._finish(call, len(completions)))
 
     def rewards(self, prompt: Prompt, completions: Sequence[str]) -> list[float | str]:
         """Return the reward of each completion, or a description of its failure; failures are not counted."""
         return self._rewards(self._schedule(prompt, completions), len(completions))
 
-    def _schedule(self, prompt: Prompt, completions: Sequence[str]) -> Future[Any]:
+    def _schedule(self, prompt: Prompt, completions: Sequence[str]) -> Call:
         words = (self._function, [prompt] * len(completions), list(completions), self._params)
-        return self._pool.schedule(call_by_name, args=words, timeout=self._limit_s)  # type: ignore[no-any-return]
+        return self._pool.schedule(call_by_name, *words, limit_s=self._limit_s)
 
-    def _finish(self, call: Future[Any], count: int) -> list[Score]:
+    def _finish(self, call: Call, count: int) -> list[Score]:
         """Return the scores. A completion without a reward gets the mean of its group, which adds no advantage."""
         rewards = self._rewards(call, count)
         problems = [reward for reward in rewards if isinstance(reward, str)]
@@ -287,18 +284,16 @@ class FunctionScorer:
             for reward in rewards
         ]
 
-    def _rewards(self, call: Future[Any], count: int) -> list[float | str]:
-        from pebble import ProcessExpired
-
+    def _rewards(self, call: Call, count: int) -> list[float | str]:
         try:
-            return call.result()  # type: ignore[no-any-return]
+            return self._pool.result(call)  # type: ignore[no-any-return]
         except TimeoutError:
             problem = (
                 f"reward function {self._function} took longer than {self._limit_s:g} s for the completions of one "
                 "prompt; make it faster, or raise scoring.reward_timeout_s"
             )
-        except ProcessExpired as error:
-            problem = f"reward function {self._function} ended its process with exit code {error.exitcode}"
+        except ProcessEnded as error:
+            problem = f"reward function {self._function} ended its process {error}"
         return [problem] * count
 
     def truncated(self, score: Score) -> Score:
@@ -308,7 +303,7 @@ class FunctionScorer:
 
     def close(self) -> None:
         """Kill the processes."""
-        _stop(self._pool)
+        self._pool.close()
 
 
 def _verify(name: str, prompt: Prompt, completion: str) -> Verdict | str:
@@ -335,31 +330,6 @@ def _judged(found: Sequence[Verdict | str], failures: Failures) -> list[Score]:
     return [reward(verdict(False, given) if isinstance(given, str) else given) for given in found]
 
 
-def worker_pool(workers: int, prepare: Callable[[Scoring], None] | None, settings: Scoring) -> Any:
-    """Return a pebble pool of processes that can be killed one by one.
-
-    Args:
-        workers: number of processes.
-        prepare: function called at the start of each process; None: nothing is called.
-        settings: argument of `prepare`.
-    """
-    from pebble import ProcessPool
-
-    return ProcessPool(max_workers=workers, context=PoolContext(), initializer=_prepare, initargs=(prepare, settings))
-
-
-def _stop(pool: Any) -> None:
-    pool.stop()
-    pool.join()
-
-
-def _prepare(prepare: Callable[[Scoring], None] | None, settings: Scoring) -> None:
-    """Prepare a worker process."""
-    os.setpgid(0, 0)  # `timeout` sends SIGTERM to the run's process group, which must not end a verifier
-    if prepare is not None:
-        prepare(settings)
-
-
 __all__ = [
     "FunctionScorer",
     "ProcessScorer",
@@ -369,5 +339,4 @@ __all__ = [
     "make_scorer",
     "make_scorers",
     "make_scoring",
-    "worker_pool",
 ]

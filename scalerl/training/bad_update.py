@@ -26,7 +26,7 @@ def save_batch(run: Path, updates: int, batch: TrainBatch) -> Path:
 def message(
     error: BadGradient, batch: Path | None, checkpoint: Path | None, updates: int, run: Path, optimizer: AdamW
 ) -> str:
-    """Return a message that says what happened and what the user can do.
+    """Return a message with the cause and what the user can do.
 
     Args:
         error: The reason why the run stops.

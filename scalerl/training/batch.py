@@ -20,7 +20,7 @@ from scalerl.types import Rollout, ScoredGroup
 class RolloutTensors:
     """Rollouts of one update, padded at the end.
 
-    Example: two prompts x two rollouts of up to 7 tokens has tokens_BT of shape [4, 7] and prompt_B = [0, 0, 1, 1].
+    Example (two prompts, two rollouts each, up to 7 tokens): tokens_BT has shape [4, 7], and prompt_B is [0, 0, 1, 1].
     """
 
     tokens_BT: Tensor
@@ -84,7 +84,7 @@ def collate(groups: Sequence[ScoredGroup]) -> RolloutTensors:
 
 
 def _experts(rollouts: Sequence[tuple[int, Rollout]], width: int) -> Tensor | None:
-    """Return the recorded experts, placed at the tokens that they processed: one before the token they predicted.
+    """Return the recorded experts at the positions of the tokens that they processed, one before the predicted tokens.
 
     Args:
         rollouts: Pairs of the prompt's length in tokens and the rollout.

@@ -1,8 +1,7 @@
 """Atomic checkpoints of nested state.
 
-Arrays are saved in one safetensors file, everything else in a JSON file next to it. numpy arrays are packed by type,
-because a generator's state has thousands of small ones. A checkpoint is written under a temporary name, sealed by a
-manifest, fsynced and renamed; the last good checkpoint is never modified.
+Arrays are saved in one safetensors file, everything else in a JSON file next to it. A checkpoint is written under a
+temporary name, sealed by a manifest, fsynced and renamed; the last good checkpoint is never modified.
 """
 
 from __future__ import annotations
@@ -34,6 +33,7 @@ _NAME = re.compile(r"step_(\d{6,})$")
 def save_state(directory: Path, name: str, state: Mapping[str, Any]) -> None:
     """Write `state` to name.json and name.safetensors, and force both to disk."""
     directory.mkdir(exist_ok=True)  # without parents, so that a moved run directory is not created again
+    # one packed tensor per type, because a generator's state has thousands of small arrays
     packed: dict[str, list[np.ndarray[Any, Any]]] = {}
     sizes: dict[str, int] = {}
     tensors: dict[str, Tensor] = {}

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from scalerl.plugins import PluginError
+from scalerl.processes import ProcessDied
 from scalerl.report.display import RunDisplay
 from scalerl.tasks.user_rewards import RewardError
 from scalerl.training.finish import run_to_end
 from scalerl.training.launch import resume
 from scalerl.training.progress import TrainingFailed
-from scalerl.training.recovery import DIED, Recovery
+from scalerl.training.recovery import DIED, Recovery, recorded
 from scalerl.training.run_dir import RunMoved
 from scalerl.training.session import Session
 from scalerl.training.status import Heartbeat
@@ -37,7 +38,7 @@ class Ended(NamedTuple):
 
 
 class RunFailed(RuntimeError):
-    """A run ended early; the message says why and how to continue it."""
+    """A run ended early; the message gives the reason and how to continue the run."""
 
 
 def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Callable[[], bool]) -> Ended:
@@ -60,6 +61,7 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
             display.start()
             try:
                 with Heartbeat(session.directory.path) as beating:
+                    session.phase = beating.phase
                     closing = run_to_end(session)
                     state = "finished" if session.finished else "stopped"
                     beating.ended(state, closing[0])
@@ -68,7 +70,7 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
             except DIED as error:
                 if stop_requested() or not recovery.allows(session):
                     raise
-                display.note(f"{error}\ngoing back to the last checkpoint")
+                display.note(f"{recorded(error, session.directory.path)}\ngoing back to the last checkpoint")
                 session.close()
                 make_session = partial(resume, session.directory.path, None)
     except (TrainingFailed, RewardError, PluginError, RunMoved, OSError, *DIED) as error:
@@ -79,11 +81,12 @@ def complete(make_session: MakeSession, display: RunDisplay, stop_requested: Cal
             raise RunFailed(moved) from error
         if isinstance(error, OSError):
             raise
-        advice = (
-            f"\nAll saved results are kept; continue with: scalerl resume {session.directory.path}" if session else ""
-        )
-        raise RunFailed(f"{error}{advice}") from error
-    except Exception as error:  # unexpected: who waits for the run is told all the same
+        if session is None:
+            raise RunFailed(str(error)) from error
+        path = session.directory.path
+        said = recorded(error, path) if isinstance(error, ProcessDied) else str(error)
+        raise RunFailed(f"{said}\nAll saved results are kept; continue with: scalerl resume {path}") from error
+    except Exception as error:  # unexpected errors are reported to loggers and notifications too
         if session:
             session.ended("failed", f"{type(error).__name__}: {error}")
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 from scalerl.files import move_into
-from scalerl.report.summary import summarise
+from scalerl.report.summary import summarize
 from scalerl.rollouts.pipeline import Interrupted
 from scalerl.tasks.user_rewards import RewardError
 from scalerl.training.loop import train
@@ -24,6 +24,7 @@ def run_to_end(run: Session) -> list[str]:
         return [_stopped(run)]
     try:
         run.evaluate_if_missing()  # R(0) before the first update, or an evaluation that a failed reward function ended
+        run.phase("training")
         run.clock.start()
         train(run)
     except Interrupted:
@@ -31,11 +32,13 @@ def run_to_end(run: Session) -> list[str]:
     except RewardError:
         run.checkpoint(wait=True)  # only the failed step is lost, and a resume repeats it
         raise
+    run.phase("saving")
     run.commit_checkpoints(wait=True)
     if run.progress.step not in run.checkpoints.steps():
         run.checkpoint(wait=True)
     if not run.finished:
         return [_stopped(run)]
+    run.phase("saving")
     export_model(run)
     early = run.progress.step < run.config.steps
     reason = "every prompt is solved and retired; " if early and run.progress.exhausted else ""
@@ -44,7 +47,7 @@ def run_to_end(run: Session) -> list[str]:
     closing = [f"{reason}trained {run.progress.step} updates ({run.progress.skipped_steps} skipped)"]
     if run.progress.stopped_by:
         closing.append(f"to train further anyway: scalerl resume {run.directory.path}")
-    return closing + summarise(run.directory.path, run.config, run.points)
+    return closing + summarize(run.directory.path, run.config, run.points)
 
 
 def _stopped(run: Session) -> str:

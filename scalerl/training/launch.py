@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,8 +16,10 @@ from scalerl.config import RunConfig
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.hardware import Hardware
 from scalerl.learn.custom import check_functions
+from scalerl.loggers.base import Logger
 from scalerl.loggers.build import makers_of
 from scalerl.loggers.follow import Followers
+from scalerl.models.cpu import compiled
 from scalerl.models.layout import WeightLayout
 from scalerl.models.policy import Policy, check_vocabulary, load_tokenizer, stop_tokens
 from scalerl.outputs import check_apart
@@ -37,12 +40,13 @@ from scalerl.training.devices import devices_of
 from scalerl.training.learner.base import Learner
 from scalerl.training.learner.helpers import helpers_of
 from scalerl.training.learner.policy_learner import batch_flops
-from scalerl.training.learner.ranks import LearnerGroup
+from scalerl.training.learner.ranks import LearnerDied, LearnerGroup
 from scalerl.training.learner.single import SingleLearner
 from scalerl.training.manifest import finish_stamps
-from scalerl.training.matmul import check_matmul, resolve_matmul
+from scalerl.training.matmul import check_matmul, resolve_kernels, resolve_matmul
 from scalerl.training.pinned import pinned
 from scalerl.training.progress import Display, Progress
+from scalerl.training.recovery import recorded
 from scalerl.training.resumed import (
     check_unchanged,
     flops_notes,
@@ -59,12 +63,14 @@ from scalerl.training.run_model import (
     check_sampled,
     load_of,
     model_path_of,
+    needs_warm_start,
     revision_of,
     sent_weights,
     with_adapters,
 )
 from scalerl.training.session import Session
 from scalerl.training.start_notes import length_notes, nucleus_notes
+from scalerl.training.status import Heartbeat
 from scalerl.training.stopwatch import Stopwatch
 
 
@@ -116,7 +122,8 @@ def start(config: RunConfig, path: Path, display: Display, stop_requested: Calla
     config = pinned(resolve(config), display.note)
     check_empty(path)  # before the warm start, which takes minutes
     check_apart(path, inputs_of(config), "--run-dir")
-    return _assemble(config, path, display, stop_requested, checkpoint=None)
+    with ExitStack() as undo:
+        return _assemble(config, path, display, stop_requested, undo, checkpoint=None)
 
 
 def resume(
@@ -162,7 +169,7 @@ def _resume(
     saved, config = config, with_options(path, config, options, steps, checkpoint)
     if config != saved:
         directory.save_config(config)
-    session = _assemble(config, path, display, stop_requested, checkpoint, directory)
+    session = _assemble(config, path, display, stop_requested, ExitStack(), checkpoint, directory)
     if checkpoint is None:
         display.note("no checkpoint yet: starting over from step 0")
     else:
@@ -176,33 +183,32 @@ def _assemble(
     path: Path,
     display: Display,
     stop_requested: Callable[[], bool],
+    undo: ExitStack,
     checkpoint: Path | None,
     directory: RunDirectory | None = None,
 ) -> Session:
     torch.set_num_threads(config.hardware.trainer_threads)
+    compiled.use("torch")  # until the run's choice is known, so that a cached warm start does not depend on it
     check_functions(config.recipe)
     makers = makers_of(config)
     backend = BACKENDS[config.placement.backend](config)
-    model_path = model_path_of(config, display)
+    model_path, directory = _model_of(config, path, display, directory, undo)
     tokenizer = load_tokenizer(model_path, revision_of(config))
     prompts = load_prompts(config, tokenizer)
     scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
-    ranks = config.placement.trainer_ranks
-    # with several ranks, this process only inspects the model; each rank loads its shard
-    policy = load_of(config, model_path, "cpu" if ranks > 1 else config.hardware.device, config.hardware.trainer_matmul)
-    config = resolve_matmul(config, policy, resumed=directory is not None)
-    check_vocabulary(tokenizer, policy, model_path)
+    config = resolve_kernels(config, display.note, resumed=checkpoint is not None)
     flops_rule = flops_rule_of(checkpoint)
-    policy.shape = policy.shape.counted_by(flops_rule)
+    config, policy = _policy(config, model_path, tokenizer, flops_rule, resumed=checkpoint is not None)
     rule = length_rule(config.recipe.length, lambda text: tokenizer.encode(text, add_special_tokens=False))
     check_length(policy, rule, prompts.longest)
     check_sampled(config, policy, model_path)
-    plain_shape = policy.shape  # the engines' model has no adapters
+    # before the adapters, which the engines' model does not have
+    model = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.shape)
     policy = with_adapters(config, policy)
-    notes = _notes(config, prompts, rule, resumed=checkpoint is not None) + flops_notes(flops_rule)
-    directory = directory or RunDirectory.create(path, config)
-    for note in notes:
-        display.note(note)
+    notes = [*_notes(config, prompts, rule, resumed=checkpoint is not None), *flops_notes(flops_rule)]
+    directory = _directory(config, path, directory, resumed=checkpoint is not None)
+    undo.pop_all()  # all checks have passed
+    _tell(notes, display)
     spec = GeneratorSpec(
         config=config,
         load_policy=LoadPolicy(config, model_path, flops_rule),
@@ -210,18 +216,17 @@ def _assemble(
         rule=rule,
         stop=stop_tokens(policy, tokenizer),
         files=LoadState(checkpoint),
-        model=ModelFacts(model_path, revision_of(config), policy.vocab_size, plain_shape),
+        model=model,
         run=path,
         make_engines=backend.make_engines,
     )
     channel = backend.channel(WeightLayout.of(sent_weights(config, policy)), path)
-    learner = _several(config, model_path, policy, channel, backend) if ranks > 1 else _single(config, policy)
     session = Session(
         config=config,
         directory=directory,
+        learner=_learner(config, model_path, policy, channel, backend, path),
         checkpoints=CheckpointStore.create(path / "checkpoints", config.checkpoint.keep),
         pipeline=Pipeline(spec, channel, scoring.submit, stop_requested, backend.launch),
-        learner=learner,
         curriculum=make_curriculum(config, prompts.training),
         prompts=prompts,
         scoring=scoring,
@@ -231,10 +236,44 @@ def _assemble(
         devices=devices_of(config),
         flops_rule=flops_rule,
     )
-    session = _begin(session, checkpoint)
-    resumed = None if checkpoint is None else session.progress.step
-    session.followers = Followers(config, path, makers, display.note, resumed)
-    return session
+    return _begin(session, checkpoint, makers)
+
+
+def _directory(config: RunConfig, path: Path, directory: RunDirectory | None, *, resumed: bool) -> RunDirectory:
+    """Return the run directory with the resolved configuration; a warm start may have created it."""
+    if directory is None:
+        return RunDirectory.create(path, config)
+    if not resumed:
+        directory.save_config(config)
+    return directory
+
+
+def _policy(
+    config: RunConfig, model_path: str, tokenizer: Any, flops_rule: int, *, resumed: bool
+) -> tuple[RunConfig, Policy]:
+    """Load the model; with several ranks, this process only inspects it. Then choose the library for its products."""
+    device = "cpu" if config.placement.trainer_ranks > 1 else config.hardware.device
+    policy = load_of(config, model_path, device, config.hardware.trainer_matmul)
+    check_vocabulary(tokenizer, policy, model_path)
+    policy.shape = policy.shape.counted_by(flops_rule)
+    return resolve_matmul(config, policy, resumed=resumed), policy
+
+
+def _model_of(
+    config: RunConfig, path: Path, display: Display, directory: RunDirectory | None, undo: ExitStack
+) -> tuple[str, RunDirectory | None]:
+    """Return the path of the model, and the run directory if it exists.
+
+    A warm start takes minutes, so it creates the directory of a new run, where others can follow it. `undo` removes
+    the directory again if the start fails.
+    """
+    if not needs_warm_start(config):
+        return model_path_of(config, display, lambda phase, message: None), directory
+    if directory is None:
+        directory = RunDirectory.create(path, config)
+        undo.callback(directory.discard)
+    with Heartbeat(path, phase="warm start") as beating:
+        return model_path_of(config, display, beating.phase), directory
 
 
 def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, *, resumed: bool) -> list[str]:
@@ -244,46 +283,59 @@ def _notes(config: RunConfig, prompts: PromptSplit, rule: LengthRule, *, resumed
     return notes if resumed else notes + reference_notes(config, (*prompts.training, *prompts.held_out))
 
 
-def _single(config: RunConfig, policy: Policy) -> Learner:
-    """Return the learner of a single process, which owns the policy from then on."""
-    settings = config.learner
-    return SingleLearner.of(
-        policy,
-        config.recipe,
-        config.micro_batch_tokens,
-        settings.gradient_checkpointing,
-        packing=settings.packing,
-        checkpoint_names=config.placement.engine == "vllm",
-        helpers=helpers_of(config.hardware),
-    )
+def _tell(notes: Sequence[str], display: Display) -> None:
+    for note in notes:
+        display.note(note)
 
 
-def _several(config: RunConfig, model_path: str, policy: Policy, channel: WeightChannel, backend: Backend) -> Learner:
-    """Return the learner of several ranks, which uses only the shape of the policy."""
-    placement, checkpointing = config.placement, config.learner.gradient_checkpointing
-    shape = policy.shape
-    return LearnerGroup(
-        backend.start_ranks(config, model_path, [channel]),
-        [channel],
-        lambda batch: batch_flops(shape, batch, checkpointing),
-        step_timeout_s=placement.step_timeout_s,
-        transfer_timeout_s=placement.transfer_timeout_s,
-    )
+def _learner(
+    config: RunConfig, model_path: str, policy: Policy, channel: WeightChannel, backend: Backend, run: Path
+) -> Learner:
+    """Return the learner: this process, which owns the policy from then on, or ranks, which use only its shape."""
+    placement, settings = config.placement, config.learner
+    if placement.trainer_ranks == 1:
+        return SingleLearner.of(
+            policy,
+            config.recipe,
+            config.micro_batch_tokens,
+            settings.gradient_checkpointing,
+            packing=settings.packing,
+            checkpoint_names=placement.engine == "vllm",
+            helpers=helpers_of(config.hardware),
+        )
+    shape, checkpointing = policy.shape, settings.gradient_checkpointing
+    try:
+        return LearnerGroup(
+            backend.start_ranks(config, model_path, [channel]),
+            [channel],
+            lambda batch: batch_flops(shape, batch, checkpointing),
+            step_timeout_s=placement.step_timeout_s,
+            transfer_timeout_s=placement.transfer_timeout_s,
+        )
+    except LearnerDied as error:
+        raise LearnerDied(recorded(error, run)) from None
 
 
-def _begin(session: Session, checkpoint: Path | None) -> Session:
-    """Start the generator. On a resume, first restore the trainer, then send the weights that were in use."""
+def _begin(session: Session, checkpoint: Path | None, makers: Mapping[str, Callable[[], Logger]]) -> Session:
+    """Start the generator, or resume it; then start the loggers."""
     if checkpoint is None:
         session.directory.rewind({})
         session.pipeline.start(session.learner.send, 0, session.initial_visits())
-        return session
+    else:
+        _restore(session, checkpoint)
+    resumed = None if checkpoint is None else session.progress.step
+    session.followers = Followers(session.config, session.directory.path, makers, session.display.note, resumed)
+    return session
+
+
+def _restore(session: Session, checkpoint: Path) -> None:
+    """Restore the trainer, and start the generator with the weights that were in use."""
     state = load_state(checkpoint, "trainer")
     session.progress = overrule(from_plain(Progress, state["progress"]), display=session.display)
     session.learner.load(checkpoint, session.progress.step)
     session.curriculum.load_state(state["curriculum"])
     session.clock = Stopwatch(3600.0 * hours_of(state) / session.devices.held)
-    for note in session.directory.rewind(state):
-        session.display.note(note)
+    _tell(session.directory.rewind(state), session.display)
     session.points = session.directory.points()
     sampling = load_plain(checkpoint, "generator")["sampling_version"]
     if sampling == session.progress.step:
@@ -291,7 +343,6 @@ def _begin(session: Session, checkpoint: Path | None) -> Session:
     else:  # within a round of PPO-off-policy, which samples with older weights
         weights = load_state(checkpoint, "round_weights")
         session.pipeline.start(lambda version, channel: channel.send(version, weights.items()), sampling)
-    return session
 
 
 @dataclass(frozen=True)

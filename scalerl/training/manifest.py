@@ -1,43 +1,111 @@
-"""The manifest of a checkpoint: size and SHA-256 of every file in it, written last and checked on resume.
+"""The manifest of a checkpoint: size and digest of every file in it, written last and checked on resume.
 
 `manifest.json`:
-    {"format": 1, "step": 100, "files": {"trainer.json": {"bytes": 5120, "sha256": "9f86..."}, "generator.json": ...}}
+    {"format": 2, "step": 100, "files": {"trainer.json": {"bytes": 5120, "xxh3_128": "9f86..."}, "generator.json": ...}}
+
+Manifests of format 1 have "sha256" in the place of "xxh3_128".
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import queue
+import re
+import threading
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from scalerl.files import sync
 
-MANIFEST, STAMP = "manifest.json", ".sha256"
-BLOCK = 1 << 22
-"""Bytes read at a time; hashlib releases the interpreter's lock while it computes."""
+MANIFEST, STAMP, KIND = "manifest.json", ".digest", "xxh3_128"
+BLOCK = 1 << 26
+"""Bytes read at a time. A digest releases the interpreter's lock while it computes and waits for it after a block."""
 
+LARGE = 1 << 24
+"""Size in bytes from which a file is digested ahead."""
 
 _thread = ThreadPoolExecutor(1, "digest")
 _pending: dict[Path, list[Future[None]]] = {}
+_ahead: dict[Path, tuple[os.stat_result, Future[str]]] = {}
+_Waiting = queue.SimpleQueue[tuple[Path, str, Future[str]]]
+_STEP = re.compile(r"step_(\d{6,})$")
 
 
 class Damaged(ValueError):
     """A checkpoint is damaged; the message names the file, what was found and what was expected."""
 
 
-def digest(path: Path, size: int | None = None) -> str:
-    """Return the hexadecimal SHA-256 of a file, or of its first `size` bytes.
+def digest(path: Path, size: int | None = None, kind: str = KIND) -> str:
+    """Return the hexadecimal digest of a file, or of its first `size` bytes.
 
-    Processors have instructions for SHA-256: it runs at 1.4 GB/s on one core, BLAKE2b at 0.8 GB/s.
+    Reading a file from the page cache and computing XXH3 takes 0.12 s per GB on one core of a Xeon, SHA-256 0.85 s. A
+    digest finds damage; it does not protect from somebody who changes a file and the manifest.
+
+    Args:
+        path: The file.
+        size: Number of bytes; None: all.
+        kind: xxh3_128 or sha256.
     """
-    found, left = hashlib.sha256(), size
-    with path.open("rb") as file:
-        while block := file.read(BLOCK if left is None else min(BLOCK, left)):
-            found.update(block)
-            left = None if left is None else left - len(block)
-    return found.hexdigest()
+    found, left = _digests(kind), path.stat().st_size if size is None else size
+    block = memoryview(bytearray(min(BLOCK, left)))
+    with path.open("rb", buffering=0) as file:
+        while left > 0 and (count := file.readinto(block[:left])):
+            found.update(block[:count])
+            left -= count
+    return str(found.hexdigest())
+
+
+def _digests(kind: str) -> Any:
+    import xxhash  # not part of the installation that only reads runs
+
+    return xxhash.xxh3_128() if kind == KIND else hashlib.new(kind)
+
+
+def digest_ahead(run: Path) -> None:
+    """Start to digest the large files of a run's newest checkpoint in threads, for `check_files`.
+
+    Call it before the imports of a resume: they take seconds, in which the second core has nothing to do.
+    """
+    steps = [
+        (int(found[1]), path) for path in (run / "checkpoints").glob("step_*") if (found := _STEP.match(path.name))
+    ]
+    newest = max(steps)[1] if steps else run
+    waiting: _Waiting = queue.SimpleQueue()
+    with suppress(Damaged, OSError):  # `check_files` reports it
+        for name, (size, kind, _) in _listed(newest).items():
+            path, future = newest / name, Future[str]()
+            if size >= LARGE:
+                _ahead[path] = (path.stat(), future)
+                waiting.put((path, kind, future))
+    for _ in range(min(waiting.qsize(), os.cpu_count() or 1, 4)):
+        threading.Thread(target=_work_ahead, args=(waiting,), daemon=True).start()  # no command waits for it to exit
+
+
+def _work_ahead(waiting: _Waiting) -> None:
+    """Digest files until none is left.
+
+    Consumes: paths. Produces: the results in `_ahead`. Waits for: the disk. Unblocked by: the disk.
+    """
+    with suppress(queue.Empty):
+        while True:
+            path, kind, future = waiting.get_nowait()
+            try:
+                future.set_result(digest(path, kind=kind))
+            except OSError as error:
+                future.set_exception(error)
+
+
+def _digest_now(path: Path, kind: str) -> str:
+    """Return the digest of a file, from a thread that has begun it unless the file was changed since."""
+    before, begun = _ahead.pop(path, (None, None))
+    now = path.stat()
+    if before is None or begun is None or (before.st_size, before.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
+        return digest(path, kind=kind)
+    return begun.result()
 
 
 def stamp(path: Path) -> None:
@@ -75,10 +143,10 @@ def seal(directory: Path, step: int) -> None:
             continue
         stamped = path.with_name(path.name + STAMP)
         found = stamped.read_text(encoding="utf-8").split()[0] if stamped.exists() else digest(path)
-        files[path.relative_to(directory).as_posix()] = {"bytes": path.stat().st_size, "sha256": found}
+        files[path.relative_to(directory).as_posix()] = {"bytes": path.stat().st_size, KIND: found}
         stamped.unlink(missing_ok=True)
     manifest = directory / MANIFEST
-    manifest.write_text(json.dumps({"format": 1, "step": step, "files": files}, indent=1) + "\n", encoding="utf-8")
+    manifest.write_text(json.dumps({"format": 2, "step": step, "files": files}, indent=1) + "\n", encoding="utf-8")
     sync(manifest)
 
 
@@ -98,28 +166,30 @@ def check_files(directory: Path) -> bool:
     if not (directory / MANIFEST).exists():
         _check_form(directory)
         return False
-    listed = _json(directory / MANIFEST)
-    try:
-        files = {name: (int(entry["bytes"]), str(entry["sha256"])) for name, entry in listed["files"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise Damaged(f"{MANIFEST} does not list the files of a checkpoint") from None
-    for name, (size, expected) in files.items():
-        check_file(directory / name, name, size, expected)
+    for name, (size, kind, expected) in _listed(directory).items():
+        _check_file(directory / name, name, size, kind, expected)
     return True
 
 
-def check_file(path: Path, name: str, size: int, expected: str) -> None:
-    """Check the size and the digest of one file.
+def _listed(directory: Path) -> dict[str, tuple[int, str, str]]:
+    """Return size, kind of digest and digest of each file in the manifest of a checkpoint."""
+    listed, files = _json(directory / MANIFEST), {}
+    try:
+        for name, entry in listed["files"].items():
+            kind = KIND if KIND in entry else "sha256"
+            files[str(name)] = int(entry["bytes"]), kind, str(entry[kind])
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise Damaged(f"{MANIFEST} does not list the files of a checkpoint") from None
+    return files
 
-    Raises:
-        Damaged: The file is missing or differs.
-    """
+
+def _check_file(path: Path, name: str, size: int, kind: str, expected: str) -> None:
     if not path.is_file():
         raise Damaged(f"{name} is missing; {size} bytes were written")
     if (found := path.stat().st_size) != size:
         raise Damaged(f"{name} has {found} bytes; {size} were written")
-    if (other := digest(path)) != expected:
-        raise Damaged(f"{name} has other contents than were written (SHA-256 {other[:12]}, expected {expected[:12]})")
+    if (other := _digest_now(path, kind)) != expected:
+        raise Damaged(f"{name} has other contents than were written ({kind} {other[:12]}, expected {expected[:12]})")
 
 
 def _check_form(directory: Path) -> None:

@@ -1,4 +1,4 @@
-"""Choice of the library for FP32 products in a run's processes: the configured one, or the faster one."""
+"""Choice of the CPU code in a run's processes: the library for FP32 products, and compiled loops or torch."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ from collections.abc import Callable
 from scalerl.config import RunConfig
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.hardware import Hardware
+from scalerl.models.cpu import compiled
 from scalerl.models.policy import Policy
 
 BEFORE = "onednn"
-"""Library of runs whose configuration was saved before there was a choice."""
+"""Library of runs whose configuration was saved before this setting existed."""
 
 
 def check_matmul(hardware: Hardware) -> Hardware:
-    """Refuse a library that the device cannot use; on GPU, `auto` becomes "torch".
+    """Refuse code that the device or machine cannot use; on GPU, `auto` becomes "torch".
 
     Args:
         hardware: Hardware settings with the device resolved.
 
     Raises:
-        ConfigError: The library is oneDNN on a GPU or with a build of torch without it.
+        ConfigError: The library is oneDNN on a GPU or with a build of torch without it, or compiled loops were
+            requested for a GPU or without a compiler.
     """
     cuda = hardware.device == "cuda"
     for field in ("generator_matmul", "trainer_matmul"):
@@ -29,7 +31,9 @@ def check_matmul(hardware: Hardware) -> Hardware:
             raise ConfigError(f"hardware.{field}: got 'onednn' with {lack}; allowed: auto, torch")
         if cuda:
             hardware = replace(hardware, **{field: "torch"})
-    return hardware
+    if hardware.kernels == "compiled" and (reason := "the device is a GPU" if cuda else compiled.problem()):
+        raise ConfigError(f"hardware.kernels: got 'compiled', but {reason}; allowed: auto, torch")
+    return replace(hardware, kernels="torch") if cuda else hardware
 
 
 def _onednn_works() -> bool:
@@ -71,3 +75,24 @@ def resolve_matmul(
     if "trainer_matmul" in fields:
         policy.use_matmul(fields["trainer_matmul"])
     return replace(config, hardware=replace(hardware, **fields))
+
+
+def resolve_kernels(config: RunConfig, note: Callable[[str], None], *, resumed: bool) -> RunConfig:
+    """Replace `auto` by the compiled loops if they can be built, and use the result in this process.
+
+    Args:
+        config: Configuration whose device is resolved.
+        note: Function that gets a line for the user if a resumed run cannot keep its code.
+        resumed: Whether the run is resumed. It then keeps its code; a run without a recorded choice used torch.
+    """
+    kernels = config.hardware.kernels
+    if kernels == "auto":
+        kernels = "torch" if resumed or compiled.problem() else "compiled"
+    elif kernels == "compiled" and (reason := compiled.problem()):
+        note(
+            f"hardware.kernels: this run used compiled loops, but on this machine {reason}; it continues with torch's "
+            "operations, whose results differ by rounding"
+        )
+        kernels = "torch"
+    compiled.use(kernels)
+    return replace(config, hardware=replace(config.hardware, kernels=kernels))

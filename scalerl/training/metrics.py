@@ -1,4 +1,7 @@
-"""Metrics of one step, as columns of metrics.jsonl; docs/metrics.md explains the names."""
+"""Metrics of one step, as columns of metrics.jsonl; docs/metrics.md explains the names.
+
+Legend: P prompts, G rollouts per prompt, B = P x G, T tokens; N trained tokens of a micro-batch, L layers with experts.
+"""
 
 from __future__ import annotations
 

@@ -49,6 +49,6 @@ def _commit(repository: str, revision: str, kind: str, note: Callable[[str], Non
         found = HfApi().repo_info(repository, revision=revision, repo_type=kind, timeout=TIMEOUT_S).sha
     except Exception as error:  # the type depends on the HTTP library of the installed huggingface_hub
         reason = str(error).strip().split("\n")[0] or type(error).__name__
-        note(f"{repository}: the commit of revision {revision!r} is not known and not recorded ({reason})")
+        note(f"{repository}: the commit of revision {revision!r} could not be looked up and is not recorded ({reason})")
         return revision
     return found or revision

@@ -11,7 +11,7 @@ from scalerl.types import EvalPoint, GeneratorStats
 
 
 class TrainingFailed(RuntimeError):
-    """The run had to stop; the message gives the reason and what is saved."""
+    """The run had to stop; the message gives the reason and names what is saved."""
 
 
 class Display(Protocol):

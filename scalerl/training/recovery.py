@@ -1,13 +1,39 @@
-"""Automatic return to the last checkpoint after a process of a cluster has died."""
+"""Handling of dead processes: tracebacks are saved, and a run on a cluster returns to its last checkpoint."""
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+
+from scalerl.processes import ProcessDied
 from scalerl.rollouts.pipeline import WorkerDied
 from scalerl.training.learner.ranks import LearnerDied
 from scalerl.training.session import Session
 
 DIED = (WorkerDied, LearnerDied)
 """Errors for the end of a process that the run needs. Engines that die are replaced and do not raise these."""
+
+
+ERRORS = "errors.log"
+"""File in a run directory with the tracebacks of processes that failed."""
+
+
+def recorded(error: ProcessDied, directory: Path) -> str:
+    """Append the traceback of a process that failed to errors.log, and return the message with the file's path.
+
+    Args:
+        error: The error; without a traceback nothing is written.
+        directory: The run directory.
+    """
+    if not error.trace:
+        return str(error)
+    path = directory / ERRORS
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {error}\n{error.trace.rstrip()}\n\n")
+    except OSError as full:  # a full disk may be the cause
+        return f"{error} (its traceback could not be written to {path}: {full.strerror})"
+    return f"{error} (traceback: {path})"
 
 
 class Recovery:

@@ -43,7 +43,10 @@ def sound_checkpoint(run: RunDirectory, store: CheckpointStore, note: Callable[[
         if faults:
             note(f"going back to the checkpoint of step {step}; the steps since then are trained again")
         if not sealed:
-            note(f"the checkpoint of step {step} is of an earlier version, without checksums: damage may go unnoticed")
+            note(
+                f"the checkpoint of step {step} was written by an earlier version, without checksums; damage may go "
+                "unnoticed"
+            )
         return store.path(step)
     if not faults and not _trained(run.path, store):
         return None
@@ -87,7 +90,9 @@ def flops_notes(rule: int) -> list[str]:
 def overrule(progress: Progress, display: Display) -> Progress:
     """Disable the condition that ended a run, because resuming the run means that it should continue."""
     if progress.stopped_by:
-        display.note(f"the run had ended because of {progress.stopped_by!r}; this condition no longer counts")
+        display.note(
+            f"the run had ended on the condition {progress.stopped_by!r}; this condition is ignored from now on"
+        )
         progress.overruled = (*progress.overruled, progress.stopped_by)
         progress.stopped_by = ""
     return progress
@@ -118,8 +123,8 @@ def with_options(
 
     Args:
         path: The run directory.
-        config: The configuration saved there.
-        options: Options as typed or by dotted names, without `--steps`.
+        config: The configuration saved in the run directory.
+        options: Command-line options, or values by dotted field name; without `--steps`.
         steps: Value of `--steps`.
         checkpoint: The checkpoint to resume. A new learning rate is recorded as valid from its step on.
 
@@ -155,7 +160,7 @@ def check_unchanged(config: RunConfig, checkpoint: Path, path: Path) -> None:
         path: The run directory, for messages.
 
     Raises:
-        ConfigError: The checkpoint cannot be resumed with this configuration; the message says what to do.
+        ConfigError: The checkpoint cannot be resumed with this configuration.
     """
     state = load_plain(checkpoint, "trainer")
     if state.get("format") != FORMAT:

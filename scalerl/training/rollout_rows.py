@@ -17,13 +17,13 @@ INJECTED = "⟦{}⟧"
 """Format of text that was injected into a rollout, such as the phrase of an interruption."""
 
 LogRatios = Mapping[int, FloatArray]
-"""By index of a replayed group: log ratios of its first rollout at the sampled tokens."""
+"""Log ratios of the first rollout of each replayed group at its sampled tokens, by index of the group."""
 
 SAMPLES = 16
 """Maximum number of training rollouts of one group that are written at an evaluation."""
 
 DETAILED = 4
-"""Number of these rollouts that have `token_detail`."""
+"""Maximum number of these rollouts with `token_detail`."""
 
 DETAIL_TOKENS = 512
 """Maximum number of tokens in `token_detail`: half from the start, half from the end of the rollout."""

@@ -11,6 +11,7 @@ import json
 import math
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,11 @@ ROW_FILES = ("metrics.jsonl", "points.jsonl", "rollouts.jsonl", "rollouts/sample
 
 
 SAMPLES = ("rollouts.jsonl", "rollouts/samples.jsonl")
-"""Row files with texts for reading, which are not results."""
+"""Row files with sample texts, which are not results."""
 
 
 class RunMoved(RuntimeError):
-    """The run directory was moved or removed; the message says where it is."""
+    """The run directory was moved or removed; the message gives its new path, if known."""
 
 
 class RunDirectory:
@@ -43,6 +44,7 @@ class RunDirectory:
             ConfigError: Another process has locked it.
         """
         self.path = path
+        self._made = False  # whether `create` made the directory
         self._lock = take_hold(path)
         self._digests: dict[str, tuple[int, Any]] = {}  # bytes digested of each row file, and their hash
         if self._lock is None:
@@ -56,8 +58,10 @@ class RunDirectory:
             ConfigError: The directory is not empty.
         """
         check_empty(path)
+        made = not path.exists()
         (path / "rollouts").mkdir(parents=True, exist_ok=True)
         run = cls(path)
+        run._made = made
         run.save_config(config)
         return run
 
@@ -77,6 +81,16 @@ class RunDirectory:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+    def discard(self) -> None:
+        """Remove the files of a run that could not start; a directory that existed before stays."""
+        for name in ("config.toml", "status.json", ".lock"):
+            (self.path / name).unlink(missing_ok=True)
+        self.close()
+        with suppress(OSError):  # it contains other files
+            (self.path / "rollouts").rmdir()
+            if self._made:
+                self.path.rmdir()
 
     def save_config(self, config: RunConfig) -> None:
         """Write config.toml."""
@@ -165,7 +179,7 @@ class RunDirectory:
         found = path.stat().st_size if path.exists() else 0
         if found < size:
             return f"{name} has {found} bytes, and the checkpoint counts {size}: rows are missing"
-        if expected and digest(path, size) != expected:
+        if expected and digest(path, size, "sha256") != expected:
             return f"the first {size} bytes of {name} are not the rows that the checkpoint counts"
         return ""
 
@@ -175,10 +189,10 @@ class RunDirectory:
         return path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
 
     def check_place(self) -> None:
-        """Check that the run directory is still in its place.
+        """Check that the path still leads to this run directory.
 
         Raises:
-            RunMoved: The directory was moved, removed or replaced; the message says where it is now.
+            RunMoved: The directory was moved, removed or replaced; the message gives its new path, if known.
         """
         if moved := self.moved():
             raise RunMoved(moved)
@@ -197,7 +211,7 @@ class RunDirectory:
         if not own.st_nlink:
             return f"{self.path} was removed during the run, with all its results"
         held = Path(f"/proc/self/fd/{self._lock}")
-        now = held.readlink().parent if held.exists() else "its new place"
+        now = held.readlink().parent if held.exists() else "its new location"
         return f"{self.path} was moved during the run. Its results are in {now}; continue with: scalerl resume {now}"
 
 

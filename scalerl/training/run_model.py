@@ -14,6 +14,7 @@ from scalerl.config import HuggingFaceModel, RunConfig, TinyModel
 from scalerl.config.base import ConfigError
 from scalerl.config.recipe import Custom
 from scalerl.models.checkpoint_names import checkpoint_weights
+from scalerl.models.cpu import compiled
 from scalerl.models.files import check_model_files
 from scalerl.models.flops import FLOPS_RULE
 from scalerl.models.gguf import converted, gguf_directory, is_gguf
@@ -27,8 +28,20 @@ from scalerl.training.progress import Display
 from scalerl.training.warm_start import warm_start, warm_start_directory
 
 
-def model_path_of(config: RunConfig, display: Display) -> str:
+def needs_warm_start(config: RunConfig) -> bool:
+    """Return whether the run's model must be warm-started first, which takes minutes."""
+    if not isinstance(config.model, TinyModel):
+        return False
+    return not (warm_start_directory(config.model, config.data) / "warm_start.json").exists()
+
+
+def model_path_of(config: RunConfig, display: Display, phase: Callable[[str, str], None]) -> str:
     """Return the path of the run's model; the lab's tiny model is warm-started first.
+
+    Args:
+        config: Configuration of the run.
+        display: Display of the run.
+        phase: Function that gets the phase "warm start" with its progress.
 
     Raises:
         ConfigError: Files are missing or damaged, or the warm start did not learn its task.
@@ -37,10 +50,17 @@ def model_path_of(config: RunConfig, display: Display) -> str:
         return local_model(config.model.path, config.hardware.dtype, display.note)
     assert isinstance(config.model, TinyModel)
     directory = warm_start_directory(config.model, config.data)
-    if not (directory / "warm_start.json").exists():
+    steps = config.model.warm_start.steps
+    if needs_warm_start(config):
         display.note(f"warm start: training a tiny Qwen3 on noisy traces (once; kept in {directory})")
         torch.set_num_threads(config.hardware.trainer_threads + config.hardware.generator_threads)
-    path = warm_start(config.model, config.data, directory, lambda row: display.note(_warm_line(row)))
+
+    def report(row: dict[str, float]) -> None:
+        display.note(_warm_line(row))
+        if "step" in row:
+            phase("warm start", f"update {row['step']:.0f} of {steps} on worked examples")
+
+    path = warm_start(config.model, config.data, directory, report)
     torch.set_num_threads(config.hardware.trainer_threads)
     return str(path)
 
@@ -112,6 +132,7 @@ class LoadPolicy:
         """Load the model, with this engine's share of the CPU threads."""
         torch.set_num_threads(max(1, self.config.hardware.generator_threads // self.config.placement.engines))
         hardware = self.config.hardware
+        compiled.use(hardware.kernels)
         policy = load_of(self.config, self.model_path, hardware.device, hardware.generator_matmul)
         policy.shape = policy.shape.counted_by(self.flops_rule)
         return policy

@@ -60,6 +60,8 @@ class Session:
     """Rule by which this run counts FLOPs, the one with which it started."""
     followers: Followers | None = None
     """Loggers and notifications."""
+    phase: Callable[[str], None] = lambda phase: None
+    """Function that reports the current phase of the run, a key of `status.PHASES`."""
     progress: Progress = field(default_factory=Progress)
     clock: Stopwatch = field(default_factory=Stopwatch)
     points: list[EvalPoint] = field(default_factory=list)
@@ -88,7 +90,7 @@ class Session:
         self.directory.close()
 
     def ended(self, state: str, message: str) -> None:
-        """Say how the run ended, before it is closed: finished, stopped or failed, and a message in words."""
+        """Report how the run ended: finished, stopped or failed, with a message; call this before `close`."""
         if self.followers:
             self.followers.ended(state, message)
 
@@ -196,9 +198,10 @@ class Session:
     def evaluate(self, taken: RolloutBatch | None = None) -> None:
         """Measure each task's held-out pass rate; the time it takes is excluded from the training time.
 
-        A group of `taken` is saved too. Generation continues while the samples are scored and replayed, and this time
-        of the generators counts.
+        A group of `taken` is saved too. Generation continues while the samples are scored and replayed; this time
+        counts as training time of the generators.
         """
+        self.phase("evaluating")
         step, visits = self.progress.step, held_out_visits(self.prompts.held_out)
         samples = {task.curve: self.config.samples(task) for task in self.config.data}
         wanted = [samples[visit.prompt.task] for visit in visits]
@@ -232,6 +235,7 @@ class Session:
             self.followers.evaluated(self.points)
         if not self.finished:
             self._judge_conditions()
+        self.phase("training")
 
     def _judge_conditions(self) -> None:
         """End the run if a condition of `stop_when` holds that was not overruled."""
@@ -247,7 +251,7 @@ class Session:
         """Check that the log-probabilities of a few samples agree with the learner's weights.
 
         Returns:
-            Their log ratios by index of the group, those of the first rollouts of a training group, and the seconds.
+            The log ratios by index of the group, those of the first rollouts of `sample`, and the duration in seconds.
 
         Raises:
             TrainingFailed: The log-probabilities differ.
@@ -297,6 +301,7 @@ class Session:
     def checkpoint(self, wait: bool = False) -> None:
         """Write the trainer's part of a checkpoint and request the generator's; both are needed to commit it."""
         with self.clock.paused():
+            self.phase("saving")
             self.pipeline.mark()
             path = self.checkpoints.begin(self.progress.step)
             try:
@@ -318,6 +323,7 @@ class Session:
             save_state(path, "trainer", state)
             self.pipeline.snapshot(self.progress.step, path)
             self._begun.add(self.progress.step)
+            self.phase("training")
         if wait:
             self.commit_checkpoints(wait=True)
 

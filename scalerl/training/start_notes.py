@@ -21,8 +21,8 @@ def length_notes(rule: LengthRule) -> list[str]:
     if len(rule.end_tag) <= 1:
         return []
     return [
-        f"the end-of-thinking tag is {len(rule.end_tag)} tokens in this vocabulary, in {len(rule.tags)} ways, "
-        "which depend on the surrounding text. If the model writes it in another way, the end of thinking is not "
-        "detected and the phrase is inserted after it. A single added token avoids this. For a model that does not "
-        "think, set recipe.length.kind = 'none'"
+        f"the end-of-thinking tag is {len(rule.end_tag)} tokens in this vocabulary, with {len(rule.tags)} encodings "
+        "that depend on the surrounding text. If the model writes another encoding, the end of thinking is not "
+        "detected and the phrase is inserted after it. A tag that is a single added token avoids this. For a model "
+        "that does not think, set recipe.length.kind = 'none'"
     ]

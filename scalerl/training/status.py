@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,6 +20,15 @@ from typing import Any
 from scalerl.files import write_whole
 
 NAME = "status.json"
+
+PHASES = {
+    "starting": "loads the model and starts the generators",
+    "warm start": "supervised training of the lab's tiny model before RL begins, once per machine",
+    "training": "makes training steps",
+    "evaluating": "measures the pass rate on held-out prompts; training continues afterwards",
+    "saving": "writes a checkpoint or the final model",
+}
+"""Phases of a running run, with descriptions."""
 
 BEAT_S = 5.0
 """Seconds between two beats."""
@@ -32,29 +41,32 @@ LONGEST = 1000
 class Status:
     """Content of status.json.
 
-    Example: Status(state="running", message="", host="node-3", pid=4242, started=1795363200.0, beat=1795363500.0)
+    Example: Status(state="running", message="", host="node-3", pid=4242, started=1795363200.0, beat=1795363500.0,
+        phase="evaluating")
     """
 
     state: str
     """running, finished, stopped (it can be resumed) or failed."""
     message: str
-    """How the run ended, one or more lines; empty while it runs."""
+    """How the run ended, one or more lines. While it runs, details of the phase; may be empty."""
     host: str
     pid: int
     started: float
     """Start of the training process, seconds since 1970."""
     beat: float
     """Time of the last write, seconds since 1970."""
+    phase: str = ""
+    """Current phase of a running run, a key of `PHASES`; empty in files of older versions."""
 
 
 class Heartbeat:
     """Context manager that updates status.json of a run every `BEAT_S` seconds from a separate thread."""
 
-    def __init__(self, directory: Path, every_s: float = BEAT_S) -> None:
-        """Prepare the heartbeat of an existing run directory."""
+    def __init__(self, directory: Path, every_s: float = BEAT_S, phase: str = "starting") -> None:
+        """Prepare the heartbeat of an existing run directory, which begins in a phase of `PHASES`."""
         self._path, self._every_s = directory / NAME, every_s
-        self._status = Status("running", "", socket.gethostname(), os.getpid(), time.time(), time.time())
-        self._ended = threading.Event()
+        self._status = Status("running", "", socket.gethostname(), os.getpid(), time.time(), time.time(), phase)
+        self._ended, self._wake = False, threading.Event()
         self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
 
     def __enter__(self) -> Heartbeat:
@@ -68,23 +80,51 @@ class Heartbeat:
             self.ended(
                 "stopped" if isinstance(error, KeyboardInterrupt) else "failed", str(error) or type(error).__name__
             )
-        self._ended.set()
+        self._ended = True
+        self._wake.set()
         self._thread.join()
         self._write()
 
     def ended(self, state: str, message: str) -> None:
         """Set how the run ended; it is written when the context ends."""
-        self._status = Status(**{**asdict(self._status), "state": state, "message": message[:LONGEST]})
+        self._status = replace(self._status, state=state, message=message[:LONGEST])
+
+    def phase(self, phase: str, message: str = "") -> None:
+        """Set the phase of the run, a key of `PHASES`, with details; the thread writes it immediately."""
+        assert phase in PHASES
+        self._status = replace(self._status, phase=phase, message=message[:LONGEST])
+        self._wake.set()
 
     def _beat(self) -> None:
-        while not self._ended.wait(self._every_s):
+        """Rewrite status.json at intervals.
+
+        Consumes: phases. Produces: status.json. Waits for: the next beat. Unblocked by: its time, a new phase, or
+        `__exit__`.
+        """
+        while not self._ended:
+            self._wake.wait(self._every_s)
+            self._wake.clear()
             self._write()
 
     def _write(self) -> None:
-        self._status = Status(**{**asdict(self._status), "beat": time.time()})
         # a full or missing disk is reported when rows are written; the heartbeat must not end the run
         with suppress(OSError):
-            write_whole(self._path, json.dumps(asdict(self._status)) + "\n")
+            write_whole(self._path, json.dumps(asdict(replace(self._status, beat=time.time()))) + "\n")
+
+
+def mark_stopped(directory: Path, pid: int, message: str) -> None:
+    """Set the state `stopped` in status.json of a run whose training process has ended without doing so.
+
+    Args:
+        directory: Run directory.
+        pid: Id of that process. The status of another process is not changed.
+        message: Message about the end of the process.
+    """
+    found = read_status(directory)
+    if found is not None and (found.state, found.pid) == ("running", pid):
+        ended = {**asdict(found), "state": "stopped", "message": message[:LONGEST], "beat": time.time()}
+        with suppress(OSError):
+            write_whole(directory / NAME, json.dumps(ended) + "\n")
 
 
 def read_status(directory: Path) -> Status | None:
@@ -98,6 +138,7 @@ def read_status(directory: Path) -> Status | None:
             int(found["pid"]),
             float(found["started"]),
             float(found["beat"]),
+            str(found.get("phase", "")),
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -3,6 +3,8 @@
 REINFORCE with advantage 1 and weights that sum to one has the loss -mean log p over the trained tokens, which is the
 cross-entropy. The learner's `step` is therefore used unchanged, with its FP32 head, FP32 masters, clipping and
 micro-batches.
+
+Legend: B rows of a batch, T tokens of the longest.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from scalerl.config.base import ConfigError
 from scalerl.config.hardware import Hardware
 from scalerl.config.recipe import AdamW, Reinforce
 from scalerl.config.supervised import Supervised
+from scalerl.models.cpu import compiled
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer, stop_tokens
 from scalerl.outputs import check_apart, check_new_directory
@@ -164,6 +167,7 @@ def held_out_loss(policy: Policy, rows: Sequence[Demonstration], micro_batch_tok
 
 def _load(settings: Supervised, report: Report) -> tuple[Policy, Any]:
     hardware = resolve_hardware(Hardware(device=settings.device, dtype=settings.dtype))
+    compiled.use(hardware.kernels)
     path = local_model(settings.model, hardware.dtype, report)
     tokenizer = load_tokenizer(path, settings.revision)
     policy = load_policy(

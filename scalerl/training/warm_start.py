@@ -2,6 +2,8 @@
 
 The result must pass a gate: with greedy decoding, the model must get nearly all single steps right. A failed warm start
 leads to two-phase RL curves that cannot be forecast.
+
+Legend: B rows, T tokens, N target tokens, D hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -32,9 +34,10 @@ from scalerl.tasks.lab import generated
 GATE = 0.99
 """Share of the 300 single steps of each task that the model must get right."""
 ATTEMPTS = 3
-"""Number of seeds that are tried, because a warm start sometimes fails, depending on the machine's rounding."""
+"""Number of seeds to try: whether a warm start fails depends on the machine's rounding too."""
 WEIGHT_DECAY = 0.3
-"""Large, to keep the weights small: with 0.01 the model amplified FP32 rounding more than twice as much."""
+"""Weight decay of the warm start. It keeps the weights small: with 0.01 the model amplified FP32 rounding more than
+twice as much."""
 _RECIPE_VERSION = 2
 """Part of the cache key; increase it when the output of this file changes."""
 
@@ -88,8 +91,9 @@ def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, repo
     else:
         shares = ", ".join(f"{share:.1%} ({name})" for name, share in known.items())
         raise ConfigError(
-            f"model.warm_start: after {model.warm_start.steps} updates the model gets {shares} of the 300 single "
-            f"steps right, after {ATTEMPTS} seeds; at least {GATE:.0%} are needed for a clean curve; increase its steps"
+            f"model.warm_start: after {model.warm_start.steps} updates with the last of {ATTEMPTS} seeds, the model "
+            f"gets {shares} of the 300 single steps right; allowed: at least {GATE:.0%}, which a clean curve needs; "
+            "increase model.warm_start.steps"
         )
     _save(policy, tokenizer, history, directory)
     return directory
@@ -205,7 +209,7 @@ def _negative_logp(policy: Policy, tokens_BT: Tensor, targets_BT: Tensor) -> Ten
 
 
 def _schedule(step: int, steps: int) -> float:
-    """Linear warm-up over 50 updates, then linear decay to a tenth."""
+    """Return the factor of the learning rate: linear warm-up over 50 updates, then linear decay to a tenth."""
     warmup = min(50, steps)
     if step < warmup:
         return (step + 1) / warmup

@@ -22,7 +22,7 @@ class TaskFit:
     evaluations: int
     """Number of evaluations fitted."""
     problem: str
-    """Why there is no fit; empty if the fit succeeded."""
+    """Reason why there is no fit; empty if the fit succeeded."""
     outlook: Outlook | None
     traces: tuple[Json, ...]
     """Traces of ``curve_traces`` in the color "@s0"."""

@@ -24,14 +24,14 @@ class Line(NamedTuple):
     row: dict[str, Any]
     offset: int
     size: int
-    """Bytes, including the line break."""
+    """Size in bytes, including the line break."""
 
 
 class RowFile:
     """One growing JSONL file."""
 
     def __init__(self, path: Path) -> None:
-        """Prepare; the file may not exist yet."""
+        """Prepare to read a file, which may not exist yet."""
         self.path = path
         self.restarts = 0
         """Number of times that the file was replaced or cut back."""

@@ -1,7 +1,7 @@
 """Access control of the page: allowed host names, the token, and security headers.
 
-A page of another site can send requests to this machine, and could read the answers through a host name that it
-resolves to 127.0.0.1 (DNS rebinding). Therefore requests with other host names than the server's are rejected.
+A page of another site can send requests to this machine, and could read the responses through a host name that resolves
+to 127.0.0.1 (DNS rebinding). Therefore, requests with host names other than the server's are rejected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
 }
-"""Headers of every answer."""
+"""Headers of every response."""
 
 
 class Guard:
@@ -40,10 +40,10 @@ class Guard:
         """Wrap an application.
 
         Args:
-            app: the application.
-            host: host that the server is bound to.
-            port: port that the server is bound to; part of the cookie's name, because cookies ignore ports.
-            token: required token; empty for none.
+            app: application to protect.
+            host: host to which the server is bound.
+            port: port to which the server is bound; part of the cookie's name, because cookies ignore ports.
+            token: required token; empty: none.
         """
         self._app, self._token, self._cookie = app, token, f"scalerl-watch-{port}"
         self._names = {"localhost", host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
@@ -59,7 +59,7 @@ class Guard:
             await _refuse(send, 421, "This server does not answer to that name; use the address that it printed.")
             return
         if scope["method"] not in ("GET", "HEAD"):
-            await _refuse(send, 405, "Only GET.")
+            await _refuse(send, 405, "Only GET and HEAD requests are allowed.")
             return
         given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[-1]
         if self._token and not self._known(headers.get("cookie", "")):
@@ -120,7 +120,7 @@ def _encoded(headers: dict[str, str]) -> list[tuple[bytes, bytes]]:
 
 
 async def _enter(send: Send, cookie: str) -> None:
-    """Redirect to an address without the token, so that it is in no history or screenshot."""
+    """Redirect to an address without the token, so that the token is not in a history or screenshot."""
     headers = _encoded({**HEADERS, "location": "/", "set-cookie": cookie, "cache-control": "no-store"})
     await send({"type": "http.response.start", "status": 303, "headers": headers})
     await send({"type": "http.response.body", "body": b""})

@@ -30,9 +30,9 @@ class Metric:
     meaning: str
     unit: str = ""
     above: tuple[float, ...] = ()
-    """Thresholds: above the first, caution; above the second, training is usually unstable."""
+    """Upper thresholds: above the first, caution; above the second, training is usually unstable."""
     below: tuple[float, ...] = ()
-    """The same for values below a threshold."""
+    """Lower thresholds, with the same meaning for values below them."""
     share: bool = False
     """Whether the value is a share, shown in percent."""
 
@@ -46,10 +46,10 @@ METRICS = {
         "learning", "Entropy", "mean entropy of the policy at trained tokens; near 0 it no longer explores", "nats"
     ),
     "grad_norm": Metric("learning", "Gradient norm", "L2 norm before clipping; 0 for a skipped step"),
-    "loss": Metric("learning", "Loss", "the aggregated loss; it must be finite, its level means little"),
+    "loss": Metric("learning", "Loss", "aggregated loss; it must be finite, and its level means little"),
     "learning_rate": Metric("learning", "Learning rate", "learning rate of the step; 0 for a skipped step"),
     "trained_tokens": Metric("learning", "Trained tokens", "tokens that entered the loss", "tokens"),
-    "epoch": Metric("learning", "Epoch", "epochs of the prompt pool started"),
+    "epoch": Metric("learning", "Epoch", "number of epochs of the prompt pool started so far"),
     "retired_prompts": Metric("learning", "Retired prompts", "solved prompts that are no longer drawn, so far"),
     "staleness_mean": Metric(
         "staleness", "Staleness, mean", "updates from the weights that sampled a token to the update that trains on it",
@@ -57,7 +57,7 @@ METRICS = {
     ),
     "staleness_max": Metric("staleness", "Staleness, largest", "staleness of the oldest token in the batch", "updates"),
     "stale_share": Metric(
-        "staleness", "Too stale", "share of sampled tokens that are staler than k and carry no loss", share=True
+        "staleness", "Too stale", "share of sampled tokens that are older than k and carry no loss", share=True
     ),
     "log_ratio_mean": Metric(
         "staleness", "Log ratio, mean", "mean log probability ratio trainer / generator over trained tokens", "nats"

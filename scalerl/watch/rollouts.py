@@ -12,7 +12,7 @@ from scalerl.watch.follow import RowFile
 from scalerl.watch.series import number
 
 FILES = {"evaluation": "rollouts.jsonl", "training": "rollouts/samples.jsonl"}
-"""Files with rollouts, by their name on the page."""
+"""Files with rollouts, by their names on the page."""
 
 BRIEF = (
     "step",
@@ -33,7 +33,7 @@ EXCERPT = 160
 """Characters of prompt and completion in a list."""
 
 PAGE = 50
-"""Maximum rows of an answer."""
+"""Maximum number of rows in a response."""
 
 
 @dataclass(frozen=True, slots=True)

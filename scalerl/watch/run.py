@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from scalerl.config import RunConfig
+from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import ConfigError
 from scalerl.report.falling import KEPT
 from scalerl.report.outlook import curve_of, points_by_task
@@ -50,12 +50,12 @@ class WatchedRun:
     """Follows one run directory. Not thread-safe: hold the watcher's lock."""
 
     def __init__(self, path: Path, name: str, study: str = "") -> None:
-        """Read the ends of its files.
+        """Read the ends of the run's files.
 
         Args:
             path: run directory.
             name: name on the page.
-            study: id of its study; empty for none.
+            study: id of the study that contains the run; empty: none.
         """
         self.path, self.name, self.study, self.id = path, name, study, id_of(path)
         self.fits: dict[str, TaskFit] = {}
@@ -192,7 +192,7 @@ class WatchedRun:
             "points": len(self._points),
             "tasks": {task: self._task(task) for task in self.tasks},
             "warnings": self.warnings(),
-            "note": data_note(self._config) if self._config else "",
+            "about": about(self._config) if self._config else "",
         }
 
     def _task(self, task: str) -> dict[str, Any]:
@@ -271,6 +271,27 @@ class WatchedRun:
             return {}
 
 
+RULES = {
+    "arithmetic": "The arithmetic is computed from left to right, modulo 10.",
+    "programs": "A program is computed from left to right, modulo 10.",
+}
+"""What a reader must know about the lab's tasks, by kind."""
+
+
+def about(config: RunConfig) -> str:
+    """Return what a run does, in a few sentences for readers who do not know it."""
+    recipe, note = config.recipe, data_note(config)
+    model = config.model.path if isinstance(config.model, HuggingFaceModel) else "a tiny Qwen3"
+    said = [
+        f"Reinforcement learning of {model} on {', '.join(config.main_tasks)}.",
+        f"Each step trains on the answers to {recipe.prompts_per_step} prompts, {recipe.generations_per_prompt} for "
+        "each, and rewards the correct ones.",
+        f"Every {config.evaluation.every} steps the model answers held-out prompts, which it is not trained on.",
+        *dict.fromkeys(RULES[task.kind] for task in config.data if task.kind in RULES),
+    ]
+    return " ".join([*said, *([f"Data: {note}."] if note else [])])
+
+
 def _flat(value: Any, name: str) -> list[tuple[str, str]]:
     if isinstance(value, Mapping):
         return [pair for key, inner in value.items() for pair in _flat(inner, f"{name}.{key}" if name else str(key))]
@@ -285,5 +306,5 @@ def id_of(path: Path) -> str:
 
 
 def or_none(value: float) -> float | None:
-    """Return a finite number, else None: JSON has no NaN."""
+    """Return a finite number unchanged, else None, because JSON has no NaN."""
     return value if math.isfinite(value) else None

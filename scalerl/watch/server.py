@@ -33,7 +33,7 @@ PLACES = 400
 """Buckets of a large figure."""
 
 BEAT_S = 15.0
-"""Seconds between comments in a stream without changes, which detect closed pages."""
+"""Interval in seconds between comments in a stream without changes; they detect closed pages."""
 
 TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 
@@ -46,7 +46,7 @@ class Pages:
 
         Args:
             watcher: watcher of the runs.
-            closing: returns whether the server is shutting down, which ends streams.
+            closing: function that returns whether the server is shutting down, which ends streams.
         """
         self.watcher, self._closing = watcher, closing
         self._changed = asyncio.Condition()
@@ -139,7 +139,7 @@ class Pages:
         name = asked.get("name", "")
         low, high = _number(asked, "from", -math.inf), _number(asked, "to", math.inf)
         if name not in METRICS:
-            raise HTTPException(400, f"name: no metric {name!r}")
+            raise HTTPException(400, f"name: got {name!r}; allowed: a column of metrics.jsonl")
         return await self._of_run(request, lambda run: run.series(name, low, high, PLACES))
 
     async def config(self, request: Request) -> Response:
@@ -184,7 +184,7 @@ def serve(watcher: Watcher, listening: socket.socket, host: str, token: str) -> 
         watcher: watcher of the runs; closed at the end.
         listening: listening socket.
         host: host given by the user, which determines the accepted host names.
-        token: required token; empty for none.
+        token: required token; empty: none.
     """
     port = listening.getsockname()[1]
     server: uvicorn.Server
@@ -214,7 +214,7 @@ def _number(asked: Any, name: str, default: float) -> float:
     try:
         found = float(asked.get(name) or default)
     except ValueError as error:
-        raise HTTPException(400, f"{name}: got {asked[name]!r}; a number is needed") from error
+        raise HTTPException(400, f"{name}: got {asked[name]!r}; allowed: a number") from error
     if math.isnan(found):
-        raise HTTPException(400, f"{name}: not a number")
+        raise HTTPException(400, f"{name}: got NaN; allowed: a number")
     return found

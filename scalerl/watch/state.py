@@ -17,13 +17,14 @@ from typing import Any
 
 from scalerl.config import RunConfig, read_config
 from scalerl.config.base import ConfigError
-from scalerl.training.status import BEAT_S, Status, read_status
+from scalerl.training.status import BEAT_S, PHASES, Status, read_status
 
 DEAD_AFTER_S = 12 * BEAT_S
 """Seconds without a sign of life after which a run counts as dead."""
 
 SILENT_S = 120.0
-"""The same for runs of older versions without status.json, or ten steps if that is longer."""
+"""Seconds without new rows after which a run of an older version, without status.json, counts as dead; at least the
+duration of ten steps."""
 
 TAIL_BYTES = 1 << 16
 """Bytes to read at the end of a JSONL file."""
@@ -32,15 +33,18 @@ RECENT_STEPS = 50
 """Number of recent steps for the median duration."""
 
 STATES = {
-    "training": "training steps are running",
-    "waiting": "the process is alive, but no step has finished for a while: a start, an evaluation, or a slow batch",
+    **PHASES,
+    "waiting": "the process is alive, but no step has finished for a while",
     "finished": "all steps are done, or a condition of `stop_when` holds",
     "stopped": "stopped with a checkpoint; `scalerl resume` continues it",
     "failed": "ended by an error",
-    "dead": "no sign of life: killed, or its machine failed; `scalerl resume` continues it",
+    "dead": "no sign of life: the run was killed, or its machine failed; `scalerl resume` continues it",
     "unreadable": "its config.toml cannot be read",
 }
 """Meanings of the states."""
+
+ALIVE = (*PHASES, "waiting")
+"""States of a run whose process is alive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +61,19 @@ class RunState:
     state: str
     """Key of ``STATES``."""
     detail: str
-    """One sentence on the state; may be empty."""
+    """One sentence about the state; may be empty."""
     step: int
     steps: int
     step_s: float
     """Median duration of the recent steps, seconds; NaN before the first step."""
     left_s: float
-    """Estimated seconds to the last step, without evaluations; NaN if the run is not training or it is unknown."""
+    """Estimated seconds to the last step, without evaluations; NaN if unknown or if the run is not training."""
     row: Mapping[str, Any]
     """The last row of metrics.jsonl; empty before the first step."""
     points: Mapping[str, Mapping[str, Any]]
     """The last row of points.jsonl for each task."""
     config: RunConfig | None
-    """None if it cannot be read."""
+    """Configuration of the run; None if it cannot be read."""
 
     @property
     def main_points(self) -> dict[str, Mapping[str, Any]]:
@@ -114,7 +118,7 @@ def state_of(
     step = int(rows[-1]["step"]) if rows else 0
     steps = config.steps if config else step
     step_s = pace(rows)
-    left_s = step_s * (steps - step) if state in ("training", "waiting") else math.nan
+    left_s = step_s * (steps - step) if state in ALIVE else math.nan
     last = {str(point["task"]): point for point in points}
     return RunState(path, path.name, state, detail, step, steps, step_s, left_s, rows[-1] if rows else {}, last, config)
 
@@ -136,14 +140,18 @@ def sign_of_life(path: Path, rows: Sequence[Mapping[str, Any]], config: RunConfi
         return _without_status(rows, config, quiet_s, step_s)
     if status.state != "running":
         return status.state if status.state in STATES else "dead", status.message
-    # modification time by the clock of the file system, which may differ from that of the run's machine
+    # the modification time follows the clock of the file system, which may differ from that of the run's machine
     silent_s = now - modified(path / "status.json")
     if silent_s > DEAD_AFTER_S:
         return "dead", f"no sign of life for {duration(silent_s)} ({_place(status)})"
+    phase = status.phase if status.phase in PHASES else ""  # empty in runs of older versions
+    if phase not in ("", "training"):
+        return phase, status.message
     if not rows:
-        return "waiting", "no step has finished yet: the start, the first evaluation or the first batch"
+        return "waiting", "for the first batch" if phase else "no step has finished yet"
     if quiet_s > slow_s:
-        return "waiting", f"nothing written for {duration(quiet_s)}: an evaluation, a checkpoint or a slow batch"
+        causes = "a slow batch" if phase else "an evaluation, a checkpoint or a slow batch"
+        return "waiting", f"nothing written for {duration(quiet_s)}: {causes}"
     return "training", ""
 
 
@@ -155,17 +163,6 @@ def _without_status(
     if quiet_s < max(SILENT_S, 10 * step_s if math.isfinite(step_s) else 0.0):
         return ("training", "") if rows else ("waiting", "no step has finished yet")
     return "dead", f"nothing written for {duration(quiet_s)}"
-
-
-def summary_line(found: RunState) -> str:
-    """Return a one-line state: "training, step 120/480, 1.5 s per step, 9 min left, pass rate 0.412 ± 0.006"."""
-    parts = [found.state, f"step {found.step}/{found.steps}"]
-    if found.state in ("training", "waiting") and math.isfinite(found.step_s):
-        parts += [f"{found.step_s:.3g} s per step", f"{duration(found.left_s)} left"]
-    several = len(found.main_points) > 1
-    for task, point in found.main_points.items():
-        parts.append(f"pass rate{f' of {task}' if several else ''} {point['pass_rate']:.3f} ± {point['stderr']:.3f}")
-    return ", ".join(parts)
 
 
 def find(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
@@ -247,7 +244,7 @@ def modified(path: Path) -> float:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in words: 40 s, 9 min, 3.2 h, 2.1 days; "-" if unknown."""
+    """Return a duration as text: 40 s, 9 min, 3.2 h, 2.1 days; "-" if unknown."""
     if not math.isfinite(seconds):
         return "-"
     if seconds < 90:

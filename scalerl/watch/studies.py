@@ -12,20 +12,19 @@ from scalerl.scaling import CurveError
 from scalerl.study.analysis import study_results
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.page import GROUPS, summary
-from scalerl.study.page_figures import COLORS
 from scalerl.study.results import ArmResult, StudyResult
 from scalerl.study.verdicts import EFFECTS
 from scalerl.watch.run import WatchedRun, id_of
 
 REST = 20.0
-"""Pause before a study is analyzed again, in durations of the last analysis; 20 is a load of 5% of a core."""
+"""Pause between analyses of a study, in durations of the last analysis; 20 is a load of 5% of a core."""
 
 
 class WatchedStudy:
     """Follows one study."""
 
     def __init__(self, path: Path) -> None:
-        """Prepare for a study directory."""
+        """Prepare to follow a study directory."""
         self.path = path
         self.id = id_of(path)
         self.problem = ""
@@ -81,8 +80,8 @@ def _arm(found: StudyResult, arm: ArmResult) -> dict[str, Any]:
     return {
         "name": arm.name,
         "about": arm.about,
-        "color": COLORS[arm.effect],
-        "effect": EFFECTS[arm.effect],
+        "color": EFFECTS[arm.effect].color,
+        "effect": EFFECTS[arm.effect].words,
         "sentence": arm.sentence if arm.name != found.reference else "",
         "problems": arm.problems,
         "ceiling": None if ceiling is None else [ceiling.mean, ceiling.low, ceiling.high],

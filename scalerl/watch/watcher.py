@@ -15,10 +15,10 @@ from scalerl.watch.state import find, is_run
 from scalerl.watch.studies import WatchedStudy
 
 POLL_S = 0.5
-"""Seconds between polls of the files."""
+"""Interval of the polls of the files, seconds."""
 
 SEARCH_S = 3.0
-"""Seconds between searches for new runs."""
+"""Interval of the searches for new runs, seconds."""
 
 
 class Watcher:
@@ -29,11 +29,7 @@ class Watcher:
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Find the runs and studies and read the ends of their files.
-
-        Raises:
-            ConfigError: a path does not exist.
-        """
+        """Find the runs and studies and read the ends of their files; a missing path may be created later."""
         self.paths = list(paths)
         self.lock = threading.Lock()
         """Held while runs are accessed."""
@@ -86,7 +82,7 @@ class Watcher:
     def _search(self) -> None:
         """Find new runs, and remove those whose directory no longer exists."""
         self._searched = time.monotonic()
-        runs, studies = find(self.paths)
+        runs, studies = find([path for path in self.paths if path.exists()])
         with self.lock:
             for run in list(self.runs.values()):
                 if not is_run(run.path):

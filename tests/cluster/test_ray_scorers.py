@@ -1,4 +1,4 @@
-"""Scorers as Ray actors: same scores as next to the trainer, and replacement of a dead actor."""
+"""Scorers as Ray actors: the scores equal those of local processes, and a dead actor is replaced."""
 
 import os
 import textwrap

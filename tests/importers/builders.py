@@ -14,7 +14,7 @@ EXPECTED = [(step, step * 60 * 8 / 3600, step / 100) for step in EVALUATED]
 
 
 def verl_row(step, inside=False):
-    """One step. With ``inside``, validation and checkpoints are inside the step's timer, as in older versions."""
+    """Return one step. With ``inside``, its timer includes validation and checkpoints, as in older versions."""
     row = {
         "training/global_step": step, "critic/score/mean": 0.3, "timing_s/gen": 30.0, "timing_s/ref": 10.0,
         "timing_s/update_actor": 20.0, "perf/total_num_tokens": 4800, "perf/throughput": 10.0,
@@ -33,7 +33,7 @@ def console_line(step, row, number=repr):
 
 
 def verl_console(inside=False):
-    """A log as printed by Ray, with other lines, numpy's number format, colors, and an incomplete last line."""
+    """Return a log as printed by Ray, with other lines, numpy's number format, colors, and an incomplete last line."""
     lines = ["(TaskRunner pid=71) Training Progress:   0%|          | 0/30 [00:00<?, ?it/s]"]
     for step in STEPS:
         lines.append(f"\x1b[36m(TaskRunner pid=71)\x1b[0m {console_line(step, verl_row(step, inside), numpy_repr)}")
@@ -50,7 +50,7 @@ def verl_jsonl(inside=False):
 
 
 def prime_rl():
-    """The orchestrator's metrics.jsonl: steps start at 0, and the evaluation after n updates precedes step n."""
+    """Return the orchestrator's metrics.jsonl: steps start at 0, and the evaluation after n updates precedes step n."""
     rows = []
     for step in range(31):
         if step % 5 == 0 and step:
@@ -64,7 +64,7 @@ def prime_rl():
 
 
 def prime_rl_of_2026():
-    """Two files, as written by newer versions: a separate process writes the evaluations by subset and version."""
+    """Return two files as in newer versions: a separate process writes the evaluations by subset and version."""
     train = [{"step": step, "time": 1.7e9 + 60 * step, "time/step": 60.0, "progress/tokens": 4800,
               "train/agg/effective/reward/mean": 0.4} for step in range(30)]  # fmt: skip
     evaluation = [{"step": step, "time": 1.7e9 + 60 * step + 400, "eval/aime/effective/avg@8": step / 100,
@@ -74,7 +74,7 @@ def prime_rl_of_2026():
 
 
 def open_instruct():
-    """A wandb history as CSV: wandb's step is the episode; a checkpoint of 12 s every tenth step."""
+    """Return a wandb history as CSV: wandb's step is the episode; a checkpoint of 12 s every tenth step."""
     rows = []
     for step in STEPS:
         saving = 12.0 if step % 10 == 0 else 0.0
@@ -101,7 +101,7 @@ def skyrl():
 
 
 def pipeline_rl():
-    """The histories of trainer and actor. The actor's versions of weights are numbers of trained samples."""
+    """Return the histories of trainer and actor. The actor's versions of weights are numbers of trained samples."""
     trainer = [
         {"_step": step, "stats/completed_steps": step, "stats/samples": 512 * step, "stats/tokens": 4800 * step,
          "throughput/sec_per_step": 60.0, "throughput/tokens_perGPU_per_sec": 10.0}

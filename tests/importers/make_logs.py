@@ -13,7 +13,7 @@ LOGS = Path(__file__).parent / "logs"
 
 
 def trl() -> None:
-    """Four runs of TRL's GRPOTrainer on a tiny model: complete, resumed, with two evaluation sets, to TensorBoard."""
+    """Write four runs of TRL's GRPOTrainer on a tiny model: complete, resumed, two evaluation sets, TensorBoard."""
     from tiny_grpo import digits, grpo, prompts, short
 
     two = {"sums": prompts(16), "few": prompts(8)}
@@ -36,7 +36,7 @@ def trl() -> None:
 
 
 def wandb() -> None:
-    """An offline run of wandb that logs verl's columns: 30 steps of 60 s, 8 GPUs, validation every fifth step."""
+    """Write an offline run of wandb that logs verl's columns: 30 steps of 60 s, 8 GPUs, validation every fifth step."""
     os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true"}
     import wandb as library
 

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import builders
 import pytest
+from doc_pages import blocks
 
 from scalerl import cli
 
 LOGS = Path(__file__).parent / "logs"
 PAGE = (Path(__file__).parents[2] / "docs/importing.md").read_text()
-COMMANDS = [line for block in re.findall(r"```bash\n(.*?)```", PAGE, flags=re.DOTALL) for line in block.splitlines()]
+COMMANDS = [line for block in blocks("docs/importing.md", "bash") for line in block.splitlines()]
 COMMANDS += re.findall(r"\| `(scalerl import .+?)` \|", PAGE)
 NEEDS = {"wandb/offline-run": "wandb", "events": "tensorboard"}
 
@@ -64,14 +65,14 @@ def test_imported_points_can_be_fitted_with_the_command_of_the_page(place, capsy
     assert "device-hours" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("snippet", re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL))
+@pytest.mark.parametrize("snippet", blocks("docs/importing.md", "python"))
 def test_a_snippet_of_the_page_works(place, capsys, snippet):
     exec(snippet, {})
     assert "metric: val-core/gsm8k" in capsys.readouterr().out
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("snippet", re.findall(r"```python trainer\n(.*?)```", PAGE, flags=re.DOTALL))
+@pytest.mark.parametrize("snippet", blocks("docs/importing.md", "python trainer"))
 def test_the_snippet_of_the_callback_works(place, snippet):
     pytest.importorskip("trl")
     from tiny_grpo import grpo

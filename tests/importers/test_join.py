@@ -13,7 +13,7 @@ from scalerl.importers.join import row_steps, spent_by_counter, spent_by_step
 
 
 def curve(rows):
-    """The points of rows in verl's format, without a file."""
+    """Return the points of rows in verl's format, without a file."""
     rows, _ = verl.prepare([dict(row) for row in rows])
     return points.points_of(rows, verl.DIALECT, choose(rows, verl.DIALECT, None, None, "the log"), 8, {})[0]
 

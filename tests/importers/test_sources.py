@@ -46,10 +46,10 @@ def test_verl_without_phases_uses_the_whole_step_with_a_note(tmp_path):
     (path,) = write(tmp_path, run_jsonl=builders.jsonl({"step": s, "data": row} for s, row in enumerate(rows, 1)))
     found = read(path)
     check(found, "verl")
-    assert any("if timing_s/step includes validation, it could not be subtracted" in note for note in found.notes)
+    assert any("if timing_s/step includes validation, it was not subtracted" in note for note in found.notes)
 
 
-def test_verl_is_read_by_the_names_that_mlflow_allows(tmp_path):
+def test_verl_columns_with_the_names_of_mlflow_are_read(tmp_path):
     (path,) = write(tmp_path, run_jsonl=builders.verl_jsonl().replace("@", "_at_"))
     check(read(path), "verl")
     check(read(path, metric="val-core/gsm8k/acc/mean_at_4"), "verl")
@@ -134,7 +134,7 @@ def test_trl_a_resumed_run_is_one_curve():
     assert [row["step"] for row in found.rows] == [2, 4, 6, 8, 10, 12] and sorted(hours) == hours
 
 
-def test_trl_names_its_evaluation_sets_by_their_runtimes():
+def test_trl_evaluation_sets_are_found_by_their_runtime_columns():
     found = read(LOGS / "trl-two", task="few", metric="eval_rewards/digits/mean")
     history = json.loads((LOGS / "trl-two/trainer_state.json").read_text())["log_history"]
     few = [row["eval_rewards/digits/mean"] for row in history if "eval_few_runtime" in row]

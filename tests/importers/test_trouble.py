@@ -59,9 +59,9 @@ def test_missing_files_empty_directories_and_unknown_sources_are_refused(tmp_pat
     assert "no such file or directory" in refusal(tmp_path / "nothing")
     assert "looked for trainer_state.json" in refusal(tmp_path)
     path = save(tmp_path, builders.verl_jsonl())
-    assert "known are trl, verl, prime-rl" in refusal(path, source="verle")
+    assert "allowed: trl, verl, prime-rl" in refusal(path, source="verle")
     assert "devices must be a positive number" in refusal(path, devices=-1)
-    assert "known are step, seconds" in refusal(path, columns={"hours": "x"})
+    assert "allowed: step, seconds" in refusal(path, columns={"hours": "x"})
     assert "has no column 'x' (for step)" in refusal(path, columns={"step": "x"})
 
 
@@ -104,7 +104,7 @@ def test_a_training_reward_can_be_chosen_with_a_note(tmp_path):
 def test_rewards_outside_0_1_require_bounds(tmp_path):
     rows = [{"step": s, "val-core/a/acc/mean@4": s / 15 - 1} for s in builders.STEPS]
     path = save(tmp_path, builders.jsonl(rows))
-    assert "with a range of -0.933333 to 1" in refusal(path) and "bounds must be" in refusal(path, bounds=(1, 0))
+    assert "the values range from -0.933333 to 1" in refusal(path) and "bounds must be" in refusal(path, bounds=(1, 0))
     percent = save(tmp_path, builders.jsonl({"step": s, "accuracy": 2.0 * s} for s in builders.STEPS), "percent.jsonl")
     assert "--bounds 0 100" in refusal(percent) and read(percent, bounds=(0, 100)).rows[-1]["metric"] == 60
     found = read(path, bounds=(-1, 1))

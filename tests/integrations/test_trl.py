@@ -80,7 +80,7 @@ def test_a_missing_metric_is_reported_and_the_run_continues(tmp_path):
 
 
 def evaluate(callback, scores, seconds=36.0):
-    """The events of a run without a trainer, given the time for ten steps; returns the step at which it was stopped."""
+    """Pass the events of a run to a callback, without a trainer; return the step at which the callback stopped it."""
     args, control = SimpleNamespace(world_size=1), SimpleNamespace(should_training_stop=False)
     state = SimpleNamespace(global_step=0, is_world_process_zero=True, num_input_tokens_seen=0)
     callback.on_train_begin(args, state, control)
@@ -120,7 +120,7 @@ def test_a_condition_stops_the_run_and_is_dropped_after_a_resume(tmp_path):
     again = ForecastCallback(tmp_path / "p.jsonl", say=said.append).stop_when("falling", "ceiling identified")
     again.on_train_begin(SimpleNamespace(world_size=1), state, None)
     assert [rule.text for rule in again.rules] == ["ceiling identified"]
-    assert "this condition no longer counts" in said[-1]
+    assert "this condition is ignored from now on" in said[-1]
 
 
 def test_an_invalid_condition_is_refused_at_once(tmp_path):

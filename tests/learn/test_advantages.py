@@ -5,10 +5,10 @@ import torch
 
 from scalerl.learn.advantages import (
     ADVANTAGES,
-    batch_normalised,
-    centred,
+    batch_normalized,
+    centered,
     every_prompt,
-    group_normalised,
+    group_normalized,
     of_trained,
     with_variance,
 )
@@ -19,20 +19,20 @@ REWARDS = torch.tensor([[1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])
 
 def test_centered_subtracts_the_mean_of_each_prompt():
     expected = torch.tensor([[4 / 3, -2 / 3, -2 / 3], [0.0, 0.0, 0.0]])
-    torch.testing.assert_close(centred(REWARDS), expected)
+    torch.testing.assert_close(centered(REWARDS), expected)
 
 
 def test_batch_normalization_divides_by_the_deviation_over_all_prompts_including_zero_variance():
     # squares: (16 + 4 + 4) / 9 = 8/3 over six entries -> variance 4/9, deviation 2/3
     expected = torch.tensor([[2.0, -1.0, -1.0], [0.0, 0.0, 0.0]])
-    torch.testing.assert_close(batch_normalised(REWARDS), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(batch_normalized(REWARDS), expected, atol=1e-5, rtol=0)
 
 
 def test_group_normalization_divides_by_the_deviation_of_each_prompt():
     # variance of (4/3, -2/3, -2/3) is 8/9
     scale = 1 / math.sqrt(8 / 9)
     expected = torch.tensor([[4 / 3 * scale, -2 / 3 * scale, -2 / 3 * scale], [0.0, 0.0, 0.0]])
-    torch.testing.assert_close(group_normalised(REWARDS), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(group_normalized(REWARDS), expected, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", list(ADVANTAGES))

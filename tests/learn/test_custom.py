@@ -1,7 +1,5 @@
 """Custom losses, advantages and aggregations by import path."""
 
-import textwrap
-
 import pytest
 import torch
 
@@ -41,14 +39,8 @@ MODULE = """
 
 
 @pytest.fixture(autouse=True)
-def module(tmp_path, monkeypatch):
-    from scalerl import plugins
-
-    (tmp_path / "own_functions.py").write_text(textwrap.dedent(MODULE))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    plugins.loaded.cache_clear()
+def module(user_code):
+    user_code("own_functions", MODULE)
 
 
 def own(name, **params):
@@ -103,7 +95,7 @@ def test_the_saved_configuration_restores_functions_and_parameters():
         ("advantage", "flat", r"shape \(6,\); expected finite advantages_PG of the shape of rewards_PG, \(2, 3\)"),
         ("advantage", "capped", r"must take \(rewards_PG\)"),
         ("aggregation", "sums_to_two", "weights that sum to 2"),
-        ("aggregation", "off_mask", "zero off the mask"),
+        ("aggregation", "off_mask", "zero outside the mask"),
         ("aggregation", "returns_none", "returned None; expected weights_BT"),
     ],
 )

@@ -7,7 +7,7 @@ from scalerl.models.head import HeadRule, token_logprobs
 
 
 def direct(hidden, weight, bias, targets, temperature, rule):
-    """Reference implementation with all logits at once."""
+    """Return log-probabilities and entropies, computed from all logits at once."""
     logp = (rule.logits(hidden, weight, bias) / temperature).log_softmax(dim=1)
     return logp.gather(1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(dim=1)
 

@@ -1,4 +1,4 @@
-"""Rows and evaluations of a made-up run, and a logger that remembers what it was given."""
+"""Rows and evaluations of a synthetic run, and a logger that records its calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scalerl.types import EvalPoint
 
 
 def point(step, task="arithmetic", rate=None):
-    """An evaluation on the law 0.1 + 0.5 / (1 + 60 / step), with 0.6 as its ceiling."""
+    """Return an evaluation on the law 0.1 + 0.5 / (1 + 60 / step), with 0.6 as its ceiling."""
     level = 0.6 - 0.5 / (1 + step / 60) if rate is None else rate
     return EvalPoint(
         step=step, device_hours=step / 1e3, flops=step * 1e9, tokens=step * 1000, task=task, pass_rate=level,
@@ -35,7 +35,7 @@ def play(followers, first, last, every=5):
 
 
 class Remembers:
-    """A logger of the user's own that writes down its calls."""
+    """A custom logger that records its calls."""
 
     def __init__(self, file, slow=0.0, fails_in=""):
         self.file, self.slow, self.fails_in = Path(file), slow, fails_in

@@ -1,4 +1,4 @@
-"""Loggers and notifications in a real run, and in one that is resumed."""
+"""Loggers and notifications in a run and after its resume."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ import runs
 
 
 @pytest.mark.slow
-def test_a_run_is_logged_whole_through_a_resume_and_a_logger_that_fails_changes_nothing(lab_model, tmp_path):
+def test_a_resumed_run_is_logged_completely_and_a_failing_logger_changes_nothing(lab_model, tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     path, tells = tmp_path / "run", tmp_path / "told"
@@ -22,7 +22,7 @@ def test_a_run_is_logged_whole_through_a_resume_and_a_logger_that_fails_changes_
     code, more = runs.call("resume", str(path), "--steps", "12", "--loggers", "tensorboard")
     assert code == 0, more
 
-    assert said.count("the run continues without what it was given") == 1
+    assert said.count("the run continues, and the data of failed calls are lost") == 1
     assert "logger logged_runs:Remembers: FileNotFoundError" in said and "logger" not in more
     found = EventAccumulator(str(path / "tensorboard")).Reload()
     logged = [(one.step, round(one.value, 5)) for one in found.Scalars("entropy")]

@@ -1,4 +1,4 @@
-"""Every logger: what the tracker's own reader finds, and what happens to a run where a logger fails."""
+"""Every logger: the values that the tracker's reader finds, and runs with a failing logger."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 import json
 import time
 import warnings
+from types import SimpleNamespace
 
 import pytest
 from logged_runs import Remembers, calls, play, point, row
@@ -24,7 +25,7 @@ def config_of(*loggers):
 
 
 def session(config, path, first, last, resumed=None, makers=None):
-    """Play one process of a run; return what it said."""
+    """Simulate one process of a run; return its notes."""
     said = []
     followers = Followers(config, path, makers or makers_of(config), said.append, resumed)
     play(followers, first, last)
@@ -54,7 +55,7 @@ def read_wandb(path):
 
     numbers, pictures, kind = [], 0, ""
     files = sorted(path.glob("wandb/offline-run-*/run-*.wandb"))
-    assert len({file.name for file in files}) == 1  # the id of the run, whatever process wrote it
+    assert len({file.name for file in files}) == 1  # both processes use the id of the run
     for file in files:
         for data in Frames(file.read_bytes()):
             record = Record.FromString(data)
@@ -113,7 +114,7 @@ def test_a_tracker_has_every_row_once_with_forecast_picture_and_configuration_af
 ):
     if importlib.util.find_spec(name) is None:
         pytest.skip(f"{name} is not installed")
-    warnings.simplefilter("ignore")  # of the libraries
+    warnings.simplefilter("ignore")  # warnings of the libraries
     monkeypatch.setattr(follow, "FINISH_S", 120.0)  # a first start on a busy machine
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
@@ -122,16 +123,18 @@ def test_a_tracker_has_every_row_once_with_forecast_picture_and_configuration_af
         {"kind": "mlflow", "tracking_uri": f"sqlite:///{tmp_path}/mlflow.db"} if name == "mlflow" else name
     )
     assert session(config, tmp_path, 0, 33) == []
-    assert session(config, tmp_path, 31, 42, resumed=30) == []  # steps 31 to 33 come again
+    assert session(config, tmp_path, 31, 42, resumed=30) == []  # steps 31 to 33 are logged again
 
     numbers, pictures, kind = READERS[name](tmp_path)
 
     values = dict(numbers)
-    assert len(values) == len(numbers)  # nothing twice
+    assert len(values) == len(numbers)  # no duplicates
     assert [values[("pass_rate", step)] for step in range(1, 43)] == pytest.approx(
         [step / 100 for step in range(1, 43)]
     )
-    assert ("occupancy", 1) not in values  # was not a number
+    kept = [1, 33, 34, 42] if name == "mlflow" else list(range(1, 43))  # equal values of each of the two processes
+    assert sorted(step for key, step in values if key == "entropy") == kept
+    assert ("occupancy", 1) not in values  # it is NaN there
     assert values[("eval/arithmetic/pass_rate", 40)] == pytest.approx(0.6 - 0.5 / (1 + 40 / 60))
     assert values[("eval/arithmetic/stderr", 0)] == pytest.approx(0.004)
     ahead = [values[(f"forecast/arithmetic/2x{end}", 40)] for end in ("_low", "", "_high")]
@@ -140,10 +143,28 @@ def test_a_tracker_has_every_row_once_with_forecast_picture_and_configuration_af
     assert kind == "cispo"
 
 
-# ---- a logger of one's own
+def test_mlflow_gets_the_first_and_the_last_of_equal_values_so_that_its_lines_are_the_same(monkeypatch):
+    mlflow = pytest.importorskip("mlflow", reason="needs the extra `mlflow`") and importlib.import_module(
+        "scalerl.loggers.mlflow"
+    )
+    logger, sent = mlflow.MLflow(), []
+    logger._client = SimpleNamespace(
+        log_batch=lambda run, metrics: sent.extend((one.step, one.value) for one in metrics),
+        set_terminated=lambda run, status: sent.append(status),
+    )
+    logger._id = "run"
+    for step, value in enumerate([7.0, 7.0, 7.0, 9.0, 7.0, 7.0, 7.0]):
+        logger.log({"lag": value}, step)
+        if step == 5:
+            monkeypatch.setattr(mlflow, "EQUAL_S", -1.0)  # a minute has gone by
+    logger.finish("stopped")
+    assert sent == [(0, 7.0), (2, 7.0), (3, 9.0), (4, 7.0), (6, 7.0), "KILLED"]
 
 
-def test_a_logger_of_the_user_gets_the_calls_in_order_and_its_id_back_on_resume(tmp_path):
+# ---- custom loggers
+
+
+def test_a_custom_logger_gets_its_calls_in_order_and_its_id_on_resume(tmp_path):
     file = tmp_path / "calls"
     config = config_of({"kind": "custom", "function": "logged_runs:Remembers", "params": {"file": str(file)}})
     session(config, tmp_path, 0, 2)
@@ -161,11 +182,11 @@ def test_a_logger_of_the_user_gets_the_calls_in_order_and_its_id_back_on_resume(
 
 @pytest.mark.parametrize("logger, problem", [
     ({"function": "logged_runs:Nobody"}, "has no function 'Nobody'"),
-    ({"function": "logged_runs:point", "params": {"step": 3}}, "has no method start"),
+    ({"function": "logged_runs:point", "params": {"step": 3}}, "without a method start"),
     ({"function": "logged_runs:Remembers"}, "must take ()"),
     ({"function": "logged_runs:Remembers", "params": {"file": 7}}, "TypeError"),
 ])  # fmt: skip
-def test_a_logger_that_cannot_be_made_is_refused_at_start(logger, problem):
+def test_an_unusable_logger_is_refused_at_the_start(logger, problem):
     with pytest.raises(ConfigError, match="loggers") as error:
         makers_of(config_of({"kind": "custom", **logger}))
     assert problem in str(error.value)
@@ -178,23 +199,25 @@ def test_a_missing_package_is_one_sentence_with_the_command_to_install_it(monkey
     assert str(error.value) == "loggers: 'mlflow' needs a package that is not installed: pip install 'scalerl[mlflow]'"
 
 
-# ---- bad loggers
+# ---- faulty loggers
 
 
 @pytest.mark.parametrize("where, lost", [("start", 5), ("log", 4), ("finish", 1)])
-def test_a_logger_that_raises_is_said_once_and_counted_and_the_others_go_on(where, lost, tmp_path):
+def test_a_logger_that_raises_is_reported_once_and_the_others_continue(where, lost, tmp_path):
     good, bad = tmp_path / "good", tmp_path / "bad"
     makers = {"bad": lambda: Remembers(bad, fails_in=where), "good": lambda: Remembers(good)}
     said = session(config_of(), tmp_path, 0, 3, makers=makers)
-    assert said[0] == f"logger bad: ValueError: no {where} today; the run continues without what it was given"
+    assert (
+        said[0] == f"logger bad: ValueError: no {where} today; the run continues, and the data of failed calls are lost"
+    )
     left = 6 if where == "start" else lost
     assert said[1:] == [
-        f"logger bad: 0 calls were dropped, {left} failed, 0 were not done; the files of the run directory are complete"
+        f"logger bad: 0 calls were dropped, {left} failed, 0 were not made; the files in the run directory are complete"
     ]
     assert [call[0] for call in calls(good)] == ["start", "log", "log", "log", "log", "finish"]
 
 
-def test_a_logger_that_hangs_takes_no_time_of_the_run_and_its_drops_are_counted(tmp_path, monkeypatch):
+def test_a_hanging_logger_does_not_delay_the_run_and_its_drops_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(follow, "FINISH_S", 0.2)
     said = []
     followers = Followers(
@@ -207,12 +230,12 @@ def test_a_logger_that_hangs_takes_no_time_of_the_run_and_its_drops_are_counted(
     followers.close()
     assert handed_s < 1.0
     assert time.monotonic() - began < 5.0
-    assert said[0].startswith("logger slow does not keep up: 1000 rows wait for it")
+    assert said[0].startswith("logger slow is too slow: 1000 rows are waiting")
     dropped = int(said[-1].split(" calls were dropped")[0].rpartition(" ")[2])
-    assert 599 <= dropped <= 601 and said[-1].endswith("the files of the run directory are complete")
+    assert 599 <= dropped <= 601 and said[-1].endswith("the files in the run directory are complete")
 
 
-def test_a_worker_ends_by_itself_where_its_jobs_exit():
+def test_a_worker_ends_if_its_jobs_exit():
     worker = Worker("exits")
     worker.put(lambda: exit(3))
     assert worker.close(time.monotonic() + 10, lambda: None)[0].startswith("exits: SystemExit: 3")
@@ -221,7 +244,7 @@ def test_a_worker_ends_by_itself_where_its_jobs_exit():
 # ---- evaluations
 
 
-def test_an_evaluation_of_two_tasks_has_the_names_of_both_and_a_forecast_once_it_can_be_fitted():
+def test_each_task_is_logged_under_its_name_with_a_forecast_once_it_can_be_fitted():
     config = read_config(None, ["--data", '[{kind = "arithmetic"}, {kind = "programs"}]'])
     points = [point(10 * n, task) for n in range(8) for task in ("arithmetic", "programs")]
     early = Evaluation(points[:4], config, Pace()).metrics()
@@ -240,7 +263,7 @@ def test_numbers_that_are_not_finite_and_texts_are_not_logged():
     }
 
 
-def test_pictures_are_drawn_at_most_for_their_share_of_the_time(monkeypatch):
+def test_figures_are_limited_to_their_share_of_the_time(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     pace = Pace()

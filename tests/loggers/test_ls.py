@@ -1,4 +1,4 @@
-"""`scalerl ls` and `scalerl tail`: what they print, within 80 columns."""
+"""`scalerl ls` and `scalerl tail`: their output, within 80 columns."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from scalerl.training.status import Heartbeat
 
 
 def make_run(path, steps, state="", message=""):
-    """Write the files of a run: rows to a step, an evaluation at every tenth; return its directory, held."""
+    """Write a run with rows of these steps and an evaluation at every tenth; return its locked directory."""
     run = RunDirectory.create(path, read_config(None, {"steps": 100}))
     run.append("metrics.jsonl", [{**row(step), "generator_tokens_per_s": 123456.7, "step_s": 1.25} for step in steps])
     run.add_points([point(step) for step in (0, *steps) if step % 10 == 0])
@@ -56,7 +56,7 @@ def test_the_columns_of_ls_have_room_for_the_longest_entries():
     assert line.index("0.123-") == ls.line_of(("run", "state", "step", "pass rate", "at 2x compute", "")).index("at 2x")
 
 
-def test_ls_says_what_to_do_where_there_is_no_run(tmp_path, capsys, monkeypatch):
+def test_ls_without_runs_prints_instructions(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["ls"]) == 2
     assert "scalerl ls DIR" in capsys.readouterr().err
@@ -66,7 +66,7 @@ def test_ls_says_what_to_do_where_there_is_no_run(tmp_path, capsys, monkeypatch)
     assert "no run here" in capsys.readouterr().err
 
 
-def test_tail_of_a_run_that_has_ended_prints_its_last_rows_and_how_it_ended(runs, capsys):
+def test_tail_of_an_ended_run_prints_its_last_rows_and_its_state(runs, capsys):
     assert main(["tail", str(runs / "failed"), "--rows", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].endswith("failed, step 7/100")
@@ -79,12 +79,12 @@ def test_tail_of_a_run_that_has_ended_prints_its_last_rows_and_how_it_ended(runs
     assert all(len(line) <= 80 for line in lines[:-1])
 
 
-def test_tail_prints_rows_as_they_come_also_after_the_run_went_back_to_a_checkpoint(tmp_path):
+def test_tail_prints_new_rows_also_after_a_return_to_a_checkpoint(tmp_path):
     run = make_run(tmp_path / "run", range(1, 6))
     cursors = {"cursors": run.cursors()}
     run.append("metrics.jsonl", [row(6), row(7)])
     found = ls.followed(tmp_path / "run", rows=2, every_s=0.001)
-    with Heartbeat(tmp_path / "run") as beating:
+    with Heartbeat(tmp_path / "run", phase="training") as beating:
         assert next(found).endswith("training, step 7/100")
         assert [next(found).split("  ")[0] for _ in range(2)] == ["step 6/100", "step 7/100"]
         run.append("metrics.jsonl", [row(8)])
@@ -93,7 +93,7 @@ def test_tail_prints_rows_as_they_come_also_after_the_run_went_back_to_a_checkpo
         assert next(found) == f"evaluation at step 8: pass rate {point(8).pass_rate:.3f} ± 0.004, arithmetic"
         run.rewind(cursors)
         run.append("metrics.jsonl", [{**row(6), "pass_rate": 0.5}])
-        assert "went back to a checkpoint" in next(found)
+        assert "resumed from an earlier checkpoint" in next(found)
         rest = []
         while not rest or not rest[-1].startswith("step 6/100  pass 0.500"):
             rest.append(next(found))
@@ -102,7 +102,7 @@ def test_tail_prints_rows_as_they_come_also_after_the_run_went_back_to_a_checkpo
     run.close()
 
 
-def test_an_ending_is_wrapped_at_80_columns_and_its_escapes_are_not_sent_to_the_terminal(runs):
+def test_the_last_message_is_wrapped_at_80_columns_without_escape_sequences(runs):
     from scalerl.watch.state import run_state
 
     make_run(runs / "long", range(1, 3), "failed", "a word\x1b[2J " * 40).close()

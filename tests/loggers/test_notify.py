@@ -1,4 +1,4 @@
-"""What a run tells a command or a webhook, and that it is not disturbed by them."""
+"""Notifications of a run to a command or a webhook; their failures do not disturb the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from scalerl.trust import code_of
 
 @pytest.fixture
 def server():
-    """A webhook: its address, and the bodies it got; it answers 500 on /broken."""
+    """A webhook: its address and the bodies that it received; /broken returns 500."""
     bodies = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -46,7 +46,7 @@ def followers_of(path, said, **notify):
     return Followers(config, path, {}, said.append)
 
 
-def test_a_webhook_is_told_once_that_the_forecast_is_identified_and_that_the_run_has_finished(server, tmp_path):
+def test_a_webhook_is_notified_once_of_an_identified_forecast_and_of_the_end(server, tmp_path):
     address, bodies = server
     said = []
     followers = followers_of(tmp_path, said, webhook=address)
@@ -64,7 +64,7 @@ def test_a_webhook_is_told_once_that_the_forecast_is_identified_and_that_the_run
     assert last["advice"] and last["text"].endswith(last["advice"])
 
 
-def test_a_fall_is_told_once_also_where_the_run_is_resumed_after_it(server, tmp_path):
+def test_a_fall_is_notified_once_also_if_the_run_is_resumed(server, tmp_path):
     address, bodies = server
     rates = [0.2, 0.3, 0.38, 0.44, 0.5, 0.55, 0.6, 0.62, 0.64, 0.65, 0.3, 0.25, 0.2, 0.2]
     points = [point(10 * n, rate=rate) for n, rate in enumerate(rates)]
@@ -94,7 +94,7 @@ def test_a_command_gets_the_message_on_its_standard_input_and_in_its_environment
     assert json.loads(body)["step"] == 7 and json.loads(body)["forecast"] is None
 
 
-def test_a_run_that_is_stopped_or_an_event_that_is_not_asked_for_tells_nobody(server, tmp_path):
+def test_stopped_runs_and_unselected_events_send_no_notification(server, tmp_path):
     address, bodies = server
     for state, on in (("stopped", ["finished", "failed"]), ("finished", ["failed"]), ("failed", ["failed"])):
         followers = followers_of(tmp_path, [], webhook=address, on=on)
@@ -107,7 +107,7 @@ def test_a_run_that_is_stopped_or_an_event_that_is_not_asked_for_tells_nobody(se
     (("no-such-program",), "cannot be started (No such file or directory)"),
     ((sys.executable, "-c", "import sys; sys.exit('no mail today')"), "ended with exit code 1: no mail today"),
 ])  # fmt: skip
-def test_a_command_that_fails_says_why(words, problem):
+def test_a_failing_command_is_reported_with_its_reason(words, problem):
     with pytest.raises(NotSent) as error:
         run_command(words, dict.fromkeys(("event", "run", "path", "step", "text", "advice"), ""), 30.0)
     assert problem in str(error.value)
@@ -121,9 +121,9 @@ def test_a_command_that_takes_too_long_is_killed_with_its_children():
     assert time.monotonic() - began < 10
 
 
-def test_a_webhook_that_fails_is_said_without_its_address_which_may_hold_a_secret(server, tmp_path):
+def test_a_failing_webhook_is_reported_without_its_address(server, tmp_path):
     address, bodies = server
-    with pytest.raises(NotSent, match="did not take the message") as error:
+    with pytest.raises(NotSent, match="did not accept the message") as error:
         post(f"{address}/broken", {"token": 1}, 10.0)
     assert "500" in str(error.value) and "127.0.0.1" not in str(error.value)
     assert bodies == [{"token": 1}]
@@ -131,10 +131,10 @@ def test_a_webhook_that_fails_is_said_without_its_address_which_may_hold_a_secre
     followers = followers_of(tmp_path, said, webhook="http://127.0.0.1:9/nobody")
     followers.ended("finished", "")
     followers.close()
-    assert said[0].startswith("notify: NotSent: the webhook did not take the message")
+    assert said[0].startswith("notify: NotSent: the webhook did not accept the message")
 
 
-def test_a_webhook_that_never_answers_does_not_hold_the_run(tmp_path, monkeypatch):
+def test_a_webhook_that_never_answers_does_not_delay_the_run(tmp_path, monkeypatch):
     import socket
 
     monkeypatch.setattr(follow, "FINISH_S", 0.1)
@@ -146,7 +146,7 @@ def test_a_webhook_that_never_answers_does_not_hold_the_run(tmp_path, monkeypatc
         assert time.monotonic() - began < 10
 
 
-def test_the_command_is_code_to_trust_with_the_files_it_names(tmp_path):
+def test_the_command_and_the_files_it_names_need_confirmation(tmp_path):
     script = tmp_path / "tell.py"
     found = []
     for text in ("print(1)", "print(2)"):

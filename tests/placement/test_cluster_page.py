@@ -6,13 +6,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from doc_pages import blocks
 
 from scalerl import cli
 from scalerl.cli.plan import plan_parser
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/cluster.md").read_text()
-BLOCKS = re.findall(r"```toml\n(.*?)```", PAGE, re.S)
+BLOCKS = blocks("docs/cluster.md", "toml")
 
 
 def test_the_page_goes_from_one_gpu_to_many():

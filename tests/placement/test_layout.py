@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+from commands import call
 
-from scalerl import cli
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.data import PromptFile
@@ -64,7 +64,7 @@ def test_tensor_parallelism_must_divide_both_kinds_of_heads():
 
 
 def test_too_many_gpus_are_an_error_and_servers_by_address_need_none():
-    assert "80 GPUs in all; allowed: placement.gpus = 79" in refused(with_placement(gpus=79))
+    assert "80 GPUs in total; allowed: placement.gpus = 79" in refused(with_placement(gpus=79))
     served = with_placement(gpus=16, generators=1, servers=tuple(f"http://10.0.0.{i}:8000" for i in range(64)))
     assert lay_out(served).gpus == 16
     check(served, lay_out(served))
@@ -148,12 +148,6 @@ def test_the_best_split_has_the_most_useful_tokens_and_keeps_both_sides_busy():
 # --------------------------------------------------------------------------------------------------------------- CLI
 
 
-def call(capsys, *words):
-    code = cli.main([str(word) for word in words])
-    out = capsys.readouterr()
-    return code, out.out, out.err
-
-
 KNOWN = ["--generator-tokens-per-s", "20000", "--trainer-tokens-per-s", "30000", "--updates", "10"]
 
 
@@ -185,7 +179,7 @@ def test_dry_run_prints_the_placement_and_plan_raises_the_same_errors(capsys, tm
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "allowed: --from RUN (a run directory), or both --generator-tokens-per-s"),
+        ([], "give --from RUN (a run directory), or both --generator-tokens-per-s"),
         ([*KNOWN, "--gpu", "H10"], "--gpu: got 'H10' (did you mean 'H100'?)"),
         ([*KNOWN[2:], "--generator-tokens-per-s", "x:3"], "got 'x:3'; allowed: tokens/s, or RUNNING:TOKENS_PER_S"),
         ([*KNOWN[2:], "--generator-tokens-per-s", "4:3", "4:5"], "two rates for one number of running sequences"),

@@ -19,7 +19,7 @@ def write_run(path, rows):
 
 
 def row(step, running, seconds_a_step, steps=50, idle_s=1.0, handling_s=0.0):
-    """A generator that decodes `steps` steps of `running` sequences, then waits; a trainer of 500 tokens/s."""
+    """Return the row of a generator that decodes `steps` steps and waits, and of a trainer of 500 tokens/s."""
     tokens = running * steps
     lived = seconds_a_step * steps + idle_s
     return {
@@ -31,7 +31,7 @@ def row(step, running, seconds_a_step, steps=50, idle_s=1.0, handling_s=0.0):
 
 
 def rows_of(points, **options):
-    """Rows with a cumulative count of tokens."""
+    """Return rows with a cumulative count of tokens."""
     made, total = [], 0
     for number, (running, seconds) in enumerate(points, 1):
         one = row(number, running, seconds, **options)
@@ -85,7 +85,7 @@ def test_rows_without_an_occupancy_are_skipped_and_a_run_without_any_is_an_error
     none = [{**one, "occupancy": None} for one in rows]
     with pytest.raises(ConfigError, match="no step has an occupancy"):
         measure([write_run(tmp_path / "two", none)])
-    with pytest.raises(ConfigError, match="got 3 steps; at least 7 are needed"):
+    with pytest.raises(ConfigError, match="got 3 steps; allowed: at least 7"):
         measure([write_run(tmp_path / "three", rows[:3])])
     with pytest.raises(ConfigError, match="not a run directory"):
         measure([tmp_path / "four"])

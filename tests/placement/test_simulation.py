@@ -76,7 +76,7 @@ def test_a_canceled_sequence_frees_its_slot_and_never_finishes():
     assert [done.id for done in engine.poll()] == [(0, 1)] and not engine.occupancy().busy
 
 
-def test_in_lockstep_it_finishes_the_same_sequences_at_the_same_steps_as_the_calendar():
+def test_in_lockstep_the_engine_finishes_the_same_sequences_as_a_calendar_of_steps():
     lengths = by_key(lognormal_lengths(20.0))
     timed = TimedEngine(8, lengths, half_a_second, Shared(), lockstep=True)
     calendar = CalendarEngine(8, lengths)
@@ -92,7 +92,7 @@ def test_in_lockstep_it_finishes_the_same_sequences_at_the_same_steps_as_the_cal
 
 
 def small(k=8, stale="wait", engine="vllm", generators=2, slots=8, off_policy=None):
-    """8 completions per batch, all of 10 tokens."""
+    """Return a configuration with 8 completions per batch, all of 10 tokens."""
     recipe = replace(
         LAB.recipe, prompts_per_step=4, generations_per_prompt=2, length=NoLengthControl(max_tokens=10),
         off_policy=off_policy or PipelineRL(max_lag=k, stale=stale),
@@ -109,7 +109,7 @@ TENS = np.full(64, 10, np.int64)
 
 
 def speeds(update_s, transfer_s=0.0):
-    """A decode step takes 0.1 s: two engines with four slots sample 80 tokens/s."""
+    """Return speeds: a decode step takes 0.1 s, so two engines with four slots sample 80 tokens/s."""
     return Speeds(lambda running, context: 0.1, lambda lengths: update_s, transfer_s)
 
 

@@ -1,28 +1,23 @@
 """docs/data.md: its tables are valid configurations, its rows can be read, and it lists all named sets."""
 
 import json
-import re
-from pathlib import Path
 
 import pytest
+from doc_pages import ROOT, blocks
 
 from scalerl.config import read_config, to_toml
 from scalerl.config.data import PromptFile
 from scalerl.config.named import NAMED
 from scalerl.prompts.layouts import read_rows
 
-PAGE = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf-8")
-
-
-def blocks(language):
-    return re.findall(rf"```{language}\n(.*?)```", PAGE, flags=re.DOTALL)
+PAGE = "docs/data.md"
 
 
 def test_the_page_has_tables_and_rows():
-    assert len(blocks("toml")) >= 5 and len(blocks("json")) == 4
+    assert len(blocks(PAGE, "toml")) >= 5 and len(blocks(PAGE, "json")) == 4
 
 
-@pytest.mark.parametrize("text", blocks("toml"))
+@pytest.mark.parametrize("text", blocks(PAGE, "toml"))
 def test_a_table_of_the_page_is_a_configuration_that_can_be_saved_and_read(tmp_path, text):
     (tmp_path / "page.toml").write_text(text, encoding="utf-8")
     config = read_config(tmp_path / "page.toml", [])
@@ -30,7 +25,7 @@ def test_a_table_of_the_page_is_a_configuration_that_can_be_saved_and_read(tmp_p
     assert read_config(tmp_path / "again.toml", []) == config and config.main_tasks
 
 
-ROWS = list(zip(blocks("json"), ("plain", "verl", "open-instruct", "trl"), strict=True))
+ROWS = list(zip(blocks(PAGE, "json"), ("plain", "verl", "open-instruct", "trl"), strict=True))
 
 
 @pytest.mark.parametrize(("text", "layout"), ROWS)
@@ -42,5 +37,6 @@ def test_a_row_of_the_page_is_read_by_its_layout(tmp_path, text, layout):
 
 
 def test_the_page_lists_every_named_set_with_its_hub_id():
+    text = (ROOT / PAGE).read_text(encoding="utf-8")
     for name, found in NAMED.items():
-        assert f"`{name}`" in PAGE and found.path in PAGE, name
+        assert f"`{name}`" in text and found.path in text, name

@@ -117,7 +117,7 @@ def test_the_held_out_share_does_not_depend_on_the_file_order(tmp_path):
     again = load(file_of(tmp_path, *rows[::-1]), held_out=0.25)
     assert {row.tokens for row in again.held_out} == {row.tokens for row in found.held_out}
     alone = load(file_of(tmp_path, rows[0]), held_out=0.25)
-    assert len(alone.training) == 1 and alone.notes == ("all rows have one prompt: nothing is held out",)
+    assert len(alone.training) == 1 and alone.notes == ("all rows have the same prompt, so none is held out",)
 
 
 def test_steps_and_epochs_exclude_each_other_and_every_field_is_documented():

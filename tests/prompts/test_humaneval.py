@@ -19,7 +19,7 @@ pytest.importorskip("pyarrow")
 ROWS = [
     {
         "task_id": "Own/0",
-        "prompt": 'def largest_gap(xs: list) -> int:\n    """Largest difference of neighbours.\n    >>> '
+        "prompt": 'def largest_gap(xs: list) -> int:\n    """Largest difference of neighbors.\n    >>> '
         'largest_gap([1, 4, 2])\n    3\n    """\n',
         "canonical_solution": "    return max(abs(a - b) for a, b in zip(xs, xs[1:]))\n",
         "test": "METADATA = {}\n\ndef check(candidate):\n    assert candidate([1, 4, 2]) == 3\n"

@@ -8,7 +8,7 @@ from scalerl.scaling import Curve, sigmoid
 
 
 def level(compute, asymptote=0.61, efficiency=1.92, midpoint=2542.0, initial=0.2):
-    """The published ScaleRL run (arXiv 2510.13786, table 1), with a plausible start."""
+    """Return the pass rate of the published ScaleRL run (arXiv 2510.13786, table 1), with a plausible start."""
     return sigmoid(compute, asymptote, efficiency, midpoint, initial)
 
 

@@ -7,17 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from commands import call
 from simulated import curve, write
 
-from scalerl import cli
-
 ROOT = Path(__file__).parents[2]
-
-
-def call(capsys, *words):
-    code = cli.main([str(word) for word in words])
-    out = capsys.readouterr()
-    return code, out.out, out.err
 
 
 def answer(capsys, *words):
@@ -38,7 +31,7 @@ def sides(tmp_path):
 
 
 def documented():
-    """The tables of docs/json.md as {heading or introducing line: keys}."""
+    """Return the tables of docs/json.md as {heading or introducing line: keys}."""
     text = (ROOT / "docs/json.md").read_text()
     tables = re.findall(
         r"(?:^## (.+)|^(A split|A score|A page run|The forecast):$)|((?:^\| `.+\n)+)", text, flags=re.MULTILINE
@@ -79,7 +72,7 @@ def test_page_uses_least_squares_and_rejects_a_method_without_intervals(capsys, 
     assert run["asymptote"] == answer(capsys, "fit", points, "--method", "least-squares")["asymptote"]
     assert len(run["splits"]) == 3 and out.exists()
     code, _, error = call(capsys, "report", points, "--method", "paper", "-o", points.with_name("none.html"))
-    assert code == 2 and "method 'paper' gives none; choose posterior or least-squares" in error
+    assert code == 2 and "got 'paper', which gives no intervals for the page" in error
     assert not points.with_name("none.html").exists()
 
 
@@ -97,7 +90,7 @@ def test_amounts_of_compute_can_be_given_separately(capsys, points):
     assert len(together["forecast"]["at"]) == 2
 
 
-def test_forecast_at_a_given_compute(capsys, points):
+def test_a_forecast_is_given_at_the_requested_compute(capsys, points):
     found = answer(capsys, "forecast", points, "--at", "2e4", "3x")
     assert [at["compute"] for at in found["forecast"]["at"]] == [20_000, 48_000]
     code, out, _ = call(capsys, "forecast", points, "--target", 0.5)

@@ -22,7 +22,7 @@ def said(configuration, occupancy, mean=30.0, longest=60, steps=60):
     return [(row["step"], text) for row in rows if (text := watch.warning(row))]
 
 
-def test_the_warning_comes_once_after_the_ramp_and_a_full_window():
+def test_the_warning_is_given_once_after_the_ramp_and_a_full_window():
     (only,) = said(config(PipelineRL()), 0.5)
     assert only[0] == 9 + WINDOW and only[1].startswith("only 50% of the 256 slots were busy over the last 20 steps")
 
@@ -47,7 +47,7 @@ def test_without_long_tails_the_warning_names_training():
 def test_rounds_and_on_policy_runs_get_their_own_warning():
     (rounds,) = said(config(PpoOffPolicy(batches=8)), 0.4)
     (on_policy,) = said(config(PipelineRL(max_lag=0)), 0.4)
-    assert "recipe.off_policy.kind = pipeline" in rounds[1] and "max_lag above 0" in on_policy[1]
+    assert "recipe.off_policy.kind to pipeline" in rounds[1] and "max_lag above 0" in on_policy[1]
 
 
 def test_a_step_without_occupancy_is_left_out_of_the_mean():

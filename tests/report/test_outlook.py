@@ -11,7 +11,7 @@ from scalerl.config.base import replace
 from scalerl.config.data import ArithmeticTask, ProgramsTask
 from scalerl.report.figures import plot_curve
 from scalerl.report.outlook import outlook, run_outlook
-from scalerl.report.summary import data_note, default_axis, refresh, summarise
+from scalerl.report.summary import data_note, default_axis, refresh, summarize
 from scalerl.scaling import Curve, CurveError, fit
 from scalerl.types import EvalPoint
 
@@ -71,7 +71,7 @@ def test_the_figure_shows_every_point_the_ceiling_and_the_forecast(points):
 
 
 def test_a_finished_run_writes_a_figure_and_a_summary(points, tmp_path):
-    lines = summarise(tmp_path, LAB, points)
+    lines = summarize(tmp_path, LAB, points)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (tmp_path / "curve.png").read_bytes()[:4] == b"\x89PNG" and summary["asymptote"]["low"] < 0.8
     assert lines[0].startswith("12%") and lines[-1] == f"run       {tmp_path}"
@@ -85,7 +85,7 @@ def of_programs(points, rate=None):
 
 def test_a_run_of_several_tasks_has_an_outlook_for_each(points, tmp_path):
     mixed = replace(LAB, data=BOTH)
-    lines = summarise(tmp_path, mixed, of_programs(points))
+    lines = summarize(tmp_path, mixed, of_programs(points))
     tasks = json.loads((tmp_path / "summary.json").read_text())["tasks"]
     alone = run_outlook(points, "flops").to_dict()
     assert list(tasks) == ["arithmetic", "programs"] and tasks["arithmetic"]["asymptote"] == alone["asymptote"]
@@ -97,7 +97,7 @@ def test_a_run_of_several_tasks_has_an_outlook_for_each(points, tmp_path):
 def test_a_task_without_a_forecast_does_not_hide_the_other(points, tmp_path):
     both = of_programs(points)
     few = [point for point in both if point.task != "programs" or point.step < 40]
-    lines = summarise(tmp_path, replace(LAB, data=BOTH), few)
+    lines = summarize(tmp_path, replace(LAB, data=BOTH), few)
     tasks = json.loads((tmp_path / "summary.json").read_text())["tasks"]
     assert tasks["programs"] is None and tasks["arithmetic"]["points"] == 30 and (tmp_path / "curve.png").exists()
     assert any(line.startswith("forecast  none: too few evaluations for a forecast: got 4") for line in lines)
@@ -105,7 +105,7 @@ def test_a_task_without_a_forecast_does_not_hide_the_other(points, tmp_path):
 
 def test_a_new_fit_of_one_task_keeps_the_summary_of_both(points, tmp_path):
     mixed = replace(LAB, data=BOTH)
-    summarise(tmp_path, mixed, of_programs(points))
+    summarize(tmp_path, mixed, of_programs(points))
     before = (tmp_path / "summary.json").read_bytes()
     picture = refresh(tmp_path, mixed, run_outlook(points[:20], "flops"), "")
     assert picture == tmp_path / "curve-arithmetic.png" and picture.exists()
@@ -116,7 +116,7 @@ def test_a_new_fit_of_one_task_keeps_the_summary_of_both(points, tmp_path):
 
 def test_a_run_without_progress_gets_a_warning(points, tmp_path):
     flat = [dataclasses.replace(point, pass_rate=0.25) for point in points]
-    lines = summarise(tmp_path, LAB, flat)
+    lines = summarize(tmp_path, LAB, flat)
     assert any(line.startswith("warning   every metric value is 0.25: there is no climb yet") for line in lines)
     assert (tmp_path / "curve.png").exists()
 

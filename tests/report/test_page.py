@@ -9,7 +9,7 @@ from browser import contrast, luminance, opened_page
 from simulated import curve, write
 
 from scalerl.config.base import ConfigError
-from scalerl.report.analysis import analyse
+from scalerl.report.analysis import analyze
 from scalerl.report.page_figures import FIGURES
 from scalerl.report.sources import read_sources
 from scalerl.scaling import Curve
@@ -31,7 +31,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def studied(files):
-    return analyse(*(read_sources(side) for side in files))
+    return analyze(*(read_sources(side) for side in files))
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_the_page_needs_no_network(page_file):
 def test_a_name_cannot_end_the_script_with_the_figures(tmp_path):
     from scalerl.report.page import page
 
-    text = page(analyse(read_sources([write(tmp_path / "<!--<script>.jsonl", curve(points=13))])))
+    text = page(analyze(read_sources([write(tmp_path / "<!--<script>.jsonl", curve(points=13))])))
     drawn = re.search(r'<script type="application/json" id="figures">(.*?)</script>', text, flags=re.DOTALL)
     assert drawn and "<" not in drawn[1] and set(json.loads(drawn[1])) <= set(FIGURES)
 
@@ -91,26 +91,26 @@ def test_runs_of_a_recipe_share_its_color_and_single_runs_have_different_ones(st
         ]
 
     assert colors(studied) == ["@s0", "@s0", "@s1", "@s1"]
-    assert colors(analyse(read_sources(files[0]))) == ["@s0", "@s1"]
+    assert colors(analyze(read_sources(files[0]))) == ["@s0", "@s1"]
 
 
 def test_without_a_second_side_there_is_no_comparison_and_no_recipe_column(files):
     from scalerl.report.page import page
 
-    text = page(analyse(read_sources(files[0][:1]))).split("<script>")[0]
+    text = page(analyze(read_sources(files[0][:1]))).split("<script>")[0]
     assert "Run report" in text and "The first" not in text and ">Recipe<" not in text
 
 
 def test_only_runs_that_are_long_enough_can_be_chosen_for_a_backtest(studied, files):
     assert "theirs-short" not in FIGURES["backtests"](studied).choices["Run"]
-    assert FIGURES["backtests"](analyse(read_sources(files[1][1:]))) is None
+    assert FIGURES["backtests"](analyze(read_sources(files[1][1:]))) is None
 
 
 def test_a_run_that_only_falls_has_a_page(tmp_path):
     from scalerl.report.page import page
 
     falling = Curve(np.linspace(0, 100, 12), 0.3 - 0.002 * np.linspace(0, 100, 12), axis="device_hours")
-    found = analyse(read_sources([write(tmp_path / "falling.jsonl", falling)]))
+    found = analyze(read_sources([write(tmp_path / "falling.jsonl", falling)]))
     assert len(found.runs[0].slope.compute) == 0 and list(found.runs[0].slope.span) == [pytest.approx(100 / 11), 100]
     assert "11 points at or above A, or at or below R0, have no F" in page(found)
 

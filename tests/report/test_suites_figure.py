@@ -7,7 +7,7 @@ from browser import opened_page
 from simulated import curve
 
 from scalerl.config import read_config, to_toml
-from scalerl.report.analysis import analyse
+from scalerl.report.analysis import analyze
 from scalerl.report.page_figures import FIGURES
 from scalerl.report.sources import read_sources
 
@@ -42,7 +42,7 @@ def run(tmp_path_factory):
 
 
 def test_each_suite_has_its_points_and_standard_errors_on_the_axis_of_the_held_out_curve(run):
-    found = analyse(read_sources([run], axis="device_hours"))
+    found = analyze(read_sources([run], axis="device_hours"))
     assert found.runs[0].curve.label == "main"
     figure = FIGURES["suites"](found)
     assert [trace["name"] for trace in figure.data] == ["aime-24", "&lt;b&gt;own"]
@@ -54,7 +54,7 @@ def test_each_suite_has_its_points_and_standard_errors_on_the_axis_of_the_held_o
 
 
 def test_suites_of_several_runs_keep_their_color_and_name_their_run(run, tmp_path):
-    found = analyse(read_sources([run, run_directory(tmp_path / "other", seed=1)], axis="flops"))
+    found = analyze(read_sources([run, run_directory(tmp_path / "other", seed=1)], axis="flops"))
     traces = FIGURES["suites"](found).data
     assert [trace["name"] for trace in traces] == [
         "aime-24, run", "&lt;b&gt;own, run", "aime-24, other", "&lt;b&gt;own, other",
@@ -67,13 +67,13 @@ def test_suites_of_several_runs_keep_their_color_and_name_their_run(run, tmp_pat
 def test_a_run_without_suites_has_no_such_figure(run, tmp_path):
     points = [line for line in (run / "points.jsonl").read_text().splitlines() if '"main"' in line]
     (tmp_path / "alone.jsonl").write_text("\n".join(points) + "\n")
-    assert FIGURES["suites"](analyse(read_sources([tmp_path / "alone.jsonl"]))) is None
+    assert FIGURES["suites"](analyze(read_sources([tmp_path / "alone.jsonl"]))) is None
 
 
 def test_the_page_draws_the_suites_under_the_held_out_curve(run, tmp_path):
     from scalerl.report.page import page
 
-    (tmp_path / "page.html").write_text(page(analyse(read_sources([run], axis="device_hours"))), encoding="utf-8")
+    (tmp_path / "page.html").write_text(page(analyze(read_sources([run], axis="device_hours"))), encoding="utf-8")
     with opened_page(tmp_path / "page.html") as opened:
         names = opened.tab.eval_on_selector_all(".plot", "nodes => nodes.map(node => node.id)")
         assert names[:2] == ["plot-curves", "plot-suites"]

@@ -1,8 +1,6 @@
 """Unusable models: each is refused with the file and its problem, and no code of the model runs."""
 
 import ast
-import json
-import shutil
 import struct
 import time
 from pathlib import Path
@@ -16,144 +14,31 @@ from tiny_models import tiny_model
 
 import scalerl
 from robustness.campaign import Case, check_here, write
+from robustness.damage import (
+    INDEX,
+    OPENED,
+    WEIGHTS,
+    a_file,
+    config,
+    cut,
+    gone,
+    header,
+    index,
+    inside,
+    more,
+    pickled,
+    sharded,
+    tensors,
+    text,
+)
 from scalerl.cli.plan import plan
 from scalerl.config import read_config
 from scalerl.config.base import ConfigError
 from scalerl.models.files import check_model_files
 from scalerl.models.loading import load_model
-from scalerl.models.policy import check_vocabulary, load_policy, load_tokenizer, stop_tokens
-from scalerl.models.template import check_template, render
+from scalerl.models.policy import load_policy
 from scalerl.placement.shape import shape_of
 from scalerl.training.run_model import local_model
-from scalerl.training.warm_start import make_tokenizer
-
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-OPENED = "opened.txt"
-"""File written if a pickle or program of a model runs."""
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """A tiny model with its tokenizer."""
-    path = tmp_path_factory.mktemp("whole") / "m"
-    tiny_model("qwen3").save_pretrained(path)
-    make_tokenizer().save_pretrained(path)
-    return path
-
-
-@pytest.fixture
-def model(whole, tmp_path, monkeypatch):
-    shutil.copytree(whole, tmp_path / "m")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "m"
-
-
-def config(**changes):
-    """Return a change of config.json; None removes a field."""
-
-    def change(model):
-        values = json.loads((model / "config.json").read_text())
-        values = {name: value for name, value in {**values, **changes}.items() if value is not None}
-        (model / "config.json").write_text(json.dumps(values))
-
-    return change
-
-
-def text(name, content):
-    return lambda model: (model / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-
-
-def gone(*names):
-    return lambda model: [(model / name).unlink() for name in names]
-
-
-def cut(name, size):
-    """Return a change that truncates a file to a number of bytes; a negative number removes bytes from the end."""
-
-    def change(model):
-        data = (model / name).read_bytes()
-        (model / name).write_bytes(data[:size])
-
-    return change
-
-
-def more(model):
-    (model / WEIGHTS).write_bytes((model / WEIGHTS).read_bytes() + b"more")
-
-
-def header(change_header):
-    """Return a change of the JSON header of the weights that keeps its length and the tensors."""
-
-    def change(model):
-        data = (model / WEIGHTS).read_bytes()
-        length = int.from_bytes(data[:8], "little")
-        values = json.loads(data[8 : 8 + length])
-        change_header(values)
-        written = json.dumps(values).encode()
-        (model / WEIGHTS).write_bytes(struct.pack("<Q", len(written)) + written + data[8 + length :])
-
-    return change
-
-
-def tensors(change_tensors):
-    def change(model):
-        held = load_file(model / WEIGHTS)
-        change_tensors(held)
-        save_file(held, model / WEIGHTS, metadata={"format": "pt"})
-
-    return change
-
-
-def sharded(after=lambda model: None):
-    """Return a change that splits the weights into two files and then changes them."""
-
-    def change(model):
-        held = load_file(model / WEIGHTS)
-        (model / WEIGHTS).unlink()
-        names = sorted(held)
-        parts = {"a.safetensors": names[: len(names) // 2], "b.safetensors": names[len(names) // 2 :]}
-        for file, chosen in parts.items():
-            save_file({name: held[name] for name in chosen}, model / file, metadata={"format": "pt"})
-        places = {name: file for file, chosen in parts.items() for name in chosen}
-        (model / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": places}))
-        after(model)
-
-    return change
-
-
-def index(**places):
-    """Return a change of the weight map in the index, for `sharded`."""
-
-    def change(model):
-        values = json.loads((model / INDEX).read_text())
-        values["weight_map"].update(places)
-        (model / INDEX).write_text(json.dumps(values))
-
-    return change
-
-
-def pickled(model):
-    """Replace the weights by a pickle that writes a file when it is loaded."""
-    (model / WEIGHTS).unlink()
-    (model / "pytorch_model.bin").write_bytes(b"cbuiltins\nexec\n(S'open(\"" + OPENED.encode() + b'", "w")\'\ntR.')
-
-
-def inside(model):
-    """Move the model into a subdirectory, like a run."""
-    shutil.move(model, model.parent / "x")
-    model.mkdir()
-    shutil.move(model.parent / "x", model / "model")
-
-
-def a_file(name, content=b"x"):
-    """Return a change that replaces the directory by a file."""
-
-    def change(model):
-        shutil.rmtree(model)
-        model.write_bytes(content)
-
-    return change
-
 
 LAYER = "model.layers.0.mlp.up_proj.weight"
 FILES = [
@@ -163,7 +48,7 @@ FILES = [
     ("weights: cut in the header", cut(WEIGHTS, 100), "not a complete safetensors file (100 bytes)"),
     ("weights: cut at the end", cut(WEIGHTS, -1), "m/model.safetensors is cut off"),
     ("weights: cut in the middle", cut(WEIGHTS, -20_000), "m/model.safetensors is cut off"),
-    ("weights: bytes after the end", more, "longer than its header says"),
+    ("weights: bytes after the end", more, "longer than its header states"),
     ("weights: NUL bytes", text(WEIGHTS, b"\0" * 4096), "not a complete safetensors file (4,096 bytes)"),
     ("weights: a header of 2**63 bytes", text(WEIGHTS, b"\xff" * 4096), "not a complete safetensors file"),
     ("weights: text", text(WEIGHTS, "version https://git-lfs.github.com/spec/v1\noid sha256:00\n"), "not a complete"),
@@ -199,8 +84,8 @@ FILES = [
     ("config: NUL bytes", text("config.json", b"\0" * 99), "config.json cannot be read as JSON"),
     ("config: Latin-1", text("config.json", b'{"a": "\xe4"}'), "config.json cannot be read as JSON"),
     ("config: deep", text("config.json", "[" * 100_000), "config.json cannot be read as JSON"),
-    ("config: no type and no architecture", config(model_type=None, architectures=None), "names no model_type"),
-    ("config: no type", config(model_type=None), "names no model_type"),
+    ("config: no type and no architecture", config(model_type=None, architectures=None), "has no model_type"),
+    ("config: no type", config(model_type=None), "has no model_type"),
     ("config: a type that is a list", config(model_type=["qwen3"]), "allowed: text and a list of names"),
     ("config: architectures that are text", config(architectures="Qwen3ForCausalLM"), "allowed: text and a list"),
     ("model: an adapter", text("adapter_config.json", "{}"), "holds an adapter (adapter_config.json), not a model"),
@@ -272,10 +157,10 @@ LOADED = [
     ("a missing layer", without(".layers.1."), "lacks 11 of the weights"),
     ("a missing head", config(tie_word_embeddings=False), "lacks 1 of the weights of a Qwen3ForCausalLM: lm_head.w"),
     ("no known tensor", renamed, "lacks 25 of the weights"),
-    ("a wider configuration", config(intermediate_size=64), "6 weights have other sizes than config.json says"),
+    ("a wider configuration", config(intermediate_size=64), "6 weights have other sizes than config.json gives"),
     ("a larger vocabulary", config(vocab_size=96), "model.embed_tokens.weight is (48, 32), expected (96, 32)"),
     ("more layers than weights", config(num_hidden_layers=3, layer_types=None), "lacks 11 of the weights"),
-    ("fewer layers than weights", config(num_hidden_layers=1, layer_types=None), "has 11 weights of layers that a"),
+    ("fewer layers than weights", config(num_hidden_layers=1, layer_types=None), "has 11 weights that a"),
     ("NaN in a layer", nan(LAYER), f"1 weights hold NaN or infinity, the first is {LAYER}"),
     ("infinity in a norm", nan("model.norm.weight", float("inf")), "the first is model.norm.weight"),
     ("NaN in an embedding", nan("model.embed_tokens.weight"), "the first is model.embed_tokens.weight"),
@@ -313,85 +198,6 @@ def test_a_model_that_can_only_be_loaded_in_part_is_refused(model, name, change,
 def test_complete_models_load_with_tied_weights_shards_and_extra_files(model, change):
     change(model)
     assert torch.equal(load_policy("m").head_weight, tiny_model("qwen3").get_input_embeddings().weight)
-
-
-def own_tokenizer(model):
-    values = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
-    text("tokenizer_config.json", json.dumps(values))(model)
-    text("own.py", f"open({OPENED!r}, 'w')")(model)
-    gone("tokenizer.json", "config.json")(model)
-
-
-TOKENIZERS = [
-    ("none", gone("tokenizer.json", "tokenizer_config.json")),
-    ("no vocabulary", gone("tokenizer.json")),
-    ("empty", text("tokenizer.json", "")),
-    ("cut off", cut("tokenizer.json", 200)),
-    ("a list", text("tokenizer.json", "[]")),
-    ("NUL bytes", text("tokenizer.json", b"\0" * 99)),
-    ("a model that nobody knows", text("tokenizer.json", '{"model": {"type": "Odd", "vocab": {}}}')),
-    ("a configuration that is no JSON", text("tokenizer_config.json", "{")),
-    ("custom code", own_tokenizer),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "change"), TOKENIZERS, ids=[name for name, _ in TOKENIZERS])
-def test_an_unreadable_tokenizer_is_refused(model, name, change):
-    change(model)
-    with pytest.raises(ConfigError, match=r"found no tokenizer at m/tokenizer.json; save one there"):
-        load_tokenizer("m")
-    assert not (model.parent / OPENED).exists()
-
-
-def test_a_tokenizer_larger_than_the_model_is_refused(model):
-    tokenizer = load_tokenizer("m")
-    tokenizer.add_tokens([f"<extra {n}>" for n in range(40)])
-    tokenizer.save_pretrained("m")
-    with pytest.raises(ConfigError, match=r"ids up to .*, the model has 48 embeddings"):
-        check_vocabulary(load_tokenizer("m"), load_policy("m"), "m")
-
-
-@pytest.mark.parametrize("eos", [None, 4800, -3])
-def test_a_model_without_an_end_token_is_refused(model, eos):
-    policy, tokenizer = load_policy("m"), load_tokenizer("m")
-    assert stop_tokens(policy, tokenizer) == tuple(sorted({1, tokenizer.eos_token_id}))
-    policy.model.generation_config.eos_token_id = eos
-    tokenizer.eos_token = None
-    with pytest.raises(ConfigError, match=r"no token ends a text: .*set eos_token in tokenizer_config.json"):
-        stop_tokens(policy, tokenizer)
-
-
-TEMPLATES = [
-    ("raises", "{{ raise_exception('only tools') }}", "TemplateError: only tools"),
-    ("cannot be parsed", "{% for %}", "TemplateSyntaxError"),
-    ("an undefined function", "{{ strftime_then(1) }}", "UndefinedError: 'strftime_then' is undefined"),
-    ("a field of an undefined name", "{{ messagez[0].content }}", "UndefinedError: 'messagez' is undefined"),
-    ("divides by zero", "{{ 1 // 0 }}", "ZeroDivisionError"),
-    ("reaches for Python", "{{ messages.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
-    ("leaves the question out", "Hello {{ question }}", "renders every question as 'Hello '"),
-    ("is empty", " ", "renders every question as ' '"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("name", "template", "said"), TEMPLATES, ids=[name for name, *_ in TEMPLATES])
-def test_an_invalid_chat_template_is_refused(model, name, template, said):
-    tokenizer = load_tokenizer("m")
-    tokenizer.chat_template = template
-    with pytest.raises(ConfigError) as caught:
-        check_template(tokenizer)
-    assert said in str(caught.value) and "set data.chat_template = 'never'" in str(caught.value)
-
-
-def test_a_valid_template_is_used_and_an_unsupported_role_is_reported(model):
-    tokenizer = load_tokenizer("m")
-    tokenizer.chat_template = (
-        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-        "{{ m.content }}{% endfor %}"
-    )
-    check_template(tokenizer)
-    assert render(tokenizer, [{"role": "user", "content": "1+1="}]) == "1+1="
-    with pytest.raises(ConfigError, match=r"fails on messages of the roles system, user .*no system"):
-        render(tokenizer, [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}])
 
 
 @pytest.mark.parametrize(

@@ -159,12 +159,12 @@ PLACES = tuple(
         ("is the model", (*TRAIN, "m"), (), (TAKEN, UNCHANGED)),
         ("is here, beside the model", (*TRAIN, "."), (), TAKEN),
         ("is here, in the model", ("train", "--model", ".", "--run-dir", "."), (MODEL_HERE,), TAKEN),
-        ("lies in the model", (*TRAIN, "m/run"), (), ("lies in m", UNCHANGED)),
-        ("lies in the model by a link", (*TRAIN, "l/run"), (link("l", "m"),), "lies in m"),
+        ("lies in the model", (*TRAIN, "m/run"), (), ("is inside m", UNCHANGED)),
+        ("lies in the model by a link", (*TRAIN, "l/run"), (link("l", "m"),), "is inside m"),
         ("is a link to the model", (*TRAIN, "l"), (link("l", "m"),), TAKEN),
         ("is the data", (*TRAIN, "d.jsonl"), (), "is a file"),
         ("is the model's file", (*TRAIN, "m/config.json"), (), "is a file"),
-        ("lies in the model by default", ("train", "--model", "."), (MODEL_HERE,), "lies in ."),
+        ("lies in the model by default", ("train", "--model", "."), (MODEL_HERE,), "is inside ."),
         ("holds rows", (*TRAIN, "r"), (write("r/metrics.jsonl", GOOD),), TAKEN),
         ("holds points", (*TRAIN, "r"), (write("r/points.jsonl", GOOD),), TAKEN),
         ("holds notes", (*TRAIN, "r"), (write("r/notes.txt", "mine"),), TAKEN),
@@ -194,7 +194,7 @@ MODELS = tuple(
     Case(f"sft: --out {what}", (*words,), both(MODEL, DATA, *parts), says=says)
     for what, words, parts, says in (
         ("is the base model", (*SFT, "m"), (), (TAKEN, UNCHANGED)),
-        ("lies in the base model", (*SFT, "m/tuned"), (), "lies in m"),
+        ("lies in the base model", (*SFT, "m/tuned"), (), "is inside m"),
         ("is a link to the base model", (*SFT, "l"), (link("l", "m"),), TAKEN),
         ("is here", (*SFT, "."), (), TAKEN),
         ("is the data", (*SFT, "d.jsonl"), (), "is a file"),
@@ -219,9 +219,9 @@ TEXTS = tuple(
 STUDIES = tuple(
     Case(f"study: {what}", ("study", *words), both(*parts), says=says)
     for what, words, parts, says in (
-        ("-o holds notes", ("loo", "-o", "r"), (write("r/notes.txt", "mine"),), "holds no study"),
-        ("-o is a file", ("loo", "-o", "f"), (write("f", "mine"),), "holds no study"),
-        ("-o is a run", ("loo", "-o", "run"), (run,), "holds no study"),
+        ("-o holds notes", ("loo", "-o", "r"), (write("r/notes.txt", "mine"),), "contains no study"),
+        ("-o is a file", ("loo", "-o", "f"), (write("f", "mine"),), "contains no study"),
+        ("-o is a run", ("loo", "-o", "run"), (run,), "contains no study"),
         ("-o is another study", ("loo", "-o", "study"), (study,), ("another study", UNCHANGED)),
         ("resume of a run", ("resume", "run"), (run,), "no study here"),
         ("resume of a directory of notes", ("resume", "r"), (write("r/notes.txt", "mine"),), "no study here"),

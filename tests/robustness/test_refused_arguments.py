@@ -17,7 +17,7 @@ DRY = ("train", "--dry-run")
 
 
 def nothing(here):
-    """An empty `arrange`."""
+    """Do nothing; an `arrange` for cases without files."""
 
 
 def options(fault, *words, says=(), arrange=nothing, allowed=(1, 2)):
@@ -212,6 +212,8 @@ WORDS = [
     options("eval of 0 samples", "eval", "m", "--suite", "aime-24", "--samples", "0", says="--samples"),
     options("eval of 10^12 samples", "eval", "m", "--suite", "aime-24", "--samples", str(10**12), says="--samples"),
     options("score by no verifier", "score", "x", "--task", "maths", says="math"),
+    options("score by code that a row names", "score", "s.jsonl", "--task", "custom", says="allowed: arithmetic, code",
+            arrange=write("s.jsonl", '{"completion": "", "function": "antigravity:f", "params": {}, "row": {}}\n')),
     options("score in -1 s", "score", "x", "--task", "math", "--timeout=-1", says="timeout_s"),
     options("score by -1 workers", "score", "x", "--task", "math", "--workers=-1", says="workers"),
     options("score in no sandbox", "score", "x", "--task", "code", "--sandbox", "none", says="bubblewrap"),

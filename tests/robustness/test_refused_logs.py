@@ -25,7 +25,7 @@ def log(fault, content, says=(), name="log.jsonl", allowed=(1, 2), words=()):
 
 
 def with_row(row, at=5):
-    """The valid points with another line among them."""
+    """Return the valid points with another line among them."""
     lines = POINTS.splitlines(keepends=True)
     return "".join([*lines[:at], row + "\n", *lines[at:]])
 
@@ -109,11 +109,13 @@ IMPORTS = [
     log("--devices nan", BUILT["verl jsonl"], "devices", words=("--devices", "nan")),
     log("--devices -1", BUILT["verl jsonl"], "devices", words=("--devices", "-1")),
     log("--bounds nan 1", BUILT["verl jsonl"], "bounds", words=("--bounds", "nan", "1")),
-    log("--from nobody", BUILT["verl jsonl"], "known are", words=("--from", "nobody")),
+    log("--from nobody", BUILT["verl jsonl"], "allowed: trl", words=("--from", "nobody")),
     log("--column step", BUILT["verl jsonl"], "column", words=("--column", "step")),
     log("--column of no role", BUILT["verl jsonl"], "role", words=("--column", "x=y")),
     log("-o below a file", BUILT["verl jsonl"], "log.jsonl/p", words=("-o", "log.jsonl/p")),
     log("-o a directory", BUILT["verl jsonl"], "directory", words=("-o", ".")),
+    Case("log: all files of the machine", ("import", "/"), says="too many to search"),
+    Case("log: a directory that links to itself", ("import", "."), lambda here: (here / "a").symlink_to(here), "log"),
     *(log(f"TRL: cut off at {k}", TRAINER_STATE[:k], (), "trainer_state.json")
       for k in range(1, len(TRAINER_STATE) - 2, len(TRAINER_STATE) // 12)),
     *(log(f"{name}: cut off at {k} of 8", text[: len(text) * k // 8], (), allowed=(0, 1, 2))

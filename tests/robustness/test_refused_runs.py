@@ -35,7 +35,7 @@ def lines(rows):
 
 
 def run(fault, says=(), config=CONFIG, points=None, metrics=None, allowed=(1, 2), verbs=VERBS):
-    """A run directory with these files (None: a valid file; empty bytes: an empty file; False: no file)."""
+    """Return cases of a run directory with these files (None: a valid one; empty bytes: an empty one; False: none)."""
     files = {
         "config.toml": config,
         "points.jsonl": lines(POINTS) if points is None else points,

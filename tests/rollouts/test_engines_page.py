@@ -1,26 +1,25 @@
 """The engine of docs/engines.md, run with the coordinator."""
 
 import math
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
+from doc_pages import blocks
 from scripted_worker import visits
 
 from scalerl.rollouts.activation import AtTick
 from scalerl.rollouts.coordinator import Coordinator, Update
 from scalerl.rollouts.schedule import PipelineSchedule
 
-PAGE = Path(__file__).parents[2] / "docs/engines.md"
+PAGE = "docs/engines.md"
 
 
 @pytest.fixture(scope="module")
 def engine_class():
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    (code,) = blocks(PAGE, "python")
     assert len([line for line in code.splitlines() if line.strip()]) <= 40
     names = {}
-    exec(compile(code, str(PAGE), "exec"), names)
+    exec(compile(code, PAGE, "exec"), names)
     return names["UniformEngine"]
 
 
@@ -37,7 +36,7 @@ def train(engines, updates, size=3, k=4):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_it_trains_within_the_staleness_bound(engine_class, count):
+def test_the_engine_of_the_page_trains_within_the_staleness_bound(engine_class, count):
     asked = []
     engines = [engine_class(4, vocabulary=8, longest=20, receive=asked.append) for _ in range(count)]
     batches = train(engines, updates=20)

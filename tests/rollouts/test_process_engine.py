@@ -108,7 +108,7 @@ def test_an_engine_without_work_does_no_step(remote):
     assert step(engine) == [] and engine.work.steps == 0
 
 
-def test_the_state_of_one_process_continues_in_another(remote):
+def test_the_saved_state_of_one_process_is_restored_in_another(remote):
     original = remote(Scripted()).engines()[0]
     original.swap(4)
     original.submit(requests(9))
@@ -152,8 +152,11 @@ def test_the_error_names_a_killed_process(remote):
 
 def test_the_error_names_a_failed_build_with_its_reason(remote):
     process = remote(Scripted(fail="raise"))
-    with pytest.raises(EngineDied, match=r"(?s)generator 2 of 3 .* failed:.*ValueError: no such model: nowhere/at-all"):
+    with pytest.raises(
+        EngineDied, match=r"^generator 2 of 3 \(process \d+\) failed: ValueError: no such model: nowhere/at-all$"
+    ) as raised:
         process.engines()
+    assert raised.value.trace.startswith("Traceback")
 
 
 def test_the_error_names_a_build_that_ends_the_process_with_its_exit_code(remote):

@@ -135,7 +135,7 @@ def test_a_large_difference_stops_the_run_with_its_values():
     assert check_current(policy, 3, [((5,), right)]).largest < 1e-6
     wrong = dataclasses.replace(right, logps=right.logps + np.asarray([0.5, 0.0], np.float32))
     with pytest.raises(
-        ReplayMismatch, match=r"weights are not what was sent: 2 tokens .* version 3 .* 0.25 off .* 0.5"
+        ReplayMismatch, match=r"weights are not those that were sent: 2 tokens .* version 3 .* 0.25 off .* 0.5"
     ):
         check_current(policy, 3, [((5,), wrong)])
     assert check_current(policy, 3, [((5,), wrong)], bound=0.3).mean == pytest.approx(0.25, abs=1e-5)
@@ -172,5 +172,5 @@ def test_a_vllm_server_that_keeps_an_old_head_is_detected(make, server):
         if not stale:
             assert check_current(TablePolicy(engine.version), engine.version, pairs).largest < 1e-5
         else:
-            with pytest.raises(ReplayMismatch, match="not what was sent"):
+            with pytest.raises(ReplayMismatch, match="not those that were sent"):
                 check_current(TablePolicy(engine.version), engine.version, pairs)

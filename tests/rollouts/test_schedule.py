@@ -111,7 +111,7 @@ def test_no_order_of_finishing_breaks_the_bound_or_deadlocks(policy, eager):
                 if s.active < arrived and (s.on_arrival(s.active + 1) or s.due(tick, idle)):
                     s.activate(s.active + 1)
                 elif s.due(tick, idle):
-                    assert len(formed) > arrived, "waits for weights that no batch can make"
+                    assert len(formed) > arrived, "waits for weights that no batch can produce"
                     arrived += 1  # the trainer was late: the generator waited for it
                 else:
                     break
@@ -119,7 +119,7 @@ def test_no_order_of_finishing_breaks_the_bound_or_deadlocks(policy, eager):
                 index = s.start()
                 born[index] = s.active - s.active % getattr(policy, "batches", 1)  # a round keeps its first weights
                 running.append(index)
-            assert running or s.due(tick, True) or len(formed) > arrived, "locked up"
+            assert running or s.due(tick, True) or len(formed) > arrived, "deadlock"
             for index in [i for i in running if rng.random() < rng.choice((0.02, 0.5))]:
                 running.remove(index)
                 s.finish(index)

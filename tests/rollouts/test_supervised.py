@@ -129,7 +129,7 @@ def test_unfinished_sequences_of_a_dead_engine_are_sampled_again_with_the_latest
     assert len(world.lives) == 2 and "40" not in world.notes[0] and f"its {left} unfinished" in world.notes[0]
 
 
-def test_canceled_sequences_never_come_back():
+def test_canceled_sequences_are_never_returned():
     world = World(decode_s=0.002)
     world.engine.swap(0)
     world.engine.submit(requests(30))

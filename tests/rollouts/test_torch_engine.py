@@ -135,7 +135,7 @@ def test_a_saved_engine_continues_with_the_same_tokens():
 def test_equal_prompts_are_processed_once():
     engine = make("qwen3", slots=8)
     engine.poll()
-    # eight prompts of 29 tokens in all, two of them copies of (5, 9, 2): 23 tokens are computed
+    # eight prompts of 29 tokens in total, two of them copies of (5, 9, 2): 23 tokens are computed
     shape = Policy(tiny_model("qwen3")).shape
     unique = dict.fromkeys(PROMPTS)
     assert (sum(map(len, PROMPTS)), sum(map(len, unique))) == (29, 23)
@@ -162,7 +162,7 @@ def test_supported_architectures_pass_the_check_at_load_time(name):
 
 
 def test_an_architecture_with_wrong_results_over_the_cache_is_an_error(monkeypatch):
-    """The case that the check exists for: an eager implementation with a boolean mask attends to everything."""
+    """The check exists for this case: an eager implementation with a boolean mask attends to everything."""
     original = module._MaskMaker.__init__
 
     def forget_eager(self, *given):

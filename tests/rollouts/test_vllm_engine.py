@@ -221,7 +221,7 @@ def test_superseded_versions_are_skipped_and_released(make, server, files):
     wait_for(lambda: "/start_weight_update" in server.calls)
     for version in (1, 2, 3):
         engine.swap(version)
-        files.file(version - 1).unlink()  # the learner drops a version as soon as a newer one is asked for
+        files.file(version - 1).unlink()  # the learner drops a version as soon as a newer one is requested
     wait_for(lambda: engine.version == 3 and engine._connection._gate.is_set())
     assert server.calls.count("/update_weights") == 2 and server.weights == 3
     assert list(files.path.glob(".serving*")) == []

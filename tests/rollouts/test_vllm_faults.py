@@ -156,7 +156,7 @@ def test_spans_give_each_token_its_version_and_must_cover_all():
         (b'{"choices": [{"token_ids": [3, 4], "finish_reason": null, "weight_versions": null, "logprobs": {"content": '
          b'[{"token_id": 3, "logprob": -1.0}]}}]}', "2 tokens, but log-probabilities of 1 other tokens"),
         (b'{"choices": [{"token_ids": [], "finish_reason": "stop", "logprobs": null, "weight_versions": '
-         b'[{"version": "nightly", "start": 0, "end": 1}]}]}', "calls its weights 'nightly'"),
+         b'[{"version": "nightly", "start": 0, "end": 1}]}]}', "labels its weights 'nightly'"),
         (b"<html>502 Bad Gateway</html>", "which is not an answer"),
     ],
 )  # fmt: skip

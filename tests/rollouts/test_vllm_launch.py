@@ -45,7 +45,7 @@ def collect(engine, count, seconds=60.0):
 
 
 @pytest.mark.slow
-def test_a_server_that_restarts_gets_the_weights_and_every_sequence_comes_once(tmp_path):
+def test_a_restarted_server_gets_the_weights_and_every_sequence_is_returned_once(tmp_path):
     notes, sent = [], requests(60)
     with FakeVllm() as server:
         ((engine, evaluator),) = server_engines([spec_of(server.address, tmp_path)], notes.append)

@@ -35,7 +35,7 @@ def test_a_suitable_server_passes_without_a_warning(server):
         ({"version_name": "0.34.0rc1"}, r"runs version 0.34.0rc1; allowed"),
         ({"development": False}, r"has no routes for weights .* start it with VLLM_SERVER_DEV_MODE=1"),
         ({"scale_out": False}, r"has no /inference/v1/generate; start it with --enable-scale-out"),
-        ({"processed": False}, r"which must have 0; start it with --logprobs-mode processed_logprobs"),
+        ({"processed": False}, r"expected 0; start it with --logprobs-mode processed_logprobs"),
         ({"max_model_len": 199}, r"has --max-model-len 199; needed: 200 .* or lower recipe.length"),
         ({"vocabulary": VOCABULARY + 1}, r"more tokens than the policy's 12; start it with the policy's model"),
         ({"vocabulary": VOCABULARY - 1}, r"fewer tokens than the policy's 12"),
@@ -55,7 +55,7 @@ def test_another_weight_transfer_and_a_head_in_bf16_are_errors(server):
         check_server(server.address, dataclasses.replace(NEEDS, backend="nccl"))
     server.settings["model_config"]["dtype"] = "torch.bfloat16"
     needs = dataclasses.replace(NEEDS, fp32_head=True)
-    with pytest.raises(ConfigError, match=r"in torch.bfloat16, recipe.fp32_head needs FP32; start it with --hf-over"):
+    with pytest.raises(ConfigError, match=r"in torch.bfloat16; recipe.fp32_head needs FP32; start it with --hf-over"):
         check_server(server.address, needs)
     server.settings["model_config"]["hf_overrides"] = {"head_dtype": "float32"}
     assert check_server(server.address, needs) == []
@@ -65,7 +65,7 @@ def test_an_address_without_a_vllm_server_is_an_error(server):
     with pytest.raises(ConfigError, match=r"no answer from http://127.0.0.1:9 .* start a server there"):
         check_server("http://127.0.0.1:9", NEEDS)
     server.settings = []
-    with pytest.raises(ConfigError, match="gives an answer that vLLM does not give"):
+    with pytest.raises(ConfigError, match="does not answer like a vLLM server"):
         check_server(server.address, NEEDS)
 
 

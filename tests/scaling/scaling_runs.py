@@ -9,7 +9,7 @@ TRUTH = {"asymptote": 0.61, "efficiency": 1.92, "midpoint": 2542.0, "initial": 0
 
 
 def run(points=41, last=16_000.0, noise=0.004, seed=0, **changes):
-    """A run evaluated at equal steps from compute 0."""
+    """Return a run evaluated at equal steps from compute 0."""
     truth = {**TRUTH, **changes}
     compute = np.linspace(0, last, points)
     wobble = noise * np.random.default_rng(seed).standard_normal(points)

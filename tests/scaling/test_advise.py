@@ -39,7 +39,7 @@ def test_an_undecided_run_without_a_known_ceiling_is_trained_further():
 
 
 def level_after_climb(noise, creep=0.0, points=41):
-    """A climb that ends at a sixteenth of the run, and after it a rise of ``creep`` per doubling of compute."""
+    """Return a climb that ends at a sixteenth of the run, followed by a rise of ``creep`` per doubling of compute."""
     rng = np.random.default_rng(0)
     compute = np.linspace(0, 16, points)
     rising = creep * np.log2(np.maximum(compute, 1.0))
@@ -95,7 +95,7 @@ def test_nine_evaluations_are_too_few_to_stop():
 
 
 def fallen(last_points):
-    """A run at 0.5 that then evaluates to these values."""
+    """Return a run at 0.5 that then evaluates to these values."""
     curve = level_after_climb(0.003)
     return Curve(np.arange(41.0 + len(last_points)), np.concatenate([curve.metric, last_points]))
 

@@ -8,7 +8,7 @@ from scalerl.scaling import Curve, CurveError, backtest
 from scalerl.scaling.backtest import rmse
 
 
-def test_the_first_half_of_a_lawful_run_predicts_the_rest():
+def test_the_first_half_of_a_run_on_the_law_predicts_the_rest():
     (split,) = backtest(run(), fractions=[0.5]).splits
     assert (split.shown, split.held_out) == (21, 20)
     # the held-out points have noise of 0.004
@@ -48,6 +48,6 @@ def test_a_backtest_prints_a_table_and_is_json():
     assert len(json.loads(json.dumps(found.to_dict()))["splits"]) == 2
 
 
-def test_a_method_without_a_band_reports_no_coverage_rather_than_none_of_the_points():
+def test_a_method_without_a_band_has_no_coverage_instead_of_zero():
     (split,) = backtest(run(), fractions=[0.5], method="paper").splits
     assert split.forecast.coverage is None and "no band" in str(split.forecast)

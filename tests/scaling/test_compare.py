@@ -20,7 +20,7 @@ RNG = np.random.default_rng
 
 
 def seeds(count, first_seed=0, **changes):
-    """Runs of one recipe whose ceilings scatter by 0.012, as in published runs."""
+    """Return runs of one recipe whose ceilings scatter by 0.012, as in published runs."""
     scatter = 0.012 * RNG(first_seed).standard_normal(count)
     asymptote = changes.pop("asymptote", 0.61)
     return [run(seed=first_seed + i, asymptote=asymptote + d, **changes) for i, d in enumerate(scatter)]
@@ -49,7 +49,7 @@ def test_a_steeper_run_to_the_same_ceiling_is_more_efficient():
 
 
 def test_a_steeper_run_that_is_behind_everywhere_is_not_the_winner():
-    """B 2.1 against 1.8 with a midpoint three times as late: larger B, and more compute for every level short of A."""
+    """B 2.1 against 1.6 with a midpoint three times as late: larger B, and more compute for every level short of A."""
     found = compare(seeds(3, efficiency=2.1, midpoint=4500.0), seeds(3, 10, efficiency=1.6, midpoint=1500.0))
     assert (found.verdict, found.winner, found.advice) == ("same ceiling, steeper but later", None, "")
     assert found.compute_ratio.low > 1.5 and found.efficiency_ratio.low > 1
@@ -120,7 +120,7 @@ def test_the_five_deviates_have_the_moments_of_a_normal():
         (RNG(0).normal(0.0, 0.20, 4000), RNG(1).normal(1, 0.1, 4000), ("not distinguishable yet", None)),
     ],
 )
-def test_ceilings_come_first_and_efficiency_only_between_equal_ones(difference, ratio, verdict):
+def test_ceilings_are_compared_first_and_b_only_if_they_are_equal(difference, ratio, verdict):
     assert judge(difference, ratio, -ratio, 0.02) == verdict
 
 
@@ -146,7 +146,7 @@ def test_a_comparison_is_json_and_prints_its_assumption():
 
 
 def risen_and_fallen(seed=0):
-    """A run that reaches 0.6 by half, then falls to 0.2 within five evaluations and stays there."""
+    """Return a run that reaches 0.6 by half, then falls to 0.2 within five evaluations and stays there."""
     compute = np.arange(31.0)
     level = np.where(compute < 16, sigmoid(compute, 0.6, 3.0, 4.0, 0.1), np.maximum(0.6 - 0.08 * (compute - 16), 0.2))
     return Curve(compute, level + 0.02 * RNG(seed).standard_normal(31))
@@ -156,7 +156,7 @@ def steady(level, seed):
     return Curve(np.arange(31.0), level + 0.02 * RNG(seed).standard_normal(31))
 
 
-def test_a_fallen_run_is_compared_by_the_level_where_it_stays():
+def test_a_fallen_run_is_compared_by_its_last_level():
     healthy = Curve(np.arange(31.0), sigmoid(np.arange(31.0), 0.5, 3.0, 4.0, 0.1) + 0.02 * RNG(9).standard_normal(31))
     down = fit(risen_and_fallen())
     found = compare(down, healthy)

@@ -139,7 +139,7 @@ def test_rewards_in_minus_one_to_one_are_allowed_with_bounds():
         ("a.csv", b"time,pass_rate\n1,0.5\n", "no compute column: looked for device_hours"),
         ("a.csv", b"compute,metric\n1,0.5,7\n2,0.6\n", "row 2 has 3 cells, the header has 2"),
         ("a.csv", b"compute,metric\n1,good\n", "metric must be numbers"),
-        ("a.parquet", b"PAR1", "files may end in .jsonl, .csv"),
+        ("a.parquet", b"PAR1", "allowed: .jsonl, .csv"),
     ],
 )
 def test_a_bad_file_is_an_error_with_its_cause(tmp_path, name, content, message):
@@ -170,7 +170,7 @@ def test_early_points_are_left_out_but_the_one_at_zero_stays():
     assert curve.first(2).compute.tolist() == [0.0, 1.0]
 
 
-def test_thinning_averages_neighbours():
+def test_thinning_averages_neighbors():
     curve = Curve(np.arange(10.0), np.arange(10.0) / 10)
     thin = thinned(curve, 5)
     assert thin.compute.tolist() == [0.5, 2.5, 4.5, 6.5, 8.5]

@@ -4,7 +4,7 @@ from scaling_runs import run
 
 from scalerl.scaling import Curve, Prior, sigmoid
 from scalerl.scaling.curve_families import CREEP, LATE_START, LAW, RISE_SCALE, SECOND_RISE, rarely_large
-from scalerl.scaling.posterior import explore, standardised, suspicion
+from scalerl.scaling.posterior import explore, standardized, suspicion
 
 # compute 0, a quarter, a half and the whole of the run
 LOG_C = np.log(np.array([1e-300, 0.25, 0.5, 1.0]))
@@ -56,6 +56,6 @@ def test_the_quick_test_detects_departures_from_the_law():
     twice = sigmoid(compute, 0.35, 2.0, 8.0, 0.1) + sigmoid(compute, 0.25, 5.0, 70.0, 0.0) + noise
     values = {}
     for name, curve in {"law": run(), "twice": Curve(compute, twice)}.items():
-        problem = standardised(curve, None, Prior())
+        problem = standardized(curve, None, Prior())
         values[name] = suspicion(problem, explore(problem, LAW))
     assert values["law"] < 3 < 6 < values["twice"]

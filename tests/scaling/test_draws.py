@@ -11,7 +11,7 @@ def plain(asymptote=0.6, efficiency=2.0, midpoint=10.0, initial=0.1):
 
 
 def twice():
-    """0.1, a first rise of 0.2 centred at 10, a second of 0.3 centred at 1000; both of efficiency 2."""
+    """Start 0.1, a first rise of 0.2 centered at 10, a second of 0.3 centered at 1000; both with B = 2."""
     return plain(asymptote=0.6)._replace(
         plateau=0.3 * ONE, second_midpoint=1000.0 * ONE, second_efficiency=2.0 * ONE, second_gain=0.3 * ONE
     )
@@ -22,7 +22,7 @@ def test_a_plain_draw_is_the_law():
     assert plain().levels(np.array([0.0, 10.0, 30.0]), 1.0)[:, 0] == pytest.approx([0.1, 0.35, 0.55])
 
 
-def test_95_percent_of_the_climb_takes_19_times_the_midpoint_at_efficiency_one_and_its_root_at_two():
+def test_95_percent_of_the_climb_takes_19_midpoints_for_b_1_and_its_root_for_b_2():
     assert plain(efficiency=1.0).compute_done(1.0) == pytest.approx(190.0)
     assert plain(efficiency=2.0).compute_done(1.0) == pytest.approx(10 * np.sqrt(19))
 

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from scalerl.scaling import Estimate, EstimateAt
-from scalerl.scaling.estimate import short, summarise
+from scalerl.scaling.estimate import short, summarize
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_values_that_json_cannot_express_become_none():
 
 
 def test_summary_of_the_numbers_1_to_101():
-    value = summarise(np.arange(1.0, 102.0))
+    value = summarize(np.arange(1.0, 102.0))
     assert (value.mean, value.low, value.high) == (51.0, pytest.approx(6.0), pytest.approx(96.0))
 
 

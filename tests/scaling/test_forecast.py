@@ -16,13 +16,13 @@ def exact():
     return fit(Curve(compute, sigmoid(compute, 0.6, 2.0, 10.0, 0.1)))
 
 
-def test_four_times_the_last_point(exact):
+def test_the_forecast_at_four_times_the_last_point_by_hand(exact):
     (there,) = forecast(exact, at=["4x"]).at
     # at 120 = 12 C_mid: 0.1 + 0.5 / (1 + 1/144)
     assert (there.compute, there.mean) == (120.0, pytest.approx(0.1 + 0.5 * 144 / 145, abs=1e-4))
 
 
-def test_the_gain_still_to_come(exact):
+def test_the_gain_to_the_ceiling_by_hand(exact):
     # now, at 3 C_mid, R = 0.1 + 0.5 * 0.9 = 0.55
     answer = forecast(exact)
     assert answer.now.mean == pytest.approx(0.55, abs=1e-4)

@@ -8,7 +8,7 @@ from scalerl.scaling.noise import local_noise
 
 
 def fallen(seed=0):
-    """A run that reaches 0.6 by half, then falls to 0.2 within five evaluations and stays there."""
+    """Return a run that reaches 0.6 by half, then falls to 0.2 within five evaluations and stays there."""
     rng = np.random.default_rng(seed)
     compute = np.arange(31.0)
     level = np.where(compute < 16, sigmoid(compute, 0.6, 3.0, 4.0, 0.1), np.maximum(0.6 - 0.08 * (compute - 16), 0.2))
@@ -68,7 +68,7 @@ def test_an_excursion_from_a_level_returns_to_it():
 
 
 def alternating(noise, points=21):
-    """Second differences of 4 times the amplitude: a local noise of 1.4826 * 4 / sqrt(6) times the amplitude."""
+    """Return an alternating curve: second differences of 4 amplitudes, noise of 1.4826 * 4 / sqrt(6) amplitudes."""
     amplitude = noise * np.sqrt(6) / 4 / 1.4826
     return Curve(np.arange(points, dtype=float), 0.5 + amplitude * (-1.0) ** np.arange(points))
 

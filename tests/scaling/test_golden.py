@@ -44,7 +44,7 @@ def document(curve):
 
 
 def alike(found, golden):
-    """Whether two texts are equal except for the last digits of numbers."""
+    """Return whether two texts are equal except for the last digits of numbers."""
     if isinstance(golden, dict):
         return found.keys() == golden.keys() and all(alike(found[key], golden[key]) for key in golden)
     if isinstance(golden, list):

@@ -7,10 +7,10 @@ LIMITS = np.array([[-10.0, 10.0], [-10.0, 10.0]])
 
 
 def gaussian(center, sd):
-    """A normal density in the plane, and its log at the centres of cells; a single variant."""
+    """Return a normal density in the plane, and its log at the centers of cells; a single variant."""
 
-    def log_density(centres):
-        x, y = np.ix_(*centres)
+    def log_density(centers):
+        x, y = np.ix_(*centers)
         return -0.5 * (((x - center[0]) / sd[0]) ** 2 + ((y - center[1]) / sd[1]) ** 2)[None]
 
     return log_density
@@ -29,13 +29,13 @@ def test_draws_have_the_moments_of_the_density(sd):
     x, y = pick(cells, 4000, np.random.default_rng(0)).place_KD
     assert x.mean() == pytest.approx(3.3, abs=0.05 * sd[0])
     assert y.mean() == pytest.approx(-4.4, abs=0.05 * sd[1])
-    # moving a draw within its cell adds the variance of a uniform, which the weights of ``posterior`` take out again
+    # moving a draw within its cell adds the variance of a uniform, which the weights of ``posterior`` remove again
     assert (x.std() / sd[0], y.std() / sd[1]) == (pytest.approx(1.04, abs=0.05), pytest.approx(1.04, abs=0.05))
 
 
 def test_variants_share_the_draws_in_proportion_to_their_mass():
-    def log_density(centres):
-        one = gaussian((0.0, 0.0), (1.0, 1.0))(centres)
+    def log_density(centers):
+        one = gaussian((0.0, 0.0), (1.0, 1.0))(centers)
         return np.concatenate([one, one + np.log(3.0)])
 
     picks = pick(zoom(log_density, LIMITS, (40, 30)), 4000, np.random.default_rng(0))
@@ -43,8 +43,8 @@ def test_variants_share_the_draws_in_proportion_to_their_mass():
 
 
 def test_a_ridge_from_corner_to_corner_ends_the_zoom():
-    def log_density(centres):
-        x, y = np.ix_(*centres)
+    def log_density(centers):
+        x, y = np.ix_(*centers)
         return -0.5 * ((x - y) / 0.05)[None] ** 2
 
     assert np.isfinite(zoom(log_density, LIMITS, (40, 30)).log_mass())

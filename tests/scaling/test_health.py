@@ -44,7 +44,7 @@ def test_a_late_take_off_is_named_with_its_start():
     assert symptom.numbers["start"] == pytest.approx(40, abs=6)
 
 
-def test_a_second_rise_is_named_with_where_it_is_half_done():
+def test_a_second_rise_is_named_with_its_midpoint():
     compute = np.linspace(0, 100, 41)
     levels = sigmoid(compute, 0.35, 2.0, 8.0, 0.1) + sigmoid(compute, 0.25, 5.0, 70.0, 0.0)
     (symptom,) = health(noisy(compute, levels))

@@ -4,7 +4,7 @@ from scaling_runs import run
 
 from scalerl.scaling import PUBLISHED_GRID, Curve, CurveError, PaperGrid, fit, sigmoid
 
-# Table 1 of arXiv 2510.13786: C_mid, B, A; and the range of C_mid on which its value stands
+# Table 1 of arXiv 2510.13786: C_mid, B, A; and the grid of C_mid that contains the value
 SMALL, LARGE = np.linspace(100, 4000, 100), np.linspace(4000, 16_000, 100)
 TABLE_1 = {
     "ScaleRL": (2542, 1.92, 0.610, SMALL),

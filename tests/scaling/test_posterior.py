@@ -6,7 +6,7 @@ from scaling_runs import TRUTH, run
 
 from scalerl.scaling import Curve, CurveError, Prior, fit, sigmoid
 from scalerl.scaling.curve_families import LAW
-from scalerl.scaling.posterior import explore, posterior, sample, standardised
+from scalerl.scaling.posterior import explore, posterior, sample, standardized
 
 
 def test_a_curve_without_noise_returns_its_parameters_with_hardly_any_width():
@@ -122,7 +122,7 @@ def test_intervals_contain_the_truth_about_nine_times_in_ten():
     assert 49 <= inside <= 60
 
 
-def test_a_lawful_run_is_fitted_by_the_law_alone():
+def test_a_run_on_the_law_is_fitted_by_the_law_alone():
     assert posterior(run(), None, Prior()).probability == {"law": 1.0}
 
 
@@ -140,7 +140,7 @@ def test_a_late_start_is_found_and_its_forecast_follows_the_truth():
     assert np.quantile(levels, 0.05) < 0.692 < np.quantile(levels, 0.95)
 
 
-def test_a_prior_without_departures_admits_none():
+def test_a_prior_without_departures_gives_no_departures():
     assert posterior(late(), None, Prior(departure=0.0)).probability == {"law": 1.0}
 
 
@@ -151,9 +151,9 @@ def test_probabilities_of_the_families_sum_to_one_and_determine_the_draws():
     assert (found.draws.delay > 0).mean() == pytest.approx(found.probability["late start"], abs=1e-3)
 
 
-def test_a_lower_fixed_ceiling_makes_the_run_more_efficient():
+def test_a_lower_fixed_ceiling_raises_b():
     # the published run, A 0.610 and B 1.92, refitted with A held at 0.605: B 2.01 by least squares, so phi is 0 here
-    problem = standardised(run(points=76, noise=0.0), None, Prior(autocorrelations=(0.0,)))
+    problem = standardized(run(points=76, noise=0.0), None, Prior(autocorrelations=(0.0,)))
     held = problem._replace(asymptote=(0.605 - problem.offset) / problem.width)
     draws, _ = sample(held, LAW, explore(held, LAW), 2000)
     assert np.allclose(draws.asymptote, 0.605)

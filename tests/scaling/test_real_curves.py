@@ -2,20 +2,14 @@
 
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def bench(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import real_curves
-
-    return real_curves
+def bench(benchmark):
+    return benchmark("real_curves")
 
 
 def rows(name, values, repo="", kind=""):

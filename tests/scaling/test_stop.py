@@ -33,7 +33,7 @@ def test_an_invalid_condition_is_an_error_with_the_allowed_forms(text, message):
         stop_rule(text)
 
 
-def test_each_condition_holds_where_it_should():
+def test_each_condition_holds_for_its_run_and_not_for_a_young_one():
     done, young = fit(run(last=60_000.0, noise=0.002)), fit(run(last=1800.0))
     curve = run()
     metric = curve.metric.copy()

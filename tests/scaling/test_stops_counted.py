@@ -1,21 +1,14 @@
 """The counts of benchmarks/real_curves.py after an advice, compared with results by hand."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from scalerl.scaling import Curve
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
 
 @pytest.fixture
-def bench(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import real_curves
-
-    return real_curves
+def bench(benchmark):
+    return benchmark("real_curves")
 
 
 def test_the_share_is_of_the_compute_after_the_stops(bench):

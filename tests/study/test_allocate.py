@@ -11,7 +11,7 @@ from scalerl.study.fitted_arms import collapse
 
 
 def misleading(fraction=0.25, seeds=3):
-    """An early low arm, an early good one, and a late arm that is below both now and ends above them."""
+    """Return an early low arm, an early good one, and a late arm that is below both now and ends above them."""
     part = {"last": fraction, "points": 13, "seeds": seeds}
     return {
         "low": arm(asymptote=0.45, midpoint=0.03, first_seed=0, **part),
@@ -31,7 +31,7 @@ def test_a_slow_starter_that_is_behind_now_continues_and_a_saturated_lower_arm_s
     assert not found.over and found.reason.startswith("Continue good, slow: more training raises")
 
 
-def test_the_slow_starter_wins_once_it_is_known():
+def test_the_slow_starter_wins_once_its_ceiling_is_known():
     arms = misleading()
     arms["slow"] = arm(asymptote=0.66, midpoint=0.40, first_seed=20, last=4.0, points=81)
     found = allocate(arms)
@@ -148,10 +148,13 @@ def test_curves_and_their_fits_give_the_same_allocation():
     [
         ({}, r"at least two arms; got 0 \(none\). Add an arm"),
         ({"a": run()}, r"at least two arms; got 1 \(a\). Add an arm, or use advise\(\)"),
-        ({"a": run(), "b": []}, "at least one run; got none for 'b'. Give it a curve or leave it out"),
+        ({"a": run(), "b": []}, "at least one run; got none for 'b'. Give it a curve or leave the arm out"),
         ({"a": run(), "b": run(axis="flops")}, r"share their axis; got \['compute', 'flops'\]. Read them again"),
         ({"a": run(), "b": run(bounds=(0, 2))}, "must share their bounds"),
-        ({"a": run(), "b": fit(run(), method="paper")}, "posterior fits; got one by 'paper' in arm 'b'. Fit it again"),
+        (
+            {"a": run(), "b": fit(run(), method="paper")},
+            "posterior fits; got method 'paper' in arm 'b'. Fit its runs with",
+        ),
     ],
 )
 def test_arms_that_cannot_be_compared_are_an_error(arms, message):

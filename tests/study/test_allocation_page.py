@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+from doc_pages import blocks
+
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "allocation.md").read_text()
 MEASURED = json.loads((ROOT / "benchmarks" / "results" / "allocation.json").read_text())
@@ -16,7 +18,7 @@ def verdicts(text):
 
 
 def test_the_example_gives_the_verdicts_on_the_page():
-    (example,) = re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL)
+    (example,) = blocks("docs/allocation.md", "python")
     with contextlib.redirect_stdout(io.StringIO()) as out:
         exec(example, {})
     assert verdicts(out.getvalue()) == verdicts(PAGE) == [("low", "stop"), ("good", "continue"), ("slow", "continue")]

@@ -1,7 +1,5 @@
 """The rules that the benchmark of allocation compares; the first is that of `scalerl.study.allocate`."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from study_arms import arm
@@ -12,11 +10,8 @@ from scalerl.study.best_arm import ArmDraws, worth_of_all
 
 
 @pytest.fixture
-def rules(monkeypatch):
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    import allocation_rules
-
-    return allocation_rules
+def rules(benchmark):
+    return benchmark("allocation_rules")
 
 
 ARMS = [

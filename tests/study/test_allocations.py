@@ -7,8 +7,8 @@ from simulated_study import Truth, write_study
 
 from scalerl.config import QUICK
 from scalerl.config.base import ConfigError
-from scalerl.study.allocations import ALLOCATIONS, by_forecast, everyone
 from scalerl.study.directory import StudyDirectory
+from scalerl.study.execute import ALLOCATIONS, by_forecast, everyone
 from scalerl.study.lr_sweep import best_rates, sweep_note
 from scalerl.study.plans import PLANS
 
@@ -35,7 +35,7 @@ def test_with_a_single_curve_all_arms_continue(tmp_path):
     assert by_forecast(study).arms == ["good"]
 
 
-def test_equal_gives_every_arm_its_whole_budget_at_once(tmp_path):
+def test_the_rule_equal_gives_every_arm_its_whole_budget(tmp_path):
     study = write_study(tmp_path / "s", {"a": Truth(last_step=-1), "b": Truth(last_step=-1)})
     assert ALLOCATIONS["equal"].shares == (1.0,) and everyone(study).arms == ["a", "b"]
     assert ALLOCATIONS["forecast"].shares[-1] == 1.0

@@ -15,7 +15,7 @@ from scalerl.study.best_arm import (
 
 
 def draws(rows):
-    """Arms with a few explicit draws, so that the results can be computed by hand."""
+    """Return arms with a few explicit draws, so that the results can be computed by hand."""
     draws_AD = np.array(rows, dtype=float)
     return ArmDraws(draws_AD, draws_AD)
 

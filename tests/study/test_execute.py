@@ -9,9 +9,8 @@ import pytest
 
 from scalerl.config import QUICK
 from scalerl.config.base import ConfigError, replace
-from scalerl.study.allocations import Choice, Spending, everyone
 from scalerl.study.directory import StudyDirectory
-from scalerl.study.execute import Execution, execute, target_step
+from scalerl.study.execute import Choice, Execution, Spending, everyone, execute, target_step
 from scalerl.study.plan import Arm, Plan, RunKey
 
 BASE = replace(QUICK, steps=40)
@@ -51,7 +50,7 @@ class Scripted:
         file = Path(next(word for word in self.command if word.endswith(".toml")))
         return tomllib.loads(file.read_text())["steps"]
 
-    def stop(self):
+    def terminate(self):
         self.workers.stopped.append(self.run)
 
 
@@ -141,7 +140,7 @@ def test_a_run_that_ended_because_every_prompt_was_solved_is_finished(tmp_path):
     assert again.started == [] and set(execution.states.values()) == {"finished"}
 
 
-def test_finished_runs_are_known_before_the_first_run_starts(tmp_path):
+def test_finished_runs_are_found_before_the_first_run_starts(tmp_path):
     study = StudyDirectory.create(tmp_path / "s", plan("a", "b"))
     run(study, ScriptedWorkers(failing=("a",)))
     _, execution = run(study, ScriptedWorkers())
@@ -198,7 +197,7 @@ def test_a_directory_with_another_plan_is_an_error_that_lists_the_changes(tmp_pa
 
 def test_a_directory_with_other_files_is_not_used(tmp_path):
     (tmp_path / "thesis.tex").write_text("x")
-    with pytest.raises(ConfigError, match="exists and holds no study; give -o a directory that is new or empty"):
+    with pytest.raises(ConfigError, match="exists and contains no study; give -o a directory that is new or empty"):
         StudyDirectory.create(tmp_path, plan("a", "b"))
     with pytest.raises(ConfigError, match=r"no study here \(no study.toml\)"):
         StudyDirectory.open(tmp_path)

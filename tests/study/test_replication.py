@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from simulated_study import KNOWN, write_study
 
+from scalerl.files import read_rows
 from scalerl.study.analysis import study_results
-from scalerl.study.directory import rows
 
 ROOT = Path(__file__).parents[2]
 PAGE = re.sub(" +", " ", (ROOT / "docs" / "replication.md").read_text())
@@ -16,11 +16,8 @@ PACKED = sorted(path.stem for path in (ROOT / "benchmarks" / "results" / "replic
 
 
 @pytest.fixture
-def replication(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import replication
-
-    return replication
+def replication(benchmark):
+    return benchmark("replication")
 
 
 def test_a_packed_study_gives_the_same_results_after_unpacking(replication, tmp_path):
@@ -29,7 +26,7 @@ def test_a_packed_study_gives_the_same_results_after_unpacking(replication, tmp_
     again = replication.unpack(packed, tmp_path / "again")
     one, other = (study_results(s) for s in (study, again))
     assert one.to_dict() == other.to_dict() and packed["headlines"] == one.headlines()
-    assert len(rows(again.run(again.runs()[0]) / "metrics.jsonl")) == 20  # 160 steps, evaluated every 8
+    assert len(read_rows(again.run(again.runs()[0]) / "metrics.jsonl")) == 20  # 160 steps, evaluated every 8
 
 
 @pytest.mark.parametrize("name", PACKED)

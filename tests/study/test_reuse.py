@@ -23,7 +23,7 @@ def other(tmp_path):
 
 
 def plan_like(other, **names):
-    """Arms with the changes of arms of the other study, under different names."""
+    """Return arms with the changes of arms of the other study, under different names."""
     arms = tuple(Arm(name=new, changes=other.plan.arm(old).changes) for new, old in names.items())
     return replace(other.plan, name="mine", reference=arms[0].name, arms=arms, seeds=(0, 1, 2))
 

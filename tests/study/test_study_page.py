@@ -41,7 +41,7 @@ def words(page_file):
 
 
 def group(words, title):
-    """The verdicts below a heading."""
+    """Return the verdicts below a heading."""
     return words.split(f"<h3>{title}</h3>")[1].split("</article>")[0]
 
 

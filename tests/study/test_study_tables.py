@@ -11,6 +11,7 @@ from simulated_study import KNOWN, Truth, write_study
 
 from scalerl.study.analysis import study_results
 from scalerl.study.plan import RunKey
+from scalerl.study.results import reasons
 from scalerl.study.tables import print_results
 from scalerl.study.verdicts import EFFECTS
 
@@ -66,8 +67,8 @@ def test_the_most_important_verdict_comes_first(found):
 
 
 def test_an_arm_without_a_fit_gives_each_reason_once(found):
-    assert found.arm("young").reason == "a fit needs at least 5 points; got 4. Evaluate more often"
-    assert found.arm("broken").reason == "failed: loss is not finite at step 3"
+    assert reasons(found.arm("young").runs) == "a fit needs at least 5 points; got 4. Evaluate more often"
+    assert reasons(found.arm("broken").runs) == "failed: loss is not finite at step 3"
     assert found.arm("broken").problems[2] == "seed 2: failed: loss is not finite at step 3"
 
 

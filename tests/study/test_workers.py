@@ -7,8 +7,9 @@ import time
 import pytest
 import runs
 
+from scalerl.cluster.jobs import RayWorkers
 from scalerl.config.base import ConfigError
-from scalerl.study.workers import LocalWorkers, RayWorkers
+from scalerl.study.workers import LocalWorkers
 
 SPEAK = [sys.executable, "-c", "import sys; print('said', flush=True); sys.exit(3)"]
 PATIENT = [
@@ -44,9 +45,9 @@ def test_a_stopped_process_can_handle_the_signal(tmp_path):
     job = LocalWorkers(1).start(PATIENT, tmp_path / "x.log")
     wait_for_text(tmp_path / "x.log", "on")
     assert job.poll() is None
-    job.stop()
+    job.terminate()
     assert code_of(job) == 143
-    job.stop()  # a second call has no effect
+    job.terminate()  # a second call has no effect
 
 
 def test_without_ray_the_error_names_the_package(monkeypatch):
@@ -73,7 +74,7 @@ def test_ray_jobs_have_an_exit_code_and_a_log_and_can_be_stopped(ray, tmp_path, 
     assert (tmp_path / "a.log").read_text() == "said\n"
     job = workers.start(PATIENT, tmp_path / "b.log")
     wait_for_text(tmp_path / "b.log", "on")
-    job.stop()
+    job.terminate()
     assert code_of(job) in (143, 1)
     with pytest.raises(ConfigError, match="a run needs 64 cores and 0 GPUs; the cluster has 2 cores"):
         RayWorkers("auto", 0, 64.0, 0.0)

@@ -188,18 +188,21 @@ def test_hidden_tests_of_livecodebench_are_unpacked_without_running_code():
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
-        ({"answer": "7"}, r"'tests': there are none \(columns here: answer\); allowed: "),
+        ({"answer": "7"}, r"'tests': the row has none \(columns here: answer\); allowed: "),
         ({"tests": "{broken"}, r"'tests': neither JSON \(.* at line 1, column 2\) nor assertions"),
         ({"tests": 7}, "'tests': got 7; allowed: "),
         ({"tests": []}, "'tests': got "),
         ({"tests": {"inputs": ["1"], "outputs": []}}, "'tests': got 1 inputs and 0 outputs; allowed: two lists"),
         ({"tests": {"inputs": ["x"], "outputs": ["1"], "fn_name": "f"}}, "'tests': test 1 of f: not valid JSON"),
         ({"tests": [{"input": "1"}]}, "'tests': test 1 has 'input'; allowed: 'input' and 'output'"),
-        ({"tests": ["assert f(1) =="]}, "'tests': assertion 1 is not Python"),
+        ({"tests": ["assert f(1) =="]}, "'tests': assertion 1 is not valid Python"),
         ({"tests": ["assert 1 == 1"]}, "'tests': the assertions call no function of the program"),
-        ({"tests": {"test": "def check(", "entry_point": "f"}}, "'test': not Python"),
+        ({"tests": {"test": "def check(", "entry_point": "f"}}, "'test' is not valid Python; correct"),
         ({"tests": {"test": "def check(c): 0", "entry_point": "f()"}}, r"'entry_point': got 'f\(\)'"),
-        ({"tests": [{"input": "1", "output": "1", "testtype": "functional"}]}, "without a name of the function"),
+        (
+            {"tests": [{"input": "1", "output": "1", "testtype": "functional"}]},
+            "the tests call a function that is not named; give its name",
+        ),
     ],
 )
 def test_unreadable_tests_are_reported_with_their_field(columns, message):

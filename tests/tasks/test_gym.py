@@ -111,15 +111,15 @@ def test_prompts_are_distinct_and_held_out_prompts_are_not_trained(tmp_path):
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        ('dataset = "chain_summ"', r"no data set 'chain_summ'; near names: chain_sum, .*it has 1\d\d, listed by"),
+        ('dataset = "chain_summ"', r"no data set 'chain_summ'; similar names: chain_sum, .*It has 1\d\d, listed by"),
         (
             'dataset = "chain_sum"\nparameters = {min_term = 2}',
             r"chain_sum has no parameter 'min_term' \(did you mean 'min_terms'\?\); allowed: .*max_digits",
         ),
-        ('dataset = "chain_sum"\nparameters = {min_terms = -1}', r"refuses \{'min_terms': -1\}: min_terms must be"),
+        ('dataset = "chain_sum"\nparameters = {min_terms = -1}', r"rejects \{'min_terms': -1\}: min_terms must be"),
         (
             'dataset = "chain_sum"\nprompts = 5000\nparameters = {max_terms = 2, max_digits = 1}',
-            r"makes only about \d+ distinct prompts; allowed: parameters that make at least 5010",
+            r"generates only about \d+ distinct prompts; allowed: parameters that generate at least 5010",
         ),
     ],
 )

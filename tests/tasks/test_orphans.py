@@ -24,10 +24,10 @@ box.receive(deadline)
 SCORER = """
 import re, time
 from scalerl.config import Scoring
-from scalerl.tasks.scoring import worker_pool
+from scalerl.tasks.pool import ScoringPool
 if __name__ == "__main__":
-    pool = worker_pool(1, None, Scoring())
-    pool.schedule(re.match, args=("(a+)+$", "a" * 64 + "b"))  # for ever, with the interpreter's lock held
+    pool = ScoringPool(1, None, Scoring())
+    pool.schedule(re.match, "(a+)+$", "a" * 64 + "b", limit_s=600)  # for ever, with the interpreter's lock held
     print("begun", flush=True)
     time.sleep(60)
 """
@@ -67,7 +67,7 @@ def test_a_busy_program_ends_with_its_parent(mode):
 
 
 def seconds_of(pid):
-    """Seconds of CPU time that a process has used."""
+    """Return the seconds of CPU time that a process has used."""
     stat = runs._stat(pid)
     return (int(stat[11]) + int(stat[12])) / os.sysconf("SC_CLK_TCK") if stat else 0.0
 

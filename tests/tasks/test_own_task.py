@@ -1,7 +1,5 @@
 """User-defined tasks: rows and scores from a class given by its import path."""
 
-import textwrap
-
 import pytest
 
 from scalerl.config.base import ConfigError
@@ -45,12 +43,8 @@ MODULE = """
 
 
 @pytest.fixture(autouse=True)
-def module(tmp_path, monkeypatch):
-    (tmp_path / "own_tasks.py").write_text(textwrap.dedent(MODULE))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    custom._made.cache_clear()
+def module(user_code):
+    user_code("own_tasks", MODULE)
 
 
 def task(name, **settings):

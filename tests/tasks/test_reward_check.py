@@ -1,10 +1,7 @@
 """Reward functions of the user: their parameters, and the check before a run."""
 
-import textwrap
-
 import pytest
 
-from scalerl import plugins
 from scalerl.config import Scoring, parse_config, read_config, to_toml
 from scalerl.config.base import ConfigError
 from scalerl.config.data import RewardFunction
@@ -40,14 +37,9 @@ ROW = Prompt("0" * 16, "2+2=", (1,), "4", "math", {"answer": "4", "level": 3}, w
 
 
 @pytest.fixture(autouse=True)
-def module(tmp_path, monkeypatch):
-    (tmp_path / "checked_rewards.py").write_text(textwrap.dedent(MODULE))
-    (tmp_path / "broken_rewards.py").write_text("def f(prompts, completions): return [0.0]\nlimit = {}['limit']\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    user_rewards._loaded.cache_clear()
-    plugins.loaded.cache_clear()
+def module(user_code):
+    user_code("checked_rewards", MODULE)
+    user_code("broken_rewards", "def f(prompts, completions): return [0.0]\nlimit = {}['limit']\n")
 
 
 class HereScorer(FunctionScorer):
@@ -150,7 +142,7 @@ def test_a_reward_function_is_tried_on_made_up_completions(here, name, params, s
     ("name", "said"),
     [
         ("leaves", r"called os._exit\(7\) \(.*checked_rewards.py:19\)"),
-        ("dies", "ended its process with exit code -9"),
+        ("dies", r"ended its process 3 times \(signal 9\)"),
         ("sleeps", "took longer than 3 s"),
     ],
 )

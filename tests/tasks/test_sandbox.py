@@ -220,7 +220,7 @@ def test_a_custom_python_has_its_packages():
 
 
 def tree(tmp_path, delegated):
-    """A hierarchy like the kernel's, with a group `job` that contains this process and may delegate controllers."""
+    """Create a hierarchy like the kernel's, with the group `job` of this process and its delegated controllers."""
     job = tmp_path / "cgroup" / "job"
     job.mkdir(parents=True)
     for place, controllers in ((job, delegated), (job.parent, "")):

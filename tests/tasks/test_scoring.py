@@ -10,7 +10,7 @@ import pytest
 from scalerl.config import Scoring, read_config
 from scalerl.config.base import ConfigError
 from scalerl.tasks import math as math_task
-from scalerl.tasks import scoring
+from scalerl.tasks import pool, scoring
 from scalerl.tasks.base import Verdict, Verifier, verdict
 from scalerl.tasks.failures import Failures
 from scalerl.tasks.scoring import FunctionScorer, ProcessScorer, ThreadScorer, make_scoring
@@ -79,8 +79,8 @@ def test_processes_score_in_order_if_a_verifier_hangs_or_crashes(monkeypatch, tm
     monkeypatch.syspath_prepend(str(tmp_path))
     import hanging_verifier
 
-    # the pool's initialiser imports it in each process
-    monkeypatch.setattr(scoring, "_prepare", hanging_verifier.install)
+    # the pool's initializer imports it in each process
+    monkeypatch.setattr(pool, "_prepare", hanging_verifier.install)
     try:
         scorer = ProcessScorer("trap", scoring.VERIFIERS["trap"], Scoring(workers=2, timeout_s=1.5))
         began = time.perf_counter()
@@ -258,7 +258,7 @@ def test_a_missing_reward_function_is_refused(name, message):
 
 
 def group(asked, *texts, truncated=()):
-    """A group whose tokens are the indices of its texts, and the function that decodes them."""
+    """Return a group whose tokens are the indices of its texts, and the function that decodes them."""
     rollouts = tuple(
         Rollout(
             np.asarray([i]), np.zeros(1, np.float32), np.zeros(1, np.int32), np.ones(1, bool), i in truncated, False

@@ -18,7 +18,7 @@ PROMPT = Prompt("0" * 16, "q", (1,), "4", "t", {"level": 3})
 
 
 def group(*texts, prompt=PROMPT, truncated=()):
-    """A group whose rollouts decode to the given texts."""
+    """Return a group whose rollouts decode to the given texts."""
     rollouts = tuple(
         Rollout(np.frombuffer(text.encode(), np.uint8).astype(np.int32), np.zeros(len(text), np.float32),
                 np.zeros(len(text), np.int32), np.ones(len(text), np.bool_), i in truncated, False)
@@ -32,7 +32,7 @@ def decode(tokens):
 
 
 def verdict_of(passes):
-    """A verifier based on a function that returns whether a completion passes."""
+    """Return a verifier based on a function that returns whether a completion passes."""
     return lambda prompt, text: verdict(passes(prompt, text), "")
 
 

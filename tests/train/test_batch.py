@@ -47,7 +47,7 @@ def test_prompt_completion_and_padding_are_at_the_right_positions():
 
 
 def training(completions, trained_B):
-    """A batch of completions of the given lengths after a prompt of one token; some rows carry loss."""
+    """Return a batch of completions of the given lengths after a prompt of one token; some rows carry loss."""
     rollouts = collate([group([1], *(rollout([2] * n) for n in completions))])
     trained_BT = rollouts.sampled_BT & torch.tensor(trained_B)[:, None]
     zeros_BT = torch.zeros_like(rollouts.behavior_BT)

@@ -64,8 +64,7 @@ def test_a_run_with_a_bad_gradient_resumes_with_a_lower_rate(lab_model, tmp_path
     )
     assert code == 1 and f"scalerl resume {path} --recipe.optimizer.learning_rate 5e+29" in text, text
     assert "Traceback" not in text
-    code, text = runs.call("resume", str(path), "--recipe.optimizer.learning_rate", "1e-4")
-    assert code == 0, text
+    text = runs.finish("resume", str(path), "--recipe.optimizer.learning_rate", "1e-4")
     rates = [row["learning_rate"] for row in runs.rows(path, "metrics.jsonl")]
     assert rates == [1e-4] * 6  # the first update had ruined the weights, and no checkpoint was older
     (later,) = read_config(path / "config.toml", []).recipe.optimizer.later_rates

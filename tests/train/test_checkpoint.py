@@ -2,15 +2,18 @@ import hashlib
 import json
 import os
 import shutil
+from concurrent.futures import wait
 
 import numpy as np
 import pytest
 import torch
+import xxhash
 
 from scalerl.config import LAB
 from scalerl.config.base import ConfigError
+from scalerl.training import manifest
 from scalerl.training.checkpoint import CheckpointStore, load_state, save_state
-from scalerl.training.manifest import Damaged, check_files, digest
+from scalerl.training.manifest import Damaged, check_files, digest, digest_ahead
 from scalerl.training.resumed import sound_checkpoint
 from scalerl.training.run_dir import RunDirectory
 
@@ -105,18 +108,39 @@ FAULTS = {
     "truncated": (lambda path: os.truncate(path, path.stat().st_size - 1), r"{name} has \d+ bytes; \d+ were written"),
     "longer": (lambda path: path.write_bytes(path.read_bytes() + b"x"), r"{name} has \d+ bytes; \d+ were written"),
     "empty": (lambda path: path.write_bytes(b""), r"{name} has 0 bytes; \d+ were written"),
-    "flipped": (flip, r"{name} has other contents than were written \(SHA-256 \w{{12}}, expected \w{{12}}\)"),
+    "flipped": (flip, r"{name} has other contents than were written \(xxh3_128 \w{{12}}, expected \w{{12}}\)"),
 }
 
 
-def test_a_manifest_lists_every_file_with_its_sha256(two):
+def test_a_manifest_lists_every_file_with_its_digest(two):
     listed = json.loads((two.path(20) / "manifest.json").read_text())
     assert listed["step"] == 20 and sorted(listed["files"]) == sorted(NAMES)
-    expected = hashlib.sha256(b"shard" * 20).hexdigest()
-    assert listed["files"]["learner/__0_0.distcp"] == {"bytes": 100, "sha256": expected}
+    expected = xxhash.xxh3_128_hexdigest(b"shard" * 20)
+    assert listed["files"]["learner/__0_0.distcp"] == {"bytes": 100, "xxh3_128": expected}
     trainer = (two.path(20) / "trainer.json").read_bytes()
-    assert listed["files"]["trainer.json"]["sha256"] == hashlib.sha256(trainer).hexdigest()
-    assert not list(two.path(20).rglob("*.sha256")) and check_files(two.path(20))
+    assert listed["files"]["trainer.json"]["xxh3_128"] == xxhash.xxh3_128_hexdigest(trainer)
+    assert not list(two.path(20).rglob("*.digest")) and check_files(two.path(20))
+
+
+def of_format_1(path):
+    """Give a checkpoint the manifest of an earlier version."""
+    listed = json.loads((path / "manifest.json").read_text())
+    for name, entry in listed["files"].items():
+        del entry["xxh3_128"]
+        entry["sha256"] = hashlib.sha256((path / name).read_bytes()).hexdigest()
+    (path / "manifest.json").write_text(json.dumps({**listed, "format": 1}))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_manifest_with_sha256_is_still_checked(two, ahead, monkeypatch):
+    monkeypatch.setattr(manifest, "LARGE", 1)
+    of_format_1(two.path(20))
+    assert check_files(two.path(20))
+    flip(two.path(20) / "generator.safetensors")
+    if ahead:
+        digest_ahead(two.directory.parent)
+    with pytest.raises(Damaged, match=r"^generator.safetensors has other contents than were written \(sha256 "):
+        check_files(two.path(20))
 
 
 @pytest.mark.parametrize("kind", FAULTS)
@@ -142,6 +166,35 @@ def test_a_damaged_manifest_is_detected(two, harm, said):
     harm(two.path(20) / "manifest.json")
     with pytest.raises(Damaged, match=said):
         check_files(two.path(20))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("name", NAMES)
+def test_damage_is_also_detected_in_files_that_were_digested_ahead(two, name, when, monkeypatch):
+    monkeypatch.setattr(manifest, "LARGE", 1)
+    run = two.directory.parent
+    if when == "before":
+        flip(two.path(20) / name)
+    manifest._ahead.clear()
+    digest_ahead(run)
+    begun = dict(manifest._ahead)
+    assert {path.relative_to(two.path(20)).as_posix() for path in begun} == {*NAMES}
+    assert all(wait([future], 10).done for _, future in begun.values())
+    if when == "after":
+        os.utime(two.path(20) / name, (0, 0))
+        flip(two.path(20) / name)
+    with pytest.raises(Damaged, match=f"^{name} has other contents"):
+        check_files(two.path(20))
+    assert check_files(two.path(10))
+
+
+def test_a_digest_from_ahead_is_used_instead_of_a_second_one(two, monkeypatch):
+    monkeypatch.setattr(manifest, "LARGE", 1)
+    digest_ahead(two.directory.parent)
+    assert all(wait([future], 10).done for _, future in dict(manifest._ahead).values())
+    monkeypatch.setattr(manifest, "digest", lambda path, **kind: pytest.fail(f"{path} was read again"))
+    assert check_files(two.path(20))
+    digest_ahead(two.directory / "nothing here")
 
 
 def earlier_version(path):
@@ -193,7 +246,9 @@ def test_a_checkpoint_without_manifest_is_used_with_a_note(two):
     earlier_version(two.path(20))
     notes = []
     assert sound_checkpoint(run_of(two), two, notes.append) == two.path(20)
-    assert notes == ["the checkpoint of step 20 is of an earlier version, without checksums: damage may go unnoticed"]
+    assert notes == [
+        "the checkpoint of step 20 was written by an earlier version, without checksums; damage may go unnoticed"
+    ]
 
 
 def test_without_an_undamaged_checkpoint_nothing_is_changed(two):
@@ -242,8 +297,11 @@ def test_a_kill_during_the_replacement_of_a_checkpoint_leaves_one(two, moment):
     assert again.steps() == [10, 20] and check_files(again.latest()) and not list(two.directory.glob(".r*"))
 
 
-def test_a_digest_of_the_first_bytes(tmp_path):
-    data = bytes(range(256)) * 20000  # more than one block
+def test_a_digest_of_the_first_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(manifest, "BLOCK", 7)
+    data = bytes(range(100))
     (tmp_path / "f").write_bytes(data)
-    assert digest(tmp_path / "f") == hashlib.sha256(data).hexdigest()
-    assert digest(tmp_path / "f", 4500001) == hashlib.sha256(data[:4500001]).hexdigest()
+    for size in (0, 1, 7, 50, 100):
+        assert digest(tmp_path / "f", size) == xxhash.xxh3_128_hexdigest(data[:size])
+        assert digest(tmp_path / "f", size, "sha256") == hashlib.sha256(data[:size]).hexdigest()
+    assert digest(tmp_path / "f") == digest(tmp_path / "f", 200) == xxhash.xxh3_128_hexdigest(data)

@@ -22,9 +22,7 @@ def two_engines(lab_model, tmp_path_factory):
 def test_equal_commands_give_equal_bits_with_the_default_lag(lab_model, tmp_path):
     words = [w for w in runs.SMALL if w not in ("--rollouts.lag_ticks", "12")]
     for name in ("one", "two"):
-        process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(tmp_path / name), *words])
-        text, _ = process.communicate(timeout=300)
-        assert process.returncode == 0, text
+        runs.finish("train", "--model", str(lab_model), "--run-dir", str(tmp_path / name), *words)
     assert runs.outcome(tmp_path / "one") == runs.outcome(tmp_path / "two")
     assert '\nlag_ticks = "follow"\n' in (tmp_path / "one/config.toml").read_text()
 
@@ -80,9 +78,7 @@ def test_other_staleness_rules_keep_the_bound_and_resume_to_the_same_bits(lab_mo
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     runs.train(lab_model, whole, *words)
     runs.train(lab_model, stopped, *words, "--steps", "12")
-    process = runs.start(["resume", str(stopped), "--steps", "24"])
-    text, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, text
+    runs.finish("resume", str(stopped), "--steps", "24")
     assert runs.outcome(stopped) == runs.outcome(whole)
     metrics = runs.rows(whole, "metrics.jsonl")
     if rule == "mask":  # the loop itself asserts that no trained token is older than k

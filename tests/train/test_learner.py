@@ -18,11 +18,11 @@ def make(settings=SETTINGS, dtype=torch.float32, **options):
 
 
 def batch(rows=6, width=10, scale=1.0):
-    """Random tokens; the loss is minus the mean log-probability of about half of them, times `scale`."""
+    """Return random tokens; the loss is minus the mean log-probability of about half of them, times `scale`."""
     torch.manual_seed(3)
     tokens, trained = torch.randint(2, 48, (rows, width)), torch.rand(rows, width) < 0.5
     lengths = torch.arange(rows) % 5 + width - 4  # of five kinds, so that micro-batches have several widths
-    trained[:, 1] = True  # every row has something to train
+    trained[:, 1] = True  # every row has a trained token
     trained &= (torch.arange(width) >= 1) & (torch.arange(width) < lengths[:, None])
     weights = trained * scale / trained.sum()
     return TrainBatch(tokens, lengths, torch.zeros(rows, width), torch.ones(rows), trained, weights)
@@ -132,7 +132,7 @@ def test_gradients_of_bf16_weights_are_accumulated_in_fp32():
             in_bf16 += one[number].bfloat16()
         assert found.dtype == torch.float32
         assert float((found - exact).norm() / exact.norm()) < 1e-5
-        assert float((in_bf16 - exact).norm() / exact.norm()) > 0.005  # what the test is there to find
+        assert float((in_bf16 - exact).norm() / exact.norm()) > 0.005  # the error that this test detects
 
 
 def test_gradient_checkpointing_changes_no_gradient():

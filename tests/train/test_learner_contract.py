@@ -20,6 +20,7 @@ from scalerl.config.recipe import SCALERL, AdamW, Reinforce
 from scalerl.config.run import Hardware, Learner, Placement
 from scalerl.models.layout import WeightLayout
 from scalerl.models.policy import load_policy
+from scalerl.plugins import PluginError
 from scalerl.rollouts.weights.directory import DirectoryChannel
 from scalerl.rollouts.weights.shared_memory import SharedMemoryChannel
 from scalerl.training.learner.base import BadGradient, TrainBatch
@@ -101,11 +102,11 @@ def benches(paths, tmp_path_factory):
 
 
 def batch(rows=7, width=12, seed=0):
-    """Random rollouts of lengths 12, 11, ..., 8, 12, ...; uneven weights that sum to one, advantages of both signs."""
+    """Return random rollouts of lengths 12 to 8, with uneven weights that sum to one and advantages of both signs."""
     draw = torch.Generator().manual_seed(seed)
     lengths = width - torch.arange(rows) % 5
     trained = torch.rand(rows, width, generator=draw) < 0.6
-    trained[:, 1] = True  # every row has something to train
+    trained[:, 1] = True  # every row has a trained token
     trained &= (torch.arange(width) >= 1) & (torch.arange(width) < lengths[:, None])
     weights = torch.rand(rows, width, generator=draw) * trained
     return TrainBatch(
@@ -138,7 +139,7 @@ def equal(found, expected):
 def test_the_longest_rollouts_are_assigned_first_to_the_rank_with_the_fewest_tokens():
     # 9 -> rank 0 (9, 0); 8 -> rank 1 (9, 8); 6 -> rank 1 (9, 14); 5 -> rank 0 (14, 14); 2 -> rank 0 (16, 14)
     lengths = torch.tensor([5, 9, 2, 7, 8, 6])
-    shares = balanced_split(lengths, torch.tensor([0, 1, 2, 4, 5]), 2)  # row 3 has nothing to train
+    shares = balanced_split(lengths, torch.tensor([0, 1, 2, 4, 5]), 2)  # row 3 has no trained token
     assert [share.tolist() for share in shares] == [[1, 0, 2], [4, 5]]
 
 
@@ -293,7 +294,7 @@ def test_a_checkpoint_of_two_ranks_resumes_on_three_and_on_one(benches, model, t
     weights = benches.weights(two)
     for ranks in (3, 1):
         other = benches.group(ranks, model)
-        other.step(batch(seed=9))  # moments and weights of its own, which must go
+        other.step(batch(seed=9))  # its own moments and weights, which must be replaced
         other.load(tmp_path / "later", updates=3)
         assert other.step(batch(seed=3)).to_dict() == pytest.approx(expected.to_dict(), rel=1e-4, abs=1e-5)
         assert other.updates == 4
@@ -333,7 +334,7 @@ def test_a_checkpoint_of_another_model_or_of_one_process_is_refused(benches, tmp
         benches.group(2, "qwen3-untied").load(tmp_path / "two", 1)
     with pytest.raises(ConfigError, match="another model: 1 of them differ"):
         benches.single("qwen3-untied").load(tmp_path / "one", 1)
-    assert benches.group(2).step(batch()).trained_tokens > 0  # the ranks have lived through it
+    assert benches.group(2).step(batch()).trained_tokens > 0  # the ranks still work
 
 
 # ------------------------------------------------------------------------------------------------------------ deaths
@@ -360,7 +361,7 @@ def test_a_rank_killed_in_a_collective_is_named_and_all_processes_end(benches):
     ("how", "message"),
     [
         ("exit", r"trainer rank 1 of 2 \(process \d+\) ended with exit code 7 during `step`"),
-        ("raise", r"trainer rank [01] of 2 \(process \d+\) failed during `step`: ZeroDivisionError: on purpose\n"),
+        ("raise", r"trainer rank [01] of 2 \(process \d+\) failed during `step`: ZeroDivisionError: on purpose$"),
         ("hang", r"trainer rank 0 of 2 \(process \d+\) did not answer within 2 s during `step`"),
     ],
 )
@@ -368,8 +369,9 @@ def test_a_rank_killed_in_a_collective_is_named_and_all_processes_end(benches):
 def test_a_rank_that_ends_fails_or_hangs_is_named(how, message, tmp_path):
     ranks = RankProcesses([Misbehaving(how, rank) for rank in range(2)])
     pids = [process.pid for process in ranks._processes]
-    with pytest.raises(LearnerDied, match=message):
+    with pytest.raises(LearnerDied, match=message) as raised:
         ranks.call("step", tmp_path, timeout_s=2 if how == "hang" else 60)
+    assert ('raise ZeroDivisionError("on purpose")' in raised.value.trace) == (how == "raise")
     assert sorted(os.listdir(tmp_path)) == ["0", "1"]  # both had begun
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
@@ -377,3 +379,11 @@ def test_a_rank_that_ends_fails_or_hangs_is_named(how, message, tmp_path):
 def test_user_errors_are_raised_unchanged_while_the_other_rank_waits():
     with pytest.raises(ConfigError, match="got nothing"):
         RankProcesses([Misbehaving("refuse", rank) for rank in range(2)])
+
+
+@pytest.mark.slow
+def test_the_error_of_a_plug_in_in_a_rank_is_raised_unchanged(tmp_path):
+    ranks = RankProcesses([Misbehaving("plug-in", rank) for rank in range(2)])
+    with pytest.raises(PluginError, match=r"^mine:loss raised KeyError: 'gone' \(/home/me/mine.py:3\)$"):
+        ranks.call("step", tmp_path, timeout_s=60)
+    ranks.close()

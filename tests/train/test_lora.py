@@ -165,7 +165,7 @@ def test_the_export_equals_the_merge_by_peft_and_the_adapter_loads_with_the_base
     config = peft.PeftConfig.from_pretrained(tmp_path / "adapter")
     assert config.base_model_name_or_path == str(tmp_path / "base") and config.r == 4
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # peft 0.21 asks transformers 5.23 by a name that is going out of use
+        warnings.simplefilter("ignore")  # peft 0.21 uses a deprecated name of transformers 5.23
         theirs = peft.PeftModel.from_pretrained(load_policy(str(tmp_path / "base")).model, tmp_path / "adapter")
     theirs = theirs.merge_and_unload()
     own, peers = dict(exported.named_parameters()), dict(theirs.named_parameters())
@@ -214,11 +214,11 @@ def test_training_adapters_raises_the_reward_of_the_merged_model(tmp_path):
         shares = [[float((r.tokens < 24).mean()) for r in group.rollouts] for group in groups]
         scores = [tuple(Score(share, False) for share in own) for own in shares]
         found = collate([ScoredGroup(group, own) for group, own in zip(groups, scores, strict=True)])
-        centred_PG = found.rewards_PG - found.rewards_PG.mean(dim=1, keepdim=True)
+        centered_PG = found.rewards_PG - found.rewards_PG.mean(dim=1, keepdim=True)
         trained_BT = found.sampled_BT
         stats = learner.step(
             TrainBatch(
-                found.tokens_BT, found.length_B, found.behavior_BT, centred_PG.view(-1), trained_BT,
+                found.tokens_BT, found.length_B, found.behavior_BT, centered_PG.view(-1), trained_BT,
                 trained_BT / trained_BT.sum(),
             )
         )  # fmt: skip
@@ -307,6 +307,6 @@ def test_adapters_with_several_ranks_are_refused():
 
 
 @pytest.mark.parametrize("targets", ["q_proj", [], [3], ""])
-def test_targets_of_another_form_are_refused(targets):
+def test_targets_that_are_not_a_list_of_names_are_refused(targets):
     with pytest.raises(ValueError, match=r"allowed: 'all-linear', or a list of names such as"):
         Lora(targets=targets)

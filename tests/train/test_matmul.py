@@ -11,7 +11,7 @@ from tiny_models import tiny_model
 
 import scalerl
 from scalerl.config import RunConfig, TinyModel, parse_config
-from scalerl.config.base import ConfigError
+from scalerl.config.base import ConfigError, replace
 from scalerl.config.hardware import Hardware
 from scalerl.models.cpu import matmul, onednn
 from scalerl.models.cpu.matmul import Products, choose, products_of
@@ -143,11 +143,11 @@ def test_each_side_is_measured_with_its_rows_and_only_auto_changes():
     both = resolve_matmul(config, policy, chosen, resumed=False).hardware
     assert (both.generator_matmul, both.trainer_matmul) == ("torch", "torch") and not policy.rule.onednn
     assert asked == [(24, 1, False), (1280, 2, True)]
-    half = config.model_copy(update={"hardware": config.hardware.model_copy(update={"trainer_matmul": "onednn"})})
+    half = replace(config, hardware=replace(config.hardware, trainer_matmul="onednn"))
     assert resolve_matmul(half, policy, chosen, resumed=False).hardware.trainer_matmul == "onednn"
 
 
-def test_a_run_saved_before_there_was_a_choice_keeps_onednn():
+def test_a_run_saved_without_this_setting_keeps_onednn():
     config = RunConfig(hardware=Hardware(device="cpu", dtype="float32", generator_threads=1, trainer_threads=1))
     found = resolve_matmul(config, Policy(tiny_model("qwen3")), lambda work: "torch", resumed=True).hardware
     assert (found.generator_matmul, found.trainer_matmul) == ("onednn", "onednn")

@@ -47,7 +47,7 @@ def test_hub_models_and_data_sets_get_commits_and_files_do_not_change(tmp_path, 
     assert asked == list(COMMITS) and notes == []
     again = parse_config(to_toml(found), "config.toml")
     assert again == found and pinned(again, notes.append) == found
-    assert asked == list(COMMITS)  # a commit needs no question
+    assert asked == list(COMMITS)  # a commit is not looked up
 
 
 def test_an_unresolved_revision_is_kept_with_a_note(tmp_path, asked):
@@ -56,7 +56,7 @@ def test_an_unresolved_revision_is_kept_with_a_note(tmp_path, asked):
     found = pinned(before, notes.append)
     assert [task.revision for task in found.data] == ["b" * 40, "main", "main"]
     assert notes == [
-        "google-research-datasets/mbpp: the commit of revision 'main' is not known and not recorded "
+        "google-research-datasets/mbpp: the commit of revision 'main' could not be looked up and is not recorded "
         "(no route to the hub)"
     ]
 

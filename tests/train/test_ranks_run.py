@@ -37,14 +37,14 @@ def test_a_killed_rank_ends_the_run_and_a_resume_gives_the_same_bits(undisturbed
     process = runs.start(["train", "--model", str(lab_model), "--run-dir", str(path), *runs.SMALL, *TWO])
     runs.wait_for(lambda: len(runs.rows(path, "metrics.jsonl")) >= 5, what="five steps")
     children = runs.children(process.pid)
+    started = runs.descendants(process.pid)
     assert len(children) == 3  # two ranks, which are started first, and the generator
     os.kill(children[1], signal.SIGKILL)
     text, _ = process.communicate(timeout=60)
     assert process.returncode == 1 and "Traceback" not in text, text
     assert f"trainer rank 1 of 2 (process {children[1]}) was killed by signal 9" in text
     assert f"continue with: scalerl resume {path}" in text
-    for pid in children:
-        runs.wait_for(lambda pid=pid: not os.path.exists(f"/proc/{pid}"), 10, "the other processes to end")
+    assert not runs.left_of(started, 60)
     process = runs.start(["resume", str(path)])
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0 and "resumed at step 4" in text, (

@@ -74,9 +74,7 @@ def test_the_exported_model_is_an_ordinary_hugging_face_model(undisturbed):
 @pytest.mark.slow
 def test_the_saved_configuration_repeats_the_run(undisturbed, tmp_path):
     path, _ = undisturbed
-    process = runs.start(["train", str(path / "config.toml"), "--run-dir", str(tmp_path / "again")])
-    text, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, text
+    runs.finish("train", str(path / "config.toml"), "--run-dir", str(tmp_path / "again"))
     assert runs.outcome(tmp_path / "again") == runs.outcome(path)
 
 
@@ -136,15 +134,13 @@ def kill_at(path, process, row, victims, rng):
     runs.wait_for(lambda: len(runs.rows(path, "metrics.jsonl")) >= row or process.poll() is not None, what=f"row {row}")
     time.sleep(rng.random() * 0.05)
     generators = runs.children(process.pid) if process.poll() is None else []
+    started = runs.descendants(process.pid)
     targets = {"trainer": [process.pid], "generator": generators, "both": [*generators, process.pid]}[victims]
     for pid in targets:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    began = time.monotonic()
-    text, _ = process.communicate(timeout=60)
-    assert time.monotonic() - began < 10
-    for pid in generators:
-        runs.wait_for(lambda pid=pid: not os.path.exists(f"/proc/{pid}"), 10, "the generator to notice")
+    text, _ = process.communicate(timeout=120)  # test_signals.py measures how fast processes end
+    assert not runs.left_of(started, 60)
     return text
 
 
@@ -210,9 +206,7 @@ def test_a_finished_run_can_be_continued(undisturbed, lab_model, tmp_path):
     whole, path = tmp_path / "whole", tmp_path / "extended"
     runs.train(lab_model, whole, "--steps", "30")
     shutil.copytree(undisturbed[0], path)
-    process = runs.start(["resume", str(path), "--steps", "30"])
-    text, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, text
+    runs.finish("resume", str(path), "--steps", "30")
     assert runs.outcome(path) == runs.outcome(whole)
 
 
@@ -228,7 +222,7 @@ def test_a_resumed_run_keeps_its_rule_for_counting_flops(undisturbed, tmp_path):
     process = runs.start(["resume", str(path), "--steps", "25"])
     text, _ = process.communicate(timeout=300)
     assert process.returncode == 0 and "cannot be compared with those of newer runs" in text, text
-    assert "the checkpoint of step 24 is of an earlier version, without checksums" in text
+    assert "the checkpoint of step 24 was written by an earlier version, without checksums" in text
     assert json.loads((path / "checkpoints/step_000025/trainer.json").read_text())["flops_rule"] == 1
 
 
@@ -243,7 +237,7 @@ def test_a_condition_finishes_the_run_and_a_resume_overrules_it(lab_model, tmp_p
     assert (path / "model/config.json").exists() and len(runs.rows(path, "metrics.jsonl")) == step
     process = runs.start(["resume", str(path)])
     text, _ = process.communicate(timeout=300)
-    assert process.returncode == 0 and "this condition no longer counts" in text, text
+    assert process.returncode == 0 and "this condition is ignored from now on" in text, text
     assert len(runs.rows(path, "metrics.jsonl")) == 24 and "stopping, because" not in text
 
 

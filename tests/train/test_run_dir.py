@@ -28,7 +28,7 @@ def test_a_directory_with_other_files_is_not_changed(tmp_path, name):
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
     first = name.partition("/")[0]
-    with pytest.raises(ConfigError, match=rf"is not empty \(it holds {first}\); give a directory that .* is empty"):
+    with pytest.raises(ConfigError, match=rf"is not empty \(it contains {first}\); give a directory that .* is empty"):
         RunDirectory.create(tmp_path, LAB)
     assert (tmp_path / name).read_text() == "mine" and [p.name for p in tmp_path.iterdir()] == [first]
 
@@ -75,7 +75,7 @@ def test_an_unused_name_is_found(tmp_path):
 
 
 def counted(path):
-    """A run with a row in every file, and the state of a checkpoint that counts them."""
+    """Return a run with a row in every file, and the state of a checkpoint that counts them."""
     run = RunDirectory.create(path, LAB)
     for name in ROW_FILES:
         run.append(name, [{"step": 1, "text": "abc"}])
@@ -184,6 +184,6 @@ def test_a_run_directory_must_not_overlap_with_model_or_data(tmp_path):
     inputs = inputs_of(config)
     assert [path.name for _, path in inputs] == ["model", "rows.jsonl"]
     check_apart(tmp_path / "runs/1", inputs, "--run-dir")
-    for place, words in (("model", "is"), ("model/run", "lies in"), (".", "holds"), ("data", "holds")):
-        with pytest.raises(ConfigError, match=rf"--run-dir: {tmp_path / place} {words} {tmp_path}/.*path names"):
+    for place, words in (("model", "is"), ("model/run", "is inside"), (".", "contains"), ("data", "contains")):
+        with pytest.raises(ConfigError, match=rf"--run-dir: {tmp_path / place} {words} {tmp_path}/.*path\)"):
             check_apart(tmp_path / place, inputs, "--run-dir")

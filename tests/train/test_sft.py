@@ -144,7 +144,8 @@ def test_a_nonempty_directory_is_not_changed(model, rows, tmp_path):
     (tmp_path / "file").write_text("x")
     (tmp_path / "empty").mkdir()
     with pytest.raises(
-        ConfigError, match=r"--out: .*mine is not empty \(it holds notes.txt\); give a directory .* Nothing was changed"
+        ConfigError,
+        match=r"--out: .*mine is not empty \(it contains notes.txt\); give a directory .* Nothing was changed",
     ):
         train(model, rows, tmp_path / "mine")
     with pytest.raises(ConfigError, match=r"--out: .*file is a file"):

@@ -61,9 +61,7 @@ def test_every_evaluation_has_a_point_for_each_task_at_the_same_compute(mixed):
 def test_a_resumed_mixture_gives_the_same_weights_points_and_prompts(mixed, lab_model, tmp_path):
     path, _ = mixed
     train(lab_model, tmp_path / "stopped", *MIXED, "--steps", "6", file=[path.parent / "mixed.toml"])
-    process = runs.start(["resume", str(tmp_path / "stopped"), "--steps", "12"])
-    text, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, text
+    runs.finish("resume", str(tmp_path / "stopped"), "--steps", "12")
     assert runs.outcome(tmp_path / "stopped") == runs.outcome(path)
 
 

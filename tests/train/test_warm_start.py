@@ -1,19 +1,23 @@
 """The lab's warm start: its vocabulary, its gate, its cache and its log."""
 
 import json
+import time
 from itertools import islice
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from scalerl import cli
-from scalerl.config import TinyModel, WarmStart
-from scalerl.config.base import ConfigError
+from scalerl.config import PRESETS, TinyModel, WarmStart
+from scalerl.config.base import ConfigError, replace
 from scalerl.config.data import ArithmeticTask, ProgramsTask
 from scalerl.models.policy import Policy
 from scalerl.tasks.lab import arithmetic, generated
+from scalerl.training import launch, run_model
 from scalerl.training import warm_start as module
 from scalerl.training.warm_start import fact_accuracy, make_model, make_tokenizer, warm_start, warm_start_directory
+from scalerl.watch.state import run_state
 
 TASK = (ArithmeticTask(),)
 BOTH = (ArithmeticTask(), ProgramsTask())
@@ -31,7 +35,7 @@ def test_the_vocabulary_has_thirty_two_tokens_and_encodes_text_without_loss():
 def test_an_untrained_model_does_not_pass_the_gate_and_nothing_is_saved(tmp_path):
     rows = []
     with pytest.raises(
-        ConfigError, match=r"gets .* of the 300 single steps right, after 3 seeds; at least 99% are needed"
+        ConfigError, match=r"last of 3 seeds, the model gets .* of the 300 single steps right; allowed: at least 99%"
     ):
         warm_start(SMALL, TASK, tmp_path / "made", rows.append)
     assert not (tmp_path / "made").exists() and rows[-1]["fact_accuracy"] < 0.5 and rows[0]["step"] == 4
@@ -85,7 +89,7 @@ def test_the_same_seed_gives_the_same_weights(tmp_path, monkeypatch):
 def test_the_cache_depends_on_the_settings_and_its_environment_variable(tmp_path, monkeypatch):
     monkeypatch.setenv("SCALERL_CACHE", str(tmp_path))
     names = {warm_start_directory(model, task) for model, task in [
-        (SMALL, TASK), (SMALL.model_copy(update={"width": 32}), TASK),
+        (SMALL, TASK), (replace(SMALL, width=32), TASK),
         (SMALL, (ArithmeticTask(operations=(5, 5)),)), (SMALL, (ArithmeticTask(lengths="long-tailed"),)),
     ]}  # fmt: skip
     assert len(names) == 4 and all(path.parent == tmp_path for path in names)
@@ -98,8 +102,8 @@ def test_the_cache_depends_on_the_settings_and_its_environment_variable(tmp_path
     easy, hard = ArithmeticTask(operations=(1, 2), name="easy"), ArithmeticTask(operations=(5, 6), name="hard")
     twice = {warm_start_directory(SMALL, data) for data in ((easy,), (hard,), (easy, hard))}
     assert len(twice) == 3  # two tasks of one kind are both taught
-    assert warm_start_directory(SMALL.model_copy(update={"active_experts": 1}), TASK) == alone  # it has no experts
-    assert warm_start_directory(SMALL.model_copy(update={"experts": 4}), TASK) != alone
+    assert warm_start_directory(replace(SMALL, active_experts=1), TASK) == alone  # it has no experts
+    assert warm_start_directory(replace(SMALL, experts=4), TASK) != alone
 
 
 def test_the_cached_model_of_the_default_lab_keeps_its_name():
@@ -134,7 +138,7 @@ def test_sft_on_the_command_line_saves_the_model_and_does_not_repeat(tmp_path, m
 
 
 def test_experts_share_the_width_of_the_dense_mlp():
-    mixture = make_model(SMALL.model_copy(update={"experts": 4, "active_experts": 2}), make_tokenizer())
+    mixture = make_model(replace(SMALL, experts=4, active_experts=2), make_tokenizer())
     dense = make_model(SMALL, make_tokenizer())
     experts = mixture.model.layers[0].mlp.experts
     assert tuple(experts.gate_up_proj.shape) == (4, 2 * 32, 16)  # gate and up of 4 x 16 / 2
@@ -145,4 +149,30 @@ def test_experts_share_the_width_of_the_dense_mlp():
 
 def test_a_width_that_is_not_divisible_by_the_heads_is_refused():
     with pytest.raises(ConfigError, match=r"model\.width: got 18; allowed: a multiple of 2 x model\.heads = 4"):
-        make_model(SMALL.model_copy(update={"width": 18}), make_tokenizer())
+        make_model(replace(SMALL, width=18), make_tokenizer())
+
+
+def test_a_run_is_listed_during_its_warm_start_and_leaves_no_directory_if_it_fails(tmp_path, monkeypatch):
+    seen = []
+
+    def slow(model, data, directory, report):
+        report({"step": 50.0, "loss": 1.0})
+        until = time.monotonic() + 10
+        while (found := run_state(tmp_path / "run")).detail == "" and time.monotonic() < until:
+            time.sleep(0.005)
+        seen.append((found.state, found.detail))
+        raise ConfigError("the gate")
+
+    monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(run_model, "warm_start", slow)
+    notes = []
+    display = SimpleNamespace(note=notes.append)
+    with pytest.raises(ConfigError, match="the gate"):
+        launch.start(PRESETS["lab"], tmp_path / "run", display, lambda: False)
+    steps = PRESETS["lab"].model.warm_start.steps
+    assert seen == [("warm start", f"update 50 of {steps} on worked examples")]
+    assert not (tmp_path / "run").exists() and "warm start: training" in notes[0]
+    (tmp_path / "run").mkdir()
+    with pytest.raises(ConfigError, match="the gate"):
+        launch.start(PRESETS["lab"], tmp_path / "run", display, lambda: False)
+    assert list((tmp_path / "run").iterdir()) == []

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from contextlib import ExitStack
 
 import pytest
 from browser import CHROMIUM, contrast, luminance, opened_page
@@ -34,7 +35,9 @@ def place(tmp_path_factory):
     add_steps(trouble, range(101, 131), truncation_rate=0.13)
     write_run(root / "runs/two", rows=60, points=7, seed=7)
     write_study(root / "studies/loo", {name: LEAVE_ONE_OUT[name] for name in ("scalerl", "dapo")}, seeds=1)
-    with Heartbeat(root / "runs/one"), Heartbeat(trouble), Heartbeat(root / "runs/two"):
+    with ExitStack() as beating:
+        for run in (root / "runs/one", trouble, root / "runs/two"):
+            beating.enter_context(Heartbeat(run, phase="training"))
         yield root
 
 
@@ -72,7 +75,7 @@ def open_run(tab, name):
 def test_the_list_has_state_step_pass_rate_forecast_and_advice(live, tab, place):
     for run in (place / "runs").iterdir():
         os.utime(run / "metrics.jsonl")  # as if they had just been written
-    live.until("document.querySelector('main .muted').textContent.startsWith('3 training')")
+    live.until("document.querySelector('main .muted').textContent.includes(' runs: 3 training')")
     text = row(tab, "one").inner_text()
     assert "training" in text and "300/400" in text and "0.581" in text and "± 0.006" in text
     ahead = forecast(fit(Curve.read(place / "runs/one")), at=["2x"]).at[0]
@@ -88,6 +91,8 @@ def test_a_new_step_and_a_new_point_are_seen_without_a_reload(live, tab, place):
     add_points(run, [7], pass_rate=0.777)
     live.until("document.body.textContent.includes('0.777')")
     live.until("document.getElementById('curve-0').data.some((trace) => trace.y.at(-1) === 0.777)")
+    layers = tab.locator("#curve-0 .main-svg").evaluate_all("all => all.map(one => getComputedStyle(one).position)")
+    assert layers and set(layers) == {"absolute"}  # plotly's styles still apply: its layers and buttons overlap
 
 
 def test_a_run_shows_its_curve_its_forecast_and_every_metric_with_its_meaning(tab):

@@ -9,7 +9,7 @@ from watched import add_points, add_steps, write_run
 
 from scalerl.config.base import ConfigError
 from scalerl.training.status import Heartbeat, read_status
-from scalerl.watch.state import duration, find, run_state, summary_line, tail_rows
+from scalerl.watch.state import duration, find, run_state, tail_rows
 
 
 def age(path, seconds):
@@ -22,22 +22,54 @@ def age(path, seconds):
 
 def test_a_run_that_writes_rows_is_training_with_its_speed_and_the_time_left(tmp_path):
     run = write_run(tmp_path / "run", rows=100, points=11, steps=400)
-    with Heartbeat(run, every_s=0.05):
+    with Heartbeat(run, every_s=0.05, phase="training"):
         found = run_state(run)
     assert (found.state, found.step, found.steps, found.step_s, found.left_s) == ("training", 100, 400, 1.5, 450.0)
-    assert summary_line(found) == "training, step 100/400, 1.5 s per step, 8 min left, pass rate 0.451 ± 0.006"
+    (point,) = found.main_points.values()
+    assert (round(point["pass_rate"], 3), round(point["stderr"], 3)) == (0.451, 0.006)
 
 
 @pytest.mark.parametrize(("silent_s", "state"), [(10, "training"), (59, "waiting"), (61, "dead")])
 def test_a_run_without_rows_waits_and_is_dead_without_a_heartbeat_for_a_minute(tmp_path, silent_s, state):
     run = write_run(tmp_path / "run", rows=30)
-    with Heartbeat(run):
+    with Heartbeat(run, phase="training"):
         age(run, silent_s)
         found = run_state(run)
     assert found.state == state and (found.detail or state == "training")
 
 
-def test_the_state_says_how_a_run_ended(tmp_path):
+@pytest.mark.parametrize("phase", ["starting", "warm start", "evaluating", "saving"])
+def test_a_phase_is_shown_immediately_until_training_continues(tmp_path, phase):
+    run = write_run(tmp_path / "run", rows=30)
+
+    def until(state, detail):
+        end = time.monotonic() + 10
+        while ((found := run_state(run)).state, found.detail) != (state, detail):
+            assert time.monotonic() < end, found
+        return found
+
+    with Heartbeat(run, every_s=60, phase="training") as beating:
+        age(run, 55)
+        assert run_state(run).detail == "nothing written for 55 s: a slow batch"
+        beating.phase(phase, "update 50 of 700")
+        found = until(phase, "update 50 of 700")
+        assert (found.step, found.steps, found.step_s, found.left_s) == (30, 400, 1.5, 555.0)
+        os.utime(run / "metrics.jsonl")
+        beating.phase("training")
+        until("training", "")
+
+
+def test_a_run_of_an_older_version_has_no_phase(tmp_path):
+    run = write_run(tmp_path / "run")
+    with Heartbeat(run, phase="training"):
+        assert run_state(run).detail == "for the first batch"
+        old = json.loads((run / "status.json").read_text())
+        del old["phase"]
+        (run / "status.json").write_text(json.dumps(old))
+        assert (run_state(run).state, run_state(run).detail) == ("waiting", "no step has finished yet")
+
+
+def test_the_state_tells_how_a_run_ended(tmp_path):
     run = write_run(tmp_path / "run", rows=30)
     with Heartbeat(run) as beating:
         beating.ended("stopped", "stopped at step 30")

@@ -38,7 +38,7 @@ def add_steps(path, steps, **changes):
 
 
 def point(number, task="arithmetic", **changes):
-    """A point of a curve with ceiling 0.61 and midpoint at step 80; one evaluation every 10 steps."""
+    """Return a point of a curve with ceiling 0.61 and midpoint at step 80; one evaluation every 10 steps."""
     step = 10 * number
     rate = 0.2 + 0.41 / (1 + (80 / step) ** 1.9) if step else 0.2
     return {
@@ -58,7 +58,7 @@ HOSTILE = "<img src=x onerror=\"document.title='broken'\"><script>document.title
 
 
 def rollout(step, sample, prompt="7+4=", **changes):
-    """A rollout of a group: even samples passed; the third token was inserted."""
+    """Return a rollout of a group: even samples passed; the third token was inserted."""
     passed = sample % 2 == 0
     detail = {
         "text": ["7+4=", "1", "</think>", "1"], "staleness": [3, 2, None, 2], "log_ratio": [0.01, -0.4, None, 0.9],

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from scalerl.files import cache_root
 from scalerl.models.cpu import onednn
+from scalerl.models.cpu.processor import cpu
 from scalerl.models.policy import Policy
 
 LIBRARIES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"onednn": onednn.linear, "torch": nn.functional.linear}
@@ -147,11 +148,3 @@ def _keep(file: Path, text: str) -> None:
 def _cache_file(work: Products) -> Path:
     key = json.dumps([asdict(work), cpu(), torch.__version__])
     return cache_root() / "matmul" / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
-
-
-def cpu() -> str:
-    """Return a description of the processor: its model name and number, and torch's instruction set."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    model = dict.fromkeys(line.split(":", 1)[1].strip() for line in lines if line.startswith("model"))
-    return " ".join([*model, torch.backends.cpu.get_cpu_capability()])

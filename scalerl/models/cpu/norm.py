@@ -14,6 +14,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from scalerl.models.cpu import compiled
+
 
 def accelerate_norms(model: nn.Module) -> int:
     """Make the RMS norms of a model on CPU use `rms_norm`, in place, and return how many were changed.
@@ -43,7 +45,7 @@ def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """
     if torch.is_grad_enabled() and (x.requires_grad or weight_D.requires_grad):
         return cast(Tensor, _RmsNorm.apply(x, weight_D, eps))  # type: ignore[no-untyped-call]
-    return _scale(x, eps).mul(x).mul_(weight_D)
+    return _scaled(x, weight_D, eps)[0]
 
 
 class _Forward:
@@ -70,22 +72,27 @@ def _agrees(module: nn.Module, forward: _Forward) -> bool:
     return torch.allclose(forward(x_2D), module(x_2D), rtol=1e-5, atol=1e-6)
 
 
-def _scale(x: Tensor, eps: float) -> Tensor:
-    """Return 1 / sqrt(mean(x^2) + eps) as [..., 1]."""
+def _scaled(x: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return s x w and s = 1 / sqrt(mean(x^2) + eps), the latter as [..., 1]."""
+    if compiled.serves(x, weight_D):
+        return compiled.rms_norm(x, weight_D, eps)
     norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return cast(Tensor, norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_())
+    scale = norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
+    return scale.mul(x).mul_(weight_D), scale
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        scale = _scale(x, eps)
+        out, scale = _scaled(x, weight_D, eps)
         ctx.save_for_backward(x, weight_D, scale)
-        return scale.mul(x).mul_(weight_D)
+        return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight_D, scale = ctx.saved_tensors
+        if compiled.serves(x, weight_D):
+            return *compiled.rms_norm_backward(grads[0].contiguous(), x, weight_D, scale), None
         size = x.shape[-1]
         # y = s x w with s = (mean(x^2) + eps)^-1/2:  dL/dx = s (g w) - x s^3 / D * sum(g w x),  dL/dw = sum_N(s g x)
         product_ND = (grads[0] * x).reshape(-1, size)

@@ -20,6 +20,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from scalerl.models.cpu import compiled
+
 NAME = "apply_rotary_pos_emb"
 """Name of the function in all files of transformers that have one; its formula differs between files."""
 
@@ -100,9 +102,19 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return _turn(x, cos, sin)
 
 
+def _compiled(x: Tensor, cos: Tensor, sin: Tensor, back: bool = False) -> Tensor | None:
+    """Return the compiled rotation of x [B, H, T, D] by angles [B, 1, T, D]; None if the loop does not accept them."""
+    x_BTHD = x.transpose(1, 2)
+    if cos.shape[1] != 1 or not compiled.serves(x_BTHD, cos, sin):
+        return None
+    return compiled.rotate(x_BTHD, cos[:, 0], sin[:, 0], back=back).transpose(1, 2)
+
+
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return x cos + (-x2, x1) sin, where x1 and x2 are the halves of x."""
     half = x.shape[-1] // 2
+    if (turned := _compiled(x, cos, sin)) is not None:
+        return turned
     if x.dtype != torch.float32:  # same rounding as in transformers
         return (x * cos) + (torch.cat((-x[..., half:], x[..., :half]), dim=-1) * sin)
     out = x * cos
@@ -120,6 +132,8 @@ class _Turn(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         cos, sin = ctx.saved_tensors
+        if (turned := _compiled(grads[0], cos, sin, back=True)) is not None:
+            return turned, None, None
         half = cos.shape[-1] // 2
         # the transpose of `_turn`: the halves of sin are swapped and negated
         return _turn(grads[0], cos, torch.cat([-sin[..., half:], -sin[..., :half]], dim=-1)), None, None

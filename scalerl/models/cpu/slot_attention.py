@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from scalerl.models.cpu import compiled
+
 NAME = "scalerl_slots"
 MOST_HEADS = 4
 """Largest number of key-value heads with one query each for which a block diagonal is faster than separate products."""
@@ -69,6 +71,11 @@ def decode_attention(
     rows, heads, span, size = key_RHKD.shape
     per_head = query_RHG1D.shape[1] // heads
     query_RHGD = query_RHG1D.view(rows, heads, per_head, size)
+    key_RKHD, value_RKHD = key_RHKD.transpose(1, 2), value_RHKD.transpose(1, 2)
+    bias_RK = bias_R11K[:, 0, 0]
+    if compiled.serves(query_RHGD, bias_RK) and key_RKHD.dtype == torch.float32:
+        out_RAD = compiled.decode_attention(query_RHGD.flatten(1, 2), key_RKHD, value_RKHD, bias_RK, scaling)
+        return out_RAD[:, None]
     if heads > MOST_HEADS or per_head > 1:
         bias_R1GK = bias_R11K.expand(rows, 1, per_head, span)
         out_RHGD = nn.functional.scaled_dot_product_attention(

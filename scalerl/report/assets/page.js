@@ -1,4 +1,4 @@
-// Draws the figures in the colours of the reader's theme, sorts the table, and saves raw data. theme.js stands before it.
+// Draws the figures in the colors of the reader's theme, sorts the table, and saves raw data. theme.js stands before it.
 
 const figures = JSON.parse(document.getElementById("figures").textContent);
 

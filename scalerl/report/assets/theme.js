@@ -1,11 +1,11 @@
-// Colours and layout of plotly's figures in the reader's theme, shared by pages that are written and the live one.
+// Colors and layout of plotly's figures in the reader's theme, shared by pages that are written and the live one.
 "use strict";
 
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const narrow = window.matchMedia("(max-width: 600px)");
 const coarse = window.matchMedia("(pointer: coarse)");
 
-// "@s0/0.2" is the colour of the CSS variable --s0 with opacity 0.2
+// "@s0/0.2" is the color of the CSS variable --s0 with opacity 0.2
 function color(token) {
   const [, name, opacity] = token.match(/^@(\w+)(?:\/([\d.]+))?$/);
   const hex = getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();

@@ -219,7 +219,7 @@ class SimulatedTrainer:
         """Yield `count` more batches, or fewer if the curriculum is exhausted.
 
         Raises:
-            Stuck: Neither side can continue.
+            Stuck: neither side can continue.
         """
         coordinator, left = self.coordinator, count
         while left > 0:
@@ -230,12 +230,12 @@ class SimulatedTrainer:
                     self.clock = self._under_way[0][0]
                     continue
                 if coordinator.stuck() or not coordinator.schedule.closed:
-                    raise Stuck(f"{coordinator.schedule} after {coordinator.ticks} ticks")
+                    raise Stuck(f"no further event: {coordinator.schedule} after {coordinator.ticks} ticks")
                 return
             before = coordinator.ticks, coordinator.schedule.active
             formed = coordinator.step(self._activated)
             if not formed and before == (coordinator.ticks, coordinator.schedule.active):
-                raise Stuck(f"a step that did nothing: {coordinator.schedule} after {coordinator.ticks} ticks")
+                raise Stuck(f"a step had no effect: {coordinator.schedule} after {coordinator.ticks} ticks")
             self.clock += coordinator.ticks - before[0]
             coordinator.fresh.clear()
             coordinator.late.clear()

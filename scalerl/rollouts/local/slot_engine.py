@@ -1,6 +1,9 @@
 """Continuous batching over a fixed number of slots; a decoder computes the tokens and their FLOPs.
 
 The engine keeps busy slots together at the front, so that a half-empty engine decodes half the rows.
+
+Legend: S slots, R leading rows that are decoded, N rows that are prefilled, B rows that are sampled; L layers with
+experts, K experts per token.
 """
 
 from __future__ import annotations

@@ -313,7 +313,7 @@ def check_engine(policy: Policy, tokens: int = 6) -> None:
     """Refuse an architecture whose log-probabilities through the slot cache differ from those without a cache.
 
     Raises:
-        ConfigError: The architecture does not work with the cache, or the log-probabilities differ and training would
+        ConfigError: the architecture does not work with the cache, or the log-probabilities differ and training would
             silently be off policy.
     """
     check_model(policy.model)

@@ -1,4 +1,4 @@
-"""Checks of a vLLM server before a run; every error is one line that says what to do."""
+"""Checks of a vLLM server before a run; every error is one line with a remedy."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check_server(address: str, needs: Needs) -> list[str]:
             if isinstance(error, ConfigError):
                 raise
             raise ConfigError(
-                f"vllm: {address} gives an answer that vLLM does not give ({error!r}); check the address"
+                f"vllm: {address} does not answer like a vLLM server ({error!r}); check the address"
             ) from None
     return [*notes, *_warn_of_network(address, needs)]
 
@@ -100,7 +100,7 @@ def _check_settings(address: str, client: httpx.Client, needs: Needs) -> list[st
     fp32 = "float32" in str(model["dtype"]) or (model["hf_overrides"] or {}).get("head_dtype") == "float32"
     if needs.fp32_head and not fp32:
         raise ConfigError(
-            f"vllm: {address} computes its logits in {model['dtype']}, recipe.fp32_head needs FP32; start it with "
+            f"vllm: {address} computes its logits in {model['dtype']}; recipe.fp32_head needs FP32; start it with "
             '--hf-overrides \'{"head_dtype": "float32"}\''
         )
     together = settings["scheduler_config"]["max_num_seqs"]
@@ -137,7 +137,7 @@ def _check_logprobs(address: str, client: httpx.Client) -> None:
     logps = [entry["logprob"] for entry in choice["logprobs"]["content"]]
     if not logps or max(map(abs, logps)) > 1e-4:
         raise ConfigError(
-            f"vllm: {address} gives log-probabilities {logps} for a sample from one allowed token, which must have 0; "
+            f"vllm: {address} gives log-probabilities {logps} for a sample from a single allowed token; expected 0; "
             "start it with --logprobs-mode processed_logprobs"
         )
     if choice.get("weight_versions") is None:

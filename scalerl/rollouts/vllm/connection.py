@@ -1,7 +1,7 @@
 """The client of one vLLM server: a thread that runs its requests, retries broken ones, and swaps weights.
 
-Engines over the same server share a connection; each has its own slots. The caller's thread may use only what is marked
-for it; everything else belongs to the connection's thread.
+Engines over the same server share a connection; each has its own slots. The caller's thread may use only the methods
+and attributes that are marked for it; all others belong to the connection's thread.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class Connection:
         Args:
             address: http://host:port.
             sampling: temperature, nucleus, stop tokens.
-            updates: how the server gets weights.
+            updates: method by which the server gets weights.
             lanes: lanes of the engines that share the connection.
             limits: timeouts and retries.
-            obituary: returns a description of how the server process ended, or None if it is not known to have ended.
+            obituary: function that returns how the server process ended, or None if it is not known to have ended.
         """
         self.address, self._sampling, self._updates = address, sampling, updates
         self._lanes, self._limits, self._obituary = lanes, limits or Limits(), obituary
@@ -79,7 +79,7 @@ class Connection:
         """Raise if the server is lost.
 
         Raises:
-            EngineDied: the server is lost; the message says why.
+            EngineDied: the server is lost; the message gives the reason.
         """
         if self._death is not None:
             raise self._death
@@ -281,7 +281,7 @@ class Connection:
         Args:
             method: GET or POST.
             path: path of the route.
-            body: sent as JSON.
+            body: body of the request, sent as JSON.
             again: whether the request may be repeated.
 
         Raises:

@@ -31,8 +31,8 @@ class VllmEngine:
         """Make an engine; call `vllm_engines` instead.
 
         Args:
-            connection: to the server.
-            lane: this engine's share of it.
+            connection: connection to the server.
+            lane: this engine's share of the connection.
             rule: length limits.
             stop: token ids that end a sequence.
         """
@@ -127,7 +127,7 @@ def vllm_engines(
         rule: length limits of completions.
         sampling: temperature and stop tokens.
         needs: requirements on the server.
-        updates: how the server gets weights; see UPDATES.
+        updates: method by which the server gets weights; see UPDATES.
         limits: timeouts and retries.
         shape: shape that the FLOPs are computed from; None: they are not counted.
 

@@ -42,7 +42,11 @@ def main(log: str, command: list[str]) -> int:
 
 
 def _end_with_parent(server: subprocess.Popen[bytes]) -> None:
-    """Wait for the end of standard input, then end the server."""
+    """End the server after the end of standard input.
+
+    Consumes: standard input. Produces: signals to the server. Waits for: the end of standard input.
+    Unblocked by: the end of the parent, or a shutdown that it requests.
+    """
     patience = _ORPHANED_S
     while os.read(sys.stdin.fileno(), 1024):
         patience = _PATIENCE_S

@@ -64,7 +64,7 @@ class Lane:
         """Count a sequence's tokens from index `before` on.
 
         Each token counts as its share of a decode step of all running sequences. Each prompt is counted once per
-        sequence: what the server saves with its prefix cache or recomputes after a swap is unknown here.
+        sequence, because the tokens that the server saves with its prefix cache or recomputes after a swap are unknown.
         """
         tokens, prompt = len(sequence) - before, len(sequence.request.prompt)
         self._steps += tokens / max(1, len(self.running))

@@ -37,8 +37,8 @@ def server_life(spec: EngineSpec, note: Callable[[str], None] = lambda text: Non
     """Start a server, or use the one given by address, and connect to it.
 
     Args:
-        spec: the engine.
-        note: receives warnings about the server.
+        spec: specification of the engine.
+        note: function that gets warnings about the server.
 
     Raises:
         ConfigError: the server does not start, or does not meet the run's requirements.

@@ -63,7 +63,7 @@ class NcclChannel:
         self._sender.send(version, weights)
 
     def receive(self, version: int) -> Mapping[str, Any]:
-        """Raise: the weights go only into the servers' memory.
+        """Raise RuntimeError, because the weights go only into the servers' memory.
 
         Raises:
             RuntimeError: always.
@@ -164,7 +164,7 @@ class ServersClient:
             client.close()
 
     def _all(self, path: str, bodies: Sequence[Any] = ()) -> None:
-        """Send a request to all servers in parallel: they wait for each other inside NCCL."""
+        """Send a request to all servers in parallel, because they wait for each other inside NCCL."""
 
         def ask(client: Any, body: Any) -> None:
             response = client.post(path, json=body)

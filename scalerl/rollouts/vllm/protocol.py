@@ -31,7 +31,7 @@ IS_PAUSED = "/is_paused"
 INIT_TRANSFER = "/init_weight_transfer_engine"
 WORLD_SIZE = "/get_world_size"
 
-UNLABELLED = "default"
+UNLABELED = "default"
 """The server's label for the weights that it started with."""
 
 _NO_LOGPROB = -9999.0
@@ -88,7 +88,7 @@ def generate_body(
         max_tokens: maximum number of tokens to sample.
         sampling: temperature, nucleus, stop tokens.
         request_id: id of the request in the server's log.
-        salt: only requests with equal salts share the server's prefix cache.
+        salt: text; only requests with the same salt share entries of the server's prefix cache.
         stream_interval: tokens per chunk.
     """
     parameters = {
@@ -154,11 +154,11 @@ def version_of(label: str) -> int:
     Raises:
         BadAnswer: the label is not a number, so another client sends weights.
     """
-    if label == UNLABELLED:
+    if label == UNLABELED:
         return 0
     if not (isinstance(label, str) and label.isdigit()):
         raise BadAnswer(
-            f"it calls its weights {label!r}, but scalerl labels weights with numbers: another client updates it"
+            f"it labels its weights {label!r}, but scalerl labels them with numbers: another client updates this server"
         )
     return int(label)
 

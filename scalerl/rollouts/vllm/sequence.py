@@ -1,4 +1,4 @@
-"""The tokens of one sequence and the limits of its next request, without input or output.
+"""The tokens of one sequence and the limits of its next request, without I/O.
 
 Length control follows interrupt.py, but a sequence consists of several requests. The first request is limited to the
 thinking limit. If it ends there without the end tag, the phrase is inserted and a second request continues after it. A

@@ -27,7 +27,7 @@ _TAIL_LINES = 25
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """How to start a server.
+    """Settings of a server to start.
 
     Example: ServerSpec(model="Qwen/Qwen3-8B", max_model_len=18432, max_num_seqs=256, log=Path("runs/a/vllm.log"))
     """
@@ -43,7 +43,7 @@ class ServerSpec:
     python: str = "python"
     """Python of an environment with vLLM."""
     backend: str | None = "scalerl_directory"
-    """How it receives weights: scalerl_directory or nccl; None: the weights never change."""
+    """Backend by which it receives weights: scalerl_directory or nccl; None: the weights never change."""
     dtype: str = "auto"
     """Dtype of the weights: auto, float32 or bfloat16."""
     fp32_head: bool = False

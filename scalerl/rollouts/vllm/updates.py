@@ -1,4 +1,4 @@
-"""How a vLLM server gets new weights: one class per method, by name in UPDATES.
+"""Methods by which a vLLM server gets new weights: one class each, listed in UPDATES.
 
 A server uses new weights from the first decode step after `finish`, and labels every token with the version that
 sampled it. vLLM accepts weights only while it is paused. `mode=keep&clear_cache=false` freezes running sequences with
@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # the import loads torch, which a client of a server does not
     from scalerl.rollouts.weights.directory import DirectoryChannel
 
 Call = Callable[..., Awaitable[Any]]
-"""(method, path, body, again) -> answer; `again`: whether the request may be repeated."""
+"""(method, path, body, again) -> answer; `again` is true if the request may be repeated."""
 
 
 class Updates(Protocol):

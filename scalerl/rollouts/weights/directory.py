@@ -1,4 +1,4 @@
-"""Weights through a directory of safetensors files: slow, but works wherever both sides share a file system."""
+"""Weights through a directory of safetensors files: slow, but sufficient if both sides share a file system."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ START_S = 4.0
 SPARE_S = 0.5
 """Seconds added to each deadline for the transfer of frames."""
 MOST_QUESTIONS = 100_000
-"""Largest number of calls that the tests of one program may make."""
+"""Maximum number of calls that the tests of one program may make."""
 
 
 class Failed(Exception):
@@ -56,7 +56,7 @@ class Judge:
             return verdict(False, str(failure))
         except BoxLate:
             return verdict(
-                False, f"took longer than {self._settings.test_s:g} s, or {self._settings.program_s:g} s in all"
+                False, f"took longer than {self._settings.test_s:g} s, or {self._settings.program_s:g} s in total"
             )
         except BoxFlood:
             return verdict(False, f"wrote more than {self._settings.output_kb} KiB")
@@ -130,7 +130,7 @@ class Judge:
             checker.close()
 
     def _relay(self, checker: Box, box: Box, ends: float) -> str:
-        """Pass calls and results on, without inspecting them, until the checker has its verdict.
+        """Forward calls and results, without inspecting them, until the checker has its verdict.
 
         Consumes: the checker's calls. Produces: the program's results. Waits for: either. Unblocked by: a frame, the
         end of a process, or a deadline.

@@ -92,7 +92,7 @@ def read_tests(columns: Mapping[str, Any]) -> Tests:
             return _parse(columns[name], name, columns)
     if columns.get("public_test_cases") is not None:
         return _livecodebench(columns)
-    raise BadTests(f"'tests': there are none (columns here: {', '.join(columns)}); allowed: {ALLOWED}")
+    raise BadTests(f"'tests': the row has none (columns here: {', '.join(columns)}); allowed: {ALLOWED}")
 
 
 def _parse(given: Any, field: str, columns: Mapping[str, Any]) -> Tests:
@@ -121,7 +121,7 @@ def _from_text(text: str, field: str) -> Any:
             f"allowed: {ALLOWED}"
         ) from None
     except RecursionError:
-        raise BadTests(f"{field!r}: JSON that is nested too deeply") from None
+        raise BadTests(f"{field!r}: the JSON is nested too deeply") from None
 
 
 def _humaneval(value: Mapping[str, Any], columns: Mapping[str, Any]) -> Checks:
@@ -129,7 +129,7 @@ def _humaneval(value: Mapping[str, Any], columns: Mapping[str, Any]) -> Checks:
 
     test, entry = str(value["test"]), str(value["entry_point"])
     if parsed(test) is None:
-        raise BadTests("'test': not Python")
+        raise BadTests("'test' is not valid Python; correct the row or remove it")
     if not entry.isidentifier():
         raise BadTests(f"'entry_point': got {entry!r}; allowed: the name of a function")
     return Checks(code_of_prompt(columns.get("prompt")), test, (entry,), entry)
@@ -144,9 +144,9 @@ def _assertions(lines: Sequence[str], columns: Mapping[str, Any], field: str) ->
     tests = "\n".join(lines)
     for number, line in enumerate(lines, start=1):
         if parsed(line) is None:
-            raise BadTests(f"{field!r}: assertion {number} is not Python: {line[:80]!r}")
+            raise BadTests(f"{field!r}: assertion {number} is not valid Python: {line[:80]!r}")
     if parsed(setup) is None:
-        raise BadTests("'test_setup_code': not Python")
+        raise BadTests("'test_setup_code' is not valid Python; correct the row or remove it")
     names = free_names(setup + "\n" + tests)
     if not names:
         raise BadTests(f"{field!r}: the assertions call no function of the program")
@@ -190,7 +190,9 @@ def _cases(cases: Sequence[Mapping[str, Any]], columns: Mapping[str, Any], field
     kinds = {str(case.get("testtype") or case.get("type") or "stdin") for case in cases}
     name = _function_name(cases[0].get("metadata")) or _function_name(columns.get("metadata"))
     if "functional" in kinds and not name:
-        raise BadTests(f"{field!r}: functional tests without a name of the function ('metadata': 'func_name')")
+        raise BadTests(
+            f"{field!r}: the tests call a function that is not named; give its name in 'metadata': 'func_name'"
+        )
     inputs, outputs = [case["input"] for case in cases], [case["output"] for case in cases]
     return _pairs(inputs, outputs, name if "functional" in kinds else None, field)
 
@@ -200,7 +202,7 @@ def _function_name(metadata: Any) -> str | None:
         try:
             metadata = json.loads(metadata)
         except json.JSONDecodeError:
-            raise BadTests("'metadata': not valid JSON") from None
+            raise BadTests("'metadata' is not valid JSON; correct the row or remove it") from None
     return metadata.get("func_name") if isinstance(metadata, Mapping) else None
 
 
@@ -227,7 +229,7 @@ def _unpacked(text: str) -> list[Any]:
         try:
             found = json.loads(_OnlyText(io.BytesIO(zlib.decompress(base64.b64decode(text)))).load())
         except (binascii.Error, zlib.error, pickle.UnpicklingError, EOFError, TypeError, json.JSONDecodeError) as error:
-            raise BadTests(f"'private_test_cases': cannot be read ({error})") from None
+            raise BadTests(f"'private_test_cases' cannot be read ({error}); download the file again") from None
     if not isinstance(found, list):
         raise BadTests(f"'private_test_cases': got {type(found).__name__}; allowed: a list of tests")
     return found

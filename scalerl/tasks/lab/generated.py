@@ -1,4 +1,4 @@
-"""The tasks with generated prompts, by name: rows, traces for the warm start, single operations for its test.
+"""Registry of the tasks with generated prompts: rows, traces for the warm start, and single operations for its test.
 
 A new task is a file in this folder, an entry in GENERATED, and a section with its settings in data.py.
 """

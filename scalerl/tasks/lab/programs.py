@@ -44,7 +44,7 @@ def verify(prompt: Prompt, completion: str) -> Verdict:
     assert points, prompt.answer
     found = [(x, run(program, x), y) for x, y in points]
     missed = [f"x = {x} gives {value}, expected {y}" for x, value, y in found if value != y]
-    return verdict(not missed, "; ".join(missed) or "goes through every hidden point")
+    return verdict(not missed, "; ".join(missed) or "fits every point")
 
 
 def run(program: str, x: int) -> int:

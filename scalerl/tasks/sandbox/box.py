@@ -18,10 +18,10 @@ from scalerl.tasks.sandbox.cgroups import Group
 from scalerl.tasks.sandbox.guest.plain import dumps
 
 HEADER = struct.Struct(">cI")
-"""The same as in guest/jail.py."""
+"""Header of a frame, as in guest/jail.py."""
 RULES = "RULES"
 GROUP_PROCESSES = 80
-"""Largest number of processes and threads of a sandbox: those of one program and of bubblewrap."""
+"""Maximum number of processes and threads of a sandbox: those of one program and of bubblewrap."""
 
 
 class BoxEnded(RuntimeError):
@@ -101,7 +101,7 @@ class Box:
             try:
                 data = data[os.write(self._in, data) :]
             except BrokenPipeError:
-                raise BoxEnded("it ended before it had read its request") from None
+                raise BoxEnded("it ended before it read its request") from None
             except BlockingIOError:
                 continue
 

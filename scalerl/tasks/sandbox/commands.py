@@ -173,4 +173,4 @@ BACKENDS: dict[str, tuple[str, Callable[[Sandbox, str], Command]]] = {
     "bubblewrap": ("bwrap", bubblewrap),
     "gvisor": ("runsc", gvisor),
 }
-"""Kind of isolation -> its program and the function that returns the command."""
+"""By kind of isolation: its program, and the function that returns the command."""

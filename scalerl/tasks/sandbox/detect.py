@@ -25,7 +25,7 @@ PROBE_S = 60.0
 class Offer:
     """The sandbox of this machine.
 
-    Example: Offer(command=Command(...), line="programs run in bubblewrap 0.8.0: own namespaces, ...")
+    Example: Offer(command=Command(...), line="programs run in bubblewrap 0.8.0: separate namespaces, ...")
     """
 
     command: Command
@@ -34,7 +34,7 @@ class Offer:
 
 
 def sandbox_notes(config: RunConfig) -> list[str]:
-    """Return one line on the sandbox of a run whose completions are programs; an empty list for other runs.
+    """Return one line about the sandbox of a run whose completions are programs; an empty list for other runs.
 
     Raises:
         ConfigError: the run needs a sandbox, and this machine has none.
@@ -88,7 +88,7 @@ def _try(kind: str, settings: Sandbox) -> Offer | str:
         "memory and processes of the whole sandbox by cgroup" if command.group else "no cgroup limits (not writable)"
     )
     held = {
-        "bubblewrap": f"own namespaces, read-only tree, no network, system calls filtered, {groups}",
+        "bubblewrap": f"separate namespaces, read-only tree, no network, system calls filtered, {groups}",
         "gvisor": "separate kernel in user space, read-only tree, no network",
     }[kind]
     return Offer(

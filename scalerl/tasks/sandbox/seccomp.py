@@ -22,7 +22,7 @@ UNCOUNTED_MEMORY = (
     "memfd_create memfd_secret shmget shmat shmctl msgget msgsnd msgrcv msgctl semget semop semctl semtimedop mq_open "
     "mq_unlink mq_timedsend mq_timedreceive mq_notify mq_getsetattr"
 )
-"""System calls for memory that limits on the address space do not count."""
+"""System calls for memory that does not count toward the limit of the address space."""
 
 NETWORK = "socket"
 """Sockets of every family. socketpair stays allowed, because asyncio needs it."""

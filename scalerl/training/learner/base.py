@@ -30,7 +30,7 @@ class BadGradient(RuntimeError):
 class TrainBatch:
     """The inputs of one update. The token weights sum to one, so any split gives the same gradient.
 
-    Example: two prompts x two rollouts of up to 7 tokens has tokens_BT of shape [4, 7].
+    Example (two prompts, two rollouts each, up to 7 tokens): tokens_BT has shape [4, 7].
     """
 
     tokens_BT: Tensor
@@ -168,7 +168,7 @@ class Learner(Protocol):
         ...
 
     def rehearse(self, batch: TrainBatch) -> float:
-        """Return the seconds that a batch's forward and backward passes take, once warm; the weights are unchanged."""
+        """Return the seconds of a batch's forward and backward passes after a warm-up; the weights are unchanged."""
         ...
 
     def training_flops(self, batch: TrainBatch) -> float:

@@ -1,10 +1,7 @@
 """The learner of several ranks: FSDP2 over torch.distributed; every rank calls the same methods with the same batch.
 
-Each rank holds a shard of the FP32 weights and moments and trains a part of a batch's rollouts. All ranks run the same
-number of micro-batches, because every pass has collectives; ranks with less work add empty micro-batches. Values that
-are not finite are detected in sums over all ranks, so that all ranks raise together.
-
-There is no tensor or expert parallelism: each rank computes whole blocks for its rollouts.
+Each rank holds a shard of the FP32 weights and moments and trains a part of a batch's rollouts. There is no tensor or
+expert parallelism: each rank computes whole blocks for its rollouts.
 """
 
 from __future__ import annotations
@@ -63,7 +60,7 @@ class ShardedLearner(PolicyLearner):
             optimizer: Settings of the optimizer.
             loss: The surrogate and its parameters.
             dtype: Type of the forward pass and of the weights that are sent and exported.
-            accumulate: Where the gradients of micro-batches are accumulated (`learner.accumulate`).
+            accumulate: Accumulation of the gradients of micro-batches, local or sharded (`learner.accumulate`).
             options: Options of PolicyLearner.
         """
         super().__init__(policy, optimizer, loss, **options)
@@ -87,13 +84,16 @@ class ShardedLearner(PolicyLearner):
                 loss = self._micro_batch_loss(batch, part, packed, own)
             loss.backward()  # type: ignore[no-untyped-call]
         meter = TokenMeter.merged(_of_all_ranks(own))
-        if not math.isfinite(meter.loss):
+        if not math.isfinite(meter.loss):  # the sum over all ranks, so that all raise together
             self._discard_gradient()
             raise BadGradient(f"the loss is {meter.loss}")
         return meter
 
     def _plan(self, batch: TrainBatch) -> list[tuple[Tensor, int] | None]:
-        """Return this rank's micro-batches, followed by None for each further one that another rank has."""
+        """Return this rank's micro-batches, followed by None for each further one that another rank has.
+
+        All ranks must run the same number of passes, because every pass has collectives.
+        """
         shares = balanced_split(batch.length_B, batch.trained_B.nonzero()[:, 0], dist.get_world_size())
         packed = self.packs(batch)
         plans = [list(batch.micro_batches(self._budget, share, packed)) for share in shares]

@@ -85,7 +85,11 @@ class _Shared(Generic[Result]):
         self._changed = threading.Condition()
 
     def help(self) -> None:
-        """Compute tasks until none is left, at most `ahead` tasks before the results that were yielded."""
+        """Compute tasks until none is left.
+
+        Consumes: tasks. Produces: results, at most `ahead` more than were yielded. Waits for: a yielded result.
+        Unblocked by: `give_out`, or `close`.
+        """
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._taken - self._given <= self._ahead or self._none_left())
@@ -105,7 +109,7 @@ class _Shared(Generic[Result]):
         return True
 
     def give_out(self) -> None:
-        """Count one more result as yielded."""
+        """Record that one more result was yielded."""
         with self._changed:
             self._given += 1
             self._changed.notify_all()

@@ -43,7 +43,7 @@ SHARED_BELOW = 0.9
 """With `learner.packing = "auto"` each prompt is computed once if this leaves less than this share of the tokens."""
 
 LONGEST_SHARED = 4096
-"""Longest rollout for which "auto" does so, because attention needs a mask of completion x (prompt + completion)."""
+"""Longest rollout for which "auto" shares prompts: attention needs a mask of completion x (prompt + completion)."""
 
 MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """State of AdamW for a parameter: both moments and the number of updates."""
@@ -73,7 +73,7 @@ class PolicyLearner:
             temperature: Sampling temperature.
             micro_batch_tokens: Tokens of one forward and backward pass, including padding if rows are padded.
             gradient_checkpointing: Whether to recompute activations in the backward pass.
-            packing: How the sequences of a micro-batch are packed (`learner.packing`).
+            packing: Packing of the sequences of a micro-batch (`learner.packing`).
             checkpoint_names: Whether to send weights by the names of a checkpoint on disk instead of the model's.
 
         Raises:
@@ -130,7 +130,7 @@ class PolicyLearner:
         return StepStats(**meter.means(), grad_norm=norm, learning_rate=rate)
 
     def rehearse(self, batch: TrainBatch) -> float:
-        """Return the seconds that a batch's forward and backward passes take, once warm; the weights are unchanged."""
+        """Return the seconds of a batch's forward and backward passes after a warm-up; the weights are unchanged."""
         for _ in range(2):  # the first pass warms up memory and caches
             began = time.perf_counter()
             self._add_gradients(batch)
@@ -160,7 +160,7 @@ class PolicyLearner:
         raise NotImplementedError
 
     def packs(self, batch: TrainBatch) -> bool:
-        """Return whether a batch's micro-batches are packed: as configured, or if padding would cost more."""
+        """Return whether a batch's micro-batches are packed: as configured; for "auto", if padding costs more."""
         if self._packing != "auto":
             return self._packing in ("packed", "shared")
         padded = sum(len(rows) * width for rows, width in batch.micro_batches(self._budget))
@@ -168,7 +168,7 @@ class PolicyLearner:
         return padded - tokens > PADDING_ALLOWED * padded
 
     def shares(self, batch: TrainBatch) -> bool:
-        """Return whether each prompt of a batch is computed once: as configured, or if this saves enough."""
+        """Return whether each prompt of a batch is computed once: as configured; for "auto", if this saves enough."""
         tokens, routed = batch.shared_tokens(), self.policy.experts > 0  # recorded experts belong to single tokens
         if tokens is None or routed or self._packing not in ("auto", "shared"):
             return False

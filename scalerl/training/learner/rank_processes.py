@@ -12,7 +12,6 @@ import pickle
 import shutil
 import tempfile
 import time
-import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -21,7 +20,8 @@ from typing import Any
 
 from scalerl.config.base import ConfigError
 from scalerl.config.run import RunConfig
-from scalerl.processes import ChildContext
+from scalerl.plugins import PluginError
+from scalerl.processes import ChildContext, fault
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.training.learner.base import BadGradient, Learner
 from scalerl.training.learner.ranks import RAISED_S, LearnerDied, RankSpec, build_rank, perform
@@ -87,10 +87,11 @@ class RankProcesses:
     def call(self, method: str, *arguments: Any, timeout_s: float) -> list[Any]:
         """Make one call on every rank and return the answers by rank.
 
-        This waits for the answers of all ranks, the death of a rank or the time limit.
+        Consumes: nothing. Produces: one message to each rank. Waits for: an answer of every rank.
+        Unblocked by: the answers, the death of a rank, or the time limit.
 
         Raises:
-            BadGradient, ConfigError: As raised by the ranks.
+            BadGradient, ConfigError, PluginError: As raised by the ranks.
             LearnerDied: A rank ended, failed or took longer than `timeout_s` seconds; all ranks were ended.
         """
         if self._death is not None:
@@ -141,7 +142,7 @@ class RankProcesses:
             return "ended", ""
         return kind, content
 
-    def _died(self, rank: int, method: str, how: str, tracebacks: dict[int, str]) -> LearnerDied:
+    def _died(self, rank: int, method: str, how: str, faults: dict[int, tuple[str, str]]) -> LearnerDied:
         """End all ranks and return the error that names the cause: a killed rank before ranks that failed after it."""
         if how == "ended":
             self._processes[rank].join(timeout=2)
@@ -151,27 +152,29 @@ class RankProcesses:
         killed = [
             number
             for number, process in enumerate(self._processes)
-            if process.exitcode and number not in tracebacks  # a failed rank may also end with an exit code
+            if process.exitcode and number not in faults  # a failed rank may also end with an exit code
         ]
+        trace = ""
         if killed:
             rank = killed[0]
             code = self._processes[rank].exitcode
             how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
             text = f"{names[rank]} {how} during `{method}`"
         elif how == "failed":
-            trace = tracebacks[rank].strip()
-            text = f"{names[rank]} failed during `{method}`: {trace.splitlines()[-1]}\n{trace}"
+            said, trace = faults[rank]
+            text = f"{names[rank]} failed during `{method}`: {said}"
         else:
             text = f"{names[rank]} {'closed its pipe' if how == 'ended' else how} during `{method}`"
         self._death = text
         self.close()
-        return LearnerDied(text)
+        return LearnerDied(text, trace)
 
 
 def serve_rank(connection: Connection, build: BuildLearner, channels: Sequence[WeightChannel]) -> None:
     """Run one rank until the loop's process ends.
 
-    It sends one answer when the rank is ready, and one for each call.
+    Consumes: calls. Produces: one answer when the rank is ready, and one for each call. Waits for: a call, and the
+    other ranks in collectives. Unblocked by: a call, or the end of the loop's process, which ends this process.
     """
     try:
         learner = _answered(connection, build)
@@ -183,16 +186,16 @@ def serve_rank(connection: Connection, build: BuildLearner, channels: Sequence[W
             _answered(connection, partial(perform, learner, channels, method, arguments), tell=True)
     except BrokenPipeError:
         return  # the loop's process ended during an answer
-    except Exception:  # reported to the loop's process, which raises LearnerDied
+    except Exception as error:  # reported to the loop's process, which raises LearnerDied
         with contextlib.suppress(OSError):
-            _answer(connection, "failed", traceback.format_exc())
+            _answer(connection, "failed", fault(error))
 
 
 def _answered(connection: Connection, action: Callable[[], Any], tell: bool = False) -> Any:
     """Run an action, send its result, and return it; None after an error that the loop raises unchanged."""
     try:
         content = action()
-    except (BadGradient, ConfigError) as error:
+    except (BadGradient, ConfigError, PluginError) as error:
         _answer(connection, "raised", error)
         return None
     _answer(connection, "done", content if tell else None)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from scalerl.config.model import HuggingFaceModel
 from scalerl.config.run import RunConfig
+from scalerl.processes import ProcessDied
 from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.training.learner.base import Learner, PromptedRollout, StepStats, TrainBatch
 
@@ -24,10 +25,11 @@ if TYPE_CHECKING:
 
 
 RAISED_S = 10.0
-"""Seconds after the first exception of a rank in which the others must answer; later ones are waiting for that rank."""
+"""Seconds that the other ranks have to answer after the first exception. A rank that has not answered by then is
+waiting for the failed one."""
 
 
-class LearnerDied(RuntimeError):
+class LearnerDied(ProcessDied):
     """A trainer rank ended, failed or did not answer in time; the message names it. The others were ended too."""
 
 
@@ -38,7 +40,7 @@ class RankTransport(Protocol):
         """Run `perform(learner, channels, method, arguments)` on every rank and return the answers by rank.
 
         Raises:
-            BadGradient, ConfigError: As raised by the ranks.
+            BadGradient, ConfigError, PluginError: As raised by the ranks.
             LearnerDied: A rank ended, failed or took longer than `timeout_s` seconds; all ranks were ended.
         """
         ...
@@ -85,7 +87,7 @@ class LearnerGroup:
         return stats
 
     def rehearse(self, batch: TrainBatch) -> float:
-        """Return the seconds that a batch's forward and backward passes take, once warm; the weights are unchanged."""
+        """Return the seconds of a batch's forward and backward passes after a warm-up; the weights are unchanged."""
         return float(self._call("rehearse", batch))
 
     def training_flops(self, batch: TrainBatch) -> float:
@@ -95,7 +97,7 @@ class LearnerGroup:
     def send(self, version: int, channel: WeightChannel) -> None:
         """Let rank 0 send the weights over its end of a channel that the ranks were started with."""
         numbers = [number for number, own in enumerate(self._channels) if own is channel]
-        assert numbers, f"the ranks hold no end of {channel}: it must be there when they are started"
+        assert numbers, f"the ranks have no end of {channel}; pass the channel when the ranks are started"
         self._ranks.call("send", version, numbers[0], timeout_s=self._transfer_timeout_s)
 
     def check(self, version: int, rollouts: Sequence[PromptedRollout]) -> Difference | None:
@@ -204,10 +206,12 @@ def load_learner(spec: RankSpec, mesh: DeviceMesh) -> ShardedLearner:
     """Load this rank's shard of the model and create the learner for the recipe."""
     import torch
 
+    from scalerl.models.cpu import compiled
     from scalerl.training.learner.fsdp import ShardedLearner
     from scalerl.training.learner.shard import load_sharded
 
     config, dtype = spec.config, spec.config.hardware.dtype
+    compiled.use(config.hardware.kernels)
     policy = load_sharded(
         spec.model_path,
         mesh,

@@ -3,6 +3,8 @@
 Every rank builds the model on torch's meta device. It receives one decoder block at a time from rank 0 and keeps its
 shard. During this, rank 0 holds the whole model in host memory, in the type of the forward pass; every rank holds its
 FP32 shard and one full block on its device. At the end the sharded model is compared with the full one.
+
+Legend: B sequences, T tokens of the longest, N compared tokens.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class SingleLearner(PolicyLearner):
             options: Options of PolicyLearner.
         """
         super().__init__(policy, optimizer, loss, **options)
-        # the routers of a mixture and recomputed activations keep the state of a single pass
+        # routers of a mixture and recomputed activations hold the state of one pass, so passes cannot run in parallel
         together = policy.experts == 0 and not self._checkpointing and policy.device.type == "cpu"
         self._helpers = Helpers(helpers if together else 0)
 

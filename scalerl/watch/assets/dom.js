@@ -10,13 +10,13 @@ function el(tag, attributes, ...children) {
   return node;
 }
 
-// Changes `old` to match `fresh` and keeps existing nodes with their focus, selection and scroll position. The content of
-// elements with data-keep belongs to a figure or a form and is not changed.
+// Changes `old` to match `fresh` and keeps existing nodes with their focus, selection and scroll position. Elements with
+// data-keep belong to a figure or a form once they have content: plotly's styles need the class that it adds to them.
 function morph(old, fresh) {
+  if (fresh.hasAttribute("data-keep") && old.childNodes.length) return;
   for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
   for (const { name, value } of fresh.attributes) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
   if (old.tagName === "PROGRESS") old.value = fresh.value;
-  if (fresh.hasAttribute("data-keep") && old.childNodes.length) return;
   const [before, after] = [[...old.childNodes], [...fresh.childNodes]];
   after.forEach((node, at) => {
     const there = before[at];
@@ -70,7 +70,11 @@ const level = (value) => (value === null || value === undefined ? "–" : value.
 const interval = ([mean, low, high]) => `${level(mean)} (${level(low)} to ${level(high)})`;
 
 const MEANINGS = {
-  training: "Training steps are running.",
+  starting: "Loads the model and starts the generators.",
+  "warm start": "Supervised training of the lab's tiny model before RL begins, once per machine.",
+  training: "Makes training steps.",
+  evaluating: "Measures the pass rate on held-out prompts; training continues afterwards.",
+  saving: "Writes a checkpoint or the final model.",
   waiting: "The process is alive, but no step has finished for a while.",
   finished: "The run is complete.",
   stopped: "Stopped with a checkpoint; scalerl resume continues it.",
@@ -79,11 +83,13 @@ const MEANINGS = {
   unreadable: "Its config.toml cannot be read.",
 };
 
+const ALIVE = ["starting", "warm start", "training", "evaluating", "saving", "waiting"];
+
 const badge = (run) => el("span", { class: `badge ${run.state in MEANINGS ? run.state : "dead"}`, title: MEANINGS[run.state] ?? "" }, run.state);
 
 function progress(run) {
   const words = [`step ${run.step} of ${run.steps}`];
-  if (run.step_s !== null && (run.state === "training" || run.state === "waiting")) {
+  if (run.step_s !== null && ALIVE.includes(run.state)) {
     words.push(`${shown(run.step_s)} s per step`);
     if (run.left_s !== null) words.push(`${lasting(run.left_s)} left`);
   }

@@ -53,7 +53,7 @@ function curveTraces(found, name, number) {
   const own = JSON.parse(JSON.stringify(found.traces).replaceAll('"@s0', `"${color}`));
   const shift = 1 + 0.04 * number;
   const points = {
-    mode: "markers", name: escaped(name), x: found.x, y: found.y, marker: { color, size: 7 }, legendgroup: String(number),
+    mode: "markers", cliponaxis: false, name: escaped(name), x: found.x, y: found.y, marker: { color, size: 7 }, legendgroup: String(number),
     error_y: { array: found.stderr, width: 0, thickness: 1, color: `${color}/0.5` }, showlegend: true,
     text: found.step.map((step) => `step ${step}`), hovertemplate: "%{text}: %{y:.3f}<extra></extra>",
   };

@@ -49,14 +49,14 @@ function runTable(runs) {
     known.runs.size > 1 ? el("p", { class: "tools" }, ids.length > 1
       ? el("a", { class: "button", href: `#/compare/${ids.join(",")}` }, `Compare ${ids.length} runs`)
       : el("span", { class: "muted" }, "Select two or more runs to compare them.")) : null,
-    el("p", { class: "muted" }, "Held-out pass rates with one standard error. Forecasts are at twice the compute of the last evaluation, with 90% intervals."),
+    el("p", { class: "muted" }, "The pass rate is the share of correct answers to held-out prompts, ± one standard error. The forecast is the pass rate expected at twice the compute of the last evaluation, with its 90% interval."),
   ];
 }
 
-const ORDER = ["training", "waiting", "failed", "dead", "stopped", "unreadable", "finished"];
+const ORDER = [...ALIVE, "failed", "dead", "stopped", "unreadable", "finished"];
 
-// a run that waits for an evaluation keeps its position
-const rank = (run) => ORDER.indexOf(run.state === "waiting" ? "training" : run.state);
+// a run keeps its position while its state changes between training, evaluating and saving
+const rank = (run) => (ALIVE.includes(run.state) ? 0 : ORDER.indexOf(run.state));
 
 const sorted = (runs) =>
   runs.sort((a, b) => rank(a) - rank(b) || a.name.localeCompare(b.name, "en", { numeric: true }));
@@ -72,7 +72,7 @@ const listPage = {
   render() {
     const runs = sorted([...known.runs.values()]);
     const alone = runs.filter((run) => !run.study);
-    const words = runs.length ? counted(runs) + (alone.length < runs.length ? `; ${runs.length - alone.length} of them belong to studies` : "") : "No runs yet. A run appears here when it starts.";
+    const words = runs.length ? `${runs.length === 1 ? "1 run" : `${runs.length} runs`}: ${counted(runs)}` + (alone.length < runs.length ? `; ${runs.length - alone.length} of them belong to studies` : "") : "No runs yet. A run appears here when it starts.";
     return [
       el("h1", {}, "Runs"),
       el("p", { class: "muted" }, words),

@@ -70,7 +70,9 @@ function legendOf(by) {
   const key = (name, words) => el("span", { class: "key" }, el("span", { class: `chip ${name}`, "aria-hidden": "true" }, "a"), words);
   const own = by === "staleness" ? [key("age1", "sampled by fresh weights"), key("age5", "sampled by the oldest weights of this rollout")]
     : by === "ratio" ? [key("less5", "less likely under the trainer than under the generator"), key("more5", "more likely under the trainer")] : [];
-  return el("p", { class: "keys" }, key("injected", "inserted, not sampled"), own);
+  const meaning = by === "staleness" ? "Staleness is the number of updates between sampling a token and training on it."
+    : by === "ratio" ? "The log ratio compares the probability of a token under trainer and generator (nats)." : "";
+  return el("p", { class: "keys" }, key("injected", "inserted, not sampled"), own, el("span", {}, meaning));
 }
 
 function rolloutsPage(id, parameters) {
@@ -130,6 +132,7 @@ function rolloutsPage(id, parameters) {
       const start = Number(asked.start ?? 0);
       return [
         el("h1", {}, "Rollouts of ", el("a", { href: `#/run/${id}` }, run.name)),
+        run.about ? el("p", { class: "muted about" }, run.about) : null,
         el("form", { class: "filters", "data-filters": id, role: "search" }, FILTERS.map(([name, label, type]) => control(name, label, type, name === "kind" ? kind : search[name], found))),
         problem ? el("p", { class: "warnings" }, problem) : null,
         found === null ? el("p", { class: "muted" }, "loading …") : el("div", { class: "browse" },

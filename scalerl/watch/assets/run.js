@@ -9,7 +9,18 @@ const GROUPS = {
   occupancy: "Occupancy and failures",
 };
 
-const sentence = (metric) => metric.meaning[0].toUpperCase() + metric.meaning.slice(1) + (metric.unit ? ` (${metric.unit}).` : ".");
+const TERMS = {
+  "prompt, rollout, group": "a task, one sampled answer to it with its reasoning, and all rollouts of one prompt",
+  "pass rate": "share of rollouts whose answer the verifier accepts",
+  "held-out": "measured on prompts that the model is not trained on",
+  "generator, trainer": "the process that samples rollouts, and the one that updates the weights with them, at the same time",
+  "staleness": "number of updates between sampling a token and training on it",
+  "forecast": "expected pass rate with more compute; 90% of such intervals contain the later value",
+  "ceiling": "pass rate that the fitted curve approaches with unlimited compute",
+};
+
+const capital = (text) => text.slice(0, 1).toUpperCase() + text.slice(1);
+const sentence = (metric) => capital(metric.meaning) + (metric.unit ? ` (${metric.unit}).` : ".");
 
 function forecastCards(task, found, several) {
   const fit = found.fit;
@@ -25,9 +36,9 @@ function forecastCards(task, found, several) {
       el("p", { class: "muted" }, `${level(fit.twice[1])} to ${level(fit.twice[2])} with 90% probability; at four times ${interval(fit.four)}`)),
     el("article", { class: "card" }, el("h3", {}, `Ceiling${of}`), el("p", { class: "big" }, fit.identified ? level(fit.ceiling[0]) : "not known yet"),
       el("p", { class: "muted" }, fit.identified
-        ? `${level(fit.ceiling[1])} to ${level(fit.ceiling[2])} with 90% probability: the pass rate at unlimited compute`
+        ? `${level(fit.ceiling[1])} to ${level(fit.ceiling[2])} with 90% probability: the limit of the fitted curve. Forecasts are wider, because a run may leave its curve.`
         : `Only a range: ${level(fit.ceiling[1])} to ${level(fit.ceiling[2])}, because ${fit.reason}`)),
-    el("article", { class: "card" }, el("h3", {}, `Advice${of}`), el("p", { class: "big words" }, fit.action || "none"), el("p", { class: "muted" }, fit.advice)),
+    el("article", { class: "card" }, el("h3", {}, `Advice${of}`), el("p", { class: "big words" }, fit.action || "none"), el("p", { class: "muted" }, capital(fit.advice.toLowerCase().startsWith(`${fit.action}: `) ? fit.advice.slice(fit.action.length + 2) : fit.advice))),
   ];
 }
 
@@ -67,22 +78,26 @@ function runPage(id) {
       const warned = [...own.warnings, ...ofFits];
       return [
         el("h1", {}, own.name),
-        el("p", { class: "stateline" }, badge(own), " ", el("span", {}, own.detail || MEANINGS[own.state] || "")),
+        el("p", { class: "stateline" }, badge(own), " ", el("span", {}, [MEANINGS[own.state], capital(own.detail)].filter(Boolean).join(" "))),
         el("div", { class: "progress" },
           el("progress", { max: Math.max(own.steps, 1), value: own.step, "aria-label": "Steps done" }), el("span", {}, progress(own))),
+        own.about ? el("p", { class: "muted about" }, own.about) : null,
         el("p", { class: "tools" }, el("a", { class: "button", href: `#/run/${id}/rollouts` }, "Browse rollouts"), " ", el("span", { class: "muted path" }, own.path)),
         warned.length ? el("ul", { class: "warnings", "aria-label": "Warnings" }, warned.map((text) => el("li", {}, text))) : null,
-        own.note ? el("p", { class: "muted" }, `Data: ${own.note}.`) : null,
         el("div", { class: "cards four" }, tasks.flatMap(([task, found]) => forecastCards(task, found, tasks.length > 1))),
         tasks.map(([task]) => el("figure", { "data-key": task },
           el("figcaption", {}, el("h2", {}, tasks.length > 1 ? `Curve and forecast of ${task}` : "Curve and forecast"),
-            el("p", {}, "Dots are held-out evaluations with one standard error. The line is the fitted curve with its 90% band; the dashed part is the forecast. The mark on the right is the ceiling.")),
+            el("p", {}, "Dots are held-out evaluations with one standard error. " + (run().tasks[task].fit?.twice
+              ? "The line is the fitted curve with its 90% band; the dashed part is the forecast. The mark on the right is the ceiling."
+              : "A curve is fitted and continued as a forecast from the fifth evaluation on."))),
           el("p", { class: "choices" }, el("label", {}, el("input", { type: "checkbox", "data-log": true }), " logarithmic compute")),
           el("div", { class: "plot", id: place(task), "data-keep": true, role: "img", "aria-label": `Curve and forecast of ${task}` }))),
         metrics === null ? el("p", { class: "muted" }, "loading metrics …")
           : metrics.length === 0 ? el("p", { class: "muted" }, "No metrics yet; the first step writes some.")
           : Object.entries(GROUPS).map(([group, title]) => el("section", { "data-key": group }, el("h2", {}, title),
               el("div", { class: "tiles", "data-arrows": true }, metrics.filter((one) => one.group === group).map(tile)))),
+        el("h2", {}, "Terms"),
+        el("dl", { class: "terms" }, Object.entries(TERMS).flatMap(([term, meaning]) => [el("dt", {}, term), el("dd", {}, meaning)])),
         el("h2", {}, "Configuration"),
         el("details", { "data-config": id }, el("summary", {}, "All fields of config.toml"), el("div", { id: "config", "data-keep": true }, "")),
       ];

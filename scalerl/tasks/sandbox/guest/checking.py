@@ -51,7 +51,7 @@ def check(channel: jail.Channel, limits: jail.Limits, setup: str, tests: str, na
         setup: code that runs before the tests; its definitions of `names` are replaced.
         tests: code whose errors are failures.
         names: names that the tests use from the program.
-        entry: if not empty, `check(entry)` is called at the end.
+        entry: name of a function; if not empty, `check(entry)` is called at the end.
     """
     jail.limit(limits, 3600)
     jail.load_filter(limits)

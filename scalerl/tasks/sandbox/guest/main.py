@@ -1,4 +1,4 @@
-"""The first process in a sandbox. It takes one request, a program with its limits, and runs the role in it.
+"""The first process in a sandbox. It reads one request and runs the role that the request names.
 
 A sandbox sees this directory under its full name; the parent packages are empty.
 """

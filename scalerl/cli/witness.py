@@ -1,0 +1,93 @@
+"""Runs a command with the user's code in a child process, so that exit code 0 means a finished command.
+
+`boundary.py` stops `sys.exit` and `os._exit`, but a C library can still end the process with `exit(0)`, and only a
+parent process can change the exit code that the shell sees. Commands without code of the user run in one process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scalerl.cli.exits import FAILED, complain, is_command, watch_signals
+from scalerl.signals import STOPPING, end_with
+
+if TYPE_CHECKING:
+    from scalerl.trust import Code
+
+
+ONCE_S = 0.5
+"""Seconds within which a signal to both processes, as a job scheduler sends it, and the passed-on one count once."""
+
+
+def witnessed(code: Sequence[Code], action: Callable[[], int], run: Path | None = None) -> int:
+    """Run an action in a child process if code of the user runs in it, and return its exit code.
+
+    The child reports that the action has returned or raised. If it ends without the report, this is an error: one line
+    is printed, and status.json of the run gets the state `stopped`. If this process is killed, so is the child.
+
+    Args:
+        code: code of the configuration; if there is none, the action runs in this process.
+        action: function that returns an exit code.
+        run: directory of the run that the action trains, if it trains one.
+    """
+    if not code or not is_command():
+        return action()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()  # otherwise both processes would write the buffered text
+    source, sink = os.pipe()
+    parent, child = os.getpid(), os.fork()
+    if child:
+        os.close(sink)
+        return _watch(child, source, code, run)
+    os.close(source)
+    os.setpgid(0, 0)  # the terminal's Ctrl-C reaches only the parent, which passes it on
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # allows a process in the background to write to the terminal
+    end_with(parent)
+    watch_signals(ONCE_S)  # the fork has no threads
+    try:
+        result = action()
+    except SystemExit:
+        raise
+    except BaseException:
+        os.write(sink, b"raised")
+        raise
+    os.write(sink, b"done")
+    return result
+
+
+def _watch(child: int, source: int, code: Sequence[Code], run: Path | None) -> int:
+    """Pass signals on to the child until it ends; return its exit code, or an error if it ended without a report."""
+    signal.set_wakeup_fd(-1)  # the child acts on a second signal
+
+    def pass_on(number: int, frame: Any) -> None:
+        with suppress(ProcessLookupError):
+            os.kill(child, number)
+
+    def suspend(number: int, frame: Any) -> None:
+        os.killpg(child, signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os.killpg(child, signal.SIGCONT)
+
+    for number in STOPPING:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, pass_on)
+    signal.signal(signal.SIGTSTP, suspend)
+    ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if os.read(source, 1):
+        return ended if ended >= 0 else 128 - ended
+    how = f"with exit code {ended}" if ended >= 0 else f"by {signal.Signals(-ended).name}"
+    named = "; ".join(map(str, code[:3])) + (f"; and {len(code) - 3} more" if len(code) > 3 else "")
+    message = f"the process was ended {how} before the command had finished. It ran code of the configuration: {named}"
+    if run is not None and (run / "config.toml").exists():
+        from scalerl.training.status import mark_stopped
+
+        mark_stopped(run, child, message)
+        message += f". All saved results are kept; continue with: scalerl resume {run}"
+    complain(message)
+    return FAILED if ended == 0 else ended if ended > 0 else 128 - ended

@@ -1,0 +1,219 @@
+"""The loops of kernels.c, compiled by the C compiler of the machine and called on tensors.
+
+A compiler is optional: without one, this package uses torch. `use` chooses the code for the whole process. The loops
+run on one thread, so processes with more threads use torch.
+
+Legend: R sequences, H key-value heads, G queries per key-value head, D size, K cached positions, N rows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from scalerl.config.base import ConfigError
+from scalerl.files import cache_root
+from scalerl.models.cpu.processor import cpu
+
+SOURCE = Path(__file__).with_name("kernels.c")
+FLAGS = (
+    "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros",
+    "-freciprocal-math", "-ffp-contract=fast", "-shared", "-fPIC",
+)  # fmt: skip
+"""Compiler options. -ffast-math is not used, because it may treat NaN as a number and hide a failed update."""
+COMPILE_S = 60
+"""Time limit for the compiler, seconds; it takes about one."""
+
+_P, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_ARGUMENTS: dict[str, list[Any]] = {
+    "decode_attention": [_P] * 6 + [_I] * 6 + [_F],
+    "rms_norm": [_P] * 4 + [_I, _I, _F],
+    "rms_norm_backward": [_P] * 6 + [_I, _I],
+    "gated": [_P] * 3 + [_I],
+    "gated_backward": [_P] * 5 + [_I],
+    "rotate": [_P] * 4 + [_I] * 6,
+}
+
+_LONGEST = 200
+"""Maximum number of characters of a compiler's message in an error."""
+
+_used: Any = None
+
+
+class _NoCompiler(Exception):
+    """No compiler was found."""
+
+
+def use(kernels: str) -> None:
+    """Choose the compiled loops or torch for this process; the default is torch.
+
+    Args:
+        kernels: "compiled", "torch", or "auto" for the compiled loops if they can be built.
+
+    Raises:
+        ConfigError: `kernels` is "compiled", and `problem` returns a reason.
+    """
+    global _used
+    if kernels == "torch" or (kernels == "auto" and problem() is not None):
+        _used = None
+        return
+    if (reason := problem()) is not None:
+        raise ConfigError(f"hardware.kernels: got 'compiled', but {reason}; allowed: auto, torch")
+    _used = _load()
+
+
+@cache
+def problem() -> str | None:
+    """Return why the loops cannot be used on this machine; None if they can. The first call compiles them."""
+    try:
+        wrong = _wrong(_load())
+    except _NoCompiler:
+        return "there is no C compiler (cc, gcc or clang) on PATH"
+    except (OSError, subprocess.SubprocessError, AttributeError) as error:
+        ended = f"exit status {error.returncode}" if isinstance(error, subprocess.CalledProcessError) else error
+        detail = str(getattr(error, "stderr", None) or ended).strip().splitlines()[0]
+        return f"the C compiler failed ({detail[:_LONGEST]})"
+    return f"the compiled {wrong} gives wrong values" if wrong else None
+
+
+def serves(*tensors: Tensor) -> bool:
+    """Return whether the compiled loops are in use and accept these tensors: FP32, on CPU and contiguous."""
+    if _used is None or torch.get_num_threads() != 1:
+        return False
+    for x in tensors:  # noqa: SIM110  a generator expression takes as long as a small norm
+        if x.dtype is not torch.float32 or not x.is_cpu or not x.is_contiguous():
+            return False
+    return True
+
+
+def decode_attention(q_RAD: Tensor, key_RKHD: Tensor, value_RKHD: Tensor, bias_RK: Tensor, scaling: float) -> Tensor:
+    """Return [R, A, D], the attention of one new token per sequence; A = H * G query heads.
+
+    Args:
+        q_RAD: Queries.
+        key_RKHD: Keys; all heads of a position are contiguous.
+        value_RKHD: Values, with the strides of the keys.
+        bias_RK: 0 for visible positions, -inf for others.
+        scaling: Factor of the scores.
+    """
+    rows, span, heads, size = key_RKHD.shape
+    groups = q_RAD.shape[1] // heads
+    assert q_RAD.shape == (rows, heads * groups, size) and bias_RK.shape == (rows, span), (q_RAD.shape, bias_RK.shape)
+    assert key_RKHD.stride() == value_RKHD.stride() and key_RKHD.stride()[1:] == (heads * size, size, 1)
+    out_RAD, score_GK = torch.empty_like(q_RAD), q_RAD.new_empty(groups, span)
+    pointers = _pointers(q_RAD, key_RKHD, value_RKHD, bias_RK, score_GK, out_RAD)
+    _used.decode_attention(*pointers, rows, heads, groups, size, span, key_RKHD.stride(0), scaling)
+    return out_RAD
+
+
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return x / sqrt(mean(x^2) + eps) * weight, and the factor 1 / sqrt(mean(x^2) + eps) as [..., 1]."""
+    out, scale = torch.empty_like(x), x.new_empty(*x.shape[:-1], 1)
+    _used.rms_norm(*_pointers(x, weight_D, out, scale), scale.numel(), x.shape[-1], eps)
+    return out, scale
+
+
+def rms_norm_backward(grad: Tensor, x: Tensor, weight_D: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of `rms_norm` for x and the weights."""
+    grad_x, grad_D = torch.empty_like(x), torch.zeros_like(weight_D)
+    _used.rms_norm_backward(*_pointers(grad, x, weight_D, scale, grad_x, grad_D), scale.numel(), x.shape[-1])
+    return grad_x, grad_D
+
+
+def gated(gate: Tensor, up: Tensor) -> Tensor:
+    """Return silu(gate) * up."""
+    out = torch.empty_like(gate)
+    _used.gated(*_pointers(gate, up, out), gate.numel())
+    return out
+
+
+def gated_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of `gated`."""
+    grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
+    _used.gated_backward(*_pointers(grad, gate, up, grad_gate, grad_up), gate.numel())
+    return grad_gate, grad_up
+
+
+def rotate(x_NTHD: Tensor, cos_NTD: Tensor, sin_NTD: Tensor, *, back: bool = False) -> Tensor:
+    """Return x cos + (-x2, x1) sin, where x1 and x2 are the halves of x; with `back`, the transpose of this map.
+
+    Args:
+        x_NTHD: Queries or keys.
+        cos_NTD: Cosines; one batch entry serves all.
+        sin_NTD: Sines, of the same shape.
+        back: Whether to compute the gradient.
+    """
+    rows, tokens, heads, size = x_NTHD.shape
+    assert cos_NTD.shape == sin_NTD.shape and cos_NTD.shape in ((rows, tokens, size), (1, tokens, size))
+    out_NTHD = torch.empty_like(x_NTHD)
+    batch = tokens * size if len(cos_NTD) > 1 else 0
+    _used.rotate(*_pointers(x_NTHD, cos_NTD, sin_NTD, out_NTHD), rows, tokens, heads, size, batch, back)
+    return out_NTHD
+
+
+def _pointers(*tensors: Tensor) -> Iterator[int]:
+    return map(Tensor.data_ptr, tensors)
+
+
+@cache
+def _load() -> Any:
+    """Load the library, compiled once per machine, compiler and version of the source."""
+    compiler = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
+    if compiler is None:
+        raise _NoCompiler
+    version = _run(compiler, "--version")
+    key = hashlib.sha256("\0".join([SOURCE.read_text(), version, *FLAGS, cpu()]).encode()).hexdigest()[:16]
+    made = cache_root() / "kernels" / f"{key}.so"
+    if not made.exists():
+        made.parent.mkdir(parents=True, exist_ok=True)
+        temporary = made.with_name(f".{made.name}.{os.getpid()}")
+        try:
+            _run(compiler, *FLAGS, "-o", str(temporary), str(SOURCE), "-lm")
+            temporary.replace(made)
+        finally:
+            temporary.unlink(missing_ok=True)
+    library = ctypes.CDLL(str(made))
+    for name, types in _ARGUMENTS.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = types, None
+    return library
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_S, check=True)
+    return done.stdout
+
+
+def _wrong(library: Any) -> str | None:
+    """Return the name of a function whose values differ from torch's; None if all agree."""
+    global _used
+    before, _used = _used, library
+    try:
+        x, w = torch.linspace(-3.0, 2.0, 48).view(2, 24), torch.linspace(0.5, 2.0, 24)
+        half = x[:, :12]
+        turned = x * w + torch.cat([-x[:, 12:], half], dim=1) * w.flip(0)
+        kv, q = torch.linspace(-1.0, 1.0, 96).view(2, 3, 2, 8), torch.linspace(2.0, -1.0, 64).view(2, 4, 8)
+        bias = torch.tensor([[0.0, 0.0, 0.0], [0.0, -torch.inf, -torch.inf]])
+        mixed = torch.nn.functional.scaled_dot_product_attention(
+            q[:, :, None], kv.transpose(1, 2), kv.transpose(1, 2), bias[:, None, None], scale=0.5, enable_gqa=True
+        )
+        cases = {
+            "rms_norm": (rms_norm(x, w, 0.1)[0], torch.nn.functional.rms_norm(x, (24,), w, 0.1)),
+            "gated": (gated(x, x.flip(0).contiguous()), torch.nn.functional.silu(x) * x.flip(0)),
+            "rotate": (rotate(x.view(1, 2, 1, 24), w.expand(1, 2, 24).contiguous(),
+                              w.flip(0).expand(1, 2, 24).contiguous()).view(2, 24), turned),
+            "decode_attention": (decode_attention(q, kv, kv, bias, 0.5), mixed[:, :, 0]),
+        }  # fmt: skip
+    finally:
+        _used = before
+    return next((name for name, (a, b) in cases.items() if not torch.allclose(a, b, rtol=1e-5, atol=1e-6)), None)

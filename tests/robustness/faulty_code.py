@@ -1,0 +1,203 @@
+"""Faulty modules of a user: functions and classes with one fault each, and modules that fail on import."""
+
+MODULE = """
+    import concurrent.futures, io, os, posix, random, signal, sys, threading, time
+    import numpy as np
+    import torch
+
+    class Task:
+        '''A task that works; the others change one method.'''
+        def rows(self, count): return [{"prompt": str(n)} for n in range(count)]
+        def score(self, row, completion): return 0.5
+    class TaskOfOtherRows(Task):
+        def rows(self): return []
+    class TaskOfOtherScore(Task):
+        def score(self, completion): return 0.5
+    class TaskRaisesMade(Task):
+        def __init__(self): raise KeyError("gone")
+    class TaskRaisesRow(Task):
+        def rows(self, count):
+            yield {"prompt": "0"}
+            raise KeyError("gone")
+    class TaskRaisesScore(Task):
+        def score(self, row, completion): raise KeyError("gone")
+    class TaskNone(Task):
+        def rows(self, count): return None
+    class TaskNoneScore(Task):
+        def score(self, row, completion): return None
+    class TaskNan(Task):
+        def score(self, row, completion): return float("nan")
+    class TaskTensor(Task):
+        def score(self, row, completion): return torch.ones(1)
+
+    def other_arguments(wanted_1, wanted_2, *, wanted_3): pass
+    def raises(*given, **named):
+        raise KeyError("gone")
+    def raises_in_torch(*given, **named):
+        return torch.ones(2) @ torch.ones(3)
+    def exits(*given, **named): raise SystemExit(0)
+    def none(*given, **named): return None
+    def text(*given, **named): return "0.5"
+    def a_list(*given, **named): return [[0.0] * 3] * 2
+    def one_entry(first=None, *given, **named): return torch.ones(1)
+    def nan(first=None, *given, completions=(), **named):
+        if first is None: return [float("nan")] * len(completions)
+        return first * float("nan")
+    def whole_numbers(first, *given): return torch.zeros(first.shape, dtype=torch.long)
+    def float_capped(logp_BT, behavior_BT, advantages_B, mask_BT): return logp_BT, mask_BT.float()
+    def negative(mask_BT, prompt_B):
+        weights_BT = mask_BT / mask_BT.sum()
+        weights_BT[0, 0] = -weights_BT[0, 0]
+        return weights_BT
+    def leaves(*given, **named): os._exit(0)
+    def leaves_posix(*given, **named): posix._exit(0)
+    def endless(*given, **named): return endless(*given, **named)
+    def own_base(*given, **named): raise Odd("odd")
+    def unsaid(*given, **named): raise Unsaid()
+    def interrupted_text(*given, **named): raise ValueError("one\\ntwo" + "x" * 5000)
+    def loops(*given, **named):
+        while True: pass
+    class Odd(BaseException): pass
+    class Unsaid(Exception):
+        def __str__(self): raise KeyError("no text")
+    class Hidden:
+        def __repr__(self): raise KeyError("no repr")
+    def hidden(*given, **named): return Hidden()
+
+    class Engine:
+        '''All methods of the contract; the others change one.'''
+        deterministic = exact_resume = True
+        version, work = 0, None
+        def __init__(self, parts): pass
+        def occupancy(self): pass
+        submit = cancel = advance = swap = state = load_state = occupancy
+        def poll(self, timeout_s=0.0): raise KeyError("slot")
+    class EngineLeaves(Engine):
+        def poll(self, timeout_s=0.0): os._exit(0)
+    class EngineExits(Engine):
+        def poll(self, timeout_s=0.0): sys.exit(0)
+    class EngineLoops(Engine):
+        def poll(self, timeout_s=0.0): return self.poll()
+
+    class TaskOfText(Task):
+        def score(self, row, completion): return "1"
+    class TaskOfHuge(Task):
+        def score(self, row, completion): return 10 ** 400
+    class TaskOfDict(Task):
+        def score(self, row, completion): return {1: 1}
+    class TaskExits(Task):
+        def score(self, row, completion): sys.exit(0)
+    class TaskLeaves(Task):
+        def rows(self, count): os._exit(0)
+    class TaskEndless(Task):
+        def score(self, row, completion): return self.score(row, completion)
+    class TaskOfLambdas(Task):
+        def rows(self, count): return [{"prompt": str(n), "f": lambda: n} for n in range(count)]
+    class TaskOfHalves(Task):
+        def rows(self, count): return [{"prompt": "\\ud800" + str(n)} for n in range(count)]
+    class TaskOfNoContent(Task):
+        def rows(self, count): return [{"prompt": [{"role": "user", "content": None}]}] * count
+    class TaskOfOne(Task):
+        def rows(self, count):
+            while True: yield {"prompt": "the same"}
+    class TaskOfHidden(Task):
+        def rows(self, count): return [Hidden()] * count
+    class TaskRaisesExit(Task):
+        def __init__(self): sys.exit(3)
+    class TaskOfNumpy(Task):
+        def score(self, row, completion): return np.float32(0.5), 7
+    class TaskWrites(Task):
+        def score(self, row, completion):
+            row["prompt"] = "changed"
+            return 1
+
+    def rewarded(values):
+        def reward(prompts, completions, **columns): return values
+        return reward
+    a_dict = rewarded({0: 1.0, 1: 0.5})
+    a_set = rewarded({1.0, 0.5})
+    keys = rewarded({0.0: 1, 1.0: 2}.keys())
+    huge = rewarded([1e300, 0.0])
+    huge_integer = rewarded([10 ** 400, 0.0])
+    longest_integer = rewarded([10 ** 5000, 0.0])
+    too_large = rewarded([2e9, 0.0])
+    infinite = rewarded([float("inf"), 0.0])
+    complex_one = rewarded([1j, 0.0])
+    nested = rewarded([[1.0], [0.5]])
+    column = rewarded(np.ones((2, 1)))
+    texts = rewarded(["1.0", "0.5"])
+    hidden_entries = rewarded([Hidden(), Hidden()])
+    too_few = rewarded([1.0])
+    too_many = rewarded([1.0] * 3)
+    an_array_scalar = rewarded(np.float64(1.0))
+    def counts(prompts, completions, **columns):
+        while True: yield 1.0
+    def raises_late(prompts, completions, **columns):
+        yield 1.0
+        raise KeyError("gone")
+    truths = rewarded([True, False])
+    numpy_scalars = rewarded([np.float32(0.5), np.bool_(True)])
+    an_array = rewarded(np.array([1, 0]))
+    a_tensor = rewarded(torch.tensor([0.5, 1.0]))
+    def generated(prompts, completions, **columns): return (float(len(c)) for c in completions)
+
+    def disturb():
+        os.chdir("/")
+        sys.stdout = sys.stderr = io.StringIO()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, lambda *given: None)
+        for seeded in (random.seed, np.random.seed, torch.manual_seed): seeded(1)
+        sys.setrecursionlimit(500)
+        torch.set_default_dtype(torch.float64)
+        torch.set_grad_enabled(False)
+        threading.Thread(target=time.sleep, args=(60,)).start()
+        threading.Thread(target=time.sleep, args=(60,), daemon=False).start()
+        concurrent.futures.ThreadPoolExecutor(1).submit(time.sleep, 60)
+    def disturbs(function):
+        def inner(*given, **named):
+            found = function(*given, **named)
+            disturb()
+            return found
+        return inner
+    disturbing_loss = disturbs(lambda logp_BT, behavior_BT, advantages_B, mask_BT: -logp_BT)
+    disturbing_advantage = disturbs(lambda rewards_PG: rewards_PG * 1.0)
+    disturbing_aggregation = disturbs(lambda mask_BT, prompt_B: mask_BT / mask_BT.sum())
+    disturbing_reward = disturbs(lambda prompts, completions, **columns: [0.0] * len(completions))
+    class Disturbing(Task):
+        def __init__(self): disturb()
+        def score(self, row, completion):
+            disturb()
+            return 0.5
+    class DisturbingEngine(Engine):
+        def __init__(self, parts): disturb()
+
+    def writing_loss(logp_BT, behavior_BT, advantages_B, mask_BT):
+        loss_BT = -logp_BT * advantages_B[:, None]
+        behavior_BT.zero_(); advantages_B.zero_(); mask_BT.zero_()
+        return loss_BT
+    def writing_advantage(rewards_PG):
+        rewards_PG -= rewards_PG.mean()
+        return rewards_PG
+    def writing_aggregation(mask_BT, prompt_B):
+        weights_BT = mask_BT / mask_BT.sum()
+        mask_BT.zero_(); prompt_B.zero_()
+        return weights_BT
+    def draws(prompts, completions, **columns): return [random.random() for _ in completions]
+    number = 3
+"""
+IMPORTS = {
+    "at_import_exits": "import sys\nsys.exit(0)\n",
+    "at_import_leaves": "import os\nos._exit(0)\n",
+    "at_import_raises": "limit = {}['limit']\n",
+    "at_import_loops": "while True:\n    pass\n",
+    "at_import_sleeps": "import time\ntime.sleep(600)\n",
+    "at_import_recurses": "def f(): f()\nf()\n",
+    "at_import_odd": "class Odd(BaseException): pass\nraise Odd('odd')\n",
+    "no_python": "def f(:\n",
+    "no_indent": "def f():\nreturn 1\n",
+    "nul_bytes": "x = 1\0\n",
+    "needs_more": "\nimport a_module_that_is_not_there\n",
+    "needs_name": "from os import no_such_name\n",
+    "at_import_disturbs": "import faulty_functions\nfaulty_functions.disturb()\nfrom faulty_functions import *\n",
+}
+"""Modules with one fault each, by name."""

@@ -1,0 +1,126 @@
+"""Unusable tokenizers and chat templates: each is refused with its problem, and no code of the model runs."""
+
+import json
+import resource
+import time
+
+import pytest
+
+from robustness.damage import OPENED, cut, gone, text
+from scalerl.config.base import ConfigError
+from scalerl.config.data import TextTask
+from scalerl.models.policy import check_vocabulary, load_policy, load_tokenizer, stop_tokens
+from scalerl.models.template import check_template, render
+from scalerl.prompts.demonstrations import end_token
+
+
+def own_tokenizer(model):
+    values = {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    text("tokenizer_config.json", json.dumps(values))(model)
+    text("own.py", f"open({OPENED!r}, 'w')")(model)
+    gone("tokenizer.json", "config.json")(model)
+
+
+TOKENIZERS = [
+    ("none", gone("tokenizer.json", "tokenizer_config.json")),
+    ("no vocabulary", gone("tokenizer.json")),
+    ("empty", text("tokenizer.json", "")),
+    ("cut off", cut("tokenizer.json", 200)),
+    ("a list", text("tokenizer.json", "[]")),
+    ("NUL bytes", text("tokenizer.json", b"\0" * 99)),
+    ("a model that nobody knows", text("tokenizer.json", '{"model": {"type": "Odd", "vocab": {}}}')),
+    ("a configuration that is no JSON", text("tokenizer_config.json", "{")),
+    ("custom code", own_tokenizer),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "change"), TOKENIZERS, ids=[name for name, _ in TOKENIZERS])
+def test_an_unreadable_tokenizer_is_refused(model, name, change):
+    change(model)
+    with pytest.raises(ConfigError, match=r"found no tokenizer at m/tokenizer.json; save one there"):
+        load_tokenizer("m")
+    assert not (model.parent / OPENED).exists()
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(model):
+    tokenizer = load_tokenizer("m")
+    tokenizer.add_tokens([f"<extra {n}>" for n in range(40)])
+    tokenizer.save_pretrained("m")
+    with pytest.raises(ConfigError, match=r"ids up to .*, but the model has 48 embeddings"):
+        check_vocabulary(load_tokenizer("m"), load_policy("m"), "m")
+
+
+@pytest.mark.parametrize("eos", [None, 4800, -3])
+def test_a_model_without_an_end_token_is_refused(model, eos):
+    policy, tokenizer = load_policy("m"), load_tokenizer("m")
+    assert stop_tokens(policy, tokenizer) == tuple(sorted({1, tokenizer.eos_token_id}))
+    policy.model.generation_config.eos_token_id = eos
+    tokenizer.eos_token = None
+    with pytest.raises(ConfigError, match=r"the model has no end token: .*set eos_token in tokenizer_config.json"):
+        stop_tokens(policy, tokenizer)
+
+
+TEMPLATES = [
+    ("raises", "{{ raise_exception('only tools') }}", "TemplateError: only tools"),
+    ("cannot be parsed", "{% for %}", "TemplateSyntaxError"),
+    ("an undefined function", "{{ strftime_then(1) }}", "UndefinedError: 'strftime_then' is undefined"),
+    ("a field of an undefined name", "{{ messagez[0].content }}", "UndefinedError: 'messagez' is undefined"),
+    ("divides by zero", "{{ 1 // 0 }}", "ZeroDivisionError"),
+    ("reaches for Python", "{{ messages.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
+    ("leaves the question out", "Hello {{ question }}", "renders every question as 'Hello '"),
+    ("is empty", " ", "renders every question as ' '"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "template", "said"), TEMPLATES, ids=[name for name, *_ in TEMPLATES])
+def test_an_invalid_chat_template_is_refused(model, name, template, said):
+    tokenizer = load_tokenizer("m")
+    tokenizer.chat_template = template
+    with pytest.raises(ConfigError) as caught:
+        check_template(tokenizer)
+    assert said in str(caught.value) and "set data.chat_template = 'never'" in str(caught.value)
+
+
+ENDLESS = {
+    "nested loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+    "a macro that calls itself": "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+    "a power": "{{ messages[0]['content'] and 9 ** (9 ** 9) }}",
+    "a constant power": "{{ 9 ** (9 ** 9) }}",
+    "text without end": "{% for a in range(99999) %}{% for b in range(9999) %}{{ messages }}{% endfor %}{% endfor %}",
+    "a text of 100 GB": "{{ messages[0]['content'] * 10 ** 11 }}",
+    "a text of 10 MB": "{{ messages[0]['content'] * 10 ** 6 }}",
+}
+"""Templates that would use all the time or memory of the machine."""
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_template_without_end_is_refused_within_its_time_limit(model, name, monkeypatch):
+    monkeypatch.setattr("scalerl.models.template.LIMIT_S", 0.3)
+    tokenizer = load_tokenizer(str(model))
+    tokenizer.chat_template = ENDLESS[name]
+    began, limits = time.monotonic(), resource.getrlimit(resource.RLIMIT_AS)
+    with pytest.raises(
+        ConfigError, match="the chat template of the model's tokenizer fails on messages of the roles user"
+    ):
+        check_template(tokenizer)
+    assert time.monotonic() - began < 5 and resource.getrlimit(resource.RLIMIT_AS) == limits
+
+
+def test_the_end_token_of_a_template_without_end_is_refused_too(model, monkeypatch):
+    monkeypatch.setattr("scalerl.models.template.LIMIT_S", 0.3)
+    tokenizer = load_tokenizer(str(model))
+    tokenizer.chat_template = ENDLESS["nested loops"]
+    with pytest.raises(ConfigError, match=r"TimeLimit: took longer than 0\.3 s"):
+        end_token(tokenizer, TextTask(kind="sft"), {1})
+
+
+def test_a_valid_template_is_used_and_an_unsupported_role_is_reported(model):
+    tokenizer = load_tokenizer("m")
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    check_template(tokenizer)
+    assert render(tokenizer, [{"role": "user", "content": "1+1="}]) == "1+1="
+    with pytest.raises(ConfigError, match=r"fails on messages of the roles system, user .*no system"):
+        render(tokenizer, [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}])

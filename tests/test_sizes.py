@@ -1,0 +1,28 @@
+"""Files and functions of the package stay short. Ruff checks the number of parameters (PLR0913 in pyproject.toml)."""
+
+import ast
+from pathlib import Path
+
+FILES = sorted((Path(__file__).parents[1] / "scalerl").rglob("*.py"))
+LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
+
+
+def length(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    return node.end_lineno - node.lineno + 1
+
+
+def test_no_file_has_more_than_400_lines():
+    lines = {str(path): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    assert len(lines) > 300
+    assert {path: count for path, count in lines.items() if count > LINES_OF_A_FILE} == {}
+
+
+def test_no_function_has_more_than_60_lines():
+    functions = {
+        f"{path}:{node.lineno} {node.name}": length(node)
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    assert len(functions) > 2000 and max(functions.values()) > 50
+    assert {name: count for name, count in functions.items() if count > LINES_OF_A_FUNCTION} == {}
