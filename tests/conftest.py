@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-settings.register_profile(
-    "repeatable", derandomize=True
-)  # equal examples in every run, so that a failure is not chance
+# equal examples in every run, so that a failure is not chance
+settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs in the background with SIGINT ignored
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads make the process tests crawl

@@ -51,7 +51,6 @@ def test_the_short_form_leads_from_a_wheel_to_a_curve(tmp_path):
     assert len(losses) == 3 and losses[-1] < losses[0] < 3
     assert [point["step"] for point in result["points"]] == [0, 5] and result["updates"] == 5
     assert (tmp_path / "run" / "model" / "model.safetensors").exists()
-    again = subprocess.run(
-        command, capture_output=True, text=True, timeout=600, check=False
-    )  # finished steps are skipped
+    # finished steps are skipped
+    again = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     assert again.returncode == 0 and "$ scalerl" not in again.stdout, again.stdout

@@ -24,9 +24,8 @@ def connect(address: str, asked_by: str) -> Any:
     Raises:
         ConfigError: Ray is not installed, or no cluster answers.
     """
-    os.environ.setdefault(
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0"
-    )  # avoids a warning; actors without GPUs still see none
+    # avoids a warning; actors without GPUs still see none
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
         import ray
     except ImportError:

@@ -193,9 +193,8 @@ def line_through(points: Sequence[tuple[float, float, float]]) -> tuple[float, f
         return mean_s, 0.0
     slope = float(np.average((n - mean_n) * (seconds - mean_s), weights=weight))
     slope /= float(np.average((n - mean_n) ** 2, weights=weight))
-    slope = min(
-        max(slope, 0.0), mean_s / mean_n
-    )  # at most the line through the origin, so that the base is not negative
+    # at most the line through the origin, so that the base is not negative
+    slope = min(max(slope, 0.0), mean_s / mean_n)
     return mean_s - slope * mean_n, slope
 
 

@@ -95,9 +95,8 @@ def from_config_json(values: Mapping[str, Any]) -> DecoderShape:
     values = {**values, **values["text_config"]} if isinstance(values.get("text_config"), dict) else values
     heads, width = int(values["num_attention_heads"]), int(values["hidden_size"])
     experts = next((int(values[name]) for name in EXPERT_COUNTS if values.get(name)), 0)
-    llama4 = (
-        "intermediate_size_mlp" in values
-    )  # `intermediate_size` is the width of an expert, and there is one shared expert
+    # `intermediate_size` is the width of an expert, and there is one shared expert
+    llama4 = "intermediate_size_mlp" in values
     mlp = int(values["intermediate_size_mlp" if llama4 else "intermediate_size"])
     expert_mlp = int(values.get("moe_intermediate_size") or values["intermediate_size"]) if experts else 0
     shared = expert_mlp if llama4 else int(values.get("shared_expert_intermediate_size") or 0)

@@ -25,7 +25,7 @@ SURELY_NOT = 0.2
 """Largest value of both probabilities of a gain for the advice to stop."""
 
 PLAN_DRAWS = 64
-"""Number of draws over which ``compute_to_identify`` averages."""
+"""Number of draws over which `compute_to_identify` averages."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Advice:
     """"continue", "stop", "go back" or "not known yet"."""
 
     probability: float
-    """Probability, by the forecast, that training to the budget gains more than ``min_gain``, in [0, 1]."""
+    """Probability, by the forecast, that training to the budget gains more than `min_gain`, in [0, 1]."""
 
     trend_probability: float
     """This probability if the rise continues as over the last doubling of compute; both must be small to stop."""
@@ -77,7 +77,7 @@ class Advice:
 
 
 class Decision(NamedTuple):
-    """The decision on a run, from which an ``Advice`` is made."""
+    """The decision on a run, from which an `Advice` is made."""
 
     action: str
     reason: str
@@ -89,19 +89,19 @@ def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
     """Return advice on a run: continue, stop, go back, or "not known yet: train at least to X".
 
     - "go back": the run has clearly fallen, at this evaluation and at the one before it.
-    - "continue": the forecast gives a gain above ``min_gain`` a probability above 0.8, or above 0.5 if the ceiling is
+    - "continue": the forecast gives a gain above `min_gain` a probability above 0.8, or above 0.5 if the ceiling is
       identified.
     - "stop": the run has climbed and has ten points or more, and the probability of the gain is at most 0.2 both by the
       forecast and by the trend of the last doubling of compute. All of this also held one evaluation earlier.
     - "not known yet": none of the above; the sentence gives the reason.
 
     Args:
-        fit: fit by a method that gives an uncertainty.
-        budget: compute beyond the last point at which the gain is judged, in the curve's unit or as a multiple, "2x".
-        min_gain: smallest gain that justifies more training, in the metric's unit; > 0.
+        fit: Fit by a method that gives an uncertainty.
+        budget: Compute beyond the last point at which the gain is judged, in the curve's unit or as a multiple, "2x".
+        min_gain: Smallest gain that justifies more training, in the metric's unit; > 0.
 
     Raises:
-        CurveError: the budget is already spent, the gain is not positive, or the fit has no uncertainty.
+        CurveError: The budget is already spent, the gain is not positive, or the fit has no uncertainty.
     """
     total, last = amount(budget, fit), fit.last_compute
     if total <= last:
@@ -121,7 +121,7 @@ def advise(fit: Fit, budget: float | str, min_gain: float) -> Advice:
 
 
 def decided(fit: Fit, total: float, min_gain: float, chance: Chance, gain: Estimate) -> Decision:
-    """Return the decision on a run from the arguments of ``advise`` and its results."""
+    """Return the decision on a run from the arguments of `advise` and its results."""
     last, unit = fit.last_compute, fit.curve.unit
     fall = clear_fall(fit)
     if fall is not None:

@@ -81,12 +81,12 @@ def backtest(curve: Curve, fractions: Sequence[float] = (0.3, 0.5, 0.7), method:
     """Fit the first part of a run, and score its forecast of the rest and every baseline.
 
     Args:
-        curve: curve with enough points for a fit before each split, and some points after it.
-        fractions: shares of the last compute at which to split, each in (0, 1).
-        method: method of the fit, as in ``fit``.
+        curve: Curve with enough points for a fit before each split, and some points after it.
+        fractions: Shares of the last compute at which to split, each in (0, 1).
+        method: Method of the fit, as in `fit`.
 
     Raises:
-        CurveError: a fraction is outside (0, 1), or there are too few points before a split or none after it.
+        CurveError: A fraction is outside (0, 1), or there are too few points before a split or none after it.
     """
     return Backtest(tuple(split_at(curve, fraction, method) for fraction in fractions))
 

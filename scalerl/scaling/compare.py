@@ -2,7 +2,7 @@
 
 As in the paper (arXiv 2510.13786), the ceilings A are compared first. If they are the same within the scatter between
 seeds, the steepness B at one common A and the compute for one level are compared. A run that has fallen or is flat
-counts with the level at which it stays, in proportion to the probability that it stays there (``futures``).
+counts with the level at which it stays, in proportion to the probability that it stays there (`futures`).
 
 Axes in names: D draws, S runs (seeds) of a side.
 """
@@ -61,7 +61,7 @@ class Comparison:
     verdict: str
     """"higher ceiling", "same ceiling and more efficient", `LATER` or "not distinguishable yet".
 
-    `LATER` means that the side with the larger B needs more compute for ``level``.
+    `LATER` means that the side with the larger B needs more compute for `level`.
     """
 
     winner: str | None
@@ -74,7 +74,7 @@ class Comparison:
     """Probability that the first side has the higher ceiling."""
 
     efficiency_ratio: Estimate
-    """B of the first side divided by B of the second, both at ``common_asymptote``."""
+    """B of the first side divided by B of the second, both at `common_asymptote`."""
 
     probability_more_efficient: float
     """Probability that the first side has the larger B at the common ceiling."""
@@ -83,10 +83,10 @@ class Comparison:
     """Mean of all ceilings, weighted by their precision; B is compared at this ceiling."""
 
     compute_ratio: Estimate
-    """Compute of the first side for ``level`` divided by that of the second; below 1, the first needs less."""
+    """Compute of the first side for `level` divided by that of the second; below 1, the first needs less."""
 
     probability_less_compute: float
-    """Probability that the first side needs less compute for ``level``."""
+    """Probability that the first side needs less compute for `level`."""
 
     level: float
     """Metric level at which compute is compared."""
@@ -95,7 +95,7 @@ class Comparison:
     """Standard deviation of the ceiling between seeds of one recipe."""
 
     seed_source: str
-    """Source of ``seed_sd``."""
+    """Source of `seed_sd`."""
 
     sides: Sides
     """Fits of both sides."""
@@ -140,15 +140,15 @@ def compare(first: Runs, second: Runs, level: float | None = None, siblings: Seq
     """Compare two recipes by their runs.
 
     Args:
-        first: one or several seeds of one recipe, as curves or posterior fits.
-        second: one or several seeds of the other recipe.
-        level: metric level at which compute is compared; None: four fifths of the climb to the level that both sides
+        first: One or several seeds of one recipe, as curves or posterior fits.
+        second: One or several seeds of the other recipe.
+        level: Metric level at which compute is compared; None: four fifths of the climb to the level that both sides
             have reached.
-        siblings: runs of other recipes with the same scatter between seeds, such as the other arms of a study; used
+        siblings: Runs of other recipes with the same scatter between seeds, such as the other arms of a study; used
             only to estimate this scatter.
 
     Raises:
-        CurveError: a side is empty, the curves have different metrics or compute axes, or the level is outside the
+        CurveError: A side is empty, the curves have different metrics or compute axes, or the level is outside the
             metric's bounds.
     """
     sides = as_fits(first), as_fits(second)
@@ -226,14 +226,14 @@ def ceilings(f: Fit) -> Array:
     """Return draws of the level at which a run ends, shape (D,): A if it rises, the last level if it stays there."""
     if f.futures is None or not f.futures.stays:
         return f.draws.asymptote
-    return np.concatenate([f.futures.rising.asymptote, np.clip(f.futures.staying.level, *f.curve.bounds)])
+    return np.clip(f.futures.draws.asymptote, *f.curve.bounds)
 
 
 def seed_scatter(sides: Sequence[Sequence[Fit]], width: float, rng: np.random.Generator) -> tuple[Array, str]:
     """Return draws of the standard deviation between seeds, shape (D,), and its source, for any number of sides.
 
     With three or more seeds on a side, this is the posterior on a grid of values, given each run's ceiling and its
-    uncertainty; the prior counts as ``PRIOR_SEEDS`` seeds with the assumed scatter. Otherwise the scatter is assumed.
+    uncertainty; the prior counts as `PRIOR_SEEDS` seeds with the assumed scatter. Otherwise the scatter is assumed.
     """
     num_draws = len(sides[0][0].draws.asymptote)
     assumed = ASSUMED_SEED_SD * width

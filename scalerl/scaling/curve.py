@@ -30,8 +30,8 @@ METRICS = ("pass_rate", "metric")
 class Curve:
     """The metric of a run on held-out prompts, against the compute used up to each evaluation.
 
-    Repairs, each recorded in ``notes``: rows out of order are sorted, rows at the same compute are averaged, rows
-    without a number are left out. Any other problem is a ``CurveError``.
+    Repairs, each recorded in `notes`: rows out of order are sorted, rows at the same compute are averaged, rows
+    without a number are left out. Any other problem is a `CurveError`.
 
     Example:
         >>> curve = Curve(compute=[0, 100, 200, 400, 800], metric=[0.20, 0.31, 0.42, 0.51, 0.56])
@@ -43,7 +43,7 @@ class Curve:
     """Compute used, shape (N,), ascending, >= 0, any unit; 0 is the evaluation before training."""
 
     metric: Array
-    """Mean score at that compute, shape (N,), within ``bounds``."""
+    """Mean score at that compute, shape (N,), within `bounds`."""
 
     bounds: tuple[float, float] = (0.0, 1.0)
     """Smallest and largest possible value of the metric: (0, 1) for a pass rate, (-1, 1) for some rewards."""
@@ -115,7 +115,7 @@ class Curve:
         """Return the curve of the points with least <= compute <= most, and of the point at compute 0, which is R0.
 
         Raises:
-            CurveError: no point after compute 0 lies in that range.
+            CurveError: No point after compute 0 lies in that range.
         """
         keep_N = ((self.compute >= least) | (self.compute == 0)) & (self.compute <= most)
         if not (keep_N & (self.compute > 0)).any():
@@ -147,14 +147,14 @@ class Curve:
         """Read the curve of a points.jsonl, a CSV file or a run directory.
 
         Args:
-            path: file, or directory with a points.jsonl.
-            axis: compute column; None: the first of ``AXES`` that exists.
-            task: name of the task; required if the file has several.
-            metric: metric column; None: the first of ``METRICS`` that exists.
-            bounds: smallest and largest possible value of the metric.
+            path: File, or directory with a points.jsonl.
+            axis: Compute column; None: the first of `AXES` that exists.
+            task: Name of the task; required if the file has several.
+            metric: Metric column; None: the first of `METRICS` that exists.
+            bounds: Smallest and largest possible value of the metric.
 
         Raises:
-            CurveError: the file or its columns cannot be used; the message states what to do.
+            CurveError: The file or its columns cannot be used; the message states what to do.
         """
         table, notes = read_table(path)
         curve = cls.from_table(table, axis=axis, task=task, metric=metric, bounds=bounds, source=str(path))
@@ -162,12 +162,12 @@ class Curve:
 
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]], **choices: Any) -> Curve:
-        """Return the curve of rows (dicts), such as the lines of a points.jsonl; keyword arguments as in ``read``."""
+        """Return the curve of rows (dicts), such as the lines of a points.jsonl; keyword arguments as in `read`."""
         return cls.from_table(table_of_rows(rows), source="the rows", **choices)
 
     @classmethod
     def from_frame(cls, frame: Any, **choices: Any) -> Curve:
-        """Return the curve of a data frame, or of a dict of arrays; keyword arguments as in ``read``."""
+        """Return the curve of a data frame, or of a dict of arrays; keyword arguments as in `read`."""
         return cls.from_table(table_of_frame(frame), source="the data frame", **choices)
 
     @classmethod

@@ -42,7 +42,7 @@ class Columns(NamedTuple):
 
 
 class Bends(NamedTuple):
-    """Shape parameters of D drawn curves in addition to C_mid and B, as in ``Draws``, in relative units."""
+    """Shape parameters of D drawn curves in addition to C_mid and B, as in `Draws`, in relative units."""
 
     delay: Array
     second_midpoint: Array

@@ -42,7 +42,7 @@ class Draws(NamedTuple):
     """Size of the second rise; 0 if there is none."""
 
     def levels(self, compute_M: Array, most: float) -> Array:
-        """Return the level of each drawn curve at each compute, shape (M, D), at most the metric's bound ``most``."""
+        """Return the level of each drawn curve at each compute, shape (M, D), at most the metric's bound `most`."""
         with np.errstate(divide="ignore"):
             log_since = np.log(np.maximum(compute_M[:, None] - self.delay, 0.0))
         u_MD = climb(log_since, np.log(self.midpoint - self.delay), self.efficiency)
@@ -66,7 +66,7 @@ class Draws(NamedTuple):
         return np.asarray(needed_D)
 
     def bisected(self, target_D: Array, most: float) -> Array:
-        """Return ``compute_for`` of curves with two rises, by bisection, because there is no closed form."""
+        """Return `compute_for` of curves with two rises, by bisection, because there is no closed form."""
         low_D, high_D = np.log(self.midpoint) - 40.0, np.log(self.second_midpoint) + 40.0
         for _ in range(60):
             middle_D = (low_D + high_D) / 2

@@ -26,8 +26,8 @@ def or_none(value: float) -> float | None:
 class Estimate:
     """One quantity with its 90% interval.
 
-    Example: ``Estimate(mean=0.612, sd=0.008, low=0.598, high=0.627)`` prints as
-    ``0.6120 ± 0.0080 (0.5980 to 0.6270)``.
+    Example: `Estimate(mean=0.612, sd=0.008, low=0.598, high=0.627)` prints as
+    `0.6120 ± 0.0080 (0.5980 to 0.6270)`.
     """
 
     mean: float
@@ -99,6 +99,6 @@ def shown(value: float, sd: float) -> str:
 
 
 def plus_minus(value: float, sd: float) -> str:
-    """Return text such as ``0.6120 ± 0.0083``: two digits of the uncertainty, and the value to the same decimal."""
+    """Return text such as `0.6120 ± 0.0083`: two digits of the uncertainty, and the value to the same decimal."""
     decimals = decimals_for(value, sd)
     return f"{short(value)} ± {sd:.2g}" if decimals is None else f"{value:.{decimals}f} ± {sd:.{decimals}f}"

@@ -1,4 +1,4 @@
-"""Tests whether the evidence is enough to stop a run, for ``advise`` and ``stop_when``."""
+"""Tests whether the evidence is enough to stop a run, for `advise` and `stop_when`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ NO_RETURN = (10, 11)
 """Counts of public runs that had clearly fallen at two successive evaluations: (never again more than 0.01 above their
 earlier best, all), for means of three points. All are from one repository."""
 
-NO_CLIMB = (13, 28)
+NO_CLIMB = (16, 32)
 """Counts of public runs without a clear climb at an evaluation from the tenth on: (ended more than 0.01 above that
 evaluation, all), for means of a fifth of the points."""
+
+VISIBLE_CLIMB = float(np.log((1.0 - DOUBTFUL) / DOUBTFUL))
+"""Log evidence ratio above which the points show a climb: with even prior odds its probability is above 0.9."""
 
 
 class Chance(NamedTuple):
     """The probability that more training gains enough, estimated in two ways.
 
-    Example: ``Chance(forecast=0.02, trend=0.15, recent=Trend(0.004, 0.005, 1.0))``
+    Example: `Chance(forecast=0.02, trend=0.15, recent=Trend(0.004, 0.005, 1.0))`
     """
 
     forecast: float
@@ -40,9 +43,9 @@ def chance_of_gain(fitted: Fit, compute: float, gain: float) -> Chance:
     """Return both probabilities of a gain above `gain`, from the last point to a larger compute.
 
     Args:
-        fitted: fit by a method that gives an uncertainty.
-        compute: compute in the curve's unit, beyond the last point.
-        gain: gain in the metric's unit.
+        fitted: Fit by a method that gives an uncertainty.
+        compute: Compute in the curve's unit, beyond the last point.
+        gain: Gain in the metric's unit.
     """
     recent = trend(fitted.curve)
     doublings = float(np.log2(compute / fitted.last_compute))
@@ -55,10 +58,10 @@ def doubt(fitted: Fit, factor: float, gain: float, limit: float) -> str | None:
     The conditions for a stop must hold at this evaluation and at the previous one.
 
     Args:
-        fitted: fit by a method that gives an uncertainty.
-        factor: compute at which the gain is judged, in multiples of that of the last point; > 1.
-        gain: smallest gain that justifies more training, in the metric's unit.
-        limit: maximum probability of a larger gain at which a run is stopped.
+        fitted: Fit by a method that gives an uncertainty.
+        factor: Compute at which the gain is judged, in multiples of that of the last point; > 1.
+        gain: Smallest gain that justifies more training, in the metric's unit.
+        limit: Maximum probability of a larger gain at which a run is stopped.
     """
     if len(fitted.curve) < ENOUGH_POINTS:
         return f"{len(fitted.curve)} evaluations are too few to stop on; at least {ENOUGH_POINTS} are needed"
@@ -66,11 +69,11 @@ def doubt(fitted: Fit, factor: float, gain: float, limit: float) -> str | None:
     if now is not None:
         return now
     before = doubt_at(earlier(fitted), factor, gain, limit)
-    return None if before is None else f"this is so only since the last evaluation; before it, {before}"
+    return None if before is None else f"this holds only since the last evaluation; before it, {before}"
 
 
 def doubt_at(fitted: Fit, factor: float, gain: float, limit: float) -> str | None:
-    """Return the reason as in ``doubt``, judged at the last evaluation only."""
+    """Return the reason as in `doubt`, judged at the last evaluation only."""
     if has_fallen(fitted.curve):
         return "the run has fallen from its best"
     if not climbed(fitted):
@@ -88,8 +91,12 @@ def doubt_at(fitted: Fit, factor: float, gain: float, limit: float) -> str | Non
 
 
 def climbed(fitted: Fit) -> bool:
-    """Return whether the run has a clear climb; without one, the climb may still begin later."""
-    return fitted.futures is None or fitted.futures.stays <= DOUBTFUL
+    """Return whether the points show a climb, and the run probably rises; without a climb, it may still begin later.
+
+    The prior odds alone are no evidence of a climb: with little noise they are against a run that stays.
+    """
+    futures = fitted.futures
+    return futures is None or (futures.stays <= DOUBTFUL and futures.climb > VISIBLE_CLIMB)
 
 
 def doubt_by_trend(chance: Chance, factor: float, gain: float, limit: float) -> str:

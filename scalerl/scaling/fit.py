@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,7 +70,7 @@ class Band(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """The law fitted to one curve. ``identified`` and ``warnings`` show how far to trust it."""
+    """The law fitted to one curve. `identified` and `warnings` show how far to trust it."""
 
     curve: Curve
     """The points that were fitted, after exclusion and averaging."""
@@ -78,7 +79,7 @@ class Fit:
     """Compute of the run's last point, before any averaging; "2x" means twice this."""
 
     method: str
-    """Key of ``METHODS``."""
+    """Key of `METHODS`."""
 
     asymptote: Estimate
     """A, the ceiling, in the metric's unit."""
@@ -93,10 +94,10 @@ class Fit:
     """R0, the level before training, in the metric's unit."""
 
     identified: bool
-    """Whether the ceiling is known; if False, ``asymptote`` is a range and not a result."""
+    """Whether the ceiling is known; if False, `asymptote` is a range and not a result."""
 
     reason: str
-    """Reason why ``identified`` is True or False, as one sentence."""
+    """Reason why `identified` is True or False, as one sentence."""
 
     warnings: tuple[str, ...]
     """Symptoms of the curve, repairs, and limits that were reached."""
@@ -106,9 +107,6 @@ class Fit:
 
     autocorrelation: float
     """Correlation of the noise of neighboring points, in (-1, 1)."""
-
-    residual_sum_of_squares: float
-    """Residual sum of squares around ``predict(curve.compute).mean``."""
 
     covariance: Array
     """Covariance of (A, ln C_mid, ln B, R0), shape (4, 4); NaN if the method gives none."""
@@ -128,6 +126,12 @@ class Fit:
     futures: Futures | None = None
     """Draws of both futures (the law and a flat run) and the probability of a fall; None if the method has only the
     law."""
+
+    @cached_property
+    def residual_sum_of_squares(self) -> float:
+        """Residual sum of squares around `predict(curve.compute).mean`."""
+        residual_N = self.curve.metric - self.mean(self.curve.compute)
+        return float(residual_N @ residual_N)
 
     def levels(self, compute: ArrayLike) -> Array:
         """Return the level of each draw of each future at each compute, shape (M, D)."""
@@ -170,8 +174,8 @@ class Fit:
         Mean and standard deviation do not include it.
 
         Args:
-            compute: amounts of compute, shape (M,), >= 0, in the unit of the curve's axis.
-            noise: whether the band is for a single evaluation (wider) instead of the curve.
+            compute: Amounts of compute, shape (M,), >= 0, in the unit of the curve's axis.
+            noise: Whether the band is for a single evaluation (wider) instead of the curve.
         """
         compute_M = np.atleast_1d(np.asarray(compute, dtype=np.float64))
         levels_MD = self.levels(compute_M)
@@ -232,7 +236,7 @@ class Method(NamedTuple):
 
 
 def posterior_result(curve: Curve, r0: float | None, prior: Prior) -> FitResult:
-    """Return the posterior as a ``FitResult``."""
+    """Return the posterior as a `FitResult`."""
     found = posterior(curve, r0, prior)
     draws = found.draws
     low, high = curve.bounds
@@ -277,16 +281,16 @@ def fit(
     """Fit R(C) = R0 + (A - R0) / (1 + (C_mid / C)^B) to a curve.
 
     Args:
-        curve: curve with at least five points; least squares and the paper's procedure need two different levels.
+        curve: Curve with at least five points; least squares and the paper's procedure need two different levels.
         method: "posterior", "least-squares" or "paper".
         r0: "free" to fit the initial level, or its value. The paper's procedure always fixes R0; with "free" it uses
             the first point.
-        exclude_below: compute below which points are left out (the paper drops the first epoch), except the point at
+        exclude_below: Compute below which points are left out (the paper drops the first epoch), except the point at
             compute 0, which is R0.
-        settings: the ``Prior``, ``Search`` or ``PaperGrid`` of the method; None: the defaults.
+        settings: The `Prior`, `Search` or `PaperGrid` of the method; None: the defaults.
 
     Raises:
-        CurveError: the curve or an argument cannot be used.
+        CurveError: The curve or an argument cannot be used.
     """
     if method not in METHODS:
         raise CurveError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
@@ -309,14 +313,11 @@ def fit(
         level = f"every metric value is {window.metric[0]:g}: there is no climb yet. Train longer, or check the metric"
         window = replace(window, notes=(*window.notes, level))
     bumps = tuple(f"{PARAMETERS[name]} reaches the limit of its allowed range" for name in found.at_bound)
-    unjudged = Fit(
+    return Fit(
         curve=window, last_compute=whole.last_compute, method=method, identified=identified, reason=reason,
         **found._asdict(),
         warnings=(*(str(symptom) for symptom in symptoms), *bumps, *window.notes),
-        residual_sum_of_squares=0.0,
     )  # fmt: skip
-    residual_N = window.metric - unjudged.mean(window.compute)
-    return replace(unjudged, residual_sum_of_squares=float(residual_N @ residual_N))
 
 
 def checked_initial(r0: float | str, curve: Curve) -> float | None:
@@ -352,7 +353,7 @@ def verdict(found: FitResult, curve: Curve, symptoms: set[str]) -> tuple[bool, s
         return False, f"the ceiling has standard deviation {sd:.2g}; it counts as identified below {limit:.2g}"
     unlawful = sum(found.departures.get(name, 0.0) for name in ("second rise", "creep"))
     if unlawful > DOUBTFUL:
-        return False, f"with probability {unlawful:.2f} the ceiling rests on a departure from the law"
+        return False, f"with probability {unlawful:.2f} the ceiling depends on a departure from the law"
     if found.futures is not None and found.futures.stays > DOUBTFUL:
         return False, f"with probability {found.futures.stays:.2f} the run stays where it is and follows no law"
     last_N = np.arange(len(curve))[-LAST_POINTS:]

@@ -67,7 +67,7 @@ class Forecast:
     """The compute at which the target is reached, if one was given."""
 
     baselines: dict[str, tuple[float, ...]]
-    """The values of each naive forecast at the same compute as ``at``."""
+    """The values of each naive forecast at the same compute as `at`."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return a dict of JSON values."""
@@ -102,12 +102,12 @@ def forecast(fit: Fit, at: Sequence[float | str] = ("2x", "4x"), target: float |
     """Forecast the level of a run at more compute, and the compute at which it reaches a target.
 
     Args:
-        fit: fit of the run so far.
-        at: amounts of compute in the curve's unit, or "4x" for four times the last point.
-        target: level of the metric; ``Forecast.target`` is the compute at which it is reached.
+        fit: Fit of the run so far.
+        at: Amounts of compute in the curve's unit, or "4x" for four times the last point.
+        target: Level of the metric; `Forecast.target` is the compute at which it is reached.
 
     Raises:
-        CurveError: an amount that is neither a positive number nor a multiple, or a target outside the metric's bounds.
+        CurveError: An amount that is neither a positive number nor a multiple, or a target outside the metric's bounds.
     """
     compute_M = np.array([amount(item, fit) for item in at], dtype=np.float64)
     last = fit.last_compute

@@ -67,9 +67,9 @@ def zoom(log_density: Callable[[list[Array]], Array], limits_K2: Array, cells_K:
     contain the truth far too rarely.
 
     Args:
-        log_density: function of the centers along each dimension; returns shape (V, cells along each dimension...).
-        limits_K2: limits of each dimension.
-        cells_K: number of cells along each dimension.
+        log_density: Function of the centers along each dimension; returns shape (V, cells along each dimension...).
+        limits_K2: Limits of each dimension.
+        cells_K: Number of cells along each dimension.
     """
     box_K2 = limits_K2
     for _ in range(MAX_ZOOMS):
@@ -92,7 +92,7 @@ def zoom(log_density: Callable[[list[Array]], Array], limits_K2: Array, cells_K:
 def kept_cells(log_mass: Array, sharing: float) -> Mask:
     """Return a mask, of the shape of the grid, of the cells that the next box must contain.
 
-    These are the cells with all but ``SLIVER`` of the mass. If the mass is in few cells near the peak, the grid does
+    These are the cells with all but `SLIVER` of the mass. If the mass is in few cells near the peak, the grid does
     not show the width, and the next best cells are kept too.
     """
     # sorted by logarithm, because far from a sharp peak all masses underflow to zero

@@ -35,7 +35,7 @@ class Symptom:
     """One finding about a curve, with the numbers behind it."""
 
     name: str
-    """A key of ``CHECKS``, or late take-off, two-phase rise, slow end, creep."""
+    """A key of `CHECKS`, or late take-off, two-phase rise, slow end, creep."""
 
     message: str
     """One sentence with the numbers and what to do."""
@@ -87,7 +87,7 @@ def second_rise(curve: Curve, draws: Draws, probability: float) -> Symptom:
     midpoint = float(np.median(draws.second_midpoint[rising]))
     if not rises_again(curve, Draws(*(column[rising] for column in draws))):
         message = (
-            f"with probability {probability:.2f} the climb ends more slowly than the law says, from about "
+            f"with probability {probability:.2f} the climb ends more slowly than the law predicts, from about "
             f"{midpoint:.4g} {curve.unit} on; C_mid and B describe its first part, and the ceiling is less certain"
         )
         return Symptom("slow end", message, {"probability": probability, "second_midpoint": midpoint})
@@ -125,7 +125,7 @@ DEPARTURES: dict[str, Callable[[Curve, Draws, float], Symptom]] = {
     "second rise": second_rise,
     "creep": creep,
 }
-"""The symptom of each departure from the law, by its name in ``curve_families``."""
+"""The symptom of each departure from the law, by its name in `curve_families`."""
 
 
 def rolling_mean(metric_N: Array, width: int = 3) -> Array:

@@ -42,9 +42,9 @@ def least_squares_result(curve: Curve, r0: float | None, search: Search) -> FitR
     """Fit by least squares; return the optimum, standard errors and covariance.
 
     Args:
-        curve: curve with at least five points.
-        r0: value at which R0 is fixed; None: R0 is fitted.
-        search: region to search.
+        curve: Curve with at least five points.
+        r0: Value at which R0 is fixed; None: R0 is fitted.
+        search: Region to search.
     """
     from scipy.optimize import least_squares
 

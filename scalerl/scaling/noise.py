@@ -10,6 +10,12 @@ import numpy as np
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.law import Array
 
+NOISE_FLOOR = 1e-5
+"""Smallest standard deviation of the noise, as a share of the metric's range."""
+
+UNSEEN_NOISE = 0.01
+"""Smallest standard deviation of the noise if all values are equal and no standard error is given."""
+
 NOISE_AT_BOUND = 0.01
 """Term added to p(1 - p) when noise is scaled with it, because noise does not vanish at the metric's bounds."""
 
@@ -33,8 +39,19 @@ def local_noise(metric_N: Array) -> float:
     return float(1.4826 * np.median(np.abs(bend_N)) / np.sqrt(6)) if len(bend_N) else 0.0
 
 
+def least_noise(curve: Curve) -> float:
+    """Return the smallest standard deviation of the noise, as a share of the range.
+
+    Equal values show no noise, but the next value may differ. The result is then the standard error or UNSEEN_NOISE.
+    """
+    if np.ptp(curve.metric) > 0:
+        return NOISE_FLOOR
+    given = 0.0 if curve.stderr is None else float(np.nanmedian(curve.stderr)) / float(np.ptp(curve.bounds))
+    return given if given > 0 else UNSEEN_NOISE
+
+
 def binomial(level: Array, low: float, high: float) -> Array:
-    """Return p(1 - p) plus ``NOISE_AT_BOUND``, where p is the level as a share of the range."""
+    """Return p(1 - p) plus `NOISE_AT_BOUND`, where p is the level as a share of the range."""
     p = np.clip((level - low) / (high - low), 0.0, 1.0)
     return np.asarray(p * (1.0 - p) + NOISE_AT_BOUND)
 
@@ -44,7 +61,7 @@ def relative_noise(curve: Curve) -> Array | None:
 
     It follows from the number of answers behind each point, which is proportional to p(1 - p) / stderr^2. An additional
     factor p(1 - p) made forecasts of public runs worse. The scatter of the points beyond their standard errors, at
-    least ``OTHER_NOISE`` of the variance, is the same for all points. The root mean square of the result is one.
+    least `OTHER_NOISE` of the variance, is the same for all points. The root mean square of the result is one.
     """
     if curve.stderr is None or not (np.nan_to_num(curve.stderr) > 0).any():
         return None

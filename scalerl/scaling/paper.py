@@ -51,12 +51,12 @@ def paper_result(curve: Curve, r0: float | None, grid: PaperGrid) -> FitResult:
     """Fit by the paper's procedure; return the best grid point and its B.
 
     Args:
-        curve: curve with at least five points.
-        r0: value at which R0 is fixed; None: the first point of the curve.
-        grid: values of A and C_mid to try.
+        curve: Curve with at least five points.
+        r0: Value at which R0 is fixed; None: the first point of the curve.
+        grid: Values of A and C_mid to try.
 
     Raises:
-        CurveError: no asymptote of the grid lies above R0.
+        CurveError: No asymptote of the grid lies above R0.
     """
     initial = float(curve.metric[0]) if r0 is None else r0
     low, high = curve.bounds

@@ -1,6 +1,6 @@
 """Reads files and tables into columns: JSONL, run directories, CSV, rows, data frames.
 
-A table is ``{"column": [value, ...]}``, with None for missing cells.
+A table is `{"column": [value, ...]}`, with None for missing cells.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def read_table(path: str | Path) -> tuple[Table, tuple[str, ...]]:
     """Read the columns of a file, or of the points.jsonl of a run directory, and return them with notes about repairs.
 
     Raises:
-        CurveError: the file does not exist, is of an unknown type, is empty or cannot be read.
+        CurveError: The file does not exist, is of an unknown type, is empty or cannot be read.
     """
     path = Path(path)
     if path.is_dir():
@@ -109,7 +109,7 @@ def table_of_rows(rows: Iterable[Mapping[str, Any]]) -> Table:
 
 
 def table_of_frame(frame: Any) -> Table:
-    """Return the columns of a data frame: an object with ``.columns`` and ``frame[name]``, or a mapping of arrays.
+    """Return the columns of a data frame: an object with `.columns` and `frame[name]`, or a mapping of arrays.
 
     This includes pandas, polars and pyarrow tables; none of them is imported.
     """

@@ -29,13 +29,13 @@ GAIN = re.compile(rf"gain at {NUMBER}\s*[x×] below {NUMBER}(?: with probability
 class StopRule(NamedTuple):
     """One condition.
 
-    Example: ``StopRule("gain at 2x below 0.01", "gain", factor=2.0, gain=0.01, probability=0.9)``
+    Example: `StopRule("gain at 2x below 0.01", "gain", factor=2.0, gain=0.01, probability=0.9)`
     """
 
     text: str
     """The condition as given by the user."""
     kind: str
-    """Key of ``JUDGES``."""
+    """Key of `JUDGES`."""
     factor: float = 0.0
     """Compute at which the gain is judged, in multiples of that of the last point; > 1."""
     gain: float = 0.0
@@ -48,7 +48,7 @@ def stop_rule(text: str) -> StopRule:
     """Parse a condition.
 
     Raises:
-        CurveError: the text is none of ``FORMS``, or a number in it is out of range.
+        CurveError: The text is none of `FORMS`, or a number in it is out of range.
     """
     plain = " ".join(text.lower().split())
     if plain in ("ceiling identified", "falling"):
@@ -65,7 +65,7 @@ def stop_rule(text: str) -> StopRule:
 
 
 def gains_little(rule: StopRule, fit: Fit) -> str | None:
-    """Return a reason if the gain is probably too small, by the same evidence as in ``advise``."""
+    """Return a reason if the gain is probably too small, by the same evidence as in `advise`."""
     if len(fit.draws.asymptote) == 1 or doubt(fit, rule.factor, rule.gain, 1.0 - rule.probability) is not None:
         return None
     chance = chance_of_gain(fit, rule.factor * fit.last_compute, rule.gain)
@@ -101,8 +101,8 @@ def reason_to_stop(rule: StopRule, fits: Sequence[Fit]) -> str | None:
     "falling" must hold for one curve, the other conditions for every curve.
 
     Args:
-        rule: condition to evaluate.
-        fits: fits of the run's curves, one per task; without fits the result is None.
+        rule: Condition to evaluate.
+        fits: Fits of the run's curves, one per task; without fits the result is None.
     """
     judged = [JUDGES[rule.kind](rule, fit) for fit in fits]
     reasons = [

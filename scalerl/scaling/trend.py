@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.posterior import least_noise
+from scalerl.scaling.noise import least_noise
 
 PRIOR_RISE = 0.01
 """Mean rise per doubling of compute after a climb, as a share of the metric's range.
@@ -32,7 +32,7 @@ LEAST_POINTS = 5
 class Trend(NamedTuple):
     """The rise per doubling of compute, before the prior.
 
-    Example: ``Trend(rise=0.004, error=0.003, width=1.0)`` gains more than 0.01 over the next doubling with probability
+    Example: `Trend(rise=0.004, error=0.003, width=1.0)` gains more than 0.01 over the next doubling with probability
     0.02.
     """
 
@@ -49,8 +49,8 @@ class Trend(NamedTuple):
         """Return the probability that the next doublings of compute gain more than `gain`.
 
         Args:
-            gain: gain in the metric's unit.
-            doublings: number of doublings of compute ahead, > 0.
+            gain: Gain in the metric's unit.
+            doublings: Number of doublings of compute ahead, > 0.
         """
         from scipy.special import ndtr
 
@@ -61,10 +61,10 @@ class Trend(NamedTuple):
 
 
 def trend(curve: Curve) -> Trend:
-    """Return the slope over the last doubling of compute, from at least ``LEAST_POINTS`` points.
+    """Return the slope over the last doubling of compute, from at least `LEAST_POINTS` points.
 
     Args:
-        curve: curve with at least five points.
+        curve: Curve with at least five points.
     """
     last = curve.last_compute
     count = max(int((curve.compute > last / 2).sum()), LEAST_POINTS)

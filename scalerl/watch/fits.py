@@ -25,7 +25,7 @@ class TaskFit:
     """Reason why there is no fit; empty if the fit succeeded."""
     outlook: Outlook | None
     traces: tuple[Json, ...]
-    """Traces of ``curve_traces`` in the color "@s0"."""
+    """Traces of `curve_traces` in the color "@s0"."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fit for the page, as JSON values."""
@@ -51,9 +51,9 @@ def fitted(points: Sequence[EvalPoint], axis: str, name: str) -> TaskFit:
     """Fit the evaluations of one task.
 
     Args:
-        points: evaluations of the task.
-        axis: compute axis.
-        name: name of the run in the figure.
+        points: Evaluations of the task.
+        axis: Compute axis.
+        name: Name of the run in the figure.
     """
     try:
         found = run_outlook(points, axis)
@@ -68,8 +68,8 @@ def fitted(points: Sequence[EvalPoint], axis: str, name: str) -> TaskFit:
 class Worker:
     """Runs jobs one at a time in a thread; a new job replaces a waiting job with the same key.
 
-    Consumes / Produces: jobs of ``ask`` / their effects.
-    Waits for / Unblocked by: a job / ``ask``, or ``close``.
+    Consumes / Produces: jobs of `ask` / their effects.
+    Waits for / Unblocked by: a job / `ask`, or `close`.
     """
 
     def __init__(self) -> None:

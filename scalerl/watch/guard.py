@@ -40,10 +40,10 @@ class Guard:
         """Wrap an application.
 
         Args:
-            app: application to protect.
-            host: host to which the server is bound.
-            port: port to which the server is bound; part of the cookie's name, because cookies ignore ports.
-            token: required token; empty: none.
+            app: Application to protect.
+            host: Host to which the server is bound.
+            port: Port to which the server is bound; part of the cookie's name, because cookies ignore ports.
+            token: Required token; empty: none.
         """
         self._app, self._token, self._cookie = app, token, f"scalerl-watch-{port}"
         self._names = {"localhost", host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}

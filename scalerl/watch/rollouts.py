@@ -44,7 +44,7 @@ class Search:
     """
 
     kind: str = "evaluation"
-    """Key of ``FILES``."""
+    """Key of `FILES`."""
     step: int | None = None
     task: str | None = None
     prompt_id: str | None = None
@@ -65,7 +65,7 @@ class Search:
         """Parse a search from query parameters.
 
         Raises:
-            ValueError: a value has the wrong type.
+            ValueError: A value has the wrong type.
         """
         found: dict[str, Any] = {}
         for field in fields(cls):
@@ -144,7 +144,7 @@ class RolloutIndex:
         """Return a whole row; empty if the file has been cut back since.
 
         Raises:
-            IndexError: there is no such row.
+            IndexError: There is no such row.
         """
         offset, size = self._places[kind][at]
         try:
@@ -159,7 +159,7 @@ class RolloutIndex:
         """Return the rollouts with the same prompt, task and step as a row, in file order.
 
         Raises:
-            IndexError: there is no such row.
+            IndexError: There is no such row.
         """
         self.refresh()
         own = self._briefs[kind][at]

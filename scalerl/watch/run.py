@@ -53,9 +53,9 @@ class WatchedRun:
         """Read the ends of the run's files.
 
         Args:
-            path: run directory.
-            name: name on the page.
-            study: id of the study that contains the run; empty: none.
+            path: Run directory.
+            name: Name on the page.
+            study: Id of the study that contains the run; empty: none.
         """
         self.path, self.name, self.study, self.id = path, name, study, id_of(path)
         self.fits: dict[str, TaskFit] = {}
@@ -80,7 +80,7 @@ class WatchedRun:
         """Read new rows; return whether anything changed.
 
         Args:
-            now: seconds since 1970.
+            now: Seconds since 1970.
         """
         restarts = self._tail.restarts
         lines = sound_rows(line.row for line in self._tail.new_lines())

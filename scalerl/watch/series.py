@@ -60,8 +60,8 @@ def bucketed(step_N: Array, value_N: Array, most: int) -> dict[str, list[float |
     """Reduce a series to at most `most` buckets, each with minimum, mean and maximum of neighboring steps.
 
     Args:
-        step_N: increasing steps.
-        value_N: values; NaN is ignored.
+        step_N: Increasing steps.
+        value_N: Values; NaN is ignored.
         most: K, maximum number of buckets.
 
     Returns:

@@ -45,8 +45,8 @@ class Pages:
         """Prepare the routes.
 
         Args:
-            watcher: watcher of the runs.
-            closing: function that returns whether the server is shutting down, which ends streams.
+            watcher: Watcher of the runs.
+            closing: Function that returns whether the server is shutting down, which ends streams.
         """
         self.watcher, self._closing = watcher, closing
         self._changed = asyncio.Condition()
@@ -181,10 +181,10 @@ def serve(watcher: Watcher, listening: socket.socket, host: str, token: str) -> 
     """Serve the page until the process is interrupted.
 
     Args:
-        watcher: watcher of the runs; closed at the end.
-        listening: listening socket.
-        host: host given by the user, which determines the accepted host names.
-        token: required token; empty: none.
+        watcher: Watcher of the runs; closed at the end.
+        listening: Listening socket.
+        host: Host given by the user, which determines the accepted host names.
+        token: Required token; empty: none.
     """
     port = listening.getsockname()[1]
     server: uvicorn.Server

@@ -59,7 +59,7 @@ class RunState:
     path: Path
     name: str
     state: str
-    """Key of ``STATES``."""
+    """Key of `STATES`."""
     detail: str
     """One sentence about the state; may be empty."""
     step: int
@@ -86,8 +86,8 @@ def run_state(path: Path, now: float | None = None) -> RunState:
     """Return the state of a run directory.
 
     Args:
-        path: run directory.
-        now: current time, seconds since 1970; None: read the clock.
+        path: Run directory.
+        now: Current time, seconds since 1970; None: read the clock.
     """
     now = time.time() if now is None else now
     rows, points = sound_rows(tail_rows(path / "metrics.jsonl")), sound_points(tail_rows(path / "points.jsonl"))
@@ -108,11 +108,11 @@ def state_of(
     """Return the state of a run from rows that have been read.
 
     Args:
-        path: run directory.
-        rows: the last rows of metrics.jsonl.
-        points: the last rows of points.jsonl.
-        config: configuration of the run.
-        found: state and detail from ``sign_of_life``.
+        path: Run directory.
+        rows: The last rows of metrics.jsonl.
+        points: The last rows of points.jsonl.
+        config: Configuration of the run.
+        found: State and detail from `sign_of_life`.
     """
     state, detail = found
     step = int(rows[-1]["step"]) if rows else 0
@@ -127,10 +127,10 @@ def sign_of_life(path: Path, rows: Sequence[Mapping[str, Any]], config: RunConfi
     """Return state and detail of a run, from its status.json and the age of its files.
 
     Args:
-        path: run directory.
-        rows: the last rows of metrics.jsonl.
-        config: configuration of the run.
-        now: current time, seconds since 1970.
+        path: Run directory.
+        rows: The last rows of metrics.jsonl.
+        config: Configuration of the run.
+        now: Current time, seconds since 1970.
     """
     status = read_status(path)
     written = max(modified(path / name) for name in ("metrics.jsonl", "points.jsonl", "config.toml"))
@@ -169,7 +169,7 @@ def find(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     """Return the run directories and studies at or below paths: runs, studies, or directories that contain them.
 
     Raises:
-        ConfigError: a path does not exist.
+        ConfigError: A path does not exist.
     """
     runs: dict[Path, None] = {}
     studies: dict[Path, None] = {}
@@ -260,7 +260,7 @@ def saved_config(path: Path, written: float) -> RunConfig:
     """Return a run's configuration, cached by its modification time.
 
     Raises:
-        ConfigError: the configuration cannot be read.
+        ConfigError: The configuration cannot be read.
     """
     return read_config(path / "config.toml", [])
 

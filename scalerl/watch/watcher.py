@@ -24,8 +24,8 @@ SEARCH_S = 3.0
 class Watcher:
     """All runs and studies at or below some paths.
 
-    Consumes / Produces: growing files / summaries, and ``version``, which increases with every change.
-    Waits for / Unblocked by: nothing / -; ``poll`` is called by the server every ``POLL_S`` seconds.
+    Consumes / Produces: growing files / summaries, and `version`, which increases with every change.
+    Waits for / Unblocked by: nothing / -; `poll` is called by the server every `POLL_S` seconds.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:

@@ -104,9 +104,8 @@ def test_a_run_without_gain_is_stopped_and_an_improving_run_is_not(tmp_path):
     stopped = evaluate(callback, FLAT)
     assert stopped is not None and 50 <= stopped < 300 and output[-1].startswith("advice    Stop")
     assert evaluate(ForecastCallback(tmp_path / "p.jsonl", stop_below_gain=0.02, say=output.append), CLIMBING) is None
-    assert (
-        evaluate(ForecastCallback(tmp_path / "p.jsonl", say=output.append), FLAT) is None
-    )  # stopping was not requested
+    # stopping was not requested
+    assert evaluate(ForecastCallback(tmp_path / "p.jsonl", say=output.append), FLAT) is None
 
 
 FALLING = [0.6 * n / (n + 2) for n in range(1, 16)] + [0.5, 0.4, 0.3, 0.2, 0.15, 0.1]

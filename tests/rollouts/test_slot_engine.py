@@ -13,9 +13,8 @@ def test_no_slot_is_idle_while_prompts_wait():
     while engine.occupancy().waiting >= 4:
         before = engine.work.tokens
         engine.poll()
-        assert (
-            engine.work.tokens - before == 4
-        )  # every tick gives all four slots a token, even if sequences ended before
+        # every tick gives all four slots a token, even if sequences ended before
+        assert engine.work.tokens - before == 4
 
 
 def test_rollouts_end_with_the_stop_token_or_at_the_limit():

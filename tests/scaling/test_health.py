@@ -59,7 +59,7 @@ def test_a_climb_that_only_ends_slowly_is_not_called_a_second_rise():
     assert (np.diff(slope)[slope.argmax() :] < 0).all()  # the truth never becomes steeper again
     (symptom,) = health(noisy(compute, levels))
     assert symptom.name == "slow end"
-    assert "the climb ends more slowly than the law says" in symptom.message
+    assert "the climb ends more slowly than the law predicts" in symptom.message
 
 
 def test_a_creep_is_named_with_its_slope():

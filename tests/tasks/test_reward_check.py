@@ -104,9 +104,8 @@ def test_parameters_reach_the_function_in_the_process_that_calls_it():
 
 
 def test_a_parameter_replaces_the_column_of_its_name(here):
-    check_reward(
-        reward("level", level="7"), ROW, Scoring()
-    )  # float("7"); the column's list [3] would also be converted
+    # float("7"); the column's list [3] would also be converted
+    check_reward(reward("level", level="7"), ROW, Scoring())
     with pytest.raises(ConfigError, match=r"could not convert string to float: 'x' \(.*checked_rewards.py:\d+\)"):
         check_reward(reward("level", level="x"), ROW, Scoring())
 

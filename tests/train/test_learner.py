@@ -177,9 +177,8 @@ def test_a_nonfinite_loss_or_gradient_raises_and_keeps_the_weights(poison, dtype
     assert learner.updates == 0 and unchanged(learner, before)
     if poison == "gradient":
         hook.remove()
-    assert learner.step(given) == fresh.step(given) and unchanged(
-        learner, copies(fresh)
-    )  # and the gradient is discarded
+    # and the gradient is discarded
+    assert learner.step(given) == fresh.step(given) and unchanged(learner, copies(fresh))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

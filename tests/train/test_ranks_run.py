@@ -47,9 +47,8 @@ def test_a_killed_rank_ends_the_run_and_a_resume_gives_the_same_bits(undisturbed
     assert not runs.left_of(started, 60)
     process = runs.start(["resume", str(path)])
     text, _ = process.communicate(timeout=300)
-    assert process.returncode == 0 and "resumed at step 4" in text, (
-        text
-    )  # the last one before the eighth, which ends the run
+    # the last one before the eighth, which ends the run
+    assert process.returncode == 0 and "resumed at step 4" in text, text
     assert runs.outcome(path) == runs.outcome(undisturbed)
 
 

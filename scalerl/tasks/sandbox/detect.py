@@ -52,9 +52,8 @@ def offer(settings: Sandbox) -> Offer:
     """
     if settings.mode == "unsafe":
         return Offer(unsafe(settings), "programs run WITHOUT a sandbox (scoring.sandbox.mode = 'unsafe'): limits only")
-    compileall.compile_dir(
-        GUEST, quiet=2
-    )  # saves time in every sandbox; if the directory is not writable, they compile
+    # saves time in every sandbox; if the directory is not writable, they compile
+    compileall.compile_dir(GUEST, quiet=2)
     kinds = list(BACKENDS) if settings.mode == "auto" else [settings.mode]
     problems = []
     for kind in kinds:

@@ -105,9 +105,8 @@ def test_a_program_sees_only_the_processes_of_its_sandbox(judge):
         "import os\nalive = []\nfor n in range(1, 5000):\n"
         "    try: os.kill(n, 0); alive.append(n)\n    except ProcessLookupError: pass\nprint(len(alive))"
     )
-    assert (
-        int(report_of(others)["output"]) <= 3
-    )  # the first process, the harness (if it is another process), and itself
+    # the first process, the harness (if it is another process), and itself
+    assert int(report_of(others)["output"]) <= 3
 
 
 def test_the_file_system_contains_only_python_and_the_system(judge):
