@@ -63,9 +63,9 @@ def decide(fits: Sequence[Sequence[Fit]], open_A: Array, rule: str) -> Decision:
     """Return the arms that continue by a rule.
 
     Args:
-        fits: fits of all runs of each arm.
-        open_A: whether each arm has budget left.
-        rule: key of `RULES`.
+        fits: Fits of all runs of each arm.
+        open_A: Whether each arm has budget left.
+        rule: Key of `RULES`.
     """
     fitted = [fitted_arm(str(a), list(runs)) for a, runs in enumerate(fits)]
     judgeable = [f for f in fitted if not f.collapsed]

@@ -107,10 +107,10 @@ def engine(policy: Any, sequences: int, share: int, stop: tuple[int, ...] = ()) 
     """Measure the tokens per second over 64 slots.
 
     Args:
-        policy: policy with random weights.
-        sequences: number of sequences.
-        share: sequences per prompt, such as the rollouts of a group.
-        stop: token ids that end a sequence; fewer ids make longer sequences.
+        policy: Policy with random weights.
+        sequences: Number of sequences.
+        share: Sequences per prompt, such as the rollouts of a group.
+        stop: Token ids that end a sequence; fewer ids make longer sequences.
     """
     import numpy as np
 

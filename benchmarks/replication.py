@@ -90,7 +90,7 @@ def unpack(packed: Mapping[str, Any], to: Path) -> StudyDirectory:
     """Write a packed study as a directory that `scalerl study show` reads.
 
     Raises:
-        FileExistsError: the directory exists.
+        FileExistsError: The directory exists.
     """
     to.mkdir(parents=True)
     (to / "study.toml").write_text(packed["plan"], encoding="utf-8")

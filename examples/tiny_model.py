@@ -26,8 +26,8 @@ def tiny_model(characters: str, seed: int = 0) -> Path:
     """Save an untrained Qwen3 of two layers with one token per character, and return its directory.
 
     Args:
-        characters: characters of prompts and completions; the end of a completion is a separate token.
-        seed: seed of the random weights.
+        characters: Characters of prompts and completions; the end of a completion is a separate token.
+        seed: Seed of the random weights.
     """
     import torch
     from tokenizers import Regex, Tokenizer

@@ -32,7 +32,7 @@ LISTS = ("placement.vllm_arguments", "notify.command")
 
 @dataclass(frozen=True)
 class Code:
-    """Code of a configuration that runs with the user's rights.
+    """Code of a configuration that runs with the user's permissions.
 
     Example: Code(field="data.reward", name="my_rewards:length", file="/home/me/my_rewards.py", digest="9f86d0...")
     """
@@ -119,10 +119,10 @@ def _spells(word: str, code: Code) -> bool:
 def _ask(unknown: Sequence[Code], source: str) -> None:
     listed = "; ".join(map(str, unknown[:5])) + (f"; and {len(unknown) - 5} more" if len(unknown) > 5 else "")
     warning = f"{source} runs code that was not confirmed on this machine, or has changed since: {listed}"
-    rights = "It runs with your rights, like any program that you start"
+    permissions = "It runs with your permissions, like any program that you start"
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
-        raise ConfigError(f"{warning}. {rights}: read it, then give --trust (in Python trust=True)")
-    print(f"scalerl: {warning}. {rights}.\nRun it? [y/N] ", end="", file=sys.stderr, flush=True)
+        raise ConfigError(f"{warning}. {permissions}: read it, then give --trust (in Python trust=True)")
+    print(f"scalerl: {warning}. {permissions}.\nRun it? [y/N] ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline()
     if answer.strip().lower() not in ("y", "yes"):
         raise ConfigError("nothing was run; read the code, and start again to confirm it")

@@ -53,9 +53,9 @@ class Opened:
         """Check that nothing overflows the width and that texts and dots have enough contrast.
 
         Args:
-            width: width of the window in pixels.
+            width: Width of the window in pixels.
             scheme: "light" or "dark".
-            texts: pairs of a selector and the name of the style that holds its text color.
+            texts: Pairs of a selector and the name of the style that holds its text color.
         """
         self.tab.emulate_media(color_scheme=scheme)
         self.tab.set_viewport_size({"width": width, "height": 900})

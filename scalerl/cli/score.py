@@ -127,7 +127,7 @@ def _rows(path: Path, task: str) -> Iterator[tuple[str, Prompt, str]]:
         try:
             json.dumps(row, ensure_ascii=False).encode()
         except UnicodeEncodeError:
-            raise ConfigError(f"{where}: got half of a surrogate pair; write the whole character") from None
+            raise ConfigError(f"{where}: got a lone surrogate; write the whole character") from None
         prompt = row.get("prompt", "")
         asked = Prompt(f"{number:016x}", prompt if isinstance(prompt, str) else json.dumps(prompt), (),
                        str(row.get("answer", "")), task, row, where)  # fmt: skip

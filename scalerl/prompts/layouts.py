@@ -207,7 +207,7 @@ def whole_text(text: str, at: str, where: str) -> str:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(
-            f"{where}: {at!r} holds half of a surrogate pair, \\u{ord(text[error.start]):04x}, at character "
+            f"{where}: {at!r} holds a lone surrogate, \\u{ord(text[error.start]):04x}, at character "
             f"{error.start + 1}; write the whole character, or remove it"
         ) from None
     return text

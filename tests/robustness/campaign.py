@@ -83,10 +83,10 @@ def check_here(case: Case, here: Path, monkeypatch: Any, run: Callable[[Sequence
     """Assert the rule like `check`, but in this process. A case takes milliseconds.
 
     Args:
-        case: a case whose command ends before it starts a process.
-        here: an empty directory.
-        monkeypatch: pytest's fixture.
-        run: function from a command line to an exit code; None: the command line of scalerl.
+        case: A case whose command ends before it starts a process.
+        here: An empty directory.
+        monkeypatch: Pytest's fixture.
+        run: Function from a command line to an exit code; None: the command line of scalerl.
     """
     from scalerl.cli.main import main
 

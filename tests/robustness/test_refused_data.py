@@ -71,7 +71,7 @@ CASES = [
     case("Latin-1 text", ROW.replace("1+1", "\xe9").encode("latin-1"), "not UTF-8"),
     case("UTF-16 text", ROW.encode("utf-16"), "UTF-16"),
     case("UTF-8 of half a surrogate pair", ROW.replace("1+1", "\ud83d"), "not UTF-8"),
-    case("an escaped half of a surrogate pair", r'{"prompt": "a\ud83d", "answer": "2"}', "surrogate"),
+    case("an escaped lone surrogate", r'{"prompt": "a\ud83d", "answer": "2"}', "surrogate"),
     case("an escaped half of a pair in an answer", r'{"prompt": "a", "answer": "\udc00"}', "surrogate"),
     case("an escaped half of a pair in a chat", r'{"prompt": [{"role": "user", "content": "\ud800"}], "answer": "2"}',
          "surrogate"),
