@@ -78,7 +78,7 @@ BAD_BYTES = [
     (b'{"prompt": "1+1=", "answer": null}', r"line 1: 'answer' is None"),
     (b'{"prompt": "\\ud83d", "answer": "2"}', r"line 1: 'prompt' holds a lone surrogate, \\ud83d, at char"),
     (b'{"prompt": "1+1=", "answer": "2\\udc00"}', r"line 1: 'answer' holds a lone surrogate, \\udc00"),
-    (b'{"prompt": [{"role": "user", "content": "\\ud83d"}], "answer": "2"}', r"line 1: 'prompt' holds half of"),
+    (b'{"prompt": [{"role": "user", "content": "\\ud83d"}], "answer": "2"}', r"line 1: 'prompt' holds a lone"),
     (b'{"prompt": [{"role": "user"}], "answer": "2"}', r"allowed: text or a list of chat messages with text in"),
     (b'{"prompt": "1+1=", "answer": ["1", "2"]}', r"'answer' is \['1', '2'\]; allowed: one reference answer"),
     (
