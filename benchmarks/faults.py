@@ -225,7 +225,7 @@ def judge(campaign: Campaign, found: Found, name: str, code: int, text: str) -> 
 
 
 def clock_jumps(campaign: Campaign, found: Found, count: int) -> None:
-    """Jumps of the wall clock by an hour to forty days, forwards and backwards. Needs gcc."""
+    """Move the wall clock by an hour to forty days, forwards and backwards. Needs gcc."""
     words, number = scored_words(campaign), 0
     while found.faults < count:
         name, number = f"jumped-{number}", number + 1
@@ -241,7 +241,7 @@ def clock_jumps(campaign: Campaign, found: Found, count: int) -> None:
 
 
 def scorer_kills(campaign: Campaign, found: Found, count: int) -> None:
-    """SIGKILL to a process while it scores."""
+    """Send SIGKILL to a process while it scores."""
     words, number = scored_words(campaign), 0
     while found.faults < count:
         name, number, again = f"unscored-{number}", number + 1, 0.0

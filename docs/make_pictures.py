@@ -197,7 +197,7 @@ def climbs_and_falls(compute: Any) -> Any:
 
 
 def futures(path: Path) -> None:
-    """Draw the forecasts of half of four runs, and what became of them."""
+    """Draw the forecasts from half of four runs, with the later evaluations."""
     runs = {
         "a clean rise": run(),
         "noise about a level": run(law=lambda c: np.full_like(c, 0.4), noise=0.04),
@@ -214,7 +214,7 @@ def futures(path: Path) -> None:
         drawn.fill_between(grid, band.low, band.high, color=BLUE, alpha=0.18, lw=0)
         drawn.plot(grid, band.mean, color=BLUE, lw=2.2, label="forecast, 90% of evaluations")
         drawn.plot(grid, law, color=ORANGE, lw=1.2, ls="--", label="the law alone")
-        drawn.plot(whole.compute, whole.metric, "o", color=GRAY, ms=3.5, mfc="none", label="what became of it")
+        drawn.plot(whole.compute, whole.metric, "o", color=GRAY, ms=3.5, mfc="none", label="later evaluations")
         drawn.plot(shown.compute, shown.metric, "o", color=INK, ms=3.5, label="shown")
         stays = found.futures.stays if found.futures is not None else 0.0
         drawn.set_title(f"{name}: stays with probability {stays:.2f}", loc="left", fontsize=10)

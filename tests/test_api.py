@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from itertools import groupby
 
 import matplotlib
 import pytest
@@ -40,6 +41,9 @@ def trained(lab_model, tmp_path_factory):
     process = script(
         place,
         f"""
+        from scalerl.training.status import Heartbeat
+        whole = Heartbeat.phase
+        Heartbeat.phase = lambda *words: (print("phase:", words[1], flush=True), whole(*words))
         run = scalerl.train(model={str(lab_model)!r}, run_dir="first", seed=3, steps=6, **{FIELDS})
         print(run, run.finished)
         """,
@@ -53,6 +57,13 @@ def test_a_script_without_a_main_guard_trains_once_and_shows_its_steps(trained):
     text, _ = trained
     assert text.count("imported") == 1  # no process of the run imported the script again
     assert "step 6/6" in text and "Run('first', step 6 of 6) True" in text
+
+
+def test_a_run_says_when_it_evaluates_trains_and_saves(trained):
+    phases = [line.partition(": ")[2] for line in trained[0].splitlines() if line.startswith("phase: ")]
+    initials = "".join(phase[0] for phase, _ in groupby(phases))
+    # evaluations at steps 0 to 6, checkpoints after steps 4 and 6, and the model at the end
+    assert initials == 5 * "et" + "st" + 2 * "et" + "sts"
 
 
 def test_a_run_gives_its_configuration_points_and_metrics(trained):

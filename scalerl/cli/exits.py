@@ -122,9 +122,7 @@ def _watch(source: int, once_s: float) -> None:
 
 def prepare_environment() -> None:
     """Set the environment variables that torch reads when it is first imported."""
-    os.environ.setdefault(
-        "OMP_WAIT_POLICY", "PASSIVE"
-    )  # spinning threads of two processes slow each other down 20-fold
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads of two processes are 20 times as slow
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages: decoding is about 8% faster
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -44,7 +44,7 @@ def watch(arguments: argparse.Namespace) -> int:
     from scalerl.watch.watcher import Watcher
 
     plotly_script()  # fails now if plotly is missing, instead of showing empty figures
-    find(arguments.paths)  # those that the user names must exist; the default ones may be made by a later run
+    find(arguments.paths)  # given paths must exist; the default ones may be created later
     paths = arguments.paths or [Path("runs"), Path("studies")]
     watcher = Watcher(paths)
     try:

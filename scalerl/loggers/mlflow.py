@@ -27,7 +27,7 @@ EVERY_S = 5.0
 """Interval in seconds at which metrics are sent; a process that is killed loses those of the last interval."""
 
 EQUAL_S = 60.0
-"""Seconds after which values that do not change are sent again, so that their lines reach the present."""
+"""Interval in seconds at which unchanged values are sent, so that their lines reach the present."""
 
 REFUSED = re.compile(r"[^\w\-. /:]")
 """Characters that MLflow does not allow in names."""
@@ -43,7 +43,7 @@ class MLflow:
         self._experiment, self._uri = experiment, tracking_uri
         self._waiting: list[Metric] = []
         self._last: dict[str, Metric] = {}
-        self._equal: dict[str, Metric] = {}  # the last values, of those that equal the ones before and are not sent
+        self._equal: dict[str, Metric] = {}  # last values that equal the previous ones and were not sent
         self._sent = self._sent_equal = time.monotonic()
 
     def start(self, config: Mapping[str, Any], run: LoggedRun) -> str:

@@ -226,7 +226,7 @@ def ceilings(f: Fit) -> Array:
     """Return draws of the level at which a run ends, shape (D,): A if it rises, the last level if it stays there."""
     if f.futures is None or not f.futures.stays:
         return f.draws.asymptote
-    return np.concatenate([f.futures.rising.asymptote, np.clip(f.futures.staying.level, *f.curve.bounds)])
+    return np.clip(f.futures.draws.asymptote, *f.curve.bounds)
 
 
 def seed_scatter(sides: Sequence[Sequence[Fit]], width: float, rng: np.random.Generator) -> tuple[Array, str]:

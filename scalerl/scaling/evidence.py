@@ -15,9 +15,12 @@ NO_RETURN = (10, 11)
 """Counts of public runs that had clearly fallen at two successive evaluations: (never again more than 0.01 above their
 earlier best, all), for means of three points. All are from one repository."""
 
-NO_CLIMB = (13, 28)
+NO_CLIMB = (16, 32)
 """Counts of public runs without a clear climb at an evaluation from the tenth on: (ended more than 0.01 above that
 evaluation, all), for means of a fifth of the points."""
+
+VISIBLE_CLIMB = float(np.log((1.0 - DOUBTFUL) / DOUBTFUL))
+"""Log evidence ratio above which the points show a climb: with even prior odds its probability is above 0.9."""
 
 
 class Chance(NamedTuple):
@@ -88,8 +91,12 @@ def doubt_at(fitted: Fit, factor: float, gain: float, limit: float) -> str | Non
 
 
 def climbed(fitted: Fit) -> bool:
-    """Return whether the run has a clear climb; without one, the climb may still begin later."""
-    return fitted.futures is None or fitted.futures.stays <= DOUBTFUL
+    """Return whether the points show a climb, and the run probably rises; without a climb, it may still begin later.
+
+    The prior odds alone are no evidence of a climb: with little noise they are against a run that stays.
+    """
+    futures = fitted.futures
+    return futures is None or (futures.stays <= DOUBTFUL and futures.climb > VISIBLE_CLIMB)
 
 
 def doubt_by_trend(chance: Chance, factor: float, gain: float, limit: float) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -107,9 +108,6 @@ class Fit:
     autocorrelation: float
     """Correlation of the noise of neighboring points, in (-1, 1)."""
 
-    residual_sum_of_squares: float
-    """Residual sum of squares around ``predict(curve.compute).mean``."""
-
     covariance: Array
     """Covariance of (A, ln C_mid, ln B, R0), shape (4, 4); NaN if the method gives none."""
 
@@ -128,6 +126,12 @@ class Fit:
     futures: Futures | None = None
     """Draws of both futures (the law and a flat run) and the probability of a fall; None if the method has only the
     law."""
+
+    @cached_property
+    def residual_sum_of_squares(self) -> float:
+        """Residual sum of squares around ``predict(curve.compute).mean``."""
+        residual_N = self.curve.metric - self.mean(self.curve.compute)
+        return float(residual_N @ residual_N)
 
     def levels(self, compute: ArrayLike) -> Array:
         """Return the level of each draw of each future at each compute, shape (M, D)."""
@@ -309,14 +313,11 @@ def fit(
         level = f"every metric value is {window.metric[0]:g}: there is no climb yet. Train longer, or check the metric"
         window = replace(window, notes=(*window.notes, level))
     bumps = tuple(f"{PARAMETERS[name]} reaches the limit of its allowed range" for name in found.at_bound)
-    unjudged = Fit(
+    return Fit(
         curve=window, last_compute=whole.last_compute, method=method, identified=identified, reason=reason,
         **found._asdict(),
         warnings=(*(str(symptom) for symptom in symptoms), *bumps, *window.notes),
-        residual_sum_of_squares=0.0,
     )  # fmt: skip
-    residual_N = window.metric - unjudged.mean(window.compute)
-    return replace(unjudged, residual_sum_of_squares=float(residual_N @ residual_N))
 
 
 def checked_initial(r0: float | str, curve: Curve) -> float | None:

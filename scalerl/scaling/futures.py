@@ -15,18 +15,18 @@ from typing import Any
 import numpy as np
 
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.draws import Draws, every
+from scalerl.scaling.draws import Draws, every, joined, plain_draws
 from scalerl.scaling.health import fallen_by, rolling_mean
 from scalerl.scaling.law import Array
-from scalerl.scaling.level import LevelDraws, LevelPosterior, level_posterior
-from scalerl.scaling.noise import binomial, evaluations, local_noise
-from scalerl.scaling.posterior import Posterior, least_noise
+from scalerl.scaling.level import LevelPosterior, level_posterior
+from scalerl.scaling.noise import binomial, evaluations, least_noise, local_noise, relative_noise
+from scalerl.scaling.posterior import Posterior
 
 STAYS_AFTER_FALL = 0.77
 """Prior probability that a run stays where it is after a fall: 20 of 26 parts of public runs that ended after a fall
 recovered less than half of it. It is also the largest prior probability for other runs."""
 
-EVEN_NOISE = 0.05
+EVEN_NOISE = 0.07
 """Noise of one evaluation, as a share of the range, at which a run that has not fallen is as likely to stay as to rise.
 
 The prior odds are the square of the noise divided by this value. A run counts as flat if the noise hides its climb, and
@@ -45,8 +45,8 @@ SURE_FALL = 3.0
 SINCE_BEST = 5
 """Smallest number of points for the estimate of the level after a fall."""
 
-CLEARLY = -3.0
-"""Log evidence ratio below which the climb before a fall was clearly not noise around a level."""
+CLEARLY = 3.0
+"""Log evidence ratio above which the climb before a fall was clearly not noise around a level."""
 
 NEGLIGIBLE = 0.05
 """Probability below which the second future is left out."""
@@ -79,20 +79,20 @@ class Futures:
     Example: a run at 0.62 that rises with probability 0.97 has R = 1940 draws of the law and S = 60 of a level.
     """
 
-    rising: Draws
-    """Draws of the law and its departures, each column of shape (R,)."""
+    draws: Draws
+    """R draws of the law and its departures, then S draws of a level, which have A = R0; each column of shape (D,)."""
 
-    excursion_R: Array
+    stays: float
+    """Probability S / D that the run stays where it is."""
+
+    excursion_D: Array
     """Expected distance of the run above each drawn curve one evaluation after its last point."""
 
-    staying: LevelDraws
-    """Draws of the level, each column of shape (S,)."""
-
-    walk_S: Array
-    """Standard normal deviate of each draw's walk from the last level."""
+    walk_D: Array
+    """How far each level wanders in one step; after k steps, sqrt(k) times as far. 0 for draws that rise."""
 
     path_N: Array
-    """Mean level at each point under the second future."""
+    """Mean level at each point minus the last one, under the second future."""
 
     curve: Curve
     """The points of the run."""
@@ -103,6 +103,9 @@ class Futures:
     fall: tuple[int, int]
     """Counts of similar public runs: (fell later, all)."""
 
+    climb: float
+    """Log of how many times as probable a climb makes the points as a level does, without the prior odds."""
+
     doubtful: Futures | None = None
     """Futures for intervals, which include departures that are too improbable to move the mean; None if equal."""
 
@@ -110,11 +113,6 @@ class Futures:
     def for_intervals(self) -> Futures:
         """Futures whose quantiles are the intervals."""
         return self if self.doubtful is None else self.doubtful
-
-    @property
-    def stays(self) -> float:
-        """Probability that the run stays where it is."""
-        return len(self.walk_S) / (len(self.walk_S) + len(self.excursion_R))
 
     @property
     def fallen(self) -> bool:
@@ -151,15 +149,13 @@ class Futures:
     def unbounded(self, compute_M: Array) -> Array:
         """Return the levels before they are clipped to the metric's bounds, shape (M, D)."""
         ahead_M1 = self.steps_ahead(compute_M)[:, None]
-        rising_MR = self.rising.levels(compute_M, self.curve.bounds[1])
+        level_MD = self.draws.levels(compute_M, self.curve.bounds[1]) + np.sqrt(ahead_M1) * self.walk_D
         # an excursion dies out as phi^steps; it belongs to the future, not to the fitted curve before the last point
         future_M = compute_M >= self.last
-        rising_MR[future_M] += self.rising.autocorrelation ** ahead_M1[future_M] * self.excursion_R
-        if not len(self.walk_S):
-            return np.asarray(rising_MR)
-        way_MS = np.sqrt(ahead_M1) * self.staying.step_sd * self.walk_S
-        past_M1 = (np.interp(compute_M, self.curve.compute, self.path_N) - self.path_N[-1])[:, None]
-        return np.concatenate([rising_MR, self.staying.level + past_M1 + way_MS], axis=1)
+        level_MD[future_M] += self.draws.autocorrelation ** ahead_M1[future_M] * self.excursion_D
+        num_rising = round((1.0 - self.stays) * len(self.walk_D))
+        level_MD[:, num_rising:] += np.interp(compute_M, self.curve.compute, self.path_N)[:, None]
+        return np.asarray(level_MD)
 
     def gain(self, compute: float) -> Array:
         """Return the gain of each draw's curve from the last point to a compute, without excursions, shape (D,).
@@ -167,11 +163,9 @@ class Futures:
         Falls are left out, because the best checkpoint remains. Take-offs count.
         """
         now, then = np.array([self.last]), np.array([compute])
-        law_2R = self.rising.levels(np.concatenate([now, then]), self.curve.bounds[1])
-        moved_S = np.sqrt(self.steps_ahead(then)) * self.staying.step_sd * self.walk_S
-        now_1D = np.concatenate([law_2R[:1], self.staying.level[None, :]], axis=1)
-        then_1D = np.concatenate([law_2R[1:], (self.staying.level + moved_S)[None, :]], axis=1)
-        gain_1D = self.with_rare_events(then_1D, then, falls=False) - np.clip(now_1D, *self.curve.bounds)
+        level_2D = self.draws.levels(np.concatenate([now, then]), self.curve.bounds[1])
+        then_1D = level_2D[1:] + np.sqrt(self.steps_ahead(then)) * self.walk_D
+        gain_1D = self.with_rare_events(then_1D, then, falls=False) - np.clip(level_2D[:1], *self.curve.bounds)
         return np.asarray(gain_1D[0])
 
     def steps_ahead(self, compute_M: Array) -> Array:
@@ -203,32 +197,24 @@ class Futures:
     def take_off_rate(self) -> Array:
         """Return the probability that each draw takes off within a doubling of compute, shape (D,).
 
-        It is positive for draws that stay, for draws that rise but have not climbed beyond the noise yet, and for
-        draws with a late start, because a run that took off late may do so again.
+        It is positive for draws that have not climbed beyond the noise. A run that took off late may do so again.
         """
+        draws = self.draws
         waiting = rate(TAKE_OFF["still" if measured_noise(self.curve) < STILL else "other"])
-        rising = self.rising
-        climbed_R = rising.levels(self.curve.compute[-1:], self.curve.bounds[1])[0] - rising.initial
-        rate_R = np.where(
-            rising.delay > 0, rate(TAKE_OFF["other"]), np.where(climbed_R < rising.noise_sd, waiting, 0.0)
-        )
-        return np.concatenate([rate_R, np.full(len(self.walk_S), waiting)])
+        climbed_D = draws.levels(self.curve.compute[-1:], self.curve.bounds[1])[0] - draws.initial
+        return np.where(draws.delay > 0, rate(TAKE_OFF["other"]), np.where(climbed_D < draws.noise_sd, waiting, 0.0))
 
     def with_noise(self, levels_MD: Array, compute_M: Array) -> Array:
         """Return the levels with the noise of one evaluation, shape (M, D), within the metric's bounds.
 
         The noise at the present level is that of the run; at other levels its variance changes with p(1 - p).
         """
-        phi_R, low, high = self.rising.autocorrelation, *self.curve.bounds
+        phi_D, low, high = self.draws.autocorrelation, *self.curve.bounds
         # the part of the excursion that persists is known, so only the remaining noise is uncertain
         ahead_M1 = self.steps_ahead(compute_M)[:, None]
-        new_MR = np.sqrt(1.0 - np.where(compute_M[:, None] >= self.last, phi_R ** (2 * ahead_M1 + 2), 0.0))
-        sd_MD = np.concatenate(
-            [self.rising.noise_sd * new_MR, np.broadcast_to(self.staying.noise_sd, (len(compute_M), len(self.walk_S)))],
-            axis=1,
-        )
+        new_MD = np.sqrt(1.0 - np.where(compute_M[:, None] >= self.last, phi_D ** (2 * ahead_M1 + 2), 0.0))
         here = binomial(np.array(self.curve.metric.mean()), low, high)
-        sd_MD = sd_MD * np.sqrt(binomial(levels_MD, low, high) / here)
+        sd_MD = self.draws.noise_sd * new_MD * np.sqrt(binomial(levels_MD, low, high) / here)
         return evaluations(levels_MD, sd_MD, low, high, np.random.default_rng(1))
 
 
@@ -253,12 +239,39 @@ def prior_odds(curve: Curve) -> float:
     return most if has_fallen(curve) else min((max(measured_noise(curve), LEAST_NOISE) / EVEN_NOISE) ** 2, most)
 
 
-def level_since_best(curve: Curve) -> LevelPosterior:
-    """Fit the level model to the points since the best mean of three, at least ``SINCE_BEST`` of them."""
+def level_after_fall(curve: Curve, evidence: float) -> tuple[LevelPosterior, Array, float]:
+    """Return the posterior of a level that wanders, its mean path, and the log evidence ratio of a climb to it.
+
+    Args:
+        curve: curve of a run that has fallen.
+        evidence: log marginal likelihood of a climb.
+
+    Returns:
+        The posterior, in shares of the range; the mean level at each point, shape (N,); the log evidence ratio.
+    """
     low, high = curve.bounds
+    share_N, least, noise_N = (curve.metric - low) / (high - low), least_noise(curve) ** 2, relative_noise(curve)
+    whole = level_posterior(share_N, len(curve) * least, None if noise_N is None else 1.0 / noise_N)
+    climb = evidence - whole.log_evidence
+    if climb <= CLEARLY:
+        # if the whole run looks like noise around a level, the fall is part of the noise
+        return whole, whole.path_N, climb
     best = int(rolling_mean(curve.metric).argmax()) + 2
-    recent_N = curve.metric[min(best, len(curve) - SINCE_BEST) :]
-    return level_posterior((recent_N - low) / (high - low), len(recent_N) * least_noise(curve) ** 2)
+    recent_N = share_N[min(best, len(curve) - SINCE_BEST) :]
+    since = level_posterior(recent_N, len(recent_N) * least)
+    return since, np.append(whole.path_N[: -len(recent_N)], since.path_N), climb
+
+
+def wandering(curve: Curve, level: LevelPosterior, count: int) -> tuple[Draws, Array]:
+    """Return draws of a level, and how far each wanders in one step, shape (count,)."""
+    low, high = curve.bounds
+    rng = np.random.default_rng(3)
+    found = level.draws(count, rng)
+    level_S, one_S = low + (high - low) * found.level, np.ones(count)
+    # pairs of opposite deviates, so that the mean of the walks is the level
+    half_S = rng.standard_normal((count + 1) // 2)
+    walk_S = (high - low) * found.step_sd * np.concatenate([half_S, -half_S])[:count]
+    return plain_draws(level_S, one_S, one_S, level_S, 0.0 * one_S, (high - low) * found.noise_sd), walk_S
 
 
 def futures(curve: Curve, last: float, found: Posterior) -> Futures:
@@ -267,36 +280,37 @@ def futures(curve: Curve, last: float, found: Posterior) -> Futures:
     Args:
         curve: points of the run.
         last: compute of the run's last point.
-        found: posterior of the law and its departures, and of the level.
+        found: the posterior of the law and its departures, and of a level.
     """
     fell = has_fallen(curve)
-    evidence = found.level.log_evidence - found.log_evidence
+    steady, evidence_of_level = found.level
+    climb = found.log_evidence - evidence_of_level
+    if fell:
+        after, share_N, climb = level_after_fall(curve, found.log_evidence)
     # a climb that followed the law gives no evidence about the time after a fall
-    log_odds = (max(evidence, 0.0) if fell else evidence) + np.log(prior_odds(curve))
-    # if the whole run looks like noise around a level, the fall is part of the noise
-    after = level_since_best(curve) if fell and evidence < CLEARLY else found.level
+    log_odds = np.log(prior_odds(curve)) - (min(climb, 0.0) if fell else climb)
     probability = 1.0 / (1.0 + np.exp(-np.clip(log_odds, -50.0, 50.0)))
     num_draws = len(found.draws.asymptote)
     num_staying = round(probability * num_draws) if probability > NEGLIGIBLE else 0
-    rng = np.random.default_rng(3)
-    low, high = curve.bounds
-    level = after.draws(num_staying, rng) if num_staying else LevelDraws(*np.zeros((3, 0)))
-    # pairs of opposite deviates, so that the mean of the walks is the level
-    half_S = rng.standard_normal((num_staying + 1) // 2)
+    staying, walk_S, path_N = every(steady, num_staying), np.zeros(num_staying), np.zeros(len(curve))
+    if fell and num_staying:
+        staying, walk_S = wandering(curve, after, num_staying)
+        path_N = float(np.ptp(curve.bounds)) * (share_N - share_N[-1])
     noisy = measured_noise(curve) > NOISY
 
     def with_draws(draws: Draws, doubtful: Futures | None) -> Futures:
-        rising = every(draws, num_draws - num_staying)
-        above_R = curve.metric[-1] - rising.levels(curve.compute[-1:], high)[0]
+        both = joined([every(draws, num_draws - num_staying), staying])
+        above_D = curve.metric[-1] - both.levels(curve.compute[-1:], curve.bounds[1])[0]
         return Futures(
-            rising=rising,
-            excursion_R=rising.autocorrelation * above_R,
-            staying=LevelDraws(low + (high - low) * level.level, *((high - low) * sd for sd in level[1:])),
-            walk_S=np.concatenate([half_S, -half_S])[:num_staying],
-            path_N=low + (high - low) * np.append(found.level.path_N[: -len(after.path_N)], after.path_N),
+            draws=both,
+            stays=num_staying / num_draws,
+            excursion_D=both.autocorrelation * above_D,
+            walk_D=np.append(np.zeros(num_draws - num_staying), walk_S),
+            path_N=path_N,
             curve=curve,
             last=last,
             fall=LATER_FALL["noisy" if noisy else "smooth"],
+            climb=climb,
             doubtful=doubtful,
         )
 

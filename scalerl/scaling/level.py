@@ -1,11 +1,14 @@
-"""The model of a run without a trend, a level with noise, solved in closed form.
+"""The two models of a run that stays where it is, solved in closed form: a steady level, and a level that wanders.
 
-y_t = m_t + white noise of variance s^2, m_t = m_(t-1) + a step of variance q s^2. Steps are evaluations. With q = 0
-this is noise around one level; with a large q only the last values count, so a run that has fallen stays down. The
-covariance I + q K, K_ij = min(i, j), has the known eigenvectors of K for every q, so one matrix product solves the
-model for all values of q.
+A steady level has the AR(1) noise of the law, so that it is the law without a climb: the evidence of both differs only
+by the climb. It describes runs that have not fallen.
 
-Axes in names: N points, Q values of q, D draws.
+A level that wanders is y_t = m_t + white noise of variance s^2, m_t = m_(t-1) + a step of variance q s^2. With q = 0 it
+is noise around one level; with a large q only the last values count, so a run that has fallen stays down. Steps are
+evaluations. The covariance I + q K, K_ij = min(i, j), has the known eigenvectors of K for every q, so that one matrix
+product solves the model for all values of q.
+
+Axes in names: N points, F values of phi, Q values of q, D draws.
 """
 
 from __future__ import annotations
@@ -17,13 +20,26 @@ import numpy as np
 
 from scalerl.scaling.grid import systematic
 from scalerl.scaling.law import Array
+from scalerl.scaling.linear import LastCoefficient, Solved, draw, eliminate, gram, last_coefficient, log_evidence
 
 STEP_RATIOS = np.array([0.0, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0])
 """Values of q, with equal prior probability."""
 
 
+class SteadyLevel(NamedTuple):
+    """Draws of a steady level, each of shape (D,), and its evidence, in the unit of the data."""
+
+    level_D: Array
+    phi_D: Array
+    """Correlation of the noise of neighboring points."""
+    noise_D: Array
+    """Standard deviation of one evaluation around the level."""
+    log_evidence: float
+    """Log marginal likelihood; prior density one for the level and 1/sigma for the noise, as in ``linear``."""
+
+
 class LevelDraws(NamedTuple):
-    """Draws of a level and its noise, each of shape (D,), in the metric's unit."""
+    """Draws of a level that wanders and its noise, each of shape (D,), in the metric's unit."""
 
     level: Array
     """The level at the last point."""
@@ -34,7 +50,7 @@ class LevelDraws(NamedTuple):
 
 
 class LevelPosterior(NamedTuple):
-    """The posterior of the model, in the unit of the data."""
+    """The posterior of a level that wanders, in the unit of the data."""
 
     log_evidence: float
     """Log marginal likelihood, with a prior density of one for the level and 1/s for the noise, as in ``linear``."""
@@ -56,6 +72,35 @@ class LevelPosterior(NamedTuple):
         sd_D = np.sqrt(self.rss_Q[chosen_D] / rng.chisquare(dof, count))
         level_D = self.level_Q[chosen_D] + sd_D * np.sqrt(self.spread_Q[chosen_D]) * rng.standard_normal(count)
         return LevelDraws(level_D, np.sqrt(STEP_RATIOS[chosen_D]) * sd_D, sd_D)
+
+
+def steady_level(
+    y_N: Array, floor: float, phi_F: Array, least: float, most: float, count: int, weight_N: Array | None = None
+) -> SteadyLevel:
+    """Return the posterior of one level with AR(1) noise.
+
+    Args:
+        y_N: data, at least 3 points.
+        floor: added to the residual sum of squares, as in ``linear.eliminate``.
+        phi_F: values of phi, equally likely.
+        least: lower limit of the level.
+        most: upper limit of the level.
+        count: number of draws.
+        weight_N: inverse of the noise of each point relative to the others; None if it is the same.
+    """
+    column_N = np.ones_like(y_N) if weight_N is None else weight_N
+
+    def solved(phi: Array) -> tuple[Solved, LastCoefficient]:
+        found = eliminate(gram([column_N, y_N * column_N], phi), len(y_N), floor)
+        return found, last_coefficient(found, least, most)
+
+    found, coefficient = solved(phi_F)
+    log_density_F = log_evidence(found, phi_F, coefficient) + log_scale(weight_N)
+    peak = float(log_density_F.max())
+    mass_F = np.exp(log_density_F - peak)
+    phi_D = phi_F[systematic(mass_F, count)]
+    (level_D,), sigma_D = draw(*solved(phi_D), np.random.default_rng(0))
+    return SteadyLevel(level_D, phi_D, sigma_D / np.sqrt(1.0 - phi_D**2), peak + float(np.log(mass_F.mean())))
 
 
 @lru_cache(maxsize=64)
@@ -87,7 +132,7 @@ def log_scale(weight_N: Array | None) -> float:
 
 
 def level_posterior(y_N: Array, floor: float, weight_N: Array | None = None) -> LevelPosterior:
-    """Return the posterior of the level model.
+    """Return the posterior of a level that wanders.
 
     Args:
         y_N: data, at least 3 points.

@@ -38,35 +38,69 @@ class Solved(NamedTuple):
     """N - K."""
 
 
-def product(x_N: Array, z_N: Array, phi: Array) -> Array:
-    """Return the scalar product of two columns whitened by phi; leading axes broadcast."""
-    total = dot(x_N, z_N)
+def gram(columns: Sequence[Array], phi: Array) -> list[list[Array]]:
+    """Return the products of all pairs of columns, shapes (..., N) or (N,), whitened by phi; leading axes broadcast."""
+    rows: list[list[Array]] = [[np.zeros(())] * len(columns) for _ in columns]
+    single = [k for k, x in enumerate(columns) if x.ndim == 1]
+    # products with all columns without other axes at once: one matrix product is several times faster
+    singles_NS = np.stack([columns[k] for k in single], axis=1)
+    block_N2S = np.concatenate([singles_NS, neighbors(singles_NS)], axis=1)
+    for k, x in enumerate(columns):
+        sums = (x.reshape(-1, len(block_N2S)) @ block_N2S).reshape(*x.shape[:-1], 2 * len(single))
+        for s, j in enumerate(single):
+            rows[k][j] = rows[j][k] = whitened(x, columns[j], sums[..., s], sums[..., len(single) + s], phi)
+        for j, z in enumerate(columns[: k + 1]):
+            if k not in single and j not in single:
+                lagged = dot(x[..., 1:], z[..., :-1])
+                lagged = 2 * lagged if j == k else lagged + dot(x[..., :-1], z[..., 1:])
+                rows[k][j] = rows[j][k] = whitened(x, z, dot(x, z), lagged, phi)
+    return rows
+
+
+def neighbors(columns_NS: Array) -> Array:
+    """Return the sum of the values before and after each value, shape (N, S)."""
+    both_NS = np.zeros_like(columns_NS)
+    both_NS[1:] = columns_NS[:-1]
+    both_NS[:-1] += columns_NS[1:]
+    return both_NS
+
+
+def whitened(x_N: Array, z_N: Array, total: Array, lagged: Array, phi: Array) -> Array:
+    """Return the product of two columns whitened by phi, from their product and that of neighboring values."""
     inner = total - x_N[..., 0] * z_N[..., 0] - x_N[..., -1] * z_N[..., -1]
-    lagged = dot(x_N[..., 1:], z_N[..., :-1])
-    lagged = 2 * lagged if x_N is z_N else lagged + dot(x_N[..., :-1], z_N[..., 1:])
     return np.asarray(total + phi * (phi * inner - lagged))
 
 
 def dot(x_N: Array, z_N: Array) -> Array:
-    """Return the scalar product along the last axis; for a single column, a matrix product is several times faster."""
-    return np.asarray(x_N @ z_N if z_N.ndim == 1 else np.einsum("...n,...n->...", x_N, z_N))
+    """Return the scalar product along the last axis."""
+    return np.asarray(np.einsum("...n,...n->...", x_N, z_N))
 
 
-def eliminate(columns: Sequence[Array], y_N: Array, phi: Array, floor: float) -> Solved:
+def combined(rows: list[list[Array]], mix: Sequence[Sequence[float]]) -> list[list[Array]]:
+    """Return the products of linear combinations of columns; products of the combined columns would take more time.
+
+    Args:
+        rows: products of all pairs of columns.
+        mix: coefficients of each combination.
+    """
+    mixed = [[np.zeros(())] * len(mix) for _ in mix]
+    for k, left in enumerate(mix):
+        for j, right in enumerate(mix[k:], k):
+            parts = [a * b * rows[p][q] for p, a in enumerate(left) for q, b in enumerate(right) if a * b != 0]
+            mixed[k][j] = np.asarray(sum(parts))
+    return mixed
+
+
+def eliminate(rows: list[list[Array]], num_points: int, floor: float) -> Solved:
     """Apply Gaussian elimination to the Gram matrix of (columns, y), in the given order.
 
     Args:
-        columns: K arrays of shape (..., N).
-        y_N: data, shape (N,), or (..., N) if a column with a known coefficient was subtracted.
-        phi: AR(1) coefficient, any shape that broadcasts with the leading axes of the columns.
+        rows: products of all pairs of the K columns and y, from ``gram`` or ``combined``.
+        num_points: N.
         floor: term added to the residual sum of squares, to avoid division by zero for data without noise.
     """
-    everything = [*columns, y_N]
-    last = len(columns)
-    rows = [
-        [product(x, z, phi) if j >= k else np.zeros(()) for j, z in enumerate(everything)]
-        for k, x in enumerate(everything)
-    ]
+    last = len(rows) - 1
+    rows = [list(row) for row in rows]
     pivots = []
     for k in range(last):
         # a column in the span of the earlier ones (a climb that has not begun) has norm zero
@@ -76,7 +110,7 @@ def eliminate(columns: Sequence[Array], y_N: Array, phi: Array, floor: float) ->
             share = rows[k][i] / pivot
             for j in range(i, last + 1):
                 rows[i][j] = rows[i][j] - share * rows[k][j]
-    return Solved(rows, pivots, np.maximum(rows[last][last], 0.0) + floor, y_N.shape[-1] - last)
+    return Solved(rows, pivots, np.maximum(rows[last][last], 0.0) + floor, num_points - last)
 
 
 def normal_of_t(t: Array, dof: int) -> Array:

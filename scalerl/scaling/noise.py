@@ -10,6 +10,12 @@ import numpy as np
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.law import Array
 
+NOISE_FLOOR = 1e-5
+"""Smallest standard deviation of the noise, as a share of the metric's range."""
+
+UNSEEN_NOISE = 0.01
+"""Smallest standard deviation of the noise if all values are equal and no standard error is given."""
+
 NOISE_AT_BOUND = 0.01
 """Term added to p(1 - p) when noise is scaled with it, because noise does not vanish at the metric's bounds."""
 
@@ -31,6 +37,17 @@ def local_noise(metric_N: Array) -> float:
     bend_N = metric_N[2:] - 2 * metric_N[1:-1] + metric_N[:-2]
     # a second difference of white noise has 6 times its variance; 1.4826 converts a median to a standard deviation
     return float(1.4826 * np.median(np.abs(bend_N)) / np.sqrt(6)) if len(bend_N) else 0.0
+
+
+def least_noise(curve: Curve) -> float:
+    """Return the smallest standard deviation of the noise, as a share of the range.
+
+    Equal values show no noise, but the next value may differ. The result is then the standard error or UNSEEN_NOISE.
+    """
+    if np.ptp(curve.metric) > 0:
+        return NOISE_FLOOR
+    given = 0.0 if curve.stderr is None else float(np.nanmedian(curve.stderr)) / float(np.ptp(curve.bounds))
+    return given if given > 0 else UNSEEN_NOISE
 
 
 def binomial(level: Array, low: float, high: float) -> Array:

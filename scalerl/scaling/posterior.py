@@ -15,21 +15,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from scalerl.scaling import linear
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.curve_families import CREEP, CREEP_REACH, DEPARTURES, LAW, CurveFamily
-from scalerl.scaling.draws import Draws, every, joined
+from scalerl.scaling.curve_families import CREEP_REACH, DEPARTURES, LAW, CurveFamily
+from scalerl.scaling.draws import Draws, every, joined, plain_draws
 from scalerl.scaling.grid import Cells, pick, systematic, zoom
 from scalerl.scaling.law import Array, climb, log_compute
-from scalerl.scaling.level import LevelPosterior, level_posterior, log_scale
-from scalerl.scaling.linear import LastCoefficient, Solved, draw, eliminate, last_coefficient, log_evidence
-from scalerl.scaling.noise import relative_noise
+from scalerl.scaling.level import log_scale, steady_level
+from scalerl.scaling.noise import least_noise, relative_noise
 from scalerl.scaling.readers import CurveError
-
-NOISE_FLOOR = 1e-5
-"""Smallest standard deviation of the noise, as a share of the metric's range."""
-
-UNSEEN_NOISE = 0.01
-"""Smallest standard deviation of the noise if all values are equal and no standard error is given."""
 
 DEPARTURE_PHI = slice(0, None, 2)
 """Values of phi for departures, and for the comparison of the law with them."""
@@ -50,11 +44,12 @@ not admitted."""
 DOUBTFUL = 0.05
 """Total probability of the departures above which they widen the intervals without moving the mean."""
 
-CREEP_IN_INTERVALS = 8.0
-"""Weight of a creep in the intervals, in multiples of its weight in the mean.
+IN_INTERVALS = {"law": 1.0, "late start": 1.0, "second rise": 3.0, "creep": 8.0}
+"""Weight of each family in the intervals, in multiples of its weight in the mean.
 
-A slow drift looks like a run that has flattened, but at ten times the compute the difference is large. With this weight
-the intervals contain 80% of simulated creeping runs at every horizon."""
+The beginning of a second rise and a slow drift look like a run that has flattened, but at ten times the compute the
+difference is large. With these weights the intervals contain 80% of simulated runs that creep or rise twice at every
+horizon."""
 
 LEAST_LAWFUL = 0.02
 """Share of a family's mass within the metric's limits and R0 <= A below which the family is dropped."""
@@ -83,7 +78,7 @@ class Prior:
     midpoint beyond k times the last compute falls as 1/k.
     """
 
-    autocorrelations: tuple[float, ...] = (0.1, 0.4, 0.6, 0.75, 0.88, 0.95)
+    autocorrelations: tuple[float, ...] = (0.0, 0.4, 0.6, 0.75, 0.88, 0.95)
     """Values of phi, equally likely."""
 
     departure: float = 0.05
@@ -133,9 +128,10 @@ class Posterior(NamedTuple):
     probability: dict[str, float]
     """Probability of each family in the draws, by name; {"law": 1.0} if departures are not used."""
     log_evidence: float
-    """Log marginal likelihood of all families together, comparable with ``LevelPosterior.log_evidence``."""
-    level: LevelPosterior
-    """The posterior of a run that stays at a level, in shares of the metric's range from its lower bound."""
+    """Log marginal likelihood of all families together, with a prior density of one for R0 and A as shares of the
+    range, and 1/sigma for the noise."""
+    level: tuple[Draws, float]
+    """Draws of a run without a climb, which have A = R0, and the log marginal likelihood of such a run."""
     doubtful: Draws
     """Draws for intervals; they include departures by their probability, even if these are not admitted."""
 
@@ -152,7 +148,7 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
     problem = standardized(curve, r0, prior)
     cells = explore(problem, LAW)
     draws, lawful = sample(problem, LAW, cells, num_draws)
-    level = level_posterior(problem.y_N - problem.least, problem.floor, problem.weight_N)
+    level = level_alone(problem, num_draws)
     evidence = cells.log_mass() + float(np.log(max(lawful, LEAST_LAWFUL))) - log_volume(problem)
     worth_it = len(curve) >= DEPARTURE_POINTS and prior.departure > 0 and lawful >= LEAST_LAWFUL
     if not worth_it or suspicion(problem, cells) < SUSPICIOUS:
@@ -166,7 +162,9 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
         few.append(some)
         log_mass.append(log_share(found.log_mass(), obeying, prior.departure))
     # weights of the law and each departure, for the mean and for the intervals
-    mean_weight, wide_weight = shares(log_mass), shares([m + f for m, f in zip(log_mass, IN_INTERVALS, strict=True)])
+    names = ["law", *(family.name for family in DEPARTURES)]
+    mean_weight = shares(log_mass)
+    wide_weight = shares([mass + np.log(IN_INTERVALS[name]) for mass, name in zip(log_mass, names, strict=True)])
     if wide_weight[0] > 1 - DOUBTFUL:
         return Posterior(draws, {"law": 1.0}, evidence, level, draws)
     if mean_weight[0] > 1 - ADMITTED:
@@ -177,7 +175,6 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
             DEPARTURES, explored, few, mean_weight[1:], wide_weight[1:], strict=True
         )
     ]
-    names = ["law", *(family.name for family in DEPARTURES)]
     evidence -= float(np.log(max(mean_weight[0], 1e-9)))
     return Posterior(
         draws=mixture([draws, *many], mean_weight, num_draws),
@@ -186,6 +183,15 @@ def posterior(curve: Curve, r0: float | None, prior: Prior, num_draws: int = 200
         level=level,
         doubtful=mixture([draws, *many], wide_weight, num_draws),
     )
+
+
+def level_alone(problem: Problem, num_draws: int) -> tuple[Draws, float]:
+    """Return draws with A = R0, and their log evidence."""
+    phi_F = np.array(problem.prior.autocorrelations)
+    found = steady_level(problem.y_N, problem.floor, phi_F, problem.least, problem.most, num_draws, problem.weight_N)
+    level_D, one_D = problem.offset + problem.width * found.level_D, np.ones(num_draws)
+    noise_D = problem.width * found.noise_D
+    return plain_draws(level_D, one_D, problem.last * one_D, level_D, found.phi_D, noise_D), found.log_evidence
 
 
 def shares(log_mass: list[float]) -> Array:
@@ -237,17 +243,6 @@ def standardized(curve: Curve, r0: float | None, prior: Prior) -> Problem:
     )
 
 
-def least_noise(curve: Curve) -> float:
-    """Return the smallest standard deviation of the noise, as a share of the range.
-
-    Equal values show no noise, but the next value may differ. The result is then the standard error or UNSEEN_NOISE.
-    """
-    if np.ptp(curve.metric) > 0:
-        return NOISE_FLOOR
-    given = 0.0 if curve.stderr is None else float(np.nanmedian(curve.stderr)) / float(np.ptp(curve.bounds))
-    return given if given > 0 else UNSEEN_NOISE
-
-
 def log_prior(log_midpoint: Array, log_efficiency: Array, prior: Prior) -> Array:
     """Log density over (ln C_mid, ln B), up to a constant; arguments broadcast."""
     spread = (log_efficiency - np.log(prior.efficiency)) / prior.efficiency_spread
@@ -267,26 +262,30 @@ def log_volume(problem: Problem) -> float:
 
 def solve(
     problem: Problem, family: CurveFamily, place_K: list[Array], phi: Array
-) -> tuple[Solved, LastCoefficient, Array]:
+) -> tuple[linear.Solved, linear.LastCoefficient, Array]:
     """Solve the linear problem in R0 (unless fixed), A and the second rise at each place; return its log density."""
-    columns = family.columns(problem.log_c_N, place_K)
-    rest = 1.0 - columns.first
+    first, second = family.columns(problem.log_c_N, place_K)
     least, most = problem.least, problem.most
+    # columns and data as combinations of 1, the first rise and y
+    rest, rise, data = [1.0, -1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0]
     if problem.asymptote is not None:
-        design, target_N, most = [rest], problem.y_N - problem.asymptote * columns.first, problem.asymptote
+        mix, most = [rest, [0.0, -problem.asymptote, 1.0]], problem.asymptote
     elif problem.initial is not None:
         # the coefficient is A - R0
-        design, target_N = [columns.first], problem.y_N - problem.initial
-        least, most = 0.0, most - problem.initial
+        mix, least, most = [rise, [-problem.initial, 0.0, 1.0]], 0.0, most - problem.initial
     else:
-        design, target_N = [rest, columns.first], problem.y_N
-    if columns.second is not None:
-        design, least, most = [*design, columns.second], 0.0, family.most_second
+        mix = [rest, rise, data]
+    columns = [np.ones_like(problem.y_N), first, problem.y_N]
+    if second is not None:
+        columns, least, most = [*columns, second], 0.0, family.most_second
+        mix = [[*row, 0.0] for row in mix]
+        mix.insert(-1, [0.0, 0.0, 0.0, 1.0])
     if problem.weight_N is not None:
-        design, target_N = [column * problem.weight_N for column in design], target_N * problem.weight_N
-    solved = eliminate(design, target_N, phi, problem.floor)
-    coefficient = last_coefficient(solved, least, most)
-    density = log_evidence(solved, phi, coefficient) + log_prior(place_K[0], place_K[1], problem.prior)
+        columns = [column * problem.weight_N for column in columns]
+    rows = linear.gram(columns, phi)
+    solved = linear.eliminate(linear.combined(rows, mix), len(problem.y_N), problem.floor)
+    coefficient = linear.last_coefficient(solved, least, most)
+    density = linear.log_evidence(solved, phi, coefficient) + log_prior(place_K[0], place_K[1], problem.prior)
     # prior densities of the parameters that the law does not have, so that families can be compared
     volume = np.prod([high - low for low, high in family.limits_K2]) * (family.most_second or 1.0)
     # the density of the points, not of the weighted points
@@ -321,7 +320,7 @@ def sample(problem: Problem, family: CurveFamily, cells: Cells, num_draws: int) 
     picks = pick(cells, num_draws, rng)
     phi_D = np.array(problem.prior.autocorrelations)[phi_of(family)][picks.variant_D]
     solved, coefficient, log_density_D = solve(problem, family, list(picks.place_KD), phi_D)
-    betas, sigma_D = draw(solved, coefficient, rng)
+    betas, sigma_D = linear.draw(solved, coefficient, rng)
     second_D = betas.pop() if family.most_second else np.zeros(num_draws)
     initial_D, plateau_D = levels(problem, betas)
     bends = family.bends(list(picks.place_KD), second_D)
@@ -389,9 +388,6 @@ def whitened(x_N: Array, phi: float) -> Array:
     """Apply AR(1) whitening along the last axis."""
     return np.concatenate([x_N[..., :1] * np.sqrt(1 - phi**2), x_N[..., 1:] - phi * x_N[..., :-1]], axis=-1)
 
-
-IN_INTERVALS = (0.0, *(np.log(CREEP_IN_INTERVALS) if family is CREEP else 0.0 for family in DEPARTURES))
-"""Added to the log weight of the law and of each departure in the intervals."""
 
 TEST_MIDPOINTS = np.append(np.repeat([0.35, 0.6, 1.0, 1.7, 3.0], 3), CREEP_REACH)
 TEST_EFFICIENCIES = np.append(np.tile([1.0, 2.0, 4.0], 5), 1.0)

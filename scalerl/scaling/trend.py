@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.posterior import least_noise
+from scalerl.scaling.noise import least_noise
 
 PRIOR_RISE = 0.01
 """Mean rise per doubling of compute after a climb, as a share of the metric's range.

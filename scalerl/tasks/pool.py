@@ -173,9 +173,8 @@ class _Manager(PoolManager):
                 self.handle_worker_expiration((pid, code))
             except BrokenProcessPool:  # no process has a call
                 self._count(code)
-        for task in tuple(
-            self.task_manager.tasks.values()
-        ):  # the start of the call was reported after the death of its process
+        # the start of a call can be reported after the death of its process
+        for task in tuple(self.task_manager.tasks.values()):
             if task.started and task.worker_id in self._codes.keys() - self.worker_manager.workers.keys():
                 self.handle_worker_expiration((task.worker_id, self._codes[task.worker_id]))
         self.worker_manager.create_workers()

@@ -217,9 +217,7 @@ class ProcessScorer:
             said = f"the verifier took longer than {self._limit_s:g} s"
         except ProcessEnded as error:
             said = f"the verifier's process ended {error}"
-            if (
-                self._name == "custom"
-            ):  # a crash of the user's code is a failure; with other verifiers the completion is the cause
+            if self._name == "custom":  # a crash of the user's code; with other verifiers the completion is the cause
                 return said
         self.timeouts += 1
         return verdict(False, said)

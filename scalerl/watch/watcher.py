@@ -29,7 +29,7 @@ class Watcher:
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Find the runs and studies and read the ends of their files; a path that does not exist may come later."""
+        """Find the runs and studies and read the ends of their files; a missing path may be created later."""
         self.paths = list(paths)
         self.lock = threading.Lock()
         """Held while runs are accessed."""

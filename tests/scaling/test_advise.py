@@ -7,7 +7,7 @@ import pytest
 from scaling_runs import run
 
 from scalerl.scaling import Curve, CurveError, advise, fit, sigmoid
-from scalerl.scaling.evidence import doubt_at, earlier
+from scalerl.scaling.evidence import climbed, doubt_at, earlier
 
 
 def test_a_run_in_full_climb_is_continued():
@@ -67,7 +67,15 @@ def test_a_run_without_a_climb_is_not_stopped():
     flat = Curve(np.arange(20.0), 0.3 + 0.003 * np.random.default_rng(1).standard_normal(20))
     advice = advise(fit(flat), "2x", 0.01)
     assert advice.action == "not known yet"
-    assert "13 of 28 such public runs rose by more than 0.01 later" in advice.reason
+    assert "16 of 32 such public runs rose by more than 0.01 later" in advice.reason
+
+
+def test_little_noise_is_no_evidence_of_a_climb():
+    # noise of 0.0005 around a level: the prior odds of a run that stays are 0.0002, and the points show no climb
+    still = fit(Curve(np.arange(20.0), 0.3 + 0.0005 * np.random.default_rng(1).standard_normal(20)))
+    assert still.futures.stays <= 0.1 and still.futures.climb < 0
+    assert not climbed(still)
+    assert climbed(fit(level_after_climb(0.003)))
 
 
 def test_a_stop_needs_two_successive_evaluations():

@@ -44,6 +44,29 @@ def test_noise_around_a_level_is_forecast_to_stay_there():
     assert not found.identified
 
 
+def test_a_climb_and_a_level_are_weighted_by_evidence_and_prior_odds():
+    for curve in (flat(), flat(3, 0.02), run(points=9, last=4000.0, noise=0.08)):
+        futures = fit(curve).futures
+        odds = prior_odds(curve) * np.exp(-futures.climb)
+        assert futures.stays == pytest.approx(odds / (1 + odds) if odds > 0.06 else 0.0, abs=1e-3)
+    assert fit(flat()).futures.climb < 0 < fit(run(noise=0.04)).futures.climb
+
+
+def test_an_excursion_from_a_level_returns_to_it():
+    rng = np.random.default_rng(7)
+    noise = np.zeros(60)
+    for t in range(1, 60):
+        noise[t] = 0.6 * noise[t - 1] + 0.06 * rng.standard_normal()
+    noise[-3:] = [0.04, 0.07, 0.09]
+    futures = fit(Curve(np.arange(60.0), 0.4 + noise)).futures
+    num_rising = round((1 - futures.stays) * 2000)
+    assert futures.stays > 0.2
+    assert (futures.draws.asymptote[num_rising:] == futures.draws.initial[num_rising:]).all()
+    last, soon, late = futures.levels(np.array([59.0, 61.0, 400.0]))[:, num_rising:].mean(axis=1)
+    assert late == pytest.approx(0.4, abs=0.04)
+    assert late + 0.02 < soon < last < 0.52
+
+
 def alternating(noise, points=21):
     """Return an alternating curve: second differences of 4 amplitudes, noise of 1.4826 * 4 / sqrt(6) amplitudes."""
     amplitude = noise * np.sqrt(6) / 4 / 1.4826
@@ -53,7 +76,7 @@ def alternating(noise, points=21):
 def test_the_odds_of_a_level_grow_with_the_square_of_the_noise_up_to_those_after_a_fall():
     assert prior_odds(alternating(EVEN_NOISE)) == pytest.approx(1.0)
     assert prior_odds(alternating(EVEN_NOISE / 5)) == pytest.approx(0.04)
-    assert prior_odds(alternating(0.0)) == pytest.approx(0.0004)  # as for a noise of 0.001
+    assert prior_odds(alternating(0.0)) == pytest.approx((0.001 / EVEN_NOISE) ** 2)  # as for a noise of 0.001
     assert prior_odds(alternating(0.2)) == pytest.approx(0.77 / 0.23)
     assert pytest.approx(20 / 26, abs=0.01) == STAYS_AFTER_FALL
     assert prior_odds(fallen()) == pytest.approx(0.77 / 0.23)

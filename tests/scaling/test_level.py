@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
 
-from scalerl.scaling.level import STEP_RATIOS, level_posterior, walk_modes
+from scalerl.scaling.level import STEP_RATIOS, level_posterior, steady_level, walk_modes
 
 
 def covariance(ratio, count):
@@ -88,3 +88,40 @@ def test_equal_weights_only_change_the_unit_of_the_noise():
     ones = level_posterior(y, 0.0, np.ones(5))
     assert ones.log_evidence == pytest.approx(plain.log_evidence)
     assert ones.path_N == pytest.approx(plain.path_N)
+
+
+def test_the_evidence_of_a_steady_level_is_the_integral_over_level_and_noise():
+    y, phis = np.array([0.31, 0.35, 0.33, 0.41]), np.array([0.0, 0.6])
+    levels, logs = np.linspace(0.0, 1.0, 201), np.linspace(np.log(1e-3), np.log(1e2), 400)
+    lag = np.abs(np.subtract.outer(np.arange(4), np.arange(4)))
+    total = 0.0
+    for phi in phis:
+        for log_sd in logs:  # of an innovation
+            spread = phi**lag / (1 - phi**2) * np.exp(2 * log_sd)
+            density = multivariate_normal(np.zeros(4), spread).pdf(y[None, :] - levels[:, None])
+            total += density.sum() * (levels[1] - levels[0]) * (logs[1] - logs[0]) / len(phis)
+    found = steady_level(y, 0.0, phis, 0.0, 1.0, 10)
+    # as above, the closed form leaves out a factor of 1/2
+    assert found.log_evidence + np.log(0.5) == pytest.approx(np.log(total), abs=0.02)
+
+
+def test_draws_of_a_steady_level_have_the_moments_of_the_posterior_and_keep_the_limits():
+    y, phi = np.array([0.31, 0.35, 0.33, 0.41, 0.40, 0.46, 0.44]), 0.4
+    lag = np.abs(np.subtract.outer(np.arange(7), np.arange(7)))
+    precision, one = np.linalg.inv(phi**lag), np.ones(7)
+    mean = one @ precision @ y / (one @ precision @ one)
+    found = steady_level(y, 0.0, np.array([phi]), -9.0, 9.0, 20_000)
+    assert found.level_D.mean() == pytest.approx(mean, abs=1e-3)
+    # the variance given the points is RSS / chi^2 with 6 degrees of freedom: its inverse has the mean 6 / RSS
+    rss = (y - mean) @ precision @ (y - mean)
+    assert (found.noise_D**-2).mean() == pytest.approx(6 / rss, rel=0.03)
+    limited = steady_level(y, 0.0, np.array([phi]), 0.4, 1.0, 1000)
+    assert (limited.level_D >= 0.4).all()
+
+
+def test_equal_weights_of_a_steady_level_only_change_the_unit_of_the_noise():
+    y, phis = np.array([0.31, 0.35, 0.33, 0.41, 0.40]), np.array([0.0, 0.6])
+    plain, twice = (steady_level(y, 0.0, phis, 0.0, 1.0, 100, weight) for weight in (None, np.full(5, 2.0)))
+    assert twice.level_D == pytest.approx(plain.level_D)
+    assert twice.noise_D == pytest.approx(2 * plain.noise_D)
+    assert twice.log_evidence == pytest.approx(plain.log_evidence)

@@ -81,7 +81,7 @@ def test_unreadable_tests_are_refused_with_file_line_and_field(tmp_path):
     rows = [{"prompt": "a", "tests": "{"}, {"prompt": "b", "tests": ["assert f(1) == 1"]}, {"prompt": "c"}]
     config = config_of(written(tmp_path / "c.jsonl", *rows), "--task", "code")
     with pytest.raises(
-        ConfigError, match=r"c.jsonl line 1: 'tests': neither JSON (.|\n)*c.jsonl line 3: 'tests': there are"
+        ConfigError, match=r"c.jsonl line 1: 'tests': neither JSON (.|\n)*c.jsonl line 3: 'tests': the row has none"
     ):
         loaded(config)
 

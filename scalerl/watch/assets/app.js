@@ -63,7 +63,6 @@ async function refresh() {
 
 function go() {
   if (location.hash === "#main") return; // the link that skips the navigation
-  if (/^#\/(run|compare)\/[^/]+$/.test(location.hash)) plotly().catch(complain); // while the run's data is requested
   const before = view;
   view = viewOf(location.hash);
   const stays = before && before.title() === view.title();
