@@ -43,7 +43,7 @@ def test_a_step_rewrites_the_table_and_prints_nothing(places, capsys):
     shown = NotebookDisplay(LAB, "flops")
     table, picture = places
     shown.step(ROW)
-    assert "9/480" in table.shown[-1] and "pass rate (batch)" in table.shown[-1]
+    assert "9/480" in table.shown[-1] and "0.310 (batch)" in table.shown[-1]
     shown.step({**ROW, "step": 10})  # within half a second of the first
     assert len(table.shown) == 1
     shown.step({**ROW, "step": LAB.steps})  # the last step is always shown

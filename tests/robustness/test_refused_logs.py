@@ -68,7 +68,7 @@ FITS = [
     fit("CSV: a quote that never ends", TABLE + '"1,2\n', "p.csv", "p.csv"),
     fit("CSV: semicolons", TABLE.replace(",", ";"), "", "p.csv"),
     fit("CSV: words", TABLE + "many,few\n", "", "p.csv"),
-    fit("a Parquet file", b"PAR1", "may end in", "p.parquet"),
+    fit("a Parquet file", b"PAR1", "allowed: .jsonl, .csv", "p.parquet"),
     *(fit(f"cut off at {k}", POINTS[:k], (), allowed=(0, 1, 2)) for k in range(1, len(POINTS), 37)),
     *(fit(f"CSV: cut off at {k}", TABLE[:k], (), "p.csv", (0, 1, 2)) for k in range(1, len(TABLE), 17)),
 ]  # fmt: skip
