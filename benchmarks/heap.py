@@ -3,7 +3,8 @@
     python benchmarks/heap.py --updates 20
 
 Each arm is a new process: a model of 135M parameters (the sizes of SmolLM2-135M, random weights) is updated on batches
-of random lengths. Prints the resident memory after each update and the largest, and the seconds per update.
+of random lengths. Prints the resident memory after each update and the largest, the seconds per update, and how much a
+trim returns at the end.
 """
 
 from __future__ import annotations
@@ -54,11 +55,14 @@ def train(updates: int, trims: bool, tokens: int) -> None:
         learner.step(TrainBatch(tokens_BT, length_B, logp_BT, torch.randn(6), trained_BT, weights_BT))
         largest = max(largest, resident_bytes())
         print(f"{'trims' if trims else 'none '} update {number + 1}: {resident_bytes() / 1e9:.2f} GB", flush=True)
+    before = resident_bytes()
+    HeapTrim()()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     took_s = (time.perf_counter() - began) / updates
     print(
         f"{'trims' if trims else 'none '} after an update at most {largest / 1e9:.2f} GB, "
-        f"within one {peak / 1e9:.2f} GB; {len(trimmed)} trims; {took_s:.1f} s per update",
+        f"within one {peak / 1e9:.2f} GB; {len(trimmed)} trims; {took_s:.1f} s per update; "
+        f"a last trim returns {(before - resident_bytes()) / 1e9:.2f} GB",
         flush=True,
     )
 

@@ -43,10 +43,13 @@ def witnessed(code: Sequence[Code], action: Callable[[], int], run: Path | None 
     for stream in (sys.stdout, sys.stderr):
         stream.flush()  # otherwise both processes would write the buffered text
     source, sink = os.pipe()
+    relay = _Relay()
     parent, child = os.getpid(), os.fork()
     if child:
         os.close(sink)
+        relay.pass_on_to(child)
         return _watch(child, source, code, run)
+    relay.restore()
     os.close(source)
     os.setpgid(0, 0)  # the terminal's Ctrl-C reaches only the parent, which passes it on
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)  # allows a process in the background to write to the terminal
@@ -63,23 +66,43 @@ def witnessed(code: Sequence[Code], action: Callable[[], int], run: Path | None 
     return result
 
 
-def _watch(child: int, source: int, code: Sequence[Code], run: Path | None) -> int:
-    """Pass signals on to the child until it ends; return its exit code, or an error if it ended without a report."""
-    signal.set_wakeup_fd(-1)  # the child acts on a second signal
+class _Relay:
+    """Passes stop signals of this process on to a child. Those that arrive before the child exists wait for it."""
 
-    def pass_on(number: int, frame: Any) -> None:
+    def __init__(self) -> None:
+        self._child, self._early = 0, list[int]()
+        signal.set_wakeup_fd(-1)  # the child acts on a second signal
+        caught = [number for number in STOPPING if signal.getsignal(number) != signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._pass_on) for number in caught}
+
+    def pass_on_to(self, child: int) -> None:
+        with suppress(OSError):  # the child does the same; whoever is second finds it done
+            os.setpgid(child, child)
+        self._child = child
+        for number in self._early:
+            self._pass_on(number, None)
+        signal.signal(signal.SIGTSTP, self._suspend)
+
+    def restore(self) -> None:
+        """Restore the handlers from before, in the child."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _pass_on(self, number: int, frame: Any) -> None:
+        if not self._child:
+            self._early.append(number)
+            return
         with suppress(ProcessLookupError):
-            os.kill(child, number)
+            os.kill(self._child, number)
 
-    def suspend(number: int, frame: Any) -> None:
-        os.killpg(child, signal.SIGSTOP)
+    def _suspend(self, number: int, frame: Any) -> None:
+        os.killpg(self._child, signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
-        os.killpg(child, signal.SIGCONT)
+        os.killpg(self._child, signal.SIGCONT)
 
-    for number in STOPPING:
-        if signal.getsignal(number) != signal.SIG_IGN:
-            signal.signal(number, pass_on)
-    signal.signal(signal.SIGTSTP, suspend)
+
+def _watch(child: int, source: int, code: Sequence[Code], run: Path | None) -> int:
+    """Wait for the end of the child; return its exit code, or an error if it ended without a report."""
     ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if os.read(source, 1):
         return ended if ended >= 0 else 128 - ended

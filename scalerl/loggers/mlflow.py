@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +99,21 @@ class MLflow:
 
     def _send(self) -> None:
         waiting, self._waiting, self._sent = self._waiting, [], time.monotonic()
-        for first in range(0, len(waiting), MOST):
-            self._client.log_batch(self._id, metrics=waiting[first : first + MOST])
+        with _no_collection():
+            for first in range(0, len(waiting), MOST):
+                self._client.log_batch(self._id, metrics=waiting[first : first + MOST])
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Pause Python's garbage collector: the many objects of a batch make it search the whole process for 0.2 s."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _name(text: str) -> str:

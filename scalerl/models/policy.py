@@ -235,7 +235,7 @@ def load_policy(
     Args:
         path: Directory or name on the hub.
         revision: Branch, tag or commit.
-        device: cpu or cuda.
+        device: Cpu or cuda.
         dtype: Type of the weights.
         fp32_head: Whether to multiply by the head in FP32.
         matmul: Library for FP32 products on CPU: onednn or torch.

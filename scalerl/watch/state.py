@@ -148,7 +148,7 @@ def sign_of_life(path: Path, rows: Sequence[Mapping[str, Any]], config: RunConfi
     if phase not in ("", "training"):
         return phase, status.message
     if not rows:
-        return "waiting", "for the first batch" if phase else "no step has finished yet"
+        return "waiting", "the first batch is not complete yet" if phase else "no step has finished yet"
     if quiet_s > slow_s:
         causes = "a slow batch" if phase else "an evaluation, a checkpoint or a slow batch"
         return "waiting", f"nothing written for {duration(quiet_s)}: {causes}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import time
@@ -161,6 +162,7 @@ def test_mlflow_gets_the_first_and_the_last_of_equal_values_so_that_its_lines_ar
             monkeypatch.setattr(mlflow, "EQUAL_S", -1.0)  # a minute has gone by
     logger.finish("stopped")
     assert sent == [(0, 7.0), (2, 7.0), (3, 9.0), (4, 7.0), (6, 7.0), "KILLED"]
+    assert gc.isenabled()  # paused only while numbers are sent
 
 
 # ---- custom loggers

@@ -92,6 +92,17 @@ def test_the_command_ends_when_its_parent_is_killed():
     runs.wait_for(lambda: not os.path.exists(f"/proc/{child}"), 10, "the command to end")
 
 
+def test_ctrl_z_suspends_both_processes_and_fg_continues_them():
+    process = start("wait()")
+    pids = [process.pid, int(process.stdout.readline())]
+    os.kill(process.pid, signal.SIGTSTP)
+    runs.wait_for(lambda: [runs._stat(pid)[0] for pid in pids] == ["T", "T"], 10, "both to be suspended")
+    os.kill(process.pid, signal.SIGCONT)
+    runs.wait_for(lambda: "T" not in [runs._stat(pid)[0] for pid in pids], 10, "both to continue")
+    process.kill()
+    process.communicate(timeout=60)
+
+
 def test_an_ordinary_process_runs_the_action_itself():
     assert witness.witnessed([Code("recipe.loss", "a:b", "", "")], os.getpid) == os.getpid()
 

@@ -62,7 +62,7 @@ def test_a_phase_is_shown_immediately_until_training_continues(tmp_path, phase):
 def test_a_run_of_an_older_version_has_no_phase(tmp_path):
     run = write_run(tmp_path / "run")
     with Heartbeat(run, phase="training"):
-        assert run_state(run).detail == "for the first batch"
+        assert run_state(run).detail == "the first batch is not complete yet"
         old = json.loads((run / "status.json").read_text())
         del old["phase"]
         (run / "status.json").write_text(json.dumps(old))

@@ -15,7 +15,7 @@ const TERMS = {
   "held-out": "measured on prompts that the model is not trained on",
   "generator, trainer": "the process that samples rollouts, and the one that updates the weights with them, at the same time",
   "staleness": "number of updates between sampling a token and training on it",
-  "forecast": "expected pass rate with more compute; 90% of such intervals contain the later value",
+  "forecast": "expected pass rate with more compute; its interval contains the later value in nine of ten cases",
   "ceiling": "pass rate that the fitted curve approaches with unlimited compute",
 };
 
