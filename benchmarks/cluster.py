@@ -113,8 +113,8 @@ def by_process(kind: str) -> list[tuple[float, float]]:
         shared = SharedMemoryChannel(WeightLayout.of(weights())) if kind == "shared" else None
         channel = shared or DirectoryChannel(Path(scratch))
         context = get_context("spawn")
-        ours, theirs = context.Pipe()
-        process = context.Process(target=_answer, args=(theirs, channel))
+        parent_end, child_end = context.Pipe()
+        process = context.Process(target=_answer, args=(child_end, channel))
         process.start()
         pairs = []
         for version in range(1, TRANSFERS + 1):
@@ -122,10 +122,10 @@ def by_process(kind: str) -> list[tuple[float, float]]:
             began = time.perf_counter()
             channel.send(version, new)
             sent = time.perf_counter() - began
-            ours.send(version)
-            pairs.append((sent, ours.recv()))
+            parent_end.send(version)
+            pairs.append((sent, parent_end.recv()))
             channel.drop(version)
-        ours.send(None)
+        parent_end.send(None)
         process.join()
     return pairs
 

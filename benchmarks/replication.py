@@ -150,8 +150,12 @@ def foresight(studies: Iterable[StudyDirectory], fraction: float) -> list[str]:
     for study in studies:
         for key in study.runs():
             curve = Curve.read(study.run(key), axis=study.axis(), task=study.task())
-            ours, theirs = (split_at(curve, fraction, method) for method in ("posterior", "paper"))
-            scores = {OURS: ours.forecast, "sigmoid (the paper's procedure)": theirs.forecast, **ours.baselines}
+            by_posterior, by_paper = (split_at(curve, fraction, method) for method in ("posterior", "paper"))
+            scores = {
+                OURS: by_posterior.forecast,
+                "sigmoid (the paper's procedure)": by_paper.forecast,
+                **by_posterior.baselines,
+            }
             ends.append(_end(curve, fraction))
             for name, score in scores.items():
                 errors[name].append(score.rmse)

@@ -41,12 +41,13 @@ def main() -> None:
             save_prompts(place / "prompts.jsonl", 400)
             rounds = [compare(place / f"round-{i}", place, options.trl) for i in range(options.rounds)]
         results[size] = rounds
-        ours = statistics.median(r["scalerl"] for r in rounds)
-        line = f"{size}: scalerl {ours:.1f} samples/s ({statistics.mean(r['tokens'] for r in rounds):.1f} tokens each)"
+        scalerl_rate = statistics.median(r["scalerl"] for r in rounds)
+        tokens = statistics.mean(r["tokens"] for r in rounds)
+        line = f"{size}: scalerl {scalerl_rate:.1f} samples/s ({tokens:.1f} tokens each)"
         if options.trl:
-            theirs = statistics.median(r["trl"] for r in rounds)
+            trl_rate = statistics.median(r["trl"] for r in rounds)
             ratio = statistics.median(r["scalerl"] / r["trl"] for r in rounds)
-            line += f", TRL {theirs:.1f} samples/s, ratio {ratio:.2f}"
+            line += f", TRL {trl_rate:.1f} samples/s, ratio {ratio:.2f}"
         print(line, flush=True)
     options.out.write_text(json.dumps(results, indent=1) + "\n")
 

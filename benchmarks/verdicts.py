@@ -193,8 +193,8 @@ def main() -> None:
         if mine != own or mine != row["right"]
     ]
     for row in exceptions:
-        said = f"right {row['right']} ours {row['ours']} Math-Verify {row['math_verify']}"
-        print(f"reference {row['reference']!r} {said}: {row['text'][-70:]!r}")
+        outcome = f"right {row['right']} ours {row['ours']} Math-Verify {row['math_verify']}"
+        print(f"reference {row['reference']!r} {outcome}: {row['text'][-70:]!r}")
     rate = len(rows) / seconds
     print(f"{len(rows)} verdicts, {rate:.0f} per second on {arguments.workers} workers (load {load:.1f})")
     print(f"Math-Verify alone: {len(rows) / alone_s:.0f} per second in one process")

@@ -107,8 +107,9 @@ def _exits() -> Iterator[None]:
     ordinary, pid, thread = os._exit, os.getpid(), threading.get_ident()
 
     def refuse(status: int) -> None:
-        ours = sys._getframe(1).f_code.co_filename.startswith(NOT_USER_CODE[0])  # called by a signal handler of scalerl
-        if ours or (os.getpid(), threading.get_ident()) != (pid, thread) or _inside.ident is None:
+        # a signal handler of scalerl may call os._exit
+        internal = sys._getframe(1).f_code.co_filename.startswith(NOT_USER_CODE[0])
+        if internal or (os.getpid(), threading.get_ident()) != (pid, thread) or _inside.ident is None:
             ordinary(status)
         raise Ended(f"called os._exit({status})")
 
@@ -164,15 +165,16 @@ _user_states: dict[str, Any] = {}
 @contextmanager
 def _random_streams() -> Iterator[None]:
     """Give the user's code separate random streams that start in the state of the run's streams."""
-    ours = {name: get() for name, (get, _) in _generators().items()}
+    run_states = {name: get() for name, (get, _) in _generators().items()}
     for name, (_, put) in _generators().items():
-        put(_user_states[name] if name in _user_states else _begun(name, ours[name]))
+        put(_user_states[name] if name in _user_states else _begun(name, run_states[name]))
     try:
         yield
     finally:
         for name, (get, put) in _generators().items():
             _user_states[name] = get()
-            put(ours[name] if name in ours else _begun(name, _user_states[name]))  # loaded by the user's code just now
+            # a library without a run state was loaded by the user's code just now
+            put(run_states[name] if name in run_states else _begun(name, _user_states[name]))
 
 
 def _begun(name: str, state: Any) -> Any:

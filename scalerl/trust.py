@@ -101,8 +101,8 @@ def check_trust(configs: Iterable[RunConfig], source: str, *, trusted: bool = Fa
         return
     known = _remembered()
     new = [code for code in found if not code.digest or code.key not in known]
-    mine = [code for code in new if trusted or any(_spells(word, code) for word in typed)]
-    unknown = [code for code in new if code not in mine]
+    confirmed_now = [code for code in new if trusted or any(_spells(word, code) for word in typed)]
+    unknown = [code for code in new if code not in confirmed_now]
     if unknown:
         _ask(unknown, source)
     _remember([code for code in new if code.digest], known)

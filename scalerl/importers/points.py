@@ -346,12 +346,12 @@ def write_points(imported: Imported, path: str | Path) -> None:
 
 def holds_part_of(imported: Imported, path: Path) -> bool:
     """Return whether this import contains all points of a file, as after a repeated import of a log that has grown."""
-    mine = {_identity(row) for row in imported.rows}
+    imported_keys = {_identity(row) for row in imported.rows}
     try:
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, ValueError):
         return False
-    return all(isinstance(row, dict) and _identity(row) in mine for row in rows)
+    return all(isinstance(row, dict) and _identity(row) in imported_keys for row in rows)
 
 
 def _identity(row: Mapping[str, Any]) -> str:

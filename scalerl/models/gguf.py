@@ -159,8 +159,8 @@ def sizes(path: str) -> dict[str, Any]:
         reader = GGUFReader(path)
         fields = reader.fields
         family = str(fields["general.architecture"].contents())
-        found = {name: fields[f"{family}.{theirs}"].contents() for name, theirs in SIZES.items()
-                 if f"{family}.{theirs}" in fields}  # fmt: skip
+        found = {name: fields[f"{family}.{gguf_name}"].contents() for name, gguf_name in SIZES.items()
+                 if f"{family}.{gguf_name}" in fields}  # fmt: skip
         found["vocab_size"] = len(fields["tokenizer.ggml.tokens"].data)
         found["tie_word_embeddings"] = not any(tensor.name == "output.weight" for tensor in reader.tensors)
     except Exception as error:  # a damaged file makes the reader raise any exception

@@ -22,8 +22,12 @@ def components(recipe: Recipe) -> dict[str, str]:
 
 def differences(recipe: Recipe, reference: Recipe) -> dict[str, tuple[str, str]]:
     """Return the components that differ: (description in this recipe, description in the reference)."""
-    ours, theirs = components(recipe), components(reference)
-    return {name: (ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]}
+    own_values, reference_values = components(recipe), components(reference)
+    return {
+        name: (own_values[name], reference_values[name])
+        for name in own_values
+        if own_values[name] != reference_values[name]
+    }
 
 
 def fields(part: Part, prefix: str = "") -> dict[str, str]:
@@ -105,8 +109,8 @@ def leave_one_out_table(recipe: Recipe = SCALERL, console: Console | None = None
     for heading in ("name", "component", "instead of", "is"):
         table.add_column(heading)
     for name, variant in leave_one_out(recipe).items():
-        for component, (ours, theirs) in differences(variant, recipe).items():
-            table.add_row(name, component, theirs, ours)
+        for component, (own_values, reference_values) in differences(variant, recipe).items():
+            table.add_row(name, component, reference_values, own_values)
     (console or Console()).print(table)
 
 

@@ -35,10 +35,10 @@ class EngineProcess:
             name: Name in messages.
         """
         context = ChildContext()
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, build), name=name, daemon=True)
+        self._connection, child_end = context.Pipe()
+        self._process = context.Process(target=serve, args=(child_end, build), name=name, daemon=True)
         self._process.start()
-        theirs.close()  # otherwise the end of the process would not close the pipe
+        child_end.close()  # otherwise the end of the process would not close the pipe
         self.name = f"{name} (process {self._process.pid})"
 
     def engines(self) -> list[RemoteEngine]:

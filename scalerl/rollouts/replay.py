@@ -185,9 +185,9 @@ def _differences(policy: Policy, rollouts: Sequence[tuple[Sequence[int], Rollout
         tokens_BT[row, :end] = torch.tensor([*prompt, *rollout.tokens.tolist()])
         sampled_BT[row, len(prompt) : end] = torch.from_numpy(rollout.sampled)
     logp_N, _ = policy(tokens_BT.to(policy.device), sampled_BT.to(policy.device), temperature or 1.0)
-    theirs = [torch.from_numpy(rollout.logps[rollout.sampled]) for _, rollout in rollouts]
-    ours = logp_N.cpu().split([len(one) for one in theirs])
-    return [own_n - other_n for own_n, other_n in zip(ours, theirs, strict=True)]
+    engine_logps = [torch.from_numpy(rollout.logps[rollout.sampled]) for _, rollout in rollouts]
+    policy_logps = logp_N.cpu().split([len(one) for one in engine_logps])
+    return [own_n - other_n for own_n, other_n in zip(policy_logps, engine_logps, strict=True)]
 
 
 def _difference(rollouts: int, parts: Sequence[Tensor]) -> Difference:

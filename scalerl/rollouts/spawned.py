@@ -39,11 +39,11 @@ class SpawnedWorker:
     def __init__(self, channel: WeightChannel, build: Build, first: First) -> None:
         """Start the process."""
         context = ChildContext()
-        self.connection, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs, channel, build, first), name="generator")
+        self.connection, child_end = context.Pipe()
+        self._process = context.Process(target=serve, args=(child_end, channel, build, first), name="generator")
         self._process.start()
         atexit.register(self._process.kill)  # runs before multiprocessing's handler, which would wait forever
-        theirs.close()  # otherwise the end of the process would not close the pipe
+        child_end.close()  # otherwise the end of the process would not close the pipe
         self.name = f"the generator process ({self._process.pid})"
 
     def obituary(self) -> str:

@@ -88,18 +88,18 @@ def _arm(
     arm: Arm, reference: str, runs: Sequence[RunResult], fits: Mapping[str, Sequence[Fit]], scatter: _Scatter | None
 ) -> ArmResult:
     """Compare one arm with the reference."""
-    mine, rng = fits[arm.name], np.random.default_rng(0)
+    arm_fits, rng = fits[arm.name], np.random.default_rng(0)
     against = None
-    if arm.name != reference and mine and fits[reference]:
+    if arm.name != reference and arm_fits and fits[reference]:
         siblings = [found for name, found in fits.items() if found and name not in (arm.name, reference)]
-        against = compare(mine, fits[reference], siblings=siblings)
+        against = compare(arm_fits, fits[reference], siblings=siblings)
     effect = "reference" if arm.name == reference else effect_of(against)
     estimates: dict[str, Estimate | None] = dict.fromkeys(("asymptote", "efficiency", "midpoint"))
-    if mine and scatter is not None:
+    if arm_fits and scatter is not None:
         estimates = {
-            "asymptote": summarize(side_mean([shuffled(f.draws.asymptote, rng) for f in mine], scatter.draws, rng)),
-            "efficiency": _geometric([log_efficiency(f.curve, scatter.common, scatter.sd, rng) for f in mine]),
-            "midpoint": _geometric([np.log(shuffled(f.draws.midpoint, rng)) for f in mine]),
+            "asymptote": summarize(side_mean([shuffled(f.draws.asymptote, rng) for f in arm_fits], scatter.draws, rng)),
+            "efficiency": _geometric([log_efficiency(f.curve, scatter.common, scatter.sd, rng) for f in arm_fits]),
+            "midpoint": _geometric([np.log(shuffled(f.draws.midpoint, rng)) for f in arm_fits]),
         }
     return ArmResult(
         name=arm.name,
@@ -107,7 +107,7 @@ def _arm(
         runs=tuple(runs),
         comparison=against,
         effect=effect,
-        sentence=sentence_of(arm.name, reference, effect, against, "" if mine else reasons(runs)),
+        sentence=sentence_of(arm.name, reference, effect, against, "" if arm_fits else reasons(runs)),
         **estimates,
     )
 

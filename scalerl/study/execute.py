@@ -109,11 +109,12 @@ class Execution:
 
     def _must_wait(self, key: RunKey) -> bool:
         """Return whether another run is creating the warm start that this run also needs."""
-        mine = self.study.config(key)
+        own_config = self.study.config(key)
         same = [
             other
             for other, running in self._jobs.items()
-            if mine.model.kind == "tiny" and (running.config.model, running.config.data) == (mine.model, mine.data)
+            if own_config.model.kind == "tiny"
+            and (running.config.model, running.config.data) == (own_config.model, own_config.data)
         ]
         return bool(same) and all(self.study.step(other) < 0 for other in same)
 
@@ -164,8 +165,8 @@ class Execution:
 
     def _exhausted(self, key: RunKey) -> bool:
         """Return whether the run ended before its last step because every prompt was retired."""
-        mine = [row for row in self.study.journal() if (row["arm"], row["seed"]) == (key.arm, key.seed)]
-        return bool(mine) and mine[-1]["code"] == 0 and mine[-1]["step"] < mine[-1]["target"]
+        own_rows = [row for row in self.study.journal() if (row["arm"], row["seed"]) == (key.arm, key.seed)]
+        return bool(own_rows) and own_rows[-1]["code"] == 0 and own_rows[-1]["step"] < own_rows[-1]["target"]
 
 
 @dataclass(frozen=True)

@@ -206,11 +206,11 @@ def _forest(arms: Sequence[ArmResult], estimates: Sequence[Estimate]) -> tuple[l
         rows = [i for i, arm in enumerate(arms) if arm.effect == name]
         if not rows:
             continue
-        color, mine = effect.color, [estimates[i] for i in rows]
+        color, shown = effect.color, [estimates[i] for i in rows]
         data.append({
-            "mode": "markers", "name": effect.words, "x": plain([e.mean for e in mine]), "y": [-i for i in rows],
+            "mode": "markers", "name": effect.words, "x": plain([e.mean for e in shown]), "y": [-i for i in rows],
             "marker": {"color": color, "size": 10}, "showlegend": True,
-            "error_x": {**whiskers(*mine), "color": color, "thickness": 2.5, "width": 0},
+            "error_x": {**whiskers(*shown), "color": color, "thickness": 2.5, "width": 0},
             "text": [f"<b>{html.escape(arms[i].name)}</b><br>{html.escape(str(estimates[i]))}" for i in rows],
             "hovertemplate": "%{text}<extra></extra>",
         })  # fmt: skip

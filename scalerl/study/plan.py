@@ -179,11 +179,11 @@ def recipe_changes(recipe: Recipe, base: Recipe) -> Changes:
     return {"recipe": changes} if changes else {}
 
 
-def _difference(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+def _difference(wanted: dict[str, Any], base_values: dict[str, Any]) -> dict[str, Any]:
     """Return the changes that turn the second mapping into the first; a part of another kind is given completely."""
     changes: dict[str, Any] = {}
-    for key, value in ours.items():
-        old = theirs[key]
+    for key, value in wanted.items():
+        old = base_values[key]
         if value == old:
             continue
         if isinstance(value, dict) and isinstance(old, dict) and value.get("kind") == old.get("kind"):

@@ -42,8 +42,8 @@ def equal_runs(plan: Plan, others: Sequence[StudyDirectory]) -> dict[RunKey, Hel
     found = {}
     for key in plan.runs():
         config = plan.run_config(key)
-        mine = _unending(config)
-        ends = [run for same, run in held if same == mine and _on_the_way(run.steps, config)]
+        wanted = _unending(config)
+        ends = [run for same, run in held if same == wanted and _on_the_way(run.steps, config)]
         if ends:
             found[key] = max(ends, key=lambda run: run.steps)
     return found

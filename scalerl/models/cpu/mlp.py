@@ -62,8 +62,8 @@ def _agrees(module: nn.Module) -> bool:
     if weight_OI.device.type != "cpu" or weight_OI.dtype != torch.float32:
         return False
     x_12I = torch.linspace(-3.0, 2.0, 2 * weight_OI.shape[1]).view(1, 2, -1)
-    ours, theirs = _Forward(module)(x_12I), module(x_12I)
-    return isinstance(theirs, Tensor) and torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+    computed, expected = _Forward(module)(x_12I), module(x_12I)
+    return isinstance(expected, Tensor) and torch.allclose(computed, expected, rtol=1e-4, atol=1e-5)
 
 
 class _Gated(torch.autograd.Function):

@@ -79,19 +79,19 @@ def _copy(forward: Any) -> Callable[..., Any]:
 
 @cache
 @torch.no_grad()
-def _agrees(theirs: Any) -> bool:
+def _agrees(original: Any) -> bool:
     """Return whether a function of transformers takes the same arguments and gives the same values."""
-    if not callable(theirs) or signature(theirs).parameters.keys() != signature(rotate).parameters.keys():
+    if not callable(original) or signature(original).parameters.keys() != signature(rotate).parameters.keys():
         return False
     q, k = torch.linspace(-3.0, 2.0, 48).view(1, 2, 3, 8), torch.linspace(2.0, -1.0, 24).view(1, 1, 3, 8)
     cos, sin = torch.linspace(-1.0, 1.0, 24).view(1, 3, 8), torch.linspace(1.0, 0.5, 24).view(1, 3, 8)
     try:
-        expected = theirs(q, k, cos, sin)
+        expected = original(q, k, cos, sin)
         same = all(torch.allclose(a, b, atol=1e-6) for a, b in zip(rotate(q, k, cos, sin), expected, strict=True))
     except (RuntimeError, IndexError):  # other shapes
         return False
     with contextlib.suppress(RuntimeError):
-        theirs(q, k, cos[..., :4], sin[..., :4])
+        original(q, k, cos[..., :4], sin[..., :4])
         return False  # this function accepts angles for a part of the head (partial rotary embeddings)
     return same
 

@@ -334,8 +334,8 @@ def check_engine(policy: Policy, tokens: int = 6) -> None:
         prompt = prompts[done.id[0]]
         full = torch.tensor([*prompt, *done.rollout.tokens.tolist()], device=policy.device)
         logps_NV = policy.logits(policy.hidden(full[None])[0]).log_softmax(-1)
-        theirs = logps_NV[len(prompt) - 1 : -1].gather(1, full[len(prompt) :, None])[:, 0].cpu()
-        worst = max(worst, float((theirs - torch.from_numpy(done.rollout.logps)).abs().max()))
+        expected_logps = logps_NV[len(prompt) - 1 : -1].gather(1, full[len(prompt) :, None])[:, 0].cpu()
+        worst = max(worst, float((expected_logps - torch.from_numpy(done.rollout.logps)).abs().max()))
     limit = 1e-3 if policy.head_weight.dtype == torch.float32 else 0.2
     if not worst <= limit:
         raise ConfigError(

@@ -175,8 +175,8 @@ def free_names(source: str) -> tuple[str, ...]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             called.append(node.func.id)
     known = made | set(dir(builtins))
-    mine = dict.fromkeys(name for name in used if name not in known)
-    others = [name for name in mine if name not in FROM and name not in MODULES]
+    candidates = dict.fromkeys(name for name in used if name not in known)
+    others = [name for name in candidates if name not in FROM and name not in MODULES]
     if any(name in called for name in others):
         return tuple(others)
     return tuple(others) + tuple(dict.fromkeys(name for name in called if name not in made))[:1]

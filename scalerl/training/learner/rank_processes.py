@@ -52,17 +52,17 @@ class RankProcesses:
         self._processes: list[Any] = []
         self._death: str | None = None
         for rank, build in enumerate(builds):
-            ours, theirs = context.Pipe()
+            parent_end, child_end = context.Pipe()
             process = context.Process(
                 target=serve_rank,
-                args=(theirs, build, tuple(channels)),
+                args=(child_end, build, tuple(channels)),
                 name=f"trainer rank {rank} of {len(builds)}",
                 daemon=True,
             )
             process.start()
             atexit.register(process.kill)  # runs before multiprocessing's handler, which would wait forever
-            theirs.close()  # otherwise the end of the process would not close the pipe
-            self._connections.append(ours)
+            child_end.close()  # otherwise the end of the process would not close the pipe
+            self._connections.append(parent_end)
             self._processes.append(process)
         self._answers("start", timeout_s)
 
