@@ -29,7 +29,7 @@ def refusal(path, **choices):
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "expect"),
     [
         ("", "is empty"),
         (" \n\n", "is empty"),
@@ -51,8 +51,8 @@ def refusal(path, **choices):
         ("a,b\n" + "9" * 200_000 + ",1\n", "is not a CSV file"),
     ],
 )
-def test_an_unusable_log_is_refused_with_its_content(tmp_path, content, says):
-    assert says in refusal(save(tmp_path, content))
+def test_an_unusable_log_is_refused_with_its_content(tmp_path, content, expect):
+    assert expect in refusal(save(tmp_path, content))
 
 
 def test_missing_files_empty_directories_and_unknown_sources_are_refused(tmp_path):
@@ -113,7 +113,7 @@ def test_rewards_outside_0_1_require_bounds(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "says"),
+    ("damage", "expect"),
     [
         (lambda text: text[:-20], "incomplete"),
         (lambda text: text + '{"step": 31, "da', "incomplete"),
@@ -122,9 +122,9 @@ def test_rewards_outside_0_1_require_bounds(tmp_path):
         (lambda text: "\ufeff" + text, "8 devices"),
     ],
 )
-def test_damage_is_repaired_with_a_note(tmp_path, damage, says):
+def test_damage_is_repaired_with_a_note(tmp_path, damage, expect):
     found = read(save(tmp_path, damage(builders.verl_jsonl())))
-    assert any(says in note for note in found.notes) and len(found.rows) >= 5
+    assert any(expect in note for note in found.notes) and len(found.rows) >= 5
     assert found.rows[4] == {"step": 25, "device_hours": pytest.approx(25 * 8 / 60), "tokens": 120000.0,
                              "pass_rate": 0.25, "task": "gsm8k"}  # fmt: skip
 

@@ -25,7 +25,7 @@ LONGEST = 1200
 class Case:
     """A malformed input, its construction, and the expected message.
 
-    Example: `Case("points: a file of NUL bytes", ("fit", "p.jsonl"), write("p.jsonl", b"\\0" * 64), says="line 1")`
+    Example: `Case("points: a file of NUL bytes", ("fit", "p.jsonl"), write("p.jsonl", b"\\0" * 64), expect="line 1")`
     """
 
     name: str
@@ -34,7 +34,7 @@ class Case:
     """The command line. It runs in a separate directory."""
     arrange: Callable[[Path], object] = lambda here: None
     """Function that creates the input in that directory."""
-    says: str | tuple[str, ...] = ()
+    expect: str | tuple[str, ...] = ()
     """Text that the message must contain."""
     allowed: tuple[int, ...] = (1, 2)
     """Allowed exit codes. (0,) is for unusual but valid input."""
@@ -130,5 +130,5 @@ def _assert_rule(case: Case, code: int, text: str, before: dict[str, str], after
     if 0 not in case.allowed:
         assert text.strip(), f"{case.name}: no message"
         assert len(text) <= LONGEST, f"{case.name}: {len(text)} characters\n{text[:2000]}"
-    for expected in (case.says,) if isinstance(case.says, str) else case.says:
+    for expected in (case.expect,) if isinstance(case.expect, str) else case.expect:
         assert expected in text, f"{case.name}: no {expected!r} in\n{text[-3000:]}"

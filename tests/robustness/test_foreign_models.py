@@ -297,12 +297,16 @@ def broken(here):
 
 VERBS = (
     Case(
-        "model: train", ("train", "--model", "m", "--data", "p.jsonl"), broken, says="not a complete safetensors file"
+        "model: train", ("train", "--model", "m", "--data", "p.jsonl"), broken, expect="not a complete safetensors file"
     ),
-    Case("model: dry run", ("train", "--model", "x/y/z", "--data", "p.jsonl", "--dry-run"), broken, says="no such dir"),
-    Case("model: eval", ("eval", "m", "--suite", "p.jsonl"), broken, says="not a complete safetensors file"),
-    Case("model: sft", ("sft", "m", "--data", "p.jsonl", "--out", "o"), broken, says="not a complete safetensors file"),
-    Case("model: plan", ("plan", "--model", "p.jsonl", "--data", "p.jsonl", "--gpus", "4"), broken, says="is a file"),
+    Case(
+        "model: dry run", ("train", "--model", "x/y/z", "--data", "p.jsonl", "--dry-run"), broken, expect="no such dir"
+    ),
+    Case("model: eval", ("eval", "m", "--suite", "p.jsonl"), broken, expect="not a complete safetensors file"),
+    Case(
+        "model: sft", ("sft", "m", "--data", "p.jsonl", "--out", "o"), broken, expect="not a complete safetensors file"
+    ),
+    Case("model: plan", ("plan", "--model", "p.jsonl", "--data", "p.jsonl", "--gpus", "4"), broken, expect="is a file"),
 )
 
 

@@ -108,8 +108,8 @@ TAKEN, UNCHANGED = "is not empty", "Nothing was changed"
 FIT = ("--method", "least-squares")
 
 PAGES = tuple(
-    Case(f"report: -o {what}", ("report", *words, *FIT), both(POINTS, *parts), says=says)
-    for what, words, parts, says in (
+    Case(f"report: -o {what}", ("report", *words, *FIT), both(POINTS, *parts), expect=expect)
+    for what, words, parts, expect in (
         ("is the input", ("p.jsonl", "-o", "p.jsonl"), (), (INPUT, UNCHANGED)),
         ("is the input by another name", ("p.jsonl", "-o", "./p.jsonl"), (), INPUT),
         ("is the input by a long way", ("p.jsonl", "-o", "x/../p.jsonl"), (folder("x"),), INPUT),
@@ -131,12 +131,12 @@ PAGES = tuple(
     )
 )
 RUN_PAGES = tuple(
-    Case(f"report: -o is {name} of the run", ("report", "run", "-o", f"run/{name}"), curve, says=FOREIGN)
+    Case(f"report: -o is {name} of the run", ("report", "run", "-o", f"run/{name}"), curve, expect=FOREIGN)
     for name in ("points.jsonl", "metrics.jsonl", "config.toml", "curve.png")
 )
 IMPORTS = tuple(
-    Case(f"import: -o {what}", ("import", *words), both(POINTS, *parts), says=says)
-    for what, words, parts, says in (
+    Case(f"import: -o {what}", ("import", *words), both(POINTS, *parts), expect=expect)
+    for what, words, parts, expect in (
         ("is the log", ("t.csv", "-o", "t.csv"), (), (INPUT, UNCHANGED)),
         ("is the log by another name", ("t.csv", "-o", "./t.csv"), (), INPUT),
         ("links to the log", ("t.csv", "-o", "l"), (link("l", "t.csv"),), INPUT),
@@ -149,13 +149,13 @@ IMPORTS = tuple(
     )
 )
 SHOWN = tuple(
-    Case(f"study show: -o is {name}", ("study", "show", "study", "-o", f"study/{name}"), study, says=FOREIGN)
+    Case(f"study show: -o is {name}", ("study", "show", "study", "-o", f"study/{name}"), study, expect=FOREIGN)
     for name in ("study.toml", "scalerl/seed-0/points.jsonl", "scalerl/seed-0/config.toml")
 )
 TRAIN = ("train", "--model", "m", "--data", "d.jsonl", "--run-dir")
 PLACES = tuple(
-    Case(f"train: --run-dir {what}", (*words,), both(MODEL, DATA, *parts), says=says)
-    for what, words, parts, says in (
+    Case(f"train: --run-dir {what}", (*words,), both(MODEL, DATA, *parts), expect=expect)
+    for what, words, parts, expect in (
         ("is the model", (*TRAIN, "m"), (), (TAKEN, UNCHANGED)),
         ("is the current directory, which contains the model", (*TRAIN, "."), (), TAKEN),
         ("is here, in the model", ("train", "--model", ".", "--run-dir", "."), (MODEL_HERE,), TAKEN),
@@ -191,8 +191,8 @@ PLACES = tuple(
 )
 SFT = ("sft", "m", "--data", "d.jsonl", "--out")
 MODELS = tuple(
-    Case(f"sft: --out {what}", (*words,), both(MODEL, DATA, *parts), says=says)
-    for what, words, parts, says in (
+    Case(f"sft: --out {what}", (*words,), both(MODEL, DATA, *parts), expect=expect)
+    for what, words, parts, expect in (
         ("is the base model", (*SFT, "m"), (), (TAKEN, UNCHANGED)),
         ("lies in the base model", (*SFT, "m/tuned"), (), "is inside m"),
         ("is a link to the base model", (*SFT, "l"), (link("l", "m"),), TAKEN),
@@ -207,8 +207,8 @@ MODELS = tuple(
 )
 EVAL = ("eval", "m", "--suite", "d.jsonl", "-o")
 TEXTS = tuple(
-    Case(f"eval: -o {what}", (*EVAL, word), both(MODEL, DATA, *parts), says=says)
-    for what, word, parts, says in (
+    Case(f"eval: -o {what}", (*EVAL, word), both(MODEL, DATA, *parts), expect=expect)
+    for what, word, parts, expect in (
         ("has the suite, whose name the texts get", ".", (), (TAKEN, UNCHANGED)),
         ("is the model", "m", (), TAKEN),
         ("is the suite", "d.jsonl", (), "is a file"),
@@ -217,8 +217,8 @@ TEXTS = tuple(
     )
 )
 STUDIES = tuple(
-    Case(f"study: {what}", ("study", *words), both(*parts), says=says)
-    for what, words, parts, says in (
+    Case(f"study: {what}", ("study", *words), both(*parts), expect=expect)
+    for what, words, parts, expect in (
         ("-o holds notes", ("loo", "-o", "r"), (write("r/notes.txt", "mine"),), "contains no study"),
         ("-o is a file", ("loo", "-o", "f"), (write("f", "mine"),), "contains no study"),
         ("-o is a run", ("loo", "-o", "run"), (run,), "contains no study"),
@@ -235,39 +235,39 @@ NONE_LEFT = ("none of them can be used", "nothing was changed", "scalerl train r
 RESUMED = (
     *(
         Case(f"resume: {part} {kind}", ("resume", "run"), both(run, harm(f"checkpoints/step_000004/{part}", kind)),
-             says=(part, *NONE_LEFT))
+             expect=(part, *NONE_LEFT))
         for part in PARTS
         for kind in ("removed", "cut short", "flipped", "emptied", "a directory")
     ),
     *(
         Case(f"resume: the manifest {kind}", ("resume", "run"),
-             both(run, harm("checkpoints/step_000004/manifest.json", kind)), says=("manifest.json", *NONE_LEFT))
+             both(run, harm("checkpoints/step_000004/manifest.json", kind)), expect=("manifest.json", *NONE_LEFT))
         for kind in ("removed", "cut short", "emptied")
     ),
     *(
-        Case(f"resume: {name} {kind}", ("resume", "run"), both(run, harm(name, kind)), says=(name, *NONE_LEFT))
+        Case(f"resume: {name} {kind}", ("resume", "run"), both(run, harm(name, kind)), expect=(name, *NONE_LEFT))
         for name in ("metrics.jsonl", "points.jsonl")
         for kind in ("removed", "cut short", "flipped", "NUL bytes at its end", "of another run")
     ),
     *(
         Case(f"resume: {what}", ("resume", "run"), both(run, lambda here, name=name: shutil.rmtree(here / name)),
-             says=("they were removed", *NONE_LEFT))
+             expect=("they were removed", *NONE_LEFT))
         for what, name in (("no checkpoint", "run/checkpoints/step_000004"), ("no checkpoints/", "run/checkpoints"))
     ),
-    Case("resume: a model", ("resume", "m"), MODEL, says="no run here"),
-    Case("resume: a study", ("resume", "study"), study, says="no run here"),
-    Case("resume: rows without a configuration", ("resume", "r"), write("r/metrics.jsonl", GOOD), says="no run here"),
+    Case("resume: a model", ("resume", "m"), MODEL, expect="no run here"),
+    Case("resume: a study", ("resume", "study"), study, expect="no run here"),
+    Case("resume: rows without a configuration", ("resume", "r"), write("r/metrics.jsonl", GOOD), expect="no run here"),
 )  # fmt: skip
 PARTIAL = (
     Case("fit: the picture cannot be written", ("fit", "run"), both(curve, harm("curve.png", "a directory")),
-         says=("advice", "picture   none: run/curve.png cannot be written"), allowed=(0,)),
+         expect=("advice", "picture   none: run/curve.png cannot be written"), allowed=(0,)),
     Case("fit: the summary cannot be written", ("fit", "run"), both(study, folder("study/fp32/seed-0/summary.json"),
-         lambda here: (here / "study/fp32/seed-0").rename(here / "run")), says=("advice", "picture   none"),
+         lambda here: (here / "study/fp32/seed-0").rename(here / "run")), expect=("advice", "picture   none"),
          allowed=(0,)),
     Case("study show: the page cannot be written", ("study", "show", "study"), both(study, folder("study/report.html")),
-         says=("fp32", "no page: the page cannot be written"), allowed=(0,)),
+         expect=("fp32", "no page: the page cannot be written"), allowed=(0,)),
     Case("report: the page cannot be written", ("report", "p.jsonl", "-o", "no/p.html", *FIT), POINTS,
-         says=("p: Continue", "cannot be written to no/p.html"), allowed=(1,)),
+         expect=("p: Continue", "cannot be written to no/p.html"), allowed=(1,)),
 )  # fmt: skip
 CASES = (*PAGES, *RUN_PAGES, *IMPORTS, *SHOWN, *PLACES, *MODELS, *TEXTS, *STUDIES, *RESUMED, *PARTIAL)
 

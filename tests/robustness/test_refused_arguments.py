@@ -20,16 +20,16 @@ def nothing(here):
     """Do nothing; an `arrange` for cases without files."""
 
 
-def options(fault, *words, says=(), arrange=nothing, allowed=(1, 2)):
-    return Case(f"options: {fault}", words, arrange, says, allowed)
+def options(fault, *words, expect=(), arrange=nothing, allowed=(1, 2)):
+    return Case(f"options: {fault}", words, arrange, expect, allowed)
 
 
-def toml(fault, text, says, allowed=(2,)):
-    return Case(f"configuration: {fault}", ("train", "c.toml", "--dry-run"), write("c.toml", text), says, allowed)
+def toml(fault, text, expect, allowed=(2,)):
+    return Case(f"configuration: {fault}", ("train", "c.toml", "--dry-run"), write("c.toml", text), expect, allowed)
 
 
-def plan(fault, text, says):
-    return Case(f"study plan: {fault}", ("study", "s.toml", "--dry-run"), write("s.toml", text), says, (2,))
+def plan(fault, text, expect):
+    return Case(f"study plan: {fault}", ("study", "s.toml", "--dry-run"), write("s.toml", text), expect, (2,))
 
 
 ARMS = "[arms.one]\n[arms.two]\nrecipe.loss.max_ratio = 8\n"
@@ -114,7 +114,7 @@ TOMLS = [
     toml("a set that is a list", '[data]\nkind = "file"\nset = [1]', "set"),
     toml("an unknown set", '[data]\nkind = "file"\nset = "gsm9k"', "gsm8k"),
     toml("placement as a number, in an old file", "placement = 5\n[rollouts]\ngenerators = 2", "placement"),
-    toml("a stop condition that says nothing", 'stop_when = "soon"', "stop_when"),
+    toml("an unknown stop condition", 'stop_when = "soon"', "stop_when"),
     toml("a stop condition of numbers", "stop_when = [1]", "stop_when"),
     toml("a preset that is a table", "preset = {a = 1}", "preset"),
     toml("1e12 prompts", "[data]\nprompts = 1000000000000", "10000000"),
@@ -134,91 +134,91 @@ NUMBERS = {  # option -> the words before it
 }  # fmt: skip
 
 WORDS = [
-    options("no command of that name", "trian", says="did you mean 'train'"),
-    options("a command of 10,000 characters", "x" * 10_000, says="no command"),
-    options("an unknown option of the program", "--versoin", says="--versoin"),
+    options("no command of that name", "trian", expect="did you mean 'train'"),
+    options("a command of 10,000 characters", "x" * 10_000, expect="no command"),
+    options("an unknown option of the program", "--versoin", expect="--versoin"),
     *(options(f"{verb} --bogus", verb, "--bogus") for verb in VERBS),
-    *(options(f"{verb} without arguments", verb, says="required") for verb in VERBS
+    *(options(f"{verb} without arguments", verb, expect="required") for verb in VERBS
       if verb not in ("train", "plan", "sft", "recipes")),
-    *(options(f"{verb} --help", verb, "--help", says="usage", allowed=(0,)) for verb in VERBS),
-    *(options(f"{verb} of no such path", verb, "no-such-place", *more, says="no-such-place") for verb, *more in (
+    *(options(f"{verb} --help", verb, "--help", expect="usage", allowed=(0,)) for verb in VERBS),
+    *(options(f"{verb} of no such path", verb, "no-such-place", *more, expect="no-such-place") for verb, *more in (
         ("train", "--dry-run"), ("plan",), ("study", "--dry-run"), ("resume",), ("fit",), ("forecast",),
         ("compare", "--versus", "p"), ("backtest",), ("report",), ("score", "--task", "math"), ("import",))),
     *(options(f"{verb[0]} {option} {value}", *verb, option, value, *([value] if option == "--bounds" else []),
               arrange=write("p.jsonl", POINTS)) for option, verb in NUMBERS.items()
       for value in ("nan", "inf", "-inf", "many", "")),
-    options("--steps 0", *DRY, "--steps", "0", says="steps"),
-    options("--steps true", *DRY, "--steps", "true", says="allowed: a number"),
-    options("--steps of 6,000 digits", *DRY, "--steps", "9" * 6000, says="steps"),
-    options("--steps with a second line", *DRY, "--steps", "5\nseed = 7", says="steps"),
-    options("--steps with a comment", *DRY, "--steps", "5 # five", says="steps"),
-    options("--steps without a value", *DRY, "--steps", says="--steps"),
-    options("--steps empty", *DRY, "--steps", "", says="steps"),
-    options("a list as two words", *DRY, "--data.operations", "2", "6", says="[2, 6]"),
-    options("two files", "train", "a.toml", "b.toml", says="toml"),
+    options("--steps 0", *DRY, "--steps", "0", expect="steps"),
+    options("--steps true", *DRY, "--steps", "true", expect="allowed: a number"),
+    options("--steps of 6,000 digits", *DRY, "--steps", "9" * 6000, expect="steps"),
+    options("--steps with a second line", *DRY, "--steps", "5\nseed = 7", expect="steps"),
+    options("--steps with a comment", *DRY, "--steps", "5 # five", expect="steps"),
+    options("--steps without a value", *DRY, "--steps", expect="--steps"),
+    options("--steps empty", *DRY, "--steps", "", expect="steps"),
+    options("a list as two words", *DRY, "--data.operations", "2", "6", expect="[2, 6]"),
+    options("two files", "train", "a.toml", "b.toml", expect="toml"),
     options("a loss that drops an option", *DRY, "--recipe.loss.max_ratio", "4", "--recipe.loss", "gspo",
-            says="max_ratio"),
-    options("a table that drops an option", *DRY, "--data.path", "x", "--data", "{kind = 'programs'}", says="drop"),
-    options("a table after its field", *DRY, "--recipe.name", "x", "--recipe", "{}", says="drop"),
-    options("a field of a number", *DRY, "--recipe.loss", "5", "--recipe.loss.max_ratio", "4", says="loss"),
-    options("a field of a list", *DRY, "--data", "[1]", "--data.path", "x", says="data"),
-    options("a misspelt field", *DRY, "--recipe.los", "gspo", says="recipe.loss"),
-    options("an option of 10,000 characters", *DRY, "--" + "x" * 10_000, "5", says="unknown option"),
-    options("a value of 100,000 characters", *DRY, "--recipe.loss", "x" * 100_000, says="loss"),
-    options("bytes that are no UTF-8", *DRY, "--recipe.name", os.fsdecode(b"\xff"), says="UTF-8"),
-    options("--run-dir with --dry-run", *DRY, "--run-dir", "x", says="--run-dir"),
-    options("--run-dir empty", "train", "--run-dir", "", says="--run-dir"),
-    options("--run-dir before another option", "train", "--run-dir", "--seed", says="--run-dir"),
-    options("--run-dir twice", "train", "--run-dir", "a", "--run-dir", "b", says="once"),
-    options("seeds from -1", "study", "loo", "--dry-run", "--seeds=-1,2", says="--seeds"),
-    options("no seeds", "study", "loo", "--dry-run", "--seeds", "0", says="--seeds"),
-    options("seeds of words", "study", "loo", "--dry-run", "--seeds", "a,b", says="--seeds"),
-    options("100,000 seeds", "study", "loo", "--dry-run", "--seeds", "100000", says="1000"),
-    options("seeds twice", "study", "loo", "--dry-run", "--seeds", "1,1", says="seeds"),
-    options("a budget of 0", "study", "loo", "--dry-run", "--budget", "0", says="--budget: got 0"),
-    options("a budget of -5", "study", "loo", "--dry-run", "--budget=-5", says="--budget: got -5"),
-    options("a budget of words", "study", "loo", "--dry-run", "--budget", "many", says="--budget"),
-    options("an arm that is not there", "study", "loo", "--dry-run", "--only", "none-such", says="--only"),
-    options("a study that is not there", "study", "resume", "nowhere", says="nowhere"),
-    options("a page of a study that is not there", "study", "show", "nowhere", says="nowhere"),
-    options("rates of a study that is not there", "study", "loo", "--dry-run", "--rates", "nowhere", says="nowhere"),
-    options("runs of a study that is not there", "study", "loo", "--dry-run", "--reuse", "nowhere", says="nowhere"),
-    options("a negative number of jobs", "study", "loo", "--jobs=-1", says="--jobs"),
-    options("0 GPUs", "plan", "--gpus", "0", says="--gpus"),
-    options("1e9 GPUs", "plan", "--gpus", "1000000000", "--preset", "scalerl", "--model", "m", says=""),
-    options("a GPU that nobody has", "plan", "--gpu", "H900", says="H100"),
+            expect="max_ratio"),
+    options("a table that drops an option", *DRY, "--data.path", "x", "--data", "{kind = 'programs'}", expect="drop"),
+    options("a table after its field", *DRY, "--recipe.name", "x", "--recipe", "{}", expect="drop"),
+    options("a field of a number", *DRY, "--recipe.loss", "5", "--recipe.loss.max_ratio", "4", expect="loss"),
+    options("a field of a list", *DRY, "--data", "[1]", "--data.path", "x", expect="data"),
+    options("a misspelt field", *DRY, "--recipe.los", "gspo", expect="recipe.loss"),
+    options("an option of 10,000 characters", *DRY, "--" + "x" * 10_000, "5", expect="unknown option"),
+    options("a value of 100,000 characters", *DRY, "--recipe.loss", "x" * 100_000, expect="loss"),
+    options("bytes that are no UTF-8", *DRY, "--recipe.name", os.fsdecode(b"\xff"), expect="UTF-8"),
+    options("--run-dir with --dry-run", *DRY, "--run-dir", "x", expect="--run-dir"),
+    options("--run-dir empty", "train", "--run-dir", "", expect="--run-dir"),
+    options("--run-dir before another option", "train", "--run-dir", "--seed", expect="--run-dir"),
+    options("--run-dir twice", "train", "--run-dir", "a", "--run-dir", "b", expect="once"),
+    options("seeds from -1", "study", "loo", "--dry-run", "--seeds=-1,2", expect="--seeds"),
+    options("no seeds", "study", "loo", "--dry-run", "--seeds", "0", expect="--seeds"),
+    options("seeds of words", "study", "loo", "--dry-run", "--seeds", "a,b", expect="--seeds"),
+    options("100,000 seeds", "study", "loo", "--dry-run", "--seeds", "100000", expect="1000"),
+    options("seeds twice", "study", "loo", "--dry-run", "--seeds", "1,1", expect="seeds"),
+    options("a budget of 0", "study", "loo", "--dry-run", "--budget", "0", expect="--budget: got 0"),
+    options("a budget of -5", "study", "loo", "--dry-run", "--budget=-5", expect="--budget: got -5"),
+    options("a budget of words", "study", "loo", "--dry-run", "--budget", "many", expect="--budget"),
+    options("an arm that is not there", "study", "loo", "--dry-run", "--only", "none-such", expect="--only"),
+    options("a study that is not there", "study", "resume", "nowhere", expect="nowhere"),
+    options("a page of a study that is not there", "study", "show", "nowhere", expect="nowhere"),
+    options("rates of a study that is not there", "study", "loo", "--dry-run", "--rates", "nowhere", expect="nowhere"),
+    options("runs of a study that is not there", "study", "loo", "--dry-run", "--reuse", "nowhere", expect="nowhere"),
+    options("a negative number of jobs", "study", "loo", "--jobs=-1", expect="--jobs"),
+    options("0 GPUs", "plan", "--gpus", "0", expect="--gpus"),
+    options("1e9 GPUs", "plan", "--gpus", "1000000000", "--preset", "scalerl", "--model", "m", expect=""),
+    options("a GPU that nobody has", "plan", "--gpu", "H900", expect="H100"),
     options("a plan at no speed", "plan", "--generator-tokens-per-s", "0", "--trainer-tokens-per-s", "5",
-            says="--generator-tokens-per-s"),
+            expect="--generator-tokens-per-s"),
     options("a plan at speed nan", "plan", "--generator-tokens-per-s", "nan", "--trainer-tokens-per-s", "5",
-            says="--generator-tokens-per-s"),
+            expect="--generator-tokens-per-s"),
     options("a plan at infinite speed", "plan", "--generator-tokens-per-s", "9", "--trainer-tokens-per-s", "inf",
-            says="--trainer-tokens-per-s"),
+            expect="--trainer-tokens-per-s"),
     *(options(f"plan --{name} {value}", "plan", f"--{name}={value}", "--generator-tokens-per-s", "9",
-              "--trainer-tokens-per-s", "9", says=f"--{name}")
+              "--trainer-tokens-per-s", "9", expect=f"--{name}")
       for name in ("mean-tokens", "sigma", "transfer-s", "training-share", "decode-share")
       for value in ("nan", "inf", "-1", "many")),
     options("lengths of a directory", "plan", "--lengths", ".", "--generator-tokens-per-s", "9",
-            "--trainer-tokens-per-s", "9", says="directory"),
-    options("a plan from no run", "plan", "--from", "nowhere", says="nowhere"),
-    options("sft of a model without data", "sft", "model", says="data"),
-    options("sft of data without a model", "sft", "--data", "x.jsonl", says="model"),
-    options("sft of 0 steps", "sft", "model", "--data", "x.jsonl", "--steps", "0", says="steps"),
-    options("sft of steps and epochs", "sft", "m", "--data", "x", "--steps", "5", "--epochs", "2", says="epochs"),
-    options("sft at a rate of nan", "sft", "m", "--data", "x", "--learning-rate", "nan", says="learning_rate"),
-    options("the lab's sft of -1 steps", "sft", "--steps=-1", says="steps"),
-    options("eval without a suite", "eval", "model", says="--suite"),
-    options("eval on an unknown suite", "eval", "model", "--suite", "aime-42", says="aime-2"),
-    options("eval at temperature nan", "eval", "m", "--suite", "aime-24", "--temperature", "nan", says="temperature"),
-    options("eval of 0 samples", "eval", "m", "--suite", "aime-24", "--samples", "0", says="--samples"),
-    options("eval of 10^12 samples", "eval", "m", "--suite", "aime-24", "--samples", str(10**12), says="--samples"),
-    options("score by no verifier", "score", "x", "--task", "maths", says="math"),
-    options("score by code that a row names", "score", "s.jsonl", "--task", "custom", says="allowed: arithmetic, code",
+            "--trainer-tokens-per-s", "9", expect="directory"),
+    options("a plan from no run", "plan", "--from", "nowhere", expect="nowhere"),
+    options("sft of a model without data", "sft", "model", expect="data"),
+    options("sft of data without a model", "sft", "--data", "x.jsonl", expect="model"),
+    options("sft of 0 steps", "sft", "model", "--data", "x.jsonl", "--steps", "0", expect="steps"),
+    options("sft of steps and epochs", "sft", "m", "--data", "x", "--steps", "5", "--epochs", "2", expect="epochs"),
+    options("sft at a rate of nan", "sft", "m", "--data", "x", "--learning-rate", "nan", expect="learning_rate"),
+    options("the lab's sft of -1 steps", "sft", "--steps=-1", expect="steps"),
+    options("eval without a suite", "eval", "model", expect="--suite"),
+    options("eval on an unknown suite", "eval", "model", "--suite", "aime-42", expect="aime-2"),
+    options("eval at temperature nan", "eval", "m", "--suite", "aime-24", "--temperature", "nan", expect="temperature"),
+    options("eval of 0 samples", "eval", "m", "--suite", "aime-24", "--samples", "0", expect="--samples"),
+    options("eval of 10^12 samples", "eval", "m", "--suite", "aime-24", "--samples", str(10**12), expect="--samples"),
+    options("score by no verifier", "score", "x", "--task", "maths", expect="math"),
+    options("score by code of a row", "score", "s.jsonl", "--task", "custom", expect="allowed: arithmetic, code",
             arrange=write("s.jsonl", '{"completion": "", "function": "antigravity:f", "params": {}, "row": {}}\n')),
-    options("score in -1 s", "score", "x", "--task", "math", "--timeout=-1", says="timeout_s"),
-    options("score by -1 workers", "score", "x", "--task", "math", "--workers=-1", says="workers"),
-    options("score in no sandbox", "score", "x", "--task", "code", "--sandbox", "none", says="bubblewrap"),
-    *(options(f"score: {fault}", "score", "s.jsonl", "--task", "math", arrange=write("s.jsonl", text), says=says)
-      for fault, text, says in (
+    options("score in -1 s", "score", "x", "--task", "math", "--timeout=-1", expect="timeout_s"),
+    options("score by -1 workers", "score", "x", "--task", "math", "--workers=-1", expect="workers"),
+    options("score in no sandbox", "score", "x", "--task", "code", "--sandbox", "none", expect="bubblewrap"),
+    *(options(f"score: {fault}", "score", "s.jsonl", "--task", "math", arrange=write("s.jsonl", text), expect=expect)
+      for fault, text, expect in (
           ("an empty file", "", "empty"), ("blank lines", "\n\n", "no rows"), ("a list", "[1]\n", "line 1"),
           ("deep JSON", "[" * 100_000, "line 1"), ("an integer of 5,000 digits", "9" * 5000, "line 1"),
           ("a key twice", '{"completion": "a", "completion": "b"}', "twice"),
@@ -254,8 +254,8 @@ READERS = (("fit",), ("import",), ("score", "--task", "math"), ("plan", "--gener
            "--trainer-tokens-per-s", "9", "--lengths"))  # fmt: skip
 
 
-def place(verb, path, says=(), allowed=(1, 2)):
-    return Case(f"path: {' '.join(verb)} {path[:40]}", (*verb, path), a_run, says, allowed)
+def place(verb, path, expect=(), allowed=(1, 2)):
+    return Case(f"path: {' '.join(verb)} {path[:40]}", (*verb, path), a_run, expect, allowed)
 
 
 PATHS = [

@@ -30,8 +30,8 @@ def read(words):
     return guarded(count)
 
 
-def case(fault, content, says, name="p.jsonl", allowed=(2,)):
-    return Case(f"data: {fault}", (name,), write(name, content), says, allowed)
+def case(fault, content, expect, name="p.jsonl", allowed=(2,)):
+    return Case(f"data: {fault}", (name,), write(name, content), expect, allowed)
 
 
 def row(**fields):

@@ -16,12 +16,12 @@ TABLE = "flops,pass_rate\n" + "".join(f"{n}e12,{0.2 + 0.02 * n:.2f}\n" for n in 
 DEEP = '{"a": ' * 50_000 + "1" + "}" * 50_000
 
 
-def fit(fault, content, says, name="p.jsonl", allowed=(1, 2)):
-    return Case(f"points: {fault}", ("fit", name), write(name, content), says, allowed)
+def fit(fault, content, expect, name="p.jsonl", allowed=(1, 2)):
+    return Case(f"points: {fault}", ("fit", name), write(name, content), expect, allowed)
 
 
-def log(fault, content, says=(), name="log.jsonl", allowed=(1, 2), words=()):
-    return Case(f"log: {fault}", ("import", name, *words), write(name, content), says, allowed)
+def log(fault, content, expect=(), name="log.jsonl", allowed=(1, 2), words=()):
+    return Case(f"log: {fault}", ("import", name, *words), write(name, content), expect, allowed)
 
 
 def with_row(row, at=5):
@@ -114,7 +114,7 @@ IMPORTS = [
     log("--column of no role", BUILT["verl jsonl"], "role", words=("--column", "x=y")),
     log("-o below a file", BUILT["verl jsonl"], "log.jsonl/p", words=("-o", "log.jsonl/p")),
     log("-o a directory", BUILT["verl jsonl"], "directory", words=("-o", ".")),
-    Case("log: all files of the machine", ("import", "/"), says="too many to search"),
+    Case("log: all files of the machine", ("import", "/"), expect="too many to search"),
     Case("log: a directory that links to itself", ("import", "."), lambda here: (here / "a").symlink_to(here), "log"),
     *(log(f"TRL: cut off at {k}", TRAINER_STATE[:k], (), "trainer_state.json")
       for k in range(1, len(TRAINER_STATE) - 2, len(TRAINER_STATE) // 12)),

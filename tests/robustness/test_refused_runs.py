@@ -34,7 +34,7 @@ def lines(rows):
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def run(fault, says=(), config=CONFIG, points=None, metrics=None, allowed=(1, 2), verbs=VERBS):
+def run(fault, expect=(), config=CONFIG, points=None, metrics=None, allowed=(1, 2), verbs=VERBS):
     """Return cases of a run directory with these files (None: a valid one; empty bytes: an empty one; False: none)."""
     files = {
         "config.toml": config,
@@ -49,7 +49,7 @@ def run(fault, says=(), config=CONFIG, points=None, metrics=None, allowed=(1, 2)
                 write(f"run/{name}", content)(here)
 
     return [
-        Case(f"run: {fault} ({verb[0]})", (*verb, *(["run"] if verb != POINTS_OF else [])), arrange, says, allowed)
+        Case(f"run: {fault} ({verb[0]})", (*verb, *(["run"] if verb != POINTS_OF else [])), arrange, expect, allowed)
         for verb in verbs
     ]
 
@@ -144,8 +144,8 @@ def chat(*contents):
 
 SFT = [
     Case(f"sft data: {fault}", ("p.jsonl",), write("p.jsonl", text if isinstance(text, bytes) else json.dumps(text)),
-         says, (2,))
-    for fault, text, says in (
+         expect, (2,))
+    for fault, text, expect in (
         ("no completion", {"prompt": "a"}, "completion"), ("a null", {"prompt": "a", "completion": None}, "comp"),
         ("completion a number", {"prompt": "a", "completion": 5}, "completion"),
         ("completion empty", {"prompt": "a", "completion": ""}, "completion"),

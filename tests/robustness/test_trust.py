@@ -209,10 +209,10 @@ def model(here):
 
 
 ASKED = (
-    Case("trust: resume", ("resume", "run"), model, says=("run runs code that was not", "theirs:f", "--trust")),
-    Case("trust: train CONFIG", ("train", "theirs.toml"), model, says=("theirs.toml runs code", "theirs.py")),
-    Case("trust: a saved configuration", ("train", "run/config.toml"), model, says="recipe.loss = theirs:f"),
-    Case("trust: study", ("study", "plan.toml", "--seeds", "1"), model, says="plan.toml runs code"),
+    Case("trust: resume", ("resume", "run"), model, expect=("run runs code that was not", "theirs:f", "--trust")),
+    Case("trust: train CONFIG", ("train", "theirs.toml"), model, expect=("theirs.toml runs code", "theirs.py")),
+    Case("trust: a saved configuration", ("train", "run/config.toml"), model, expect="recipe.loss = theirs:f"),
+    Case("trust: study", ("study", "plan.toml", "--seeds", "1"), model, expect="plan.toml runs code"),
     Case("trust: a dry run imports nothing", ("train", "theirs.toml", "--dry-run"), model, allowed=(0,)),
 )
 
