@@ -233,6 +233,8 @@ def test_a_nonfinite_gradient_stops_the_run_and_saves_the_batch(workplace):
         "0",
         "--checkpoint.every",
         "1",
+        "--evaluation.every",
+        "10",  # an evaluation would find the weights first
     ]
     code, text = run(*OWN, "--reward", "my_rewards:length", *words)
     assert code == 1 and "Traceback" not in text, text

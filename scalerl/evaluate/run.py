@@ -18,7 +18,6 @@ from scalerl.config.data import PromptFile, TaskData
 from scalerl.config.run import Scoring
 from scalerl.evaluate.metrics import majority, pass_at_powers
 from scalerl.files import whole
-from scalerl.models.cpu import compiled
 from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer, stop_tokens
 from scalerl.prompts.dataset import load_prompts, task_prompts
 from scalerl.rollouts.engine import Sampling
@@ -30,6 +29,7 @@ from scalerl.tasks.pool import ProcessEnded, ScoringPool
 from scalerl.tasks.scoring import make_scoring
 from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.training.evaluation import held_out_visits, mean_at_k
+from scalerl.training.matmul import use_kernels
 from scalerl.training.rollout_rows import rollout_row
 from scalerl.training.run_model import check_length, local_model
 from scalerl.types import Prompt, ScoredGroup
@@ -107,7 +107,7 @@ class Evaluator:
         """
         assert isinstance(config.model, HuggingFaceModel), config.model
         torch.set_num_threads(config.hardware.generator_threads + config.hardware.trainer_threads)
-        compiled.use(config.hardware.kernels)
+        use_kernels(config.hardware.kernels)
         self.config, self._note = config, note
         path = local_model(config.model.path, config.hardware.dtype, note)
         revision = config.model.revision

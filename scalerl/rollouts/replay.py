@@ -32,6 +32,10 @@ class ReplayMismatch(RuntimeError):
     """An engine samples with other weights than those that were sent."""
 
 
+class NotFinite(RuntimeError):
+    """The log-probabilities of the policy itself are not finite, so nothing can be compared with them."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Difference:
     """Difference between an engine's log-probabilities and the recomputed ones.
@@ -135,6 +139,7 @@ def check_current(
         The difference; None if no rollout is of this version.
 
     Raises:
+        NotFinite: The policy's own log-probabilities are not finite.
         ReplayMismatch: The mean difference exceeds the bound or is NaN.
     """
     given = list(rollouts)
@@ -185,6 +190,8 @@ def _differences(policy: Policy, rollouts: Sequence[tuple[Sequence[int], Rollout
         tokens_BT[row, :end] = torch.tensor([*prompt, *rollout.tokens.tolist()])
         sampled_BT[row, len(prompt) : end] = torch.from_numpy(rollout.sampled)
     logp_N, _ = policy(tokens_BT.to(policy.device), sampled_BT.to(policy.device), temperature or 1.0)
+    if not logp_N.isfinite().all():
+        raise NotFinite
     engine_logps = [torch.from_numpy(rollout.logps[rollout.sampled]) for _, rollout in rollouts]
     policy_logps = logp_N.cpu().split([len(one) for one in engine_logps])
     return [own_n - other_n for own_n, other_n in zip(policy_logps, engine_logps, strict=True)]

@@ -19,7 +19,6 @@ from scalerl.learn.custom import check_functions
 from scalerl.loggers.base import Logger
 from scalerl.loggers.build import makers_of
 from scalerl.loggers.follow import Followers
-from scalerl.models.cpu import compiled
 from scalerl.models.layout import WeightLayout
 from scalerl.models.policy import Policy, check_vocabulary, load_tokenizer, stop_tokens
 from scalerl.outputs import check_apart
@@ -43,7 +42,7 @@ from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.learner.ranks import LearnerDied, LearnerGroup
 from scalerl.training.learner.single import SingleLearner
 from scalerl.training.manifest import finish_stamps
-from scalerl.training.matmul import check_matmul, resolve_kernels, resolve_matmul
+from scalerl.training.matmul import check_matmul, resolve_kernels, resolve_matmul, use_kernels
 from scalerl.training.pinned import pinned
 from scalerl.training.progress import Display, Progress
 from scalerl.training.recovery import recorded
@@ -188,7 +187,7 @@ def _assemble(
     directory: RunDirectory | None = None,
 ) -> Session:
     torch.set_num_threads(config.hardware.trainer_threads)
-    compiled.use("torch")  # until the run's choice is known, so that a cached warm start does not depend on it
+    use_kernels("torch")  # until the run's choice is known, so that a cached warm start does not depend on it
     check_functions(config.recipe)
     makers = makers_of(config)
     backend = BACKENDS[config.placement.backend](config)

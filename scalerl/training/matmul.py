@@ -7,7 +7,6 @@ from collections.abc import Callable
 from scalerl.config import RunConfig
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.hardware import Hardware
-from scalerl.models.cpu import compiled
 from scalerl.models.policy import Policy
 
 BEFORE = "onednn"
@@ -31,9 +30,22 @@ def check_matmul(hardware: Hardware) -> Hardware:
             raise ConfigError(f"hardware.{field}: got 'onednn' with {lack}; allowed: auto, torch")
         if cuda:
             hardware = replace(hardware, **{field: "torch"})
-    if hardware.kernels == "compiled" and (reason := "the device is a GPU" if cuda else compiled.problem()):
+    if hardware.kernels == "compiled" and (reason := "the device is a GPU" if cuda else _problem()):
         raise ConfigError(f"hardware.kernels: got 'compiled', but {reason}; allowed: auto, torch")
     return replace(hardware, kernels="torch") if cuda else hardware
+
+
+def use_kernels(kernels: str) -> None:
+    """Let this process compute with compiled loops or with torch; see `scalerl.models.cpu.compiled.use`."""
+    from scalerl.models.cpu import compiled
+
+    compiled.use(kernels)
+
+
+def _problem() -> str | None:
+    from scalerl.models.cpu import compiled
+
+    return compiled.problem()
 
 
 def _onednn_works() -> bool:
@@ -87,12 +99,12 @@ def resolve_kernels(config: RunConfig, note: Callable[[str], None], *, resumed: 
     """
     kernels = config.hardware.kernels
     if kernels == "auto":
-        kernels = "torch" if resumed or compiled.problem() else "compiled"
-    elif kernels == "compiled" and (reason := compiled.problem()):
+        kernels = "torch" if resumed or _problem() else "compiled"
+    elif kernels == "compiled" and (reason := _problem()):
         note(
             f"hardware.kernels: this run used compiled loops, but on this machine {reason}; it continues with torch's "
             "operations, whose results differ by rounding"
         )
         kernels = "torch"
-    compiled.use(kernels)
+    use_kernels(kernels)
     return replace(config, hardware=replace(config.hardware, kernels=kernels))

@@ -14,7 +14,6 @@ from scalerl.config import HuggingFaceModel, RunConfig, TinyModel
 from scalerl.config.base import ConfigError
 from scalerl.config.recipe import Custom
 from scalerl.models.checkpoint_names import checkpoint_weights
-from scalerl.models.cpu import compiled
 from scalerl.models.files import check_model_files
 from scalerl.models.flops import FLOPS_RULE
 from scalerl.models.gguf import converted, gguf_directory, is_gguf
@@ -24,6 +23,7 @@ from scalerl.models.routing import can_record
 from scalerl.rollouts.contract import check_engine_plugin
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import check_engine
+from scalerl.training.matmul import use_kernels
 from scalerl.training.progress import Display
 from scalerl.training.warm_start import warm_start, warm_start_directory
 
@@ -132,7 +132,7 @@ class LoadPolicy:
         """Load the model, with this engine's share of the CPU threads."""
         torch.set_num_threads(max(1, self.config.hardware.generator_threads // self.config.placement.engines))
         hardware = self.config.hardware
-        compiled.use(hardware.kernels)
+        use_kernels(hardware.kernels)
         policy = load_of(self.config, self.model_path, hardware.device, hardware.generator_matmul)
         policy.shape = policy.shape.counted_by(self.flops_rule)
         return policy

@@ -254,7 +254,7 @@ class Session:
             The log ratios by index of the group, those of the first rollouts of `sample`, and the duration in seconds.
 
         Raises:
-            TrainingFailed: The log-probabilities differ.
+            TrainingFailed: The log-probabilities differ or are not finite.
         """
         wanted, began = self.config.evaluation.replayed, time.perf_counter()
         if not wanted:
@@ -262,7 +262,10 @@ class Session:
         numbers = range(len(groups))[:: max(1, len(groups) // wanted)][:wanted]
         chosen = [(groups[number].group, groups[number].group.rollouts[0]) for number in numbers]
         chosen += [(sample.group, one) for one in sample.group.rollouts[:DETAILED]] if sample else []
-        difference = self.learner.check(step, [(group.visit.prompt.tokens, rollout) for group, rollout in chosen])
+        try:
+            difference = self.learner.check(step, [(group.visit.prompt.tokens, rollout) for group, rollout in chosen])
+        except BadGradient as error:
+            raise self._failed(error) from None
         if difference is None:
             return {}, (), time.perf_counter() - began
         found, self.progress.replay_difference = difference.log_ratios, difference.largest

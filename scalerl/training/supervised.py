@@ -27,7 +27,6 @@ from scalerl.config.base import ConfigError
 from scalerl.config.hardware import Hardware
 from scalerl.config.recipe import AdamW, Reinforce
 from scalerl.config.supervised import Supervised
-from scalerl.models.cpu import compiled
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer, stop_tokens
 from scalerl.outputs import check_apart, check_new_directory
@@ -35,6 +34,7 @@ from scalerl.prompts.demonstrations import Demonstration, Demonstrations, load_d
 from scalerl.training.launch import resolve_hardware
 from scalerl.training.learner.base import BadGradient, TrainBatch
 from scalerl.training.learner.single import SingleLearner
+from scalerl.training.matmul import use_kernels
 from scalerl.training.run_model import local_model
 
 EPOCHS = 3.0
@@ -167,7 +167,7 @@ def held_out_loss(policy: Policy, rows: Sequence[Demonstration], micro_batch_tok
 
 def _load(settings: Supervised, report: Report) -> tuple[Policy, Any]:
     hardware = resolve_hardware(Hardware(device=settings.device, dtype=settings.dtype))
-    compiled.use(hardware.kernels)
+    use_kernels(hardware.kernels)
     path = local_model(settings.model, hardware.dtype, report)
     tokenizer = load_tokenizer(path, settings.revision)
     policy = load_policy(

@@ -1,6 +1,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from tiny_models import tiny_model
@@ -9,6 +10,7 @@ from scalerl.config.recipe import AdamW, Reinforce
 from scalerl.models.policy import Policy
 from scalerl.training.learner.base import BadGradient, TrainBatch
 from scalerl.training.learner.single import SingleLearner
+from scalerl.types import Rollout
 
 SETTINGS = AdamW(learning_rate=1e-2, warmup_steps=4, weight_decay=0.0, max_grad_norm=1e9)
 
@@ -194,3 +196,16 @@ def test_a_restored_learner_gives_the_same_bits(dtype, tmp_path):
     train(original, 2)
     train(copy, 2)
     assert unchanged(copy, copies(original)) and copy.updates == original.updates == 5
+
+
+def test_weights_whose_log_probabilities_are_not_finite_are_reported_by_the_check():
+    learner = make()
+    rollout = Rollout(
+        tokens=np.array([3, 4], np.int32), logps=np.zeros(2, np.float32), versions=np.zeros(2, np.int32),
+        sampled=np.ones(2, bool), truncated=False, interrupted=False,
+    )  # fmt: skip
+    assert learner.check(0, [((1, 2), rollout)]).tokens == 2
+    with torch.no_grad():
+        learner.policy.head_weight.mul_(float("inf"))
+    with pytest.raises(BadGradient, match="log-probabilities are not finite after update 0"):
+        learner.check(0, [((1, 2), rollout)])

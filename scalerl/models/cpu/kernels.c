@@ -18,7 +18,7 @@
 /* Bias of a hidden position is -inf, or the lowest number of the type. */
 #define HIDDEN -1e30f
 
-/* e^x with a relative error below 3e-7 for -87 <= x <= 88, constant outside; NaN stays NaN.
+/* e^x with a relative error below 3e-7 for -87 <= x <= 88; below it is 0 and above infinity. NaN stays NaN.
  * x = n ln 2 + r with |r| <= ln 2 / 2; e^r is its Taylor polynomial, and ln 2 is split so that n ln 2 is exact. */
 INLINE float exponential(float x) {
     float y = x < -87.0f ? -87.0f : x;
@@ -36,7 +36,9 @@ INLINE float exponential(float x) {
     int32_t bits = ((int32_t)n + 127) * (1 << 23);
     float power;
     memcpy(&power, &bits, sizeof power);
-    return x != x ? x : p * power;
+    float result = x < -87.0f ? 0.0f : p * power;
+    result = x > 88.0f ? INFINITY : result;
+    return x != x ? x : result;
 }
 
 INLINE float largest(const float *s, int64_t first, int64_t last) {

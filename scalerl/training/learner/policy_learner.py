@@ -26,7 +26,7 @@ from scalerl.models.packing import can_pack, install, observed_windows
 from scalerl.models.policy import Policy
 from scalerl.models.prefix import SharedRow, first_of_prompt
 from scalerl.models.routing import routing_of
-from scalerl.rollouts.replay import Difference, check_current
+from scalerl.rollouts.replay import Difference, NotFinite, check_current
 from scalerl.training.learner.base import BadGradient, PromptedRollout, StepStats, TrainBatch
 from scalerl.training.learner.heap import HeapTrim
 from scalerl.training.metrics import TokenMeter
@@ -142,10 +142,17 @@ class PolicyLearner:
         return batch_flops(self.policy.shape, batch, self._checkpointing)
 
     def check(self, version: int, rollouts: Sequence[PromptedRollout]) -> Difference | None:
-        """Recompute the log-probabilities of rollouts; every rank must be given the same ones."""
+        """Recompute the log-probabilities of rollouts; every rank must be given the same ones.
+
+        Raises:
+            BadGradient: They are not finite.
+        """
         if self.policy.experts:
             routing_of(self.policy).use(None)
-        return check_current(self.policy, version, rollouts, temperature=self._temperature, bound=math.inf)
+        try:
+            return check_current(self.policy, version, rollouts, temperature=self._temperature, bound=math.inf)
+        except NotFinite:
+            raise BadGradient(f"log-probabilities are not finite after update {self.updates}") from None
 
     def export_adapter(self, directory: Path) -> None:
         """Write the adapters in peft's format; without adapters do nothing."""

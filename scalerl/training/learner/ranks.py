@@ -206,12 +206,12 @@ def load_learner(spec: RankSpec, mesh: DeviceMesh) -> ShardedLearner:
     """Load this rank's shard of the model and create the learner for the recipe."""
     import torch
 
-    from scalerl.models.cpu import compiled
     from scalerl.training.learner.fsdp import ShardedLearner
     from scalerl.training.learner.shard import load_sharded
+    from scalerl.training.matmul import use_kernels
 
     config, dtype = spec.config, spec.config.hardware.dtype
-    compiled.use(config.hardware.kernels)
+    use_kernels(config.hardware.kernels)
     policy = load_sharded(
         spec.model_path,
         mesh,
