@@ -244,6 +244,14 @@ def test_a_nonfinite_gradient_stops_the_run_and_saves_the_batch(workplace):
 
 
 @pytest.mark.slow
+def test_weights_that_diverge_are_reported_at_the_next_evaluation_in_one_line(workplace):
+    words = ["--recipe.optimizer.learning_rate", "1e30", "--recipe.optimizer.warmup_steps", "0"]
+    code, text = run(*OWN, "--reward", "my_rewards:length", *words, "--evaluation.every", "1")
+    assert code == 1 and "Traceback" not in text, text
+    assert "not finite" in text and "The usual remedy is a lower learning rate: scalerl resume" in text
+
+
+@pytest.mark.slow
 def test_a_run_with_all_prompts_retired_finishes_with_its_forecast(workplace):
     code, text = run(*OWN, "--reward", "my_rewards:length", "--data.pass_reward", "0", "--steps", "200")
     assert code == 0, text
