@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from scalerl.config.base import ConfigError
-from scalerl.files import cache_root
+from scalerl.files import cache_root, whole
 from scalerl.models.cpu.processor import cpu
 
 SOURCE = Path(__file__).with_name("kernels.c")
@@ -64,12 +64,10 @@ def use(kernels: str) -> None:
         ConfigError: `kernels` is "compiled", and `problem` returns a reason.
     """
     global _used
-    if kernels == "torch" or (kernels == "auto" and problem() is not None):
-        _used = None
-        return
-    if (reason := problem()) is not None:
+    reason = None if kernels == "torch" else problem()
+    if kernels == "compiled" and reason:
         raise ConfigError(f"hardware.kernels: got 'compiled', but {reason}; allowed: auto, torch")
-    _used = _load()
+    _used = None if kernels == "torch" or reason else _load()
 
 
 @cache
@@ -176,12 +174,8 @@ def _load() -> Any:
     made = cache_root() / "kernels" / f"{key}.so"
     if not made.exists():
         made.parent.mkdir(parents=True, exist_ok=True)
-        temporary = made.with_name(f".{made.name}.{os.getpid()}")
-        try:
+        with whole(made) as temporary:
             _run(compiler, *FLAGS, "-o", str(temporary), str(SOURCE), "-lm")
-            temporary.replace(made)
-        finally:
-            temporary.unlink(missing_ok=True)
     library = ctypes.CDLL(str(made))
     for name, types in _ARGUMENTS.items():
         function = getattr(library, name)
@@ -200,8 +194,7 @@ def _wrong(library: Any) -> str | None:
     before, _used = _used, library
     try:
         x, w = torch.linspace(-3.0, 2.0, 48).view(2, 24), torch.linspace(0.5, 2.0, 24)
-        half = x[:, :12]
-        turned = x * w + torch.cat([-x[:, 12:], half], dim=1) * w.flip(0)
+        turned = x * w + torch.cat([-x[:, 12:], x[:, :12]], dim=1) * w.flip(0)
         kv, q = torch.linspace(-1.0, 1.0, 96).view(2, 3, 2, 8), torch.linspace(2.0, -1.0, 64).view(2, 4, 8)
         bias = torch.tensor([[0.0, 0.0, 0.0], [0.0, -torch.inf, -torch.inf]])
         mixed = torch.nn.functional.scaled_dot_product_attention(
