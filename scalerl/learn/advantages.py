@@ -14,7 +14,11 @@ from scalerl import plugins
 from scalerl.config.recipe import Custom
 
 EPS = 1e-6
-"""Keeps the division finite if all rewards are equal. The paper states no value."""
+"""Added to standard deviations (the paper states no value), and the rounding of rewards.
+
+Rewards of a prompt are equal if they differ by at most this share of the largest absolute reward, or of 1 if all are
+smaller. It is 8 times the spacing of float32 numbers.
+"""
 
 
 def batch_normalized(rewards_PG: Tensor) -> Tensor:
@@ -23,19 +27,29 @@ def batch_normalized(rewards_PG: Tensor) -> Tensor:
     The standard deviation is computed before the zero-variance filter, so prompts without variance lower it. The paper
     leaves the order open; with rewards of +-1 the other order gives smaller advantages.
     """
-    advantages_PG = centered(rewards_PG)
-    return advantages_PG / (advantages_PG.std(correction=0) + EPS)
+    deviations_PG = _deviations(rewards_PG)
+    return (deviations_PG / (deviations_PG.std(correction=0) + EPS)).to(rewards_PG.dtype)
 
 
 def group_normalized(rewards_PG: Tensor) -> Tensor:
     """Center by prompt and divide by the standard deviation of the prompt's rewards (GRPO, ScaleRL eq. 3)."""
-    return centered(rewards_PG) / (rewards_PG.std(dim=1, keepdim=True, correction=0) + EPS)
+    deviations_PG = _deviations(rewards_PG)
+    return (deviations_PG / (deviations_PG.std(dim=1, keepdim=True, correction=0) + EPS)).to(rewards_PG.dtype)
 
 
 def centered(rewards_PG: Tensor) -> Tensor:
     """Subtract each prompt's mean reward, without any division (Dr. GRPO)."""
+    return _deviations(rewards_PG).to(rewards_PG.dtype)
+
+
+def _deviations(rewards_PG: Tensor) -> Tensor:
+    """Return the deviations from each prompt's mean in float64, exactly zero for a prompt with equal rewards.
+
+    In float32, the mean of equal rewards is off by rounding, and a division by EPS turns this into an advantage.
+    """
     assert rewards_PG.ndim == 2, rewards_PG.shape
-    return rewards_PG - rewards_PG.mean(dim=1, keepdim=True)
+    exact_PG = rewards_PG.double()
+    return (exact_PG - exact_PG.mean(dim=1, keepdim=True)) * with_variance(rewards_PG)[:, None]
 
 
 ADVANTAGES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -80,8 +94,9 @@ def of_trained(rewards_PG: Tensor, trained_PG: Tensor) -> Tensor:
 
 
 def with_variance(rewards_PG: Tensor) -> Tensor:
-    """Return keep_P, which is true for prompts whose rewards differ by more than rounding."""
-    return rewards_PG.amax(dim=1) - rewards_PG.amin(dim=1) > EPS
+    """Return keep_P, which is true for prompts whose rewards differ by more than rounding (see EPS)."""
+    scale_P = rewards_PG.abs().amax(dim=1).clamp(min=1.0)
+    return rewards_PG.amax(dim=1) - rewards_PG.amin(dim=1) > EPS * scale_P
 
 
 def every_prompt(rewards_PG: Tensor) -> Tensor:

@@ -40,6 +40,26 @@ def test_equal_rewards_give_zero_finite_advantages(name):
     assert torch.equal(ADVANTAGES[name](torch.full((2, 4), -1.0)), torch.zeros(2, 4))
 
 
+@pytest.mark.parametrize("name", list(ADVANTAGES))
+@pytest.mark.parametrize("reward", [0.7, 3.3, 10.1, 123.4, 1000.1])
+def test_equal_rewards_of_any_size_give_exactly_zero(name, reward):
+    assert torch.equal(ADVANTAGES[name](torch.full((3, 12), reward)), torch.zeros(3, 12))
+
+
+@pytest.mark.parametrize("name", list(ADVANTAGES))
+def test_rewards_that_differ_by_rounding_give_exactly_zero_and_smaller_rewards_beside_them_count(name):
+    # 1000.1 and the next float32 differ by 6.1e-5; 0.1 + 0.2 is 0.3 plus 5.6e-17
+    above = torch.nextafter(torch.tensor(1000.1), torch.tensor(2000.0)).item()
+    rewards = torch.tensor([[1000.1, above, 1000.1], [0.1 + 0.2, 0.3, 0.3], [1.0, 0.0, 0.0]], dtype=torch.float64)
+    for typed in (rewards, rewards.float()):
+        found = ADVANTAGES[name](typed)
+        assert found.dtype == typed.dtype
+        assert not found[:2].any()
+        # deviations of the third prompt: 2/3, -1/3, -1/3; variance 2/9 of the prompt, 2/27 of the batch
+        scale = {"none": 1.0, "group": math.sqrt(9 / 2), "batch": math.sqrt(27 / 2)}[name]
+        torch.testing.assert_close(found[2], scale * torch.tensor([2 / 3, -1 / 3, -1 / 3]).to(typed), atol=1e-5, rtol=0)
+
+
 def test_zero_variance_drops_failed_and_solved_prompts_and_keeps_mixed_ones():
     rewards = torch.tensor([[-1.0, -1.0], [1.0, 1.0], [1.0, -1.0]])
     assert with_variance(rewards).tolist() == [False, False, True]
@@ -47,8 +67,9 @@ def test_zero_variance_drops_failed_and_solved_prompts_and_keeps_mixed_ones():
 
 
 def test_zero_variance_ignores_rounding_but_not_small_differences():
-    rewards = torch.tensor([[0.1 + 0.2, 0.3], [0.3, 0.3001]])
-    assert with_variance(rewards).tolist() == [False, True]
+    # 1000.1 and 1000.10006 are neighbors in float32
+    rewards = torch.tensor([[0.1 + 0.2, 0.3], [0.3, 0.3001], [1000.1, 1000.10006], [1000.1, 1000.2], [1e-3, 1.1e-3]])
+    assert with_variance(rewards).tolist() == [False, True, False, True, True]
 
 
 def test_the_filter_uses_only_the_rewards_of_trained_rollouts():
