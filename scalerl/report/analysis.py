@@ -112,13 +112,8 @@ def analyze(
     """Fit runs, and compare the two sides if there are two; `exclude_below` and `method` are passed to `fit`.
 
     Raises:
-        CurveError: A run cannot be fitted, the runs have different compute axes, or the method gives no uncertainty.
+        CurveError: A run cannot be fitted, the runs have different compute axes, or a fit has no uncertainty.
     """
-    if method == "paper":
-        raise CurveError(
-            "method: got 'paper', which gives no intervals for the page; allowed: posterior, least-squares. "
-            "`scalerl fit --method paper` prints its numbers"
-        )
     sources = [*first, *second]
     axes = sorted({source.curve.axis for source in sources})
     if len(axes) > 1:
@@ -127,6 +122,11 @@ def analyze(
     for source in sources:
         with naming(source):
             outlooks.append(outlook(source.curve, method=method, exclude_below=exclude_below))
+            if outlooks[-1].advice is None:
+                raise CurveError(
+                    f"method: got {method!r}, whose fit of this run has no intervals for the page; use posterior. "
+                    f"`scalerl fit --method {method}` prints its numbers"
+                )
     fits = [ahead.fit for ahead in outlooks]
     comparison = compare(fits[: len(first)], fits[len(first) :]) if second else None
     ceiling = comparison.common_asymptote if comparison else common_asymptote(fits)

@@ -25,7 +25,7 @@ class Outlook:
     fit: Fit
     forecast: Forecast
     advice: Advice | None
-    """None if the method of the fit gives no uncertainty (the paper's)."""
+    """None if the fit has no uncertainty (always with the paper's method)."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fit as JSON values, with the additional keys forecast and advice."""

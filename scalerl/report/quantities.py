@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalerl.scaling import Band, Comparison, Curve, Draws, Estimate, Fit, fit
+from scalerl.scaling import Band, Comparison, Curve, CurveError, Draws, Estimate, Fit, fit
 from scalerl.scaling.compare import ASSUMED_SEED_SD, common_ceiling, log_efficiency, side_mean, summarize_ratio
 from scalerl.scaling.estimate import summarize
 from scalerl.scaling.law import Array
@@ -151,9 +151,13 @@ def first_parts(curve: Curve, fractions: Sequence[float], method: str = "posteri
     """Return the fits of the first parts of a run, the same as in `backtest`.
 
     Raises:
-        CurveError: A part with too few points.
+        CurveError: A part with too few points, or whose fit has no uncertainty.
     """
-    return tuple(fit(curve.between(most=fraction * curve.last_compute), method) for fraction in fractions)
+    parts = tuple(fit(curve.between(most=fraction * curve.last_compute), method) for fraction in fractions)
+    for part, fraction in zip(parts, fractions, strict=True):
+        if len(part.draws.asymptote) == 1:
+            raise CurveError(f"the {method} fit of the first {fraction:.0%} of the run has no uncertainty")
+    return parts
 
 
 def forecast_of_rest(part: Fit, curve: Curve) -> Band:

@@ -23,7 +23,7 @@ from scalerl.scaling.law import Array, sigmoid
 from scalerl.scaling.least_squares import Search, least_squares_result
 from scalerl.scaling.noise import evaluations, local_noise
 from scalerl.scaling.paper import PaperGrid, paper_result
-from scalerl.scaling.posterior import Prior, posterior
+from scalerl.scaling.posterior import Prior, least_midpoint, posterior
 from scalerl.scaling.readers import CurveError
 
 MIN_POINTS = 5
@@ -112,7 +112,7 @@ class Fit:
     """Covariance of (A, ln C_mid, ln B, R0), shape (4, 4); NaN if the method gives none."""
 
     draws: Draws
-    """Draws of the parameters, from which everything else is computed; one draw for the paper's procedure."""
+    """Draws of the parameters, from which everything else is computed; one draw if there is no uncertainty."""
 
     center: Parameters | None
     """The optimum of a least-squares method; None for the posterior, whose answer is the mean over the draws."""
@@ -240,11 +240,13 @@ def posterior_result(curve: Curve, r0: float | None, prior: Prior) -> FitResult:
     found = posterior(curve, r0, prior)
     draws = found.draws
     low, high = curve.bounds
-    # if a quarter of the mass is close to a limit, mass would lie beyond it without the limit
+    share_D = draws.midpoint / curve.last_compute
+    # if this share of the mass is close to a limit, mass would lie beyond it without the limit; for B, the prior puts
+    # only 0.006 there, so it is enough that the 90% interval ends there
     piles = {
-        "asymptote": draws.asymptote > high - 0.005 * (high - low),
-        "efficiency": draws.efficiency > 0.97 * prior.efficiency_range[1],
-        "midpoint": draws.midpoint > 0.8 * prior.midpoint_reach * curve.last_compute,
+        "asymptote": (draws.asymptote > high - 0.005 * (high - low), 0.25),
+        "efficiency": (draws.efficiency > 0.97 * prior.efficiency_range[1], TAILS[0]),
+        "midpoint": ((share_D > 0.8 * prior.midpoint_reach) | (share_D < 1.25 * least_midpoint(curve)), 0.25),
     }
     parameters_PD = np.stack([draws.asymptote, np.log(draws.midpoint), np.log(draws.efficiency), draws.initial])
     return FitResult(
@@ -255,7 +257,7 @@ def posterior_result(curve: Curve, r0: float | None, prior: Prior) -> FitResult:
         center=None,
         covariance=np.cov(parameters_PD),
         draws=draws,
-        at_bound=tuple(name for name, piled_D in piles.items() if piled_D.mean() > 0.25),
+        at_bound=tuple(name for name, (piled_D, share) in piles.items() if piled_D.mean() > share),
         noise_sd=float(np.median(draws.noise_sd)),
         autocorrelation=float(draws.autocorrelation.mean()),
         departures=found.probability,
@@ -346,11 +348,13 @@ def verdict(found: FitResult, curve: Curve, symptoms: set[str]) -> tuple[bool, s
     limit = IDENTIFIED_SD * (high - low)
     sd = found.asymptote.sd
     if not np.isfinite(sd):
-        return False, "the paper's procedure gives no uncertainty; use method='posterior' to get one"
+        return False, "this fit has no uncertainty; use method='posterior' to get one"
     if "decline" in symptoms or (found.futures is not None and found.futures.fallen):
         return False, "the curve falls at the end, which the law cannot describe"
     if sd >= limit:
         return False, f"the ceiling has standard deviation {sd:.2g}; it counts as identified below {limit:.2g}"
+    if "efficiency" in found.at_bound:
+        return False, "the steepness B is at the limit of its range, and the ceiling depends on B"
     unlawful = sum(found.departures.get(name, 0.0) for name in ("second rise", "creep"))
     if unlawful > DOUBTFUL:
         return False, f"with probability {unlawful:.2f} the ceiling depends on a departure from the law"

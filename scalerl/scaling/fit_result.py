@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from scalerl.scaling.draws import Draws
+import numpy as np
+
+from scalerl.scaling.draws import Draws, plain_draws
 from scalerl.scaling.estimate import Estimate
 from scalerl.scaling.futures import Futures
 from scalerl.scaling.law import Array
@@ -45,6 +47,27 @@ class FitResult(NamedTuple):
     """Probability of each family of curves in the draws; {"law": 1.0} if only the law was fitted."""
     futures: Futures | None = None
     """Draws of both futures (the law and a flat run); None if the method has only the law."""
+
+
+def without_uncertainty(
+    best: Parameters, at_bound: tuple[str, ...], noise_sd: float, autocorrelation: float
+) -> FitResult:
+    """Return an optimum as a result with a single draw and without intervals."""
+    nan = float("nan")
+    asymptote, efficiency, midpoint, initial = (Estimate(value, nan, nan, nan) for value in best)
+    return FitResult(
+        asymptote=asymptote,
+        efficiency=efficiency,
+        midpoint=midpoint,
+        initial=initial,
+        center=best,
+        covariance=np.full((4, 4), nan),
+        draws=plain_draws(*(np.array([value]) for value in (*best, 0.0, noise_sd))),
+        at_bound=at_bound,
+        noise_sd=noise_sd,
+        autocorrelation=autocorrelation,
+        departures={"law": 1.0},
+    )
 
 
 def lag_one(residual_N: Array) -> float:

@@ -5,6 +5,9 @@ linear problem. A trust-region search in all parameters starts from the best cel
 runs the standard errors are too small: in simulation, nominal 90% intervals contained the truth in 60% of the cases.
 Use the posterior for decisions, and this method to compare with other software.
 
+Standard errors assume that the law is nearly linear in its parameters within them. If the curve of the optimum is not
+within the 90% band that follows from them, this does not hold, and the result has no uncertainty.
+
 Axes in names: N points, G grid cells, D draws, P parameters in the order (A, ln C_mid, ln B, R0).
 """
 
@@ -16,8 +19,8 @@ import numpy as np
 
 from scalerl.scaling.curve import Curve
 from scalerl.scaling.draws import Draws, plain_draws
-from scalerl.scaling.estimate import LEVEL, Estimate
-from scalerl.scaling.fit_result import FitResult, Parameters, lag_one
+from scalerl.scaling.estimate import LEVEL, TAILS, Estimate
+from scalerl.scaling.fit_result import FitResult, Parameters, lag_one, without_uncertainty
 from scalerl.scaling.law import Array, climb, log_compute
 
 STARTS = 4
@@ -136,27 +139,39 @@ def result_at(
     asymptote, log_midpoint, log_efficiency, initial = (float(value) for value in theta_P)
 
     def plain(value: float, sd: float) -> Estimate:
-        return Estimate(value, sd, value - reach * sd, value + reach * sd)
+        low, high = np.clip([value - reach * sd, value + reach * sd], *curve.bounds)
+        return Estimate(value, sd, float(low), float(high))
 
     def positive(log_value: float, log_sd: float) -> Estimate:
         # the interval is computed in the logarithm, so that it stays positive; sd is from the delta method
         value, factor = np.exp(log_value), np.exp(min(reach * log_sd, 300.0))
         return Estimate(float(value), float(value * log_sd), float(value / factor), float(value * factor))
 
-    residual_N = law_at(log_compute(curve.compute), theta_P) - curve.metric
-    return FitResult(
+    autocorrelation = lag_one(law_at(log_compute(curve.compute), theta_P) - curve.metric)
+    noise_sd = float(np.sqrt(rss / dof))
+    center = Parameters(asymptote, float(np.exp(log_efficiency)), float(np.exp(log_midpoint)), initial)
+    draws = draws_around(curve, theta_P, covariance_PP, dof)
+    result = without_uncertainty(center, at_bound, noise_sd, autocorrelation)
+    if not band_holds(curve, theta_P, draws):
+        return result
+    return result._replace(
         asymptote=plain(asymptote, float(sd_P[0])),
         midpoint=positive(log_midpoint, float(sd_P[1])),
         efficiency=positive(log_efficiency, float(sd_P[2])),
         initial=plain(initial, float(sd_P[3])),
-        center=Parameters(asymptote, float(np.exp(log_efficiency)), float(np.exp(log_midpoint)), initial),
         covariance=covariance_PP,
-        draws=draws_around(curve, theta_P, covariance_PP, dof),
-        at_bound=at_bound,
-        noise_sd=float(np.sqrt(rss / dof)),
-        autocorrelation=lag_one(residual_N),
-        departures={"law": 1.0},
+        draws=draws,
     )
+
+
+def band_holds(curve: Curve, theta_P: Array, draws: Draws) -> bool:
+    """Return whether the curve of the optimum lies within the 90% band of the draws."""
+    first, last = curve.compute[curve.compute > 0][[0, -1]]
+    compute_M = np.geomspace(first / 100, last * 1000, 100)
+    level_M = law_at(log_compute(compute_M), theta_P)
+    low_M, high_M = np.quantile(draws.levels(compute_M, curve.bounds[1]), TAILS, axis=1)
+    rounding = 1e-9 * np.ptp(curve.bounds)
+    return bool(((low_M - rounding <= level_M) & (level_M <= high_M + rounding)).all())
 
 
 def draws_around(curve: Curve, theta_P: Array, covariance_PP: Array, dof: int, num_draws: int = 4000) -> Draws:

@@ -14,9 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from scalerl.scaling.curve import Curve
-from scalerl.scaling.draws import Draws, plain_draws
-from scalerl.scaling.estimate import Estimate
-from scalerl.scaling.fit_result import FitResult, Parameters, lag_one
+from scalerl.scaling.fit_result import FitResult, Parameters, lag_one, without_uncertainty
 from scalerl.scaling.law import Array, climb, log_compute
 from scalerl.scaling.readers import CurveError
 
@@ -77,19 +75,8 @@ def paper_result(curve: Curve, r0: float | None, grid: PaperGrid) -> FitResult:
     edges = {"asymptote": index_A in (0, len(asymptote_A) - 1), "midpoint": index_M in (0, len(midpoint_M) - 1)}
     residual_N = rise_N - (best.asymptote - initial) * climb(log_c_N, np.log(best.midpoint), efficiency)
     noise_sd = float(np.sqrt((residual_N**2).mean()))
-    return FitResult(
-        asymptote=point(best.asymptote),
-        efficiency=point(best.efficiency),
-        midpoint=point(best.midpoint),
-        initial=point(best.initial),
-        center=best,
-        covariance=np.full((4, 4), np.nan),
-        draws=single_draw(best, noise_sd),
-        at_bound=tuple(name for name, at_edge in edges.items() if at_edge),
-        noise_sd=noise_sd,
-        autocorrelation=lag_one(residual_N),
-        departures={"law": 1.0},
-    )
+    at_bound = tuple(name for name, at_edge in edges.items() if at_edge)
+    return without_uncertainty(best, at_bound, noise_sd, lag_one(residual_N))
 
 
 def best_point(log_c_N: Array, rise_N: Array, gain_A: Array, log_midpoint_M: Array) -> tuple[int, int, float]:
@@ -121,13 +108,3 @@ def refine(log_c_N: Array, rise_N: Array, gain_A: Array, log_midpoint_M: Array, 
         log_b = np.clip(log_b + np.clip(step, -SCAN, SCAN), -4.0, 4.0)
     u_N = climb(log_c_N, log_midpoint_M[:, None], np.exp(log_b)[:, None])
     return log_b, ((rise_N - gain_A[:, None] * u_N) ** 2).sum(axis=1)
-
-
-def point(value: float) -> Estimate:
-    """Return an estimate without uncertainty."""
-    return Estimate(value, float("nan"), float("nan"), float("nan"))
-
-
-def single_draw(best: Parameters, noise_sd: float) -> Draws:
-    """Return the optimum as a single draw."""
-    return plain_draws(*(np.array([value]) for value in (*best, 0.0, noise_sd)))

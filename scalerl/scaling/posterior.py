@@ -225,7 +225,6 @@ def standardized(curve: Curve, r0: float | None, prior: Prior) -> Problem:
     """Return the problem with centered and scaled metric, so that tolerances do not depend on the metric."""
     low, high = curve.bounds
     width, offset, last = high - low, float(curve.metric.mean()), curve.last_compute
-    first = float(curve.compute[curve.compute > 0][0]) / last
     noise_N = relative_noise(curve)
     return Problem(
         log_c_N=log_compute(curve.compute / last),
@@ -238,9 +237,15 @@ def standardized(curve: Curve, r0: float | None, prior: Prior) -> Problem:
         initial=None if r0 is None else (r0 - offset) / width,
         floor=len(curve) * least_noise(curve) ** 2,
         prior=prior,
-        limits=np.log(np.array([(max(first / 2, 1 / 200), prior.midpoint_reach), prior.efficiency_range])),
+        limits=np.log(np.array([(least_midpoint(curve), prior.midpoint_reach), prior.efficiency_range])),
         weight_N=None if noise_N is None else 1.0 / noise_N,
     )
+
+
+def least_midpoint(curve: Curve) -> float:
+    """Return the smallest C_mid over the last compute: half the first point; 1/200 unless three points are below it."""
+    early = curve.compute[curve.compute > 0][:3] / curve.last_compute
+    return float(early[0] / 2 if early[-1] < 1 / 200 else max(early[0] / 2, 1 / 200))
 
 
 def log_prior(log_midpoint: Array, log_efficiency: Array, prior: Prior) -> Array:

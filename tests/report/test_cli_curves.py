@@ -72,8 +72,16 @@ def test_page_uses_least_squares_and_rejects_a_method_without_intervals(capsys, 
     assert run["asymptote"] == answer(capsys, "fit", points, "--method", "least-squares")["asymptote"]
     assert len(run["splits"]) == 3 and out.exists()
     code, _, error = call(capsys, "report", points, "--method", "paper", "-o", points.with_name("none.html"))
-    assert code == 2 and "got 'paper', which gives no intervals for the page" in error
+    assert code == 2 and "got 'paper'" in error and "no intervals for the page" in error
     assert not points.with_name("none.html").exists()
+
+
+def test_the_page_says_why_a_least_squares_fit_of_a_first_part_has_no_backtest(tmp_path, capsys):
+    # up to 0.6 of C_mid the points determine A, up to 0.3 of it they do not
+    points = write(tmp_path / "young.jsonl", curve(last=1500.0))
+    (found,) = answer(capsys, "report", points, "--method", "least-squares", "-o", tmp_path / "page.html")["runs"]
+    assert found["asymptote"]["sd"] is not None
+    assert "least-squares fit of the first 50% of the run has no uncertainty" in (tmp_path / "page.html").read_text()
 
 
 def test_several_runs_print_an_array_in_order(capsys, sides):
@@ -138,7 +146,7 @@ def test_the_papers_method_reports_no_uncertainty(capsys, points):
     assert found["asymptote"]["mean"] == pytest.approx(0.61) and found["asymptote"]["sd"] is None
     assert found["advice"] is None and found["identified"] is False
     _, out, _ = call(capsys, "fit", points, "--method", "paper")
-    assert "(no uncertainty given)" in out and "nan" not in out and "advice    none: the paper's procedure" in out
+    assert "(no uncertainty given)" in out and "nan" not in out and "advice    none: this fit has no uncertainty" in out
 
 
 @pytest.mark.parametrize(

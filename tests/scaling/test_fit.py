@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from scaling_runs import run
 
-from scalerl.scaling import METHODS, Curve, CurveError, PaperGrid, fit
+from scalerl.scaling import METHODS, Curve, CurveError, PaperGrid, Prior, fit, sigmoid
+from scalerl.scaling.posterior import least_midpoint
 
 
 def test_the_three_methods_agree_on_a_well_measured_run():
@@ -74,6 +75,45 @@ def test_a_million_rows_are_averaged_with_a_warning_and_fitted_in_seconds():
     found = fit(run(points=1_000_000))
     assert found.asymptote.mean == pytest.approx(0.61, abs=0.002)
     assert "1000000 points were averaged in groups to 400" in found.warnings
+
+
+@pytest.mark.parametrize("reach", [300.0, 1e3, 1e6])
+def test_log_spaced_points_far_beyond_the_midpoint_give_the_right_forecast(reach):
+    compute = np.append(0.0, np.geomspace(1.0, 100.0 * reach, 40))
+    noise = 0.004 * np.random.default_rng(0).standard_normal(41)
+    found = fit(Curve(compute, sigmoid(compute, 0.7, 1.5, 100.0, 0.2) + noise))
+    # at twice the last compute the climb is complete to 0.5 / 600^1.5 = 3e-5
+    band = found.predict([2 * compute[-1]])
+    assert band.mean[0] == pytest.approx(0.7, abs=0.005)
+    assert band.low[0] < 0.7 < band.high[0]
+    assert found.midpoint.mean == pytest.approx(100.0, rel=0.15)
+    assert found.identified and found.warnings == ()
+
+
+def test_the_smallest_midpoint_is_a_two_hundredth_of_the_last_unless_three_points_are_below_it():
+    # of 400 steps the third is at 3/400, above 1/200
+    assert least_midpoint(Curve(range(400), [0.5] * 400)) == 1 / 200
+    assert least_midpoint(Curve([0, 1, 2, 4, 8, 1000], [0.5] * 6)) == 0.5e-3
+    assert least_midpoint(Curve([0, 10, 20, 30, 40], [0.5] * 5)) == 0.125
+
+
+@pytest.mark.parametrize("midpoint", [20.0, 8000.0])
+def test_a_midpoint_at_either_limit_is_reported(midpoint):
+    # points at 100, 200, ..., 4000: the lower limit is 50, and the upper one is set to 4000
+    found = fit(run(last=4000.0, midpoint=midpoint), settings=Prior(midpoint_reach=1.0))
+    assert "midpoint" in found.at_bound
+    assert "midpoint C_mid reaches the limit of its allowed range" in found.warnings
+
+
+@pytest.mark.parametrize(("true", "last"), [(8.0, 200.0), (12.0, 1600.0), (30.0, 200.0)])
+def test_a_steepness_at_its_limit_is_reported_and_the_ceiling_is_not_identified(true, last):
+    compute = np.linspace(0, last, 41)
+    for seed in range(5):
+        noise = 0.005 * np.random.default_rng(seed).standard_normal(41)
+        found = fit(Curve(compute, np.clip(sigmoid(compute, 0.7, true, 100.0, 0.2) + noise, 0, 1)))
+        assert found.efficiency.high > 4.85
+        assert "steepness B reaches the limit of its allowed range" in found.warnings
+        assert not found.identified
 
 
 def test_the_band_of_single_evaluations_is_wider_than_that_of_the_curve():

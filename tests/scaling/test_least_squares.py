@@ -53,6 +53,32 @@ def test_an_optimum_at_the_metrics_bound_is_reported():
     assert "ceiling A reaches the limit of its allowed range" in found.warnings
 
 
+def test_the_interval_of_a_parameter_ends_at_the_metrics_bound():
+    # 0.99 + 1.7 sd is beyond 1
+    found = fit(run(asymptote=0.99, noise=0.03), method="least-squares")
+    assert found.asymptote.mean + 1.7 * found.asymptote.sd > 1
+    assert found.asymptote.low < found.asymptote.mean <= found.asymptote.high == 1.0
+
+
+def test_a_fit_whose_band_excludes_its_own_curve_has_no_uncertainty():
+    # to a fifth of C_mid: the optimum has A = 1, half of the t draws lie beyond it
+    early = fit(run(last=500.0, seed=2), method="least-squares")
+    assert early.at_bound == ("asymptote",)
+    assert early.asymptote.mean == pytest.approx(1.0)
+    assert np.isnan([early.asymptote.low, early.efficiency.low, *early.predict([1000.0, 8000.0]).high]).all()
+    assert not early.identified and "no uncertainty" in early.reason
+
+
+@pytest.mark.parametrize("last", [500.0, 1500.0, 4000.0, 16_000.0])
+def test_every_interval_lies_within_the_bounds_and_contains_its_mean(last):
+    for seed in range(5):
+        found = fit(run(last=last, seed=seed, initial=0.01), method="least-squares")
+        band = found.predict(np.geomspace(1.0, 1e6, 30))
+        parameters = [(e.mean, e.low, e.high) for e in (found.asymptote, found.initial)]
+        for mean, low, high in [*parameters, *zip(band.mean, band.low, band.high, strict=True)]:
+            assert np.isnan(low) or (0 <= low <= mean + 1e-9 and mean - 1e-9 <= high <= 1)
+
+
 def test_the_standard_error_is_the_scatter_of_repeated_fits():
     fits = [fit(run(seed=seed), method="least-squares") for seed in range(60)]
     scatter = np.std([f.asymptote.mean for f in fits])

@@ -47,7 +47,7 @@ def test_the_procedure_reports_no_uncertainty():
     found = fit(run(), method="paper")
     assert np.isnan(found.asymptote.sd)
     assert not found.identified
-    assert found.reason == "the paper's procedure gives no uncertainty; use method='posterior' to get one"
+    assert found.reason == "this fit has no uncertainty; use method='posterior' to get one"
     assert found.to_dict()["asymptote"]["sd"] is None
 
 
