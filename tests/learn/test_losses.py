@@ -1,12 +1,13 @@
 """A 2x3 example worked by hand: rollout 0 has advantage 2 and three tokens, rollout 1 advantage -1 and two."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
 from scalerl.config.recipe import Cispo, Dapo, Grpo, Gspo, Reinforce
-from scalerl.learn.losses import LOSSES
+from scalerl.learn.losses import LOG_RATIO_LIMIT, LOSSES
 
 RATIO = torch.tensor([[1.0, 8.0, 0.5], [1.25, 0.75, 1.0]])
 LOGP = torch.log(torch.tensor([[0.5, 0.8, 0.2], [0.5, 0.3, 1.0]]))
@@ -134,3 +135,27 @@ def test_a_ratio_bounded_only_by_the_limit_has_no_gradient_and_counts_as_capped(
     assert capped.tolist() == [[True], [False], [True], [False]]
     loss.sum().backward()
     assert (logp.grad[:, 0] != 0).tolist() == [False, True, False, True]
+
+
+def test_cispo_keeps_the_gradient_of_a_ratio_beyond_the_limit():
+    # log ratios 25 and -25, advantage -2: the weights are the cap 5 and exp(-20)
+    logp = torch.tensor([[-1.0, -30.0]], requires_grad=True)
+    behavior = torch.tensor([[-26.0, -5.0]])
+    loss, _ = LOSSES["cispo"](Cispo(), logp, behavior, torch.tensor([-2.0]), torch.ones(1, 2, dtype=torch.bool))
+    loss.sum().backward()
+    torch.testing.assert_close(logp.grad, torch.tensor([[10.0, 2 * math.exp(-20)]]))
+
+
+def test_gspo_has_no_gradient_for_any_token_of_a_rollout_beyond_the_limit():
+    # the mean of the log ratios 40 and 2 is 21
+    logp = torch.tensor([[-1.0, -1.0]], requires_grad=True)
+    behavior = torch.tensor([[-41.0, -3.0]])
+    loss, capped = LOSSES["gspo"](Gspo(), logp, behavior, torch.tensor([-1.0]), torch.ones(1, 2, dtype=torch.bool))
+    loss.sum().backward()
+    assert not logp.grad.any() and capped.all()
+
+
+def test_the_page_of_the_recipe_states_the_limit():
+    page = (Path(__file__).parents[2] / "docs" / "recipe.md").read_text(encoding="utf-8")
+    loss = page.split("## Aggregation")[0]
+    assert f"exp({LOG_RATIO_LIMIT:g})" in loss and f"exp(-{LOG_RATIO_LIMIT:g})" in loss
