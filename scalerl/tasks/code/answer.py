@@ -9,7 +9,7 @@ from typing import Any
 
 from scalerl.tasks.base import judged_text
 
-BLOCK = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^[ \t]*```[ \t]*([\w+-]*+)[^\n]*+\n(.*?)(?:^[ \t]*```[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
 PYTHON = ("python", "python3", "py")
 
 

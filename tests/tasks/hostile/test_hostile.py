@@ -7,13 +7,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from cheats import CALLS, OUTPUTS, SPIES
+from cheats import CALLS, OUTPUTS, SPIES, UNREADABLE
 from escapes import ESCAPES
 from floods import FLOODS
 
 from scalerl.config.base import ConfigError
 from scalerl.config.sandbox import Sandbox
-from scalerl.tasks.code.judge import Judge
+from scalerl.tasks.code.judge import START_S, Judge
 from scalerl.tasks.code.tests import Calls, Checks, InputOutput
 from scalerl.tasks.sandbox.box import Box
 from scalerl.tasks.sandbox.detect import offer
@@ -150,6 +150,14 @@ def test_a_function_that_cheats_passes_no_form_of_tests(judge, hurried, name):
     forms = ["calls", "check"] if name in ENDLESS else list(FORMS)
     verdicts = {form: (hurried if name in ENDLESS else judge).verdict(CALLS[name], FORMS[form]) for form in forms}
     assert [form for form, found in verdicts.items() if found.passed] == []
+
+
+@pytest.mark.parametrize("name", list(UNREADABLE))
+def test_a_result_that_cannot_be_read_is_a_wrong_result_and_costs_no_time_outside(hurried, name):
+    for form, tests in FORMS.items():
+        began = time.monotonic()
+        assert not hurried.verdict(UNREADABLE[name], tests).passed, form
+        assert time.monotonic() - began < HURRIED.program_s + START_S + 5  # the rest is for a busy machine
 
 
 def test_a_function_cannot_end_a_loop_of_the_tests_early(judge):
