@@ -25,7 +25,7 @@ LAYERS = {  # package -> other packages that it may import
     "boundary": set(),
     "plugins": {"boundary", "config"},
     "learn": {"boundary", "config", "plugins"},
-    "tasks": {"types", "boundary", "config", "rng", "processes", "plugins"},
+    "tasks": {"types", "boundary", "config", "files", "rng", "processes", "plugins"},
     "prompts": {"types", "config", "rng", "tasks", "files", "models.template"},
     "evaluate": {"types", "config", "files", "models", "tasks", "prompts", "rollouts", "training"},
     "loggers": {"types", "config", "plugins", "report", "scaling", "serialization"},

@@ -55,7 +55,7 @@ def with_prompt(completion: str, prompt: Any, entry: str) -> str | None:
 def code_of_prompt(prompt: Any) -> str:
     """Return the Python code in a prompt: the whole prompt, its last block, or an empty text."""
     if isinstance(prompt, list):
-        prompt = "\n\n".join(str(message.get("content", "")) for message in prompt)
+        prompt = "\n\n".join(str(message.get("content", "")) for message in prompt if isinstance(message, dict))
     if not isinstance(prompt, str):
         return ""
     if parsed(prompt) is not None:

@@ -6,6 +6,8 @@ import re
 from decimal import Decimal
 from typing import Any
 
+from scalerl.config.base import short
+
 NUMBER = re.compile(r"[+-]?(\d{1,800}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,3})?", re.ASCII)
 
 
@@ -19,7 +21,7 @@ def difference(got: str, wanted: str) -> str | None:
     got_lines, wanted_lines = ([line.strip() for line in text.strip().split("\n")] for text in (got, wanted))
     for number, (line, expected) in enumerate(zip(got_lines, wanted_lines, strict=False), start=1):
         if line != expected and not _same_tokens(line.split(), expected.split()):
-            return f"line {number}: expected {_shown(expected)}, got {_shown(line)}"
+            return f"line {number}: expected {short(expected)}, got {short(line)}"
     if len(got_lines) != len(wanted_lines):
         return f"expected {len(wanted_lines)} lines, got {len(got_lines)}"
     return None
@@ -47,12 +49,4 @@ def value_difference(got: Any, wanted: Any, wrapped: bool = False) -> str | None
     """
     if got == wanted or (wrapped and isinstance(wanted, list) and len(wanted) == 1 and got == wanted[0]):
         return None
-    return f"expected {_shown(wanted)}, got {_shown(got)}"
-
-
-def _shown(value: Any, most: int = 80) -> str:
-    try:
-        text = repr(value)
-    except ValueError:
-        return "an integer of more than 4300 digits"
-    return text if len(text) <= most else text[:most] + "..."
+    return f"expected {short(wanted)}, got {short(got)}"
