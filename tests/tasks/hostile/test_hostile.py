@@ -126,6 +126,11 @@ def test_a_program_that_exceeds_a_limit_is_stopped(judge, hurried, name):
     assert judge.verdict("print(6 * 7)", InputOutput(("",), ("42",))).passed
 
 
+def test_the_cpu_time_of_a_program_is_limited_to_that_of_all_its_tests(judge):
+    program = "import resource\ndef f(): return resource.getrlimit(resource.RLIMIT_CPU)"
+    assert judge.verdict(program, Calls("f", ([],), ([62, 62],))).passed  # SETTINGS.program_s, and 2 s to be killed
+
+
 @pytest.mark.parametrize("name", list(OUTPUTS))
 def test_a_wrong_output_does_not_pass(judge, name):
     assert not judge.verdict(OUTPUTS[name], InputOutput(("6 7\n",), ("42\n",))).passed

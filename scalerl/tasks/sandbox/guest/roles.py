@@ -42,7 +42,7 @@ def main() -> None:
 
 def serve(channel: jail.Channel, limits: jail.Limits, program: str) -> None:
     """Run a program once, then answer calls of its functions. Its standard streams are /dev/null."""
-    jail.limit(limits, 3600)
+    jail.limit(limits, limits.program_s)
     jail.load_filter(limits)
     code = compiled(channel, program)
     module = fresh_module("candidate", code)
