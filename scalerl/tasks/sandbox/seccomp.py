@@ -72,16 +72,6 @@ def program_filter() -> bytes:
     return _bpf(rules)
 
 
-def version() -> str:
-    """Return the name of the library.
-
-    Raises:
-        NoSeccomp: pyseccomp or libseccomp is not installed.
-    """
-    _new()
-    return "libseccomp"
-
-
 def _new() -> tuple[Any, Any]:
     try:
         import pyseccomp
