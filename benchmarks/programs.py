@@ -153,7 +153,7 @@ def arguments_of(judge: Judge, program: str, tests: Checks) -> list[list[Any]]:
         checker.begin("check", ends, **words)
         kind, payload = checker.receive(ends)
         while kind == b"A":
-            seen.append(list(loads(payload)[3]))
+            seen.append(list(loads(payload, str)[3]))
             box.send(b"A", payload, ends)
             answer, data = box.receive(ends)
             checker.send(answer, data, ends)

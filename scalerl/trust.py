@@ -25,6 +25,7 @@ from scalerl.config.model import HuggingFaceModel
 from scalerl.config.recipe import Custom
 from scalerl.config.run import RunConfig
 from scalerl.files import cache_root, write_whole
+from scalerl.printable import printable
 
 LISTS = ("placement.vllm_arguments", "notify.command")
 """Fields with lists of words; on a command line, their code is recognized by the name of the field."""
@@ -122,7 +123,7 @@ def _ask(unknown: Sequence[Code], source: str) -> None:
     permissions = "It runs with your permissions, like any program that you start"
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError(f"{warning}. {permissions}: read it, then give --trust (in Python trust=True)")
-    print(f"scalerl: {warning}. {permissions}.\nRun it? [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"scalerl: {printable(warning)}. {permissions}.\nRun it? [y/N] ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline()
     if answer.strip().lower() not in ("y", "yes"):
         raise ConfigError("nothing was run; read the code, and start again to confirm it")

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1] / "scalerl"
 LAYERS = {  # package -> other packages that it may import
     "rng": set(),
     "files": set(),
+    "printable": set(),
     "outputs": {"config", "files"},
     "serialization": set(),
     "signals": set(),
@@ -25,18 +26,18 @@ LAYERS = {  # package -> other packages that it may import
     "boundary": set(),
     "plugins": {"boundary", "config"},
     "learn": {"boundary", "config", "plugins"},
-    "tasks": {"types", "boundary", "config", "rng", "processes", "plugins"},
+    "tasks": {"types", "boundary", "config", "files", "rng", "processes", "plugins"},
     "prompts": {"types", "config", "rng", "tasks", "files", "models.template"},
     "evaluate": {"types", "config", "files", "models", "tasks", "prompts", "rollouts", "training"},
     "loggers": {"types", "config", "plugins", "report", "scaling", "serialization"},
-    "trust": {"config", "files"},
+    "trust": {"config", "files", "printable"},
     "rollouts": {"types", "config", "files", "rng", "serialization", "processes", "models", "plugins", "boundary"},
     "testing": {"config", "models", "rollouts"},
     "cluster": {"config", "plugins", "signals", "rollouts", "tasks", "training.learner", "types"},
     "placement": {"types", "config", "files", "models.files", "models.flops", "models.gguf", "rollouts"},
-    "report": {"types", "config", "files", "outputs", "scaling"},
+    "report": {"types", "config", "files", "outputs", "printable", "scaling"},
     "watch": {"types", "config", "scaling", "report", "study", "files", "training.status"},
-    "study": {"scaling", "config", "types", "report", "files", "serialization", "signals"},
+    "study": {"scaling", "config", "types", "report", "files", "printable", "serialization", "signals"},
 }
 
 

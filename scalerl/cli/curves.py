@@ -195,7 +195,8 @@ def _say(answers: Sequence[Answer], as_json: bool) -> int:
         values = [{**({"source": answer.source} if answer.source else {}), **answer.values} for answer in answers]
         print(json.dumps(values[0] if len(values) == 1 else values, indent=1, allow_nan=False))
     elif len(answers) == 1:
-        say(answers[0].text)
+        say(*answers[0].text.split("\n"))
     else:
-        say("\n\n".join(f"{answer.source}\n{answer.text}" for answer in answers))
+        for number, answer in enumerate(answers):
+            say(*([""] if number else []), answer.source, *answer.text.split("\n"))
     return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.exits import FAILED, complain, prepare_environment
+from scalerl.cli.terminal import say
 from scalerl.cli.train import check_model
 from scalerl.cli.witness import witnessed
 
@@ -75,7 +76,7 @@ def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[Prom
     from scalerl.training.launch import resolve
 
     config = replace(resolve(config), rollouts=config.rollouts)  # keep 0 slots, so that the cache determines the number
-    evaluator = Evaluator(config, lambda text: None if arguments.json else print(text))
+    evaluator = Evaluator(config, lambda text: None if arguments.json else say(text))
     name = (
         Path(os.path.realpath(arguments.model)).name if Path(arguments.model).exists() else Path(arguments.model).name
     )
@@ -89,7 +90,7 @@ def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[Prom
             samples = arguments.samples or (1 if tasks else config.samples(task))
             results.append(evaluator.evaluate(task, prompts, samples, where / f"{safe_name(task.curve)}.jsonl"))
             if not arguments.json:
-                print("\n".join(results[-1].lines()), flush=True)
+                say(*results[-1].lines())
     except RewardError as error:
         complain(str(error))
         return FAILED

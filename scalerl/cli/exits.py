@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-import re
 import shutil
 import signal
 import sys
@@ -20,6 +19,7 @@ from contextlib import suppress
 from typing import Any
 
 from scalerl.cli.terminal import wrapped
+from scalerl.printable import indented
 from scalerl.signals import STOPPING
 
 USER_ERROR, FAILED = 2, 1
@@ -29,8 +29,6 @@ LONGEST = 1000
 """Length in characters above which the middle of a message is left out."""
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a disk; they may come without a path."""
-UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-"""Characters that control a terminal or cannot be displayed."""
 
 _watching = False
 
@@ -169,9 +167,8 @@ def _stopped(number: int, when: str) -> str:
 
 
 def complain(text: str) -> None:
-    """Print one line on standard error, wrapped on a terminal; the middle of a very long line is left out."""
+    """Print a message on standard error, wrapped on a terminal; the middle of a very long one is left out."""
     if len(text) > LONGEST:
         text = f"{text[: LONGEST - 300]} ... ({len(text) - LONGEST + 50} characters left out) ... {text[-250:]}"
-    text = UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
-    text = f"scalerl: {text}"
+    text = f"scalerl: {indented(text)}"
     print(wrapped(text, shutil.get_terminal_size().columns) if sys.stderr.isatty() else text, file=sys.stderr)

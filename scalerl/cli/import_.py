@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from scalerl.cli.terminal import say
+from scalerl.printable import printable
+
 
 def add_import_parser(commands: Any) -> None:
     """Add the parser of `scalerl import`."""
@@ -51,7 +54,7 @@ def run_import(arguments: argparse.Namespace) -> int:
         bounds=tuple(arguments.bounds), columns={role: name for role, _, name in pairs},
     )  # fmt: skip
     for note in found.notes:
-        print(f"note      {note}", file=sys.stderr)
+        print(printable(f"note      {note}"), file=sys.stderr)
     last = [row[found.axis] for row in found.rows if found.axis in row][-1]
     print(f"{found.source:<9} {len(found.rows)} points to {found.axis} {last:.4g}", file=sys.stderr)
     if arguments.output is None:
@@ -60,5 +63,5 @@ def run_import(arguments: argparse.Namespace) -> int:
     what = "a file of these points"
     place = check_output(arguments.output, arguments.paths, lambda path: holds_part_of(found, path), what=what)
     write_points(found, place)
-    print(f"written   {arguments.output}")
+    say(f"written   {arguments.output}")
     return 0

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.cli.exits import UNPRINTABLE
 from scalerl.cli.parsing import add_directories, directories
+from scalerl.printable import printable
 
 if TYPE_CHECKING:
     from scalerl.watch.state import RunState
@@ -78,7 +78,8 @@ def line_of(columns: Sequence[str]) -> str:
         columns: Name, state, step, pass rate, forecast and advice.
     """
     name, state, step, rate, ahead, advice = columns
-    return f"{shortened(name):<{NAME_WIDTH}} {state:<10} {step:>11} {rate:>9} {ahead:<13} {advice}".rstrip()[:WIDTH]
+    line = f"{shortened(name):<{NAME_WIDTH}} {state:<10} {step:>11} {rate:>9} {ahead:<13} {advice}"
+    return printable(line).rstrip()[:WIDTH]
 
 
 def cells(found: RunState) -> tuple[str, str, str, str, str, str]:
@@ -128,7 +129,7 @@ def points_of(path: Path) -> list[Any]:
 
 def shortened(name: str, most: int = NAME_WIDTH) -> str:
     """Return a name that fits a column and is safe to print: control characters are escaped, the middle is left out."""
-    name = UNPRINTABLE.sub("?", name.replace("\n", "?").replace("\t", "?"))
+    name = printable(name)
     half = (most - 2) // 2
     return name if len(name) <= most else f"{name[:half]}..{name[-(most - 2 - half) :]}"
 
@@ -149,7 +150,7 @@ def tail(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{arguments.run_dir}: no run here (no config.toml); `scalerl ls` lists runs")
     try:
         for line in followed(arguments.run_dir, arguments.rows):
-            print(line, flush=True)
+            print(printable(line), flush=True)
     except KeyboardInterrupt:
         return 130
     return 0
@@ -177,7 +178,7 @@ def followed(path: Path, rows: int, every_s: float = EVERY_S) -> Iterator[str]:
         gone = state.state in GONE  # read before the rows, so that the last rows are not missed
         before, phase = phase, (f"{state.state}: {state.detail}" if state.detail else state.state)
         if not state.row and not gone and phase != before:  # for example the updates of a warm start
-            yield from textwrap.wrap(_plain(phase), WIDTH)
+            yield from textwrap.wrap(printable(phase), WIDTH)
         new = [(int(line.row.get("step", 0)), n, line.row) for n, file in enumerate(files) for line in file.new_lines()]
         if [file.restarts for file in files] != restarts:
             restarts, shown = [file.restarts for file in files], rows
@@ -195,9 +196,9 @@ def followed(path: Path, rows: int, every_s: float = EVERY_S) -> Iterator[str]:
 def ending(found: RunState) -> list[str]:
     """Return lines of at most 80 columns that describe how a run ended and how to resume it."""
     detail = f": {found.detail}" if found.detail else ""
-    lines = textwrap.wrap(_plain(f"{found.state} at step {found.step}/{found.steps}{detail}"), WIDTH)
+    lines = textwrap.wrap(printable(f"{found.state} at step {found.step}/{found.steps}{detail}"), WIDTH)
     again = found.state not in ("finished", "unreadable")
-    return [*lines, *([f"continue with: scalerl resume {_plain(str(found.path))}"] if again else [])]
+    return [*lines, *([f"continue with: scalerl resume {found.path}"] if again else [])]
 
 
 def step_line(row: Mapping[str, Any], steps: int) -> str:
@@ -219,7 +220,3 @@ def evaluation_line(row: Mapping[str, Any]) -> str:
 def _number(row: Mapping[str, Any], name: str, form: str) -> str:
     value = row.get(name)
     return format(value, form) if isinstance(value, int | float) and math.isfinite(value) else "-"
-
-
-def _plain(text: str) -> str:
-    return UNPRINTABLE.sub("?", text)

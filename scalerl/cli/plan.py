@@ -95,7 +95,7 @@ def plan(words: list[str]) -> int:
         print(json.dumps(_as_json(config, given, lengths, outcomes, notes), indent=1, allow_nan=False))
         return 0
     about = [_model(given)] if options.gpus else lines(config, layout)
-    say("\n".join([*about, *_in_words(lengths, outcomes, notes, config.evaluation.every, options.gpus)]))
+    say(*about, *_in_words(lengths, outcomes, notes, config.evaluation.every, options.gpus))
     return 0
 
 

@@ -52,5 +52,5 @@ def run_report(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"page": written, **found.to_dict()}, indent=1, allow_nan=False))
     else:
-        say("\n".join([*found.headlines(), *([f"page      {written}"] if written else [])]))
+        say(*found.headlines(), *([f"page      {written}"] if written else []))
     return 0 if written else FAILED

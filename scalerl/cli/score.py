@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scalerl.cli.exits import prepare_environment
+from scalerl.cli.terminal import say
 
 if TYPE_CHECKING:
     from scalerl.types import Prompt, Score
@@ -52,9 +53,9 @@ def run_score(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps({"passed": score.passed, "score": value, "reason": score.reason}), flush=True)
         else:
-            print(f"{'pass' if score.passed else 'FAIL'}  {value:.2f}  {where}  {score.reason}")
+            say(f"{'pass' if score.passed else 'FAIL'}  {value:.2f}  {where}  {score.reason}")
     if not arguments.json:
-        print(f"{passed} of {count} passed ({passed / count:.1%}), mean score {total / count:.3f}")
+        say(f"{passed} of {count} passed ({passed / count:.1%}), mean score {total / count:.3f}")
     return 0
 
 
@@ -89,7 +90,7 @@ def _announce(arguments: argparse.Namespace, scoring: Any) -> None:
 
     line = offer(scoring.sandbox).line
     if not arguments.json:
-        print(line)
+        say(line)
 
 
 def _rows(path: Path, task: str) -> Iterator[tuple[str, Prompt, str]]:

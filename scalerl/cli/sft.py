@@ -7,6 +7,7 @@ from pathlib import Path
 
 from scalerl.cli.exits import StopFlag, prepare_environment
 from scalerl.cli.parsing import Parser
+from scalerl.cli.terminal import say
 
 USAGE = """scalerl sft MODEL --data traces.jsonl [--out DIR] [options]
        scalerl sft [--out DIR] [--steps N] [--seed N]
@@ -34,11 +35,11 @@ def _of_model(given: dict[str, str]) -> int:
     from scalerl.training.supervised import fine_tune
 
     stop = StopFlag("the model so far is saved")
-    outcome = fine_tune(settings, directory, lambda line: print(line, flush=True), stop)
+    outcome = fine_tune(settings, directory, say, stop)
     if outcome.held_out_after is not None:
-        print(f"held-out loss {outcome.held_out_before:.4f} -> {outcome.held_out_after:.4f} nats per token")
+        say(f"held-out loss {outcome.held_out_before:.4f} -> {outcome.held_out_after:.4f} nats per token")
     stopped = f" (stopped after {len(outcome.steps)} updates)" if outcome.stopped else ""
-    print(f"saved{stopped}: {directory}\nnext: scalerl train --model {directory} --data prompts.jsonl")
+    say(f"saved{stopped}: {directory}", f"next: scalerl train --model {directory} --data prompts.jsonl")
     return 128 + stop.signal if outcome.stopped else 0
 
 
@@ -63,10 +64,8 @@ def _of_lab(given: dict[str, str]) -> int:
 
     directory = Path(given["out"]) if "out" in given else warm_start_directory(model, LAB.data)
     existed = (directory / "warm_start.json").exists()
-    warm_start(
-        model, LAB.data, directory, lambda row: print("  ".join(f"{k} {v:g}" for k, v in row.items()), flush=True)
-    )
-    print(f"{'already there' if existed else 'saved'}: {directory}")
+    warm_start(model, LAB.data, directory, lambda row: say("  ".join(f"{k} {v:g}" for k, v in row.items())))
+    say(f"{'already there' if existed else 'saved'}: {directory}")
     return 0
 
 

@@ -79,7 +79,7 @@ def _describe(plan: Plan, others: Sequence[StudyDirectory]) -> None:
     from scalerl.study.reuse import equal_runs
 
     held = equal_runs(plan, others)
-    say("\n".join([*describe(plan), *(f"  {key}: {_held(plan, key, run)}" for key, run in held.items())]))
+    say(*describe(plan), *(f"  {key}: {_held(plan, key, run)}" for key, run in held.items()))
     say(time_needed(plan, {key: run.steps for key, run in held.items()}))
 
 
@@ -216,9 +216,9 @@ def _execute(
     finally:
         display.stop()
     for key, message in execution.failures.items():
-        print(f"failed: {key}: {message}; see {study.file(key, 'log')}")
+        say(f"failed: {key}: {message}; see {study.file(key, 'log')}")
     if stop_flag():
-        print(f"stopped; resume with: scalerl study resume {study.path}")
+        say(f"stopped; resume with: scalerl study resume {study.path}")
         return 128 + stop_flag.signal
     _report(study)
     return 1 if execution.failures else 0
@@ -260,7 +260,7 @@ def _report(study: StudyDirectory) -> None:
     problem = write_or_explain(study.path / "results.json", values)
     _tell(found, study.path / "report.html")
     if problem:
-        print(f"results   none: {problem}")
+        say(f"results   none: {problem}")
 
 
 def _tell(found: StudyResult, page: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Prints text and wraps long lines on a terminal between words."""
+"""Prints lines of text, safe for a terminal, and wraps long lines there between words."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import shutil
 import sys
 import textwrap
 
+from scalerl.printable import printable
+
 LABEL = re.compile(r"\s*\S+(?: \S+)*\s{2,}|\s*")
 """Prefix that gives the indentation of continuation lines: words followed by two spaces, or leading spaces."""
 
 
-def say(text: str) -> None:
+def say(*lines: str) -> None:
     """Print lines; on a terminal, wrap long lines between words and indent the rest under their label.
 
-    In a file or a pipe, lines are not wrapped, so that programs can parse them.
+    In a file or a pipe, lines are not wrapped, so that programs can parse them. A line break within a line is escaped.
     """
-    print(wrapped(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text)
+    text = "\n".join(map(printable, lines))
+    print(wrapped(text, shutil.get_terminal_size().columns) if sys.stdout.isatty() else text, flush=True)
 
 
 def wrapped(text: str, width: int) -> str:

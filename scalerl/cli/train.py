@@ -61,7 +61,7 @@ def train(words: list[str]) -> int:
     if dry_run:
         if run_dir is not None:
             raise ConfigError("--run-dir: got one with --dry-run, which writes nothing; give one of the two")
-        print(_dry_run(config))
+        say(*_dry_run(config))
         return 0
     check_trust([config], str(file or "the command line"), trusted=trusted or file is None, typed=words)
     from scalerl.files import next_directory
@@ -89,7 +89,7 @@ def check_model(config: RunConfig, *, weights: bool = True) -> None:
         check_model_files(config.model.path, weights=weights)
 
 
-def _dry_run(config: RunConfig) -> str:
+def _dry_run(config: RunConfig) -> list[str]:
     """Return the configuration as TOML, with sizes, placement and balance as comments.
 
     Raises:
@@ -102,7 +102,7 @@ def _dry_run(config: RunConfig) -> str:
     layout = lay_out(config)
     check(config, layout)
     comments = [*config.derived_sizes(), *lines(config, layout), balance_line(config, layout.found)]
-    return to_toml(config) + "\n" + "\n".join(f"# {line}" for line in comments)
+    return [*to_toml(config).split("\n"), *(f"# {line}" for line in comments)]
 
 
 def resume(words: list[str]) -> int:
@@ -156,7 +156,7 @@ def _run(config: RunConfig, make_session: Callable[..., Any]) -> int:
     except RunFailed as error:
         complain(str(error))
         return FAILED
-    say("\n".join(ended.closing))
+    say(*ended.closing)
     return 0 if ended.finished else 128 + stop.signal
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from scalerl.config import RunConfig
+from scalerl.printable import indented, printable
 from scalerl.report.falling import FallWatch
 from scalerl.report.occupancy import OccupancyWatch
 from scalerl.report.outlook import Outlook, curve_of, points_by_task, run_outlook
@@ -30,6 +31,11 @@ def truncation_warning(rate: float) -> str | None:
     if rate > WARN_TRUNCATION:
         return f"{rate:.0%} of the rollouts are truncated: training may become unstable if the share exceeds 10%"
     return None
+
+
+def tell(console: Console, text: str) -> None:
+    """Print a message, safe for a terminal; in a log it is not wrapped, so that it can be searched."""
+    console.print(indented(text), highlight=False, markup=False, soft_wrap=not console.is_terminal)
 
 
 class RunDisplay:
@@ -70,7 +76,7 @@ class RunDisplay:
 
     def note(self, text: str) -> None:
         """Print a line above the table."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=not self.console.is_terminal)
+        tell(self.console, text)
 
     def step(self, row: dict[str, Any]) -> None:
         """Show a training step."""
@@ -112,7 +118,7 @@ class RunDisplay:
             self._live.update(self._render())
             return
         for task, last in self._last.items():
-            of_task = f", {task}" if len(self._last) > 1 else ""
+            of_task = f", {printable(task)}" if len(self._last) > 1 else ""
             text = f"evaluation at step {last.step}{of_task}: pass rate {last.pass_rate:.3f} ± {last.stderr:.3f}"
             ahead = self._outlooks.get(task)
             self.note(f"{text}; {_forecast_line(ahead)}" if ahead else text)
@@ -133,7 +139,7 @@ class RunDisplay:
             table.add_row(*cells)
         lines: list[RenderableType] = [Text.from_markup("[bold]scalerl[/bold]"), table]
         for task, last in self._last.items():
-            of_task = f", {task}" if len(self._last) > 1 else ""
+            of_task = f", {printable(task)}" if len(self._last) > 1 else ""
             lines.append(
                 Text(f"held-out pass rate{of_task} {last.pass_rate:.3f} ± {last.stderr:.3f} at step {last.step}")
             )

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from scalerl.files import read_rows
+from scalerl.printable import printable
+from scalerl.report.display import tell
 from scalerl.scaling import Curve, CurveError, fit
 from scalerl.serialization import flat
 from scalerl.study.directory import StudyDirectory
@@ -94,7 +97,7 @@ class StudyDisplay:
 
     def note(self, text: str) -> None:
         """Print a message."""
-        self.console.print(text, highlight=False, markup=False, soft_wrap=not self.console.is_terminal)
+        tell(self.console, text)
 
     def update(self, states: Mapping[RunKey, str]) -> None:
         """Show every run's state; read the points of runs that are running or have just ended."""
@@ -153,7 +156,7 @@ class StudyDisplay:
     def _table(self, states: Mapping[RunKey, str]) -> Table:
         plan = self._study.plan
         done = sum(state == "finished" for state in states.values())
-        table = Table(title=f"{plan.name}: {done} of {len(states)} runs, {self._left(states)}")
+        table = Table(title=Text(printable(f"{plan.name}: {done} of {len(states)} runs, {self._left(states)}")))
         for heading in ("arm", "seed", "", "step", "last", "ceiling A (? not identified)"):
             table.add_column(heading)
         for arm in plan.arms:

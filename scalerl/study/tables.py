@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from scalerl.report.display import tell
 from scalerl.scaling import Estimate
 from scalerl.scaling.curve import UNITS
 from scalerl.scaling.estimate import one_power
@@ -39,8 +40,8 @@ def print_results(found: StudyResult, console: Console | None = None) -> None:
 
 
 def _say(console: Console, *lines: str) -> None:
-    for line in lines:  # in a log, each verdict is one line, so that it can be searched
-        console.print(line, highlight=False, markup=False, soft_wrap=not console.is_terminal)
+    for line in lines:
+        tell(console, line)
     console.print()
 
 

@@ -205,6 +205,3 @@ class _Pool(ProcessPool):
         manager.task_manager = _Tasks(self._context.task_queue.task_done)
         manager.worker_manager = _Workers(workers, self._context.worker_parameters, options["context"])
         self._pool_manager = manager
-
-
-__all__ = ["Call", "ProcessEnded", "ScoringPool"]

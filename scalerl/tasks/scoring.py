@@ -222,10 +222,7 @@ class ProcessScorer:
         self.timeouts += 1
         return verdict(False, reason)
 
-    @staticmethod
-    def truncated(score: Score) -> Score:
-        """Return the score of a wrong answer."""
-        return reward(verdict(False, "truncated before an answer"))
+    truncated = staticmethod(ThreadScorer.truncated)
 
     def close(self) -> None:
         """Kill the processes."""
@@ -328,15 +325,3 @@ def _judged(found: Sequence[Verdict | str], failures: Failures) -> list[Score]:
     """Return the scores; a completion without a verdict is wrong and counts as a failure."""
     failures.count(len(found), [given for given in found if isinstance(given, str)])
     return [reward(verdict(False, given) if isinstance(given, str) else given) for given in found]
-
-
-__all__ = [
-    "FunctionScorer",
-    "ProcessScorer",
-    "Scorer",
-    "ScoringService",
-    "ThreadScorer",
-    "make_scorer",
-    "make_scorers",
-    "make_scoring",
-]

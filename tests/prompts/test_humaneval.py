@@ -9,6 +9,7 @@ from scalerl.config import RunConfig, read_config
 from scalerl.config.base import ConfigError
 from scalerl.prompts.dataset import load_prompts
 from scalerl.prompts.layouts import read_rows
+from scalerl.tasks.code.tests import read_tests
 from scalerl.tasks.sandbox.detect import offer
 from scalerl.tasks.scoring import make_scoring
 from scalerl.types import Group, Prompt, Rollout, Visit
@@ -95,7 +96,7 @@ def test_a_named_suite_is_read_from_the_hub_and_held_out_completely(tmp_path, hu
     assert [prompt.where for prompt in found] == [f"openai/openai_humaneval[test] row {n}" for n in (1, 2)]
     assert not any(prompt.task == "humaneval" for prompt in split.training) and len(split.training) == 5
     for prompt, row in zip(found, ROWS, strict=True):
-        assert prompt.columns["tests"] == {"test": row["test"], "entry_point": row["entry_point"]}
+        assert read_tests(prompt.columns).tests == row["test"]
 
 
 def test_right_programs_pass_in_the_sandbox_and_wrong_ones_fail(tmp_path, hub):

@@ -13,6 +13,7 @@ from scalerl.config.data import PromptFile
 from scalerl.config.named import NAMED
 from scalerl.prompts.code_rows import deepcoder, humaneval, livecodebench, mbpp
 from scalerl.prompts.layouts import after_hashes, column, last_boxed, read_rows
+from scalerl.tasks.code.tests import Calls, Checks, InputOutput, read_tests
 from scalerl.training.warm_start import make_tokenizer
 
 USER = [{"role": "user", "content": "What is 1+2?"}]
@@ -168,8 +169,8 @@ def test_options_reach_one_of_several_named_sets(tmp_path):
 
 
 def test_humaneval_gives_the_check_and_the_name_of_the_function():
-    row = {"task_id": "HumanEval/0", "prompt": "def f(x):\n", "entry_point": "f", "test": "def check(candidate): ..."}
-    assert humaneval(row, "line 1")["tests"] == {"test": "def check(candidate): ...", "entry_point": "f"}
+    row = {"task_id": "HumanEval/0", "prompt": "def f(x): ...", "entry_point": "f", "test": "def check(candidate): ..."}
+    assert read_tests(humaneval(row, "line 1")) == Checks("def f(x): ...", "def check(candidate): ...", ("f",), "f")
     with pytest.raises(ConfigError, match="line 1: the column 'entry_point' is empty or missing"):
         humaneval({"prompt": "p", "test": "t"}, "line 1")
 
@@ -177,33 +178,32 @@ def test_humaneval_gives_the_check_and_the_name_of_the_function():
 def test_mbpp_prompts_have_the_assertions_and_tests_begin_with_the_setup():
     row = {"text": "Write a function.", "test_list": ["assert f(1) == 2"], "test_setup_code": "import math"}
     found = mbpp(row, "")
-    assert found["tests"] == ["import math", "assert f(1) == 2"] and "assert f(1) == 2" in found["prompt"]
+    assert read_tests(found).setup == "import math" and "assert f(1) == 2" in found["prompt"]
     sanitized = mbpp({"prompt": "Write g.", "test_list": ["assert g() == 1"], "test_imports": []}, "")
-    assert sanitized["tests"] == ["assert g() == 1"] and sanitized["prompt"].startswith("Write g. Your code")
+    assert read_tests(sanitized).tests == "assert g() == 1" and sanitized["prompt"].startswith("Write g. Your code")
 
 
 @pytest.mark.parametrize(
-    ("tests", "joined"),
+    ("tests", "read"),
     [
-        ({"inputs": ["1\n"], "outputs": ["2\n"]}, {"inputs": ["1\n"], "outputs": ["2\n"]}),
+        ({"inputs": ["1\n"], "outputs": ["2\n"]}, InputOutput(("1\n",), ("2\n",))),
         (
             [{"type": "stdin_stdout", "input": x, "output": y} for x, y in (("1", "2"), ("3", "4"))],
-            {"inputs": ["1", "3"], "outputs": ["2", "4"]},
+            InputOutput(("1", "3"), ("2", "4")),
         ),
         (
             [{"input": "[1]", "output": "2", "testtype": "functional", "metadata": {"func_name": "f"}}],
-            {"inputs": ["[1]"], "outputs": ["2"], "fn_name": "f"},
+            Calls("f", ([[1]],), (2,)),
         ),
+        ([{"type": "function_call", "fn_name": "f", "input": [1], "output": 2}], Calls("f", ([1],), (2,), True)),
     ],
 )  # fmt: skip
-def test_deepcoder_tests_of_three_forms_become_one_form(tests, joined):
+def test_deepcoder_tests_of_four_forms_are_read(tests, read):
     row = {"problem": "Add one.", "tests": json.dumps(tests), "starter_code": "def f(x):"}
     found = deepcoder(row, "line 1")
-    assert found["tests"] == joined and "def f(x):" in found["prompt"]
-    with pytest.raises(ConfigError, match="line 1: 'tests' is not valid JSON"):
+    assert found["tests"] == tests and read_tests(found) == read and "def f(x):" in found["prompt"]
+    with pytest.raises(ConfigError, match="line 1: 'tests': neither JSON"):
         deepcoder({**row, "tests": "{"}, "line 1")
-    with pytest.raises(ConfigError, match="line 1: 'tests' holds no tests"):
-        deepcoder({**row, "tests": "[1]"}, "line 1")
 
 
 def lcb(private, date="2025-03-01T00:00:00"):
@@ -222,7 +222,7 @@ def test_livecodebench_unpacks_its_private_tests_and_keeps_the_first_half_of_202
     packed = base64.b64encode(zlib.compress(pickle.dumps(inner))).decode()
     for private in (packed, inner):
         found = livecodebench(lcb(private), "line 1")
-        assert found["tests"] == {"inputs": ["1", "3"], "outputs": ["2", "4"], "fn_name": "f"}
+        assert read_tests(found) == InputOutput(("1", "3"), ("2", "4"))
         assert "private_test_cases" not in found
     dates = ("2024-12-31T00:00:00", "2025-01-01T00:00:00", "2025-06-30T23:00:00", "2025-07-01T00:00:00")
     assert [livecodebench(lcb(inner, date), "") is None for date in dates] == [True, False, False, True]
@@ -234,7 +234,7 @@ def test_a_pickle_with_a_class_is_refused():
             return (print, ("harm",))
 
     harm = base64.b64encode(zlib.compress(pickle.dumps(Harm()))).decode()
-    with pytest.raises(ConfigError, match=r"line 1: 'private_test_cases' cannot be unpacked \(it names builtins.print"):
+    with pytest.raises(ConfigError, match="line 1: 'private_test_cases' cannot be read"):
         livecodebench(lcb(harm), "line 1")
 
 

@@ -3,17 +3,26 @@
 import base64
 import json
 import pickle
+import time
+import tracemalloc
 import zlib
+from collections import OrderedDict
+from decimal import Decimal
+from fractions import Fraction
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from scalerl.config.base import ConfigError
 from scalerl.config.sandbox import Sandbox
 from scalerl.tasks.code import judge as code
+from scalerl.tasks.code import tests as code_tests
 from scalerl.tasks.code.answer import program_of, with_prompt
-from scalerl.tasks.code.compare import difference, same_value
+from scalerl.tasks.code.compare import difference, value_difference
 from scalerl.tasks.code.judge import Judge
 from scalerl.tasks.code.tests import BadTests, Calls, Checks, InputOutput, read_tests
+from scalerl.tasks.sandbox.guest.plain import as_json, dumps
 from scalerl.types import Prompt
 
 
@@ -109,17 +118,32 @@ def test_a_difference_shows_the_line_with_both_texts():
         ("1", 1, False),
         (0.1 + 0.2, 0.3, False),
         (float("nan"), float("nan"), False),
-        ({1, 2}, [1, 2], False),
         ([5], 5, False),
+        ([Fraction(1, 2), Decimal("7")], [0.5, 7], True),
+        (Decimal(2**60 + 1), 2**60 + 1, True),
+        (Decimal(2**60 + 1), 2**60, False),
     ],
 )
 def test_values_are_compared_as_json(got, wanted, same):
-    assert same_value(got, wanted) is same
+    assert (value_difference(as_json(got), wanted) is None) is same
+
+
+@pytest.mark.parametrize("value", [{1, 2}, b"1", 1j, object(), Decimal("0.1"), [iter([])]])
+def test_values_that_json_does_not_have_are_not_compared(value):
+    with pytest.raises(TypeError, match="not JSON"):
+        as_json(value)
 
 
 def test_a_wrapped_result_also_matches_its_content():
-    assert same_value(5, [5], wrapped=True) and same_value([5], [5], wrapped=True)
-    assert not same_value(5, [6], wrapped=True) and not same_value(5, [5, 6], wrapped=True)
+    for got, wanted, same in ((5, [5], True), ([5], [5], True), (5, [6], False), (5, [5, 6], False)):
+        assert (value_difference(got, wanted, wrapped=True) is None) is same
+
+
+def test_a_line_without_end_is_not_searched_again_and_again():
+    began = time.process_time()
+    assert program_of("```" + "a" * 300_000) is None
+    assert difference(" ".join(["1" * 1000] * 1000), " ".join(["2"] * 1000))
+    assert time.process_time() - began < 5  # measured: 0.01 s; with backtracking 40 s
 
 
 PAIRS = InputOutput(("3 4\n",), ("7\n",))
@@ -179,17 +203,89 @@ def test_hidden_tests_of_livecodebench_are_unpacked_without_running_code():
 
     columns = {"public_test_cases": public, "private_test_cases": packed(hidden)}
     assert read_tests(columns) == InputOutput(("1 1\n", "3 4\n"), ("2\n", "7\n"))
-    with pytest.raises(BadTests, match=r"a pickle that names collections.OrderedDict; allowed: text"):
-        from collections import OrderedDict
+    for other in (OrderedDict(a=1), b"7", ["7", "7"], 7):
+        with pytest.raises(BadTests, match="a pickle of other things than a text"):
+            read_tests({**columns, "private_test_cases": packed(other)})
 
-        read_tests({**columns, "private_test_cases": packed(OrderedDict(a=1))})
+
+def test_hidden_tests_that_are_damaged_are_refused_and_large_ones_are_not_unpacked_whole(monkeypatch):
+    public = json.dumps([{"input": "1 1\n", "output": "2\n"}])
+    whole = pickle.dumps(json.dumps([{"input": "3 4\n", "output": "7\n"}]))
+    for data in (*(whole[:size] for size in range(len(whole))), b"\x80\x04X\xff\xff\xff\xff", b"r\xff\xff\xff\xff"):
+        text = base64.b64encode(zlib.compress(data)).decode()
+        with pytest.raises(BadTests, match="private_test_cases"):
+            read_tests({"public_test_cases": public, "private_test_cases": text})
+    bomb = base64.b64encode(zlib.compress(b"1" * 50_000_000)).decode()
+    monkeypatch.setattr(code_tests, "MOST_UNPACKED", 1 << 20)
+    tracemalloc.start()
+    try:
+        for text in (bomb, bomb[:100], bomb[1:], "é", "7", "[" * 100_000, "[" + "9" * 5000 + "]"):
+            with pytest.raises(BadTests, match="private_test_cases"):
+                read_tests({"public_test_cases": public, "private_test_cases": text})
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.binary(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+)
+COLUMNS = {
+    "tests": ["assert f(1) == 2"],
+    "test": "def check(c): c(1)",
+    "entry_point": "f",
+    "test_list": ["assert f(1) == 2"],
+    "test_imports": ["import math"],
+    "test_setup_code": "x = 1",
+    "input_output": {"inputs": ["1"], "outputs": ["2"], "fn_name": "f"},
+    "public_test_cases": [{"input": "1", "output": "2", "testtype": "functional"}],
+    "private_test_cases": [{"input": [1], "output": 2, "metadata": {"func_name": "f"}}],
+    "metadata": {"func_name": "f"},
+    "prompt": [{"role": "user", "content": "def f(x):"}],
+}
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_any_values_in_the_columns_of_tests_are_tests_or_a_known_error(data):
+    """Replaces values at random places of valid columns, some of which are JSON text."""
+
+    def changed(value):
+        if data.draw(st.integers(0, 5)) == 0:
+            value = data.draw(JSON_VALUES)
+        elif isinstance(value, dict):
+            value = {key: changed(item) for key, item in value.items()}
+        elif isinstance(value, list):
+            value = [changed(item) for item in value]
+        return json.dumps(value, default=str) if data.draw(st.integers(0, 5)) == 0 else value
+
+    named = data.draw(st.sets(st.sampled_from(list(COLUMNS))))
+    columns = {name: changed(COLUMNS[name]) for name in COLUMNS if name in named}
+    try:
+        found = read_tests(columns)
+    except BadTests:
+        return
+    if isinstance(found, Calls):
+        dumps([*found.arguments, *found.results])
+
+
+@pytest.mark.parametrize("digits", [1000, 5000])
+def test_expected_integers_may_have_as_many_digits_as_python_prints(digits):
+    """Results such as the 1000th Fibonacci number occur in public sets."""
+    columns = {"tests": {"inputs": ["1"], "outputs": ["9" * digits], "fn_name": "f"}}
+    if digits > 4300:
+        with pytest.raises(BadTests, match="'tests': test 1 of f"):
+            read_tests(columns)
+    else:
+        assert read_tests(columns).results == (10**digits - 1,)
 
 
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
         ({"answer": "7"}, r"'tests': the row has none \(columns here: answer\); allowed: "),
-        ({"tests": "{broken"}, r"'tests': neither JSON \(.* at line 1, column 2\) nor assertions"),
+        ({"tests": "{broken"}, r"'tests': neither JSON \(.* at column 2\) nor assertions"),
         ({"tests": 7}, "'tests': got 7; allowed: "),
         ({"tests": []}, "'tests': got "),
         ({"tests": {"inputs": ["1"], "outputs": []}}, "'tests': got 1 inputs and 0 outputs; allowed: two lists"),

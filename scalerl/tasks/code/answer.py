@@ -9,7 +9,7 @@ from typing import Any
 
 from scalerl.tasks.base import judged_text
 
-BLOCK = re.compile(r"^[ \t]*```[ \t]*([\w+-]*)[^\n]*\n(.*?)(?:^[ \t]*```[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^[ \t]*```[ \t]*([\w+-]*+)[^\n]*+\n(.*?)(?:^[ \t]*```[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
 PYTHON = ("python", "python3", "py")
 
 
@@ -55,7 +55,7 @@ def with_prompt(completion: str, prompt: Any, entry: str) -> str | None:
 def code_of_prompt(prompt: Any) -> str:
     """Return the Python code in a prompt: the whole prompt, its last block, or an empty text."""
     if isinstance(prompt, list):
-        prompt = "\n\n".join(str(message.get("content", "")) for message in prompt)
+        prompt = "\n\n".join(str(message.get("content", "")) for message in prompt if isinstance(message, dict))
     if not isinstance(prompt, str):
         return ""
     if parsed(prompt) is not None:

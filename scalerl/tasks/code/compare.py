@@ -6,7 +6,9 @@ import re
 from decimal import Decimal
 from typing import Any
 
-NUMBER = re.compile(r"[+-]?(\d{1,400}\.?\d{0,400}|\.\d{1,400})([eE][+-]?\d{1,3})?", re.ASCII)
+from scalerl.config.base import short
+
+NUMBER = re.compile(r"[+-]?(\d{1,800}(\.\d{0,400})?|\.\d{1,400})([eE][+-]?\d{1,3})?", re.ASCII)
 
 
 def difference(got: str, wanted: str) -> str | None:
@@ -19,7 +21,7 @@ def difference(got: str, wanted: str) -> str | None:
     got_lines, wanted_lines = ([line.strip() for line in text.strip().split("\n")] for text in (got, wanted))
     for number, (line, expected) in enumerate(zip(got_lines, wanted_lines, strict=False), start=1):
         if line != expected and not _same_tokens(line.split(), expected.split()):
-            return f"line {number}: expected {_short(expected)}, got {_short(line)}"
+            return f"line {number}: expected {short(expected)}, got {short(line)}"
     if len(got_lines) != len(wanted_lines):
         return f"expected {len(wanted_lines)} lines, got {len(got_lines)}"
     return None
@@ -35,28 +37,16 @@ def _same_token(got: str, wanted: str) -> bool:
     return bool(NUMBER.fullmatch(got) and NUMBER.fullmatch(wanted)) and Decimal(got) == Decimal(wanted)
 
 
-def same_value(got: Any, wanted: Any, wrapped: bool = False) -> bool:
-    """Return whether a returned value equals the expected value, which comes from JSON.
+def value_difference(got: Any, wanted: Any, wrapped: bool = False) -> str | None:
+    """Return how a returned value differs from the expected value; None if they are equal.
 
-    JSON has neither tuples nor keys other than text. Tuples are therefore compared as lists, and the keys of a dict as
-    text. All other values are compared by `==` of exact built-in types: 1 equals 1.0 and True; NaN equals nothing.
+    1 equals 1.0 and True; NaN equals nothing.
 
     Args:
-        got: Returned value, plain data (guest/plain.py).
+        got: Returned value in JSON's types (`as_json` of guest/plain.py).
         wanted: Expected value, from JSON.
         wrapped: Whether an expected [x] also matches x.
     """
-    got = _as_json(got)
-    return bool(got == wanted) or (wrapped and isinstance(wanted, list) and len(wanted) == 1 and bool(got == wanted[0]))
-
-
-def _as_json(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return [_as_json(item) for item in value]
-    if isinstance(value, dict):
-        return {str(key): _as_json(item) for key, item in value.items()}
-    return value
-
-
-def _short(text: str, most: int = 80) -> str:
-    return repr(text if len(text) <= most else text[:most] + "...")
+    if got == wanted or (wrapped and isinstance(wanted, list) and len(wanted) == 1 and got == wanted[0]):
+        return None
+    return f"expected {short(wanted)}, got {short(got)}"

@@ -10,23 +10,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from scalerl.config.run import Scoring
 from scalerl.config.sandbox import Sandbox
 from scalerl.tasks.base import Verdict, verdict
 from scalerl.tasks.code.answer import program_of, with_prompt
-from scalerl.tasks.code.compare import difference, same_value
+from scalerl.tasks.code.compare import difference, value_difference
 from scalerl.tasks.code.tests import Calls, Checks, InputOutput, Tests, read_tests
 from scalerl.tasks.sandbox.box import Box, BoxEnded, BoxFlood, BoxLate, BoxPool
 from scalerl.tasks.sandbox.detect import offer
-from scalerl.tasks.sandbox.guest.plain import NotPlain, dumps, loads
+from scalerl.tasks.sandbox.guest.plain import dumps, loads
 from scalerl.types import Prompt
 
 START_S = 4.0
 """Seconds that a sandbox may take to start on a busy machine, in addition to the program's limit."""
 SPARE_S = 0.5
 """Seconds added to each deadline for the transfer of frames."""
+T = TypeVar("T")
 MOST_QUESTIONS = 100_000
 """Maximum number of calls that the tests of one program may make."""
 
@@ -60,8 +61,6 @@ class Judge:
             )
         except BoxFlood:
             return verdict(False, f"wrote more than {self._settings.output_kb} KiB")
-        except (NotPlain, RecursionError, TypeError, KeyError) as error:
-            return verdict(False, f"sent an invalid value ({error})")
         except BoxEnded as error:
             return verdict(False, f"the program's process ended: {error}")
         return verdict(True, f"passed: {passed}")
@@ -81,7 +80,7 @@ class Judge:
                 kind, payload = box.receive(self._soon(ends, START_S))  # the harness inside enforces test_s
                 where = f"test {number} of {len(tests.inputs)}"
                 self._refused(kind, payload, b"O")
-                problem = self._problem(loads(payload), wanted)
+                problem = _of_program(payload, self._problem, wanted)
                 if problem:
                     raise Failed(f"{where}: {problem}")
         finally:
@@ -94,24 +93,23 @@ class Judge:
             return f"took longer than {self._settings.test_s:g} s"
         if report["why"] == "flood":
             return f"wrote more than {self._settings.output_kb} KiB"
-        if type(report["status"]) is not int or report["status"] != 0:
+        if report["status"] != 0:
             detail = str(report["complaint"])[-200:].strip()
             return f"ended with exit status {report['status']}" + (f" ({detail})" if detail else "")
-        return difference(bytes(report["output"]).decode("utf-8", "replace"), wanted)
+        return difference(report["output"].decode("utf-8", "replace"), wanted)
 
     def _calls(self, program: str, tests: Calls, ends: float) -> str:
         box = self._serving(program, ends)
         try:
             for number, (arguments, wanted) in enumerate(zip(tests.arguments, tests.results, strict=True), start=1):
-                where = f"test {number} of {len(tests.results)}"
-                box.send(b"A", dumps(["call", tests.name, "", arguments, {}]), self._soon(ends))
+                box.send(b"J", dumps(["call", tests.name, "", arguments, {}]), self._soon(ends))
                 kind, payload = box.receive(self._soon(ends))
-                if kind != b"V":
-                    raised, detail = loads(payload)
-                    raise Failed(f"{where}: {str(raised)[:80]}: {str(detail)[:200]}")
-                got = loads(payload)
-                if not same_value(got, wanted, tests.wrapped):
-                    raise Failed(f"{where}: expected {_shown(wanted)}, got {_shown(got)}")
+                if kind == b"V":
+                    problem = _of_program(payload, value_difference, wanted, tests.wrapped)
+                else:
+                    problem = _of_program(payload, lambda error: f"{error[0]}: {error[1]}"[:300])
+                if problem:
+                    raise Failed(f"test {number} of {len(tests.results)}: {problem}")
         finally:
             box.close()
         return f"{len(tests.results)} tests"
@@ -140,7 +138,7 @@ class Judge:
             if kind == b"P" and questions:
                 return f"the checks, with {questions} calls"
             if kind != b"A":
-                raise Failed("the tests never called the program" if kind == b"P" else str(loads(payload)))
+                raise Failed("the tests never called the program" if kind == b"P" else _of_program(payload, str)[:600])
             box.send(b"A", payload, self._soon(ends))
             answer, payload = box.receive(self._soon(ends))
             checker.send(answer if answer == b"V" else b"E", payload, self._soon(ends))
@@ -159,7 +157,7 @@ class Judge:
 
     def _refused(self, kind: bytes, payload: bytes, wanted: bytes) -> None:
         if kind == b"X":
-            raise Failed(f"does not run: {str(loads(payload))[:300]}")
+            raise Failed(f"does not run: {_of_program(payload, str)[:300]}")
         if kind != wanted:
             raise Failed("sent an unexpected frame")
 
@@ -175,9 +173,18 @@ KINDS: dict[type, Callable[..., str]] = {
 }
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:80] + "..."
+def _of_program(payload: bytes, read: Callable[..., T], *words: Any) -> T:
+    """Return `read` of a value that a program sent, and of further arguments.
+
+    Only this function reads a program's data in this process. The length of the frame limits its work.
+
+    Raises:
+        Failed: `read` raised anything; the program's data is the cause.
+    """
+    try:
+        return read(loads(payload), *words)
+    except Exception as error:  # counted as a failed program
+        raise Failed(f"sent an invalid value ({type(error).__name__}: {error})") from None
 
 
 # ------------------------------------------------------------------------------------------------------- the verifier

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import ast
 import base64
-import binascii
 import builtins
-import io
-import json
-import pickle
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
-from scalerl.tasks.code.answer import parsed
+from scalerl.config.base import short
+from scalerl.files import parse_json
+from scalerl.tasks.code.answer import code_of_prompt, parsed
+from scalerl.tasks.sandbox.guest.plain import dumps
 
 ALLOWED = (
     '{"inputs": [...], "outputs": [...]} with or without "fn_name", a list of {"input": ..., "output": ...}, a list of '
     'assertions, or {"test": "def check(candidate): ...", "entry_point": "name"}; each also as JSON text'
 )
+MOST_UNPACKED = 256 << 20
+"""Largest size of the hidden tests of a row after decompression, bytes."""
+PICKLED_TEXT = {"PROTO", "FRAME", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "PUT", "BINPUT", "MEMOIZE", "STOP"}
+"""Instructions of a pickle that contains one text (pickletools)."""
 
 
 class BadTests(ValueError):
@@ -91,63 +95,63 @@ def read_tests(columns: Mapping[str, Any]) -> Tests:
         if columns.get(name) is not None:
             return _parse(columns[name], name, columns)
     if columns.get("public_test_cases") is not None:
-        return _livecodebench(columns)
+        return _parse(livecodebench_cases(columns), "public_test_cases", columns)
     raise BadTests(f"'tests': the row has none (columns here: {', '.join(columns)}); allowed: {ALLOWED}")
 
 
 def _parse(given: Any, field: str, columns: Mapping[str, Any]) -> Tests:
-    value = _from_text(given, field) if isinstance(given, str) else given
+    value = from_text(given, field)
     if isinstance(value, Mapping) and "test" in value and "entry_point" in value:
         return _humaneval(value, columns)
     if isinstance(value, Mapping) and "inputs" in value and "outputs" in value:
         return _pairs(value["inputs"], value["outputs"], value.get("fn_name"), field)
-    if isinstance(value, list | tuple) and value and all(isinstance(item, str) for item in value):
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
         return _assertions(value, columns, field)
-    if isinstance(value, list | tuple) and value and all(isinstance(item, Mapping) for item in value):
+    if isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
         return _cases(value, columns, field)
-    shown = repr(given)
-    raise BadTests(f"{field!r}: got {shown[:80]}{'...' if len(shown) > 80 else ''}; allowed: {ALLOWED}")
+    raise BadTests(f"{field!r}: got {short(given)}; allowed: {ALLOWED}")
 
 
-def _from_text(text: str, field: str) -> Any:
+def from_text(given: Any, field: str) -> Any:
+    """Return the value of JSON text, or a list with a text that contains assertions. Other values are unchanged.
+
+    Raises:
+        BadTests: The text is neither.
+    """
+    if not isinstance(given, str):
+        return given
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        tree = parsed(text)
+        return parse_json(given)
+    except ValueError as error:
+        tree = parsed(given)
         if tree is not None and any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
-            return [text]
-        raise BadTests(
-            f"{field!r}: neither JSON ({error.msg} at line {error.lineno}, column {error.colno}) nor assertions; "
-            f"allowed: {ALLOWED}"
-        ) from None
-    except RecursionError:
-        raise BadTests(f"{field!r}: the JSON is nested too deeply") from None
+            return [given]
+        raise BadTests(f"{field!r}: neither JSON ({error}) nor assertions; allowed: {ALLOWED}") from None
+
+
+def _source(code: Any, field: str) -> str:
+    if not isinstance(code, str) or parsed(code) is None:
+        raise BadTests(f"{field!r} is not valid Python; correct the row or remove it")
+    return code
 
 
 def _humaneval(value: Mapping[str, Any], columns: Mapping[str, Any]) -> Checks:
-    from scalerl.tasks.code.answer import code_of_prompt
-
-    test, entry = str(value["test"]), str(value["entry_point"])
-    if parsed(test) is None:
-        raise BadTests("'test' is not valid Python; correct the row or remove it")
-    if not entry.isidentifier():
-        raise BadTests(f"'entry_point': got {entry!r}; allowed: the name of a function")
+    test, entry = _source(value["test"], "test"), value["entry_point"]
+    if not isinstance(entry, str) or not entry.isidentifier():
+        raise BadTests(f"'entry_point': got {short(entry)}; allowed: the name of a function")
     return Checks(code_of_prompt(columns.get("prompt")), test, (entry,), entry)
 
 
 def _assertions(lines: Sequence[str], columns: Mapping[str, Any], field: str) -> Checks:
     """Return a list of assertions. Functions that they call without defining them belong to the program."""
     imports = columns.get("test_imports") or []
-    setup = "\n".join(
-        [*(imports if isinstance(imports, list) else [str(imports)]), columns.get("test_setup_code") or ""]
-    )
-    tests = "\n".join(lines)
+    before = [*(imports if isinstance(imports, list) else [imports]), columns.get("test_setup_code") or ""]
+    setup = _source("\n".join(map(str, before)), "test_setup_code")
     for number, line in enumerate(lines, start=1):
         if parsed(line) is None:
-            raise BadTests(f"{field!r}: assertion {number} is not valid Python: {line[:80]!r}")
-    if parsed(setup) is None:
-        raise BadTests("'test_setup_code' is not valid Python; correct the row or remove it")
-    names = free_names(setup + "\n" + tests)
+            raise BadTests(f"{field!r}: assertion {number} is not valid Python: {short(line)}")
+    tests = "\n".join(lines)
+    names = free_names(_source(f"{setup}\n{tests}", field))
     if not names:
         raise BadTests(f"{field!r}: the assertions call no function of the program")
     return Checks(setup, tests, names)
@@ -187,52 +191,61 @@ def _cases(cases: Sequence[Mapping[str, Any]], columns: Mapping[str, Any], field
     for number, case in enumerate(cases, start=1):
         if "input" not in case or "output" not in case:
             raise BadTests(f"{field!r}: test {number} has {', '.join(map(repr, case))}; allowed: 'input' and 'output'")
-    kinds = {str(case.get("testtype") or case.get("type") or "stdin") for case in cases}
-    name = _function_name(cases[0].get("metadata")) or _function_name(columns.get("metadata"))
-    if "functional" in kinds and not name:
-        raise BadTests(
-            f"{field!r}: the tests call a function that is not named; give its name in 'metadata': 'func_name'"
-        )
-    inputs, outputs = [case["input"] for case in cases], [case["output"] for case in cases]
-    return _pairs(inputs, outputs, name if "functional" in kinds else None, field)
+    name = cases[0].get("fn_name") or _function_name(cases[0].get("metadata"))
+    if not name and any("functional" in (case.get("testtype"), case.get("type")) for case in cases):
+        name = _function_name(columns.get("metadata"))
+        if not name:
+            raise BadTests(
+                f"{field!r}: the tests call a function that is not named; give its name in 'metadata': 'func_name'"
+            )
+    return _pairs([case["input"] for case in cases], [case["output"] for case in cases], name, field)
 
 
-def _function_name(metadata: Any) -> str | None:
-    if isinstance(metadata, str):
-        try:
-            metadata = json.loads(metadata)
-        except json.JSONDecodeError:
-            raise BadTests("'metadata' is not valid JSON; correct the row or remove it") from None
+def _function_name(metadata: Any) -> Any:
+    try:
+        metadata = parse_json(metadata) if isinstance(metadata, str) else metadata
+    except ValueError:
+        raise BadTests("'metadata' is not valid JSON; correct the row or remove it") from None
     return metadata.get("func_name") if isinstance(metadata, Mapping) else None
 
 
-def _livecodebench(columns: Mapping[str, Any]) -> Tests:
-    cases = _from_text(columns["public_test_cases"], "public_test_cases")
-    private = columns.get("private_test_cases")
-    if private:
-        cases = [*cases, *_unpacked(private)]
-    return _parse(cases, "public_test_cases", columns)
+def livecodebench_cases(columns: Mapping[str, Any]) -> list[Any]:
+    """Return the public and the hidden tests of a row of LiveCodeBench.
 
-
-class _OnlyText(pickle.Unpickler):
-    """Reads a pickled string; a pickle that names any class is refused."""
-
-    def find_class(self, module_name: str, global_name: str) -> Any:
-        raise BadTests(f"'private_test_cases': a pickle that names {module_name}.{global_name}; allowed: text")
-
-
-def _unpacked(text: str) -> list[Any]:
-    """Return LiveCodeBench's hidden tests: JSON, or base64 of zlib of a pickled JSON string."""
-    try:
-        found = json.loads(text)
-    except json.JSONDecodeError:
+    Raises:
+        BadTests: A column holds no list of tests.
+    """
+    cases = []
+    for field in ("public_test_cases", "private_test_cases"):
+        given = columns.get(field) or []
         try:
-            found = json.loads(_OnlyText(io.BytesIO(zlib.decompress(base64.b64decode(text)))).load())
-        except (binascii.Error, zlib.error, pickle.UnpicklingError, EOFError, TypeError, json.JSONDecodeError) as error:
-            raise BadTests(f"'private_test_cases' cannot be read ({error}); download the file again") from None
-    if not isinstance(found, list):
-        raise BadTests(f"'private_test_cases': got {type(found).__name__}; allowed: a list of tests")
-    return found
+            found = _unpacked(given) if isinstance(given, str) else given
+        except (ValueError, zlib.error) as error:
+            raise BadTests(f"{field!r} cannot be read ({error}); download the file again") from None
+        if not isinstance(found, list):
+            raise BadTests(f"{field!r}: got {short(found)}; allowed: a list of tests")
+        cases += found
+    return cases
+
+
+def _unpacked(text: str) -> Any:
+    """Return the value of JSON text, or of base64 of zlib of a pickle of JSON text.
+
+    The pickle is not loaded: it could run code, and ask for any amount of memory.
+    """
+    import pickletools
+
+    if text.lstrip().startswith(("[", "{")):
+        return parse_json(text)
+    unpacking = zlib.decompressobj()
+    packed = unpacking.decompress(base64.b64decode(text), MOST_UNPACKED)
+    if not unpacking.eof:
+        raise ValueError(f"cut off, or more than {MOST_UNPACKED >> 20} MiB")
+    found = [(code.name, word) for code, word, _ in islice(pickletools.genops(packed), len(PICKLED_TEXT))]
+    words = [word for _, word in found if isinstance(word, str)]
+    if len(words) != 1 or not PICKLED_TEXT.issuperset(name for name, _ in found):
+        raise ValueError("a pickle of other things than a text")
+    return parse_json(words[0])
 
 
 def _pairs(inputs: Any, outputs: Any, name: Any, field: str) -> Tests:
@@ -242,19 +255,31 @@ def _pairs(inputs: Any, outputs: Any, name: Any, field: str) -> Tests:
             f"{field!r}: got {sizes[0]} inputs and {sizes[1]} outputs; allowed: two lists of one length, at least 1"
         )
     if not name:
-        return InputOutput(tuple(map(_text, inputs)), tuple(map(_text, outputs)))
+        return InputOutput(
+            tuple(_text(value, field) for value in inputs), tuple(_text(value, field) for value in outputs)
+        )
+    if not isinstance(name, str):
+        raise BadTests(f"{field!r}: 'fn_name' is {short(name)}; allowed: the name of a function")
+    as_lines = isinstance(inputs[0], str)
     arguments, results = [], []
     for number, (given, wanted) in enumerate(zip(inputs, outputs, strict=True), start=1):
         try:
-            as_lines = isinstance(given, str)
-            arguments.append([json.loads(line) for line in given.split("\n") if line.strip()] if as_lines else given)
-            results.append(json.loads(wanted) if isinstance(wanted, str) and as_lines else wanted)
-        except json.JSONDecodeError as error:
-            raise BadTests(f"{field!r}: test {number} of {name}: not valid JSON ({error.msg})") from None
-        if not isinstance(arguments[-1], list):
-            raise BadTests(f"{field!r}: test {number} of {name}: got {given!r}; allowed: a list of arguments")
-    return Calls(str(name), tuple(arguments), tuple(results), wrapped=not isinstance(inputs[0], str))
+            if isinstance(given, str):
+                given = [parse_json(line) for line in given.split("\n") if line.strip()]
+                wanted = parse_json(wanted) if isinstance(wanted, str) else wanted
+            else:
+                dumps([given, wanted])
+        except (ValueError, TypeError, RecursionError) as error:
+            raise BadTests(f"{field!r}: test {number} of {name}: not valid JSON ({error})") from None
+        if not isinstance(given, list):
+            raise BadTests(f"{field!r}: test {number} of {name}: got {short(given)}; allowed: a list of arguments")
+        arguments.append(given)
+        results.append(wanted)
+    return Calls(name, tuple(arguments), tuple(results), wrapped=not as_lines)
 
 
-def _text(value: Any) -> str:
-    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+def _text(value: Any, field: str) -> str:
+    lines = value if isinstance(value, list) else [value]
+    if not all(isinstance(line, str | int | float) for line in lines):
+        raise BadTests(f"{field!r}: got {short(value)} as input or output; allowed: text, a number, or a list of lines")
+    return "\n".join(map(str, lines))

@@ -116,6 +116,7 @@ def _oci(words: list[str], mounts: list[tuple[str, str]]) -> dict[str, Any]:
 def _limits(settings: Sandbox, rules: bytes) -> dict[str, Any]:
     return {
         "test_s": settings.test_s,
+        "program_s": settings.program_s,
         "memory": settings.memory_mb << 20,
         "output": settings.output_kb << 10,
         "threads": THREADS if _counts_by_namespace() else 0,

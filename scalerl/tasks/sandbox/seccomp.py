@@ -25,7 +25,8 @@ UNCOUNTED_MEMORY = (
 """System calls for memory that does not count toward the limit of the address space."""
 
 NETWORK = "socket"
-"""Sockets of every family. socketpair stays allowed, because asyncio needs it."""
+"""Sockets of every family. asyncio needs `socketpair`, which is allowed for AF_UNIX only."""
+AF_UNIX = 1
 
 CLONE_THREAD = 0x0001_0000
 NEW_NAMESPACES = (0x0002_0000, 0x0200_0000, 0x0400_0000, 0x0800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000, 0x80)
@@ -49,6 +50,7 @@ def sandbox_filter() -> bytes:
         _add(seccomp, rules, refuse, name)
     for flag in NEW_NAMESPACES:
         _add(seccomp, rules, refuse, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, flag, flag))
+    _add(seccomp, rules, refuse, "socketpair", seccomp.Arg(0, seccomp.NE, AF_UNIX))
     # the flags of clone3 are in memory that a filter cannot read; glibc falls back to clone
     _add(seccomp, rules, seccomp.ERRNO(errno.ENOSYS), "clone3")
     return _bpf(rules)
@@ -68,16 +70,6 @@ def program_filter() -> bytes:
     _add(seccomp, rules, refuse, "clone", seccomp.Arg(0, seccomp.MASKED_EQ, CLONE_THREAD, 0))
     _add(seccomp, rules, seccomp.ERRNO(errno.ENOSYS), "clone3")
     return _bpf(rules)
-
-
-def version() -> str:
-    """Return the name of the library.
-
-    Raises:
-        NoSeccomp: pyseccomp or libseccomp is not installed.
-    """
-    _new()
-    return "libseccomp"
 
 
 def _new() -> tuple[Any, Any]:

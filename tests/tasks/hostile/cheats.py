@@ -171,6 +171,27 @@ def f(x):
 }
 """Programs whose f(7) is not 14."""
 
+FORGED = """
+import scalerl.tasks.sandbox.guest.plain as plain, struct
+def forge(data): plain.dumps = lambda *a: data
+def count(n): return struct.pack('>I', n)
+def f(x): return 0
+"""
+UNREADABLE = {
+    "returns a number of too many digits": "import math\ndef f(x): return math.factorial(2000)",
+    "returns a key of too many digits": "def f(x): return {10 ** 5000: 1}",
+    "returns a decimal that cannot be compared": "from decimal import Decimal\ndef f(x): return Decimal('sNaN')",
+    "returns a fraction that cannot be parsed": """
+from fractions import Fraction
+Fraction.__str__ = lambda self: '1e999999999'
+def f(x): return Fraction(1, 3)
+""",
+    "forges a decimal that cannot be parsed": FORGED + "forge(b'D' + count(1) + b'x')",
+    "forges a fraction that cannot be parsed": FORGED + "forge(b'R' + count(11) + b'1e999999999')",
+    "forges a number of too many digits": FORGED + "forge(b'i' + count(2000) + b'x' * 2000)",
+}
+"""Programs whose results this process cannot read, show or compare, or only at a high cost."""
+
 OUTPUTS = {
     "writes nothing": "",
     "exits with success": "import sys; sys.exit(0)",

@@ -20,6 +20,14 @@ def attempt(number, *arguments):
         raise OSError(ctypes.get_errno(), str(number))
 """
 
+PAIRS = """
+import errno, socket
+try:
+    socket.socketpair(socket.AF_INET)
+except OSError as error:
+    if error.errno == errno.EPERM: raise
+"""
+
 NETWORK = {
     "connects to this machine": "import socket; socket.create_connection(('127.0.0.1', {port}), 2)",
     "connects over IPv6": "import socket; socket.socket(socket.AF_INET6).connect(('::1', {port}))",
@@ -30,6 +38,7 @@ NETWORK = {
     "opens an abstract socket": "import socket; socket.socket(socket.AF_UNIX).connect('\\0x')",
     "opens a raw socket": "import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
     "talks to the kernel by netlink": "import socket; socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0)",
+    "pairs sockets of another family": PAIRS,
     "listens": "import socket; s = socket.socket(); s.bind(('', 0)); s.listen()",
 }
 

@@ -7,13 +7,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from cheats import CALLS, OUTPUTS, SPIES
+from cheats import CALLS, OUTPUTS, SPIES, UNREADABLE
 from escapes import ESCAPES
 from floods import FLOODS
 
 from scalerl.config.base import ConfigError
 from scalerl.config.sandbox import Sandbox
-from scalerl.tasks.code.judge import Judge
+from scalerl.tasks.code.judge import START_S, Judge
 from scalerl.tasks.code.tests import Calls, Checks, InputOutput
 from scalerl.tasks.sandbox.box import Box
 from scalerl.tasks.sandbox.detect import offer
@@ -126,6 +126,11 @@ def test_a_program_that_exceeds_a_limit_is_stopped(judge, hurried, name):
     assert judge.verdict("print(6 * 7)", InputOutput(("",), ("42",))).passed
 
 
+def test_the_cpu_time_of_a_program_is_limited_to_that_of_all_its_tests(judge):
+    program = "import resource\ndef f(): return resource.getrlimit(resource.RLIMIT_CPU)"
+    assert judge.verdict(program, Calls("f", ([],), ([62, 62],))).passed  # SETTINGS.program_s, and 2 s to be killed
+
+
 @pytest.mark.parametrize("name", list(OUTPUTS))
 def test_a_wrong_output_does_not_pass(judge, name):
     assert not judge.verdict(OUTPUTS[name], InputOutput(("6 7\n",), ("42\n",))).passed
@@ -150,6 +155,14 @@ def test_a_function_that_cheats_passes_no_form_of_tests(judge, hurried, name):
     forms = ["calls", "check"] if name in ENDLESS else list(FORMS)
     verdicts = {form: (hurried if name in ENDLESS else judge).verdict(CALLS[name], FORMS[form]) for form in forms}
     assert [form for form, found in verdicts.items() if found.passed] == []
+
+
+@pytest.mark.parametrize("name", list(UNREADABLE))
+def test_a_result_that_cannot_be_read_is_a_wrong_result_and_costs_no_time_outside(hurried, name):
+    for form, tests in FORMS.items():
+        began = time.monotonic()
+        assert not hurried.verdict(UNREADABLE[name], tests).passed, form
+        assert time.monotonic() - began < HURRIED.program_s + START_S + 5  # the rest is for a busy machine
 
 
 def test_a_function_cannot_end_a_loop_of_the_tests_early(judge):

@@ -53,7 +53,7 @@ def check(channel: jail.Channel, limits: jail.Limits, setup: str, tests: str, na
         names: Names that the tests use from the program.
         entry: Name of a function; if not empty, `check(entry)` is called at the end.
     """
-    jail.limit(limits, 3600)
+    jail.limit(limits, limits.program_s)
     jail.load_filter(limits)
     ask = _asking(channel)
     try:

@@ -47,11 +47,12 @@ class Channel:
 class Limits:
     """Limits of a program: `limits` of the request.
 
-    Example: Limits({"test_s": 6.0, "memory": 1 << 30, "output": 1 << 22, "threads": 64, "filter": b"..."})
+    Example: Limits({"test_s": 6.0, "program_s": 60.0, "memory": 1 << 30, "output": 1 << 22, ...})
     """
 
     def __init__(self, given: dict[str, Any]) -> None:
         self.test_s: float = given["test_s"]  # seconds for one test
+        self.program_s: float = given["program_s"]  # seconds for all tests
         self.memory: int = given["memory"]  # bytes of address space of a process
         self.output: int = given["output"]  # bytes of standard output
         self.threads: int = given["threads"]  # threads and processes; 0: not limited here

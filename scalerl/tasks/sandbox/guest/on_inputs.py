@@ -23,7 +23,7 @@ def run(channel: jail.Channel, limits: jail.Limits, program: str) -> None:
     """Answer each input frame with a report that includes the program's standard output."""
     import ctypes  # noqa: F401  loaded once here, not in every child
 
-    jail.limit(limits, 3600)
+    jail.limit(limits, limits.program_s)
     code, own = compiled(channel, program), os.getpid()
     while True:
         _, data = channel.receive()

@@ -18,6 +18,8 @@ COUNT = struct.Struct(">I")
 DOUBLE = struct.Struct(">d")
 MOST_ITEMS = 1_000_000
 """Largest number of items read from an iterator."""
+JSON = b"NTFfiubld"
+"""Tags of values that the process outside reads: those of JSON, and bytes."""
 CONTAINERS: tuple[tuple[Any, bytes], ...] = ((list, b"l"), (tuple, b"t"), (set, b"s"), (frozenset, b"z"))
 
 
@@ -47,10 +49,12 @@ def loads(data: bytes, remote: Callable[[int], Any] | None = None) -> Any:
 
     Args:
         data: Untrusted bytes from the other side.
-        remote: Function that creates a proxy for an object kept on the other side; None: such an object is an error.
+        remote: Function that creates a proxy for an object kept on the other side. None: only values of JSON and bytes
+            are allowed. The process outside reads no others: a fraction can take hours to parse, and a program can
+            choose numbers whose hashes collide.
 
     Raises:
-        NotPlain: The bytes are not a valid value, or contain a kept object without `remote`.
+        NotPlain: The bytes are not a valid value, or contain one that needs `remote`.
         TypeError: A set or dict has a key that cannot be hashed.
         RecursionError: The value is nested too deeply.
     """
@@ -61,6 +65,25 @@ def loads(data: bytes, remote: Callable[[int], Any] | None = None) -> Any:
     if end != len(data):
         raise NotPlain("bytes after the end of a value")
     return value
+
+
+def as_json(value: Any) -> Any:
+    """Return a value as JSON would hold it: tuples become lists, and the keys of a dict text.
+
+    Raises:
+        TypeError: JSON has no such value.
+    """
+    if value is None or isinstance(value, int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): as_json(item) for key, item in value.items()}
+    if type(value).__name__ in ("Decimal", "Fraction"):
+        for kind in (int, float):
+            if kind(value) == value:
+                return kind(value)
+    raise TypeError(f"the value {str(value)[:80]} of type {type(value).__name__} is not JSON")
 
 
 def _write(value: Any, out: Callable[[bytes], Any], keep: Callable[[Any], int] | None) -> None:
@@ -116,15 +139,15 @@ def _items(tag: bytes, items: list[Any], out: Callable[[bytes], Any], keep: Call
 def _read(data: bytes, at: int, remote: Callable[[int], Any] | None) -> tuple[Any, int]:
     """Return the value that begins at a position, and the position of its end."""
     tag = data[at : at + 1]
+    if remote is None and tag not in JSON:
+        raise NotPlain("a value that JSON does not have")
     if tag in CONSTANTS:
         return CONSTANTS[tag], at + 1
     if tag == b"f":
         return DOUBLE.unpack_from(data, at + 1)[0], at + 9
     (count,) = COUNT.unpack_from(data, at + 1)
     at += 5
-    if tag == b"o":
-        if remote is None:
-            raise NotPlain("an object that is not plain data")
+    if tag == b"o" and remote is not None:
         return remote(count), at
     if tag in BLOBS:
         if at + count > len(data):
@@ -135,6 +158,8 @@ def _read(data: bytes, at: int, remote: Callable[[int], Any] | None) -> tuple[An
     for _ in range(count):
         item, at = _read(data, at, remote)
         items.append(item)
+    if remote is None and tag == b"d" and any(type(key) is not str for key in items[::2]):
+        raise NotPlain("a key that is not text")
     return make(items), at
 
 

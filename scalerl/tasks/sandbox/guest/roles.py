@@ -42,7 +42,7 @@ def main() -> None:
 
 def serve(channel: jail.Channel, limits: jail.Limits, program: str) -> None:
     """Run a program once, then answer calls of its functions. Its standard streams are /dev/null."""
-    jail.limit(limits, 3600)
+    jail.limit(limits, limits.program_s)
     jail.load_filter(limits)
     code = compiled(channel, program)
     module = fresh_module("candidate", code)
@@ -59,9 +59,10 @@ def serve(channel: jail.Channel, limits: jail.Limits, program: str) -> None:
         return len(kept) - 1
 
     while True:
-        _, payload = channel.receive()
+        kind, payload = channel.receive()
         try:
-            channel.send(b"V", plain.dumps(_answer(module, kept, plain.loads(payload, kept.__getitem__)), keep))
+            value = _answer(module, kept, plain.loads(payload, kept.__getitem__))
+            channel.send(b"V", plain.dumps(plain.as_json(value) if kind == b"J" else value, keep))
         except BaseException as error:  # sent to the other side, which raises it or fails the test
             channel.send(b"E", plain.dumps([type(error).__name__, str(error)[:300]]))
 

@@ -1,0 +1,21 @@
+"""Text from elsewhere (a program, a model, a data set, a file), made safe for a terminal."""
+
+from __future__ import annotations
+
+import re
+
+UNPRINTABLE = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Characters that control a terminal, end a line, change the direction of text, or cannot be encoded."""
+
+
+def printable(text: str) -> str:
+    r"""Return a text as one line, with escapes in place of the characters that are unsafe on a terminal.
+
+    Example: printable("wrong\npass\x1b[2J") == r"wrong\npass\x1b[2J"
+    """
+    return UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def indented(text: str) -> str:
+    """Return a message with its line breaks. All lines but the first are indented, so that none can be forged."""
+    return "\n  ".join(map(printable, text.split("\n")))

@@ -1,0 +1,99 @@
+"""Text of programs, models, data sets and files on a terminal: no control characters, and no forged lines."""
+
+import io
+import json
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from scalerl.cli import main
+from scalerl.cli.exits import complain
+from scalerl.cli.terminal import say
+from scalerl.config import LAB, read_config
+from scalerl.config.base import ConfigError
+from scalerl.printable import printable
+from scalerl.report.display import RunDisplay
+from scalerl.study.display import describe
+from scalerl.study.plan import Arm, Plan
+from scalerl.trust import check_trust
+from scalerl.types import EvalPoint
+
+HOSTILE = "x\npass  1.00  forged\x1b[2J\r\x9b31m\u202e\u2028\ud800"
+
+
+def check(text):
+    """Assert that a text contains no control characters and no line that begins like the forged one."""
+    assert "forged" in text and "pass  1.00" in text
+    assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\ud800-\udfff]", text), repr(text)
+    assert not any(line.startswith("pass") for line in text.split("\n")), text
+
+
+def points(name):
+    rates = [0.2, 0.3, 0.42, 0.5, 0.56, 0.6, 0.63]
+    return [EvalPoint(10 * i, 0.0, 1e11 * i, i, name, rates[i], 0.01, 64, 4) for i in range(len(rates))]
+
+
+def test_unsafe_characters_are_escaped_and_others_kept():
+    assert printable(HOSTILE) == r"x\npass  1.00  forged\x1b[2J\r\x9b31m\u202e\u2028\ud800"
+    assert printable("± é 中 🙂\ta\\nb") == "± é 中 🙂\ta\\nb"
+
+
+def test_a_program_cannot_forge_a_verdict_of_score(tmp_path, capsys):
+    program = f"import os\nos.write(2, {HOSTILE.encode('utf-8', 'surrogatepass')!r})\nraise SystemExit(1)"
+    row = {"completion": f"```python\n{program}\n```", "tests": {"inputs": [""], "outputs": ["7"]}}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    words = ["--task", "code", "--sandbox", "unsafe", "--workers", "1"]
+    assert main(["score", str(tmp_path / "rows.jsonl"), *words]) == 0
+    found = capsys.readouterr().out
+    check(found)
+    assert [line[:4] for line in found.splitlines()] == ["prog", "FAIL", "0 of"]
+
+
+def test_errors_are_indented_after_their_first_line(capsys):
+    complain(HOSTILE)
+    found = capsys.readouterr().err
+    check(found)
+    assert found.split("\n")[1].startswith("  pass")
+
+
+def test_names_in_a_file_cannot_forge_lines_of_an_error(tmp_path, capsys):
+    rows = [{"task": name, "step": 1, "flops": 1.0, "pass_rate": 0.5} for name in ("a", HOSTILE)]
+    (tmp_path / "points.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main(["fit", str(tmp_path / "points.jsonl")]) == 2
+    check(capsys.readouterr().err)
+
+
+def test_names_in_a_configuration_cannot_forge_the_question_about_code(monkeypatch, capsys):
+    terminal = SimpleNamespace(isatty=lambda: True, readline=lambda: "n\n")
+    monkeypatch.setattr(sys, "stdin", terminal)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    config = read_config(None, ["--model", "m", "--data", "d.jsonl", "--reward", "rewards:f"])
+    with pytest.raises(ConfigError, match="nothing was run"):
+        check_trust([config], HOSTILE, trusted=False, typed=[])
+    check(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_display_of_a_run_shows_notes_and_names_safely(terminal):
+    out = io.StringIO()
+    display = RunDisplay(LAB, "flops", Console(file=out, force_terminal=terminal, color_system=None, width=300))
+    display.note(HOSTILE)
+    check(out.getvalue().replace("\x1b[", "") if terminal else out.getvalue())
+
+
+def test_names_in_the_display_of_a_run_are_one_line():
+    display = RunDisplay(LAB, "flops", Console(file=io.StringIO(), width=400))
+    display.point([*points("a"), *points(HOSTILE)])
+    check(display.console.file.getvalue())
+    display.console.print(display._render())
+    check(display.console.file.getvalue())
+
+
+def test_a_plan_is_described_in_its_own_lines(capsys):
+    name = HOSTILE[:-1]  # a configuration is UTF-8 text
+    plan = Plan(name=name, about=name, reference="a", base=LAB, arms=(Arm(name="a"), Arm(name="b")))
+    say(*describe(plan))
+    check(capsys.readouterr().out)
