@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.files import read_rows
+from scalerl.rows import read_rows
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
