@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import work
 
-from scalerl.files import read_rows
+from scalerl.rows import read_rows
 from scalerl.scaling import Curve, Estimate, fit
 from scalerl.scaling.backtest import split_at
 from scalerl.study.analysis import study_results

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scalerl.files import read_rows
+from scalerl.rows import read_rows
 
 if TYPE_CHECKING:
     from scalerl.config import RunConfig
@@ -268,12 +268,14 @@ def _complete(config: RunConfig, make_session: Callable[..., Any], progress: boo
     from scalerl.training.launch import resolve
 
     display = _display(resolve(config), progress)
-    threads = torch.get_num_threads()
+    threads, dtype = torch.get_num_threads(), torch.get_default_dtype()
     try:
+        torch.set_default_dtype(torch.float32)  # a run makes its tensors in it, whatever a notebook has set
         with _stop_flag() as stop, _children_without_main():
             ended = complete(make_session, display, stop)
     finally:
         torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
     for line in ended.closing:
         display.note(line)
     return Run(ended.path)

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
@@ -36,6 +37,13 @@ ADVICE = {
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
 }
 """Advice for the user, by errno."""
+
+
+DEEPEST = 100
+"""Largest depth of a JSON document. Python can copy, print and write such a value within its limit of recursion."""
+
+DIGITS = 100
+"""Largest number of digits of an integer in JSON. A product of three is a finite float."""
 
 
 def trouble(error: OSError) -> str:
@@ -72,20 +80,43 @@ def read_bytes(path: Path) -> bytes:
     return path.read_bytes()
 
 
-def parse_json(text: str) -> Any:
-    """Parse a JSON document and refuse duplicate keys, of which `json` would silently keep the last.
+def parse_json(text: str | bytes, *, finite: bool = False, long_integers: bool = False) -> Any:
+    """Parse a JSON document from elsewhere.
+
+    Args:
+        text: The document; bytes are UTF-8.
+        finite: Return None for NaN and infinite numbers, as this package writes them, and not the number.
+        long_integers: Allow as many digits as Python prints, 4,300, for integers that are never converted.
 
     Raises:
-        ValueError: The text is not JSON, is nested too deeply, has a duplicate key or an integer of thousands of
-            digits. The message of a syntax error contains the position.
+        ValueError: The text is not JSON, is nested more than `DEEPEST` deep, has an integer of more than `DIGITS`
+            digits, or has a duplicate key, of which `json` would keep the last. The message of a syntax error contains
+            the position.
     """
+    text = text.decode() if isinstance(text, bytes) else text
     try:
-        return json.loads(text, object_pairs_hook=_once)
+        value = (_FINITE if finite else _LONG if long_integers else _ANY).decode(text)
     except json.JSONDecodeError as error:
         at = f"column {error.colno}" if error.lineno == 1 else f"line {error.lineno} column {error.colno}"
         raise ValueError(f"{error.msg} at {at}") from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+    if text.count("[") + text.count("{") > DEEPEST and _deeper(value):
+        raise ValueError("it is nested too deeply")
+    return value
+
+
+def _deeper(value: Any) -> bool:
+    """Return whether a value is nested more than `DEEPEST` deep."""
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+    return bool(level)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -97,14 +128,34 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Return the complete rows of a JSONL file that may still grow; a file that does not exist yet has none."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].split("\n") if line]
+def _integer(text: str) -> int:
+    if len(text) > DIGITS:
+        raise ValueError(f"an integer of {len(text)} digits; allowed: at most {DIGITS}, or text")
+    return int(text)
 
 
-def check_file(path: Path) -> None:
-    """Refuse a path that is not a regular, non-empty file.
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+_ANY = json.JSONDecoder(object_pairs_hook=_once, parse_int=_integer)
+_LONG = json.JSONDecoder(object_pairs_hook=_once)
+_FINITE = json.JSONDecoder(object_pairs_hook=_once, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        OSError: As for `read_bytes`.
+        ValueError: As for `parse_json`, or the file is not UTF-8 text.
+    """
+    return parse_json(read_bytes(path))
+
+
+def check_file(path: Path) -> os.stat_result:
+    """Refuse a path that is not a regular, non-empty file; return its status.
 
     Raises:
         OSError: As for `read_bytes`, or the file is empty.
@@ -119,6 +170,7 @@ def check_file(path: Path) -> None:
             raise OSError(number, f"it is {name}; give a file (first write the content of a pipe to one)", str(path))
     if not found.st_size:  # reading files such as /proc/kmsg, whose size is 0, would block forever
         raise OSError(errno.ENODATA, "the file is empty; check the program that wrote it", str(path))
+    return found
 
 
 def take_hold(directory: Path) -> int | None:

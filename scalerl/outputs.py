@@ -70,9 +70,11 @@ def check_new_directory(path: Path, option: str) -> None:
         option: Option that gives it, for the message.
 
     Raises:
-        ConfigError: The path is a file, a dangling link, or a directory with files in it.
+        ConfigError: The path is a file, a dangling link, or a directory with files in it, or is no valid path.
     """
     advice = "give a directory that does not exist yet or is empty. Nothing was changed"
+    if "\0" in str(path):
+        raise ConfigError(f"{option}: got {str(path)!r}, which contains a NUL character; {advice}")
     if os.path.islink(path) and not os.path.exists(path):
         raise ConfigError(f"{option}: {path} is a link to something that does not exist; {advice}")
     if not os.path.exists(path):

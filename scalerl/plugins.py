@@ -117,7 +117,9 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
         return None
 
 
-def call(function: Callable[..., Any], name: str, *arguments: Any, limit_s: float | None = None, **named: Any) -> Any:
+def call(
+    function: Callable[..., Any], name: str, /, *arguments: Any, limit_s: float | None = None, **named: Any
+) -> Any:
     """Call a user function inside a boundary (boundary.py) and return its result.
 
     Args:

@@ -24,7 +24,7 @@ from scalerl.config.data import CustomTask, EnvironmentTask, PromptFile
 from scalerl.config.model import HuggingFaceModel
 from scalerl.config.recipe import Custom
 from scalerl.config.run import RunConfig
-from scalerl.files import cache_root, write_whole
+from scalerl.files import cache_root, read_json, write_whole
 from scalerl.printable import printable
 
 LISTS = ("placement.vllm_arguments", "notify.command")
@@ -136,7 +136,7 @@ def _store() -> Path:
 def _remembered() -> dict[str, Any]:
     """Return the confirmed code. An unreadable store counts as empty, so the user is asked again."""
     try:
-        held = json.loads(_store().read_text(encoding="utf-8"))["code"]
+        held = read_json(_store())["code"]
         return dict(held)
     except (OSError, ValueError, KeyError, TypeError):
         return {}

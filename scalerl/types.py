@@ -5,7 +5,9 @@ Arrays are numpy arrays with one entry per generated token.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -192,3 +194,21 @@ class EvalPoint:
     def to_dict(self) -> dict[str, Any]:
         """Return the row as plain values."""
         return asdict(self)
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> EvalPoint | None:
+        """Return the point of a row, with NaN for an unknown pass rate or standard error; None for any other row.
+
+        Columns of other versions of this package are ignored.
+        """
+        values = {name: row[name] for name in _POINT if name in row}
+        values |= {name: math.nan for name in ("pass_rate", "stderr") if values.get(name) is None}
+        if not all(isinstance(value, _POINT[name]) for name, value in values.items()):
+            return None
+        try:
+            return cls(**values)
+        except TypeError:  # a column is missing
+            return None
+
+
+_POINT = {field.name: (str,) if field.name == "task" else (int, float) for field in fields(EvalPoint)}

@@ -62,6 +62,12 @@ def plan_of(truths: Mapping[str, Truth], seeds: int = 3, about: str = "What matt
     )
 
 
+def point_row(step: int, pass_rate: float) -> str:
+    """Return a line of points.jsonl."""
+    point = EvalPoint(step, HOURS_A_STEP * step, FLOPS_A_STEP * step, TOKENS_A_STEP * step, "t", pass_rate, 0.01, 9, 4)
+    return json.dumps(point.to_dict()) + "\n"
+
+
 def write_study(
     path: Path, truths: Mapping[str, Truth], seeds: int = 3, about: str = "What matters?"
 ) -> StudyDirectory:

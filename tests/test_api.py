@@ -41,11 +41,13 @@ def trained(lab_model, tmp_path_factory):
     process = script(
         place,
         f"""
+        import torch
         from scalerl.training.status import Heartbeat
+        torch.set_default_dtype(torch.float64)
         whole = Heartbeat.phase
         Heartbeat.phase = lambda *words: (print("phase:", words[1], flush=True), whole(*words))
         run = scalerl.train(model={str(lab_model)!r}, run_dir="first", seed=3, steps=6, **{FIELDS})
-        print(run, run.finished)
+        print(run, run.finished, torch.get_default_dtype())
         """,
     )
     text, _ = process.communicate(timeout=300)
@@ -56,7 +58,7 @@ def trained(lab_model, tmp_path_factory):
 def test_a_script_without_a_main_guard_trains_once_and_shows_its_steps(trained):
     text, _ = trained
     assert text.count("imported") == 1  # no process of the run imported the script again
-    assert "step 6/6" in text and "Run('first', step 6 of 6) True" in text
+    assert "step 6/6" in text and "Run('first', step 6 of 6) True torch.float64" in text
 
 
 def test_a_run_says_when_it_evaluates_trains_and_saves(trained):

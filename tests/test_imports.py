@@ -13,6 +13,7 @@ LAYERS = {  # package -> other packages that it may import
     "rng": set(),
     "files": set(),
     "printable": set(),
+    "rows": {"files", "types"},
     "outputs": {"config", "files"},
     "serialization": set(),
     "signals": set(),
@@ -29,15 +30,15 @@ LAYERS = {  # package -> other packages that it may import
     "tasks": {"types", "boundary", "config", "files", "rng", "processes", "plugins"},
     "prompts": {"types", "config", "rng", "tasks", "files", "models.template"},
     "evaluate": {"types", "config", "files", "models", "tasks", "prompts", "rollouts", "training"},
-    "loggers": {"types", "config", "plugins", "report", "scaling", "serialization"},
+    "loggers": {"types", "config", "files", "plugins", "report", "scaling", "serialization"},
     "trust": {"config", "files", "printable"},
     "rollouts": {"types", "config", "files", "rng", "serialization", "processes", "models", "plugins", "boundary"},
     "testing": {"config", "models", "rollouts"},
     "cluster": {"config", "plugins", "signals", "rollouts", "tasks", "training.learner", "types"},
     "placement": {"types", "config", "files", "models.files", "models.flops", "models.gguf", "rollouts"},
     "report": {"types", "config", "files", "outputs", "printable", "scaling"},
-    "watch": {"types", "config", "scaling", "report", "study", "files", "training.status"},
-    "study": {"scaling", "config", "types", "report", "files", "printable", "serialization", "signals"},
+    "watch": {"types", "config", "scaling", "report", "study", "files", "rows", "training.status"},
+    "study": {"scaling", "config", "types", "report", "files", "rows", "printable", "serialization", "signals"},
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,9 +66,10 @@ def ls(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{', '.join(map(str, paths))}: no run here; give run directories (with a config.toml)")
     print(line_of(("run", "state", "step", "pass rate", "at 2x compute", "advice")))
     for run in runs:
-        columns = cells(run_state(run))
-        in_study = (run.parent.parent / "study.toml").exists()  # STUDY/ARM/seed-0
-        print(line_of((f"{run.parent.name}/{run.name}" if in_study else columns[0], *columns[1:])), flush=True)
+        found = run_state(run)
+        in_study = os.path.exists(run.parent.parent / "study.toml")  # STUDY/ARM/seed-0
+        name = f"{run.parent.name}/{run.name}" if in_study else run.name
+        print(unreadable(name, found) if found.state == "unreadable" else line_of((name, *cells(found))), flush=True)
     return 0
 
 
@@ -82,27 +84,34 @@ def line_of(columns: Sequence[str]) -> str:
     return printable(line).rstrip()[:WIDTH]
 
 
-def cells(found: RunState) -> tuple[str, str, str, str, str, str]:
-    """Return the columns of a run, for its first task."""
+def unreadable(name: str, found: RunState) -> str:
+    """Return the line of a run that cannot be read, with the reason."""
+    reason = found.detail.removeprefix(f"{found.path}/").removeprefix(f"{found.path}: ")
+    return printable(f"{shortened(name):<{NAME_WIDTH}} {found.state} {reason}")[:WIDTH]
+
+
+def cells(found: RunState) -> tuple[str, str, str, str, str]:
+    """Return the columns of a run after its name, for its first task."""
     rate, ahead, advice = "-", "-", "-"
     task = next(iter(found.main_points), "")
     if task:
-        rate = f"{found.main_points[task]['pass_rate']:.3f}"
+        rate = f"{found.main_points[task].pass_rate:.3f}"
         ahead, advice = forecast_cells(found, task)
-    return found.name, found.state.replace(" ", "-"), f"{found.step}/{found.steps}", rate, ahead, advice
+    return found.state.replace(" ", "-"), f"{found.step}/{found.steps}", rate, ahead, advice
 
 
 def forecast_cells(found: RunState, task: str) -> tuple[str, str]:
     """Return the forecast at twice the compute with its interval, and the advice in a word; dashes without a fit."""
     from scalerl.report.outlook import points_by_task, run_outlook
     from scalerl.report.summary import default_axis
+    from scalerl.rows import read_points
     from scalerl.scaling import CurveError
 
     if found.config is None:
         return "-", "-"
     try:
-        ahead = run_outlook(points_by_task(points_of(found.path))[task], default_axis(found.config))
-    except (CurveError, KeyError):
+        ahead = run_outlook(points_by_task(read_points(found.path))[task], default_axis(found.config))
+    except (CurveError, KeyError, OSError):  # KeyError, OSError: the file has changed since
         return "-", "-"
     twice = ahead.forecast.at[0]
     action = ahead.advice.action if ahead.advice else "-"
@@ -111,20 +120,6 @@ def forecast_cells(found: RunState, task: str) -> tuple[str, str]:
 
 ADVICE = {"not known yet": "unknown"}
 """Shorter words for the table."""
-
-
-def points_of(path: Path) -> list[Any]:
-    """Return the readable evaluations of a run."""
-    from scalerl.types import EvalPoint
-    from scalerl.watch.follow import RowFile
-
-    found = []
-    for line in RowFile(path / "points.jsonl").new_lines():
-        try:
-            found.append(EvalPoint(**line.row))
-        except TypeError:  # a row of another version of this package
-            continue
-    return found
 
 
 def shortened(name: str, most: int = NAME_WIDTH) -> str:
@@ -164,7 +159,7 @@ def followed(path: Path, rows: int, every_s: float = EVERY_S) -> Iterator[str]:
         rows: Number of past rows to start with.
         every_s: Interval in seconds at which the files are read.
     """
-    from scalerl.watch.follow import RowFile
+    from scalerl.rows import RowFile
     from scalerl.watch.state import run_state
 
     files = RowFile(path / "metrics.jsonl"), RowFile(path / "points.jsonl")
@@ -179,7 +174,8 @@ def followed(path: Path, rows: int, every_s: float = EVERY_S) -> Iterator[str]:
         before, phase = phase, (f"{state.state}: {state.detail}" if state.detail else state.state)
         if not state.row and not gone and phase != before:  # for example the updates of a warm start
             yield from textwrap.wrap(printable(phase), WIDTH)
-        new = [(int(line.row.get("step", 0)), n, line.row) for n, file in enumerate(files) for line in file.new_lines()]
+        lines = ((n, line.row) for n, file in enumerate(files) for line in file.new_lines())
+        new = [(row["step"], n, row) for n, row in lines if isinstance(row.get("step"), int)]
         if [file.restarts for file in files] != restarts:
             restarts, shown = [file.restarts for file in files], rows
             yield "the run resumed from an earlier checkpoint; its last rows:"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scalerl.files import write_whole
+from scalerl.files import parse_json, read_bytes, write_whole
 from scalerl.importers import open_instruct, pipeline_rl, prime_rl, skyrl, table, tensorboard, trl, verl, wandb_run
 from scalerl.importers.choose import LISTED, Candidate, choose, others
 from scalerl.importers.containers import Log, names_of, read_log
@@ -28,6 +28,7 @@ from scalerl.importers.join import (
 )
 from scalerl.importers.rows import RUN_COLUMNS, Row
 from scalerl.scaling import CurveError
+from scalerl.scaling.curve import checked_bounds
 
 IMPORTERS: dict[str, Dialect] = {
     module.DIALECT.name: module.DIALECT
@@ -320,9 +321,7 @@ def compute_notes(axis: str, dialect: Dialect, seconds: Spent | None, count: flo
 
 def check_bounds(points: list[dict[str, Any]], bounds: tuple[float, float], metric: str) -> None:
     """Refuse a metric outside its bounds, by default [0, 1]; clip rounding errors."""
-    low, high = bounds
-    if not (np.isfinite([low, high]).all() and low < high):
-        raise CurveError(f"bounds must be two finite numbers in ascending order; got {bounds}")
+    low, high = checked_bounds(bounds)
     values = np.array([point["pass_rate"] for point in points])
     outside = values[(values < low - 1e-9) | (values > high + 1e-9)]
     if len(outside):
@@ -348,7 +347,7 @@ def holds_part_of(imported: Imported, path: Path) -> bool:
     """Return whether this import contains all points of a file, as after a repeated import of a log that has grown."""
     imported_keys = {_identity(row) for row in imported.rows}
     try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        rows = [parse_json(line) for line in read_bytes(path).splitlines()]
     except (OSError, ValueError):
         return False
     return all(isinstance(row, dict) and _identity(row) in imported_keys for row in rows)

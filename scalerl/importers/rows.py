@@ -14,17 +14,12 @@ RUN_COLUMNS = ("run", "run_name", "run_id")
 TEXT_COLUMNS = frozenset({"task", *RUN_COLUMNS})
 
 
-DEEPEST = 20
-"""Largest depth of nested objects in a row. Deeper values are not metrics and are left out."""
-
-
-def flat(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> Row:
+def flat(row: Mapping[str, Any], prefix: str = "") -> Row:
     """Return a flat row: nested objects become `outer/inner`; the content of `data` (verl) moves to the top level."""
     cells: Row = {}
     for name, value in row.items():
         if isinstance(value, Mapping):
-            if depth < DEEPEST:
-                cells.update(flat(value, prefix if name == "data" else f"{prefix}{name}/", depth + 1))
+            cells.update(flat(value, prefix if name == "data" else f"{prefix}{name}/"))
         elif (cell := as_cell(name, value)) is not None:
             cells[prefix + name] = cell
     return cells

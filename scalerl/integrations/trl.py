@@ -15,7 +15,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from scalerl.files import write_whole
+from scalerl.files import parse_json, write_whole
 from scalerl.scaling import Curve, CurveError, Forecast, advise, fit, forecast
 from scalerl.scaling.forecast import amount
 from scalerl.scaling.stop import StopRule, reason_to_stop, stop_rule
@@ -201,7 +201,7 @@ class ForecastCallback(TrainerCallback):  # type: ignore[misc]
 def earlier_points(path: Path) -> list[dict[str, Any]]:
     """Read the points that a run wrote before it was resumed."""
     try:
-        rows: list[dict[str, Any]] = [json.loads(text) for text in path.read_text(encoding="utf-8").splitlines()]
+        rows: list[dict[str, Any]] = [parse_json(line) for line in path.read_bytes().splitlines()]
     except ValueError as error:
         raise CurveError(
             f"{path} is not a valid points.jsonl to resume from ({error}); move it away or give another path"

@@ -8,6 +8,8 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from scalerl.files import read_json
+
 NAME = "loggers.json"
 
 
@@ -22,7 +24,7 @@ class Record:
         self._path = directory / NAME
         self._lock = threading.Lock()
         try:
-            found = json.loads(self._path.read_text(encoding="utf-8"))
+            found = read_json(self._path)
         except (OSError, ValueError):
             found = {}
         entries = found if isinstance(found, dict) else {}

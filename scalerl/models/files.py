@@ -5,7 +5,6 @@ Only headers are read, so the check takes milliseconds for a model of any size.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from scalerl.config.base import ConfigError
+from scalerl.files import parse_json, read_json, trouble
 from scalerl.models.gguf import check_gguf_file, is_gguf
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
@@ -108,9 +108,9 @@ def read_model_config(file: Path) -> dict[str, Any]:
 
 def _json(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = str(error)[:200] or type(error).__name__
+        found = read_json(file)
+    except (OSError, ValueError) as error:
+        reason = trouble(error) if isinstance(error, OSError) else str(error)
         raise ConfigError(f"model.path: {file} cannot be read as JSON ({reason}); download it again") from None
     if not isinstance(found, dict):
         raise ConfigError(f"model.path: {file} holds {str(found)[:80]!r}; allowed: a JSON object; download it again")
@@ -174,11 +174,11 @@ def _header(file: Path) -> Mapping[str, Any]:
         if size < 8 or not 2 <= length <= min(LONGEST_HEADER, size - 8):
             raise ConfigError(f"model.path: {file} is not a complete safetensors file ({size:,} bytes); {again}")
         try:
-            header = json.loads(opened.read(length))
+            header = parse_json(opened.read(length))
             held = {name: entry for name, entry in header.items() if name != "__metadata__"}
             end = max((int(entry["data_offsets"][1]) for entry in held.values()), default=0)
             wrong = [name for name, entry in held.items() if not _fits(entry)]
-        except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError):
             raise ConfigError(f"model.path: the header of {file} is damaged; {again}") from None
     if not held:
         raise ConfigError(f"model.path: {file} holds no tensors; {again}")

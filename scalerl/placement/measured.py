@@ -131,7 +131,7 @@ NUMBERS = (
 
 def _row(line: str, where: str) -> dict[str, Any]:
     try:
-        row = parse_json(line)
+        row = parse_json(line, finite=True)
     except ValueError as error:
         raise ConfigError(f"{where}: not valid JSON ({error}); give an undamaged run") from None
     odd = [name for name in NUMBERS if not isinstance(row, dict) or not isinstance(row.get(name), int | float)]

@@ -107,7 +107,7 @@ def _without_bom(line: bytes, path: Path) -> bytes:
 
 def _parse(text: bytes, where: str) -> Any:
     try:
-        return parse_json(text.decode("utf-8"))
+        return parse_json(text.decode("utf-8"), long_integers=True)
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{where}: not UTF-8 text (byte {error.start} of the line is 0x{text[error.start]:02x}); "

@@ -109,7 +109,7 @@ def column(values: Mapping[str, Any], name: str) -> Any:
 
 def _parsed(text: str) -> Any:
     try:
-        return parse_json(text)
+        return parse_json(text, long_integers=True)
     except ValueError:
         return None
 

@@ -102,12 +102,11 @@ def _kept_outlook(points: tuple[EvalPoint, ...], axis: str, label: str) -> Outlo
 
 def curve_of(points: Sequence[EvalPoint], axis: str, label: str = "") -> Curve:
     """Return the curve of a run's evaluations of one task, on one compute axis."""
-    rows = [point.to_dict() for point in points]
-    assert len({row["task"] for row in rows}) <= 1, rows
+    assert len({point.task for point in points}) <= 1, points
     return Curve(
-        compute=[row[axis] for row in rows],
-        metric=[row["pass_rate"] for row in rows],
-        stderr=[row["stderr"] for row in rows],
+        compute=[getattr(point, axis) for point in points],
+        metric=[point.pass_rate for point in points],
+        stderr=[point.stderr for point in points],
         axis=axis,
-        label=label or str(rows[0]["task"]),
+        label=label or points[0].task,
     )

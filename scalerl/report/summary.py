@@ -9,7 +9,7 @@ from typing import Any
 
 from scalerl.config import RunConfig
 from scalerl.config.data import generated
-from scalerl.files import write_whole
+from scalerl.files import read_json, write_whole
 from scalerl.outputs import why_not
 from scalerl.report.outlook import Outlook, points_by_task, run_outlook
 from scalerl.scaling import CurveError
@@ -79,7 +79,7 @@ def write_summary(
 def _suites_before(path: Path) -> dict[str, Any]:
     """Return the suites of an earlier summary; empty if there is no readable summary."""
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))
+        before = read_json(path)
     except (OSError, ValueError):
         return {}
     return {"suites": before["suites"]} if isinstance(before, dict) and "suites" in before else {}

@@ -25,6 +25,9 @@ UNITS = {"device_hours": "device-hours", "flops": "FLOPs", "step": "steps"}
 METRICS = ("pass_rate", "metric")
 """Metric columns, in the order in which they are tried if none is named."""
 
+LARGEST = 1e100
+"""Largest compute, metric and standard error. Their squares and products are finite."""
+
 
 @dataclass(frozen=True, eq=False, init=False)
 class Curve:
@@ -71,9 +74,7 @@ class Curve:
         label: str = "",
         notes: tuple[str, ...] = (),
     ) -> None:
-        low, high = (float(bound) for bound in bounds)
-        if not (np.isfinite([low, high]).all() and low < high):
-            raise CurveError(f"bounds must be two finite numbers in ascending order; got {bounds}")
+        low, high = checked_bounds(bounds)
         compute_N, metric_N = as_numbers("compute", compute), as_numbers("metric", metric)
         stderr_N = np.full_like(metric_N, np.nan) if stderr is None else as_numbers("stderr", stderr)
         lengths = {"compute": len(compute_N), "metric": len(metric_N), "stderr": len(stderr_N)}
@@ -197,6 +198,17 @@ class Curve:
         )
 
 
+def checked_bounds(bounds: Iterable[float]) -> tuple[float, float]:
+    """Return the bounds of a metric after checking them."""
+    low, high = (float(bound) for bound in bounds)
+    if not -LARGEST <= low < high <= LARGEST:
+        raise CurveError(
+            f"bounds must be two finite numbers in ascending order, from -{LARGEST:g} to {LARGEST:g}; got {low:g} and "
+            f"{high:g}"
+        )
+    return low, high
+
+
 def column(table: Table, wanted: str | None, known: tuple[str, ...], what: str, source: str) -> str:
     """Return the column to use: the given one, or the first known name that exists and is not empty."""
     if wanted is not None:
@@ -234,10 +246,12 @@ def as_numbers(name: str, values: ArrayLike) -> Array:
     """Return a flat array of floats; None and empty cells become NaN."""
     try:
         array = np.array(values, dtype=np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise CurveError(f"{name} must be numbers: {error}") from error
     if array.ndim != 1:
         raise CurveError(f"{name} must be one column of numbers; got an array of shape {array.shape}")
+    if (wrong := array[np.abs(array) > LARGEST]).size:
+        raise CurveError(f"{name} must be finite numbers from -{LARGEST:g} to {LARGEST:g}; got {wrong[0]:g}")
     return array
 
 
@@ -268,11 +282,9 @@ def rows(count: int) -> str:
 
 
 def check_range(compute_N: Array, metric_N: Array, low: float, high: float) -> None:
-    """Raise if the data cannot be repaired: no points, infinite or negative compute, a metric outside its bounds."""
+    """Raise if the data cannot be repaired: no points, negative compute, a metric outside its bounds."""
     if not len(compute_N):
         raise CurveError("the curve has no points; each needs a compute and a metric value")
-    if not (np.isfinite(compute_N).all() and np.isfinite(metric_N).all()):
-        raise CurveError("compute and metric must be finite; got an infinite value")
     if compute_N[0] < 0:
         raise CurveError(f"compute must be >= 0; got {compute_N[0]:.6g}. Give the compute used so far, counted from 0")
     if compute_N[-1] == 0:

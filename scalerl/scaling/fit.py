@@ -294,6 +294,8 @@ def fit(
     Raises:
         CurveError: The curve or an argument cannot be used.
     """
+    if not isinstance(curve, Curve):
+        raise CurveError(f"fit needs a Curve; got a {type(curve).__name__}. Make one with Curve() or Curve.read(PATH)")
     if method not in METHODS:
         raise CurveError(f"method must be one of {', '.join(METHODS)}; got {method!r}")
     chosen = METHODS[method]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from scalerl.files import read_rows
+from scalerl.rows import read_rows
 from scalerl.scaling import Curve, CurveError, Estimate, Fit, compare, fit
 from scalerl.scaling.compare import (
     common_ceiling,
@@ -139,13 +139,17 @@ def _run(study: StudyDirectory, key: RunKey, axis: str, task: str | None, failur
 
 
 def _metrics(path: Path) -> dict[str, float]:
-    listed = read_rows(path / "metrics.jsonl")
+    spent = ("device_hours", "flops", "tokens")
+    rows = read_rows(path / "metrics.jsonl")
+    listed = [row for row in rows if all(isinstance(row.get(name), int | float) for name in spent)]
     if not listed:
         return {}
     late = listed[-max(1, len(listed) // 10) :]
     found = {}
     for name in METRICS:
-        values = [row[name] for row in (late if name == "entropy" else listed) if row.get(name) is not None]
+        values = [
+            row[name] for row in (late if name == "entropy" else listed) if isinstance(row.get(name), int | float)
+        ]
         if values:
             found[name] = statistics.fmean(values)
-    return found | {name: float(listed[-1][name]) for name in ("device_hours", "flops", "tokens")}
+    return found | {name: float(listed[-1][name]) for name in spent}

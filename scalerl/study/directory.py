@@ -21,12 +21,16 @@ from typing import Any
 from scalerl.config import RunConfig, read_config
 from scalerl.config.base import ConfigError, nearest
 from scalerl.config.data import generated
-from scalerl.files import read_rows, take_hold, write_whole
+from scalerl.files import take_hold, write_whole
 from scalerl.report.summary import default_axis
+from scalerl.rows import read_points, read_rows
 from scalerl.study.plan import Plan, RunKey, plan_toml, read_plan
 
 RUN_AXES = ("device_hours", "flops", "tokens", "step")
 """Compute columns of every run's points."""
+
+JOURNAL = {"arm": str, "seed": int, "target": int, "code": int, "seconds": int | float, "step": int, "said": str}
+"""Columns of the journal."""
 
 
 class StudyDirectory:
@@ -117,8 +121,8 @@ class StudyDirectory:
 
     def step(self, key: RunKey) -> int:
         """Return the training step of a run's last evaluation; -1 before the first."""
-        points = read_rows(self.run(key) / "points.jsonl")
-        return int(points[-1]["step"]) if points else -1
+        points = read_points(self.run(key))
+        return int(points[-1].step) if points else -1
 
     def held(self, key: RunKey) -> bool:
         """Return whether a process is training in a run's directory, such as one left by a study that was killed."""
@@ -135,8 +139,9 @@ class StudyDirectory:
             file.write(json.dumps(row) + "\n")
 
     def journal(self) -> list[dict[str, Any]]:
-        """Return the journal."""
-        return read_rows(self.path / "journal.jsonl")
+        """Return the rows of the journal; a row that a killed process left incomplete is left out."""
+        rows = read_rows(self.path / "journal.jsonl")
+        return [row for row in rows if all(isinstance(row.get(name), kind) for name, kind in JOURNAL.items())]
 
 
 def check_same(old: Plan, new: Plan, path: Path) -> None:

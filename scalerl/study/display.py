@@ -11,9 +11,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from scalerl.files import read_rows
 from scalerl.printable import printable
 from scalerl.report.display import tell
+from scalerl.rows import read_points
 from scalerl.scaling import Curve, CurveError, fit
 from scalerl.serialization import flat
 from scalerl.study.directory import StudyDirectory
@@ -119,10 +119,10 @@ class StudyDisplay:
         path = self._study.run(key)
         seen = self._seen.setdefault(key, _Seen())
         task = self._study.task()
-        points = [row for row in read_rows(path / "points.jsonl") if task in (None, row.get("task"))]
+        points = [point for point in read_points(path) if task in (None, point.task)]
         if len(points) == seen.points:
             return
-        seen.points, seen.step, seen.last = len(points), int(points[-1]["step"]), float(points[-1]["pass_rate"])
+        seen.points, seen.step, seen.last = len(points), points[-1].step, points[-1].pass_rate
         if not fitted:
             return
         try:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from pathlib import Path
 
 from scalerl.config.base import ConfigError
-from scalerl.files import read_rows
+from scalerl.rows import read_points
 from scalerl.study.directory import StudyDirectory
 from scalerl.study.plan import rates_by_loss
 
@@ -49,6 +49,6 @@ def _ends(study: StudyDirectory) -> dict[str, dict[float, float]]:
             raise ConfigError(
                 f"--rates: {study.run(key)} is not finished; resume it with: scalerl study resume {study.path}"
             )
-        points = [row["pass_rate"] for row in read_rows(study.run(key) / "points.jsonl")][-LAST_POINTS:]
+        points = [point.pass_rate for point in read_points(study.run(key))][-LAST_POINTS:]
         ends[config.recipe.loss.kind][config.recipe.optimizer.learning_rate].append(statistics.fmean(points))
     return {kind: {rate: statistics.fmean(found) for rate, found in by_rate.items()} for kind, by_rate in ends.items()}

@@ -6,7 +6,7 @@ A call that raises, exits or ends its process is reported and counted; the run e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set, Sized
-from functools import cache
+from functools import cache, partial
 from itertools import islice
 from typing import Any
 
@@ -59,9 +59,9 @@ def call_reward(
         [{"role": "assistant", "content": completion}] if isinstance(prompt, list) else completion
         for prompt, completion in zip(given_prompts, completions, strict=True)
     ]
-    named = {**columns_taken(function, prompts), **(params or {})}
+    named = {**columns_taken(function, prompts), **(params or {}), "prompts": given_prompts, "completions": answers}
     try:
-        found = call(function, name, prompts=given_prompts, completions=answers, **named)
+        found = call(partial(function, **named), name)  # a column may be called limit_s
         rewards = call(_listed, name, found, len(completions) + 1)  # runs the user's generator
     except PluginError as error:
         return [f"reward function {error}"] * len(completions)
@@ -77,11 +77,15 @@ def call_reward(
     return [_finite(reward, name) for reward in rewards]
 
 
+RESERVED = ("prompt", "prompts", "completions")
+"""Columns that a reward function does not get, because the run gives these arguments."""
+
+
 def columns_taken(function: Callable[..., Any], prompts: Sequence[Prompt]) -> dict[str, list[Any]]:
     """Return the columns of the prompts' rows that a reward function takes: all, if it has **columns."""
     signature = signature_of(function)
     parameters = signature.parameters.values() if signature else ()
-    names = dict.fromkeys(name for prompt in prompts for name in prompt.columns if name != "prompt")
+    names = dict.fromkeys(name for prompt in prompts for name in prompt.columns if name not in RESERVED)
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         takes = {p.name for p in parameters}
         names = dict.fromkeys(name for name in names if name in takes)

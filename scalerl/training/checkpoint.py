@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from scalerl.files import as_umask, next_directory, sync
+from scalerl.files import as_umask, next_directory, read_json, sync
 from scalerl.training.manifest import forget_stamps, seal, stamp_later
 
 FORMAT = 2
@@ -85,7 +85,7 @@ def load_state(directory: Path, name: str) -> Any:
 
 def load_plain(directory: Path, name: str) -> Any:
     """Read the JSON part of a state, with placeholders for arrays."""
-    return json.loads((directory / f"{name}.json").read_text(encoding="utf-8"))
+    return read_json(directory / f"{name}.json")
 
 
 class CheckpointStore:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from scalerl.files import sync
+from scalerl.files import read_json, sync
 
 MANIFEST, STAMP, KIND = "manifest.json", ".digest", "xxh3_128"
 BLOCK = 1 << 26
@@ -209,7 +209,7 @@ def _check_form(directory: Path) -> None:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_json(path)
     except FileNotFoundError:
         raise Damaged(f"{path.name} is missing") from None
     except (OSError, ValueError) as error:

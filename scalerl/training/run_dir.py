@@ -20,6 +20,7 @@ from scalerl.config.base import ConfigError
 from scalerl.config.data import PromptFile
 from scalerl.files import sync, take_hold, write_whole
 from scalerl.outputs import check_new_directory
+from scalerl.rows import RowFile
 from scalerl.training.manifest import Damaged, digest
 from scalerl.types import EvalPoint
 
@@ -110,14 +111,15 @@ class RunDirectory:
 
     def points(self) -> list[EvalPoint]:
         """Return the points in points.jsonl."""
-        path = self.path / "points.jsonl"
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-        try:
-            return [EvalPoint(**json.loads(line)) for line in lines]
-        except (ValueError, TypeError) as error:
+        file = RowFile(self.path / "points.jsonl")
+        found = [EvalPoint.of(line.row) for line in file.new_lines()]
+        points = [point for point in found if point is not None]
+        if broken := len(found) - len(points) + file.broken or file.problem:
             raise ConfigError(
-                f"{path}: a row cannot be read ({error}); restore the file as the run wrote it. Nothing was changed"
-            ) from None
+                f"{file.path}: {file.problem or f'{broken} rows cannot be read'}; restore the file as the run wrote "
+                "it. Nothing was changed"
+            )
+        return points
 
     def write(self, name: str, text: str) -> None:
         """Write a small text file of the run atomically."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from scalerl.files import write_whole
+from scalerl.files import read_json, write_whole
 
 NAME = "status.json"
 
@@ -130,7 +130,7 @@ def mark_stopped(directory: Path, pid: int, message: str) -> None:
 def read_status(directory: Path) -> Status | None:
     """Return the content of status.json in a run directory; None if it does not exist or cannot be read."""
     try:
-        found: dict[str, Any] = json.loads((directory / NAME).read_text(encoding="utf-8"))
+        found: dict[str, Any] = read_json(directory / NAME)
         return Status(
             str(found["state"]),
             str(found["message"]),
@@ -140,5 +140,5 @@ def read_status(directory: Path) -> Status | None:
             float(found["beat"]),
             str(found.get("phase", "")),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None

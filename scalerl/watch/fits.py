@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from scalerl.report.drawing import Json
-from scalerl.report.outlook import Outlook, curve_of, run_outlook
+from scalerl.report.outlook import Outlook, run_outlook
 from scalerl.report.page_figures import curve_traces
 from scalerl.scaling import CurveError, Estimate
 from scalerl.types import EvalPoint
@@ -57,7 +57,7 @@ def fitted(points: Sequence[EvalPoint], axis: str, name: str) -> TaskFit:
     """
     try:
         found = run_outlook(points, axis)
-        curve = curve_of(points, axis)
+        curve = found.fit.curve  # the page adds the current points
         least = float(curve.compute[curve.compute > 0][0])
         traces = curve_traces(name, curve, found.fit, ("@s0", "solid"), least, 1.05)
     except CurveError as error:

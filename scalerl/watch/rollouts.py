@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from scalerl.watch.follow import RowFile
+from scalerl.rows import RowFile
 from scalerl.watch.series import number
 
 FILES = {"evaluation": "rollouts.jsonl", "training": "rollouts/samples.jsonl"}
@@ -146,14 +145,7 @@ class RolloutIndex:
         Raises:
             IndexError: There is no such row.
         """
-        offset, size = self._places[kind][at]
-        try:
-            with self._files[kind].path.open("rb") as file:
-                file.seek(offset)
-                row = json.loads(file.read(size))
-        except (OSError, ValueError):
-            return {}
-        return row if isinstance(row, dict) else {}
+        return self._files[kind].row(*self._places[kind][at])
 
     def group(self, kind: str, at: int) -> list[dict[str, Any]]:
         """Return the rollouts with the same prompt, task and step as a row, in file order.

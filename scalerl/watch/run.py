@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-import tomllib
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +13,14 @@ import numpy as np
 
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import ConfigError
+from scalerl.config.overrides import read_toml
 from scalerl.report.falling import KEPT
-from scalerl.report.outlook import curve_of, points_by_task
+from scalerl.report.outlook import curve_of
 from scalerl.report.summary import data_note, default_axis
+from scalerl.rows import RowFile
 from scalerl.scaling import CurveError
 from scalerl.types import EvalPoint
 from scalerl.watch.fits import TaskFit
-from scalerl.watch.follow import RowFile
 from scalerl.watch.metrics import GROUPS, METRICS, fall, level_of, warnings
 from scalerl.watch.rollouts import RolloutIndex
 from scalerl.watch.series import Columns, bucketed, number
@@ -30,17 +29,12 @@ from scalerl.watch.state import (
     modified,
     saved_config,
     sign_of_life,
-    sound_points,
     sound_rows,
     state_of,
-    tail_rows,
 )
 
-TAIL = 1 << 19
-"""Bytes at the end of metrics.jsonl to read when a run is found: about 400 rows."""
-
-COLUMNS = frozenset(field.name for field in fields(EvalPoint))
-"""Columns of points.jsonl."""
+SHOWN = 2000
+"""Number of evaluations above which the figure of a curve leaves some out."""
 
 LIFE_S = 2.0
 """Seconds between checks of the sign of life."""
@@ -65,9 +59,8 @@ class WatchedRun:
         self.rollouts = RolloutIndex(path)
         self._tail = RowFile(path / "metrics.jsonl")
         self._points_file = RowFile(path / "points.jsonl")
-        self._rows: deque[dict[str, Any]] = deque(sound_rows(tail_rows(path / "metrics.jsonl", TAIL)), maxlen=KEPT)
-        self._tail.skip()
-        self._points: list[EvalPoint] = []
+        self._rows: deque[dict[str, Any]] = deque(sound_rows(self._tail.tail()), maxlen=KEPT)
+        self._points: dict[str, list[EvalPoint]] = {}
         self._strange = 0
         self._history: Columns | None = None
         self._history_file = RowFile(path / "metrics.jsonl")
@@ -98,33 +91,39 @@ class WatchedRun:
         self.version += changed
         return changed
 
+    def failed(self, error: Exception) -> bool:
+        """Give the run the state `unreadable` after an unexpected error; return whether the state changed."""
+        before, self._life = self._life, ("unreadable", f"{type(error).__name__}: {error}")
+        return self._life != before
+
     def _look(self, now: float) -> bool:
         """Check the configuration and the sign of life; return whether the state changed."""
         self._looked = now
         written, before = modified(self.path / "config.toml"), self._life
-        error = ""
+        problem = self._tail.problem or self._points_file.problem
         if written != self._config_written:
-            self._config_written = written
             try:
-                self._config = saved_config(self.path, written)
-            except (ConfigError, UnicodeDecodeError) as problem:
-                self._config, error = None, str(problem)
-        if self._config is not None:
+                self._config, self._config_written = saved_config(self.path, written), written
+            except ConfigError as error:
+                problem = str(error)
+        if problem:
+            self._life = ("unreadable", problem)
+        elif self._config is not None:
             self._life = sign_of_life(self.path, list(self._rows), self._config, now)
-        elif error:
-            self._life = ("unreadable", error)
         return self._life != before
 
     def _read_points(self) -> bool:
         restarts = self._points_file.restarts
-        lines = [line.row for line in self._points_file.new_lines()]
+        found = [EvalPoint.of(line.row) for line in self._points_file.new_lines()]
         again = self._points_file.restarts != restarts
         if again:
-            self._points, self._strange = [], 0
-        sound = sound_points(lines)
-        self._strange += len(lines) - len(sound)
-        self._points += [EvalPoint(**{name: value for name, value in row.items() if name in COLUMNS}) for row in sound]
-        return bool(lines) or again
+            self._points, self._strange = {}, 0
+        for point in found:
+            if point is None:
+                self._strange += 1
+            else:
+                self._points.setdefault(point.task, []).append(point)
+        return bool(found) or again
 
     def _read_history(self) -> None:
         assert self._history is not None
@@ -141,7 +140,7 @@ class WatchedRun:
     @property
     def state(self) -> RunState:
         """State of the run."""
-        points = [point.to_dict() for own in points_by_task(self._points).values() for point in own[-1:]]
+        points = [own[-1] for own in self._points.values()]
         return state_of(self.path, list(self._rows), points, self._config, self._life)
 
     @property
@@ -152,13 +151,12 @@ class WatchedRun:
     @property
     def tasks(self) -> list[str]:
         """Tasks with evaluations, without suites."""
-        found = list(points_by_task(self._points))
-        main = self._config.main_tasks if self._config else found
-        return [task for task in found if task in main]
+        main = self._config.main_tasks if self._config else self._points
+        return [task for task in self._points if task in main]
 
     def points(self, task: str) -> list[EvalPoint]:
         """Return the evaluations of a task."""
-        return points_by_task(self._points).get(task, [])
+        return self._points.get(task, [])
 
     def _fall(self, task: str) -> str | None:
         try:
@@ -189,7 +187,7 @@ class WatchedRun:
             "steps": state.steps,
             "step_s": or_none(state.step_s),
             "left_s": or_none(state.left_s),
-            "points": len(self._points),
+            "points": sum(map(len, self._points.values())),
             "tasks": {task: self._task(task) for task in self.tasks},
             "warnings": self.warnings(),
             "about": about(self._config) if self._config else "",
@@ -209,6 +207,7 @@ class WatchedRun:
     def curve(self, task: str) -> dict[str, Any]:
         """Return the curve of a task: the current points and the traces of the latest fit."""
         points, found = self.points(task), self.fits.get(task)
+        points = points[:: len(points) // SHOWN + 1]
         x = [or_none(float(getattr(point, self.axis))) for point in points]
         y = [or_none(point.pass_rate) for point in points]
         error = [or_none(point.stderr) for point in points]
@@ -265,9 +264,8 @@ class WatchedRun:
     def config_fields(self) -> dict[str, str]:
         """Return every field of config.toml by its dotted name; empty if it cannot be read."""
         try:
-            text = (self.path / "config.toml").read_text(encoding="utf-8")
-            return dict(_flat(tomllib.loads(text), ""))
-        except (OSError, ValueError):  # the state is "unreadable" then
+            return dict(_flat(read_toml(self.path / "config.toml"), ""))
+        except (OSError, ConfigError):  # the state is "unreadable" then
             return {}
 
 

@@ -49,7 +49,6 @@ class Pages:
             closing: Function that returns whether the server is shutting down, which ends streams.
         """
         self.watcher, self._closing = watcher, closing
-        self._changed = asyncio.Condition()
         self._plotly: bytes | None = None
 
     def app(self) -> Starlette:
@@ -79,11 +78,11 @@ class Pages:
 
     async def _poll(self) -> None:
         while True:
-            before = self.watcher.version
-            await run_in_threadpool(self.watcher.poll)
-            if self.watcher.version != before:
-                async with self._changed:
-                    self._changed.notify_all()
+            try:
+                await run_in_threadpool(self.watcher.poll)
+            except Exception as error:  # the page shows it and does not freeze
+                self.watcher.problem = f"{type(error).__name__}: {error}"
+                self.watcher.version += 1
             await asyncio.sleep(POLL_S)
 
     # ------------------------------------------------------------------------------------------------------------ files
@@ -114,10 +113,8 @@ class Pages:
                     found = await run_in_threadpool(self.watcher.changes_since, version)
                     version, quiet = found["version"], 0.0
                     yield f"data: {_json(found)}\n\n"
-                async with self._changed:
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self._changed.wait(), 1.0)
-                quiet += 1.0
+                await asyncio.sleep(POLL_S)
+                quiet += POLL_S
                 if quiet >= BEAT_S:
                     quiet = 0.0
                     yield ": still here\n\n"
@@ -212,9 +209,9 @@ def _json(value: Any) -> str:
 
 def _number(asked: Any, name: str, default: float) -> float:
     try:
-        found = float(asked.get(name) or default)
-    except ValueError as error:
-        raise HTTPException(400, f"{name}: got {asked[name]!r}; allowed: a number") from error
-    if math.isnan(found):
-        raise HTTPException(400, f"{name}: got NaN; allowed: a number")
+        found = float(asked[name]) if asked.get(name) else default
+    except ValueError:
+        found = math.nan
+    if asked.get(name) and not math.isfinite(found):
+        raise HTTPException(400, f"{name}: got {asked[name]!r}; allowed: a finite number")
     return found

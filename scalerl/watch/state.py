@@ -1,12 +1,14 @@
 """The state of a run, from the files in its directory. Works over a shared file system and does not import torch.
 
-Only the ends of JSONL files are read: the state of a run of any length takes a few milliseconds.
+Only the ends of JSONL files are read: the state of a run of any length takes a few milliseconds. Files that cannot be
+read are a state, not an error.
 """
 
 from __future__ import annotations
 
-import json
+import errno
 import math
+import os
 import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +19,10 @@ from typing import Any
 
 from scalerl.config import RunConfig, read_config
 from scalerl.config.base import ConfigError
+from scalerl.files import trouble
+from scalerl.rows import RowFile
 from scalerl.training.status import BEAT_S, PHASES, Status, read_status
+from scalerl.types import EvalPoint
 
 DEAD_AFTER_S = 12 * BEAT_S
 """Seconds without a sign of life after which a run counts as dead."""
@@ -25,9 +30,6 @@ DEAD_AFTER_S = 12 * BEAT_S
 SILENT_S = 120.0
 """Seconds without new rows after which a run of an older version, without status.json, counts as dead; at least the
 duration of ten steps."""
-
-TAIL_BYTES = 1 << 16
-"""Bytes to read at the end of a JSONL file."""
 
 RECENT_STEPS = 50
 """Number of recent steps for the median duration."""
@@ -39,7 +41,7 @@ STATES = {
     "stopped": "stopped with a checkpoint; `scalerl resume` continues it",
     "failed": "ended by an error",
     "dead": "no sign of life: the run was killed, or its machine failed; `scalerl resume` continues it",
-    "unreadable": "its config.toml cannot be read",
+    "unreadable": "its files cannot be read",
 }
 """Meanings of the states."""
 
@@ -52,8 +54,7 @@ class RunState:
     """State of a run.
 
     Example: RunState(path=Path("runs/mine"), name="mine", state="training", detail="", step=120, steps=480,
-        step_s=1.5, left_s=540.0, row={"step": 120, ...}, points={"arithmetic": {"step": 100, "pass_rate": 0.41, ...}},
-        config=RunConfig(...))
+        step_s=1.5, left_s=540.0, row={"step": 120, ...}, points={"arithmetic": EvalPoint(...)}, config=RunConfig(...))
     """
 
     path: Path
@@ -70,13 +71,13 @@ class RunState:
     """Estimated seconds to the last step, without evaluations; NaN if unknown or if the run is not training."""
     row: Mapping[str, Any]
     """The last row of metrics.jsonl; empty before the first step."""
-    points: Mapping[str, Mapping[str, Any]]
-    """The last row of points.jsonl for each task."""
+    points: Mapping[str, EvalPoint]
+    """The last evaluation of each task."""
     config: RunConfig | None
     """Configuration of the run; None if it cannot be read."""
 
     @property
-    def main_points(self) -> dict[str, Mapping[str, Any]]:
+    def main_points(self) -> dict[str, EvalPoint]:
         """The last evaluation of each trained task, without suites."""
         main = self.config.main_tasks if self.config else tuple(self.points)
         return {task: point for task, point in self.points.items() if task in main}
@@ -90,18 +91,22 @@ def run_state(path: Path, now: float | None = None) -> RunState:
         now: Current time, seconds since 1970; None: read the clock.
     """
     now = time.time() if now is None else now
-    rows, points = sound_rows(tail_rows(path / "metrics.jsonl")), sound_points(tail_rows(path / "points.jsonl"))
+    metrics, evaluations = RowFile(path / "metrics.jsonl"), RowFile(path / "points.jsonl")
+    rows = sound_rows(metrics.tail())
+    points = [point for row in evaluations.tail() if (point := EvalPoint.of(row))]
     try:
         config = saved_config(path, modified(path / "config.toml"))
     except ConfigError as error:
         return state_of(path, rows, points, None, ("unreadable", str(error)))
-    return state_of(path, rows, points, config, sign_of_life(path, rows, config, now))
+    problem = metrics.problem or evaluations.problem
+    life = ("unreadable", problem) if problem else sign_of_life(path, rows, config, now)
+    return state_of(path, rows, points, config, life)
 
 
 def state_of(
     path: Path,
     rows: Sequence[Mapping[str, Any]],
-    points: Sequence[Mapping[str, Any]],
+    points: Iterable[EvalPoint],
     config: RunConfig | None,
     found: tuple[str, str],
 ) -> RunState:
@@ -110,7 +115,7 @@ def state_of(
     Args:
         path: Run directory.
         rows: The last rows of metrics.jsonl.
-        points: The last rows of points.jsonl.
+        points: The last evaluations, of every task.
         config: Configuration of the run.
         found: State and detail from `sign_of_life`.
     """
@@ -119,7 +124,7 @@ def state_of(
     steps = config.steps if config else step
     step_s = pace(rows)
     left_s = step_s * (steps - step) if state in ALIVE else math.nan
-    last = {str(point["task"]): point for point in points}
+    last = {point.task: point for point in points}
     return RunState(path, path.name, state, detail, step, steps, step_s, left_s, rows[-1] if rows else {}, last, config)
 
 
@@ -177,30 +182,17 @@ def find(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
         if not path.exists():
             raise ConfigError(f"{path}: no such directory; name runs, studies, or a directory that contains them")
         for one in [path, *_children(path)]:
-            if (one / "study.toml").exists():
+            if os.path.isfile(one / "study.toml"):
                 studies[one] = None
-                runs |= dict.fromkeys(run for arm in _children(one) for run in _children(arm) if is_run(run))
+                runs |= dict.fromkeys(run for arm in _children(one) for run in (arm, *_children(arm)) if is_run(run))
             elif is_run(one):
                 runs[one] = None
     return list(runs), list(studies)
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a directory is a run."""
-    return (path / "config.toml").is_file()
-
-
-def tail_rows(path: Path, size: int = TAIL_BYTES) -> list[dict[str, Any]]:
-    """Return the complete rows in the last bytes of a JSONL file, without lines that are not JSON objects."""
-    try:
-        with path.open("rb") as file:
-            end = file.seek(0, 2)
-            start = file.seek(max(0, end - size))
-            lines = file.read().split(b"\n")
-    except OSError:
-        return []
-    found = (parsed(line) for line in lines[1 if start else 0 : -1])
-    return [row for row in found if row is not None]
+    """Return whether a directory is a run, or may be one but cannot be read."""
+    return os.path.exists(path / "config.toml") or _closed(path)
 
 
 def sound_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -208,30 +200,9 @@ def sound_rows(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     return [row for row in rows if isinstance(row.get("step"), int)]
 
 
-def sound_points(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the valid rows of points.jsonl, with NaN for an unknown pass rate or standard error."""
-    found = []
-    for row in rows:
-        compute = [row.get(name) for name in ("step", "device_hours", "flops", "tokens")]
-        measured = {name: math.nan if row.get(name) is None else row[name] for name in ("pass_rate", "stderr")}
-        numbers = [*compute, *measured.values()]
-        if isinstance(row.get("task"), str) and all(isinstance(value, int | float) for value in numbers):
-            found.append({**row, **measured})
-    return found
-
-
-def parsed(line: bytes) -> dict[str, Any] | None:
-    """Parse a line; return None if it is not a JSON object."""
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return None
-    return row if isinstance(row, dict) else None
-
-
 def pace(rows: Sequence[Mapping[str, Any]]) -> float:
     """Return the median duration of the last steps in seconds; NaN without steps."""
-    known = [row["step_s"] for row in rows[-RECENT_STEPS:] if isinstance(row.get("step_s"), float | int)]
+    known = [float(row["step_s"]) for row in rows[-RECENT_STEPS:] if isinstance(row.get("step_s"), float | int)]
     return statistics.median(known) if known else math.nan
 
 
@@ -262,11 +233,24 @@ def saved_config(path: Path, written: float) -> RunConfig:
     Raises:
         ConfigError: The configuration cannot be read.
     """
-    return read_config(path / "config.toml", [])
+    try:
+        return read_config(path / "config.toml", [])
+    except ConfigError:
+        if _closed(path):
+            raise ConfigError(trouble(PermissionError(errno.EACCES, "", str(path)))) from None
+        raise
+
+
+def _closed(path: Path) -> bool:
+    """Return whether a directory cannot be read."""
+    return os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK, effective_ids=True)
 
 
 def _children(path: Path) -> list[Path]:
-    return sorted(one for one in path.iterdir() if one.is_dir()) if path.is_dir() else []
+    try:
+        return sorted(one for one in path.iterdir() if os.path.isdir(one))
+    except OSError:  # a file, or a directory that `is_run` reports
+        return []
 
 
 def _place(status: Status) -> str:

@@ -45,7 +45,7 @@ class WatchedStudy:
         began = time.monotonic()
         try:
             self._found, self.problem = study_results(StudyDirectory.open(self.path)), ""
-        except (ConfigError, CurveError) as error:
+        except (ConfigError, CurveError, OSError) as error:
             self.problem = str(error)
         ended = time.monotonic()
         self._next = ended + REST * (ended - began)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -36,8 +37,8 @@ class Watcher:
         self.runs: dict[str, WatchedRun] = {}
         self.studies: dict[str, WatchedStudy] = {}
         self.version = 0
-        self.problems: list[str] = []
-        """Unexpected errors of runs; the page shows them."""
+        self.problem = ""
+        """The last unexpected error of a poll; the page shows it."""
         self._asked: dict[tuple[str, str], int] = {}
         self._changes: dict[str, int] = {}
         self._searched = 0.0
@@ -57,12 +58,12 @@ class Watcher:
         for run in list(self.runs.values()):
             try:
                 with self.lock:
-                    if run.poll(now):
-                        self._changed(run.id)
+                    changed = run.poll(now)
                     self._ask_for_fits(run)
             except Exception as error:  # unexpected rows of one run must not stop the page for all others
-                if (words := f"{run.name}: {type(error).__name__}: {error}") not in self.problems:
-                    self.problems.append(words)
+                changed = run.failed(error)
+            if changed:
+                self._changed(run.id)
         for study in list(self.studies.values()):
             if study.due([run for run in self.runs.values() if run.study == study.id]):
                 self._worker.ask(study.id, lambda study=study: self._judge(study))  # type: ignore[misc]
@@ -76,13 +77,13 @@ class Watcher:
                 "known": list(self.runs),
                 "runs": [self.runs[key].summary() for key in changed if key in self.runs],
                 "studies": [self.studies[key].summary() for key in changed if key in self.studies],
-                "problems": [*self.problems, *self._worker.failures][-3:],
+                "problems": [text for text in (self.problem, *self._worker.failures[-2:]) if text],
             }
 
     def _search(self) -> None:
         """Find new runs, and remove those whose directory no longer exists."""
         self._searched = time.monotonic()
-        runs, studies = find([path for path in self.paths if path.exists()])
+        runs, studies = find([path for path in self.paths if os.path.exists(path)])
         with self.lock:
             for run in list(self.runs.values()):
                 if not is_run(run.path):

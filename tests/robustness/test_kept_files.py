@@ -20,9 +20,10 @@ from scalerl.config import LAB
 from scalerl.training.checkpoint import CheckpointStore, save_state
 from scalerl.training.run_dir import ROW_FILES, RunDirectory
 
-GOOD = "".join(f'{{"step": {n}, "flops": {n}e12, "pass_rate": {0.2 + 0.02 * n}}}\n' for n in range(12))
+RATES = [0.2 + 0.5 * n**2 / (n**2 + 9) + 0.005 * (-1) ** n for n in range(12)]
+GOOD = "".join(f'{{"step": {n}, "flops": {n}e12, "pass_rate": {rate}}}\n' for n, rate in enumerate(RATES))
 OTHER = GOOD.replace("0.2", "0.1")
-CSV = "step,pass_rate\n" + "".join(f"{n},{0.2 + 0.02 * n}\n" for n in range(12))
+CSV = "step,pass_rate\n" + "".join(f"{n},{rate}\n" for n, rate in enumerate(RATES))
 Arrange = Callable[[Path], object]
 
 

@@ -168,6 +168,7 @@ WORDS = [
     options("bytes that are no UTF-8", *DRY, "--recipe.name", os.fsdecode(b"\xff"), expect="UTF-8"),
     options("--run-dir with --dry-run", *DRY, "--run-dir", "x", expect="--run-dir"),
     options("--run-dir empty", "train", "--run-dir", "", expect="--run-dir"),
+    options("--run-dir with a NUL character", "train", "--run-dir", "a\0b", expect="NUL"),
     options("--run-dir before another option", "train", "--run-dir", "--seed", expect="--run-dir"),
     options("--run-dir twice", "train", "--run-dir", "a", "--run-dir", "b", expect="once"),
     options("seeds from -1", "study", "loo", "--dry-run", "--seeds=-1,2", expect="--seeds"),

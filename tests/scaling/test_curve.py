@@ -116,6 +116,9 @@ def test_mixed_tasks_need_a_choice():
             {"compute": [1, 2], "metric": [0.1, 0.2], "bounds": (1, 0)},
             "bounds must be two finite numbers in ascending order",
         ),
+        ({"compute": [1, 2], "metric": [0.1, 0.2], "bounds": (0, 1e308)}, "1e.100; got 0 and 1e.308"),
+        ({"compute": [1, 1e308], "metric": [0.1, 0.2]}, "1e.100; got 1e.308"),
+        ({"compute": [1, 10**400], "metric": [0.1, 0.2]}, "compute must be numbers: int too large"),
     ],
 )
 def test_data_that_cannot_be_repaired_is_an_error(arguments, message):

@@ -45,6 +45,7 @@ def test_the_ceiling_of_a_collapsed_run_is_not_identified():
             {"method": "paper"},
             "every metric value is 0.5: there is no climb to fit by 'paper'",
         ),
+        (None, {}, "a Curve; got a NoneType"),
         (run(), {"method": "mcmc"}, "method must be one of posterior, least-squares, paper; got 'mcmc'"),
         (run(), {"r0": "fixed"}, "r0 must be 'free' or a number; got 'fixed'"),
         (run(), {"r0": 1.5}, r"r0 must lie in \[0, 1\); got 1.5"),

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from simulated_study import Truth, write_study
+from simulated_study import Truth, point_row, write_study
 
 from scalerl.config import QUICK
 from scalerl.config.base import ConfigError
@@ -48,15 +48,15 @@ def test_the_best_rate_of_each_loss_is_the_one_that_ended_highest(tmp_path):
         study.run(key).mkdir(parents=True)
         # a single early high point must not count; the mean of the last three counts
         rates = [0.95, *[ends.get(key.arm, 0.5)] * 3]
-        rows = [{"step": step, "pass_rate": rate} for step, rate in zip((0, 224, 232, 240), rates, strict=True)]
-        (study.run(key) / "points.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        rows = map(point_row, (0, 224, 232, 240), rates)
+        (study.run(key) / "points.jsonl").write_text("".join(rows))
     assert best_rates(study.path) == {"cispo": 1.2e-4, "dapo": 2.4e-4, "gspo": 4.8e-4, "grpo": 6e-5}
     assert sweep_note(study) == (
         "learning rates that ended highest, by the mean of the last 3 evaluations: cispo 0.00012, 0.800; "
         "dapo 0.00024, 0.750; gspo 0.00048 (at the edge of the sweep: the best may lie beyond), 0.600; "
         "grpo 6e-05 (at the edge of the sweep: the best may lie beyond), 0.650"
     )
-    (study.run(study.runs()[0]) / "points.jsonl").write_text('{"step": 232, "pass_rate": 0.5}\n')
+    (study.run(study.runs()[0]) / "points.jsonl").write_text(point_row(232, 0.5))
     with pytest.raises(ConfigError, match=r"cispo-6e-05/seed-1000 is not finished; resume it with"):
         best_rates(study.path)
     assert sweep_note(study) == ""
@@ -66,5 +66,5 @@ def test_a_study_without_a_sweep_has_no_note_on_rates(tmp_path):
     study = StudyDirectory.create(tmp_path / "loo", PLANS["loo"](QUICK))
     for key in study.runs():
         study.run(key).mkdir(parents=True)
-        (study.run(key) / "points.jsonl").write_text('{"step": 240, "pass_rate": 0.5}\n')
+        (study.run(key) / "points.jsonl").write_text(point_row(240, 0.5))
     assert sweep_note(study) == ""

@@ -1,11 +1,11 @@
 """Execution: order, slices, failures and kills, with scripted processes that do not depend on time."""
 
-import json
 import os
 import tomllib
 from pathlib import Path
 
 import pytest
+from simulated_study import point_row
 
 from scalerl.config import QUICK
 from scalerl.config.base import ConfigError, replace
@@ -40,7 +40,7 @@ class Scripted:
             return 1
         os.makedirs(self.run, exist_ok=True)
         with open(f"{self.run}/config.toml", "a"), open(f"{self.run}/points.jsonl", "a") as file:
-            file.write(json.dumps({"step": min(self.target(), self.workers.most), "pass_rate": 0.5}) + "\n")
+            file.write(point_row(min(self.target(), self.workers.most), 0.5))
         self.log.write_text("trained\n")
         return 0
 

@@ -1,5 +1,7 @@
 """Custom reward functions: their parameters, and the check before a run."""
 
+from dataclasses import replace
+
 import pytest
 
 from scalerl.config import Scoring, parse_config, read_config, to_toml
@@ -8,6 +10,7 @@ from scalerl.config.data import RewardFunction
 from scalerl.tasks import reward_check, user_rewards
 from scalerl.tasks.reward_check import check_reward, check_rewards
 from scalerl.tasks.scoring import FunctionScorer, make_scorers
+from scalerl.tasks.user_rewards import call_reward
 from scalerl.types import Prompt
 
 MODULE = """
@@ -101,6 +104,15 @@ def test_parameters_reach_the_function_in_the_process_that_calls_it():
         assert scorer.rewards(ROW, ["", "four", "twelve chars"]) == [0.0, 0.5, 1.0]
     finally:
         scorer.close()
+
+
+def test_columns_may_be_called_like_any_argument(here):
+    """The run gives `prompts` and `completions`; `name` and `limit_s` are ordinary columns."""
+    columns = dict.fromkeys(("prompts", "completions", "name", "function", "limit_s"), "x")
+    asked = replace(ROW, columns={**ROW.columns, **columns})
+    check_reward(reward("length", limit_s=8), asked, Scoring())
+    found = call_reward(lambda completions, name, **rest: [len(*completions) + len(*name)], "f", [asked], ["four"])
+    assert found == [5.0]
 
 
 def test_a_parameter_replaces_the_column_of_its_name(here):

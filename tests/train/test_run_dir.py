@@ -151,7 +151,7 @@ def test_for_a_checkpoint_of_an_earlier_version_only_sizes_are_checked(tmp_path)
 def test_an_unreadable_points_file_is_named(tmp_path):
     run, _ = counted(tmp_path / "run")
     (run.path / "points.jsonl").write_text("{\n")
-    with pytest.raises(ConfigError, match=r"points.jsonl: a row cannot be read"):
+    with pytest.raises(ConfigError, match=r"points.jsonl: 1 rows cannot be read"):
         run.points()
 
 

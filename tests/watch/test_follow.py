@@ -12,8 +12,8 @@ import pytest
 from watched import METRICS as ROW
 from watched import add_points, add_rollouts, add_steps, rollout, write_run
 
+from scalerl.rows import RowFile
 from scalerl.watch.fits import Worker
-from scalerl.watch.follow import RowFile
 from scalerl.watch.metrics import GROUPS, METRICS, level_of, warnings
 from scalerl.watch.rollouts import RolloutIndex, Search
 from scalerl.watch.run import WatchedRun
@@ -60,14 +60,15 @@ def test_a_file_that_was_cut_back_is_reread_even_if_it_is_longer_now(tmp_path, t
     assert steps(file) == [10] and file.restarts == 1
 
 
-def test_offsets_lead_to_rows_over_the_boundaries_of_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr("scalerl.watch.follow.CHUNK", 7)
+def test_offsets_lead_to_rows_after_a_line_that_is_too_long(tmp_path, monkeypatch):
+    monkeypatch.setattr("scalerl.rows.LONGEST", 16)
     path = tmp_path / "rows.jsonl"
-    write(path, range(30))
-    lines = list(RowFile(path).new_lines())
-    data = path.read_bytes()
-    assert [json.loads(data[line.offset : line.offset + line.size]) for line in lines] == [line.row for line in lines]
-    assert len(lines) == 30
+    write(path, ["x" * 100])
+    write(path, range(30), "a")
+    file = RowFile(path)
+    lines = list(file.new_lines())
+    assert [file.row(line.offset, line.size)["step"] for line in lines] == list(range(30))
+    assert file.broken == 8  # 113 bytes
 
 
 def test_a_skipped_file_is_followed_from_its_last_complete_row(tmp_path):
@@ -76,7 +77,7 @@ def test_a_skipped_file_is_followed_from_its_last_complete_row(tmp_path):
     with path.open("a") as out:
         out.write('{"step"')
     file = RowFile(path)
-    file.skip()
+    assert [row["step"] for row in file.tail()] == [1, 2]
     with path.open("a") as out:
         out.write(": 3}\n")
     assert steps(file) == [3] and file.restarts == 0

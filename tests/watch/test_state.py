@@ -8,8 +8,9 @@ import pytest
 from watched import add_points, add_steps, write_run
 
 from scalerl.config.base import ConfigError
+from scalerl.rows import RowFile
 from scalerl.training.status import Heartbeat, read_status
-from scalerl.watch.state import duration, find, run_state, tail_rows
+from scalerl.watch.state import duration, find, run_state
 
 
 def age(path, seconds):
@@ -26,7 +27,7 @@ def test_a_run_that_writes_rows_is_training_with_its_speed_and_the_time_left(tmp
         found = run_state(run)
     assert (found.state, found.step, found.steps, found.step_s, found.left_s) == ("training", 100, 400, 1.5, 450.0)
     (point,) = found.main_points.values()
-    assert (round(point["pass_rate"], 3), round(point["stderr"], 3)) == (0.451, 0.006)
+    assert (round(point.pass_rate, 3), round(point.stderr, 3)) == (0.451, 0.006)
 
 
 @pytest.mark.parametrize(("silent_s", "state"), [(10, "training"), (59, "waiting"), (61, "dead")])
@@ -127,8 +128,8 @@ def test_suites_do_not_count_as_the_pass_rate_of_a_run(tmp_path):
 def test_only_the_end_of_a_file_is_read_without_incomplete_rows(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps({"step": step}) + "\n" for step in range(1000)) + '{"step": 10')
-    assert [row["step"] for row in tail_rows(file, size=40)] == [998, 999]  # 15 bytes a row, 12 of the half one
-    assert len(tail_rows(file)) == 1000 and tail_rows(tmp_path / "none") == []
+    assert [row["step"] for row in RowFile(file).tail(size=40)] == [998, 999]  # 15 bytes a row, 12 of the half one
+    assert len(RowFile(file).tail()) == 1000 and RowFile(tmp_path / "none").tail() == []
 
 
 def test_runs_and_studies_are_found_below_a_directory(tmp_path):

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from scalerl.files import cache_root
+from scalerl.files import cache_root, read_json
 from scalerl.models.cpu import onednn
 from scalerl.models.cpu.processor import cpu
 from scalerl.models.policy import Policy
@@ -129,7 +129,7 @@ def choose(work: Products, timed: Callable[[Products], Mapping[str, float]] = se
         took = timed(work)
         library = "torch" if took["torch"] < MARGIN * took["onednn"] else "onednn"
         _keep(file, json.dumps({"library": library, "seconds": dict(took), "cpu": cpu(), "work": asdict(work)}))
-    return str(json.loads(file.read_text(encoding="utf-8"))["library"])
+    return str(read_json(file)["library"])
 
 
 def _keep(file: Path, text: str) -> None:

@@ -121,7 +121,7 @@ def from_text(given: Any, field: str) -> Any:
     if not isinstance(given, str):
         return given
     try:
-        return parse_json(given)
+        return parse_json(given, long_integers=True)
     except ValueError as error:
         tree = parsed(given)
         if tree is not None and any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
@@ -236,7 +236,7 @@ def _unpacked(text: str) -> Any:
     import pickletools
 
     if text.lstrip().startswith(("[", "{")):
-        return parse_json(text)
+        return parse_json(text, long_integers=True)
     unpacking = zlib.decompressobj()
     packed = unpacking.decompress(base64.b64decode(text), MOST_UNPACKED)
     if not unpacking.eof:
@@ -245,7 +245,7 @@ def _unpacked(text: str) -> Any:
     words = [word for _, word in found if isinstance(word, str)]
     if len(words) != 1 or not PICKLED_TEXT.issuperset(name for name, _ in found):
         raise ValueError("a pickle of other things than a text")
-    return parse_json(words[0])
+    return parse_json(words[0], long_integers=True)
 
 
 def _pairs(inputs: Any, outputs: Any, name: Any, field: str) -> Tests:
@@ -265,8 +265,8 @@ def _pairs(inputs: Any, outputs: Any, name: Any, field: str) -> Tests:
     for number, (given, wanted) in enumerate(zip(inputs, outputs, strict=True), start=1):
         try:
             if isinstance(given, str):
-                given = [parse_json(line) for line in given.split("\n") if line.strip()]
-                wanted = parse_json(wanted) if isinstance(wanted, str) else wanted
+                given = [parse_json(line, long_integers=True) for line in given.split("\n") if line.strip()]
+                wanted = parse_json(wanted, long_integers=True) if isinstance(wanted, str) else wanted
             else:
                 dumps([given, wanted])
         except (ValueError, TypeError, RecursionError) as error:

@@ -80,7 +80,7 @@ const MEANINGS = {
   stopped: "Stopped with a checkpoint; scalerl resume continues it.",
   failed: "Ended by an error.",
   dead: "No sign of life; scalerl resume continues it.",
-  unreadable: "Its config.toml cannot be read.",
+  unreadable: "Its files cannot be read.",
 };
 
 const ALIVE = ["starting", "warm start", "training", "evaluating", "saving", "waiting"];

@@ -1,0 +1,38 @@
+"""Studies with rows that no study writes: `study show` reads the others, or says what is wrong with a run."""
+
+import os
+
+import pytest
+from simulated_study import LEAVE_ONE_OUT, write_study
+
+from robustness.campaign import Case, check_here
+
+ROWS = (
+    "[" * 100_000, '{"step": NaN}', '{"step": %s}' % ("9" * 400), "7", "x", "{}", '{"arm": 1}', '{"step": 160}',
+    '{"arm": "dapo", "seed": 0, "code": "x", "target": 1, "seconds": 1, "step": 1, "said": "x"}',
+    '{"arm": [], "seed": 0, "code": 1, "target": 1, "seconds": 1, "step": 1, "said": "x"}',
+    '{"step": 5, "task": "arithmetic", "pass_rate": "x", "device_hours": {}, "flops": [], "entropy": "x"}',
+    '{"step": 5, "device_hours": 1e308, "flops": 1e308, "tokens": 1e308, "entropy": 1e308}',
+)  # fmt: skip
+FILES = ("journal.jsonl", "dapo/seed-0/points.jsonl", "dapo/seed-0/metrics.jsonl")
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("readable", [True, False])
+def test_broken_rows_of_a_study_are_left_out_or_reported_with_their_run(name, readable, tmp_path, monkeypatch):
+    def arrange(here):
+        write_study(here / "study", {arm: LEAVE_ONE_OUT[arm] for arm in ("scalerl", "dapo")}, seeds=1)
+        with (here / "study" / name).open("a") as file:
+            file.write("\n".join([*ROWS, ""]))
+        if not readable:
+            (here / "study" / name).unlink()
+            os.mkfifo(here / "study" / name)
+
+    case = Case(
+        f"study: {name}",
+        ("study", "show", "study", "-o", "page.html"),
+        arrange,
+        "scalerl" if readable else name,
+        (0,) if readable else (1,),
+    )
+    check_here(case, tmp_path, monkeypatch)
