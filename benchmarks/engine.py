@@ -27,8 +27,6 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--matmul", choices=("auto", "onednn", "torch"), default="auto", help="auto: as a run chooses")
-    parser.add_argument("--kernels", choices=("auto", "compiled", "torch"), default="auto", help="as for --matmul")
     parser.add_argument("--out", type=Path, default=Path("engine.json"))
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
@@ -45,15 +43,6 @@ def main() -> None:
     dtype = torch.float32 if options.device == "cpu" else torch.bfloat16
     plain = random_qwen3(options.size).to(options.device, dtype)
     policy = Policy(random_qwen3(options.size).to(options.device, dtype))
-    if options.device == "cpu":
-        from scalerl.models.cpu import compiled
-        from scalerl.models.cpu.matmul import choose, products_of
-
-        auto = options.matmul == "auto"
-        library = choose(products_of(policy, SEQUENCES, options.threads, backward=False)) if auto else options.matmul
-        policy.use_matmul(library)
-        compiled.use(options.kernels)
-        print(f"products by {library}, kernels: {options.kernels} ({compiled.problem() or 'a compiler was found'})")
     measures = {
         "generate": lambda: generate(plain),
         "engine": lambda: engine(policy, SEQUENCES, share=1),

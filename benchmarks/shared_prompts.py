@@ -26,7 +26,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", default="3.3M")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--matmul", choices=("onednn", "torch"), default="torch")
     parser.add_argument("--out", type=Path, default=Path("shared_prompts.json"))
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -41,7 +40,7 @@ def main() -> None:
 
     learners = {
         kind: SingleLearner(
-            Policy(random_qwen3(options.size), matmul=options.matmul), AdamW(), Cispo(), packing=kind,
+            Policy(random_qwen3(options.size)), AdamW(), Cispo(), packing=kind,
             micro_batch_tokens=BUDGET,
         )
         for kind in ("padded", "packed", "shared")

@@ -16,6 +16,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning th
 sys.path.insert(0, str(Path(__file__).parent))  # for helper modules such as tiny_models
 
 
+def pytest_terminal_summary(terminalreporter, config):
+    if seed := getattr(config.option, "randomly_seed", None):  # -q hides the header that has it
+        terminalreporter.write_line(f"order of the tests: --randomly-seed={seed}")
+
+
 @pytest.fixture(scope="session")
 def lab_model(tmp_path_factory):
     """A tiny model trained on a few hundred traces; some of its answers pass, so its rewards have variance."""

@@ -17,7 +17,6 @@ RECIPE = [
     "--recipe.length.thinking_tokens", "[12, 20]", "--recipe.optimizer.learning_rate", "1e-3",
     "--evaluation.prompts", "16", "--evaluation.samples", "2", "--evaluation.every", "6",
     "--checkpoint.every", "4", "--rollouts.lag_ticks", "12", "--steps", "24",
-    "--hardware.generator_matmul", "onednn", "--hardware.trainer_matmul", "onednn",  # bits are compared
 ]  # fmt: skip
 """A run of a few seconds on one core, for any task."""
 

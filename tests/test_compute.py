@@ -122,7 +122,7 @@ def test_training_flops_agree_with_torchs_counter():
 
 
 def test_the_flops_of_a_policys_update_agree_with_torchs_counter(monkeypatch):
-    monkeypatch.setattr(onednn, "available", lambda: False)  # torch does not count its products
+    monkeypatch.setattr(onednn, "used", lambda: False)  # torch does not count its products
     policy = Policy(tiny_model("llama", attn_implementation="eager"))
     tokens, trained = torch.randint(2, 48, (1, 24)), torch.zeros(1, 24, dtype=torch.bool)
     trained[0, 17:22] = True

@@ -3,6 +3,13 @@ import torch
 from tiny_models import tiny_model
 
 from scalerl.models.cpu import onednn
+from scalerl.models.policy import Policy
+
+
+@pytest.fixture(autouse=True)
+def on_amd(monkeypatch):
+    """Use oneDNN on this processor too."""
+    monkeypatch.setattr(onednn, "used", lambda: True)
 
 
 @pytest.mark.parametrize("shape", [(5, 8), (2, 3, 8), (1, 1, 8)])
@@ -23,7 +30,6 @@ def test_values_and_gradients_equal_those_of_torch(shape, width, bias):
 
 def test_the_accelerated_linear_does_not_call_the_one_of_torch(monkeypatch):
     """Otherwise the speed would silently be that of MKL."""
-    assert onednn.available()
 
     def forbidden(*args):
         raise AssertionError("fell back")
@@ -45,3 +51,28 @@ def test_an_accelerated_model_gives_the_same_logits_and_saves_the_same_weights(t
     for name, model in (("plain", plain), ("fast", fast)):
         model.save_pretrained(tmp_path / name)
     assert (tmp_path / "plain/model.safetensors").read_bytes() == (tmp_path / "fast/model.safetensors").read_bytes()
+
+
+def test_amd_processors_use_it_and_others_do_not(monkeypatch):
+    monkeypatch.undo()
+    for amd in (True, False):
+        monkeypatch.setattr(onednn, "amd", lambda amd=amd: amd)
+        assert onednn.used.__wrapped__() == amd
+
+
+def test_trainers_and_engines_on_different_processors_agree(monkeypatch):
+    tokens_BT = torch.arange(24).view(2, 12)
+    trained_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
+    trained_BT[:, 0] = False
+    calls, original, found = [], onednn._product, []
+    monkeypatch.setattr(onednn, "_product", lambda *values: calls.append(1) or original(*values))
+    for amd in (True, False):
+        monkeypatch.setattr(onednn, "used", lambda amd=amd: amd)
+        calls.clear()
+        policy = Policy(tiny_model("qwen3"))
+        logp_N, _ = policy(tokens_BT, trained_BT)
+        logp_N.sum().backward()
+        assert bool(calls) == amd
+        found.append([logp_N.detach(), *(p.grad for p in policy.model.parameters())])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)

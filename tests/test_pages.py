@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import shlex
 
 import pytest
@@ -13,6 +14,17 @@ from scalerl.study.plan import read_plan
 
 WITHOUT = {"--reuse", "--rates"}
 """Options that name other studies."""
+
+
+def test_files_that_the_pages_refer_to_exist():
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+    named = {
+        (page.name, path)
+        for page in pages
+        for path in re.findall(r"`((?:tests|benchmarks|examples|scalerl)/[\w/.-]+\.\w+)[`:]", page.read_text())
+    }
+    assert len(named) > 30
+    assert [(page, path) for page, path in sorted(named) if not (ROOT / path).exists()] == []
 
 
 def study_commands():

@@ -29,7 +29,6 @@ from scalerl.tasks.pool import ProcessEnded, ScoringPool
 from scalerl.tasks.scoring import make_scoring
 from scalerl.tasks.verifiers import VERIFIERS
 from scalerl.training.evaluation import held_out_visits, mean_at_k
-from scalerl.training.matmul import use_kernels
 from scalerl.training.rollout_rows import rollout_row
 from scalerl.training.run_model import check_length, local_model
 from scalerl.types import Prompt, ScoredGroup
@@ -107,7 +106,6 @@ class Evaluator:
         """
         assert isinstance(config.model, HuggingFaceModel), config.model
         torch.set_num_threads(config.hardware.generator_threads + config.hardware.trainer_threads)
-        use_kernels(config.hardware.kernels)
         self.config, self._note = config, note
         path = local_model(config.model.path, config.hardware.dtype, note)
         revision = config.model.revision

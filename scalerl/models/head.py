@@ -32,8 +32,6 @@ class HeadRule:
     """Logits become softcap * tanh(logits / softcap)."""
     scale: float = 1.0
     """Factor of the logits."""
-    onednn: bool = True
-    """On CPU, compute FP32 products with oneDNN instead of torch's default library."""
 
     def logits(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None) -> Tensor:
         """Return FP32 logits [N, V] for a block of the vocabulary."""
@@ -55,7 +53,7 @@ class HeadRule:
 
     def product(self, hidden_ND: Tensor, weight_VD: Tensor, bias_V: Tensor | None = None) -> Tensor:
         """Return hidden @ weight.T + bias."""
-        if self.onednn and hidden_ND.device.type == "cpu":
+        if hidden_ND.device.type == "cpu":
             from scalerl.models.cpu.onednn import linear
 
             return linear(hidden_ND, weight_VD, bias_V)

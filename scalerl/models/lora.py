@@ -49,14 +49,15 @@ class LoraPolicy(Policy):
             task_type="CAUSAL_LM",
             base_model_name_or_path=policy.model.name_or_path or None,
         )
-        matmul = "onednn" if policy.rule.onednn else "torch"
-        super().__init__(policy.model, fp32_head=policy.rule.fp32, matmul=matmul)
+        super().__init__(policy.model, fp32_head=policy.rule.fp32)
         self.adapter_config = settings
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             peft.inject_adapter_in_model(settings, self.model, ADAPTER)
         if self.device.type == "cpu":
-            self.use_matmul(matmul)  # the adapters' products too
+            from scalerl.models.cpu.onednn import accelerate
+
+            accelerate(self.model)  # the adapters' products too
         self._layers: dict[str, Any] = {
             f"{name}.base_layer.weight": module
             for name, module in self.model.named_modules()

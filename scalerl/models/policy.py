@@ -9,7 +9,6 @@ Legend: B sequences, T tokens, N tokens in one row, D hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -35,13 +34,12 @@ class Policy(nn.Module):
     model: Any
     """The transformers model; typed as Any because transformers is untyped."""
 
-    def __init__(self, model: Any, *, fp32_head: bool = True, matmul: str = "onednn") -> None:
+    def __init__(self, model: Any, *, fp32_head: bool = True) -> None:
         """Wrap a transformers model in place. Dropout and router noise are disabled, so the ratio is 1 on policy.
 
         Args:
             model: A transformers model.
             fp32_head: Whether to multiply by the head in FP32.
-            matmul: Library for FP32 products on CPU, see `use_matmul`.
         """
         super().__init__()
         config = model.config
@@ -66,21 +64,11 @@ class Policy(nn.Module):
         """Version of the weights, if an engine has loaded them."""
         self._upcast_head: Tensor | None = None
         if self.device.type == "cpu":
-            from scalerl.models.cpu.mlp import accelerate_mlps
             from scalerl.models.cpu.norm import accelerate_norms
-            from scalerl.models.cpu.rotary import accelerate_rotary
+            from scalerl.models.cpu.onednn import accelerate
 
-            accelerate_mlps(model)
             accelerate_norms(model)
-            accelerate_rotary(model)
-            self.use_matmul(matmul)
-
-    def use_matmul(self, matmul: str) -> None:
-        """Compute FP32 products on CPU with oneDNN if `matmul` is "onednn", otherwise with torch's default library."""
-        from scalerl.models.cpu.onednn import accelerate, decelerate
-
-        (accelerate if matmul == "onednn" else decelerate)(self.model)
-        self.rule = replace(self.rule, onednn=matmul == "onednn")
+            accelerate(model)
 
     @property
     def device(self) -> torch.device:
@@ -228,7 +216,6 @@ def load_policy(
     device: str = "cpu",
     dtype: str = "float32",
     fp32_head: bool = True,
-    matmul: str = "onednn",
 ) -> Policy:
     """Load a causal LM from a directory or the hub.
 
@@ -238,14 +225,13 @@ def load_policy(
         device: Cpu or cuda.
         dtype: Type of the weights.
         fp32_head: Whether to multiply by the head in FP32.
-        matmul: Library for FP32 products on CPU: onednn or torch.
 
     Raises:
         ConfigError: The model does not exist, is not a causal LM, or has an unsupported head or cache.
     """
     model = load_model(path, revision, dtype)
     check_model(model)
-    policy = Policy(model.to(device), fp32_head=fp32_head, matmul=matmul)
+    policy = Policy(model.to(device), fp32_head=fp32_head)
     check_head(policy)
     return policy
 

@@ -42,7 +42,6 @@ from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.learner.ranks import LearnerDied, LearnerGroup
 from scalerl.training.learner.single import SingleLearner
 from scalerl.training.manifest import finish_stamps
-from scalerl.training.matmul import check_matmul, resolve_kernels, resolve_matmul, use_kernels
 from scalerl.training.pinned import pinned
 from scalerl.training.progress import Display, Progress
 from scalerl.training.recovery import recorded
@@ -68,7 +67,7 @@ from scalerl.training.run_model import (
     with_adapters,
 )
 from scalerl.training.session import Session
-from scalerl.training.start_notes import length_notes, nucleus_notes
+from scalerl.training.start_notes import arithmetic_notes, length_notes, nucleus_notes
 from scalerl.training.status import Heartbeat
 from scalerl.training.stopwatch import Stopwatch
 
@@ -105,7 +104,8 @@ def resolve_hardware(hardware: Hardware) -> Hardware:
     dtype = hardware.dtype if hardware.dtype != "auto" else "bfloat16" if device == "cuda" else "float32"
     half = max(1, (os.cpu_count() or 2) // 2)
     return replace(
-        check_matmul(replace(hardware, device=device)),
+        hardware,
+        device=device,
         dtype=dtype,
         generator_threads=hardware.generator_threads or half,
         trainer_threads=hardware.trainer_threads or half,
@@ -187,7 +187,6 @@ def _assemble(
     directory: RunDirectory | None = None,
 ) -> Session:
     torch.set_num_threads(config.hardware.trainer_threads)
-    use_kernels("torch")  # until the run's choice is known, so that a cached warm start does not depend on it
     check_functions(config.recipe)
     makers = makers_of(config)
     backend = BACKENDS[config.placement.backend](config)
@@ -195,16 +194,17 @@ def _assemble(
     tokenizer = load_tokenizer(model_path, revision_of(config))
     prompts = load_prompts(config, tokenizer)
     scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
-    config = resolve_kernels(config, display.note, resumed=checkpoint is not None)
     flops_rule = flops_rule_of(checkpoint)
-    config, policy = _policy(config, model_path, tokenizer, flops_rule, resumed=checkpoint is not None)
+    policy = _policy(config, model_path, tokenizer, flops_rule)
     rule = length_rule(config.recipe.length, lambda text: tokenizer.encode(text, add_special_tokens=False))
     check_length(policy, rule, prompts.longest)
     check_sampled(config, policy, model_path)
     # before the adapters, which the engines' model does not have
     model = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.shape)
     policy = with_adapters(config, policy)
+    before = "" if checkpoint is None else load_plain(checkpoint, "trainer")["arithmetic"]
     notes = [*_notes(config, prompts, rule, resumed=checkpoint is not None), *flops_notes(flops_rule)]
+    notes += arithmetic_notes(config.hardware, before)
     directory = _directory(config, path, directory, resumed=checkpoint is not None)
     undo.pop_all()  # all checks have passed
     _tell(notes, display)
@@ -247,15 +247,13 @@ def _directory(config: RunConfig, path: Path, directory: RunDirectory | None, *,
     return directory
 
 
-def _policy(
-    config: RunConfig, model_path: str, tokenizer: Any, flops_rule: int, *, resumed: bool
-) -> tuple[RunConfig, Policy]:
-    """Load the model; with several ranks, this process only inspects it. Then choose the library for its products."""
+def _policy(config: RunConfig, model_path: str, tokenizer: Any, flops_rule: int) -> Policy:
+    """Load the model; with several ranks, this process only inspects it."""
     device = "cpu" if config.placement.trainer_ranks > 1 else config.hardware.device
-    policy = load_of(config, model_path, device, config.hardware.trainer_matmul)
+    policy = load_of(config, model_path, device)
     check_vocabulary(tokenizer, policy, model_path)
     policy.shape = policy.shape.counted_by(flops_rule)
-    return resolve_matmul(config, policy, resumed=resumed), policy
+    return policy
 
 
 def _model_of(

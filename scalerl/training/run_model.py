@@ -23,7 +23,6 @@ from scalerl.models.routing import can_record
 from scalerl.rollouts.contract import check_engine_plugin
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import check_engine
-from scalerl.training.matmul import use_kernels
 from scalerl.training.progress import Display
 from scalerl.training.warm_start import warm_start, warm_start_directory
 
@@ -93,15 +92,14 @@ def revision_of(config: RunConfig) -> str:
     return config.model.revision if isinstance(config.model, HuggingFaceModel) else "main"
 
 
-def load_of(config: RunConfig, model_path: str, device: str, matmul: str) -> Policy:
-    """Return the run's policy on a device, with a library for matrix products."""
+def load_of(config: RunConfig, model_path: str, device: str) -> Policy:
+    """Return the run's policy on a device."""
     return load_policy(
         model_path,
         revision=revision_of(config),
         device=device,
         dtype=config.hardware.dtype,
         fp32_head=config.recipe.fp32_head,
-        matmul=matmul,
     )
 
 
@@ -131,9 +129,7 @@ class LoadPolicy:
     def __call__(self) -> Policy:
         """Load the model, with this engine's share of the CPU threads."""
         torch.set_num_threads(max(1, self.config.hardware.generator_threads // self.config.placement.engines))
-        hardware = self.config.hardware
-        use_kernels(hardware.kernels)
-        policy = load_of(self.config, self.model_path, hardware.device, hardware.generator_matmul)
+        policy = load_of(self.config, self.model_path, self.config.hardware.device)
         policy.shape = policy.shape.counted_by(self.flops_rule)
         return policy
 
@@ -150,7 +146,7 @@ def check_sampled(config: RunConfig, policy: Policy, model_path: str) -> None:
     if engine == "torch":
         check_engine(policy)
     elif isinstance(engine, Custom):
-        load = partial(load_of, config, model_path, config.hardware.device, config.hardware.generator_matmul)
+        load = partial(load_of, config, model_path, config.hardware.device)
         check_engine_plugin(engine, policy, load, model_path, deterministic=config.schedule == "deterministic")
     if config.recipe.routing_replay == "on" and not can_record(policy):
         kind = "whose routers do not return the chosen experts" if policy.experts else "which has no experts"

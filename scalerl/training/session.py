@@ -34,6 +34,7 @@ from scalerl.training.learner.base import BadGradient, Learner, StepStats, Train
 from scalerl.training.progress import Display, Progress, TrainingFailed
 from scalerl.training.rollout_rows import DETAILED, LogRatios, evaluation_rows, sample_rows, telling_group
 from scalerl.training.run_dir import RunDirectory
+from scalerl.training.start_notes import arithmetic
 from scalerl.training.stop_when import first_to_stop
 from scalerl.training.stopwatch import Stopwatch, waited
 from scalerl.types import EvalPoint, FloatArray, GeneratorStats, ScoredGroup, Visit
@@ -319,6 +320,7 @@ class Session:
                 "progress": to_plain(self.progress),
                 "curriculum": self.curriculum.state(),
                 "device_hours": self.device_hours,
+                "arithmetic": arithmetic(self.config.hardware.device),
                 "cursors": (cursors := self.directory.cursors()),
                 "row_digests": self.directory.row_digests(cursors),
                 "sealed": True,  # the checkpoint has a manifest, unless it was removed

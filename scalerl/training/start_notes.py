@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scalerl.config.hardware import Hardware
 from scalerl.rollouts.interrupt import LengthRule
 
 
@@ -26,3 +27,34 @@ def length_notes(rule: LengthRule) -> list[str]:
         "detected and the phrase is inserted after it. A tag that is a single added token avoids this. For a model "
         "that does not think, set recipe.length.kind = 'none'"
     ]
+
+
+def arithmetic(device: str) -> str:
+    """Return what determines the rounding of results on CPU besides the configuration; empty on a GPU."""
+    if device != "cpu":
+        return ""
+    import torch
+
+    from scalerl.models.cpu import compiled
+    from scalerl.models.cpu.processor import cpu
+
+    return f"{cpu()}, torch {torch.__version__}, {'without' if compiled.problem() else 'with'} loops in C"
+
+
+def arithmetic_notes(hardware: Hardware, before: str) -> list[str]:
+    """Return notes about slow loops, and about a run that started with other arithmetic.
+
+    Args:
+        hardware: Hardware of the run.
+        before: What `arithmetic` returned when the checkpoint was written; empty for a new run.
+    """
+    if hardware.device != "cpu":
+        return []
+    from scalerl.models.cpu import compiled
+
+    notes, now = [], arithmetic("cpu")
+    if (reason := compiled.problem()) and 1 in (hardware.generator_threads, hardware.trainer_threads):
+        notes.append(f"{reason}, so generation takes about 1.5 times as long; install gcc or clang, or set CC")
+    if before not in ("", now):
+        notes.append(f"this run was computed on {before}; here it is {now}, so its results differ by rounding")
+    return notes

@@ -34,7 +34,6 @@ from scalerl.prompts.demonstrations import Demonstration, Demonstrations, load_d
 from scalerl.training.launch import resolve_hardware
 from scalerl.training.learner.base import BadGradient, TrainBatch
 from scalerl.training.learner.single import SingleLearner
-from scalerl.training.matmul import use_kernels
 from scalerl.training.run_model import local_model
 
 EPOCHS = 3.0
@@ -167,7 +166,6 @@ def held_out_loss(policy: Policy, rows: Sequence[Demonstration], micro_batch_tok
 
 def _load(settings: Supervised, report: Report) -> tuple[Policy, Any]:
     hardware = resolve_hardware(Hardware(device=settings.device, dtype=settings.dtype))
-    use_kernels(hardware.kernels)
     path = local_model(settings.model, hardware.dtype, report)
     tokenizer = load_tokenizer(path, settings.revision)
     policy = load_policy(

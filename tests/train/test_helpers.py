@@ -72,6 +72,24 @@ def test_a_helper_holds_at_most_a_few_results():
     helpers.close()
 
 
+def test_helpers_compute_with_the_thread_count_of_their_learner():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    helpers = Helpers(1)
+    other = threading.Thread(target=torch.set_num_threads, args=(2,))  # such as another run in this process
+    other.start()
+    other.join()
+
+    def task():
+        time.sleep(0.01)
+        return threading.current_thread().name, torch.get_num_threads()
+
+    found = dict(helpers.in_order([task] * 6))
+    helpers.close()
+    torch.set_num_threads(before)
+    assert len(found) == 2 and set(found.values()) == {1}
+
+
 @pytest.mark.parametrize("budget", [1, 12, 30])
 def test_helpers_change_no_bit_of_weights_and_metrics(budget):
     given = replace(batch(rows=12), weights_BT=torch.rand(12, 10) * batch(rows=12).trained_BT)

@@ -1,7 +1,8 @@
 """The loops of kernels.c, compiled by the C compiler of the machine and called on tensors.
 
-A compiler is optional: without one, this package uses torch. `use` chooses the code for the whole process. The loops
-run on one thread, so processes with more threads use torch.
+They are used wherever they can be: a compiler was found, the tensors are FP32 and contiguous on CPU, and the caller
+computes with one thread, as the loops do. Otherwise this package uses torch. There is no switch, so the results do not
+depend on what else a process does.
 
 Legend: R sequences, H key-value heads, G queries per key-value head, D size, K cached positions, N rows.
 """
@@ -21,7 +22,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scalerl.config.base import ConfigError
 from scalerl.files import cache_root, whole
 from scalerl.models.cpu.processor import cpu
 
@@ -39,42 +39,21 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "decode_attention": [_P] * 6 + [_I] * 6 + [_F],
     "rms_norm": [_P] * 4 + [_I, _I, _F],
     "rms_norm_backward": [_P] * 6 + [_I, _I],
-    "gated": [_P] * 3 + [_I],
-    "gated_backward": [_P] * 5 + [_I],
-    "rotate": [_P] * 4 + [_I] * 6,
 }
 
 _LONGEST = 200
 """Maximum number of characters of a compiler's message in an error."""
-
-_used: Any = None
 
 
 class _NoCompiler(Exception):
     """No compiler was found."""
 
 
-def use(kernels: str) -> None:
-    """Choose the compiled loops or torch for this process; the default is torch.
-
-    Args:
-        kernels: "compiled", "torch", or "auto" for the compiled loops if they can be built.
-
-    Raises:
-        ConfigError: `kernels` is "compiled", and `problem` returns a reason.
-    """
-    global _used
-    reason = None if kernels == "torch" else problem()
-    if kernels == "compiled" and reason:
-        raise ConfigError(f"hardware.kernels: got 'compiled', but {reason}; allowed: auto, torch")
-    _used = None if kernels == "torch" or reason else _load()
-
-
 @cache
 def problem() -> str | None:
     """Return why the loops cannot be used on this machine; None if they can. The first call compiles them."""
     try:
-        wrong = _wrong(_load())
+        wrong = _wrong()
     except _NoCompiler:
         return "there is no C compiler (cc, gcc or clang) on PATH"
     except (OSError, subprocess.SubprocessError, AttributeError) as error:
@@ -85,8 +64,8 @@ def problem() -> str | None:
 
 
 def serves(*tensors: Tensor) -> bool:
-    """Return whether the compiled loops are in use and accept these tensors: FP32, on CPU and contiguous."""
-    if _used is None or torch.get_num_threads() != 1:
+    """Return whether the loops can be used here and accept these tensors: FP32, on CPU and contiguous."""
+    if torch.get_num_threads() != 1 or problem() is not None:
         return False
     for x in tensors:  # noqa: SIM110  a generator expression takes as long as a small norm
         if x.dtype is not torch.float32 or not x.is_cpu or not x.is_contiguous():
@@ -110,53 +89,22 @@ def decode_attention(q_RAD: Tensor, key_RKHD: Tensor, value_RKHD: Tensor, bias_R
     assert key_RKHD.stride() == value_RKHD.stride() and key_RKHD.stride()[1:] == (heads * size, size, 1)
     out_RAD, score_GK = torch.empty_like(q_RAD), q_RAD.new_empty(groups, span)
     pointers = _pointers(q_RAD, key_RKHD, value_RKHD, bias_RK, score_GK, out_RAD)
-    _used.decode_attention(*pointers, rows, heads, groups, size, span, key_RKHD.stride(0), scaling)
+    _load().decode_attention(*pointers, rows, heads, groups, size, span, key_RKHD.stride(0), scaling)
     return out_RAD
 
 
 def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return x / sqrt(mean(x^2) + eps) * weight, and the factor 1 / sqrt(mean(x^2) + eps) as [..., 1]."""
     out, scale = torch.empty_like(x), x.new_empty(*x.shape[:-1], 1)
-    _used.rms_norm(*_pointers(x, weight_D, out, scale), scale.numel(), x.shape[-1], eps)
+    _load().rms_norm(*_pointers(x, weight_D, out, scale), scale.numel(), x.shape[-1], eps)
     return out, scale
 
 
 def rms_norm_backward(grad: Tensor, x: Tensor, weight_D: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of `rms_norm` for x and the weights."""
     grad_x, grad_D = torch.empty_like(x), torch.zeros_like(weight_D)
-    _used.rms_norm_backward(*_pointers(grad, x, weight_D, scale, grad_x, grad_D), scale.numel(), x.shape[-1])
+    _load().rms_norm_backward(*_pointers(grad, x, weight_D, scale, grad_x, grad_D), scale.numel(), x.shape[-1])
     return grad_x, grad_D
-
-
-def gated(gate: Tensor, up: Tensor) -> Tensor:
-    """Return silu(gate) * up."""
-    out = torch.empty_like(gate)
-    _used.gated(*_pointers(gate, up, out), gate.numel())
-    return out
-
-
-def gated_backward(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the gradients of `gated`."""
-    grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
-    _used.gated_backward(*_pointers(grad, gate, up, grad_gate, grad_up), gate.numel())
-    return grad_gate, grad_up
-
-
-def rotate(x_NTHD: Tensor, cos_NTD: Tensor, sin_NTD: Tensor, *, back: bool = False) -> Tensor:
-    """Return x cos + (-x2, x1) sin, where x1 and x2 are the halves of x; with `back`, the transpose of this map.
-
-    Args:
-        x_NTHD: Queries or keys.
-        cos_NTD: Cosines; one batch entry serves all.
-        sin_NTD: Sines, of the same shape.
-        back: Whether to compute the gradient.
-    """
-    rows, tokens, heads, size = x_NTHD.shape
-    assert cos_NTD.shape == sin_NTD.shape and cos_NTD.shape in ((rows, tokens, size), (1, tokens, size))
-    out_NTHD = torch.empty_like(x_NTHD)
-    batch = tokens * size if len(cos_NTD) > 1 else 0
-    _used.rotate(*_pointers(x_NTHD, cos_NTD, sin_NTD, out_NTHD), rows, tokens, heads, size, batch, back)
-    return out_NTHD
 
 
 def _pointers(*tensors: Tensor) -> Iterator[int]:
@@ -188,25 +136,16 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
-def _wrong(library: Any) -> str | None:
+def _wrong() -> str | None:
     """Return the name of a function whose values differ from torch's; None if all agree."""
-    global _used
-    before, _used = _used, library
-    try:
-        x, w = torch.linspace(-3.0, 2.0, 48).view(2, 24), torch.linspace(0.5, 2.0, 24)
-        turned = x * w + torch.cat([-x[:, 12:], x[:, :12]], dim=1) * w.flip(0)
-        kv, q = torch.linspace(-1.0, 1.0, 96).view(2, 3, 2, 8), torch.linspace(2.0, -1.0, 64).view(2, 4, 8)
-        bias = torch.tensor([[0.0, 0.0, 0.0], [0.0, -torch.inf, -torch.inf]])
-        mixed = torch.nn.functional.scaled_dot_product_attention(
-            q[:, :, None], kv.transpose(1, 2), kv.transpose(1, 2), bias[:, None, None], scale=0.5, enable_gqa=True
-        )
-        cases = {
-            "rms_norm": (rms_norm(x, w, 0.1)[0], torch.nn.functional.rms_norm(x, (24,), w, 0.1)),
-            "gated": (gated(x, x.flip(0).contiguous()), torch.nn.functional.silu(x) * x.flip(0)),
-            "rotate": (rotate(x.view(1, 2, 1, 24), w.expand(1, 2, 24).contiguous(),
-                              w.flip(0).expand(1, 2, 24).contiguous()).view(2, 24), turned),
-            "decode_attention": (decode_attention(q, kv, kv, bias, 0.5), mixed[:, :, 0]),
-        }  # fmt: skip
-    finally:
-        _used = before
+    x, w = torch.linspace(-3.0, 2.0, 48).view(2, 24), torch.linspace(0.5, 2.0, 24)
+    kv, q = torch.linspace(-1.0, 1.0, 96).view(2, 3, 2, 8), torch.linspace(2.0, -1.0, 64).view(2, 4, 8)
+    bias = torch.tensor([[0.0, 0.0, 0.0], [0.0, -torch.inf, -torch.inf]])
+    mixed = torch.nn.functional.scaled_dot_product_attention(
+        q[:, :, None], kv.transpose(1, 2), kv.transpose(1, 2), bias[:, None, None], scale=0.5, enable_gqa=True
+    )
+    cases = {
+        "rms_norm": (rms_norm(x, w, 0.1)[0], torch.nn.functional.rms_norm(x, (24,), w, 0.1)),
+        "decode_attention": (decode_attention(q, kv, kv, bias, 0.5), mixed[:, :, 0]),
+    }
     return next((name for name, (a, b) in cases.items() if not torch.allclose(a, b, rtol=1e-5, atol=1e-6)), None)

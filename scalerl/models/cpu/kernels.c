@@ -1,9 +1,9 @@
-/* FP32 loops for one CPU thread: attention of one new token, RMS norm, gated MLP, rotary embeddings.
+/* FP32 loops for one CPU thread: attention of one new token, RMS norm.
  *
  * compiled.py compiles this file with the C compiler of the machine. Strides count floats. The loops are written for the
  * compiler's vectorizer: sums may be reordered, but NaN and infinity keep their meaning.
  *
- * Legend: R sequences, H key-value heads, G queries per key-value head, D size, K cached positions, N rows, T tokens.
+ * Legend: R sequences, H key-value heads, G queries per key-value head, D size, K cached positions, N rows.
  */
 #include <math.h>
 #include <stdint.h>
@@ -18,11 +18,10 @@
 /* Bias of a hidden position is -inf, or the lowest number of the type. */
 #define HIDDEN -1e30f
 
-/* e^x with a relative error below 3e-7 for -87 <= x <= 88; below it is 0 and above infinity. NaN stays NaN.
+/* e^x for x <= 0 with a relative error below 3e-7; below -87 it is 0. NaN stays NaN.
  * x = n ln 2 + r with |r| <= ln 2 / 2; e^r is its Taylor polynomial, and ln 2 is split so that n ln 2 is exact. */
 INLINE float exponential(float x) {
-    float y = x < -87.0f ? -87.0f : x;
-    y = y > 88.0f ? 88.0f : y;
+    float y = x > -87.0f ? x : -87.0f; /* NaN too: its conversion to an integer is undefined */
     float n = rintf(y * 1.44269504f);
     float r = (y - n * 0.693359375f) + n * 2.12194440e-4f;
     float p = 1.9841270e-4f;
@@ -37,7 +36,6 @@ INLINE float exponential(float x) {
     float power;
     memcpy(&power, &bits, sizeof power);
     float result = x < -87.0f ? 0.0f : p * power;
-    result = x > 88.0f ? INFINITY : result;
     return x != x ? x : result;
 }
 
@@ -127,42 +125,5 @@ void rms_norm_backward(const float *restrict g, const float *restrict x, const f
             dx[n * D + d] = scale * gn[d] * w[d] - share * xn[d];
             dw[d] += scale * gn[d] * xn[d];
         }
-    }
-}
-
-/* y = silu(a) b = a b / (1 + e^-a), all [N]. */
-void gated(const float *restrict a, const float *restrict b, float *restrict y, int64_t N) {
-    for (int64_t n = 0; n < N; n++) y[n] = a[n] / (1.0f + exponential(-a[n])) * b[n];
-}
-
-/* da = g b t (1 + a (1 - t)) and db = g a t with t = 1 / (1 + e^-a), all [N]. */
-void gated_backward(const float *restrict g, const float *restrict a, const float *restrict b, float *restrict da,
-                    float *restrict db, int64_t N) {
-    for (int64_t n = 0; n < N; n++) {
-        float t = 1.0f / (1.0f + exponential(-a[n]));
-        da[n] = g[n] * b[n] * t * (1.0f + a[n] * (1.0f - t));
-        db[n] = g[n] * a[n] * t;
-    }
-}
-
-/* y = (x1 c1 - x2 s1, x2 c2 + x1 s2), where 1 and 2 are the halves; `back` applies the transpose, which is the gradient.
- * x, y [N, T, H, D]; c, s [T, D] with `batch` floats between the N. */
-void rotate(const float *restrict x, const float *restrict c, const float *restrict s, float *restrict y, int64_t N,
-            int64_t T, int64_t H, int64_t D, int64_t batch, int64_t back) {
-    int64_t half = D / 2;
-    for (int64_t i = 0; i < N * T * H; i++) {
-        int64_t at = (i / (T * H)) * batch + (i / H % T) * D;
-        const float *x1 = x + i * D, *x2 = x1 + half, *c1 = c + at, *c2 = c1 + half, *s1 = s + at, *s2 = s1 + half;
-        float *y1 = y + i * D, *y2 = y1 + half;
-        if (back)
-            for (int64_t d = 0; d < half; d++) {
-                y1[d] = x1[d] * c1[d] + x2[d] * s2[d];
-                y2[d] = x2[d] * c2[d] - x1[d] * s1[d];
-            }
-        else
-            for (int64_t d = 0; d < half; d++) {
-                y1[d] = x1[d] * c1[d] - x2[d] * s1[d];
-                y2[d] = x2[d] * c2[d] + x1[d] * s2[d];
-            }
     }
 }

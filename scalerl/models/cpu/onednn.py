@@ -1,7 +1,7 @@
-"""FP32 matrix products on CPU through oneDNN instead of MKL.
+"""FP32 matrix products on AMD processors through oneDNN instead of MKL.
 
-torch uses MKL for FP32 products on CPU. On AMD processors MKL runs its AVX2 code, at half the speed of an AVX-512 core
-(docs/benchmarks.md). oneDNN is part of torch and uses the widest instructions on every processor; the operator used
+torch uses MKL for FP32 products on CPU. On AMD processors MKL runs its AVX2 code, at half the speed of an AVX-512 core;
+on Intel processors it is up to 25% faster than oneDNN (docs/benchmarks.md). oneDNN is part of torch; the operator used
 here is the one that torch.compile emits. Its results differ from MKL's by rounding only.
 
 Legend: N rows, I inputs, O outputs.
@@ -15,11 +15,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from scalerl.models.cpu.processor import amd
+
 
 @cache
-def available() -> bool:
-    """Return whether the operator exists in this build of torch and gives correct products."""
-    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+def used() -> bool:
+    """Return whether to use oneDNN: on AMD processors, if this build of torch has the operator and it is correct."""
+    if not amd() or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False
@@ -28,14 +30,14 @@ def available() -> bool:
 
 
 def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """Return x @ weight.T + bias with a gradient, computed by oneDNN if possible and otherwise by torch.
+    """Return x @ weight.T + bias with a gradient, computed by oneDNN if it is used and otherwise by torch.
 
     Args:
         x: Inputs [..., I].
         weight_OI: Weights [O, I].
         bias_O: Bias [O], or None.
     """
-    if x.device.type != "cpu" or not x.dtype == weight_OI.dtype == torch.float32 or x.numel() == 0 or not available():
+    if x.device.type != "cpu" or not x.dtype == weight_OI.dtype == torch.float32 or x.numel() == 0 or not used():
         return nn.functional.linear(x, weight_OI, bias_O)
     if torch.is_grad_enabled() and (x.requires_grad or weight_OI.requires_grad):
         return cast(Tensor, _Linear.apply(x, weight_OI, bias_O))  # type: ignore[no-untyped-call]
@@ -43,18 +45,10 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
 
 
 def accelerate(model: nn.Module) -> nn.Module:
-    """Make every nn.Linear of a model use `linear`, in place; parameters and state dict do not change."""
+    """Make every nn.Linear of a model use `linear` if oneDNN is used, in place; parameters do not change."""
     for module in model.modules():
-        if type(module) is nn.Linear:
+        if used() and type(module) is nn.Linear:
             module.forward = _Forward(module)  # type: ignore[method-assign, assignment]
-    return model
-
-
-def decelerate(model: nn.Module) -> nn.Module:
-    """Undo `accelerate`, in place."""
-    for module in model.modules():
-        if isinstance(module.__dict__.get("forward"), _Forward):
-            del module.__dict__["forward"]
     return model
 
 

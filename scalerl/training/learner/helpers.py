@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
+import torch
+
 from scalerl.config.hardware import Hardware
 
 Result = TypeVar("Result")
@@ -41,7 +43,9 @@ class Helpers:
             count: Number of helpers; with 0 the caller computes everything.
         """
         self.count = count
-        self._pool = ThreadPoolExecutor(count, "helper") if count else None
+        # new threads would otherwise compute with the thread count that any thread of the process has set last
+        threads = (torch.get_num_threads(),)
+        self._pool = ThreadPoolExecutor(count, "helper", torch.set_num_threads, threads) if count else None
 
     def in_order(self, tasks: Sequence[Callable[[], Result]], helped: bool = True) -> Iterator[Result]:
         """Yield the results of all tasks in order.

@@ -208,17 +208,14 @@ def load_learner(spec: RankSpec, mesh: DeviceMesh) -> ShardedLearner:
 
     from scalerl.training.learner.fsdp import ShardedLearner
     from scalerl.training.learner.shard import load_sharded
-    from scalerl.training.matmul import use_kernels
 
     config, dtype = spec.config, spec.config.hardware.dtype
-    use_kernels(config.hardware.kernels)
     policy = load_sharded(
         spec.model_path,
         mesh,
         revision=config.model.revision if isinstance(config.model, HuggingFaceModel) else "main",
         dtype=dtype,
         fp32_head=config.recipe.fp32_head,
-        matmul=config.hardware.trainer_matmul,
     )
     return ShardedLearner.of(
         policy,

@@ -81,7 +81,6 @@ def load_sharded(
     revision: str = "main",
     dtype: str = "float32",
     fp32_head: bool = True,
-    matmul: str = "onednn",
 ) -> Policy:
     """Load a causal LM over all ranks of a mesh; every rank must call this.
 
@@ -93,22 +92,23 @@ def load_sharded(
         revision: Branch, tag or commit.
         dtype: Type of the forward pass; the shards are FP32.
         fp32_head: Whether to multiply by the head in FP32.
-        matmul: Library for FP32 products on CPU: onednn or torch.
 
     Raises:
         ConfigError: From `load_policy`, or sharding changes the log-probabilities.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    from scalerl.models.cpu.onednn import accelerate
+
     source = None
     if mesh.get_rank() == 0:
-        source = load_policy(path, revision=revision, dtype=dtype, fp32_head=fp32_head, matmul=matmul)
+        source = load_policy(path, revision=revision, dtype=dtype, fp32_head=fp32_head)
     config = AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     policy = Policy(model, fp32_head=fp32_head)
     if mesh.device_type == "cpu":
-        policy.use_matmul(matmul)
+        accelerate(model)
     if source is not None:
         model.generation_config = source.model.generation_config
     device = torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device("cpu")
