@@ -22,7 +22,7 @@ from scalerl.cli.score import add_score_parser
 from scalerl.cli.sft import sft
 from scalerl.cli.train import resume, train
 from scalerl.cli.watch import add_watch_parser
-from scalerl.signals import STOPPING, obey_study
+from scalerl.signals import STOPPING, obey_study, protect_children
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -33,6 +33,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """
     if words is not None:
         return _run(list(words))
+    protect_children()
     watch_signals()
     obey_study()
     try:

@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from scalerl.config.base import ConfigError
@@ -33,8 +34,12 @@ def connect(address: str, asked_by: str) -> Any:
     if ray.is_initialized():
         return ray
     _check_port(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address, asked_by)
+    here = os.getcwd()
+    own: dict[str, Any] = {"runtime_env": {"worker_process_setup_hook": lambda: _enter(here)}}
+    if address == "local":
+        own["include_dashboard"] = False
     try:
-        own = {"include_dashboard": False} if address == "local" else {}
+        os.chdir(os.sep)  # Ray puts the current directory first on the path of its workers
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0]
@@ -42,7 +47,15 @@ def connect(address: str, asked_by: str) -> Any:
             f"{asked_by} {address}: no cluster answers there ({reason}); start one with `ray start --head`, or let "
             "the run start one on this machine with `local`"
         ) from None
+    finally:
+        os.chdir(here)
     return ray
+
+
+def _enter(directory: str) -> None:
+    """Make the driver's directory the current one of a worker, if its node has it."""
+    with suppress(OSError):
+        os.chdir(directory)
 
 
 def _check_port(address: str, asked_by: str) -> None:
