@@ -55,6 +55,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: The model or a suite does not exist, or an option is not allowed.
     """
+    from scalerl.files import output_directory
     from scalerl.outputs import check_new_directory
     from scalerl.trust import check_trust, code_of
 
@@ -64,22 +65,21 @@ def run_eval(arguments: argparse.Namespace) -> int:
     config, tasks = eval_config(arguments)
     check_model(config)
     check_trust([config], arguments.model, trusted=arguments.trust, typed=[arguments.reward or ""])
-    return witnessed(code_of(config), lambda: _evaluate(arguments, config, tasks))
+    model = arguments.model
+    name = Path(os.path.realpath(model) if os.path.exists(model) else model).name
+    with output_directory(arguments.output, Path("evaluations"), name) as where:
+        return witnessed(code_of(config), lambda: _evaluate(arguments, config, tasks, where))
 
 
-def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[PromptFile]) -> int:
+def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[PromptFile], where: Path) -> int:
     from scalerl.config.base import replace
     from scalerl.evaluate.run import Evaluator
-    from scalerl.files import next_directory, safe_name, write_whole
+    from scalerl.files import safe_name, write_whole
     from scalerl.tasks.user_rewards import RewardError
     from scalerl.training.launch import resolve
 
     config = replace(resolve(config), rollouts=config.rollouts)  # keep 0 slots, so that the cache determines the number
     evaluator = Evaluator(config, lambda text: None if arguments.json else print(text))
-    name = (
-        Path(os.path.realpath(arguments.model)).name if Path(arguments.model).exists() else Path(arguments.model).name
-    )
-    where = arguments.output or next_directory(Path("evaluations"), name)
     held_out = {} if tasks else evaluator.held_out_of_run(arguments.prompts)
     results = []
     try:
