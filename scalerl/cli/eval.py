@@ -109,6 +109,7 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     from scalerl.config import Hardware, HuggingFaceModel, Rollouts, RunConfig, Scoring
     from scalerl.config.base import ConfigError, build, replace
     from scalerl.config.data import TextTask
+    from scalerl.config.loggers import Notify
     from scalerl.config.placement import Placement
     from scalerl.config.recipe import SCALERL, NoLengthControl, Recipe
     from scalerl.training.run_dir import saved_config
@@ -133,6 +134,8 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
         "rollouts": Rollouts(slots=arguments.slots or 0),
         "hardware": Hardware(device=arguments.device or "auto"),
         "placement": Placement(),
+        "loggers": (),  # an evaluation sends nothing
+        "notify": Notify(),
         "seed": arguments.seed if arguments.seed is not None else base.seed if base else 0,
     }
     if base is not None and not arguments.suite:

@@ -87,6 +87,42 @@ def test_confirmed_code_is_not_confirmed_again_if_its_file_is_known(name, text, 
         check_trust([parse_config(to_toml(chosen), "again")], "mine")
 
 
+SENT = {
+    "a webhook": ('[notify]\nwebhook = "https://x.test/?key=1"\n', "notify.webhook = https://x.test/?key=1"),
+    "a tracking server": ('[[loggers]]\nkind = "mlflow"\ntracking_uri = "http://x.test"\n', "mlflow = http://x.test"),
+    "a Space": ('[[loggers]]\nkind = "trackio"\nspace = "them/theirs"\n', "loggers.trackio = them/theirs"),
+    "a team": ('[[loggers]]\nkind = "wandb"\nentity = "theirs"\n', "loggers.wandb = theirs"),
+    "an account": ('[[loggers]]\nkind = "wandb"\n', "loggers.wandb = wandb"),
+    "a directory": ('[[loggers]]\nkind = "tensorboard"\ndirectory = "/home/me"\n', "loggers.tensorboard = /home/me"),
+    "a server": (
+        '[placement]\nengine = "vllm"\nservers = ["http://x.test:1"]\n',
+        "placement.servers = http://x.test:1",
+    ),
+    "a cluster": ('[placement]\nbackend = "ray"\nray_address = "x.test:1"\n', "placement.ray_address = x.test:1"),
+}
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_an_address_that_gets_data_must_be_typed_or_confirmed_once(name, capsys):
+    text, expected = SENT[name]
+    chosen, address = config(text), expected.partition(" = ")[2]
+    with pytest.raises(ConfigError) as caught:
+        check_trust([chosen], "run-of-a-stranger", typed=["--steps", "3", "--seed=x.test", address + "/more"])
+    message = str(caught.value)
+    assert (
+        message.startswith("run-of-a-stranger sends data to an address that was not confirmed") and expected in message
+    )
+    check_trust([chosen], "mine", typed=["train", "--any.field", f'["{address}"]'])
+    check_trust([parse_config(to_toml(chosen), "again")], "mine")  # remembered, but not its secret
+    assert "key" not in (files.cache_root() / "trusted.json").read_text()
+
+
+def test_loggers_of_this_machine_need_no_confirmation():
+    check_trust([config('[[loggers]]\nkind = "tensorboard"\n[[loggers]]\nkind = "mlflow"\n')], "run-of-a-stranger")
+    with pytest.raises(ConfigError, match=r"runs code and sends data .* data\.reward = theirs:f .*; notify\.webhook"):
+        check_trust([config(SENT["a webhook"][0], REWARD)], "run-of-a-stranger")
+
+
 def test_a_configuration_without_code_needs_no_confirmation():
     check_trust([config(""), read_config(None, [])], "run")
     assert code_of(config("")) == [] and not files.cache_root().exists()
