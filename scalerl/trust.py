@@ -31,13 +31,6 @@ LISTS = ("placement.vllm_arguments", "notify.command")
 
 DESTINATIONS = {"tensorboard": "directory", "wandb": "entity", "trackio": "space", "mlflow": "tracking_uri"}
 """Field of each logger that says where the data goes; empty: the run directory, or the user's own default."""
-SENDING = (
-    "notify.webhook",
-    *(f"loggers.{kind}" for kind in DESTINATIONS),
-    "placement.servers",
-    "placement.ray_address",
-)
-"""Fields of `addresses_of`."""
 
 
 @dataclass(frozen=True)
@@ -142,18 +135,15 @@ def _spells(word: str, code: Code) -> bool:
 
 def _ask(unknown: Sequence[Code], source: str) -> None:
     listed = "; ".join(map(str, unknown[:5])) + (f"; and {len(unknown) - 5} more" if len(unknown) > 5 else "")
-    kinds = {code.field in SENDING for code in unknown}
-    does = " and ".join(["runs code"] * (False in kinds) + ["sends data to an address"] * (True in kinds))
-    warning = f"{source} {does} that was not confirmed on this machine, or has changed since: {listed}"
-    permissions = "It runs with your permissions, like any program that you start"
-    if kinds == {True}:
-        permissions = "It gets the results of the run, and some of its texts or weights"
+    does = "runs code or sends data to an address that was not confirmed on this machine, or has changed since"
+    warning = f"{source} {does}: {listed}"
+    permissions = "Code runs with your permissions, like any program that you start; an address gets texts and results"
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError(f"{warning}. {permissions}: read it, then give --trust (in Python trust=True)")
     print(f"scalerl: {warning}. {permissions}.\nRun it? [y/N] ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline()
     if answer.strip().lower() not in ("y", "yes"):
-        raise ConfigError("nothing was run; read the code, and start again to confirm it")
+        raise ConfigError("nothing was run; read it, and start again to confirm it")
 
 
 def _store() -> Path:
@@ -170,8 +160,7 @@ def _remembered() -> dict[str, Any]:
 
 
 def _remember(codes: Sequence[Code], known: Mapping[str, Any]) -> None:
-    # an address may contain a secret
-    new = {c.key: {"name": c.field if c.field in SENDING else c.name, "file": c.file} for c in codes}
+    new = {code.key: {"field": code.field, "file": code.file} for code in codes}  # a name may contain a secret
     if not new:
         return
     try:

@@ -6,7 +6,6 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any
 
 from scalerl.config.base import ConfigError
@@ -35,7 +34,8 @@ def connect(address: str, asked_by: str) -> Any:
         return ray
     _check_port(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address, asked_by)
     here = os.getcwd()
-    own: dict[str, Any] = {"runtime_env": {"worker_process_setup_hook": lambda: _enter(here)}}
+    enter = {"worker_process_setup_hook": lambda: os.chdir(here if os.path.isdir(here) else ".")}
+    own: dict[str, Any] = {"runtime_env": enter}
     if address == "local":
         own["include_dashboard"] = False
     try:
@@ -50,12 +50,6 @@ def connect(address: str, asked_by: str) -> Any:
     finally:
         os.chdir(here)
     return ray
-
-
-def _enter(directory: str) -> None:
-    """Make the driver's directory the current one of a worker, if its node has it."""
-    with suppress(OSError):
-        os.chdir(directory)
 
 
 def _check_port(address: str, asked_by: str) -> None:

@@ -72,7 +72,7 @@ def test_code_of_a_configuration_is_refused_without_a_terminal(place, name, text
     with pytest.raises(ConfigError) as caught:
         check_trust([config(text, data)], "run-of-a-stranger")
     message = str(caught.value)
-    assert message.startswith("run-of-a-stranger runs code that was not confirmed on this machine")
+    assert message.startswith("run-of-a-stranger runs code or sends data to an address that was not confirmed")
     assert expected.format(here=place) in message and "give --trust" in message and len(message) < 1000
 
 
@@ -103,15 +103,13 @@ SENT = {
 
 
 @pytest.mark.parametrize("name", SENT)
-def test_an_address_that_gets_data_must_be_typed_or_confirmed_once(name, capsys):
+def test_an_address_that_gets_data_must_be_typed_or_confirmed_once(name):
     text, expected = SENT[name]
     chosen, address = config(text), expected.partition(" = ")[2]
     with pytest.raises(ConfigError) as caught:
         check_trust([chosen], "run-of-a-stranger", typed=["--steps", "3", "--seed=x.test", address + "/more"])
     message = str(caught.value)
-    assert (
-        message.startswith("run-of-a-stranger sends data to an address that was not confirmed") and expected in message
-    )
+    assert "was not confirmed" in message and expected in message
     check_trust([chosen], "mine", typed=["train", "--any.field", f'["{address}"]'])
     check_trust([parse_config(to_toml(chosen), "again")], "mine")  # remembered, but not its secret
     assert "key" not in (files.cache_root() / "trusted.json").read_text()
@@ -119,7 +117,7 @@ def test_an_address_that_gets_data_must_be_typed_or_confirmed_once(name, capsys)
 
 def test_loggers_of_this_machine_need_no_confirmation():
     check_trust([config('[[loggers]]\nkind = "tensorboard"\n[[loggers]]\nkind = "mlflow"\n')], "run-of-a-stranger")
-    with pytest.raises(ConfigError, match=r"runs code and sends data .* data\.reward = theirs:f .*; notify\.webhook"):
+    with pytest.raises(ConfigError, match=r"data\.reward = theirs:f .*; notify\.webhook"):
         check_trust([config(SENT["a webhook"][0], REWARD)], "run-of-a-stranger")
 
 
@@ -245,7 +243,7 @@ def model(here):
 
 
 ASKED = (
-    Case("trust: resume", ("resume", "run"), model, expect=("run runs code that was not", "theirs:f", "--trust")),
+    Case("trust: resume", ("resume", "run"), model, expect=("run runs code or sends", "theirs:f", "--trust")),
     Case("trust: train CONFIG", ("train", "theirs.toml"), model, expect=("theirs.toml runs code", "theirs.py")),
     Case("trust: a saved configuration", ("train", "run/config.toml"), model, expect="recipe.loss = theirs:f"),
     Case("trust: study", ("study", "plan.toml", "--seeds", "1"), model, expect="plan.toml runs code"),
