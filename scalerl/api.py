@@ -41,20 +41,20 @@ def train(
         >>> print(run.forecast(at=["2x", "4x"]))                         # doctest: +SKIP
     """
     from scalerl.config import RunConfig
-    from scalerl.files import next_directory
+    from scalerl.files import output_directory
     from scalerl.trust import check_trust
 
     chosen = _configure(config, fields)
     own = config is None or isinstance(config, RunConfig)
     check_trust([chosen], str(config), trusted=trust or own, typed=[str(value) for value in fields.values()])
-    path = Path(run_dir) if run_dir else next_directory(Path("runs"), chosen.recipe.name)
 
     def begin(display: Any, stop: Callable[[], bool]) -> Any:
         from scalerl.training.launch import start
 
         return start(chosen, path, display, stop)
 
-    return _complete(chosen, begin, progress)
+    with output_directory(run_dir, Path("runs"), chosen.recipe.name) as path:
+        return _complete(chosen, begin, progress)
 
 
 def resume(

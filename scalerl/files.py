@@ -12,7 +12,7 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -296,11 +296,36 @@ def safe_name(name: str) -> str:
 
 
 def next_directory(parent: Path, name: str) -> Path:
-    """Return parent/name-NNN with the first unused number from 001 on; `safe_name` makes the name safe."""
+    """Make the directory parent/name-NNN, with the first unused number, and return it; `safe_name` makes a safe name.
+
+    It is made at once, because commands that start together must get different numbers.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
     number, name = 1, safe_name(name)
-    while (path := parent / f"{name}-{number:03d}").exists():
-        number += 1
-    return path
+    while True:
+        path = parent / f"{name}-{number:03d}"
+        try:
+            path.mkdir()
+            return path
+        except FileExistsError:
+            number += 1
+
+
+@contextmanager
+def output_directory(given: str | Path | None, parent: Path, name: str) -> Iterator[Path]:
+    """Yield the given directory, or a new one that `next_directory` makes, removed again if it is still empty."""
+    if given:
+        yield Path(given)
+        return
+    new = not parent.exists()
+    path = next_directory(parent, name)
+    try:
+        yield path
+    finally:
+        with suppress(OSError):  # it has files: they are the output
+            path.rmdir()
+            if new:
+                parent.rmdir()
 
 
 def sync(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
+import importlib.util
 import inspect
 import os
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 from scalerl.boundary import TimeLimit, boundary, import_limit_s, message_of, place_of, raised
 from scalerl.config.base import ConfigError, nearest
+from scalerl.signals import unprotect_children
 
 
 class PluginError(RuntimeError):
@@ -68,19 +70,28 @@ loaded = cache(load_function)
 
 
 def _import_here(name: str) -> Any:
-    """Import a module with the current directory on the path.
+    """Import a module; one in the current directory is preferred.
 
-    A module of the same name that was imported from another directory is replaced. Otherwise, a process that changes
-    its directory (a notebook, a test) would train with the wrong function.
+    If it is there, the directory goes to the end of the path: its other files can be imported, but cannot replace
+    modules of Python or of packages. A module of the same name that was imported from another directory is replaced.
+    Otherwise, a process that changes its directory (a notebook, a test) would train with the wrong function.
     """
-    if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    loaded = sys.modules.get(name)
-    if loaded is not None and "." not in name:
-        importlib.invalidate_caches()
-        found = importlib.machinery.PathFinder.find_spec(name, [os.getcwd()])
-        if found is not None and found.origin and found.origin != getattr(loaded, "__file__", None):
-            del sys.modules[name]
+    top, here = name.partition(".")[0], os.getcwd()
+    importlib.invalidate_caches()
+    found = importlib.machinery.PathFinder.find_spec(top, [here])
+    if found is None:
+        return importlib.import_module(name)
+    unprotect_children()
+    if "" not in sys.path and here not in sys.path:
+        sys.path.append(here)
+    held = sys.modules.get(top)
+    if found.loader and found.origin and (held is None or (top == name and found.origin != held.__file__)):
+        sys.modules[top] = module = importlib.util.module_from_spec(found)
+        try:
+            found.loader.exec_module(module)
+        except BaseException:  # as in an import statement
+            del sys.modules[top]
+            raise
     return importlib.import_module(name)
 
 

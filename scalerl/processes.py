@@ -13,7 +13,9 @@ from multiprocessing.connection import wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Any
 
-from scalerl.signals import STOPPING, end_with
+from scalerl.signals import SAFE_PATH, STOPPING, end_with, protect_children, unprotect_children
+
+_starting = threading.Lock()
 
 
 class ProcessDied(RuntimeError):
@@ -46,8 +48,7 @@ class _ChildProcess(SpawnProcess):
 
         The signals in STOPPING are blocked in the child until it ignores them, so that none interrupts its imports.
         """
-        resource_tracker.ensure_running()  # starting it later would unblock the signals
-        with _blocked():
+        with _safe_path(), _blocked():
             super().start()
 
     def __reduce__(self) -> Any:
@@ -68,6 +69,11 @@ class ChildContext(SpawnContext):
 
     Process = _ChildProcess
 
+    def __init__(self) -> None:
+        """Start multiprocessing's tracker before a lock starts it without SAFE_PATH, or `start` with open signals."""
+        with _safe_path():
+            resource_tracker.ensure_running()
+
 
 class _PoolProcess(_ChildProcess):
     ignored = (signal.SIGINT, signal.SIGHUP)
@@ -86,6 +92,19 @@ def _arrive(kind: type[_ChildProcess], parent: int) -> _ChildProcess:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)
     end_with(parent)
     return kind.__new__(kind)
+
+
+@contextlib.contextmanager
+def _safe_path() -> Iterator[None]:
+    """Start processes with SAFE_PATH inside the block, in a script that imports scalerl."""
+    with _starting:
+        before = SAFE_PATH in os.environ.items()
+        protect_children()
+        try:
+            yield
+        finally:
+            if not before:
+                unprotect_children()
 
 
 @contextlib.contextmanager

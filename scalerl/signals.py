@@ -1,4 +1,4 @@
-"""Stop signals, and the signal that the kernel sends when a parent process ends."""
+"""What processes pass on to their children: stop signals, the kernel's signal at the end of a parent, environment."""
 
 from __future__ import annotations
 
@@ -12,12 +12,28 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PARENT = "SCALERL_PARENT"
 """Environment variable with the process id of the study that started this run."""
 
+SAFE_PATH = ("PYTHONSAFEPATH", "scalerl")
+"""Environment variable of child processes: a new Python does not search the current directory, which may hold files
+from elsewhere, such as a `signal.py` in a data set. The value distinguishes it from a setting of the user."""
+
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def protect_children() -> None:
+    """Add SAFE_PATH to the environment of all processes that this process starts."""
+    name, value = SAFE_PATH
+    os.environ[name] = os.environ.get(name) or value
+
+
+def unprotect_children() -> None:
+    """Remove SAFE_PATH again: programs that the user's code starts search the usual path."""
+    if SAFE_PATH in os.environ.items():
+        del os.environ[SAFE_PATH[0]]
 
 
 def environment_of_run() -> dict[str, str]:
     """Return the environment of a run that a study starts: the run stops with a checkpoint if this process ends."""
-    return {**os.environ, PARENT: str(os.getpid())}
+    return {**os.environ, **dict([SAFE_PATH]), PARENT: str(os.getpid())}
 
 
 def obey_study() -> None:

@@ -1,7 +1,7 @@
-"""Lists the code that a configuration runs, and asks the user before unconfirmed code runs for the first time.
+"""Lists the code that a configuration runs and the addresses that it sends data to, and asks the user once about both.
 
-A configuration from someone else can name any function and any executable. Code that the user typed, passed from
-Python or confirmed is remembered by a hash of its content.
+A configuration from someone else can name any function, executable and address. What the user typed, passed from Python
+or confirmed is remembered by a hash of its content.
 """
 
 from __future__ import annotations
@@ -30,10 +30,13 @@ from scalerl.printable import printable
 LISTS = ("placement.vllm_arguments", "notify.command")
 """Fields with lists of words; on a command line, their code is recognized by the name of the field."""
 
+DESTINATIONS = {"tensorboard": "directory", "wandb": "entity", "trackio": "space", "mlflow": "tracking_uri"}
+"""Field of each logger that says where the data goes; empty: the run directory, or the user's own default."""
+
 
 @dataclass(frozen=True)
 class Code:
-    """Code of a configuration that runs with the user's permissions.
+    """Code of a configuration that runs with the user's permissions, or an address that it sends data to.
 
     Example: Code(field="data.reward", name="my_rewards:length", file="/home/me/my_rewards.py", digest="9f86d0...")
     """
@@ -41,7 +44,7 @@ class Code:
     field: str
     """Field of the configuration."""
     name: str
-    """Import path, program or arguments, as in the configuration."""
+    """Import path, program, arguments or address, as in the configuration."""
     file: str
     """File with the code; empty if there is none, as for arguments."""
     digest: str
@@ -85,19 +88,33 @@ def code_of(config: RunConfig) -> list[Code]:
     return list(dict.fromkeys(found))
 
 
+def addresses_of(config: RunConfig) -> list[Code]:
+    """Return the places outside this machine and the run directory to which a run sends data or connects."""
+    placement, found = config.placement, [("notify.webhook", config.notify.webhook)]
+    for logger in config.loggers:
+        if not isinstance(logger, Custom):
+            where = str(getattr(logger, DESTINATIONS[logger.kind]))
+            found.append((f"loggers.{logger.kind}", where or ("wandb" if logger.kind == "wandb" else "")))
+    found += [("placement.servers", address) for address in placement.servers]
+    if placement.backend == "ray" and placement.ray_address not in ("auto", "local"):
+        found.append(("placement.ray_address", placement.ray_address))
+    return [Code(field, name, "", _digest([name.encode()])) for field, name in found if name]
+
+
 def check_trust(configs: Iterable[RunConfig], source: str, *, trusted: bool = False, typed: Sequence[str] = ()) -> None:
-    """Refuse code that this user has neither named nor confirmed; on a terminal, ask for confirmation.
+    """Refuse code and addresses that this user has neither named nor confirmed; on a terminal, ask for confirmation.
 
     Args:
         configs: Configurations to run.
         source: Origin of the configurations, for the message.
         trusted: Whether the user gave `--trust`, or built the configuration in Python.
-        typed: Words of the command line; code named in them is trusted.
+        typed: Words of the command line; code and addresses in them are trusted.
 
     Raises:
-        ConfigError: There is unconfirmed code, and the user did not confirm it or there is no terminal.
+        ConfigError: There is unconfirmed code, or such an address, and the user did not confirm it or there is no
+            terminal.
     """
-    found = list(dict.fromkeys(code for config in configs for code in code_of(config)))
+    found = list(dict.fromkeys(code for config in configs for code in (*code_of(config), *addresses_of(config))))
     if not found:
         return
     known = _remembered()
@@ -111,7 +128,7 @@ def check_trust(configs: Iterable[RunConfig], source: str, *, trusted: bool = Fa
 
 def _spells(word: str, code: Code) -> bool:
     """Return whether a word of the command line contains the full name of this code, not as part of a longer name."""
-    name = code.field if code.field in LISTS else code.name
+    name = code.field if code.field in LISTS else code.name.replace("=", " ")
     return (
         re.search(rf"(?<![\w.:/-]){re.escape(name)}(?![\w.:/-])", word.removeprefix("--").replace("=", " ")) is not None
     )
@@ -119,14 +136,15 @@ def _spells(word: str, code: Code) -> bool:
 
 def _ask(unknown: Sequence[Code], source: str) -> None:
     listed = "; ".join(map(str, unknown[:5])) + (f"; and {len(unknown) - 5} more" if len(unknown) > 5 else "")
-    warning = f"{source} runs code that was not confirmed on this machine, or has changed since: {listed}"
-    permissions = "It runs with your permissions, like any program that you start"
+    does = "runs code or sends data to an address that was not confirmed on this machine, or has changed since"
+    warning = f"{source} {does}: {listed}"
+    permissions = "Code runs with your permissions, like any program that you start; an address gets texts and results"
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError(f"{warning}. {permissions}: read it, then give --trust (in Python trust=True)")
     print(f"scalerl: {printable(warning)}. {permissions}.\nRun it? [y/N] ", end="", file=sys.stderr, flush=True)
     answer = sys.stdin.readline()
     if answer.strip().lower() not in ("y", "yes"):
-        raise ConfigError("nothing was run; read the code, and start again to confirm it")
+        raise ConfigError("nothing was run; read it, and start again to confirm it")
 
 
 def _store() -> Path:
@@ -143,7 +161,7 @@ def _remembered() -> dict[str, Any]:
 
 
 def _remember(codes: Sequence[Code], known: Mapping[str, Any]) -> None:
-    new = {code.key: {"name": code.name, "file": code.file} for code in codes}
+    new = {code.key: {"field": code.field, "file": code.file} for code in codes}  # a name may contain a secret
     if not new:
         return
     try:

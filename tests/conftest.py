@@ -12,6 +12,9 @@ from hypothesis import settings
 settings.register_profile("repeatable", derandomize=True)
 settings.load_profile("repeatable")
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts jobs in the background with SIGINT ignored
+for number in (signal.SIGHUP, signal.SIGTERM):
+    if signal.getsignal(number) == signal.SIG_IGN:  # as nohup leaves it; processes under test do not inherit a handler
+        signal.signal(number, lambda *_: None)
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads make the process tests crawl
 sys.path.insert(0, str(Path(__file__).parent))  # for helper modules such as tiny_models
 

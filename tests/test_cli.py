@@ -42,6 +42,42 @@ def test_help_imports_no_heavy_modules():
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+LONG = """
+import sys
+from scalerl.cli.exits import prepare_streams
+prepare_streams(outlived=True)
+for i in range(100_000): print(i, "\xb1 2")
+print("done", file=open("file", "w"))
+"""
+
+
+@pytest.mark.parametrize("redirect", [">&-", "<&- >&- 2>&-", "2>&1 | head -1", "> out"])
+def test_a_command_that_saves_results_outlives_its_output(redirect, tmp_path):
+    shell = f'set -o pipefail; "$@" {redirect}'
+    words = ["bash", "-c", shell, "-", sys.executable, "-c", LONG]
+    done = subprocess.run(words, cwd=tmp_path, env={**os.environ, "PYTHONIOENCODING": "ascii"}, capture_output=True)
+    assert done.returncode == 0 and done.stderr == b"" and (tmp_path / "file").read_text() == "done\n"
+    if redirect == "> out":
+        assert (tmp_path / "out").read_text().startswith("0 \\xb1 2\n1 ")
+
+
+@pytest.mark.slow
+def test_a_run_outlives_its_output(lab_model, tmp_path):
+    words = runs.command("train", "--model", str(lab_model), "--run-dir", str(tmp_path / "run"), *runs.SMALL)
+    shell = 'set -o pipefail; "$@" 2>&1 <&- | head -1'
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(["bash", "-c", shell, "-", *words], env=environment, capture_output=True, timeout=300)
+    assert done.returncode == 0 and done.stdout.count(b"\n") == 1 and (tmp_path / "run/summary.json").exists()
+
+
+@pytest.mark.parametrize("words", ["score x.jsonl --task math", "train", "eval model --suite x.jsonl", "sft"])
+def test_a_removed_directory_is_one_line(words, tmp_path):
+    shell = 'mkdir gone && cd gone && rmdir ../gone && "$@"'
+    command = ["bash", "-c", shell, "-", *runs.command(*words.split())]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode in (1, 2) and done.stderr.startswith("scalerl: ") and done.stderr.count("\n") == 1
+
+
 def test_the_help_of_train_lists_every_field(capsys):
     code, out, _ = call(capsys, "train", "--help")
     assert code == 0 and "recipe.loss.max_ratio" in out and "checkpoint.every" in out and "--run-dir" in out

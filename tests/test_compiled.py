@@ -231,6 +231,20 @@ def test_a_failing_compiler_is_reported_in_one_line(script, reason, forgotten, t
 
 
 @needs_compiler
+def test_a_library_that_is_cut_off_is_compiled_again(forgotten, tmp_path, monkeypatch):
+    monkeypatch.setenv("SCALERL_CACHE", str(tmp_path))
+    compiled.use("compiled")
+    (library,) = tmp_path.glob("kernels/*.so")
+    size = library.stat().st_size
+    compiled._load.cache_clear()
+    cut = tmp_path / "cut"
+    cut.write_bytes(library.read_bytes()[: size // 2])
+    cut.replace(library)  # loading it would end this process with SIGBUS
+    compiled.use("compiled")
+    assert library.stat().st_size == size
+
+
+@needs_compiler
 def test_loops_with_wrong_values_are_not_used(forgotten, monkeypatch):
     monkeypatch.setattr(compiled, "decode_attention", lambda query, *others: query)
     assert compiled.problem() == "the compiled decode_attention gives wrong values"

@@ -132,6 +132,7 @@ def assert_reads_back(config, tmp_path):
             r"kind 'mixed' is both lab tasks; got share = 1; allowed: share",
         ),
         (["--data.share", "-1"], "data.*share: got -1; input should be greater than or equal to 0"),
+        (["--data.share", "0.3"], "data.share: got 0.3 with one task"),
         (["--data.share", "0"], "data.share: got 0; allowed: shares that sum to more than 0"),
         (["--data.held_out", "0"], "data.held_out: got 0 for the task 'arithmetic'; allowed: at least 1"),
         (

@@ -3,13 +3,31 @@
 import errno
 import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from scalerl.config.base import ConfigError
-from scalerl.files import move_into, whole, write_whole
+from scalerl.files import move_into, next_directory, output_directory, whole, write_whole
 from scalerl.importers.points import Imported, holds_part_of
 from scalerl.outputs import check_new_directory, check_output, write_or_explain
+
+
+def test_commands_that_start_together_get_different_directories_and_leave_no_empty_one(tmp_path):
+    with ThreadPoolExecutor(8) as pool:
+        paths = list(pool.map(lambda _: next_directory(tmp_path / "runs", "a"), range(40)))
+    assert {path.name for path in paths} == {f"a-{number:03d}" for number in range(1, 41)}
+    for path in paths[1:]:
+        path.rmdir()
+    with (
+        output_directory(None, tmp_path / "runs", "a") as path,
+        output_directory(None, tmp_path / "runs", "a") as other,
+    ):
+        (path / "points.jsonl").touch()
+    assert path.name == "a-002" and path.exists() and other.name == "a-003" and not other.exists()
+    with pytest.raises(ConfigError), output_directory(None, tmp_path / "new", "a"):
+        raise ConfigError("the model is damaged")
+    assert not (tmp_path / "new").exists()
 
 
 def test_an_interrupted_write_keeps_the_old_file_and_leaves_no_temporary_file(tmp_path):

@@ -56,6 +56,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: The model or a suite does not exist, or an option is not allowed.
     """
+    from scalerl.files import output_directory
     from scalerl.outputs import check_new_directory
     from scalerl.trust import check_trust, code_of
 
@@ -65,22 +66,21 @@ def run_eval(arguments: argparse.Namespace) -> int:
     config, tasks = eval_config(arguments)
     check_model(config)
     check_trust([config], arguments.model, trusted=arguments.trust, typed=[arguments.reward or ""])
-    return witnessed(code_of(config), lambda: _evaluate(arguments, config, tasks))
+    model = arguments.model
+    name = Path(os.path.realpath(model) if os.path.exists(model) else model).name
+    with output_directory(arguments.output, Path("evaluations"), name) as where:
+        return witnessed(code_of(config), lambda: _evaluate(arguments, config, tasks, where))
 
 
-def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[PromptFile]) -> int:
+def _evaluate(arguments: argparse.Namespace, config: RunConfig, tasks: list[PromptFile], where: Path) -> int:
     from scalerl.config.base import replace
     from scalerl.evaluate.run import Evaluator
-    from scalerl.files import next_directory, safe_name, write_whole
+    from scalerl.files import safe_name, write_whole
     from scalerl.tasks.user_rewards import RewardError
     from scalerl.training.launch import resolve
 
     config = replace(resolve(config), rollouts=config.rollouts)  # keep 0 slots, so that the cache determines the number
     evaluator = Evaluator(config, lambda text: None if arguments.json else say(text))
-    name = (
-        Path(os.path.realpath(arguments.model)).name if Path(arguments.model).exists() else Path(arguments.model).name
-    )
-    where = arguments.output or next_directory(Path("evaluations"), name)
     held_out = {} if tasks else evaluator.held_out_of_run(arguments.prompts)
     results = []
     try:
@@ -110,6 +110,7 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
     from scalerl.config import Hardware, HuggingFaceModel, Rollouts, RunConfig, Scoring
     from scalerl.config.base import ConfigError, build, replace
     from scalerl.config.data import TextTask
+    from scalerl.config.loggers import Notify
     from scalerl.config.placement import Placement
     from scalerl.config.recipe import SCALERL, NoLengthControl, Recipe
     from scalerl.training.run_dir import saved_config
@@ -134,6 +135,8 @@ def eval_config(arguments: argparse.Namespace) -> tuple[RunConfig, list[PromptFi
         "rollouts": Rollouts(slots=arguments.slots or 0),
         "hardware": Hardware(device=arguments.device or "auto"),
         "placement": Placement(),
+        "loggers": (),  # an evaluation sends nothing
+        "notify": Notify(),
         "seed": arguments.seed if arguments.seed is not None else base.seed if base else 0,
     }
     if base is not None and not arguments.suite:

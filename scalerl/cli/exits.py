@@ -7,6 +7,7 @@ signal arrives while a run writes its results, the run finishes with 0.
 from __future__ import annotations
 
 import errno
+import io
 import math
 import os
 import shutil
@@ -118,8 +119,50 @@ def _watch(source: int, once_s: float) -> None:
             os._exit(128 + number)
 
 
+class _Output(io.FileIO):
+    """A standard stream whose reader may end before the command, such as `head` or a closed terminal."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data) or 0
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            return len(data)
+
+
+def prepare_streams(*, outlived: bool) -> None:
+    """Make the standard streams usable: those that the caller closed, and characters that the encoding lacks.
+
+    Args:
+        outlived: Whether the command goes on without output when its reader ends. Other commands then end.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:  # closed, as with `>&-`; otherwise the next file would get the number
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+    for name in ("stdout", "stderr"):
+        stream: Any = getattr(sys, name)
+        if stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+        if outlived:
+            raw = io.BufferedWriter(_Output(stream.fileno(), "wb", closefd=False))
+            modes = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
+            setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, stream.errors, **modes))
+
+
 def prepare_environment() -> None:
-    """Set the environment variables that torch reads when it is first imported."""
+    """Set the environment variables that torch reads when it is first imported.
+
+    Raises:
+        ConfigError: The current directory was removed, in which no process can start.
+    """
+    from scalerl.config.base import ConfigError
+
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise ConfigError("the current directory was removed; change to another one, and start again") from None
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads of two processes are 20 times as slow
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages: decoding is about 8% faster
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

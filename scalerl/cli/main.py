@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from scalerl.cli.curves import add_curve_parsers
 from scalerl.cli.eval import add_eval_parser
-from scalerl.cli.exits import USER_ERROR, StopFlag, complain, guarded, watch_signals
+from scalerl.cli.exits import USER_ERROR, StopFlag, complain, guarded, prepare_streams, watch_signals
 from scalerl.cli.import_ import add_import_parser
 from scalerl.cli.ls import add_ls_parsers
 from scalerl.cli.parsing import Parser
@@ -22,7 +22,10 @@ from scalerl.cli.score import add_score_parser
 from scalerl.cli.sft import sft
 from scalerl.cli.train import resume, train
 from scalerl.cli.watch import add_watch_parser
-from scalerl.signals import STOPPING, obey_study
+from scalerl.signals import STOPPING, obey_study, protect_children
+
+OUTLIVED = {"train", "resume", "study", "sft", "eval"}
+"""Commands that save their results and therefore do not end with the reader of their output."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -33,6 +36,8 @@ def main(words: Sequence[str] | None = None) -> int:
     """
     if words is not None:
         return _run(list(words))
+    protect_children()
+    prepare_streams(outlived=bool({*sys.argv[1:2]} & OUTLIVED))
     watch_signals()
     obey_study()
     try:

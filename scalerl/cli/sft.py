@@ -25,17 +25,17 @@ def sft(words: list[str]) -> int:
 def _of_model(given: dict[str, str]) -> int:
     from scalerl.config.base import build
     from scalerl.config.supervised import Supervised
-    from scalerl.files import next_directory
+    from scalerl.files import output_directory
     from scalerl.models.files import check_model_files
 
     settings = build(Supervised, given, "scalerl sft")
     check_model_files(settings.model)
-    directory = settings.out or next_directory(Path("runs"), "sft")
     prepare_environment()
     from scalerl.training.supervised import fine_tune
 
     stop = StopFlag("the model so far is saved")
-    outcome = fine_tune(settings, directory, say, stop)
+    with output_directory(settings.out, Path("runs"), "sft") as directory:
+        outcome = fine_tune(settings, directory, say, stop)
     if outcome.held_out_after is not None:
         say(f"held-out loss {outcome.held_out_before:.4f} -> {outcome.held_out_after:.4f} nats per token")
     stopped = f" (stopped after {len(outcome.steps)} updates)" if outcome.stopped else ""
@@ -60,10 +60,10 @@ def _of_lab(given: dict[str, str]) -> int:
     start = build(WarmStart, {**dict(LAB.model.warm_start), **changes}, "scalerl sft")
     model = replace(LAB.model, warm_start=start)
     prepare_environment()
-    from scalerl.training.warm_start import warm_start, warm_start_directory
+    from scalerl.training.warm_start import is_whole, warm_start, warm_start_directory
 
     directory = Path(given["out"]) if "out" in given else warm_start_directory(model, LAB.data)
-    existed = (directory / "warm_start.json").exists()
+    existed = is_whole(directory)
     warm_start(model, LAB.data, directory, lambda row: say("  ".join(f"{k} {v:g}" for k, v in row.items())))
     say(f"{'already there' if existed else 'saved'}: {directory}")
     return 0

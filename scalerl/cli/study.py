@@ -53,7 +53,7 @@ def study_main(words: Sequence[str], stop: Callable[[], StopFlag]) -> int:
         return _execute(study, _workers(options, study.plan), options.allocate, stop)
     options, fields = _plan_parser().parse_known_args(words)
     plan = _plan(options, fields)
-    from scalerl.files import next_directory
+    from scalerl.files import output_directory
     from scalerl.study.directory import StudyDirectory
 
     others = [StudyDirectory.open(path) for path in options.reuse]
@@ -62,8 +62,8 @@ def study_main(words: Sequence[str], stop: Callable[[], StopFlag]) -> int:
         return 0
     _check_trust(plan, options.plan, options.trust, words)
     workers = _workers(options, plan)
-    study = StudyDirectory.create(options.output or next_directory(Path("studies"), plan.name), plan)
-    return _execute(study, workers, options.allocate, stop, others)
+    with output_directory(options.output, Path("studies"), plan.name) as path:
+        return _execute(StudyDirectory.create(path, plan), workers, options.allocate, stop, others)
 
 
 def _check_trust(plan: Plan, source: str, trusted: bool, typed: Sequence[str]) -> None:

@@ -64,16 +64,15 @@ def train(words: list[str]) -> int:
         say(*_dry_run(config))
         return 0
     check_trust([config], str(file or "the command line"), trusted=trusted or file is None, typed=words)
-    from scalerl.files import next_directory
-
-    path = Path(run_dir) if run_dir else next_directory(Path("runs"), config.recipe.name)
+    from scalerl.files import output_directory
 
     def begin(display: Any, stop: Callable[[], bool]) -> Any:
         from scalerl.training.launch import start
 
         return start(config, path, display, stop)
 
-    return witnessed(code_of(config), lambda: _run(config, begin), path)
+    with output_directory(run_dir, Path("runs"), config.recipe.name) as path:
+        return witnessed(code_of(config), lambda: _run(config, begin), path)
 
 
 def check_model(config: RunConfig, *, weights: bool = True) -> None:

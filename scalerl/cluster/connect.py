@@ -33,8 +33,13 @@ def connect(address: str, asked_by: str) -> Any:
     if ray.is_initialized():
         return ray
     _check_port(os.environ.get("RAY_ADDRESS", address) if address == "auto" else address, asked_by)
+    here = os.getcwd()
+    enter = {"worker_process_setup_hook": lambda: os.chdir(here if os.path.isdir(here) else ".")}
+    own: dict[str, Any] = {"runtime_env": enter}
+    if address == "local":
+        own["include_dashboard"] = False
     try:
-        own = {"include_dashboard": False} if address == "local" else {}
+        os.chdir(os.sep)  # Ray puts the current directory first on the path of its workers
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **own)
     except (ConnectionError, ValueError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0]
@@ -42,6 +47,8 @@ def connect(address: str, asked_by: str) -> Any:
             f"{asked_by} {address}: no cluster answers there ({reason}); start one with `ray start --head`, or let "
             "the run start one on this machine with `local`"
         ) from None
+    finally:
+        os.chdir(here)
     return ray
 
 

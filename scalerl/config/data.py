@@ -360,6 +360,12 @@ def check_tasks(tasks: Sequence[TaskData]) -> None:
             f"data.share: got {', '.join(f'{task.share:g}' for task in tasks)}; allowed: shares that sum to more than "
             "0, because at least one task must be trained"
         )
+    trained = [task for task in tasks if not is_suite(task)]
+    if len(trained) == 1 and trained[0].share != 1:
+        raise ValueError(
+            f"data.share: got {trained[0].share:g} with one task, which gives all prompts; allowed: leave it out, or "
+            "add [[data]] tables of other tasks"
+        )
     for task in tasks:
         if task.held_out == 0:
             raise ValueError(

@@ -22,6 +22,7 @@ from scalerl.loggers.record import Record
 from scalerl.report.falling import FallWatch
 from scalerl.report.outlook import curve_of
 from scalerl.scaling import CurveError
+from scalerl.signals import SAFE_PATH
 
 NAME = "notify"
 """Name of the notifications in loggers.json and in messages."""
@@ -139,7 +140,7 @@ def run_command(words: tuple[str, ...], message: Mapping[str, Any], timeout_s: f
         try:
             process = subprocess.Popen(
                 words, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True,
-                env={**os.environ, **texts},
+                env={**{key: value for key, value in os.environ.items() if (key, value) != SAFE_PATH}, **texts},
             )  # fmt: skip
         except OSError as error:
             raise NotSent(f"the command {words[0]!r} cannot be started ({error.strerror})") from None

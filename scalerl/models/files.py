@@ -70,6 +70,9 @@ CONVERT = (
 
 
 def _check_directory(directory: Path, weights: bool) -> None:
+    for file in sorted(directory.iterdir()):
+        if file.exists() and not (file.is_file() or file.is_dir()):  # reading a pipe would block
+            raise ConfigError(f"model.path: {file} is not a regular file; replace it by a file, or remove it")
     if (directory / "adapter_config.json").exists():
         raise ConfigError(
             f"model.path: {directory} holds an adapter (adapter_config.json), not a model; merge it into its base "

@@ -254,11 +254,16 @@ def stop_tokens(policy: Policy, tokenizer: Any) -> tuple[int, ...]:
     """Return all token ids that end a sequence, from the model's generation settings and its tokenizer.
 
     Raises:
-        ConfigError: There is none, so every completion would be truncated.
+        ConfigError: There is none, so every completion would be truncated, or one is not in the vocabulary.
     """
     eos = policy.model.generation_config.eos_token_id
-    given = set(eos if isinstance(eos, list) else [eos]) | {tokenizer.eos_token_id}
+    given = (set(eos if isinstance(eos, list) else [eos]) | {tokenizer.eos_token_id}) - {None}
     ids = tuple(sorted(i for i in given if isinstance(i, int) and 0 <= i < policy.vocab_size))
+    if len(ids) < len(given):
+        raise ConfigError(
+            f"model.path: got eos_token_id {eos} in generation_config.json or config.json; allowed: ids of the model's "
+            f"tokens, 0 to {policy.vocab_size - 1}"
+        )
     if not ids:
         raise ConfigError(
             "model.path: the model has no end token: neither generation_config.json, config.json nor the tokenizer "

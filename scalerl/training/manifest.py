@@ -70,6 +70,7 @@ def digest_ahead(run: Path) -> None:
 
     Call it before the imports of a resume: they take seconds and use only one core.
     """
+    run = run.absolute()  # another thread may change the directory
     steps = [
         (int(found[1]), path) for path in (run / "checkpoints").glob("step_*") if (found := _STEP.match(path.name))
     ]
@@ -101,7 +102,7 @@ def _work_ahead(waiting: _Waiting) -> None:
 
 def _digest_now(path: Path, kind: str) -> str:
     """Return the digest of a file, from a thread that has begun it unless the file was changed since."""
-    before, begun = _ahead.pop(path, (None, None))
+    before, begun = _ahead.pop(path.absolute(), (None, None))
     now = path.stat()
     if before is None or begun is None or (before.st_size, before.st_mtime_ns) != (now.st_size, now.st_mtime_ns):
         return digest(path, kind=kind)

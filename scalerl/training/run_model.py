@@ -24,14 +24,14 @@ from scalerl.rollouts.contract import check_engine_plugin
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.local.torch_engine import check_engine
 from scalerl.training.progress import Display
-from scalerl.training.warm_start import warm_start, warm_start_directory
+from scalerl.training.warm_start import is_whole, warm_start, warm_start_directory
 
 
 def needs_warm_start(config: RunConfig) -> bool:
     """Return whether the run's model must be warm-started first, which takes minutes."""
     if not isinstance(config.model, TinyModel):
         return False
-    return not (warm_start_directory(config.model, config.data) / "warm_start.json").exists()
+    return not is_whole(warm_start_directory(config.model, config.data))
 
 
 def model_path_of(config: RunConfig, display: Display, phase: Callable[[str, str], None]) -> str:

@@ -25,6 +25,7 @@ from scalerl.config.base import ConfigError, replace
 from scalerl.config.data import TaskData
 from scalerl.config.data import generated as generated_tasks
 from scalerl.files import as_umask, cache_root
+from scalerl.models.files import check_model_files
 from scalerl.models.head import token_logprobs
 from scalerl.models.policy import Policy
 from scalerl.outputs import check_new_directory
@@ -56,6 +57,17 @@ def warm_start_directory(model: TinyModel, data: Sequence[TaskData]) -> Path:
     return cache_root() / f"warm-{hashlib.blake2b(key.encode(), digest_size=8).hexdigest()}"
 
 
+def is_whole(directory: Path) -> bool:
+    """Return whether a directory has a warm start with undamaged files."""
+    try:
+        check_model_files(str(directory))
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            json.loads((directory / name).read_text())
+    except (ConfigError, OSError, ValueError):
+        return False
+    return (directory / "warm_start.json").exists()
+
+
 def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, report: Report) -> Path:
     """Train the policy and save it as a Hugging Face directory, unless it exists already.
 
@@ -68,8 +80,10 @@ def warm_start(model: TinyModel, data: Sequence[TaskData], directory: Path, repo
     Raises:
         ConfigError: The model did not pass the gate; nothing is saved.
     """
-    if (directory / "warm_start.json").exists():
+    if is_whole(directory):
         return directory
+    if directory.parent == cache_root():
+        shutil.rmtree(directory, ignore_errors=True)  # damaged, for example by a loss of power
     check_new_directory(directory, "--out")
     tokenizer = make_tokenizer()
     history: list[dict[str, float]] = []

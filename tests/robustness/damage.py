@@ -1,6 +1,7 @@
 """Changes that damage a saved model: each takes the directory of the model."""
 
 import json
+import os
 import shutil
 import struct
 
@@ -24,6 +25,16 @@ def config(**changes):
 
 def text(name, content):
     return lambda model: (model / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def pipe(name):
+    """Replace a file by a pipe to which nobody writes."""
+
+    def change(model):
+        (model / name).unlink(missing_ok=True)
+        os.mkfifo(model / name)
+
+    return change
 
 
 def gone(*names):

@@ -50,11 +50,18 @@ def test_a_tokenizer_larger_than_the_model_is_refused(model):
         check_vocabulary(load_tokenizer("m"), load_policy("m"), "m")
 
 
-@pytest.mark.parametrize("eos", [None, 4800, -3])
-def test_a_model_without_an_end_token_is_refused(model, eos):
+@pytest.mark.parametrize("eos", [99999, -1, 48, [1, 48]])
+def test_an_end_token_that_the_model_does_not_have_is_refused(model, eos):
+    policy, tokenizer = load_policy("m"), load_tokenizer("m")
+    policy.model.generation_config.eos_token_id = eos
+    with pytest.raises(ConfigError, match=r"got eos_token_id .*; allowed: ids of the model's tokens, 0 to 47"):
+        stop_tokens(policy, tokenizer)
+
+
+def test_a_model_without_an_end_token_is_refused(model):
     policy, tokenizer = load_policy("m"), load_tokenizer("m")
     assert stop_tokens(policy, tokenizer) == tuple(sorted({1, tokenizer.eos_token_id}))
-    policy.model.generation_config.eos_token_id = eos
+    policy.model.generation_config.eos_token_id = None
     tokenizer.eos_token = None
     with pytest.raises(ConfigError, match=r"the model has no end token: .*set eos_token in tokenizer_config.json"):
         stop_tokens(policy, tokenizer)

@@ -72,7 +72,7 @@ def test_code_of_a_configuration_is_refused_without_a_terminal(place, name, text
     with pytest.raises(ConfigError) as caught:
         check_trust([config(text, data)], "run-of-a-stranger")
     message = str(caught.value)
-    assert message.startswith("run-of-a-stranger runs code that was not confirmed on this machine")
+    assert message.startswith("run-of-a-stranger runs code or sends data to an address that was not confirmed")
     assert expected.format(here=place) in message and "give --trust" in message and len(message) < 1000
 
 
@@ -85,6 +85,40 @@ def test_confirmed_code_is_not_confirmed_again_if_its_file_is_known(name, text, 
             check_trust([chosen], "mine")
     else:
         check_trust([parse_config(to_toml(chosen), "again")], "mine")
+
+
+SENT = {
+    "a webhook": ('[notify]\nwebhook = "https://x.test/?key=1"\n', "notify.webhook = https://x.test/?key=1"),
+    "a tracking server": ('[[loggers]]\nkind = "mlflow"\ntracking_uri = "http://x.test"\n', "mlflow = http://x.test"),
+    "a Space": ('[[loggers]]\nkind = "trackio"\nspace = "them/theirs"\n', "loggers.trackio = them/theirs"),
+    "a team": ('[[loggers]]\nkind = "wandb"\nentity = "theirs"\n', "loggers.wandb = theirs"),
+    "an account": ('[[loggers]]\nkind = "wandb"\n', "loggers.wandb = wandb"),
+    "a directory": ('[[loggers]]\nkind = "tensorboard"\ndirectory = "/home/me"\n', "loggers.tensorboard = /home/me"),
+    "a server": (
+        '[placement]\nengine = "vllm"\nservers = ["http://x.test:1"]\n',
+        "placement.servers = http://x.test:1",
+    ),
+    "a cluster": ('[placement]\nbackend = "ray"\nray_address = "x.test:1"\n', "placement.ray_address = x.test:1"),
+}
+
+
+@pytest.mark.parametrize("name", SENT)
+def test_an_address_that_gets_data_must_be_typed_or_confirmed_once(name):
+    text, expected = SENT[name]
+    chosen, address = config(text), expected.partition(" = ")[2]
+    with pytest.raises(ConfigError) as caught:
+        check_trust([chosen], "run-of-a-stranger", typed=["--steps", "3", "--seed=x.test", address + "/more"])
+    message = str(caught.value)
+    assert "was not confirmed" in message and expected in message
+    check_trust([chosen], "mine", typed=["train", "--any.field", f'["{address}"]'])
+    check_trust([parse_config(to_toml(chosen), "again")], "mine")  # remembered, but not its secret
+    assert "key" not in (files.cache_root() / "trusted.json").read_text()
+
+
+def test_loggers_of_this_machine_need_no_confirmation():
+    check_trust([config('[[loggers]]\nkind = "tensorboard"\n[[loggers]]\nkind = "mlflow"\n')], "run-of-a-stranger")
+    with pytest.raises(ConfigError, match=r"data\.reward = theirs:f .*; notify\.webhook"):
+        check_trust([config(SENT["a webhook"][0], REWARD)], "run-of-a-stranger")
 
 
 def test_a_configuration_without_code_needs_no_confirmation():
@@ -209,7 +243,7 @@ def model(here):
 
 
 ASKED = (
-    Case("trust: resume", ("resume", "run"), model, expect=("run runs code that was not", "theirs:f", "--trust")),
+    Case("trust: resume", ("resume", "run"), model, expect=("run runs code or sends", "theirs:f", "--trust")),
     Case("trust: train CONFIG", ("train", "theirs.toml"), model, expect=("theirs.toml runs code", "theirs.py")),
     Case("trust: a saved configuration", ("train", "run/config.toml"), model, expect="recipe.loss = theirs:f"),
     Case("trust: study", ("study", "plan.toml", "--seeds", "1"), model, expect="plan.toml runs code"),

@@ -16,6 +16,7 @@ from fake_vllm import VOCABULARY
 from vllm_setup import NEEDS, wait_for
 
 from scalerl.config.base import ConfigError
+from scalerl.rollouts.vllm import server as server_module
 from scalerl.rollouts.vllm.checks import check_server
 from scalerl.rollouts.vllm.server import INSIDE, Server, ServerSpec, command, environment
 
@@ -198,6 +199,17 @@ def test_a_server_ends_when_its_parent_is_killed(spec, tmp_path, number):
     parent.wait()
     parent.stdout.close()
     wait_for(lambda: not answers(address))
+
+
+def test_a_server_ignores_a_hangup_and_can_be_terminated(tmp_path):
+    guard, log = Path(server_module.__file__).with_name("guard.py"), tmp_path / "log"
+    subprocess.run([sys.executable, guard, log, "cat", "/proc/self/status"], stdin=subprocess.PIPE, check=True)
+    ignored = int(next(line.split()[1] for line in log.read_text().splitlines() if line.startswith("SigIgn")), 16)
+    assert [bool(ignored >> (n - 1) & 1) for n in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_an_engine_reports_at_once_how_its_server_died(spec, tmp_path):

@@ -1,8 +1,10 @@
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import runs
@@ -56,6 +58,12 @@ def test_a_signal_that_was_ignored_at_the_start_stays_ignored(handlers):
     flag = exits.StopFlag()
     os.kill(os.getpid(), signal.SIGHUP)
     assert not flag()
+
+
+def test_the_tests_of_signals_pass_under_nohup():
+    words = ["-m", "pytest", __file__, "-q", "-p", "no:cacheprovider", "-k", "early_signal or remembers"]
+    done = subprocess.run(["nohup", sys.executable, *words], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_second_signal_ends_a_process_that_is_inside_a_c_function():
@@ -116,3 +124,29 @@ def test_two_signals_end_all_processes_of_a_run_immediately(lab_model, tmp_path)
     text, _ = process.communicate(timeout=10)
     assert process.returncode == 143 and "Traceback" not in text, text
     assert started and not runs.left_of(started, 1.0)
+
+
+def ignores(pid, number):
+    """Return whether a process ignores a signal; also true if it has ended."""
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        return bool(int(next(line for line in lines if line.startswith("SigIgn:")).split()[1], 16) >> (number - 1) & 1)
+    return True
+
+
+@pytest.mark.slow
+def test_no_process_of_a_run_under_nohup_ends_by_a_hangup(lab_model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "--model", str(lab_model), "--run-dir", "run", *runs.scored(tmp_path)]
+    command = ["nohup", *runs.command(*words, "--placement.generators", "2", "--rollouts.slots", "8")]
+    with open("out", "w+") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True)
+        try:
+            runs.wait_for(lambda: len(runs.rows(tmp_path / "run", "metrics.jsonl")) >= 2, 120, "two steps")
+            found = [process.pid, *runs.descendants(process.pid)]
+            assert len(found) >= 5 and [pid for pid in found if not ignores(pid, signal.SIGHUP)] == []
+            os.killpg(process.pid, signal.SIGHUP)
+            assert process.wait(timeout=120) == 0, Path("out").read_text()
+        finally:
+            process.kill()
+            process.wait()

@@ -24,8 +24,9 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 def main(log: str, command: list[str]) -> int:
     """Run a command with its output in a file; return its exit code."""
     # a terminal sends these to the whole process group; only the parent acts on them
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # the server would inherit SIG_IGN and could not be terminated
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with open(log, "ab") as out:
         server = subprocess.Popen(
             command,

@@ -84,7 +84,7 @@ def environment(spec: ServerSpec, inherited: Mapping[str, str]) -> dict[str, str
     """Return the environment of a server: the inherited one, with the routes for weights and the path of INSIDE."""
     path = os.pathsep.join(part for part in (str(INSIDE), spec.environment.get("PYTHONPATH", "")) if part)
     without = {name: value for name, value in inherited.items() if name != "PYTHONPATH"}  # not for its Python
-    required = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1"}
+    required = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONSAFEPATH": "1"}
     return {**without, **required, **spec.environment, "PYTHONPATH": path}
 
 
