@@ -85,8 +85,10 @@ def test_a_server_that_accepts_weights_from_a_network_gives_a_warning():
         assert _warn_of_network(address, dataclasses.replace(NEEDS, backend=None)) == []
 
 
-def test_a_server_that_an_earlier_run_left_paused_is_resumed(server):
+@pytest.mark.parametrize("partial", [False, True], ids=["paused", "in the middle of an update"])
+def test_a_server_that_an_earlier_run_left_paused_is_resumed(server, partial):
     server.unpaused.clear()
+    server.partial = partial
     check_server(server.address, NEEDS)
     assert server.unpaused.is_set()
 

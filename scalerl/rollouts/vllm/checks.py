@@ -11,7 +11,17 @@ from urllib.parse import urlsplit
 import httpx
 
 from scalerl.config.base import ConfigError
-from scalerl.rollouts.vllm.protocol import GENERATE, IS_PAUSED, MODELS, RESUME, SERVER_INFO, VERSION, WEIGHT_INFO
+from scalerl.rollouts.vllm.protocol import (
+    FINISH_UPDATE,
+    GENERATE,
+    IS_PAUSED,
+    MODELS,
+    RESUME,
+    SERVER_INFO,
+    START_UPDATE,
+    VERSION,
+    WEIGHT_INFO,
+)
 
 OLDEST, NEWEST = (0, 32), (0, 34)
 """Supported versions of vLLM: at least OLDEST, below NEWEST."""
@@ -55,7 +65,7 @@ def check_server(address: str, needs: Needs) -> list[str]:
             notes = _check_settings(address, client, needs)
             _check_length(address, client, needs)
             if client.get(IS_PAUSED).json()["is_paused"]:
-                client.post(RESUME)
+                _resume(client)
             _check_logprobs(address, client)
             _check_vocabulary(address, client, needs)
         except httpx.TransportError as error:
@@ -70,6 +80,16 @@ def check_server(address: str, needs: Needs) -> list[str]:
                 f"vllm: {address} does not answer like a vLLM server ({error!r}); check the address"
             ) from None
     return [*notes, *_warn_of_network(address, needs)]
+
+
+def _resume(client: httpx.Client) -> None:
+    """Resume a server that an earlier run left paused, perhaps in the middle of an update.
+
+    Layers of an open or failed update have no weights, so that one request would end the server. An update without
+    tensors gives them back, and the engine's first swap replaces them. The first request fails if an update is open.
+    """
+    for path in (START_UPDATE, FINISH_UPDATE, RESUME):
+        client.post(path, json={}, headers={"connection": "close"})  # vLLM closes it after an error
 
 
 def _check_version(address: str, client: httpx.Client) -> None:
