@@ -43,8 +43,8 @@ class Needs:
     """Tokens of the longest prompt plus completion, including the phrase."""
     sequences: int
     """Sequences decoded together by all engines of the server."""
-    backend: str | None
-    """Backend in --weight-transfer-config; None for a server whose weights never change."""
+    backend: str
+    """Backend in --weight-transfer-config."""
     fp32_head: bool = False
     """Whether logits must be computed in FP32 although the weights are not FP32."""
 
@@ -79,7 +79,7 @@ def check_server(address: str, needs: Needs) -> list[str]:
             raise ConfigError(
                 f"vllm: {address} does not answer like a vLLM server ({error!r}); check the address"
             ) from None
-    return [*notes, *_warn_of_network(address, needs)]
+    return [*notes, *_warn_of_network(address)]
 
 
 def _resume(client: httpx.Client) -> None:
@@ -111,7 +111,7 @@ def _check_development_mode(address: str, client: httpx.Client) -> None:
 def _check_settings(address: str, client: httpx.Client, needs: Needs) -> list[str]:
     settings = client.get(SERVER_INFO).json()["vllm_config"]
     backend = (settings["weight_transfer_config"] or {}).get("backend")
-    if needs.backend is not None and backend != needs.backend:
+    if backend != needs.backend:
         raise ConfigError(
             f"vllm: {address} takes weights by {backend!r}; needed: {needs.backend!r}; start it with "
             f'--weight-transfer-config \'{{"backend": "{needs.backend}"}}\''
@@ -178,13 +178,13 @@ def _check_vocabulary(address: str, client: httpx.Client, needs: Needs) -> None:
         )
 
 
-def _warn_of_network(address: str, needs: Needs) -> list[str]:
+def _warn_of_network(address: str) -> list[str]:
     host = urlsplit(address).hostname or ""
     try:
         local = ipaddress.ip_address(host).is_loopback
     except ValueError:
         local = host == "localhost"
-    if local or needs.backend is None:
+    if local:
         return []
     return [
         f"the vLLM server at {address} accepts weights and paths of files to read from everyone who can reach it: keep "
