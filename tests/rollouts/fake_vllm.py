@@ -44,9 +44,9 @@ class FakeVllm:
         }
         self.version_name, self.max_model_len, self.vocabulary = "0.32.0", 4096, VOCABULARY
         self.development, self.scale_out, self.processed = True, True, True
-        self.delay_s, self.load_s = 0.0005, 0.0
+        self.delay_s, self.load_s, self.preempted_s = 0.0005, 0.0, 0.0
         self.faults: Counter[str] = Counter()
-        """Number of next requests with each fault: refuse, hang, drop, half, error, nonsense, short, no_pause,
+        """Number of next requests with each fault: refuse, hang, preempt, drop, half, error, nonsense, short, no_pause,
         no_load, wrong_label, stale."""
         self.label, self.weights = "default", 0
         self.partial = False
@@ -196,6 +196,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.fake.suffers("hang"):
             time.sleep(20.0)
             return None
+        if self.fake.suffers("preempt"):
+            time.sleep(self.fake.preempted_s)
         if not body.get("stream"):
             choice = next(c for c in self.choices(body) if c["finish_reason"])
             return self.answer(200, {"choices": [choice]})
