@@ -158,6 +158,33 @@ class Run:
         """Training steps (docs/metrics.md), one per row: a pandas DataFrame if pandas is installed, else a list."""
         return _frame(read_rows(self.path / "metrics.jsonl"))
 
+    def samples(self) -> list[dict[str, Any]]:
+        """Return the training rollouts of rollouts/samples.jsonl with their exact tokens.
+
+        Each is its row (docs/metrics.md) with arrays over its P prompt tokens and T completion tokens: `prompt_tokens`
+        [P], `tokens` [T], `logps` [T] (nats, at `recipe.temperature`, by the weights of `versions`), `versions` [T],
+        and `sampled` [T], which is false for inserted tokens. Rows of earlier versions of scalerl are left out.
+
+        Raises:
+            ConfigError: A record is missing or damaged.
+        """
+        from scalerl.config.base import ConfigError
+        from scalerl.training.rollout_rows import unpacked
+        from scalerl.training.run_dir import RECORDS
+
+        rows = [row for row in read_rows(self.path / "rollouts/samples.jsonl") if "record" in row]
+        try:
+            with (self.path / RECORDS).open("rb") as file:
+                for row in rows:
+                    offset, size = row.pop("record")
+                    file.seek(offset)
+                    row |= unpacked(file.read(size))
+        except (OSError, ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{self.path / RECORDS}: a record cannot be read ({error}); restore the file as the run wrote it"
+            ) from None
+        return rows
+
     def curve(self, task: str | None = None, compute: str | None = None) -> Curve:
         """Return the compute-performance curve.
 

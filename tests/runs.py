@@ -117,18 +117,21 @@ def rows(path: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
+RECORDS = "rollouts/samples.bin"
 TIMED = ("_s", "_hours", "_idle", "swap_ms")
 """Endings of the columns that depend on wall-clock time and differ from run to run."""
 
 
 def outcome(path: Path) -> dict[str, Any]:
-    """Return the results that must not depend on time: the last weights, the points, the metrics."""
-    model = hashlib.sha256((path / "model/model.safetensors").read_bytes()).hexdigest()
+    """Return the results that must not depend on time: the last weights, the points, the metrics, the samples."""
+    model, records = (
+        hashlib.sha256((path / name).read_bytes()).hexdigest() for name in ("model/model.safetensors", RECORDS)
+    )
     files = {
         name: [{k: v for k, v in row.items() if not k.endswith(TIMED)} for row in rows(path, name)]
         for name in ("points.jsonl", "metrics.jsonl", "rollouts.jsonl", "rollouts/samples.jsonl")
     }
-    return {"model": model, **files}
+    return {"model": model, RECORDS: records, **files}
 
 
 def children(pid: int) -> list[int]:

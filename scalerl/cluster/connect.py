@@ -11,7 +11,7 @@ from typing import Any
 from scalerl.config.base import ConfigError
 
 STARTED_S = 600.0
-"""Seconds within which an actor must be placed and must have loaded its model."""
+"""Seconds within which the coordinator and the scorers must be placed; they load no model."""
 
 
 def connect(address: str, asked_by: str) -> Any:
@@ -26,6 +26,8 @@ def connect(address: str, asked_by: str) -> Any:
     """
     # avoids a warning; actors without GPUs still see none
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # Ray prints colored lines of its raylets into the display; errors of the run give the reasons
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     try:
         import ray
     except ImportError:

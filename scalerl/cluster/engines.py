@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from scalerl.cluster.connect import STARTED_S, last_line
+from scalerl.cluster.connect import last_line
 from scalerl.cluster.resources import engine_resources
 from scalerl.config.base import ConfigError
 from scalerl.rollouts.build import EngineSpec, supervised_engines
@@ -15,6 +15,8 @@ from scalerl.rollouts.free_running import FreeRunner, Report
 from scalerl.rollouts.process_engine import EngineDied
 from scalerl.rollouts.supervised import Life
 
+START_SPARE_S = 60.0
+"""Seconds that an actor may take longer than its server to report a start that failed."""
 REPORT_S = 1.0
 """Seconds after which an actor answers a report even without results, as a heartbeat."""
 
@@ -41,7 +43,9 @@ class EngineActor:
 class RayLife:
     """One life of an EngineActor (rollouts/supervised.py)."""
 
-    def __init__(self, ray: Any, begin: Callable[[], Life], name: str, resources: Mapping[str, float]) -> None:
+    def __init__(
+        self, ray: Any, begin: Callable[[], Life], name: str, resources: Mapping[str, float], start_s: float
+    ) -> None:
         """Start an actor and wait until its model is loaded.
 
         Args:
@@ -49,17 +53,23 @@ class RayLife:
             begin: Function that starts the engines inside the actor.
             name: Name in messages.
             resources: num_cpus and num_gpus of the actor.
+            start_s: Seconds within which the actor must be placed, and then its engines must start.
 
         Raises:
-            EngineDied: The actor could not be placed, or ended.
+            EngineDied: The actor could not be placed or started in time, or ended.
             ConfigError: An error that the user can correct, such as a missing model.
         """
         self._ray, self.name = ray, name
         # separate threads: calls of one group keep their order, and a report may wait
         actor_class = ray.remote(concurrency_groups={"control": 1, "report": 1})(EngineActor)
         self._actor = actor_class.options(**resources, max_restarts=0).remote(begin)
+        start = self._actor.start.options(concurrency_group="control")
         try:
-            self._get(self._actor.start.options(concurrency_group="control").remote(), STARTED_S)
+            self._get(
+                self._actor.__ray_ready__.remote(), start_s, "was not placed; is the cluster full? see `ray status`"
+            )
+            # a server measures the same time, and its message gives the reason
+            self._get(start.remote(), start_s + START_SPARE_S, "did not start")
         except (EngineDied, ConfigError):
             self.kill()  # an actor that starts later would occupy its cores and GPUs
             raise
@@ -78,7 +88,7 @@ class RayLife:
         done, _ = self._ray.wait([self._answer], timeout=wait_s)
         if not done:
             return None
-        report: Report = self._get(self._answer, STARTED_S)
+        report: Report = self._get(self._answer)
         self._answer = self._ask()
         return report
 
@@ -89,13 +99,11 @@ class RayLife:
     def _ask(self) -> Any:
         return self._actor.report.options(concurrency_group="report").remote(REPORT_S)
 
-    def _get(self, reference: Any, timeout_s: float) -> Any:
+    def _get(self, reference: Any, timeout_s: float | None = None, late: str = "") -> Any:
         try:
             return self._ray.get(reference, timeout=timeout_s)
         except self._ray.exceptions.GetTimeoutError:
-            raise EngineDied(
-                f"{self.name} was not started within {timeout_s:g} s; is the cluster full? see `ray status`"
-            ) from None
+            raise EngineDied(f"{self.name}: after {timeout_s:g} s (placement.start_timeout_s) it {late}") from None
         except self._ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, ConfigError):
                 raise ConfigError(str(error.cause)) from None
@@ -118,7 +126,8 @@ def actor_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> S
 
     def begin(spec: EngineSpec) -> Life:
         config = spec.generator.config
-        return RayLife(ray, partial(BEGIN[config.placement.engine_name], spec), spec.name, engine_resources(config))
+        begun = partial(BEGIN[config.placement.engine_name], spec)
+        return RayLife(ray, begun, spec.name, engine_resources(config), config.placement.start_timeout_s)
 
     return supervised_engines(specs, begin, note)
 

@@ -17,6 +17,9 @@ from scalerl.rollouts.weights.base import WeightChannel
 from scalerl.training.learner.base import BadGradient
 from scalerl.training.learner.ranks import RAISED_S, LearnerDied, RankSpec, build_rank, perform
 
+WATCH_S = 2.0
+"""Seconds between two checks of actors without a call."""
+
 
 class RankActor:
     """One trainer rank in a Ray process."""
@@ -55,7 +58,7 @@ class RayRanks:
             ConfigError: Loading the model failed.
             LearnerDied: The ranks could not be placed or started in time.
         """
-        self._ray, self._death = ray, ""
+        self._ray, self._death, self._watched_at = ray, "", 0.0
         self._count, limit_s = config.placement.trainer_ranks, config.placement.step_timeout_s
         self._actors: list[Any] = []
         self._place(rank_resources(config), limit_s)
@@ -87,6 +90,18 @@ class RayRanks:
         self._actors = []
         with contextlib.suppress(self._ray.exceptions.RayError):
             self._ray.util.remove_placement_group(self._group)
+
+    def watch(self) -> None:
+        """Raise LearnerDied if an actor has ended; asks them every `WATCH_S` seconds."""
+        if time.monotonic() < self._watched_at + WATCH_S:
+            return
+        self._watched_at = time.monotonic()
+        pulses = [actor.__ray_ready__.remote() for actor in self._actors]
+        for pulse in self._ray.wait(pulses, num_returns=len(pulses), timeout=1)[0] if pulses else ():
+            try:
+                self._ray.get(pulse)
+            except self._ray.exceptions.RayError as error:
+                raise self._died(pulses.index(pulse), f"ended: {last_line(error)}", "generation") from None
 
     def _place(self, resources: dict[str, float], limit_s: float) -> None:
         ray = self._ray

@@ -99,9 +99,15 @@ class Placement(Part):
     model_numbers: ModelNumbers | None = None
     """Sizes of the model, for `--dry-run` and `scalerl plan` if its config.json cannot be read; none: from config.json,
     or from a table of well-known models."""
+    start_timeout_s: Seconds = 1200.0
+    """Time limit for the start of an engine, seconds: to be placed on a cluster, and again to load and compile the
+    model; also for a lost server given by address to come back. An engine that has run before is then started again."""
+    silence_timeout_s: Seconds = 300.0
+    """Time limit without a sign of life, seconds: an engine on Ray or vLLM that samples no token of any of its
+    sequences for so long is replaced."""
     transfer_timeout_s: Seconds = 600.0
-    """Time limit of one transfer of weights, seconds; the run then stops with an error."""
-
+    """Time limit of one transfer of weights, seconds; an engine on Ray or vLLM is then replaced, otherwise the run
+    stops with an error."""
     step_timeout_s: Seconds = 3600.0
     """Time limit of several trainer ranks for an update, for loading and for a checkpoint, seconds; the run then stops
     and names the rank that did not answer."""

@@ -173,7 +173,8 @@ def supervised_engines(
     """
 
     def supervisor(spec: EngineSpec) -> Supervisor:
-        limits = Limits(transfer_s=spec.generator.config.placement.transfer_timeout_s)
+        placement = spec.generator.config.placement
+        limits = Limits(placement.silence_timeout_s, placement.transfer_timeout_s)
         return Supervisor(lambda: begin(spec), spec.name, (spec.slots, spec.slots), limits, note)
 
     return supervise([supervisor(spec) for spec in specs])

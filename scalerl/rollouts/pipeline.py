@@ -78,6 +78,7 @@ class Pipeline:
         score: Score,
         stop_requested: Callable[[], bool] = lambda: False,
         launch: Launch = SpawnedWorker,
+        watch: Callable[[], None] = lambda: None,
     ) -> None:
         """Prepare the pipeline; `start` starts the process.
 
@@ -87,8 +88,9 @@ class Pipeline:
             score: Function that starts to score a group.
             stop_requested: Function called while waiting; if it returns True, `take` raises Interrupted.
             launch: Function that starts the process.
+            watch: Function called while waiting, which raises if a process that the run needs has ended.
         """
-        self._launch = launch
+        self._launch, self._watch = launch, watch
         self._worker: WorkerHandle | None = None
         self._build, self._channel, self._score, self._stop_requested = build, channel, score, stop_requested
         self._held: set[int] = set()
@@ -267,6 +269,7 @@ class Pipeline:
             except queue.Empty:
                 if self._death is not None and source.empty():
                     raise self._death from None
+                self._watch()  # engines may wait for weights of a rank that has ended
                 if interruptible and self._stop_requested():
                     raise Interrupted from None
 

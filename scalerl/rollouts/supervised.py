@@ -43,13 +43,13 @@ class Life(Protocol):
 class Limits:
     """Limits after which an engine counts as dead.
 
-    Example: Limits(silence_s=120.0, transfer_s=600.0, deaths=3)
+    Example: Limits(silence_s=300.0, transfer_s=600.0, deaths=3)
     """
 
-    silence_s: float = 120.0
-    """Seconds without an answer, or without a token while there are sequences to sample."""
+    silence_s: float = 300.0
+    """`placement.silence_timeout_s`: seconds without an answer, or without a token of any of its sequences."""
     transfer_s: float = 600.0
-    """Seconds that a swap may take."""
+    """`placement.transfer_timeout_s`: seconds that a swap may take."""
     deaths: int = 3
     """Consecutive deaths, without a finished sequence in between, after which the run stops."""
 
@@ -168,8 +168,9 @@ class Supervisor:
 
     def _hear(self, report: Report) -> None:
         now = self._heard_at = time.monotonic()
+        moved = [engine.hears(work) for engine, work in zip(self.engines, report.works, strict=True)]
         idle = not any(engine.requests for engine in self.engines)
-        if idle or not self._caught_up or any(e.hears(w) for e, w in zip(self.engines, report.works, strict=True)):
+        if idle or not self._caught_up or self.version != self._wanted or any(moved):  # a swap may take longer
             self._moved_at = now
         for engine, finished in zip(self.engines, report.finished, strict=True):
             self._in_a_row = 0 if finished else self._in_a_row
@@ -190,10 +191,13 @@ class Supervisor:
             )
         swapping = self.version != self._wanted
         if now - self._heard_at > (limits.transfer_s if swapping else limits.silence_s):
-            raise EngineDied(f"{self.name} has not answered for {now - self._heard_at:.0f} s")
+            raise EngineDied(
+                f"{self.name} has not answered for {now - self._heard_at:.0f} s (placement.silence_timeout_s)"
+            )
         if not swapping and now - self._moved_at > limits.silence_s:
             raise EngineDied(
-                f"{self.name} has sampled no token for {now - self._moved_at:.0f} s, although it has sequences"
+                f"{self.name} has sampled no token for {now - self._moved_at:.0f} s (placement.silence_timeout_s), "
+                "although it has sequences"
             )
 
     def _bury(self, error: EngineDied) -> None:

@@ -220,12 +220,13 @@ def _assemble(
         make_engines=backend.make_engines,
     )
     channel = backend.channel(WeightLayout.of(sent_weights(config, policy)), path)
+    learner = _learner(config, model_path, policy, channel, backend, path)
     session = Session(
         config=config,
         directory=directory,
-        learner=_learner(config, model_path, policy, channel, backend, path),
+        learner=learner,
         checkpoints=CheckpointStore.create(path / "checkpoints", config.checkpoint.keep),
-        pipeline=Pipeline(spec, channel, scoring.submit, stop_requested, backend.launch),
+        pipeline=Pipeline(spec, channel, scoring.submit, stop_requested, backend.launch, learner.watch),
         curriculum=make_curriculum(config, prompts.training),
         prompts=prompts,
         scoring=scoring,

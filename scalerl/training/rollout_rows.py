@@ -1,8 +1,11 @@
-"""Rollouts as readable text: rows of rollouts.jsonl and rollouts/samples.jsonl (docs/metrics.md)."""
+"""Rollouts as readable text and as exact records: rollouts.jsonl, rollouts/samples.jsonl and .bin (docs/metrics.md)."""
 
 from __future__ import annotations
 
+import io
 import math
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
@@ -24,6 +27,9 @@ SAMPLES = 16
 
 DETAILED = 4
 """Maximum number of these rollouts with `token_detail`."""
+
+ARRAYS = ("prompt_tokens", "tokens", "logps", "versions", "sampled")
+"""Arrays of a record; all but the first are those of `Rollout`."""
 
 DETAIL_TOKENS = 512
 """Maximum number of tokens in `token_detail`: half from the start, half from the end of the rollout."""
@@ -136,6 +142,26 @@ def sample_rows(tokenizer: Any, step: int, group: ScoredGroup, log_ratios: Seque
         rollout_row(tokenizer, step, group, sample, ratios[sample], detailed=sample < DETAILED)
         for sample in range(min(SAMPLES, len(group.scores)))
     ]
+
+
+def packed(prompt: Sequence[int], rollout: Rollout) -> bytes:
+    """Return a rollout's exact tokens as a compressed .npz file, one record of rollouts/samples.bin."""
+    file, arrays = io.BytesIO(), {name: getattr(rollout, name) for name in ARRAYS[1:]}
+    np.savez_compressed(file, prompt_tokens=np.asarray(prompt, np.int32), **arrays)
+    return file.getvalue()
+
+
+def unpacked(record: bytes) -> dict[str, Any]:
+    """Return the arrays of a record by name.
+
+    Raises:
+        ValueError: The record is damaged.
+    """
+    try:
+        with np.load(io.BytesIO(record)) as arrays:
+            return {name: arrays[name] for name in ARRAYS}
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, OSError, RuntimeError, TypeError) as error:
+        raise ValueError(str(error)) from None
 
 
 def telling_group(groups: Sequence[ScoredGroup]) -> ScoredGroup:

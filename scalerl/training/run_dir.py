@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,13 @@ from scalerl.rows import RowFile
 from scalerl.training.manifest import Damaged, digest
 from scalerl.types import EvalPoint
 
-ROW_FILES = ("metrics.jsonl", "points.jsonl", "rollouts.jsonl", "rollouts/samples.jsonl")
+RECORDS = "rollouts/samples.bin"
+"""File with the exact tokens of the rows of rollouts/samples.jsonl, which have its offsets."""
 
+SAMPLES = ("rollouts.jsonl", "rollouts/samples.jsonl", RECORDS)
+"""Row files with samples, which are not results."""
 
-SAMPLES = ("rollouts.jsonl", "rollouts/samples.jsonl")
-"""Row files with sample texts, which are not results."""
+ROW_FILES = ("metrics.jsonl", "points.jsonl", *SAMPLES)
 
 
 class RunMoved(RuntimeError):
@@ -102,6 +104,17 @@ class RunDirectory:
         self.check_place()
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.writelines(json.dumps({k: _finite(v) for k, v in row.items()}) + "\n" for row in rows)
+
+    def add_samples(self, rows: Sequence[dict[str, Any]], records: Iterable[bytes]) -> None:
+        """Append rows to rollouts/samples.jsonl, each with the place of its record: [offset, bytes] in samples.bin.
+
+        The records are written first, so that a kill leaves no row without its record.
+        """
+        self.check_place()
+        with (self.path / RECORDS).open("ab") as file:
+            for row, record in zip(rows, records, strict=True):
+                row["record"] = [file.tell(), file.write(record)]
+        self.append("rollouts/samples.jsonl", rows)
 
     def add_points(self, points: Iterable[EvalPoint]) -> None:
         """Append rows to points.jsonl, and force them to disk."""

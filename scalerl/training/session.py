@@ -32,7 +32,7 @@ from scalerl.training.evaluation import by_task, eval_point, held_out_visits
 from scalerl.training.lag import measured_lag
 from scalerl.training.learner.base import BadGradient, Learner, StepStats, TrainBatch
 from scalerl.training.progress import Display, Progress, TrainingFailed
-from scalerl.training.rollout_rows import DETAILED, LogRatios, evaluation_rows, sample_rows, telling_group
+from scalerl.training.rollout_rows import DETAILED, LogRatios, evaluation_rows, packed, sample_rows, telling_group
 from scalerl.training.run_dir import RunDirectory
 from scalerl.training.start_notes import arithmetic
 from scalerl.training.stop_when import first_to_stop
@@ -230,7 +230,9 @@ class Session:
         saved = self.config.evaluation.saved
         self.directory.append("rollouts.jsonl", evaluation_rows(self.tokenizer, step, groups, log_ratios, saved))
         if sample:
-            self.directory.append("rollouts/samples.jsonl", sample_rows(self.tokenizer, step, sample, of_sample))
+            rows = sample_rows(self.tokenizer, step, sample, of_sample)
+            prompt, rollouts = sample.group.visit.prompt.tokens, sample.group.rollouts[: len(rows)]
+            self.directory.add_samples(rows, [packed(prompt, rollout) for rollout in rollouts])
         self.display.point(self.points)
         if self.followers:
             self.followers.evaluated(self.points)

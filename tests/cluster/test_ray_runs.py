@@ -129,6 +129,25 @@ def test_after_a_trainer_rank_is_killed_the_run_resumes_from_its_last_checkpoint
 
 
 @pytest.mark.slow
+def test_a_rank_that_is_killed_while_an_engine_restarts_is_reported_at_once(lab_model, tmp_path):
+    """The new engine waits for weights that the dead rank held, so the loop would wait for the engine in vain."""
+    path = tmp_path / "run"
+    words = ["--placement.trainer_ranks", "2", "--placement.generators", "1", "--steps", "12"]
+    process = begin(lab_model, path, *words)
+    runs.wait_for(lambda: list(path.glob("checkpoints/step_*")), 120, "a checkpoint")
+    kill_one(process.pid, "EngineActor", random.Random(1))
+    time.sleep(1.0)
+    kill_one(process.pid, "RankActor", random.Random(1))
+    text, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, text
+    printed = " ".join(text.split())
+    assert re.search(r"trainer rank [01] of 2 \(Ray actor\) ended: .* during `\w+`", printed), text
+    assert "resumed at step" in printed and "died 3 times" not in printed
+    assert "(raylet)" not in printed and "\x1b[" not in text
+    assert [row["step"] for row in runs.rows(path, "metrics.jsonl")] == list(range(1, 13))
+
+
+@pytest.mark.slow
 def test_a_run_moves_from_one_machine_to_a_cluster_and_back(lab_model, tmp_path):
     path = tmp_path / "run"
     runs.train(lab_model, path, "--steps", "6")

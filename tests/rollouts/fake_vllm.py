@@ -44,11 +44,13 @@ class FakeVllm:
         }
         self.version_name, self.max_model_len, self.vocabulary = "0.32.0", 4096, VOCABULARY
         self.development, self.scale_out, self.processed = True, True, True
-        self.delay_s, self.load_s = 0.0005, 0.0
+        self.delay_s, self.load_s, self.preempted_s = 0.0005, 0.0, 0.0
         self.faults: Counter[str] = Counter()
-        """Number of next requests with each fault: refuse, hang, drop, half, error, nonsense, short, no_pause,
+        """Number of next requests with each fault: refuse, hang, preempt, drop, half, error, nonsense, short, no_pause,
         no_load, wrong_label, stale."""
         self.label, self.weights = "default", 0
+        self.partial = False
+        """Whether an update has begun that did not finish: a request then ends the server, as it does vLLM's."""
         self.requests: list[dict] = []
         self.running, self.most_running, self.deserted = 0, 0, 0
         self.calls: list[str] = []
@@ -156,6 +158,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def on_start_weight_update(self, body: dict | None) -> None:
         assert not self.fake.unpaused.is_set(), "weights are sent only to a paused server"
+        self.fake.partial = True
         self.answer(200, {"message": "Weight update started"})
 
     def on_update_weights(self, body: dict) -> None:
@@ -170,7 +173,8 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, {"message": "Weights updated"})
 
     def on_finish_weight_update(self, body: dict) -> None:
-        if not self.fake.suffers("wrong_label"):
+        self.fake.partial = False
+        if "weight_version" in body and not self.fake.suffers("wrong_label"):
             self.fake.label = body["weight_version"]
         self.answer(200, {"message": "Weight update finished"})
 
@@ -185,11 +189,15 @@ class Handler(BaseHTTPRequestHandler):
         if body.get("stream"):
             with self.fake.lock:
                 self.fake.requests.append(body)
+        if self.fake.partial:
+            self.fake.faults["refuse"] = 1 << 30
         if self.fake.suffers("refuse"):
             return self.answer(500, {"error": {"message": "EngineCore encountered an issue."}})
         if self.fake.suffers("hang"):
             time.sleep(20.0)
             return None
+        if self.fake.suffers("preempt"):
+            time.sleep(self.fake.preempted_s)
         if not body.get("stream"):
             choice = next(c for c in self.choices(body) if c["finish_reason"])
             return self.answer(200, {"choices": [choice]})

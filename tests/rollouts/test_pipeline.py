@@ -11,6 +11,7 @@ from scripted_worker import NumberChannel, Scored, ScriptedSpec, visits, weights
 
 from scalerl.config.recipe import PipelineRL, PpoOffPolicy
 from scalerl.models.layout import WeightLayout
+from scalerl.processes import ProcessDied
 from scalerl.rollouts.coordinator import Update
 from scalerl.rollouts.local.scripted import STOP
 from scalerl.rollouts.pipeline import Interrupted, Pipeline, WorkerDied
@@ -154,6 +155,25 @@ def test_waiting_ends_when_a_stop_is_requested():
     try:
         with pytest.raises(Interrupted):
             pipeline.take(3, now=0)
+    finally:
+        pipeline.close()
+
+
+@pytest.mark.parametrize("wait", [lambda p: p.take(3, now=1), lambda p: p.snapshots_done([1])], ids=["batch", "other"])
+def test_waiting_ends_when_a_process_that_the_run_needs_has_ended(wait):
+    ended = []
+
+    def watch():
+        if ended:
+            raise ProcessDied("trainer rank 1 of 2 ended")
+
+    pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=0)), NumberChannel(), Scored, watch=watch)
+    pipeline.start(weights, 0, visits(0, 3))
+    try:
+        pipeline.take(3, now=0)
+        ended.append(True)
+        with pytest.raises(ProcessDied, match="rank 1"):
+            wait(pipeline)  # for what comes only after new weights
     finally:
         pipeline.close()
 

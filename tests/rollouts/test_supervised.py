@@ -10,8 +10,8 @@ import pytest
 from scalerl.config.recipe import PipelineRL
 from scalerl.rollouts.activation import OnArrival
 from scalerl.rollouts.coordinator import Coordinator, Update
-from scalerl.rollouts.engine import Request
-from scalerl.rollouts.free_running import FreeRunner
+from scalerl.rollouts.engine import Request, Work
+from scalerl.rollouts.free_running import FreeRunner, Report
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.scripted import STOP, ScriptedDecoder
 from scalerl.rollouts.local.simulated import visit_of
@@ -178,6 +178,34 @@ def test_an_engine_that_hangs_counts_as_dead_with_the_reason_in_the_note(limits,
     world.lives[0].silent = reason.startswith("has not")
     wait_for(lambda _: world.notes, world.engine)
     assert reason in world.notes[0] and world.lives[0].killed
+
+
+class Told:
+    """A life that reports what the test sets."""
+
+    version, tokens = 1, 5
+
+    def post(self, number, method, *arguments):
+        pass
+
+    def report(self, wait_s):
+        return Report(((), ()), (Work(tokens=self.tokens), Work()), self.version)
+
+
+def test_a_transfer_may_take_longer_than_the_limit_of_silence():
+    life, notes = Told(), []
+    supervisor = Supervisor(lambda: life, "generator 1 of 1", (SLOTS, SLOTS), Limits(silence_s=0.2), notes.append)
+    supervisor.wait_ready()
+    engine = supervisor.engines[0]
+    engine.swap(1)
+    engine.submit(requests(1))
+    engine.poll()
+    engine.swap(2)
+    time.sleep(0.3)
+    engine.poll()
+    life.version = 2  # used from now on, but no token was sampled with it yet
+    engine.poll()
+    assert engine.version == 2 and notes == []
 
 
 def test_a_bug_in_the_engine_stops_the_run_after_three_consecutive_deaths():

@@ -1,6 +1,5 @@
 """The vLLM engine with a fake server: tokens, limits and swaps; nothing is lost or mislabeled."""
 
-import dataclasses
 import time
 from itertools import islice
 
@@ -9,7 +8,7 @@ import pytest
 from fake_vllm import STOP
 from hypothesis import given
 from hypothesis import strategies as st
-from vllm_setup import PLAIN, QUICK, agree, drain, prompts_of, requests, wait_for
+from vllm_setup import PLAIN, agree, drain, prompts_of, requests, wait_for
 
 from scalerl.config.base import ConfigError
 from scalerl.rollouts.activation import OnArrival
@@ -235,24 +234,6 @@ def test_a_version_requested_again_while_it_is_loaded_still_exists(make, server,
         time.sleep(0.03)
     wait_for(lambda: engine.version == 1 and engine._connection._gate.is_set())
     assert server.calls.count("/update_weights") == 2 and list(files.path.glob(".serving*")) == []
-
-
-@pytest.mark.slow
-def test_a_long_load_does_not_break_running_sequences(make, server):
-    """3 s of silence while 1.5 s without tokens count as broken, which applies again after the load."""
-    server.delay_s, server.load_s = 0.01, 3.0
-    patience = dataclasses.replace(QUICK, stall_s=1.5)
-    engine, _ = make(rule=LengthRule(None, NEVER, 60), sampling=Sampling(), limits=patience)
-    engine.swap(0)
-    engine.submit(requests(4))
-    wait_for(lambda: engine.work.tokens > 20)
-    engine.swap(1)
-    wait_for(lambda: engine.version == 1)
-    assert engine._connection.retried == 0 and engine._connection.swap_s > 3.0
-    server.unpaused.clear()
-    wait_for(lambda: engine._connection.retried > 0)
-    server.unpaused.set()
-    assert all(len(done.rollout) == 60 for done in drain(engine))
 
 
 def test_requesting_the_same_version_again_does_nothing(make, server):

@@ -16,7 +16,7 @@ from scalerl.rollouts.vllm.sequence import TokenSequence
 # ------------------------------------------------------------------------------------------------------------- faults
 
 
-@pytest.mark.parametrize("fault", ["refuse", "hang", "drop", "half", "error"])
+@pytest.mark.parametrize("fault", ["refuse", "drop", "half", "error"])
 def test_a_broken_request_is_resumed_with_its_tokens(make, server, fault):
     server.delay_s = 0.002
     engine, _ = make(rule=LengthRule(None, NEVER, 60), sampling=Sampling(), slots=(4, 4))
@@ -32,7 +32,7 @@ def test_a_broken_request_is_resumed_with_its_tokens(make, server, fault):
     assert engine._connection.retried == 4
     lengths = Counter(len(body["token_ids"]) for body in server.requests)
     resumed = sum(count for length, count in lengths.items() if length > 2)
-    assert resumed == (0 if fault in ("refuse", "hang") else 4)  # the others had received some tokens
+    assert resumed == (0 if fault == "refuse" else 4)  # the others had received some tokens
     assert sum(lengths.values()) == 16
 
 
@@ -62,10 +62,20 @@ def test_tokens_of_a_broken_request_never_get_a_newer_version(make, server):
             before = token
 
 
-@pytest.mark.parametrize("fault", ["refuse", "drop"])
-def test_a_request_that_breaks_repeatedly_ends_the_engine_with_address_and_loss(make, server, fault):
+def test_a_sequence_may_break_often_if_it_gets_tokens_in_between(make, server):
+    """Every stream is cut after two chunks, of 1 and 3 tokens: 60 tokens need 14 further requests."""
     engine, _ = make(rule=LengthRule(None, NEVER, 60), sampling=Sampling())
-    server.faults[fault] = 1 << 30
+    server.faults["drop"] = 1 << 30
+    sent = requests(3)
+    engine.submit(sent)
+    finished = drain(engine)
+    agree(finished, prompts_of(sent))
+    assert [len(done.rollout) for done in finished] == [60, 60, 60] and engine._connection.retried == 3 * 14
+
+
+def test_a_request_that_breaks_repeatedly_ends_the_engine_with_address_and_loss(make, server):
+    engine, _ = make(rule=LengthRule(None, NEVER, 60), sampling=Sampling())
+    server.faults["refuse"] = 1 << 30
     engine.submit(requests(3))
     with pytest.raises(
         EngineDied, match=rf"{server.address}: a request broke 6 times.* 3 sequences in flight are lost"

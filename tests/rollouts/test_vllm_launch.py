@@ -15,8 +15,8 @@ from scalerl.rollouts.vllm.launch import server_engines
 from scalerl.rollouts.weights.directory import DirectoryChannel
 
 
-def spec_of(address, tmp_path):
-    words = ["--placement.engine", "vllm", "--placement.servers", f"['{address}']", "--rollouts.slots", "8"]
+def spec_of(address, tmp_path, *words):
+    words = ["--placement.engine", "vllm", "--placement.servers", f"['{address}']", "--rollouts.slots", "8", *words]
     config = read_config(None, words)
     config = replace(config, hardware=replace(config.hardware, device="cpu", dtype="float32"))
     channel = DirectoryChannel(tmp_path / "weights")
@@ -68,6 +68,37 @@ def test_a_restarted_server_gets_the_weights_and_every_sequence_is_returned_once
         assert engine.work.flops > 0
         evaluator.submit(requests(3))
         assert len(collect(evaluator, 3)) == 3
+
+
+SHORT = ["--placement.silence_timeout_s", "4"]
+
+
+@pytest.mark.slow
+def test_a_sequence_that_waits_while_others_are_sampled_is_not_a_failure(tmp_path):
+    """vLLM preempts sequences when its cache is full; one of these gets nothing for 7 s, the others take turns."""
+    notes, sent = [], requests(40)
+    with FakeVllm() as server:
+        ((engine, _),) = server_engines([spec_of(server.address, tmp_path, *SHORT)], notes.append)
+        server.delay_s, server.faults["preempt"], server.preempted_s = 0.08, 1, 7.0
+        began = time.monotonic()
+        engine.swap(1)
+        engine.submit(sent)
+        assert len(collect(engine, 40)) == 40 and time.monotonic() - began > 7.0
+        assert notes == [] and engine.work.restarts == 0
+
+
+@pytest.mark.slow
+def test_a_server_that_sends_nothing_at_all_is_used_again_after_the_limit_of_silence(tmp_path):
+    notes, sent = [], requests(20)
+    with FakeVllm() as server:
+        ((engine, _),) = server_engines([spec_of(server.address, tmp_path, *SHORT)], notes.append)
+        engine.swap(1)
+        server.faults["hang"] = 8  # all requests of its slots
+        engine.submit(sent)
+        finished = collect(engine, 20)
+        assert sorted(done.id for done in finished) == [(i, 0) for i in range(20)]
+        (note,) = notes
+        assert "no token" in note and "placement.silence_timeout_s" in note and engine.work.restarts == 1
 
 
 def test_an_unusable_server_is_a_one_line_error_at_start(tmp_path):

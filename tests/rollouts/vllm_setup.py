@@ -13,7 +13,7 @@ from scalerl.rollouts.vllm.lane import Limits
 
 PLAIN = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=40)
 NEEDS = Needs(vocabulary=VOCABULARY, positions=200, sequences=12, backend="scalerl_directory")
-QUICK = Limits(stall_s=3.0, retries=5, backoff_s=0.01, stream_interval=3)
+QUICK = Limits(retries=5, backoff_s=0.01, stream_interval=3)
 
 
 class Files:

@@ -376,6 +376,18 @@ def test_a_rank_that_ends_fails_or_hangs_is_named(how, message, tmp_path):
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
+def test_a_rank_that_ends_without_a_call_is_named_at_the_next_check():
+    ranks = RankProcesses([Misbehaving("rest", rank) for rank in range(2)])
+    ranks.watch()
+    pids = [process.pid for process in ranks._processes]
+    os.kill(pids[1], signal.SIGKILL)
+    ranks._processes[1].join()
+    with pytest.raises(LearnerDied, match=rf"trainer rank 1 of 2 \(process {pids[1]}\) was killed by signal 9"):
+        ranks.watch()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    ranks.watch()  # they have been ended
+
+
 def test_user_errors_are_raised_unchanged_while_the_other_rank_waits():
     with pytest.raises(ConfigError, match="got nothing"):
         RankProcesses([Misbehaving("refuse", rank) for rank in range(2)])

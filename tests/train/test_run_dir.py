@@ -114,7 +114,7 @@ def test_missing_or_changed_rows_are_detected(tmp_path, name):
         run.check_rows(state)
 
 
-@pytest.mark.parametrize("name", ["rollouts.jsonl", "rollouts/samples.jsonl"])
+@pytest.mark.parametrize("name", ["rollouts.jsonl", "rollouts/samples.jsonl", "rollouts/samples.bin"])
 def test_truncated_samples_do_not_stop_a_run_and_get_no_nul_bytes(tmp_path, name):
     run, state = counted(tmp_path / "run")
     run.append(name, [{"step": 2}])

@@ -11,7 +11,17 @@ from urllib.parse import urlsplit
 import httpx
 
 from scalerl.config.base import ConfigError
-from scalerl.rollouts.vllm.protocol import GENERATE, IS_PAUSED, MODELS, RESUME, SERVER_INFO, VERSION, WEIGHT_INFO
+from scalerl.rollouts.vllm.protocol import (
+    FINISH_UPDATE,
+    GENERATE,
+    IS_PAUSED,
+    MODELS,
+    RESUME,
+    SERVER_INFO,
+    START_UPDATE,
+    VERSION,
+    WEIGHT_INFO,
+)
 
 OLDEST, NEWEST = (0, 32), (0, 34)
 """Supported versions of vLLM: at least OLDEST, below NEWEST."""
@@ -33,8 +43,8 @@ class Needs:
     """Tokens of the longest prompt plus completion, including the phrase."""
     sequences: int
     """Sequences decoded together by all engines of the server."""
-    backend: str | None
-    """Backend in --weight-transfer-config; None for a server whose weights never change."""
+    backend: str
+    """Backend in --weight-transfer-config."""
     fp32_head: bool = False
     """Whether logits must be computed in FP32 although the weights are not FP32."""
 
@@ -55,7 +65,7 @@ def check_server(address: str, needs: Needs) -> list[str]:
             notes = _check_settings(address, client, needs)
             _check_length(address, client, needs)
             if client.get(IS_PAUSED).json()["is_paused"]:
-                client.post(RESUME)
+                _resume(client)
             _check_logprobs(address, client)
             _check_vocabulary(address, client, needs)
         except httpx.TransportError as error:
@@ -69,7 +79,17 @@ def check_server(address: str, needs: Needs) -> list[str]:
             raise ConfigError(
                 f"vllm: {address} does not answer like a vLLM server ({error!r}); check the address"
             ) from None
-    return [*notes, *_warn_of_network(address, needs)]
+    return [*notes, *_warn_of_network(address)]
+
+
+def _resume(client: httpx.Client) -> None:
+    """Resume a server that an earlier run left paused, perhaps in the middle of an update.
+
+    Layers of an open or failed update have no weights, so that one request would end the server. An update without
+    tensors gives them back, and the engine's first swap replaces them. The first request fails if an update is open.
+    """
+    for path in (START_UPDATE, FINISH_UPDATE, RESUME):
+        client.post(path, json={}, headers={"connection": "close"})  # vLLM closes it after an error
 
 
 def _check_version(address: str, client: httpx.Client) -> None:
@@ -91,7 +111,7 @@ def _check_development_mode(address: str, client: httpx.Client) -> None:
 def _check_settings(address: str, client: httpx.Client, needs: Needs) -> list[str]:
     settings = client.get(SERVER_INFO).json()["vllm_config"]
     backend = (settings["weight_transfer_config"] or {}).get("backend")
-    if needs.backend is not None and backend != needs.backend:
+    if backend != needs.backend:
         raise ConfigError(
             f"vllm: {address} takes weights by {backend!r}; needed: {needs.backend!r}; start it with "
             f'--weight-transfer-config \'{{"backend": "{needs.backend}"}}\''
@@ -158,13 +178,13 @@ def _check_vocabulary(address: str, client: httpx.Client, needs: Needs) -> None:
         )
 
 
-def _warn_of_network(address: str, needs: Needs) -> list[str]:
+def _warn_of_network(address: str) -> list[str]:
     host = urlsplit(address).hostname or ""
     try:
         local = ipaddress.ip_address(host).is_loopback
     except ValueError:
         local = host == "localhost"
-    if local or needs.backend is None:
+    if local:
         return []
     return [
         f"the vLLM server at {address} accepts weights and paths of files to read from everyone who can reach it: keep "

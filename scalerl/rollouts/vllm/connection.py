@@ -45,7 +45,7 @@ class Connection:
             sampling: Temperature, nucleus, stop tokens.
             updates: Method by which the server gets weights.
             lanes: Lanes of the engines that share the connection.
-            limits: Timeouts and retries.
+            limits: Retries.
             obituary: Function that returns how the server process ended, or None if it is not known to have ended.
         """
         self.address, self._sampling, self._updates = address, sampling, updates
@@ -58,7 +58,6 @@ class Connection:
         self._death: EngineDied | None = None
         self._epoch = 0
         self._asked_for: list[tuple[int, Any]] = []
-        self._timeouts: set[asyncio.Timeout] = set()
         self._prefilling: set[TokenSequence] = set()
         self._numbers = itertools.count()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -66,7 +65,7 @@ class Connection:
         self._client = httpx.AsyncClient(
             base_url=address,
             trust_env=False,  # otherwise a proxy would be used for loopback addresses too
-            timeout=httpx.Timeout(None, connect=self._limits.connect_s),  # `_request` measures silence
+            timeout=httpx.Timeout(None, connect=self._limits.connect_s),  # the supervisor measures silence
             # vLLM closes an idle connection after 5 s; one that is about to be closed must not be used
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2.0),
         )
@@ -182,9 +181,9 @@ class Connection:
         """Send requests until the sequence is over; resume a broken request at its last token.
 
         Raises:
-            EngineDied: Requests broke too often, or the server has ended.
+            EngineDied: Requests broke too often without a token in between, or the server has ended.
         """
-        failures = 0
+        failures, before = 0, 0
         while not sequence.over():
             await self._gate.wait()
             sequence.write_phrase(max(0, self.version))
@@ -194,7 +193,7 @@ class Connection:
             except BrokenStream as error:
                 if sequence.over():
                     return  # it broke after the last token
-                failures += 1
+                failures, before = (failures + 1 if len(sequence) == before else 1), len(sequence)
                 self.retried += 1
                 if failures > self._limits.retries or self._obituary():
                     raise EngineDied(f"a request broke {failures} times; the last error: {error}") from None
@@ -211,30 +210,24 @@ class Connection:
         )  # fmt: skip
         self._prefilling.add(sequence)
         try:
-            async with asyncio.timeout(self._limits.stall_s) as timeout:
-                self._timeouts.add(timeout)
-                async with aclosing(self._chunks(body)) as chunks:
-                    async for chunk in chunks:
-                        if complete:
-                            continue
-                        if self._gate.is_set():
-                            timeout.reschedule(self._loop.time() + self._limits.stall_s)
-                        self._prefilling.discard(sequence)
-                        before = len(sequence)
-                        # a lower bound until the last chunk names the versions: the version when the request was sent
-                        sequence.extend(chunk.tokens, chunk.logps, version)
-                        lane.count(sequence, before)
-                        if chunk.reason is not None:
-                            _settle(sequence, chunk, allowance)
-                            complete = True
-                        elif sequence.over():
-                            return  # its budget is used up; closing the stream makes the server drop the request
-        except (httpx.TransportError, TimeoutError) as error:
+            async with aclosing(self._chunks(body)) as chunks:
+                async for chunk in chunks:
+                    if complete:
+                        continue
+                    self._prefilling.discard(sequence)
+                    before = len(sequence)
+                    # a lower bound until the last chunk names the versions: the version when the request was sent
+                    sequence.extend(chunk.tokens, chunk.logps, version)
+                    lane.count(sequence, before)
+                    if chunk.reason is not None:
+                        _settle(sequence, chunk, allowance)
+                        complete = True
+                    elif sequence.over():
+                        return  # its budget is used up; closing the stream makes the server drop the request
+        except httpx.TransportError as error:
             if not complete:
-                silence = f"silence for {self._limits.stall_s:g} s"
-                raise BrokenStream(silence if isinstance(error, TimeoutError) else _tell(error)) from None
+                raise BrokenStream(_tell(error)) from None
         finally:
-            self._timeouts.discard(timeout)
             self._prefilling.discard(sequence)
         if not complete:
             raise BrokenStream("the stream ended before the last chunk")
@@ -257,8 +250,6 @@ class Connection:
             self._start(self._swap)
 
     async def _swap(self) -> None:
-        for timeout in self._timeouts:  # a paused server sends nothing
-            timeout.reschedule(None)
         while self._asked_for:
             *skipped, (version, held) = self._asked_for
             self._asked_for.clear()
@@ -271,8 +262,6 @@ class Connection:
             self._epoch += 1
             self.version, self.swap_s = version, time.monotonic() - began
             await asyncio.to_thread(self._updates.release, held)  # a busy disk must not hold up the streams
-        for timeout in self._timeouts:
-            timeout.reschedule(self._loop.time() + self._limits.stall_s)
         self._gate.set()
 
     async def _call(self, method: str, path: str, body: Any = None, *, again: bool = True) -> Any:
@@ -287,10 +276,9 @@ class Connection:
         Raises:
             EngineDied: No answer, or an error that remains after the retries.
         """
-        timeout = httpx.Timeout(self._limits.update_s, connect=self._limits.connect_s)
         for attempt in itertools.count(1):
             try:
-                response = await self._client.request(method, path, json=body, timeout=timeout)
+                response = await self._client.request(method, path, json=body)
                 if response.status_code == 200:
                     return response.json()
                 problem = f"{response.status_code}: {response.text[:500]}"

@@ -128,7 +128,7 @@ def vllm_engines(
         sampling: Temperature and stop tokens.
         needs: Requirements on the server.
         updates: Method by which the server gets weights; see UPDATES.
-        limits: Timeouts and retries.
+        limits: Retries.
         shape: Shape that the FLOPs are computed from; None: they are not counted.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Timeouts and retries of a connection, and one engine's share of it."""
+"""Retries of a connection, and one engine's share of it."""
 
 from __future__ import annotations
 
@@ -14,19 +14,17 @@ from scalerl.rollouts.vllm.sequence import TokenSequence
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Timeouts and retries of a connection.
+    """Retries of a connection.
 
-    Example: Limits(stall_s=120.0, retries=5)
+    Silence, and the duration of a transfer, are limited by the supervisor (rollouts/supervised.py).
+
+    Example: Limits(retries=5)
     """
 
     connect_s: float = 10.0
     """Seconds to connect."""
-    stall_s: float = 120.0
-    """Seconds without a token, or without an answer, after which a request counts as broken."""
-    update_s: float = 1800.0
-    """Seconds that the server may take to pause, or to load weights."""
     retries: int = 5
-    """Retries of a sequence or a request before the engine counts as dead."""
+    """Retries of a sequence without a token in between, or of a request, before the engine counts as dead."""
     backoff_s: float = 0.25
     """Seconds before the first retry; doubles with each further retry, up to 10 s."""
     prefill_s: float = 30.0

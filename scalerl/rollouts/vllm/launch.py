@@ -15,19 +15,16 @@ from scalerl.rollouts.vllm.engine import vllm_engines
 from scalerl.rollouts.vllm.server import Server, ServerSpec, wait_for_server
 from scalerl.rollouts.vllm.updates import UPDATES
 
-START_S = 1200.0
-"""Seconds within which a lost server given by address must be available again."""
-
 
 def server_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> Sequence[Sequence[Engine]]:
     """Make the engines of a run on one machine, each over a new server or over a server given by address."""
     lives: Counter[int] = Counter()
 
     def begin(spec: EngineSpec) -> PolledEngines:
-        servers, number = spec.generator.config.placement.servers, spec.number
+        placement, number = spec.generator.config.placement, spec.number
         lives[number] += 1
-        if servers and lives[number] > 1:  # the user restarts it
-            wait_for_server(servers[number], START_S)
+        if placement.servers and lives[number] > 1:  # the user restarts it
+            wait_for_server(placement.servers[number], placement.start_timeout_s)
         return server_life(spec, note)
 
     return supervised_engines(specs, begin, note)
@@ -65,6 +62,7 @@ def server_life(spec: EngineSpec, note: Callable[[str], None] = lambda text: Non
                 dtype=config.hardware.dtype,
                 fp32_head=fp32_head,
                 tensor_parallel=placement.tensor_parallel,
+                start_s=placement.start_timeout_s,
                 extra=(*revision, *placement.vllm_arguments),
             )
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -21,8 +22,14 @@ from scalerl.rollouts.vllm.protocol import HEALTH
 INSIDE = Path(__file__).parent / "inside"
 """Directory of the code that the server loads."""
 
-_TAIL_LINES = 25
-"""Lines of a dead server's log in error messages."""
+_PREFIX = re.compile(r"^\(\w+ pid=\d+\) (?:[A-Z]+ \S+ \S+ \[[^]]*\] )?")
+"""Process, level, time and place before vLLM's messages."""
+_ERROR = re.compile(r"(?:[\w./-]+: )?[\w.]*(?:[Ee]rror|Exception)(?:: .|$)")
+"""The last line of a traceback, or of a usage message."""
+_ELSEWHERE = re.compile("root cause|see stack trace", re.IGNORECASE)
+"""Errors of a process that only say that another one has failed."""
+_REASON_LINES = 300
+"""Lines at the end of a log among which the reason of a death is searched; the tracebacks of its processes fit."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +49,8 @@ class ServerSpec:
     """File for its output."""
     python: str = "python"
     """Python of an environment with vLLM."""
-    backend: str | None = "scalerl_directory"
-    """Backend by which it receives weights: scalerl_directory or nccl; None: the weights never change."""
+    backend: str = "scalerl_directory"
+    """Backend by which it receives weights: scalerl_directory or nccl."""
     dtype: str = "auto"
     """Dtype of the weights: auto, float32 or bfloat16."""
     fp32_head: bool = False
@@ -69,10 +76,9 @@ def command(spec: ServerSpec, port: int) -> list[str]:
         "--host", spec.host, "--port", str(port), "--enable-scale-out", "--skip-tokenizer-init",
         "--generation-config", "vllm", "--logprobs-mode", "processed_logprobs", "--dtype", spec.dtype,
         "--max-model-len", str(spec.max_model_len), "--max-num-seqs", str(spec.max_num_seqs),
-        "--tensor-parallel-size", str(spec.tensor_parallel),
+        "--tensor-parallel-size", str(spec.tensor_parallel), "--disable-uvicorn-access-log",
+        "--weight-transfer-config", json.dumps({"backend": spec.backend}),
     ]  # fmt: skip
-    if spec.backend is not None:
-        line += ["--weight-transfer-config", json.dumps({"backend": spec.backend})]
     if spec.backend == "scalerl_directory":
         line += ["--worker-extension-cls", "scalerl_weights.WorkerExtension"]
     if spec.fp32_head and spec.dtype != "float32":
@@ -109,7 +115,7 @@ class Server:
         """Wait until the server answers.
 
         Raises:
-            ConfigError: It ended or took longer than `start_s`; the message has the end of its log.
+            ConfigError: It ended or took longer than `start_s`; the message has the reason in its log.
         """
         end = time.monotonic() + self.spec.start_s
         with httpx.Client(base_url=self.address, timeout=5.0, trust_env=False) as client:
@@ -119,20 +125,33 @@ class Server:
                     self.close()
                     raise ConfigError(f"vllm: the server did not start: {death}")
                 if time.monotonic() > end:
-                    tail = self.tail()
+                    last = self.reason()
                     self.close()
-                    raise ConfigError(f"vllm: the server was not ready after {self.spec.start_s:.0f} s; {tail}")
+                    limit = f"{self.spec.start_s:g} s (placement.start_timeout_s)"
+                    raise ConfigError(f"vllm: the server was not ready after {limit}; {last}")
                 time.sleep(0.2)
 
     def obituary(self) -> str | None:
-        """Return a description of how it ended, with the end of its log; None while it runs."""
+        """Return in one line how it ended and why, by its log; None while it runs."""
         code = self._process.poll()
-        return None if code is None else f"its process ended with exit code {code}; {self.tail()}"
+        if code is None:
+            return None
+        how = f"was killed by signal {code - 128}" if code > 128 else f"ended with exit code {code}"
+        return f"its process {how}; {self.reason()}"
 
-    def tail(self) -> str:
-        """Return the end of its log."""
-        lines = self.spec.log.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
-        return "\n  ".join([f"the end of {self.spec.log}:", *lines])
+    def reason(self) -> str:
+        """Return the last error in its log, or the last line if there is none, and the path of the log."""
+        text = self.spec.log.read_text(errors="replace")
+        lines = [line for line in text.splitlines() if line.strip() and " WARNING " not in line[:40]][-_REASON_LINES:]
+        plain = [_PREFIX.sub("", line) for line in lines]
+        errors = [
+            f"{line} {after.strip()}" if "validation error" in line else line  # of pydantic, which needs two lines
+            for line, after in zip(plain, [*plain, ""][1:], strict=True)
+            if _ERROR.match(line)
+        ]
+        causes = [error for error in errors if not _ELSEWHERE.search(error)]
+        last = f"no error in its log, which ends with {plain[-1]!r}" if plain else "its log is empty"
+        return f"{(causes or errors or [last])[-1].strip()[:500]} (log: {self.spec.log})"
 
     def close(self) -> None:
         """End the server and wait until it has ended."""

@@ -11,7 +11,6 @@ import asyncio
 import itertools
 import os
 import shutil
-import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -102,15 +101,8 @@ class PushedUpdates:
 
     backend = "nccl"
 
-    def __init__(self, channel: Any = None, timeout_s: float = 600.0, interval_s: float = 0.05) -> None:
-        """Wait for pushed weights.
-
-        Args:
-            channel: Unused; all classes in UPDATES take the channel.
-            timeout_s: Seconds that a version may take to arrive.
-            interval_s: Seconds between two requests.
-        """
-        self._timeout_s, self._interval_s = timeout_s, interval_s
+    def __init__(self, channel: Any = None) -> None:
+        """Wait for pushed weights; the channel, which all classes in UPDATES take, is unused."""
 
     def hold(self, version: int) -> None:
         """Do nothing: the weights are in the server or on the way."""
@@ -119,15 +111,9 @@ class PushedUpdates:
         """Do nothing."""
 
     async def apply(self, call: Call, version: int, held: None) -> None:
-        """Poll the server until it has the version."""
-        end = time.monotonic() + self._timeout_s
-        while (got := version_of((await call("GET", WEIGHT_INFO))["weight_version"])) < version:
-            if time.monotonic() > end:
-                raise EngineDied(
-                    f"version {version} of the weights was requested {self._timeout_s:.0f} s ago, but it still uses "
-                    f"version {got}"
-                )
-            await asyncio.sleep(self._interval_s)
+        """Poll the server until it has the version; the supervisor ends a life that waits too long."""
+        while version_of((await call("GET", WEIGHT_INFO))["weight_version"]) < version:
+            await asyncio.sleep(0.05)
 
 
 UPDATES: dict[str, Callable[[Any], Updates]] = {"directory": DirectoryUpdates, "nccl": PushedUpdates}

@@ -216,6 +216,10 @@ class Learner(Protocol):
         """Write the adapters in peft's format; without adapters (`model.lora`) do nothing."""
         ...
 
+    def watch(self) -> None:
+        """Raise ProcessDied if a process of the learner has ended; called while the loop waits."""
+        ...
+
     def close(self) -> None:
         """End the learner's processes, if it has any; nothing is saved."""
         ...

@@ -159,6 +159,9 @@ class PolicyLearner:
         if isinstance(self.policy, LoraPolicy):
             self.policy.save_adapter(directory)
 
+    def watch(self) -> None:
+        """Do nothing: the learner has no other processes."""
+
     def close(self) -> None:
         """Do nothing, because this learner has no other processes."""
 

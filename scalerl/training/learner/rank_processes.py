@@ -102,6 +102,12 @@ class RankProcesses:
                 connection.send_bytes(message)
         return self._answers(method, timeout_s)
 
+    def watch(self) -> None:
+        """Raise LearnerDied if a process has ended."""
+        for rank, process in enumerate(self._processes):
+            if process.exitcode is not None:
+                raise self._died(rank, "generation", "ended", {})
+
     def close(self) -> None:
         """Kill the processes. They hold no unsaved state, because calls that write have returned."""
         self._death = self._death or "the trainer ranks have ended"

@@ -45,6 +45,14 @@ class RankTransport(Protocol):
         """
         ...
 
+    def watch(self) -> None:
+        """Check the ranks while none of them has a call, as when the loop waits for rollouts.
+
+        Raises:
+            LearnerDied: A rank has ended; all ranks were ended.
+        """
+        ...
+
     def close(self) -> None:
         """End all ranks; may be called more than once."""
         ...
@@ -124,6 +132,10 @@ class LearnerGroup:
 
     def export_adapter(self, directory: Path) -> None:
         """Do nothing, because several ranks cannot train adapters."""
+
+    def watch(self) -> None:
+        """Raise LearnerDied if a rank has ended."""
+        self._ranks.watch()
 
     def close(self) -> None:
         """End the ranks."""

@@ -1,0 +1,78 @@
+"""The records of sampled rollouts: replayed with the exported model, and damage."""
+
+import shutil
+
+import numpy as np
+import pytest
+import runs
+
+import scalerl
+from scalerl.config.base import ConfigError
+from scalerl.models.policy import load_policy
+from scalerl.rollouts.replay import largest_difference
+from scalerl.training.rollout_rows import packed, unpacked
+from scalerl.types import Rollout
+
+ON_POLICY = ["--recipe.off_policy.max_lag", "0", "--evaluation.every", "1"]
+
+
+@pytest.mark.slow
+def test_a_record_replayed_with_the_exported_model_has_the_recorded_log_probabilities(lab_model, tmp_path):
+    """Without staleness, the batch of step 2 is sampled by the weights that a run of one step exports."""
+    path = tmp_path / "run"
+    runs.train(lab_model, path, *ON_POLICY, "--steps", "1")
+    shutil.copytree(path / "model", tmp_path / "exported")
+    with (path / "rollouts/samples.bin").open("ab") as file:
+        file.write(b"PK half a record")  # a kill in the middle of a write
+    runs.finish("resume", str(path), "--steps", "2")
+    samples = [one for one in scalerl.load(path).samples() if one["step"] == 2]
+    assert len(samples) == 4  # generations_per_prompt
+    pairs = []
+    for one in samples:
+        assert set(one["versions"].tolist()) == {1} and one["sampled"].sum() > 5
+        arrays = [one[name] for name in ("tokens", "logps", "versions", "sampled")]
+        pairs.append((one["prompt_tokens"].tolist(), Rollout(*arrays, one["truncated"], one["interrupted"])))
+    exported = load_policy(str(tmp_path / "exported"), dtype="float32")
+    assert largest_difference({1: exported}, pairs).largest < 2e-5
+    before = load_policy(str(lab_model), dtype="float32")
+    assert largest_difference({1: before}, pairs).largest > 1e-3  # other weights give other values
+
+
+def test_a_damaged_record_is_an_error_and_an_unharmed_one_is_exact():
+    rollout = Rollout(
+        np.array([3, 1], np.int32), np.array([-0.25, -1e-7], np.float32), np.array([4, 5], np.int32),
+        np.array([True, False]), False, True,
+    )  # fmt: skip
+    record = packed((7, 9), rollout)
+    found = unpacked(record)
+    assert found["prompt_tokens"].tolist() == [7, 9]
+    for name in ("tokens", "logps", "versions", "sampled"):
+        np.testing.assert_array_equal(found[name], getattr(rollout, name))
+        assert found[name].dtype == getattr(rollout, name).dtype
+    assert packed((7, 9), rollout) == record  # equal runs have equal files
+    for end in range(0, len(record), 7):
+        with pytest.raises(ValueError):
+            unpacked(record[:end])
+    for place in range(len(record)):
+        changed = record[:place] + bytes([record[place] ^ 1]) + record[place + 1 :]
+        try:
+            arrays = unpacked(changed)
+        except ValueError:
+            continue
+        assert all(np.array_equal(arrays[name], found[name]) for name in found)  # a byte without meaning
+
+
+def test_a_run_without_its_records_is_a_one_line_error(tmp_path):
+    from scalerl.config import RunConfig
+    from scalerl.training.run_dir import RunDirectory
+
+    run = RunDirectory.create(tmp_path / "run", RunConfig())
+    rollout = Rollout(*(np.zeros(2, kind) for kind in (np.int32, np.float32, np.int32, np.bool_)), False, False)
+    run.add_samples([{"step": 1}], [packed((1,), rollout)])
+    run.append("rollouts/samples.jsonl", [{"step": 0}])  # as an earlier version wrote it
+    (sample,) = scalerl.load(run.path).samples()
+    assert sample["step"] == 1 and sample["tokens"].tolist() == [0, 0]
+    (run.path / "rollouts/samples.bin").unlink()
+    with pytest.raises(ConfigError, match="restore") as caught:
+        scalerl.load(run.path).samples()
+    assert "\n" not in str(caught.value)
