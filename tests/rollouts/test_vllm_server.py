@@ -135,7 +135,7 @@ def test_the_server_sees_only_the_code_that_it_loads(spec):
     made = environment(added, {"PATH": "/bin", "PYTHONPATH": "/ours"})
     assert made == {
         "PATH": "/bin", "VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
-        "PYTHONPATH": str(INSIDE),
+        "PYTHONPATH": str(INSIDE), "PYTHONSAFEPATH": "1",
     }  # fmt: skip
     assert [path.name for path in INSIDE.glob("*.py")] == ["scalerl_weights.py"]
 
@@ -232,7 +232,8 @@ def test_a_server_ends_when_its_parent_is_killed(spec, tmp_path, number):
 
 def test_a_server_ignores_a_hangup_and_can_be_terminated(tmp_path):
     guard, log = Path(server_module.__file__).with_name("guard.py"), tmp_path / "log"
-    subprocess.run([sys.executable, guard, log, "cat", "/proc/self/status"], stdin=subprocess.PIPE, check=True)
+    with subprocess.Popen([sys.executable, guard, log, "cat", "/proc/self/status"], stdin=subprocess.PIPE) as started:
+        assert started.wait() == 0  # standard input stays open, because its end terminates the server
     ignored = int(next(line.split()[1] for line in log.read_text().splitlines() if line.startswith("SigIgn")), 16)
     assert [bool(ignored >> (n - 1) & 1) for n in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)] == [
         True,
