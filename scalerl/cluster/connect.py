@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+from scalerl.cluster.devices import Host
 from scalerl.config.base import ConfigError
 
 STARTED_S = 600.0
@@ -24,8 +25,8 @@ def connect(address: str, asked_by: str) -> Any:
     Raises:
         ConfigError: Ray is not installed, or no cluster answers.
     """
-    # avoids a warning; actors without GPUs still see none
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # an actor without GPUs sees none; Ray's default is to let it see those of the process that started Ray
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     try:
         import ray
     except ImportError:
@@ -43,6 +44,14 @@ def connect(address: str, asked_by: str) -> Any:
             "the run start one on this machine with `local`"
         ) from None
     return ray
+
+
+def hosts_of(ray: Any) -> list[Host]:
+    """Return the nodes of the cluster with their GPUs."""
+    found = [
+        (node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0))) for node in ray.nodes() if node["Alive"]
+    ]
+    return [Host(address, tuple(map(str, range(count)))) for address, count in found]
 
 
 def _check_port(address: str, asked_by: str) -> None:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from scalerl.cluster.connect import STARTED_S, last_line
-from scalerl.cluster.resources import engine_resources
 from scalerl.config.base import ConfigError
 from scalerl.rollouts.build import EngineSpec, supervised_engines
 from scalerl.rollouts.engine import Engine
@@ -117,8 +116,8 @@ def actor_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> S
         return server_engines(specs, note)
 
     def begin(spec: EngineSpec) -> Life:
-        config = spec.generator.config
-        return RayLife(ray, partial(BEGIN[config.placement.engine_name], spec), spec.name, engine_resources(config))
+        engine = spec.generator.config.placement.engine_name
+        return RayLife(ray, partial(BEGIN[engine], spec), spec.name, spec.place.resources)
 
     return supervised_engines(specs, begin, note)
 

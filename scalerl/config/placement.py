@@ -69,14 +69,15 @@ class Placement(Part):
     ray_address: str = "auto"
     """Ray cluster: `auto` (the one this machine belongs to), `local` (a new one on this machine) or HOST:PORT."""
     trainer_ranks: Few = 1
-    """Trainer processes, each with a share of the weights (FSDP2), and with a GPU if `hardware.device` is cuda. 1: the
-    trainer is one process and nothing is sharded."""
+    """Trainer processes, each with a share of the weights (FSDP2), and with a GPU if `hardware.device` is cuda. 1:
+    nothing is sharded."""
     generators: Few = 1
     """Number of engines. On one machine, a single engine runs in the generator's process; several have one each."""
     engine: Annotated[Literal["torch", "vllm"] | Custom, or_custom("torch", "vllm")] = "torch"
     """Engine that samples: torch (built in), vllm (through its HTTP server), or your engine on this machine."""
     gpus_per_generator: Natural = 0
-    """GPUs per generator; 0: `tensor_parallel` if `hardware.device` is cuda, else none."""
+    """GPUs per generator, if `hardware.device` is cuda. 0: `tensor_parallel`; torch engines on one machine share the
+    trainer's."""
     tensor_parallel: Few = 1
     """GPUs over which vLLM splits one model; a divisor of its attention heads and of its key-value heads."""
     servers: tuple[str, ...] = ()
@@ -159,11 +160,6 @@ class Placement(Part):
     def gpus_of_a_generator(self) -> int:
         """GPUs per engine, if the run uses GPUs."""
         return self.gpus_per_generator or self.tensor_parallel
-
-    @property
-    def one_gpu(self) -> bool:
-        """Whether trainer and engines share one GPU: local processes that are not assigned to different GPUs."""
-        return self.backend == "local" and self.engine != "vllm" and not self.gpus_per_generator
 
     @property
     def deterministic(self) -> bool:

@@ -292,6 +292,20 @@ class RunConfig(Part):
         return channels[0]
 
     @property
+    def trains_in_loop(self) -> bool:
+        """Whether the process of the loop is the trainer; otherwise trainer ranks are processes or actors.
+
+        On a cluster, the loop's process has no GPU. A transfer over NCCL that hangs can only be ended with its process.
+        """
+        far = self.placement.backend == "ray" and self.hardware.device == "cuda"
+        return self.placement.trainer_ranks == 1 and not far and self.weights != "nccl"
+
+    @property
+    def loop_device(self) -> str:
+        """The device on which the process of the loop loads the model."""
+        return self.hardware.device if self.trains_in_loop else "cpu"
+
+    @property
     def micro_batch_tokens(self) -> int:
         """Tokens per forward and backward pass."""
         return self.learner.micro_batch_tokens or (1280 if self.hardware.device == "cpu" else 16_384)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from scalerl.cluster.devices import counted
 from scalerl.config import RunConfig
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.hardware import Hardware
@@ -35,12 +36,9 @@ from scalerl.tasks.sandbox.detect import sandbox_notes
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.backends import BACKENDS, Backend
 from scalerl.training.checkpoint import CheckpointStore, load_plain, load_state, save_state
-from scalerl.training.devices import devices_of
 from scalerl.training.learner.base import Learner
-from scalerl.training.learner.helpers import helpers_of
 from scalerl.training.learner.policy_learner import batch_flops
-from scalerl.training.learner.ranks import LearnerDied, LearnerGroup
-from scalerl.training.learner.single import SingleLearner
+from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, single_learner
 from scalerl.training.manifest import finish_stamps
 from scalerl.training.matmul import check_matmul, resolve_kernels, resolve_matmul, use_kernels
 from scalerl.training.pinned import pinned
@@ -76,14 +74,6 @@ from scalerl.training.stopwatch import Stopwatch
 def resolve(config: RunConfig) -> RunConfig:
     """Replace every `auto` by the value for this machine, so that the saved configuration repeats the run elsewhere."""
     hardware = resolve_hardware(config.hardware)
-    device = hardware.device
-    ranks = config.placement.trainer_ranks
-    if ranks > 1 and device == "cuda" and config.placement.backend == "local" and torch.cuda.device_count() < ranks:
-        raise ConfigError(
-            f"placement.trainer_ranks: got {ranks}, but torch sees {torch.cuda.device_count()} GPUs on this machine; "
-            "allowed: a GPU for each rank, placement.backend = 'ray' for the GPUs of a cluster, or hardware.device = "
-            "'cpu'"
-        )
     rollouts = replace(config.rollouts, slots=config.slots)
     if config.lag_follows:
         rollouts = replace(rollouts, lag_ticks="follow")
@@ -218,6 +208,7 @@ def _assemble(
         model=model,
         run=path,
         make_engines=backend.make_engines,
+        devices=backend.devices,
     )
     channel = backend.channel(WeightLayout.of(sent_weights(config, policy)), path)
     session = Session(
@@ -232,7 +223,7 @@ def _assemble(
         tokenizer=tokenizer,
         display=display,
         stop_requested=stop_requested,
-        devices=devices_of(config),
+        devices=counted(backend.devices),
         flops_rule=flops_rule,
     )
     return _begin(session, checkpoint, makers)
@@ -250,9 +241,8 @@ def _directory(config: RunConfig, path: Path, directory: RunDirectory | None, *,
 def _policy(
     config: RunConfig, model_path: str, tokenizer: Any, flops_rule: int, *, resumed: bool
 ) -> tuple[RunConfig, Policy]:
-    """Load the model; with several ranks, this process only inspects it. Then choose the library for its products."""
-    device = "cpu" if config.placement.trainer_ranks > 1 else config.hardware.device
-    policy = load_of(config, model_path, device, config.hardware.trainer_matmul)
+    """Load the model, which this process only inspects if others train. Then choose the library for its products."""
+    policy = load_of(config, model_path, config.loop_device, config.hardware.trainer_matmul)
     check_vocabulary(tokenizer, policy, model_path)
     policy.shape = policy.shape.counted_by(flops_rule)
     return resolve_matmul(config, policy, resumed=resumed), policy
@@ -291,18 +281,9 @@ def _learner(
     config: RunConfig, model_path: str, policy: Policy, channel: WeightChannel, backend: Backend, run: Path
 ) -> Learner:
     """Return the learner: this process, which owns the policy from then on, or ranks, which use only its shape."""
-    placement, settings = config.placement, config.learner
-    if placement.trainer_ranks == 1:
-        return SingleLearner.of(
-            policy,
-            config.recipe,
-            config.micro_batch_tokens,
-            settings.gradient_checkpointing,
-            packing=settings.packing,
-            checkpoint_names=placement.engine == "vllm",
-            helpers=helpers_of(config.hardware),
-        )
-    shape, checkpointing = policy.shape, settings.gradient_checkpointing
+    if config.trains_in_loop:
+        return single_learner(config, policy)
+    placement, shape, checkpointing = config.placement, policy.shape, config.learner.gradient_checkpointing
     try:
         return LearnerGroup(
             backend.start_ranks(config, model_path, [channel]),

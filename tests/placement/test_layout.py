@@ -50,7 +50,7 @@ def refused(config):
 def test_8b_fits_on_the_80_gpus_of_the_paper():
     layout = lay_out(PAPER)
     check(PAPER, layout)
-    assert layout.gpus == 80 and layout.slots_of_an_engine == 12 and not layout.one_gpu
+    assert layout.gpus == 80 and layout.slots_of_an_engine == 12 and not layout.sharing
     # weights 2 x 8.03e9; 12 slots x (14,048 + 2,048) tokens x 131,072 bytes
     assert layout.at_limit.weights == pytest.approx(16.06e9, rel=1e-3)
     assert layout.at_limit.cache == 12 * 16_096 * 131_072
