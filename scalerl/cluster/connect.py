@@ -54,6 +54,11 @@ def hosts_of(ray: Any) -> list[Host]:
     return [Host(address, tuple(map(str, range(count)))) for address, count in found]
 
 
+def cluster_gpus(address: str) -> int:
+    """Return the number of GPUs of a cluster; raises what `connect` raises."""
+    return sum(len(host.gpus) for host in hosts_of(connect(address, "placement.ray_address")))
+
+
 def _check_port(address: str, asked_by: str) -> None:
     """Raise if nothing listens at HOST:PORT: Ray would retry for many minutes."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")

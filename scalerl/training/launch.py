@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 
+from scalerl.cluster.connect import cluster_gpus
 from scalerl.cluster.devices import counted
 from scalerl.config import RunConfig
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.hardware import Hardware
+from scalerl.config.placement import Placement
 from scalerl.learn.custom import check_functions
 from scalerl.loggers.base import Logger
 from scalerl.loggers.build import makers_of
@@ -73,7 +75,7 @@ from scalerl.training.stopwatch import Stopwatch
 
 def resolve(config: RunConfig) -> RunConfig:
     """Replace every `auto` by the value for this machine, so that the saved configuration repeats the run elsewhere."""
-    hardware = resolve_hardware(config.hardware)
+    hardware = resolve_hardware(config.hardware, config.placement)
     rollouts = replace(config.rollouts, slots=config.slots)
     if config.lag_follows:
         rollouts = replace(rollouts, lag_ticks="follow")
@@ -83,15 +85,24 @@ def resolve(config: RunConfig) -> RunConfig:
     return replace(config, learner=replace(config.learner, micro_batch_tokens=config.micro_batch_tokens))
 
 
-def resolve_hardware(hardware: Hardware) -> Hardware:
-    """Replace every `auto` in the hardware settings by the value for this machine.
+def resolve_hardware(hardware: Hardware, placement: Placement | None = None) -> Hardware:
+    """Replace every `auto` in the hardware settings by the value for this machine, or for a cluster.
+
+    Args:
+        hardware: The settings.
+        placement: Placement of a run's processes; None: this process computes everything.
 
     Raises:
-        ConfigError: A GPU is requested, but torch sees none.
+        ConfigError: A GPU is requested, but there is none; or the cluster does not answer.
     """
-    device = hardware.device if hardware.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("hardware.device: got 'cuda', but torch sees no GPU here; allowed: cpu, auto")
+    device, where = hardware.device, "torch sees no GPU here"
+    if device != "cpu":
+        gpus = torch.cuda.is_available()
+        if placement and placement.backend == "ray":  # the trainer and the engines are elsewhere
+            gpus, where = cluster_gpus(placement.ray_address) > 0, "the Ray cluster has no GPU"
+        if device == "cuda" and not gpus:
+            raise ConfigError(f"hardware.device: got 'cuda', but {where}; allowed: cpu, auto")
+        device = "cuda" if gpus else "cpu"
     dtype = hardware.dtype if hardware.dtype != "auto" else "bfloat16" if device == "cuda" else "float32"
     half = max(1, (os.cpu_count() or 2) // 2)
     return replace(
