@@ -83,6 +83,9 @@ class Placement(Part):
     servers: tuple[str, ...] = ()
     """Addresses of running vLLM servers, http://HOST:PORT; empty: servers are started and stopped with the run. With
     addresses, `generators` is their number."""
+    trainer_address: str = ""
+    """Address of trainer rank 0 for `rollouts.weights = "nccl"`, as the servers reach it; empty: the address of its
+    network interface that routes to the servers."""
     vllm_python: str = ""
     """Python interpreter with vLLM, for servers that the run starts; empty: the one that runs scalerl."""
     vllm_arguments: tuple[str, ...] = ()
@@ -102,7 +105,6 @@ class Placement(Part):
     or from a table of well-known models."""
     transfer_timeout_s: Seconds = 600.0
     """Time limit of one transfer of weights, seconds; the run then stops with an error."""
-
     step_timeout_s: Seconds = 3600.0
     """Time limit of several trainer ranks for an update, for loading and for a checkpoint, seconds; the run then stops
     and names the rank that did not answer."""
@@ -153,7 +155,7 @@ class Placement(Part):
         """Weight channels that can reach the engines, in order of preference."""
         if self.engine == "vllm":
             # a transfer over NCCL begins in the trainer, which must know the servers when it starts
-            return ("nccl", "directory") if self.servers else ("directory",)
+            return ("directory", "nccl") if self.servers else ("directory",)
         return ("shared-memory", "directory") if self.backend == "local" else ("object-store", "directory")
 
     @property

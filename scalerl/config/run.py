@@ -92,8 +92,9 @@ class Rollouts(Part):
     differ."""
     weights: Literal["auto", "shared-memory", "directory", "object-store", "nccl"] = "auto"
     """Channel by which weights reach the generators. shared-memory: torch engines on one machine. object-store: torch
-    engines on Ray. nccl: vLLM servers given by address, on GPUs. directory: safetensors files in the run directory,
-    slower, if both sides can access it. auto: the first of these that fits the placement."""
+    engines on Ray. directory: safetensors files in the run directory, which both sides must be able to access. nccl:
+    vLLM servers given by address, faster for large models, not tested on GPUs. auto: the first that fits the placement.
+    """
 
 
 class Scoring(Part):
@@ -288,8 +289,7 @@ class RunConfig(Part):
         """The weight channel, a key of CHANNELS."""
         if self.rollouts.weights != "auto":
             return self.rollouts.weights
-        channels = [name for name in self.placement.channels if name != "nccl" or self.hardware.device == "cuda"]
-        return channels[0]
+        return self.placement.channels[0]
 
     @property
     def trains_in_loop(self) -> bool:

@@ -1,17 +1,22 @@
 """Engines from a configuration over servers given by address, and a lost server that restarts."""
 
+import json
+import re
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from fake_vllm import STOP, VOCABULARY, FakeVllm
 from vllm_setup import PLAIN, agree, prompts_of, requests
 
-from scalerl.config import read_config
+from scalerl.config import Hardware, RunConfig, read_config
 from scalerl.config.base import ConfigError, replace
+from scalerl.config.placement import Placement
 from scalerl.models.flops import ModelShape
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts
 from scalerl.rollouts.vllm.launch import server_engines
+from scalerl.rollouts.vllm.updates import UPDATES
 from scalerl.rollouts.weights.directory import DirectoryChannel
 
 
@@ -68,6 +73,13 @@ def test_a_restarted_server_gets_the_weights_and_every_sequence_is_returned_once
         assert engine.work.flops > 0
         evaluator.submit(requests(3))
         assert len(collect(evaluator, 3)) == 3
+
+
+def test_the_documented_server_takes_weights_by_the_default_channel_on_gpus():
+    config = RunConfig(hardware=Hardware(device="cuda"), placement=Placement(engine="vllm", servers=("http://x:1",)))
+    page = (Path(__file__).parents[2] / "docs/vllm.md").read_text()
+    (backend,) = re.findall(r"--weight-transfer-config '(.*?)' --worker-extension-cls", page)
+    assert json.loads(backend) == {"backend": UPDATES[config.weights].backend}
 
 
 def test_an_unusable_server_is_a_one_line_error_at_start(tmp_path):
