@@ -19,6 +19,9 @@ from scalerl.placement.memory import GB, USABLE
 NODE = 8
 """GPUs of a node, if the cluster is not known."""
 
+SHOWN = 16
+"""Hosts that are printed."""
+
 LEAST_SHARE = 0.05
 """Smallest share of a GPU's memory that a vLLM server can start with."""
 
@@ -211,10 +214,12 @@ def needs(table: Table) -> dict[str, float]:
 
 
 def described(table: Table) -> list[str]:
-    """Return one line per host with its processes and their GPUs."""
+    """Return one line per host with its processes and their GPUs, for the first hosts."""
     hosts: dict[str, list[str]] = {}
     for (kind, number), at in table.items():
         if at.gpus:
             share = f" ({at.share:.0%} of the memory)" if at.share else ""
             hosts.setdefault(at.host, []).append(f"{kind} {number + 1} on GPU {'+'.join(at.gpus)}{share}")
-    return [f"{host}: {', '.join(processes)}" for host, processes in hosts.items()]
+    lines = [f"{host}: {', '.join(processes)}" for host, processes in hosts.items()]
+    rest = len(lines) - SHOWN
+    return [*lines[:SHOWN], *([f"and {rest} more of the same form"] if rest > 0 else [])]

@@ -10,7 +10,7 @@ import torch
 from commands import call
 from engine_builds import Seen
 
-from scalerl.cluster.devices import Host, devices, gpus_needed, needs, shares_gpus, this_machine
+from scalerl.cluster.devices import Host, described, devices, gpus_needed, needs, shares_gpus, this_machine
 from scalerl.config import LAB, HuggingFaceModel, RunConfig
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.data import PromptFile
@@ -165,6 +165,11 @@ def test_the_dry_run_prints_the_table(capsys, tmp_path):
                         "--learner.gradient_checkpointing", "true")  # fmt: skip
     assert code == 0 and "one GPU for both" in out
     assert "this machine: trainer 1 on GPU 0, generator 1 on GPU 0 (" in out and "% of the memory)" in out
+
+
+def test_the_printed_table_of_a_large_cluster_is_short():
+    lines = described(table_of(backend="ray", trainer_ranks=200))
+    assert len(lines) == 17 and lines[-1].startswith("and 10 more")  # 201 processes on 26 nodes of 8
 
 
 # ---------------------------------------------------------------------------------------------------- as environment
