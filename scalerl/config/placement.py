@@ -135,6 +135,11 @@ class Placement(Part):
                 f"tensor_parallel: got {self.tensor_parallel} with engine {self.engine_name!r}, which uses one GPU; "
                 "allowed: 1, or engine = 'vllm'"
             )
+        if self.engine == "vllm" and self.gpus_per_generator not in (0, self.tensor_parallel):
+            raise ValueError(
+                f"gpus_per_generator: got {self.gpus_per_generator} with tensor_parallel {self.tensor_parallel}; "
+                f"allowed: 0 or {self.tensor_parallel}. vLLM uses as many GPUs as it splits the model over"
+            )
         for address in self.servers:
             if not address.startswith(("http://", "https://")):
                 raise ValueError(f"servers: got {address!r}; allowed: addresses such as http://10.0.0.5:8000")

@@ -129,18 +129,24 @@ def check(config: RunConfig, layout: Layout) -> None:
         ConfigError: It cannot be divided or does not fit.
     """
     _check_divides(config, layout.found.shape)
-    if config.hardware.device != "cuda":
-        return
-    _check_gpus(config, layout)
-    room = USABLE * config.placement.gpu_gb * GB
-    held = layout.at_limit if config.placement.engine == "torch" else layout.expected
-    if layout.sharing:
-        _check_one_gpu(config, layout, held.total, room)
-        return
+    problem = _too_large(config, layout) if on_gpus(config) else ""
+    if problem:
+        cpu = "; or set hardware.device = 'cpu' (auto is planned as GPUs)" if config.hardware.device == "auto" else ""
+        raise ConfigError(problem + cpu)
+
+
+def _too_large(config: RunConfig, layout: Layout) -> str:
+    """Return why the run does not fit on its GPUs; empty if it fits."""
+    place = config.placement
+    if place.gpus and layout.gpus > place.gpus:
+        return _too_many_gpus(config, layout)
+    room = USABLE * place.gpu_gb * GB
+    held = (layout.at_limit if place.engine == "torch" else layout.expected).total
+    if layout.sharing and layout.trainer.total + layout.sharing * held > room:
+        return _one_gpu_too_small(config, layout, held)
     if layout.trainer.total > room:
-        raise ConfigError(_trainer_too_large(config, layout))
-    if held.total > room:
-        raise ConfigError(_generator_too_large(config, layout))
+        return _trainer_too_large(config, layout)
+    return _generator_too_large(config, layout) if held > room else ""
 
 
 def _check_divides(config: RunConfig, shape: DecoderShape) -> None:
@@ -151,35 +157,26 @@ def _check_divides(config: RunConfig, shape: DecoderShape) -> None:
             f"placement.tensor_parallel: got {parts} for a model of {shape.heads} attention heads and {shape.kv_heads} "
             f"key-value heads; allowed: a divisor of both, {', '.join(map(str, allowed))}"
         )
-    given = config.placement.gpus_per_generator
-    if given and given != parts and config.placement.engine == "vllm":
-        raise ConfigError(
-            f"placement.gpus_per_generator: got {given} with tensor_parallel {parts}; allowed: 0 or {parts}. vLLM uses "
-            "as many GPUs as it splits the model over"
-        )
 
 
-def _check_gpus(config: RunConfig, layout: Layout) -> None:
+def _too_many_gpus(config: RunConfig, layout: Layout) -> str:
     place = config.placement
-    if place.gpus and layout.gpus > place.gpus:
-        raise ConfigError(
-            f"placement: got {place.trainer_ranks} trainer ranks and {place.engines} generators of "
-            f"{place.gpus_of_a_generator} GPUs, {layout.gpus} GPUs in total; allowed: placement.gpus = {place.gpus}. "
-            "Lower trainer_ranks, generators or tensor_parallel, or raise gpus"
-        )
+    return (
+        f"placement: got {place.trainer_ranks} trainer ranks and {place.engines} generators of "
+        f"{place.gpus_of_a_generator} GPUs, {layout.gpus} GPUs in total; allowed: placement.gpus = {place.gpus}. "
+        "Lower trainer_ranks, generators or tensor_parallel, or raise gpus"
+    )
 
 
-def _check_one_gpu(config: RunConfig, layout: Layout, held: float, room: float) -> None:
-    total = layout.trainer.total + layout.sharing * held
-    if total > room:
-        length = "the length limit" if config.placement.engine == "torch" else "the mean length"
-        count = "generator" if layout.sharing == 1 else f"{layout.sharing} generators"
-        raise ConfigError(
-            f"placement: trainer ({_gb(layout.trainer.total)}) and {count} ({_gb(held)}, {layout.slots_of_an_engine} "
-            f"slots at {length}) share one GPU and need {_gb(total)}; allowed: {USABLE:.0%} of placement.gpu_gb = "
-            f"{config.placement.gpu_gb:g} GB. Lower rollouts.slots, recipe.length or learner.micro_batch_tokens, set "
-            "learner.gradient_checkpointing, use more GPUs (docs/cluster.md), or set hardware.device = 'cpu'"
-        )
+def _one_gpu_too_small(config: RunConfig, layout: Layout, held: float) -> str:
+    length = "the length limit" if config.placement.engine == "torch" else "the mean length"
+    count = "generator" if layout.sharing == 1 else f"{layout.sharing} generators"
+    return (
+        f"placement: trainer ({_gb(layout.trainer.total)}) and {count} ({_gb(held)}, {layout.slots_of_an_engine} "
+        f"slots at {length}) share one GPU and need {_gb(layout.trainer.total + layout.sharing * held)}; allowed: "
+        f"{USABLE:.0%} of placement.gpu_gb = {config.placement.gpu_gb:g} GB. Lower rollouts.slots, recipe.length or "
+        "learner.micro_batch_tokens, set learner.gradient_checkpointing, or use more GPUs (docs/cluster.md)"
+    )
 
 
 def _trainer_too_large(config: RunConfig, layout: Layout) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from commands import call
 
-from scalerl.config import HuggingFaceModel, RunConfig
+from scalerl.config import HuggingFaceModel, RunConfig, read_config
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.data import PromptFile
 from scalerl.config.placement import Placement
@@ -207,6 +207,31 @@ def test_dry_run_prints_the_placement_and_plan_raises_the_same_errors(capsys, tm
     for verb in (["train", "--dry-run"], ["plan"]):
         code, _, error = call(capsys, *verb, *words)
         assert code == 2 and "share one GPU and need" in error and "docs/cluster.md" in error
+
+
+VLLM = ["--placement.engine", "vllm"]
+NCCL = [*VLLM, "--placement.servers", "['http://a:1']", "--rollouts.weights", "nccl"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        # 768 slots x 2 caches x 16,096 tokens x 114,688 bytes, and weights of 1.2 GB with an FP32 head of 0.6 GB
+        ([], r"generator \(2837.3 GB, 768 slots .*set hardware.device = 'cpu' \(auto is planned as GPUs\)"),
+        ([*VLLM, "--recipe.top_p", "0.9"], "top_p: got 0.9 with placement.engine 'vllm'; allowed: 1"),
+        ([*NCCL, "--recipe.off_policy.kind", "ppo-off-policy"], "got 'nccl' with ppo-off-policy of 8 batches; allowed"),
+        ([*VLLM, "--placement.gpus_per_generator", "2"], "got 2 with tensor_parallel 1; allowed: 0 or 1"),
+    ],
+    ids=["memory", "top_p", "round", "gpus"],
+)
+def test_the_dry_run_refuses_what_the_start_or_the_first_evaluation_would(capsys, words, message):
+    code, _, error = call(capsys, "train", "--dry-run", "--model", "Qwen/Qwen3-0.6B", "--data", "p.jsonl", *words)
+    assert code == 2 and re.search(message, error) and "Traceback" not in error
+
+
+def test_on_policy_rounds_and_pipelines_may_use_nccl():
+    for kind in (["--recipe.off_policy.kind", "ppo-off-policy", "--recipe.off_policy.batches", "1"], []):
+        assert read_config(None, [*NCCL, *kind]).weights == "nccl"
 
 
 @pytest.mark.parametrize(
