@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from scalerl.config.base import ConfigError
 from scalerl.config.run import RunConfig
@@ -107,15 +107,26 @@ def devices(
     place, hardware = config.placement, config.hardware
     cuda, ranks, own = hardware.device == "cuda", place.trainer_ranks, place.gpus_of_a_generator
     hosts = hosts if hosts is not None else _assumed(config)
-    free = _Free(config, hosts)
-    trainers = [free.take(int(cuda)) for _ in range(ranks)]
-    shared = shares_gpus(config, sum(len(host.gpus) for host in hosts))
+    total, free = sum(len(host.gpus) for host in hosts), list(hosts)
+
+    def take(count: int) -> tuple[str, tuple[str, ...]]:
+        for number, host in enumerate(free):
+            if len(host.gpus) >= count:
+                free[number] = replace(host, gpus=host.gpus[count:])
+                return host.name, host.gpus[:count]
+        where = "the cluster has" if place.backend == "ray" else "this machine has, or CUDA_VISIBLE_DEVICES names,"
+        raise _too_few(config, f"{where} {total}, and no host has {count} left for the next process")
+
+    trainers = [take(int(cuda)) for _ in range(ranks)]
+    shared = shares_gpus(config, total)
     if place.servers:
         engines = [(address, tuple(map(str, range(own * cuda)))) for address in place.servers]
     elif shared:
         engines = [trainers[number % ranks] for number in range(place.engines)]
     else:
-        engines = [free.take(own * cuda) for _ in range(place.engines)]
+        engines = [take(own * cuda) for _ in range(place.engines)]
+    if cuda and place.gpus and place.gpus < (ranks if shared else gpus_needed(config)):
+        raise _too_few(config, f"allowed: placement.gpus = {place.gpus}")
     share = _share(config, hosts, trainer_bytes) if shared and cuda and place.engine == "vllm" else 0.0
     rank_cpus = 0.0 if config.trains_in_loop else 1.0 if cuda else max(1, hardware.trainer_threads) / ranks
     engine_cpus = 0.0 if place.servers else 1.0 if cuda else max(1, hardware.generator_threads) / place.engines
@@ -127,27 +138,13 @@ def devices(
     }
 
 
-class _Free:
-    """The free GPUs of the hosts."""
-
-    def __init__(self, config: RunConfig, hosts: Sequence[Host]) -> None:
-        self._config, self._left = config, {host.name: host.gpus for host in hosts}
-        self._total = sum(len(host.gpus) for host in hosts)
-
-    def take(self, count: int) -> tuple[str, tuple[str, ...]]:
-        """Return the first host with `count` free GPUs, and their ids."""
-        for name, gpus in self._left.items():
-            if len(gpus) >= count:
-                self._left[name] = gpus[count:]
-                return name, gpus[:count]
-        place = self._config.placement
-        where = "the cluster has" if place.backend == "ray" else "this machine has, or CUDA_VISIBLE_DEVICES names,"
-        raise ConfigError(
-            f"placement: got {place.trainer_ranks} trainer ranks and {place.engines} generators of "
-            f"{place.gpus_of_a_generator} GPUs, {gpus_needed(self._config)} GPUs in total; {where} {self._total}"
-            f"{f', and no node has {count} free' if count > 1 else ''}. Lower trainer_ranks, generators or "
-            "tensor_parallel, or set hardware.device = 'cpu'"
-        )
+def _too_few(config: RunConfig, reason: str) -> ConfigError:
+    place = config.placement
+    return ConfigError(
+        f"placement: got {place.trainer_ranks} trainer ranks and {place.engines} generators of "
+        f"{place.gpus_of_a_generator} GPUs, {gpus_needed(config)} GPUs in total; {reason}. Lower trainer_ranks, "
+        "generators or tensor_parallel, use more GPUs, or set hardware.device = 'cpu'"
+    )
 
 
 def gpus_needed(config: RunConfig) -> int:

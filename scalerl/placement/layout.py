@@ -138,8 +138,6 @@ def check(config: RunConfig, layout: Layout) -> None:
 def _too_large(config: RunConfig, layout: Layout) -> str:
     """Return why the run does not fit on its GPUs; empty if it fits."""
     place = config.placement
-    if place.gpus and layout.gpus > place.gpus:
-        return _too_many_gpus(config, layout)
     room = USABLE * place.gpu_gb * GB
     held = (layout.at_limit if place.engine == "torch" else layout.expected).total
     if layout.sharing and layout.trainer.total + layout.sharing * held > room:
@@ -157,15 +155,6 @@ def _check_divides(config: RunConfig, shape: DecoderShape) -> None:
             f"placement.tensor_parallel: got {parts} for a model of {shape.heads} attention heads and {shape.kv_heads} "
             f"key-value heads; allowed: a divisor of both, {', '.join(map(str, allowed))}"
         )
-
-
-def _too_many_gpus(config: RunConfig, layout: Layout) -> str:
-    place = config.placement
-    return (
-        f"placement: got {place.trainer_ranks} trainer ranks and {place.engines} generators of "
-        f"{place.gpus_of_a_generator} GPUs, {layout.gpus} GPUs in total; allowed: placement.gpus = {place.gpus}. "
-        "Lower trainer_ranks, generators or tensor_parallel, or raise gpus"
-    )
 
 
 def _one_gpu_too_small(config: RunConfig, layout: Layout, held: float) -> str:

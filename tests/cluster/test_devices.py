@@ -134,12 +134,16 @@ def test_vllm_shares_the_only_gpu_and_gets_what_the_trainer_leaves():
 @pytest.mark.parametrize(
     ("hosts", "placement", "message"),
     [
-        ([Host("here", ("0", "1"))], {"trainer_ranks": 3}, "4 GPUs in total; this machine has, or .* names, 2. Lower"),
-        (NODES, {"backend": "ray", "generators": 7}, "8 GPUs in total; the cluster has 7. Lower"),
+        (
+            [Host("here", ("0", "1"))],
+            {"trainer_ranks": 3},
+            "4 GPUs in total; this machine has, .* 2, .* 1 left",
+        ),
+        (NODES, {"backend": "ray", "generators": 7}, "8 GPUs in total; the cluster has 7, and no host has 1 left"),
         (
             [Host("a", ("0", "1")), Host("b", ("0", "1"))],
             {"backend": "ray", "engine": "vllm", "tensor_parallel": 3},
-            "the cluster has 4, and no node has 3 free",
+            "4 GPUs in total; the cluster has 4, and no host has 3 left",
         ),
     ],
 )
@@ -155,6 +159,12 @@ def test_the_ids_of_this_machine_are_those_that_the_process_was_given(visible, m
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert this_machine().gpus == tuple((visible or "0,1,2").split(","))
+
+
+def test_a_run_on_more_gpus_than_allowed_is_an_error_at_the_start_too():
+    with pytest.raises(ConfigError, match=r"3 GPUs in total; allowed: placement.gpus = 2. Lower"):
+        table_of([HERE], engine="vllm", generators=2, gpus=2)
+    assert len(table_of([HERE], generators=3, gpus=1)) == 4  # torch engines share the trainer's
 
 
 def test_the_dry_run_prints_the_table(capsys, tmp_path):

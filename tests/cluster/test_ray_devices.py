@@ -93,7 +93,7 @@ def test_an_actor_without_gpus_sees_none(cluster):
 
 def test_too_few_gpus_of_the_cluster_are_an_error_before_the_run(cluster):
     config = replace(resolve(ON_RAY), placement=replace(ON_RAY.placement, generators=4))
-    with pytest.raises(ConfigError, match="10 GPUs in total; the cluster has 8, and no node has 2 free"):
+    with pytest.raises(ConfigError, match="10 GPUs in total; the cluster has 8, and no host has 2 left"):
         BACKENDS["ray"](config)
 
 
