@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing import parent_process, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -42,6 +42,8 @@ class _ChildProcess(SpawnProcess):
     """A spawned process that ignores stop signals and is killed when its parent ends."""
 
     ignored: tuple[signal.Signals, ...] = STOPPING
+    environment: Mapping[str, str] = {}
+    """Environment variables that the process sets before its imports, such as CUDA_VISIBLE_DEVICES."""
 
     def start(self) -> None:
         """Start the process.
@@ -53,7 +55,7 @@ class _ChildProcess(SpawnProcess):
 
     def __reduce__(self) -> Any:
         # pickle calls the function before it reads the state, and reading the state imports torch for seconds
-        return _arrive, (type(self), os.getpid()), self.__dict__
+        return _arrive, (type(self), os.getpid(), self.environment), self.__dict__
 
     def run(self) -> None:
         """Run the target, with a thread that waits for the end of the parent."""
@@ -85,8 +87,9 @@ class PoolContext(ChildContext):
     Process = _PoolProcess
 
 
-def _arrive(kind: type[_ChildProcess], parent: int) -> _ChildProcess:
+def _arrive(kind: type[_ChildProcess], parent: int, environment: Mapping[str, str]) -> _ChildProcess:
     """Return a process object without its state, in the child, before heavy imports."""
+    os.environ.update(environment)
     for number in kind.ignored:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPPING)

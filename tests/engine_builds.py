@@ -51,6 +51,35 @@ class Torch:
         return [engine]
 
 
+class Seen:
+    """Makes engines and learners that report environment variables of their process."""
+
+    deterministic = exact_resume = True
+
+    def __init__(self, name="", place=None):
+        self.name, self.place = name, place
+
+    def __call__(self):
+        return [self]
+
+    @staticmethod
+    def learner():
+        return Seen()
+
+    @staticmethod
+    def raised(channel):
+        raise RuntimeError(f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES')}")
+
+    def occupancy(self):
+        return None
+
+    def state(self):
+        return dict(os.environ)
+
+    def check(self, name):
+        return os.environ.get(name)
+
+
 def answer_weights(channel, connection):
     """Receive each requested version and send back its bytes."""
     import torch

@@ -31,7 +31,7 @@ class BenchRank:
 
     def use(self, config: RunConfig, model_path: str) -> None:
         spec = self.spec
-        spec = RankSpec(config, model_path, spec.rank, spec.ranks, spec.init_method, spec.gpu)
+        spec = RankSpec(config, model_path, spec.rank, spec.ranks, spec.init_method)
         self.learner = load_learner(spec, self.mesh)
 
     def gradients(self, batch: Any) -> list[Any]:
@@ -75,3 +75,22 @@ class Misbehaving:
             os._exit(7)
         if self.how == "raise":
             raise ZeroDivisionError("on purpose")
+
+
+def random_batch(rows: int, width: int = 24) -> Any:
+    """Return random rollouts of several lengths; the weights sum to one, the advantages have both signs."""
+    import torch
+
+    from scalerl.training.learner.base import TrainBatch
+
+    draw = torch.Generator().manual_seed(rows)
+    lengths = width - torch.arange(rows) % 5
+    trained = (torch.arange(width) >= 3) & (torch.arange(width) < lengths[:, None])
+    return TrainBatch(
+        tokens_BT=torch.randint(2, 48, (rows, width), generator=draw),
+        length_B=lengths,
+        behavior_BT=torch.zeros(rows, width),
+        advantages_B=torch.randn(rows, generator=draw),
+        trained_BT=trained,
+        weights_BT=trained / trained.sum(),
+    )

@@ -96,6 +96,16 @@ class NumberChannel:
         return list(self._slots[: self.capacity]).index(version)
 
 
+class LosingChannel(NumberChannel):
+    """A channel that loses the weights once, when it is asked the second time."""
+
+    asked = 0
+
+    def lost(self) -> bool:
+        self.asked += 1
+        return self.asked == 2
+
+
 def weights(version: int, channel: WeightChannel) -> None:
     """Send the 'weights' of a version."""
     channel.send(version, [("version", version)])

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 import runs
 import torch
-from rank_builds import Bench
+from rank_builds import Bench, random_batch
 from tiny_models import tiny_model
 
+from scalerl.cluster.devices import this_machine
 from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import replace
 from scalerl.config.recipe import SCALERL, AdamW, Reinforce
@@ -17,7 +18,6 @@ from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.local.torch_engine import torch_engine
 from scalerl.rollouts.weights.directory import DirectoryChannel
-from scalerl.training.learner.base import TrainBatch
 from scalerl.training.learner.rank_processes import RankProcesses
 from scalerl.training.learner.ranks import LearnerGroup, RankSpec
 from scalerl.training.learner.single import SingleLearner
@@ -73,21 +73,6 @@ def test_the_fp32_head_makes_bf16_log_probabilities_more_accurate_on_gpu():
     assert error[True] < 1e-3 < error[False]
 
 
-def random_batch(rows, width=24):
-    """Return random rollouts of several lengths; the weights sum to one, the advantages have both signs."""
-    draw = torch.Generator().manual_seed(rows)
-    lengths = width - torch.arange(rows) % 5
-    trained = (torch.arange(width) >= 3) & (torch.arange(width) < lengths[:, None])
-    return TrainBatch(
-        tokens_BT=torch.randint(2, 48, (rows, width), generator=draw),
-        length_B=lengths,
-        behavior_BT=torch.zeros(rows, width),
-        advantages_B=torch.randn(rows, generator=draw),
-        trained_BT=trained,
-        weights_BT=trained / trained.sum(),
-    )
-
-
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU here")
 
 
@@ -106,8 +91,9 @@ def test_updates_over_nccl_equal_those_of_one_process(ranks, dtype, model, tmp_p
     policy = load_policy(config.model.path, device="cuda", dtype=dtype)
     single = SingleLearner.of(policy, config.recipe, 50, False)
     channel = DirectoryChannel(tmp_path / "weights")
-    specs = [RankSpec(config, config.model.path, r, ranks, f"file://{tmp_path}/meet", gpu=r) for r in range(ranks)]
-    processes = RankProcesses([Bench(spec) for spec in specs], [channel], timeout_s=300)
+    specs = [RankSpec(config, config.model.path, r, ranks, f"file://{tmp_path}/meet") for r in range(ranks)]
+    own = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in this_machine().gpus]
+    processes = RankProcesses([Bench(spec) for spec in specs], [channel], timeout_s=300, environments=own)
     try:
         processes.call("use", config, config.model.path, timeout_s=300)
         group = LearnerGroup(processes, [channel], single.training_flops, step_timeout_s=120, transfer_timeout_s=120)

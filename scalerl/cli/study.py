@@ -238,11 +238,11 @@ def _workers(options: argparse.Namespace, plan: Plan) -> Workers:
 
 def _own_actors(plan: Plan) -> dict[str, float]:
     """Return the cores and GPUs of a run's actors, without the task that starts them: the maximum over the arms."""
-    from scalerl.cluster.resources import run_resources
+    from scalerl.cluster.devices import devices, needs
 
     configs = [plan.config(arm, seed=0) for arm in plan.arms]
-    needs = [run_resources(config) for config in configs if config.placement.backend == "ray"]
-    return {name: max((need[name] for need in needs), default=0.0) for name in ("CPU", "GPU")}
+    wanted = [needs(devices(config)) for config in configs if config.placement.backend == "ray"]
+    return {name: max((one[name] for one in wanted), default=0.0) for name in ("CPU", "GPU")}
 
 
 def room_here() -> int:

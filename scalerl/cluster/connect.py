@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
+from scalerl.cluster.devices import Host
 from scalerl.config.base import ConfigError
 
 STARTED_S = 600.0
@@ -24,8 +25,8 @@ def connect(address: str, asked_by: str) -> Any:
     Raises:
         ConfigError: Ray is not installed, or no cluster answers.
     """
-    # avoids a warning; actors without GPUs still see none
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    # an actor without GPUs sees none; Ray's default is to let it see those of the process that started Ray
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
     # Ray prints colored lines of its raylets into the display; errors of the run give the reasons
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")
     try:
@@ -52,6 +53,19 @@ def connect(address: str, asked_by: str) -> Any:
     finally:
         os.chdir(here)
     return ray
+
+
+def hosts_of(ray: Any) -> list[Host]:
+    """Return the nodes of the cluster with their GPUs."""
+    found = [
+        (node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0))) for node in ray.nodes() if node["Alive"]
+    ]
+    return [Host(address, tuple(map(str, range(count)))) for address, count in found]
+
+
+def cluster_gpus(address: str) -> int:
+    """Return the number of GPUs of a cluster; raises what `connect` raises."""
+    return sum(len(host.gpus) for host in hosts_of(connect(address, "placement.ray_address")))
 
 
 def _check_port(address: str, asked_by: str) -> None:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from scalerl.cluster.connect import last_line
-from scalerl.cluster.resources import engine_resources
 from scalerl.config.base import ConfigError
 from scalerl.rollouts.build import EngineSpec, supervised_engines
 from scalerl.rollouts.engine import Engine
@@ -125,9 +124,9 @@ def actor_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> S
         return server_engines(specs, note)
 
     def begin(spec: EngineSpec) -> Life:
-        config = spec.generator.config
-        begun = partial(BEGIN[config.placement.engine_name], spec)
-        return RayLife(ray, begun, spec.name, engine_resources(config), config.placement.start_timeout_s)
+        placement = spec.generator.config.placement
+        begun = partial(BEGIN[placement.engine_name], spec)
+        return RayLife(ray, begun, spec.name, spec.place.resources, placement.start_timeout_s)
 
     return supervised_engines(specs, begin, note)
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from scalerl.cluster.connect import last_line
-from scalerl.cluster.resources import rank_resources
 from scalerl.config.base import ConfigError
 from scalerl.config.run import RunConfig
 from scalerl.plugins import PluginError
@@ -45,7 +44,14 @@ class RankActor:
 class RayRanks:
     """The training loop's side: one actor per rank; implements RankTransport (training/learner/ranks.py)."""
 
-    def __init__(self, ray: Any, config: RunConfig, model_path: str, channels: Sequence[WeightChannel]) -> None:
+    def __init__(
+        self,
+        ray: Any,
+        config: RunConfig,
+        model_path: str,
+        channels: Sequence[WeightChannel],
+        resources: Mapping[str, float],
+    ) -> None:
         """Place the ranks on as few nodes as possible, and wait until all are ready.
 
         Args:
@@ -53,6 +59,7 @@ class RayRanks:
             config: Resolved configuration.
             model_path: Directory that every node can read, or name on the hub.
             channels: Channels over which weights will be sent.
+            resources: num_cpus and num_gpus of each rank.
 
         Raises:
             ConfigError: Loading the model failed.
@@ -61,7 +68,7 @@ class RayRanks:
         self._ray, self._death, self._watched_at = ray, "", 0.0
         self._count, limit_s = config.placement.trainer_ranks, config.placement.step_timeout_s
         self._actors: list[Any] = []
-        self._place(rank_resources(config), limit_s)
+        self._place(resources, limit_s)
         meeting = self._answers("start", [self._actors[0].meet.remote()], limit_s)[0]
         specs = [RankSpec(config, model_path, rank, self._count, meeting) for rank in range(self._count)]
         starts = [a.start.remote(spec, list(channels)) for a, spec in zip(self._actors, specs, strict=True)]
@@ -103,7 +110,7 @@ class RayRanks:
             except self._ray.exceptions.RayError as error:
                 raise self._died(pulses.index(pulse), f"ended: {last_line(error)}", "generation") from None
 
-    def _place(self, resources: dict[str, float], limit_s: float) -> None:
+    def _place(self, resources: Mapping[str, float], limit_s: float) -> None:
         ray = self._ray
         bundle = {"CPU": resources["num_cpus"], "GPU": resources["num_gpus"]}
         bundle = {name: amount for name, amount in bundle.items() if amount}

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 from scalerl.cluster.connect import STARTED_S, last_line
-from scalerl.cluster.resources import scorer_resources
+from scalerl.cluster.devices import devices
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.data import TaskData
 from scalerl.config.run import RunConfig, Scoring
@@ -101,7 +101,8 @@ class ActorPool:
     def _start(self) -> Any:
         scoring = self._config.scoring
         settings = replace(scoring, workers=scoring.workers or 1)
-        actor = self._ray.remote(max_concurrency=GROUPS, max_restarts=0, **scorer_resources(self._config))(ScorerActor)
+        resources = devices(self._config)["scorer", 0].resources
+        actor = self._ray.remote(max_concurrency=GROUPS, max_restarts=0, **resources)(ScorerActor)
         return actor.remote(self._config.data, settings)
 
     def judge(self, task: str, prompt: Prompt, completions: Sequence[str]) -> tuple[int, Any, Future[Any]]:

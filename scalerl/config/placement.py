@@ -69,19 +69,23 @@ class Placement(Part):
     ray_address: str = "auto"
     """Ray cluster: `auto` (the one this machine belongs to), `local` (a new one on this machine) or HOST:PORT."""
     trainer_ranks: Few = 1
-    """Trainer processes, each with a share of the weights (FSDP2), and with a GPU if `hardware.device` is cuda. 1: the
-    trainer is one process and nothing is sharded."""
+    """Trainer processes, each with a share of the weights (FSDP2), and with a GPU if `hardware.device` is cuda. 1:
+    nothing is sharded."""
     generators: Few = 1
     """Number of engines. On one machine, a single engine runs in the generator's process; several have one each."""
     engine: Annotated[Literal["torch", "vllm"] | Custom, or_custom("torch", "vllm")] = "torch"
     """Engine that samples: torch (built in), vllm (through its HTTP server), or your engine on this machine."""
     gpus_per_generator: Natural = 0
-    """GPUs per generator; 0: `tensor_parallel` if `hardware.device` is cuda, else none."""
+    """GPUs per generator, if `hardware.device` is cuda. 0: `tensor_parallel`; torch engines on one machine share the
+    trainer's."""
     tensor_parallel: Few = 1
     """GPUs over which vLLM splits one model; a divisor of its attention heads and of its key-value heads."""
     servers: tuple[str, ...] = ()
     """Addresses of running vLLM servers, http://HOST:PORT; empty: servers are started and stopped with the run. With
     addresses, `generators` is their number."""
+    trainer_address: str = ""
+    """Address of trainer rank 0 for `rollouts.weights = "nccl"`, as the servers reach it; empty: the address of its
+    network interface that routes to the servers."""
     vllm_python: str = ""
     """Python interpreter with vLLM, for servers that the run starts; empty: the one that runs scalerl."""
     vllm_arguments: tuple[str, ...] = ()
@@ -138,6 +142,11 @@ class Placement(Part):
                 f"tensor_parallel: got {self.tensor_parallel} with engine {self.engine_name!r}, which uses one GPU; "
                 "allowed: 1, or engine = 'vllm'"
             )
+        if self.engine == "vllm" and self.gpus_per_generator not in (0, self.tensor_parallel):
+            raise ValueError(
+                f"gpus_per_generator: got {self.gpus_per_generator} with tensor_parallel {self.tensor_parallel}; "
+                f"allowed: 0 or {self.tensor_parallel}. vLLM uses as many GPUs as it splits the model over"
+            )
         for address in self.servers:
             if not address.startswith(("http://", "https://")):
                 raise ValueError(f"servers: got {address!r}; allowed: addresses such as http://10.0.0.5:8000")
@@ -158,18 +167,13 @@ class Placement(Part):
         """Weight channels that can reach the engines, in order of preference."""
         if self.engine == "vllm":
             # a transfer over NCCL begins in the trainer, which must know the servers when it starts
-            return ("nccl", "directory") if self.servers else ("directory",)
+            return ("directory", "nccl") if self.servers else ("directory",)
         return ("shared-memory", "directory") if self.backend == "local" else ("object-store", "directory")
 
     @property
     def gpus_of_a_generator(self) -> int:
         """GPUs per engine, if the run uses GPUs."""
         return self.gpus_per_generator or self.tensor_parallel
-
-    @property
-    def one_gpu(self) -> bool:
-        """Whether trainer and engines share one GPU: local processes that are not assigned to different GPUs."""
-        return self.backend == "local" and self.engine != "vllm" and not self.gpus_per_generator
 
     @property
     def deterministic(self) -> bool:

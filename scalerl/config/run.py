@@ -92,8 +92,8 @@ class Rollouts(Part):
     differ."""
     weights: Literal["auto", "shared-memory", "directory", "object-store", "nccl"] = "auto"
     """Channel by which weights reach the generators. shared-memory: torch engines on one machine. object-store: torch
-    engines on Ray. nccl: vLLM servers given by address, on GPUs. directory: safetensors files in the run directory,
-    slower, if both sides can access it. auto: the first of these that fits the placement."""
+    engines on Ray. directory: safetensors files in the run directory, which both sides must see. nccl: vLLM servers
+    given by address, faster for large models, not tested on GPUs. auto: the first that fits the placement."""
 
 
 class Scoring(Part):
@@ -241,6 +241,21 @@ class RunConfig(Part):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_vllm(self) -> RunConfig:
+        recipe, rounds = self.recipe, self.recipe.off_policy
+        if self.placement.engine == "vllm" and recipe.top_p < 1:
+            raise ValueError(
+                f"recipe.top_p: got {recipe.top_p:g} with placement.engine 'vllm'; allowed: 1. Its log-probabilities "
+                "include the nucleus and the trainer's do not, so the ratio of the two would be wrong for every token"
+            )
+        if self.weights == "nccl" and not rounds.streams and rounds.max_lag:
+            raise ValueError(  # servers hold one version, and an evaluation within a round would replace it
+                f"rollouts.weights: got 'nccl' with {rounds.kind} of {rounds.max_lag + 1} batches; allowed: directory, "
+                "or recipe.off_policy.kind = 'pipeline'"
+            )
+        return self
+
     @property
     def lora(self) -> Lora | None:
         """Adapters that are trained in place of the model's weights; None: all weights are trained."""
@@ -288,8 +303,19 @@ class RunConfig(Part):
         """The weight channel, a key of CHANNELS."""
         if self.rollouts.weights != "auto":
             return self.rollouts.weights
-        channels = [name for name in self.placement.channels if name != "nccl" or self.hardware.device == "cuda"]
-        return channels[0]
+        return self.placement.channels[0]
+
+    @property
+    def trains_in_loop(self) -> bool:
+        """Whether the process of the loop is the trainer; otherwise trainer ranks are processes or actors."""
+        # on a cluster, the loop's process has no GPU; a transfer over NCCL that hangs ends only with its process
+        far = self.placement.backend == "ray" and self.hardware.device == "cuda"
+        return self.placement.trainer_ranks == 1 and not far and self.weights != "nccl"
+
+    @property
+    def loop_device(self) -> str:
+        """The device on which the process of the loop loads the model."""
+        return self.hardware.device if self.trains_in_loop else "cpu"
 
     @property
     def micro_batch_tokens(self) -> int:

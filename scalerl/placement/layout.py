@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scalerl.config.base import ConfigError
+from scalerl.cluster.devices import Table, counted, described, devices
+from scalerl.config.base import ConfigError, replace
 from scalerl.config.data import TextTask
 from scalerl.config.model import TinyModel
 from scalerl.config.run import RunConfig
@@ -31,27 +32,29 @@ MEAN_PROMPT = 256
 class Layout:
     """Processes of a run and the memory of each GPU.
 
-    Example (8B on 80 GPUs): Layout(found=Found(...), trainer_gpus=16, generator_gpus=64, slots_of_an_engine=12,
-                                    trainer=TrainerMemory(...), expected=GeneratorMemory(...), at_limit=...)
+    Example (8B on 80 GPUs): Layout(found=Found(...), devices={("trainer", 0): Place(...), ...}, gpus=80,
+                                    slots_of_an_engine=12, trainer=TrainerMemory(...), expected=GeneratorMemory(...),
+                                    at_limit=...)
     """
 
     found: Found
-    trainer_gpus: int
-    generator_gpus: int
-    """GPUs of all engines; 0 for servers given by address."""
+    devices: Table
+    """Devices of all processes."""
+    gpus: int
+    """GPUs that the run uses, without those of servers given by address."""
     slots_of_an_engine: int
     trainer: TrainerMemory
     expected: GeneratorMemory
     """Memory with all slots at the mean length."""
     at_limit: GeneratorMemory
     """Memory with all slots at the length limit."""
-    one_gpu: bool
-    """Whether trainer and engines share one GPU."""
 
     @property
-    def gpus(self) -> int:
-        """GPUs that the run uses."""
-        return 1 if self.one_gpu else self.trainer_gpus + self.generator_gpus
+    def sharing(self) -> int:
+        """Engines on the GPU of the first trainer rank."""
+        first = self.devices["trainer", 0]
+        engines = [at for (kind, _), at in self.devices.items() if kind == "generator"]
+        return sum((at.host, at.gpus) == (first.host, first.gpus) for at in engines) if first.gpus else 0
 
 
 def prompt_tokens(config: RunConfig) -> tuple[float, int]:
@@ -61,14 +64,14 @@ def prompt_tokens(config: RunConfig) -> tuple[float, int]:
 
 
 def lay_out(config: RunConfig, found: Found | None = None) -> Layout:
-    """Count GPUs and bytes, as if every process had GPUs.
+    """Count GPUs and bytes.
 
     Args:
         config: Configuration of the run.
         found: The model's shape and its source; None: they are looked up.
 
     Raises:
-        ConfigError: The model's sizes are unknown.
+        ConfigError: The model's sizes are unknown, or there are too few GPUs.
     """
     found = found or shape_of(config)
     shape, place, learner = found.shape, config.placement, config.learner
@@ -81,23 +84,32 @@ def lay_out(config: RunConfig, found: Found | None = None) -> Layout:
     def memory(tokens: float) -> GeneratorMemory:
         return generator_memory(shape, caches * slots * tokens, place.tensor_parallel, head)
 
+    trainer = trainer_memory(
+        shape,
+        place.trainer_ranks,
+        widest(config),
+        learner.gradient_checkpointing,
+        whole_gradient(config),
+        adapter_params(shape, config.lora) if config.lora else 0,
+    )
+    if on_gpus(config):
+        config = replace(config, hardware=replace(config.hardware, device="cuda"))
+    table = devices(config, trainer_bytes=lambda: trainer.total)
     return Layout(
         found=found,
-        trainer_gpus=place.trainer_ranks,
-        generator_gpus=0 if place.servers else place.engines * place.gpus_of_a_generator,
+        devices=table,
+        gpus=counted(table).held - len(place.servers) * place.gpus_of_a_generator,
         slots_of_an_engine=slots,
-        trainer=trainer_memory(
-            shape,
-            place.trainer_ranks,
-            widest(config),
-            learner.gradient_checkpointing,
-            whole_gradient(config),
-            adapter_params(shape, config.lora) if config.lora else 0,
-        ),
+        trainer=trainer,
         expected=memory(mean_prompt + config.expected_tokens),
         at_limit=memory(limit),
-        one_gpu=place.one_gpu,
     )
+
+
+def on_gpus(config: RunConfig) -> bool:
+    """Return whether a plan assumes GPUs: with `hardware.device = "auto"`, for all models except the lab's."""
+    device = config.hardware.device
+    return device == "cuda" or (device == "auto" and not isinstance(config.model, TinyModel))
 
 
 def widest(config: RunConfig) -> int:
@@ -111,24 +123,28 @@ def whole_gradient(config: RunConfig) -> bool:
 
 
 def check(config: RunConfig, layout: Layout) -> None:
-    """Check that the model can be divided and, if `hardware.device` is cuda, that it fits.
+    """Check that the model can be divided and, if the run may use GPUs, that it fits.
 
     Raises:
         ConfigError: It cannot be divided or does not fit.
     """
     _check_divides(config, layout.found.shape)
-    if config.hardware.device != "cuda":
-        return
-    _check_gpus(config, layout)
-    room = USABLE * config.placement.gpu_gb * GB
-    if layout.one_gpu:
-        _check_one_gpu(config, layout, room)
-        return
+    problem = _too_large(config, layout) if on_gpus(config) else ""
+    if problem:
+        cpu = "; or set hardware.device = 'cpu' (auto is planned as GPUs)" if config.hardware.device == "auto" else ""
+        raise ConfigError(problem + cpu)
+
+
+def _too_large(config: RunConfig, layout: Layout) -> str:
+    """Return why the run does not fit on its GPUs; empty if it fits."""
+    place = config.placement
+    room = USABLE * place.gpu_gb * GB
+    held = (layout.at_limit if place.engine == "torch" else layout.expected).total
+    if layout.sharing and layout.trainer.total + layout.sharing * held > room:
+        return _one_gpu_too_small(config, layout, held)
     if layout.trainer.total > room:
-        raise ConfigError(_trainer_too_large(config, layout))
-    held = layout.at_limit if config.placement.engine == "torch" else layout.expected
-    if held.total > room:
-        raise ConfigError(_generator_too_large(config, layout))
+        return _trainer_too_large(config, layout)
+    return _generator_too_large(config, layout) if held > room else ""
 
 
 def _check_divides(config: RunConfig, shape: DecoderShape) -> None:
@@ -139,33 +155,17 @@ def _check_divides(config: RunConfig, shape: DecoderShape) -> None:
             f"placement.tensor_parallel: got {parts} for a model of {shape.heads} attention heads and {shape.kv_heads} "
             f"key-value heads; allowed: a divisor of both, {', '.join(map(str, allowed))}"
         )
-    given = config.placement.gpus_per_generator
-    if given and given != parts and config.placement.engine == "vllm":
-        raise ConfigError(
-            f"placement.gpus_per_generator: got {given} with tensor_parallel {parts}; allowed: 0 or {parts}. vLLM uses "
-            "as many GPUs as it splits the model over"
-        )
 
 
-def _check_gpus(config: RunConfig, layout: Layout) -> None:
-    allowed = config.placement.gpus
-    if allowed and layout.gpus > allowed:
-        raise ConfigError(
-            f"placement: got {layout.trainer_gpus} trainer ranks and {config.placement.engines} generators of "
-            f"{config.placement.gpus_of_a_generator} GPUs, {layout.gpus} GPUs in total; allowed: placement.gpus = "
-            f"{allowed}. Lower trainer_ranks, generators or tensor_parallel, or raise gpus"
-        )
-
-
-def _check_one_gpu(config: RunConfig, layout: Layout, room: float) -> None:
-    total = layout.trainer.total + layout.at_limit.total
-    if total > room:
-        raise ConfigError(
-            f"placement: trainer ({_gb(layout.trainer.total)}) and generator ({_gb(layout.at_limit.total)}, "
-            f"{layout.slots_of_an_engine} slots at the length limit) share one GPU and need {_gb(total)}; allowed: "
-            f"{USABLE:.0%} of placement.gpu_gb = {config.placement.gpu_gb:g} GB. Lower rollouts.slots, recipe.length "
-            "or learner.micro_batch_tokens, set learner.gradient_checkpointing, or use more GPUs (docs/cluster.md)"
-        )
+def _one_gpu_too_small(config: RunConfig, layout: Layout, held: float) -> str:
+    length = "the length limit" if config.placement.engine == "torch" else "the mean length"
+    count = "generator" if layout.sharing == 1 else f"{layout.sharing} generators"
+    return (
+        f"placement: trainer ({_gb(layout.trainer.total)}) and {count} ({_gb(held)}, {layout.slots_of_an_engine} "
+        f"slots at {length}) share one GPU and need {_gb(layout.trainer.total + layout.sharing * held)}; allowed: "
+        f"{USABLE:.0%} of placement.gpu_gb = {config.placement.gpu_gb:g} GB. Lower rollouts.slots, recipe.length or "
+        "learner.micro_batch_tokens, set learner.gradient_checkpointing, or use more GPUs (docs/cluster.md)"
+    )
 
 
 def _trainer_too_large(config: RunConfig, layout: Layout) -> str:
@@ -218,13 +218,15 @@ def lines(config: RunConfig, layout: Layout) -> list[str]:
     out = [size_line(layout.found)]
     if place.scorers:
         out.append(f"scorers: {place.scorers} actors of {config.scoring.workers or 1} cores each")
-    if device == "cpu" or (device == "auto" and isinstance(config.model, TinyModel)):
+    if not on_gpus(config):
         out.append(f"placement: {_ranks(place.trainer_ranks)} and {_engines(config)}, in the memory of this machine")
         return out
-    where = "one GPU for both" if layout.one_gpu else f"{layout.gpus} GPUs"
+    where = "one GPU for both" if layout.sharing and layout.gpus == 1 else f"{layout.gpus} GPUs"
     served = f"; {place.engines} servers given by address, with separate GPUs" if place.servers else ""
     condition = " if the machine has them (hardware.device = auto)" if device == "auto" else ""
     out.append(f"placement: {_ranks(place.trainer_ranks)} and {_engines(config)}: {where}{condition}{served}")
+    note = " (Ray may choose other nodes and GPUs)" if place.backend == "ray" else ""
+    out += [f"devices{note}:", *(f"  {line}" for line in described(layout.devices))]
     out.append(f"estimates, GB per GPU ({USABLE:.0%} of {place.gpu_gb:g} GB are usable):")
     t, g = layout.trainer, layout.at_limit
     how = ", recomputed" if config.learner.gradient_checkpointing else ""

@@ -6,7 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
+from scalerl.cluster.devices import devices
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.model import TinyModel
 from scalerl.config.run import RunConfig
@@ -91,19 +93,29 @@ def speeds_of(config: RunConfig, given: Given) -> tuple[Speeds, list[str]]:
     """Return the speeds of a configuration, and lines with the source of each."""
     steps, from_generator = _generation(config, given)
     updates, from_trainer = _training(config, given)
-    directory = config.rollouts.weights == "directory"
-    on_cpu = given.measured is not None or config.hardware.device == "cpu"
-    transfer, origin = given.transfer_s, "as given"
-    if transfer < 0:
-        transfer = 0.0 if on_cpu else transfer_seconds(given.found.shape, given.assumed, directory)
-        origin = "within the measured updates" if on_cpu else "assumed: bytes over the network's or the disk's speed"
     # vLLM pauses its sequences while it receives weights; the torch engine copies weights that have arrived
-    swap = given.measured.swap_s if given.measured is not None else transfer
+    sending = swap = given.transfer_s
+    source = "as given"
+    if given.transfer_s < 0 and (given.measured is not None or config.hardware.device == "cpu"):
+        sending, swap, source = 0.0, 0.0, "within the measured updates"
+    elif given.transfer_s < 0:
+        nodes = nodes_with_engines(config)
+        sending, swap = transfer_seconds(given.found.shape, given.assumed, config.weights, nodes)
+        source = f"assumed: {config.weights} to engines on {nodes} node{'s' if nodes > 1 else ''}"
+    if given.measured is not None:
+        swap = given.measured.swap_s
     if given.measured is not None and not given.generator_rates and not given.trainer_rate:
         steps, updates = given.measured.replay(config.placement.trainer_ranks)
-    speeds = Speeds(steps, updates, transfer, swap, prompt_tokens(config)[0])
-    notes = [f"generator: {from_generator}", f"trainer: {from_trainer}", f"weights: {transfer:.3g} s, {origin}"]
-    return speeds, notes
+    speeds = Speeds(steps, updates, sending, swap, prompt_tokens(config)[0])
+    weights = f"weights: {sending:.3g} s to send and {swap:.3g} s to receive, {source}"
+    return speeds, [f"generator: {from_generator}", f"trainer: {from_trainer}", weights]
+
+
+def nodes_with_engines(config: RunConfig) -> int:
+    """Return the number of nodes that receive weights; servers given by address are told apart by their host."""
+    table = devices(replace(config, hardware=replace(config.hardware, device="cuda")))
+    hosts = [at.host for (kind, _), at in table.items() if kind == "generator"]
+    return len({urlsplit(host).hostname or host for host in hosts})
 
 
 def _generation(config: RunConfig, given: Given) -> tuple[StepSeconds, str]:

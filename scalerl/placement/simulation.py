@@ -37,7 +37,7 @@ class Speeds:
     update_seconds: UpdateSeconds
     """Seconds of an update by all trainer ranks."""
     transfer_s: float = 0.0
-    """Seconds from the end of an update to new weights on the engines; the trainer waits while it sends them."""
+    """Seconds in which the trainer sends new weights, before engines can receive them."""
     swap_s: float = 0.0
     """Seconds that a swap stops an engine."""
     prompt_tokens: float = 0.0

@@ -69,7 +69,9 @@ class Assumptions:
     network: float = 40e9
     """Bytes per second and GPU between nodes: 80% of 400 Gbit/s."""
     disk: float = 2e9
-    """Bytes per second of the file system, for `rollouts.weights = "directory"`."""
+    """Bytes per second of the file system, which all nodes share, for `rollouts.weights = "directory"`."""
+    host: float = 25e9
+    """Bytes per second between a GPU and the memory of its node: 80% of PCIe 4.0 x16."""
     node: int = 8
     """GPUs per node."""
 
@@ -81,7 +83,7 @@ class Assumptions:
             f"{gpu.name}: {gpu.flops / 1e12:,.0f} TFLOP/s BF16, {gpu.bytes_per_s / 1e12:.2f} TB/s; training reaches "
             f"{self.training_share:.0%} of the peak, decoding {self.decode_share:.0%} of both and "
             f"{1e3 * self.step_overhead_s:g} ms of overhead per step; {self.network / 1e9:g} GB/s per GPU between "
-            f"nodes of {self.node}"
+            f"nodes of {self.node}; files at {self.disk / 1e9:g} GB/s for all nodes together"
         )
 
 
@@ -219,10 +221,22 @@ def updates_from_rate(tokens_per_s: float, trained_share: float = 1.0) -> Update
     return lambda lengths: float(lengths.sum()) * trained_share / tokens_per_s
 
 
-def transfer_seconds(shape: DecoderShape, assumed: Assumptions, directory: bool) -> float:
-    """Return the seconds from the end of an update to new weights on the engines, BF16.
+def transfer_seconds(shape: DecoderShape, assumed: Assumptions, channel: str, nodes: int) -> tuple[float, float]:
+    """Return the seconds in which the trainer sends a version, and then those in which an engine receives it, BF16.
 
-    One broadcast over the network, or a write and a read through the file system.
+    Args:
+        shape: The model.
+        assumed: Speeds.
+        channel: A value of `rollouts.weights`. directory: the trainer writes one file, and every node reads it from the
+            shared file system. object-store: every node gets a copy from the trainer's node. nccl: both sides wait for
+            one broadcast. shared-memory: through the memory of the node.
+        nodes: Nodes with engines; the engines of a node share what it has read.
     """
     size = BF16 * shape.params
-    return 2.0 * size / assumed.disk if directory else size / assumed.network
+    network, host = size / assumed.network, size / assumed.host
+    return {
+        "directory": (size / assumed.disk, nodes * size / assumed.disk),
+        "object-store": (host, nodes * network + host),
+        "nccl": (network, network),
+        "shared-memory": (host, host),
+    }[channel]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from scalerl.cluster.devices import Place, Table
 from scalerl.config.recipe import Custom
 from scalerl.config.run import RunConfig
 from scalerl.models.flops import ModelShape
@@ -74,6 +75,8 @@ class GeneratorSpec:
     """The run directory, for logs."""
     make_engines: MakeEngines
     """Makes the engines; a module-level function, because it is pickled."""
+    devices: Table = field(default_factory=dict)
+    """Devices of all processes."""
 
     def __call__(self, channel: WeightChannel) -> WorkerParts:
         """Load the model and restore the state, in the generator process."""
@@ -103,6 +106,11 @@ class EngineSpec:
     def name(self) -> str:
         """Name of the engine in messages."""
         return f"generator {self.number + 1} of {self.generator.config.placement.engines}"
+
+    @property
+    def place(self) -> Place:
+        """The engine's devices."""
+        return self.generator.devices.get(("generator", self.number), Place())
 
     @property
     def slots(self) -> int:
@@ -157,7 +165,7 @@ def local_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> S
     """Make one engine in this process, or several in separate processes that step together."""
     if len(specs) == 1:
         return [specs[0]()]
-    processes = [EngineProcess(spec, spec.name) for spec in specs]
+    processes = [EngineProcess(spec, spec.name, spec.place.environment) for spec in specs]
     return [process.engines() for process in processes]
 
 

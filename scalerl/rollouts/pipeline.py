@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -93,6 +94,8 @@ class Pipeline:
         self._launch, self._watch = launch, watch
         self._worker: WorkerHandle | None = None
         self._build, self._channel, self._score, self._stop_requested = build, channel, score, stop_requested
+        self._lost: Callable[[], bool] = getattr(channel, "lost", lambda: False)
+        self._latest: Callable[[], None] = lambda: None
         self._held: set[int] = set()
         self._pending: dict[int, PendingScores] = {}
         self._inbox: dict[str, queue.SimpleQueue[Any]] = {
@@ -139,7 +142,7 @@ class Pipeline:
             RewardError: Scoring failed.
         """
         began = time.perf_counter()
-        number, indices, stats, dropped = self._get("batch")
+        number, indices, stats, dropped = self._get("batch", lost=self._lost)
         assert number == now and len(indices) <= n, (number, now, len(indices))
         formed = time.perf_counter()
         groups = tuple(self._result(self._pending.pop(index)) for index in indices)
@@ -165,7 +168,7 @@ class Pipeline:
         if version not in self._held:
             self._send_weights(version, send)
         self._send("evaluate", version, tuple(visits), samples)
-        groups, seconds, self._busy_at = self._get("evaluated", interruptible=False)
+        groups, seconds, self._busy_at = self._get("evaluated", interruptible=False, lost=self._lost)
         began = time.perf_counter()
         pending = [self._score(group) for group in groups]
         scored = [self._result(one, interruptible=False) for one in pending]
@@ -208,7 +211,8 @@ class Pipeline:
             released = self._get("released", interruptible=False)
             self._held.discard(released)
             self._channel.drop(released)
-        send(version, self._channel)
+        self._latest = partial(send, version, self._channel)
+        self._latest()
         self._held.add(version)
 
     # --------------------------------------------------------------------------------------------------- snapshots
@@ -261,7 +265,8 @@ class Pipeline:
                 raise Interrupted
         return pending.result()
 
-    def _get(self, name: str, interruptible: bool = True) -> Any:
+    def _get(self, name: str, interruptible: bool = True, lost: Callable[[], bool] = lambda: False) -> Any:
+        """Return the next message of a kind; send the latest weights again if `lost` says that an engine lost them."""
         source = self._inbox[name]
         while True:
             try:
@@ -272,6 +277,8 @@ class Pipeline:
                 self._watch()  # engines may wait for weights of a rank that has ended
                 if interruptible and self._stop_requested():
                     raise Interrupted from None
+                if lost():
+                    self._latest()
 
     def _read(self) -> None:
         """Sort incoming messages into queues, and start to score groups.

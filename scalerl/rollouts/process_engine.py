@@ -27,16 +27,18 @@ class EngineDied(ProcessDied):
 class EngineProcess:
     """The coordinator's side of one process."""
 
-    def __init__(self, build: BuildEngines, name: str) -> None:
+    def __init__(self, build: BuildEngines, name: str, environment: Mapping[str, str] | None = None) -> None:
         """Start the process.
 
         Args:
             build: Function that makes the engines inside the process.
             name: Name in messages.
+            environment: Additional environment variables.
         """
         context = ChildContext()
         self._connection, child_end = context.Pipe()
         self._process = context.Process(target=serve, args=(child_end, build), name=name, daemon=True)
+        self._process.environment = environment or {}
         self._process.start()
         child_end.close()  # otherwise the end of the process would not close the pipe
         self.name = f"{name} (process {self._process.pid})"

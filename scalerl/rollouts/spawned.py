@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import atexit
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from typing import Protocol
 
@@ -36,11 +36,14 @@ Launch = Callable[[WeightChannel, Build, First], WorkerHandle]
 class SpawnedWorker:
     """A child process."""
 
-    def __init__(self, channel: WeightChannel, build: Build, first: First) -> None:
-        """Start the process."""
+    def __init__(
+        self, channel: WeightChannel, build: Build, first: First, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start the process, with additional environment variables."""
         context = ChildContext()
         self.connection, child_end = context.Pipe()
         self._process = context.Process(target=serve, args=(child_end, channel, build, first), name="generator")
+        self._process.environment = environment or {}
         self._process.start()
         atexit.register(self._process.kill)  # runs before multiprocessing's handler, which would wait forever
         child_end.close()  # otherwise the end of the process would not close the pipe

@@ -8,8 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from scalerl.cluster.devices import Table, devices, needs, this_machine
 from scalerl.config.run import RunConfig
 from scalerl.models.layout import WeightLayout
+from scalerl.placement.layout import lay_out
 from scalerl.rollouts.build import MakeEngines, local_engines
 from scalerl.rollouts.spawned import Launch, SpawnedWorker
 from scalerl.rollouts.weights import CHANNELS
@@ -26,6 +28,8 @@ StartRanks = Callable[[RunConfig, str, Sequence[WeightChannel]], RankTransport]
 class Backend:
     """Functions that start the processes of a run."""
 
+    devices: Table
+    """Devices of all processes."""
     launch: Launch
     """Starts the generator's process."""
     make_engines: MakeEngines
@@ -39,11 +43,16 @@ class Backend:
 
 
 def _local(config: RunConfig) -> Backend:
+    hosts = [this_machine()] if config.hardware.device == "cuda" else None
+    table = devices(config, hosts, lambda: lay_out(config).trainer.total)
+    ranks = [at.environment for (kind, _), at in table.items() if kind == "trainer"]
+    start_ranks, channel = partial(RankProcesses.of, ranks), partial(_channel, config)
     if config.placement.engine == "vllm":
         from scalerl.rollouts.vllm.launch import server_engines
 
-        return Backend(SpawnedWorker, server_engines, partial(_channel, config), RankProcesses.of)
-    return Backend(SpawnedWorker, local_engines, partial(_channel, config), RankProcesses.of)
+        return Backend(table, SpawnedWorker, server_engines, channel, start_ranks)
+    alone = table["generator", 0].environment if config.placement.engines == 1 else {}
+    return Backend(table, partial(SpawnedWorker, environment=alone), local_engines, channel, start_ranks)
 
 
 def _channel(config: RunConfig, layout: WeightLayout, run: Path) -> WeightChannel:
@@ -51,20 +60,20 @@ def _channel(config: RunConfig, layout: WeightLayout, run: Path) -> WeightChanne
         from scalerl.rollouts.vllm.nccl import NcclChannel
 
         placement = config.placement
-        return NcclChannel(layout, placement.servers, timeout_s=placement.transfer_timeout_s)
+        return NcclChannel(layout, placement.servers, placement.trainer_address, placement.transfer_timeout_s)
     return CHANNELS[config.weights](layout, run)
 
 
 def _ray(config: RunConfig) -> Backend:
-    from scalerl.cluster.connect import check_resources, connect
+    from scalerl.cluster.connect import check_resources, connect, hosts_of
     from scalerl.cluster.engines import actor_engines
     from scalerl.cluster.object_store import ObjectStoreChannel
     from scalerl.cluster.ranks import RayRanks
-    from scalerl.cluster.resources import run_resources
     from scalerl.cluster.worker import RayWorker
 
     ray = connect(config.placement.ray_address, "placement.ray_address")
-    check_resources(ray, run_resources(config), "trainer ranks and generators together")
+    table = devices(config, hosts_of(ray))
+    check_resources(ray, needs(table), "trainer ranks and generators together")
 
     def launch(*parts: Any) -> RayWorker:
         return RayWorker(ray, *parts)
@@ -73,19 +82,19 @@ def _ray(config: RunConfig) -> Backend:
         return ObjectStoreChannel(ray) if config.weights == "object-store" else _channel(config, layout, run)
 
     def start_ranks(config: RunConfig, model_path: str, channels: Sequence[WeightChannel]) -> RankTransport:
-        return RayRanks(ray, config, model_path, channels)
+        return RayRanks(ray, config, model_path, channels, table["trainer", 0].resources)
 
     def scorers(config: RunConfig) -> Mapping[str, Scorer]:
         from scalerl.cluster.scorers import actor_scorers
 
         return actor_scorers(ray, config) if config.placement.scorers else make_scorers(config)
 
-    return Backend(launch, actor_engines, channel, start_ranks, scorers)
+    return Backend(table, launch, actor_engines, channel, start_ranks, scorers)
 
 
 BACKENDS: dict[str, Callable[[RunConfig], Backend]] = {"local": _local, "ray": _ray}
 """Backends by `placement.backend`; each takes the resolved configuration.
 
 Raises:
-    ConfigError: The cluster does not answer or is too small.
+    ConfigError: The cluster does not answer, or there are too few GPUs or cores.
 """

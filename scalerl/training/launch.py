@@ -12,9 +12,12 @@ from typing import Any
 
 import torch
 
+from scalerl.cluster.connect import cluster_gpus
+from scalerl.cluster.devices import counted
 from scalerl.config import RunConfig
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.hardware import Hardware
+from scalerl.config.placement import Placement
 from scalerl.learn.custom import check_functions
 from scalerl.loggers.base import Logger
 from scalerl.loggers.build import makers_of
@@ -35,12 +38,9 @@ from scalerl.tasks.sandbox.detect import sandbox_notes
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.backends import BACKENDS, Backend
 from scalerl.training.checkpoint import CheckpointStore, load_plain, load_state, save_state
-from scalerl.training.devices import devices_of
 from scalerl.training.learner.base import Learner
-from scalerl.training.learner.helpers import helpers_of
 from scalerl.training.learner.policy_learner import batch_flops
-from scalerl.training.learner.ranks import LearnerDied, LearnerGroup
-from scalerl.training.learner.single import SingleLearner
+from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, single_learner
 from scalerl.training.manifest import finish_stamps
 from scalerl.training.pinned import pinned
 from scalerl.training.progress import Display, Progress
@@ -74,15 +74,7 @@ from scalerl.training.stopwatch import Stopwatch
 
 def resolve(config: RunConfig) -> RunConfig:
     """Replace every `auto` by the value for this machine, so that the saved configuration repeats the run elsewhere."""
-    hardware = resolve_hardware(config.hardware)
-    device = hardware.device
-    ranks = config.placement.trainer_ranks
-    if ranks > 1 and device == "cuda" and config.placement.backend == "local" and torch.cuda.device_count() < ranks:
-        raise ConfigError(
-            f"placement.trainer_ranks: got {ranks}, but torch sees {torch.cuda.device_count()} GPUs on this machine; "
-            "allowed: a GPU for each rank, placement.backend = 'ray' for the GPUs of a cluster, or hardware.device = "
-            "'cpu'"
-        )
+    hardware = resolve_hardware(config.hardware, config.placement)
     rollouts = replace(config.rollouts, slots=config.slots)
     if config.lag_follows:
         rollouts = replace(rollouts, lag_ticks="follow")
@@ -92,15 +84,24 @@ def resolve(config: RunConfig) -> RunConfig:
     return replace(config, learner=replace(config.learner, micro_batch_tokens=config.micro_batch_tokens))
 
 
-def resolve_hardware(hardware: Hardware) -> Hardware:
-    """Replace every `auto` in the hardware settings by the value for this machine.
+def resolve_hardware(hardware: Hardware, placement: Placement | None = None) -> Hardware:
+    """Replace every `auto` in the hardware settings by the value for this machine, or for a cluster.
+
+    Args:
+        hardware: The settings.
+        placement: Placement of a run's processes; None: this process computes everything.
 
     Raises:
-        ConfigError: A GPU is requested, but torch sees none.
+        ConfigError: A GPU is requested, but there is none; or the cluster does not answer.
     """
-    device = hardware.device if hardware.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("hardware.device: got 'cuda', but torch sees no GPU here; allowed: cpu, auto")
+    device, where = hardware.device, "torch sees no GPU here"
+    if device != "cpu":
+        gpus = torch.cuda.is_available()
+        if placement and placement.backend == "ray":  # the trainer and the engines are elsewhere
+            gpus, where = cluster_gpus(placement.ray_address) > 0, "the Ray cluster has no GPU"
+        if device == "cuda" and not gpus:
+            raise ConfigError(f"hardware.device: got 'cuda', but {where}; allowed: cpu, auto")
+        device = "cuda" if gpus else "cpu"
     dtype = hardware.dtype if hardware.dtype != "auto" else "bfloat16" if device == "cuda" else "float32"
     half = max(1, (os.cpu_count() or 2) // 2)
     return replace(
@@ -218,6 +219,7 @@ def _assemble(
         model=model,
         run=path,
         make_engines=backend.make_engines,
+        devices=backend.devices,
     )
     channel = backend.channel(WeightLayout.of(sent_weights(config, policy)), path)
     learner = _learner(config, model_path, policy, channel, backend, path)
@@ -233,7 +235,7 @@ def _assemble(
         tokenizer=tokenizer,
         display=display,
         stop_requested=stop_requested,
-        devices=devices_of(config),
+        devices=counted(backend.devices),
         flops_rule=flops_rule,
     )
     return _begin(session, checkpoint, makers)
@@ -249,9 +251,8 @@ def _directory(config: RunConfig, path: Path, directory: RunDirectory | None, *,
 
 
 def _policy(config: RunConfig, model_path: str, tokenizer: Any, flops_rule: int) -> Policy:
-    """Load the model; with several ranks, this process only inspects it."""
-    device = "cpu" if config.placement.trainer_ranks > 1 else config.hardware.device
-    policy = load_of(config, model_path, device)
+    """Load the model, which this process only inspects if others train."""
+    policy = load_of(config, model_path, config.loop_device)
     check_vocabulary(tokenizer, policy, model_path)
     policy.shape = policy.shape.counted_by(flops_rule)
     return policy
@@ -290,18 +291,9 @@ def _learner(
     config: RunConfig, model_path: str, policy: Policy, channel: WeightChannel, backend: Backend, run: Path
 ) -> Learner:
     """Return the learner: this process, which owns the policy from then on, or ranks, which use only its shape."""
-    placement, settings = config.placement, config.learner
-    if placement.trainer_ranks == 1:
-        return SingleLearner.of(
-            policy,
-            config.recipe,
-            config.micro_batch_tokens,
-            settings.gradient_checkpointing,
-            packing=settings.packing,
-            checkpoint_names=placement.engine == "vllm",
-            helpers=helpers_of(config.hardware),
-        )
-    shape, checkpointing = policy.shape, settings.gradient_checkpointing
+    if config.trains_in_loop:
+        return single_learner(config, policy)
+    placement, shape, checkpointing = config.placement, policy.shape, config.learner.gradient_checkpointing
     try:
         return LearnerGroup(
             backend.start_ranks(config, model_path, [channel]),

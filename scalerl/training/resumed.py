@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scalerl.cluster.devices import counted, devices
 from scalerl.config import RunConfig, parse_config, read_config, to_toml
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.recipe import LaterRate
 from scalerl.models.flops import FLOPS_RULE
 from scalerl.training.checkpoint import FORMAT, CheckpointStore, load_plain
-from scalerl.training.devices import devices_of
 from scalerl.training.manifest import Damaged, check_files
 from scalerl.training.progress import Display, Progress
 from scalerl.training.run_dir import RunDirectory
@@ -103,7 +103,7 @@ def hours_of(state: Mapping[str, Any]) -> float:
     if "device_hours" in state:
         return float(state["device_hours"])
     before = parse_config(state["config"], "the checkpoint")  # earlier versions saved seconds
-    return devices_of(before).held * float(state["training_s"]) / 3600.0
+    return counted(devices(before)).held * float(state["training_s"]) / 3600.0
 
 
 LEARNING_RATE = "recipe.optimizer.learning_rate"

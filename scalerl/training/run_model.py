@@ -146,7 +146,7 @@ def check_sampled(config: RunConfig, policy: Policy, model_path: str) -> None:
     if engine == "torch":
         check_engine(policy)
     elif isinstance(engine, Custom):
-        load = partial(load_of, config, model_path, config.hardware.device)
+        load = partial(load_of, config, model_path, config.loop_device)
         check_engine_plugin(engine, policy, load, model_path, deterministic=config.schedule == "deterministic")
     if config.recipe.routing_replay == "on" and not can_record(policy):
         kind = "whose routers do not return the chosen experts" if policy.experts else "which has no experts"

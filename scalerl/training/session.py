@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from scalerl.cluster.devices import Devices
 from scalerl.config import RunConfig, to_toml
 from scalerl.config.base import replace
 from scalerl.loggers.follow import Followers
@@ -27,7 +28,6 @@ from scalerl.serialization import to_plain
 from scalerl.tasks.scoring import ScoringService
 from scalerl.training.bad_update import message, save_batch
 from scalerl.training.checkpoint import FORMAT, CheckpointStore, save_state
-from scalerl.training.devices import Devices
 from scalerl.training.evaluation import by_task, eval_point, held_out_visits
 from scalerl.training.lag import measured_lag
 from scalerl.training.learner.base import BadGradient, Learner, StepStats, TrainBatch

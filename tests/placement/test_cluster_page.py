@@ -10,6 +10,8 @@ from doc_pages import blocks
 
 from scalerl import cli
 from scalerl.cli.plan import plan_parser
+from scalerl.cluster.devices import Host, devices
+from scalerl.config import read_config
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/cluster.md").read_text()
@@ -40,13 +42,22 @@ def test_the_block_of_the_paper_has_its_sizes(tmp_path, capsys):
     assert "16 trainer ranks (FSDP2) and 64 vLLM generators" in out
 
 
-def test_the_kuberay_example_is_a_job_with_as_many_gpus_as_the_papers():
+def test_the_kuberay_example_places_the_papers_run_on_its_workers_and_no_process_on_its_head(tmp_path):
     yaml = pytest.importorskip("yaml")
     job = yaml.safe_load((ROOT / "examples/kuberay.yaml").read_text())
-    (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    cluster = job["spec"]["rayClusterSpec"]
+    (group,) = cluster["workerGroupSpecs"]
     (container,) = group["template"]["spec"]["containers"]
     assert job["kind"] == "RayJob" and "scalerl train" in job["spec"]["entrypoint"]
-    assert group["replicas"] * int(container["resources"]["limits"]["nvidia.com/gpu"]) == 80
+    head = Host("head", tuple(map(str, range(int(cluster["headGroupSpec"]["rayStartParams"]["num-gpus"])))))
+    gpus = tuple(map(str, range(int(container["resources"]["limits"]["nvidia.com/gpu"]))))
+    workers = [Host(f"worker {n}", gpus) for n in range(group["replicas"])]
+    file = tmp_path / "run.toml"
+    file.write_text(BLOCKS[3])
+    config = read_config(file, [])
+    table = devices(config, [head, *workers])
+    used = [(at.host, gpu) for (kind, _), at in table.items() if kind != "scorer" for gpu in at.gpus]
+    assert len(used) == len(set(used)) == 80 and head.name not in dict(used) and config.loop_device == "cpu"
 
 
 def test_the_slurm_example_is_a_shell_script():
@@ -65,6 +76,4 @@ def test_every_plan_command_of_a_page_has_options_that_exist(page):
         _, fields = plan_parser().parse_known_args(words.split())
         assert file.endswith(".toml")
         if fields:
-            from scalerl.config import read_config
-
             read_config(None, [*fields, "--data", "p.jsonl", "--model", "Qwen/Qwen3-8B"])

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from commands import call
 
-from scalerl.config import HuggingFaceModel, RunConfig
+from scalerl.config import HuggingFaceModel, RunConfig, read_config
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.data import PromptFile
 from scalerl.config.placement import Placement
 from scalerl.config.recipe import PipelineRL
 from scalerl.config.run import Hardware, Learner, Rollouts, Scoring
 from scalerl.placement.layout import check, lay_out, lines
-from scalerl.placement.plan import best_split, lengths_of, splits
+from scalerl.placement.plan import Given, best_split, lengths_of, speeds_of, splits
 from scalerl.placement.shape import shape_of
 from scalerl.placement.speed import GPUS, Assumptions
 
@@ -50,7 +50,7 @@ def refused(config):
 def test_8b_fits_on_the_80_gpus_of_the_paper():
     layout = lay_out(PAPER)
     check(PAPER, layout)
-    assert layout.gpus == 80 and layout.slots_of_an_engine == 12 and not layout.one_gpu
+    assert layout.gpus == 80 and layout.slots_of_an_engine == 12 and not layout.sharing
     # weights 2 x 8.03e9; 12 slots x (14,048 + 2,048) tokens x 131,072 bytes
     assert layout.at_limit.weights == pytest.approx(16.06e9, rel=1e-3)
     assert layout.at_limit.cache == 12 * 16_096 * 131_072
@@ -132,8 +132,6 @@ def test_splits_use_all_gpus_and_whole_nodes_of_trainers():
 
 
 def test_the_best_split_has_the_most_useful_tokens_and_keeps_both_sides_busy():
-    from scalerl.placement.plan import Given
-
     found = shape_of(PAPER)
     given = Given(found, Assumptions(GPUS["H100"]), generator_rates=((12, 1000.0), (24, 1000.0)), trainer_rate=16_000.0,
                   trainer_rate_ranks=16, transfer_s=0.0, updates=8)  # fmt: skip
@@ -147,6 +145,37 @@ def test_the_best_split_has_the_most_useful_tokens_and_keeps_both_sides_busy():
     too_large = replace(config, model=HuggingFaceModel(path="meta-llama/Llama-4-Scout-17B-16E"))
     with pytest.raises(ConfigError, match="no split of them into trainers and generators fits the model"):
         best_split(too_large, Given(shape_of(too_large), given.assumed), lengths_of(config, None), 8)
+
+
+# ----------------------------------------------------------------------------------------------------------- transfers
+
+
+@pytest.mark.parametrize(
+    ("placement", "weights", "expected"),
+    [
+        # 8.03e9 parameters in BF16 are 16.06 GB. vLLM servers that the run starts read files: one write at 2 GB/s, and
+        # one read by each of the 8 nodes with engines (16 ranks fill two nodes, 64 engines the next eight)
+        ({}, "auto", (8.03, 8 * 8.03)),
+        ({"generators": 3, "trainer_ranks": 1}, "auto", (8.03, 8.03)),
+        # one broadcast at 40 GB/s, to any number of servers
+        ({"servers": ("http://a:1", "http://a:2", "http://b:1")}, "nccl", (0.4015, 0.4015)),
+        ({"servers": ("http://a:1", "http://a:2", "http://b:1")}, "auto", (8.03, 2 * 8.03)),
+        # a copy to host memory at 25 GB/s, then one over the network to each of the two nodes, and to the GPU
+        ({"engine": "torch", "generators": 9, "trainer_ranks": 1}, "auto", (0.6424, 2 * 0.4015 + 0.6424)),
+        ({"engine": "torch", "generators": 1, "trainer_ranks": 1, "backend": "local"}, "auto", (0.6424, 0.6424)),
+    ],
+    ids=["paper", "one-node", "nccl", "servers", "object-store", "shared-memory"],
+)
+def test_a_plan_times_the_channel_that_the_run_uses_and_every_node_that_reads(placement, weights, expected):
+    generators = 1 if "servers" in placement else 64
+    config = replace(
+        PAPER,
+        placement=replace(PAPER.placement, **{"generators": generators, **placement}),
+        rollouts=Rollouts(weights=weights),
+    )
+    speeds, notes = speeds_of(config, Given(shape_of(config), Assumptions(GPUS["H100"])))
+    assert (speeds.transfer_s, speeds.swap_s) == pytest.approx(expected, rel=1e-3)
+    assert f"assumed: {config.weights} to engines on" in notes[2]
 
 
 # --------------------------------------------------------------------------------------------------------------- CLI
@@ -178,6 +207,31 @@ def test_dry_run_prints_the_placement_and_plan_raises_the_same_errors(capsys, tm
     for verb in (["train", "--dry-run"], ["plan"]):
         code, _, error = call(capsys, *verb, *words)
         assert code == 2 and "share one GPU and need" in error and "docs/cluster.md" in error
+
+
+VLLM = ["--placement.engine", "vllm"]
+NCCL = [*VLLM, "--placement.servers", "['http://a:1']", "--rollouts.weights", "nccl"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        # 768 slots x 2 caches x 16,096 tokens x 114,688 bytes, and weights of 1.2 GB with an FP32 head of 0.6 GB
+        ([], r"generator \(2837.3 GB, 768 slots .*set hardware.device = 'cpu' \(auto is planned as GPUs\)"),
+        ([*VLLM, "--recipe.top_p", "0.9"], "top_p: got 0.9 with placement.engine 'vllm'; allowed: 1"),
+        ([*NCCL, "--recipe.off_policy.kind", "ppo-off-policy"], "got 'nccl' with ppo-off-policy of 8 batches; allowed"),
+        ([*VLLM, "--placement.gpus_per_generator", "2"], "got 2 with tensor_parallel 1; allowed: 0 or 1"),
+    ],
+    ids=["memory", "top_p", "round", "gpus"],
+)
+def test_the_dry_run_refuses_what_the_start_or_the_first_evaluation_would(capsys, words, message):
+    code, _, error = call(capsys, "train", "--dry-run", "--model", "Qwen/Qwen3-0.6B", "--data", "p.jsonl", *words)
+    assert code == 2 and re.search(message, error) and "Traceback" not in error
+
+
+def test_on_policy_rounds_and_pipelines_may_use_nccl():
+    for kind in (["--recipe.off_policy.kind", "ppo-off-policy", "--recipe.off_policy.batches", "1"], []):
+        assert read_config(None, [*NCCL, *kind]).weights == "nccl"
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,9 @@ def logps(version: int, token: int, temperature: float = 1.0) -> list[float]:
 class FakeVllm:
     """The server; its attributes are its settings, faults and recorded requests."""
 
-    def __init__(self, port: int = 0, recorded: list[dict] | None = None) -> None:
+    def __init__(
+        self, port: int = 0, recorded: list[dict] | None = None, host: str = "127.0.0.1", handler: type | None = None
+    ) -> None:
         self.settings = {
             "model_config": {"dtype": "torch.float32", "hf_overrides": {}},
             "scheduler_config": {"max_num_seqs": 64},
@@ -59,8 +61,8 @@ class FakeVllm:
         self.recorded = recorded
         self.lock, self.unpaused = threading.RLock(), threading.Event()
         self.unpaused.set()
-        self.http = Http(("127.0.0.1", port), type("Bound", (Handler,), {"fake": self}))
-        self.address = f"http://127.0.0.1:{self.http.server_address[1]}"
+        self.http = Http((host, port), type("Bound", (handler or Handler,), {"fake": self}))
+        self.address = f"http://{host}:{self.http.server_address[1]}"
 
     def __enter__(self) -> FakeVllm:
         threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()

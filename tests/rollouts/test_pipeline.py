@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from scripted_worker import NumberChannel, Scored, ScriptedSpec, visits, weights
+from scripted_worker import LosingChannel, NumberChannel, Scored, ScriptedSpec, visits, weights
 
 from scalerl.config.recipe import PipelineRL, PpoOffPolicy
 from scalerl.models.layout import WeightLayout
@@ -102,6 +102,23 @@ def test_every_prompt_is_returned_once_in_a_complete_group():
     seen = [group.visit.index for _, group in groups_of(batches)]
     assert len(seen) == len(set(seen)) == 60 and set(range(42)) <= set(seen)
     assert all(len(group.rollouts) == 2 for _, group in groups_of(batches))
+
+
+def test_weights_that_an_engine_lost_are_sent_again_while_the_trainer_waits():
+    sent = []
+
+    def send(version, channel):
+        sent.append(version)
+        if sent.count(version) == 1:
+            weights(version, channel)
+
+    pipeline = Pipeline(ScriptedSpec(PipelineRL(max_lag=0), delay_s=0.05), LosingChannel(), Scored)
+    pipeline.start(send, 0, visits(0, 3))
+    try:
+        pipeline.take(3, now=0)
+    finally:
+        pipeline.close()
+    assert sent == [0, 0]
 
 
 def test_a_wait_without_end_is_an_error():

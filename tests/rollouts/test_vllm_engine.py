@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from vllm_setup import PLAIN, agree, drain, prompts_of, requests, wait_for
 
-from scalerl.config.base import ConfigError
 from scalerl.rollouts.activation import OnArrival
 from scalerl.rollouts.coordinator import Coordinator, Update
 from scalerl.rollouts.engine import Finished, Request, Sampling
@@ -53,11 +52,6 @@ def test_temperature_and_stop_tokens_reach_the_server_but_no_seed(make, server):
     assert all(set(done.rollout.tokens.tolist()[:-1]).isdisjoint({STOP, 3}) for done in finished)
     for body in server.requests:
         assert body["sampling_params"]["ignore_eos"] and "seed" not in body["sampling_params"]
-
-
-def test_a_nucleus_is_an_error(make):
-    with pytest.raises(ConfigError, match=r"recipe.top_p: got 0.9; allowed with vLLM: 1"):
-        make(sampling=Sampling(top_p=0.9))
 
 
 def test_room_keeps_the_slots_filled_and_one_ahead(make, server):

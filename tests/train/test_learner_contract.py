@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from rank_builds import Bench, Misbehaving
+from rank_builds import Bench, Misbehaving, random_batch
 from safetensors.torch import load_file
 from tiny_models import tiny_model
 
-from scalerl.config import HuggingFaceModel, RunConfig
+from scalerl.config import HuggingFaceModel, Lora, RunConfig
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.recipe import SCALERL, AdamW, Reinforce
 from scalerl.config.run import Hardware, Learner, Placement
@@ -25,9 +25,10 @@ from scalerl.rollouts.weights.directory import DirectoryChannel
 from scalerl.rollouts.weights.shared_memory import SharedMemoryChannel
 from scalerl.training.learner.base import BadGradient, TrainBatch
 from scalerl.training.learner.rank_processes import RankProcesses
-from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, RankSpec
+from scalerl.training.learner.ranks import LearnerDied, LearnerGroup, RankSpec, single_learner
 from scalerl.training.learner.single import SingleLearner
 from scalerl.training.learner.split import balanced_split
+from scalerl.training.run_model import with_adapters
 
 MODELS = ("qwen3", "qwen3-untied", "qwen3-moe", "qwen3-moe-untied")
 GROUPS = [(1, "qwen3"), *((2, model) for model in MODELS), (3, "qwen3-untied"), (3, "qwen3-moe")]
@@ -399,3 +400,25 @@ def test_the_error_of_a_plug_in_in_a_rank_is_raised_unchanged(tmp_path):
     with pytest.raises(PluginError, match=r"^mine:loss raised KeyError: 'gone' \(/home/me/mine.py:3\)$"):
         ranks.call("step", tmp_path, timeout_s=60)
     ranks.close()
+
+
+def test_a_single_rank_makes_the_updates_of_one_process_and_writes_its_adapter(paths, tmp_path):
+    pytest.importorskip("peft")
+    model = HuggingFaceModel(path=paths["qwen3"], lora=Lora(rank=2))
+    hardware = replace(CONFIG.hardware, trainer_helpers=0)
+    config = replace(CONFIG, model=model, hardware=hardware)
+    ranks = RankProcesses.of([{}], config, paths["qwen3"], [])
+    group = LearnerGroup(ranks, [], lambda batch: 1.0, step_timeout_s=60, transfer_timeout_s=60)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        single = single_learner(config, with_adapters(config, load_policy(paths["qwen3"], matmul="torch")))
+        for rows in (7, 8):
+            assert group.step(random_batch(rows)) == single.step(random_batch(rows))
+        for learner, name in ((group, "far"), (single, "near")):
+            learner.export_adapter(tmp_path / name)
+        far, near = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("far", "near"))
+        assert far.keys() == near.keys() and all(torch.equal(far[name], near[name]) for name in near)
+    finally:
+        torch.set_num_threads(threads)
+        group.close()

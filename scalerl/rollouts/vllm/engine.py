@@ -6,7 +6,6 @@ import queue
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from scalerl.config.base import ConfigError
 from scalerl.models.flops import ModelShape
 from scalerl.rollouts.engine import Finished, Occupancy, Request, Sampling, Work
 from scalerl.rollouts.interrupt import LengthRule
@@ -134,11 +133,7 @@ def vllm_engines(
     Raises:
         ConfigError: The server does not meet the requirements.
     """
-    if sampling.top_p < 1:
-        raise ConfigError(
-            f"recipe.top_p: got {sampling.top_p}; allowed with vLLM: 1. Its log-probabilities include the "
-            "nucleus and the trainer's do not, so the ratio of the two would be wrong for every token"
-        )
+    assert sampling.top_p == 1, "vLLM's log-probabilities include the nucleus (config/run.py refuses it)"
     address = (server if isinstance(server, str) else server.address).rstrip("/")
     notes = check_server(address, needs)
     lanes = [Lane(name, count, shape) for name, count in zip(("train", "evaluate"), slots, strict=True)]

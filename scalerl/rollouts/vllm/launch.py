@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from scalerl.rollouts.build import EngineSpec, supervised_engines
 from scalerl.rollouts.engine import Engine, Sampling
@@ -25,17 +25,20 @@ def server_engines(specs: Sequence[EngineSpec], note: Callable[[str], None]) -> 
         lives[number] += 1
         if placement.servers and lives[number] > 1:  # the user restarts it
             wait_for_server(placement.servers[number], placement.start_timeout_s)
-        return server_life(spec, note)
+        return server_life(spec, note, spec.place.environment)
 
     return supervised_engines(specs, begin, note)
 
 
-def server_life(spec: EngineSpec, note: Callable[[str], None] = lambda text: None) -> PolledEngines:
+def server_life(
+    spec: EngineSpec, note: Callable[[str], None] = lambda text: None, environment: Mapping[str, str] | None = None
+) -> PolledEngines:
     """Start a server, or use the one given by address, and connect to it.
 
     Args:
         spec: Specification of the engine.
         note: Function that gets warnings about the server.
+        environment: Additional environment variables of a new server; an actor's server inherits the actor's.
 
     Raises:
         ConfigError: The server does not start, or does not meet the run's requirements.
@@ -46,26 +49,11 @@ def server_life(spec: EngineSpec, note: Callable[[str], None] = lambda text: Non
     positions = generator.longest_prompt + generator.rule.capacity
     fp32_head = recipe.fp32_head and config.hardware.dtype != "float32"
     needs = Needs(model.vocabulary, positions, 2 * spec.slots, updates.backend, fp32_head)
-    revision = () if os.path.isdir(model.path) else ("--revision", model.revision)
     server: Server | str
     if placement.servers:
         server = placement.servers[spec.number]
     else:
-        server = Server(
-            ServerSpec(
-                model=model.path,
-                max_model_len=positions,
-                max_num_seqs=2 * spec.slots,
-                log=generator.run / f"vllm_{spec.number + 1}.log",
-                python=placement.vllm_python or sys.executable,
-                backend=updates.backend,
-                dtype=config.hardware.dtype,
-                fp32_head=fp32_head,
-                tensor_parallel=placement.tensor_parallel,
-                start_s=placement.start_timeout_s,
-                extra=(*revision, *placement.vllm_arguments),
-            )
-        )
+        server = Server(_server_spec(spec, needs, environment or {}))
         server.wait_ready()
     try:
         engines = vllm_engines(
@@ -88,6 +76,27 @@ def server_life(spec: EngineSpec, note: Callable[[str], None] = lambda text: Non
         _end(server)
 
     return PolledEngines(engines, end)
+
+
+def _server_spec(spec: EngineSpec, needs: Needs, environment: Mapping[str, str]) -> ServerSpec:
+    generator, place = spec.generator, spec.place
+    placement, model = generator.config.placement, generator.model
+    revision = () if os.path.isdir(model.path) else ("--revision", model.revision)
+    share = ("--gpu-memory-utilization", f"{place.share:.2f}") if place.share else ()
+    return ServerSpec(
+        model=model.path,
+        max_model_len=needs.positions,
+        max_num_seqs=needs.sequences,
+        log=generator.run / f"vllm_{spec.number + 1}.log",
+        python=placement.vllm_python or sys.executable,
+        backend=needs.backend,
+        dtype=generator.config.hardware.dtype,
+        fp32_head=needs.fp32_head,
+        tensor_parallel=placement.tensor_parallel,
+        start_s=placement.start_timeout_s,
+        extra=(*revision, *share, *placement.vllm_arguments),
+        environment=environment,
+    )
 
 
 def _end(server: Server | str) -> None:

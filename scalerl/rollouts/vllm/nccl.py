@@ -1,17 +1,22 @@
 """Weights over NCCL, directly from the learner's GPU to those of vLLM servers, with vLLM's transfer classes.
 
-The learner's process drives each server's update over HTTP, broadcasts the tensors, and names the version. An engine
-only waits until its server reports the version (updates.py). vLLM must also be installed in the learner's environment.
-Written from the source of vLLM 0.32 (`vllm/distributed/weight_transfer/`). Not tested on two GPUs; tested up to the
-broadcast.
+The process of trainer rank 0 drives each server's update over HTTP, broadcasts the tensors, and names the version. An
+engine only waits until its server reports the version (updates.py). vLLM must also be installed in the trainer's
+environment. Written from the source of vLLM 0.32 (`vllm/distributed/weight_transfer/`). Not tested on two GPUs; tested
+up to the broadcast, and between two networks with gloo in the place of NCCL.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import socket
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
 
 from scalerl.config.base import ConfigError
 from scalerl.models.layout import WeightLayout
@@ -21,9 +26,15 @@ from scalerl.rollouts.vllm.protocol import (
     PAUSE,
     RESUME,
     START_UPDATE,
+    UNLABELED,
     UPDATE,
+    WEIGHT_INFO,
     WORLD_SIZE,
 )
+from scalerl.rollouts.vllm.server import wait_for_server
+
+ASK_S = 5.0
+"""Seconds between two questions whether a server was restarted, and time limit of an answer."""
 
 
 class NcclChannel:
@@ -33,19 +44,22 @@ class NcclChannel:
     """The version in use and one that was sent: a third would overwrite one that no engine has used yet."""
 
     def __init__(
-        self, layout: WeightLayout, servers: Sequence[str], master_address: str = "127.0.0.1", timeout_s: float = 600.0
+        self, layout: WeightLayout, servers: Sequence[str], master_address: str = "", timeout_s: float = 600.0
     ) -> None:
         """Prepare the channel; the first `send` connects to the servers.
 
         Args:
             layout: Names, types and shapes of the model's weights.
             servers: Addresses, http://host:port.
-            master_address: Address under which the servers' workers reach this process.
-            timeout_s: Seconds for one request to a server, which may include a whole transfer.
+            master_address: Address under which the servers' workers reach the process that sends; empty: the address
+                of its interface that routes to them.
+            timeout_s: Seconds that a server may be away, and seconds for one request, which may include a whole
+                transfer. The caller must end a process whose transfer takes longer, because NCCL waits forever.
         """
         self._layout, self._servers = layout, tuple(servers)
         self._master_address, self._timeout_s = master_address, timeout_s
         self._sender: Any = None
+        self._asked_at = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the communicator, which engine processes do not need."""
@@ -54,13 +68,39 @@ class NcclChannel:
     def send(self, version: int, weights: Iterable[tuple[str, Any]]) -> None:
         """Load a version into every server; return when all use it.
 
+        Waits for servers that are away. If one was restarted, all servers join a new transfer group.
+
         Raises:
-            ConfigError: vLLM is not installed in this environment.
+            ConfigError: vLLM is not installed in this environment, or a server is away for too long.
             RuntimeError: A server failed; it is left paused, and the transfer group is lost.
         """
+        until = time.monotonic() + self._timeout_s
+        for server in self._servers:
+            wait_for_server(server, max(0.0, until - time.monotonic()))
+        if self._restarted():
+            self.close()
         if self._sender is None:
             self._sender = _Sender(self._layout, self._servers, self._master_address, self._timeout_s)
         self._sender.send(version, weights)
+
+    def lost(self) -> bool:
+        """Return whether a server was restarted and waits for weights; asks the servers every few seconds."""
+        if time.monotonic() - self._asked_at < ASK_S:
+            return False
+        found = self._restarted()
+        self._asked_at = time.monotonic()
+        return found
+
+    def _restarted(self) -> bool:
+        """Return whether a server has the weights that it started with; a server that does not answer is not asked."""
+        for server in self._servers:
+            try:
+                answer = httpx.get(server.rstrip("/") + WEIGHT_INFO, timeout=ASK_S, trust_env=False)
+            except httpx.TransportError:
+                continue
+            if answer.status_code == 200 and answer.json()["weight_version"] == UNLABELED:
+                return True
+        return False
 
     def receive(self, version: int) -> Mapping[str, Any]:
         """Raise RuntimeError, because the weights go only into the servers' memory.
@@ -96,7 +136,7 @@ class _Sender:
         self._source = weight_source(layout)
         info = NCCLTrainerInitInfo(
             rank=0,
-            master_address=master_address,
+            master_address=master_address or address_towards(servers),
             master_port=_free_port(),
             world_size=1 + sum(self._client.world_sizes),
         )
@@ -126,8 +166,6 @@ class ServersClient:
             servers: Addresses.
             timeout_s: Seconds for one request.
         """
-        import httpx
-
         self.version = 0
         """Version that the next update names."""
         self._clients = [httpx.Client(base_url=s, timeout=timeout_s, trust_env=False) for s in servers]
@@ -179,6 +217,18 @@ class ServersClient:
             for client, body in zip(self._clients, bodies or [None] * len(self._clients), strict=True)
         ]:
             done.result()
+
+
+def address_towards(servers: Sequence[str]) -> str:
+    """Return the address of this machine's interface that routes to the servers; loopback only if all are local."""
+    found = []
+    for server in servers:
+        parts = urlsplit(server)
+        family, kind, _, _, target = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)  # sends nothing, because it is UDP
+            found.append(str(probe.getsockname()[0]))
+    return next((address for address in found if not ipaddress.ip_address(address).is_loopback), found[0])
 
 
 def weight_source(layout: WeightLayout) -> Any:

@@ -1,7 +1,8 @@
 """The contract of a weight channel: the learner sends a version, and engines receive it by its number.
 
 To add a channel, write a class with these methods in a new module. Channels are pickled to reach engine processes.
-Every channel is tested by replay: the log-probabilities after a swap must match the weights that were sent.
+Every channel is tested by replay: the log-probabilities after a swap must match the weights that were sent. If engines
+can lose the weights, the channel also has a method `lost() -> bool`; the trainer then sends the latest version again.
 """
 
 from __future__ import annotations

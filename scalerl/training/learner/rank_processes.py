@@ -12,7 +12,7 @@ import pickle
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -34,7 +34,12 @@ class RankProcesses:
     """The loop's side, with one process per rank."""
 
     def __init__(
-        self, builds: Sequence[BuildLearner], channels: Sequence[WeightChannel] = (), *, timeout_s: float = 3600.0
+        self,
+        builds: Sequence[BuildLearner],
+        channels: Sequence[WeightChannel] = (),
+        *,
+        timeout_s: float = 3600.0,
+        environments: Sequence[Mapping[str, str]] = (),
     ) -> None:
         """Start the processes and wait until all are ready.
 
@@ -42,6 +47,7 @@ class RankProcesses:
             builds: One function per rank.
             channels: Weight channels. The ranks get their ends now, because some can only be passed to a new process.
             timeout_s: Time limit for building the learners, seconds.
+            environments: Additional environment variables of each rank.
 
         Raises:
             ConfigError: From building the learners.
@@ -59,6 +65,7 @@ class RankProcesses:
                 name=f"trainer rank {rank} of {len(builds)}",
                 daemon=True,
             )
+            process.environment = environments[rank] if environments else {}
             process.start()
             atexit.register(process.kill)  # runs before multiprocessing's handler, which would wait forever
             child_end.close()  # otherwise the end of the process would not close the pipe
@@ -67,20 +74,27 @@ class RankProcesses:
         self._answers("start", timeout_s)
 
     @classmethod
-    def of(cls, config: RunConfig, model_path: str, channels: Sequence[WeightChannel]) -> RankProcesses:
+    def of(
+        cls,
+        environments: Sequence[Mapping[str, str]],
+        config: RunConfig,
+        model_path: str,
+        channels: Sequence[WeightChannel],
+    ) -> RankProcesses:
         """Start the ranks of a run; they meet in a temporary file.
 
         Args:
+            environments: Additional environment variables of each rank.
             config: The resolved configuration.
             model_path: Directory or name on the hub.
             channels: Channels over which weights will be sent.
         """
         ranks, meeting = config.placement.trainer_ranks, Path(tempfile.mkdtemp(prefix="scalerl-ranks-"))
-        specs = [RankSpec(config, model_path, rank, ranks, f"file://{meeting}/meet", gpu=rank) for rank in range(ranks)]
+        specs = [RankSpec(config, model_path, rank, ranks, f"file://{meeting}/meet") for rank in range(ranks)]
+        builds = [partial(build_rank, spec) for spec in specs]
+        limit_s = config.placement.step_timeout_s
         try:
-            return cls(
-                [partial(build_rank, spec) for spec in specs], channels, timeout_s=config.placement.step_timeout_s
-            )
+            return cls(builds, channels, timeout_s=limit_s, environments=environments)
         finally:
             shutil.rmtree(meeting)
 

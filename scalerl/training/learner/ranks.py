@@ -20,8 +20,10 @@ from scalerl.training.learner.base import Learner, PromptedRollout, StepStats, T
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+    from scalerl.models.policy import Policy
     from scalerl.rollouts.replay import Difference
     from scalerl.training.learner.fsdp import ShardedLearner
+    from scalerl.training.learner.single import SingleLearner
 
 
 RAISED_S = 10.0
@@ -131,7 +133,8 @@ class LearnerGroup:
         self._call("export", directory)
 
     def export_adapter(self, directory: Path) -> None:
-        """Do nothing, because several ranks cannot train adapters."""
+        """Let rank 0 write the adapters, if there are any."""
+        self._call("export_adapter", directory)
 
     def watch(self) -> None:
         """Raise LearnerDied if a rank has ended."""
@@ -165,7 +168,7 @@ class RankSpec:
     """Picklable specification from which a rank builds its learner.
 
     Example: RankSpec(config=RunConfig(), model_path="/models/qwen3", rank=1, ranks=2,
-                      init_method="tcp://10.0.0.5:29500", gpu=1)
+                      init_method="tcp://10.0.0.5:29500")
     """
 
     config: RunConfig
@@ -176,19 +179,18 @@ class RankSpec:
     """Number of ranks."""
     init_method: str
     """Rendezvous of torch.distributed: file:///path/of/a/new/file or tcp://host:port."""
-    gpu: int = 0
-    """Index of the GPU among those that this process sees; unused on CPU."""
 
 
-def build_rank(spec: RankSpec) -> ShardedLearner:
+def build_rank(spec: RankSpec) -> Learner:
     """Join the process group and load this rank's shard of the model; every rank must call this.
 
-    This waits until all ranks have joined, and fails after `placement.step_timeout_s`.
+    This waits until all ranks have joined, and fails after `placement.step_timeout_s`. A single rank joins no group and
+    has the learner of one process.
 
     Raises:
         ConfigError: From loading the model.
     """
-    return load_learner(spec, join(spec))
+    return load_learner(spec, join(spec)) if spec.ranks > 1 else load_single(spec)
 
 
 def join(spec: RankSpec) -> DeviceMesh:
@@ -201,15 +203,13 @@ def join(spec: RankSpec) -> DeviceMesh:
 
     device, cuda = spec.config.hardware.device, spec.config.hardware.device == "cuda"
     torch.set_num_threads(max(1, spec.config.hardware.trainer_threads // spec.ranks))
-    if cuda:
-        torch.cuda.set_device(spec.gpu)
     dist.init_process_group(
         "nccl" if cuda else "gloo",
         init_method=spec.init_method,
         rank=spec.rank,
         world_size=spec.ranks,
         timeout=timedelta(seconds=spec.config.placement.step_timeout_s),
-        device_id=torch.device("cuda", spec.gpu) if cuda else None,
+        device_id=torch.device("cuda", 0) if cuda else None,
     )
     return init_device_mesh(device, (spec.ranks,))
 
@@ -238,4 +238,32 @@ def load_learner(spec: RankSpec, mesh: DeviceMesh) -> ShardedLearner:
         checkpoint_names=config.placement.engine == "vllm",
         dtype=getattr(torch, dtype),
         accumulate=config.learner.accumulate,
+    )
+
+
+def load_single(spec: RankSpec) -> SingleLearner:
+    """Load the whole model and create the learner for the recipe, in the process of the only rank."""
+    import torch
+
+    from scalerl.training.run_model import load_of, with_adapters
+
+    config = spec.config
+    torch.set_num_threads(config.hardware.trainer_threads)
+    policy = load_of(config, spec.model_path, config.hardware.device)
+    return single_learner(config, with_adapters(config, policy))
+
+
+def single_learner(config: RunConfig, policy: Policy) -> SingleLearner:
+    """Create the learner of one process, which takes over a policy."""
+    from scalerl.training.learner.helpers import helpers_of
+    from scalerl.training.learner.single import SingleLearner
+
+    return SingleLearner.of(
+        policy,
+        config.recipe,
+        config.micro_batch_tokens,
+        config.learner.gradient_checkpointing,
+        packing=config.learner.packing,
+        checkpoint_names=config.placement.engine == "vllm",
+        helpers=helpers_of(config.hardware),
     )

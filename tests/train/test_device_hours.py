@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from scalerl.cluster.devices import Devices, counted, devices
 from scalerl.config import LAB, to_toml
 from scalerl.config.base import replace
 from scalerl.config.placement import Placement
 from scalerl.config.run import Hardware
-from scalerl.training.devices import Devices, devices_of
 from scalerl.training.resumed import hours_of
 from scalerl.training.session import Session
 from scalerl.training.stopwatch import Stopwatch
@@ -19,7 +19,7 @@ def on_gpus(**placement):
 
 
 @pytest.mark.parametrize(
-    ("placement", "devices"),
+    ("placement", "held"),
     [
         ({}, Devices(1, 1)),
         ({"generators": 3}, Devices(1, 1)),  # processes of one GPU
@@ -31,12 +31,12 @@ def on_gpus(**placement):
         ({"engine": "vllm", "servers": ["http://a:1", "http://b:1"], "tensor_parallel": 4}, Devices(9, 8)),
     ],
 )
-def test_a_run_holds_its_ranks_and_the_gpus_of_its_engines(placement, devices):
-    assert devices_of(on_gpus(**placement)) == devices
+def test_a_run_holds_its_ranks_and_the_gpus_of_its_engines(placement, held):
+    assert counted(devices(on_gpus(**placement))) == held
 
 
 def test_a_run_on_cpu_holds_one_device():
-    assert devices_of(replace(LAB, placement=Placement(trainer_ranks=2, generators=2))) == Devices(1, 1)
+    assert counted(devices(replace(LAB, placement=Placement(trainer_ranks=2, generators=2)))) == Devices(1, 1)
 
 
 def test_generation_during_a_checkpoint_counts_the_devices_of_the_engines():

@@ -1,0 +1,222 @@
+"""The table of devices: which GPUs and cores each process of a run uses, on one machine and on Ray.
+
+`--dry-run` prints the table. Local processes get their rows as CUDA_VISIBLE_DEVICES. On Ray, the rows say how many
+devices each actor requests; Ray chooses the nodes and sets CUDA_VISIBLE_DEVICES. Every process uses the first GPU that
+it sees, except vLLM servers, which use all of them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from scalerl.config.base import ConfigError
+from scalerl.config.run import RunConfig
+from scalerl.placement.memory import GB, USABLE
+
+NODE = 8
+"""GPUs of a node, if the cluster is not known."""
+
+SHOWN = 16
+"""Hosts that are printed."""
+
+LEAST_SHARE = 0.05
+"""Smallest share of a GPU's memory that a vLLM server can start with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A machine.
+
+    Example: Host("10.0.0.5", gpus=("0", "1"), gpu_gb=80.0)
+    """
+
+    name: str
+    gpus: tuple[str, ...] = ()
+    """Ids, as in CUDA_VISIBLE_DEVICES."""
+    gpu_gb: float = 0.0
+    """Memory per GPU, 10^9 bytes; 0: `placement.gpu_gb`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The devices of one process.
+
+    Example: Place("10.0.0.5", gpus=("4", "5"), cpus=1.0)
+    """
+
+    host: str = ""
+    """Name of the host, or address of a vLLM server that the run does not start."""
+    gpus: tuple[str, ...] = ()
+    cpus: float = 0.0
+    """Cores that an actor requests from Ray; 0: the process is not an actor."""
+    share: float = 0.0
+    """Share of its GPU's memory that a vLLM server may use, if it shares the GPU; 0: vLLM's default."""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables of the process; none without GPUs."""
+        return {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)} if self.gpus else {}
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """Arguments of an actor's `options`."""
+        return {"num_cpus": self.cpus, "num_gpus": len(self.gpus)}
+
+
+Table = Mapping[tuple[str, int], Place]
+"""(kind of process, number from 0) -> its devices; the kinds are trainer, generator and scorer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """The devices of a run, from which device-hours are computed.
+
+    Example (4 trainer ranks, 3 engines of 2 GPUs each): Devices(held=10, generating=6)
+    """
+
+    held: int = 1
+    """GPUs of trainer ranks and engines; 1 on CPU."""
+    generating: int = 1
+    """GPUs of the engines, including those that they share with the trainer."""
+
+    @property
+    def generating_share(self) -> float:
+        """Share of the held devices that work while only the generators run."""
+        return self.generating / self.held
+
+
+def devices(
+    config: RunConfig, hosts: Sequence[Host] | None = None, trainer_bytes: Callable[[], float] = float
+) -> Table:
+    """Assign GPUs and cores to all processes of a run.
+
+    Trainer ranks come first, then engines, each on the first host with enough free GPUs. Local torch engines share the
+    GPUs of the trainer ranks unless `gpus_per_generator` is set, and so do all engines of a machine with one GPU.
+
+    Args:
+        config: Configuration; without GPUs unless `hardware.device` is cuda.
+        hosts: Machines of the run, this one or those of a cluster; None: as many as needed, with 8 GPUs per node.
+        trainer_bytes: Function that estimates the memory of a trainer GPU, called if a vLLM server shares it.
+
+    Raises:
+        ConfigError: There are too few GPUs.
+    """
+    place, hardware = config.placement, config.hardware
+    cuda, ranks, own = hardware.device == "cuda", place.trainer_ranks, place.gpus_of_a_generator
+    hosts = hosts if hosts is not None else _assumed(config)
+    total, free = sum(len(host.gpus) for host in hosts), list(hosts)
+
+    def take(count: int) -> tuple[str, tuple[str, ...]]:
+        for number, host in enumerate(free):
+            if len(host.gpus) >= count:
+                free[number] = replace(host, gpus=host.gpus[count:])
+                return host.name, host.gpus[:count]
+        where = "the cluster has" if place.backend == "ray" else "this machine has, or CUDA_VISIBLE_DEVICES names,"
+        raise _too_few(config, f"{where} {total}, and no host has {count} left for the next process")
+
+    trainers = [take(int(cuda)) for _ in range(ranks)]
+    shared = shares_gpus(config, total)
+    if place.servers:
+        engines = [(address, tuple(map(str, range(own * cuda)))) for address in place.servers]
+    elif shared:
+        engines = [trainers[number % ranks] for number in range(place.engines)]
+    else:
+        engines = [take(own * cuda) for _ in range(place.engines)]
+    if cuda and place.gpus and place.gpus < (ranks if shared else gpus_needed(config)):
+        raise _too_few(config, f"allowed: placement.gpus = {place.gpus}")
+    share = _share(config, hosts, trainer_bytes) if shared and cuda and place.engine == "vllm" else 0.0
+    rank_cpus = 0.0 if config.trains_in_loop else 1.0 if cuda else max(1, hardware.trainer_threads) / ranks
+    engine_cpus = 0.0 if place.servers else 1.0 if cuda else max(1, hardware.generator_threads) / place.engines
+    scorer = Place(cpus=float(config.scoring.workers or 1))
+    return {
+        **{("trainer", n): Place(*at, cpus=rank_cpus) for n, at in enumerate(trainers)},
+        **{("generator", n): Place(*at, cpus=engine_cpus, share=share) for n, at in enumerate(engines)},
+        **{("scorer", n): scorer for n in range(place.scorers)},
+    }
+
+
+def _too_few(config: RunConfig, reason: str) -> ConfigError:
+    place = config.placement
+    return ConfigError(
+        f"placement: got {place.trainer_ranks} trainer ranks and {place.engines} generators of "
+        f"{place.gpus_of_a_generator} GPUs, {gpus_needed(config)} GPUs in total; {reason}. Lower trainer_ranks, "
+        "generators or tensor_parallel, use more GPUs, or set hardware.device = 'cpu'"
+    )
+
+
+def gpus_needed(config: RunConfig) -> int:
+    """Return the number of GPUs if every process of the run has its own."""
+    place = config.placement
+    return place.trainer_ranks + (0 if place.servers else place.engines * place.gpus_of_a_generator)
+
+
+def shares_gpus(config: RunConfig, gpus: int) -> bool:
+    """Return whether engines use the GPUs of trainer ranks, if the machine has `gpus` GPUs."""
+    place = config.placement
+    if place.backend != "local" or place.servers:
+        return False
+    return gpus == 1 or (place.engine != "vllm" and not place.gpus_per_generator)
+
+
+def _assumed(config: RunConfig) -> list[Host]:
+    place = config.placement
+    if place.backend == "local":
+        return [Host("this machine", tuple(map(str, range(1 if place.gpus == 1 else gpus_needed(config)))))]
+    gpus = tuple(map(str, range(max(NODE, place.gpus_of_a_generator))))
+    return [Host(f"node {n + 1}", gpus) for n in range(-(-place.trainer_ranks // len(gpus)) + place.engines)]
+
+
+def _share(config: RunConfig, hosts: Sequence[Host], trainer_bytes: Callable[[], float]) -> float:
+    """Return each server's share of a GPU: what the trainer leaves of the usable memory, divided by the servers."""
+    place, gpu_gb = config.placement, hosts[0].gpu_gb or config.placement.gpu_gb
+    servers = -(-place.engines // place.trainer_ranks)
+    share = math.floor(100 * (USABLE - trainer_bytes() / (gpu_gb * GB)) / servers) / 100
+    if place.tensor_parallel > 1 or share < LEAST_SHARE:
+        raise ConfigError(
+            f"placement: the trainer ({trainer_bytes() / GB:.1f} GB) and {servers} vLLM servers of "
+            f"{place.tensor_parallel} GPUs share one GPU of {gpu_gb:g} GB, which leaves {max(0.0, share):.0%} for each "
+            f"server; allowed: at least {LEAST_SHARE:.0%} and tensor_parallel = 1. Use more GPUs, a smaller model, or "
+            "learner.gradient_checkpointing = true"
+        )
+    return share
+
+
+def this_machine() -> Host:
+    """Return this machine with the GPUs that this process sees."""
+    import torch
+
+    count = torch.cuda.device_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    gpus = named.split(",")[:count] if named else map(str, range(count))
+    memory = torch.cuda.get_device_properties(0).total_memory / GB if count == 1 else 0.0
+    return Host("this machine", tuple(gpus), memory)
+
+
+def counted(table: Table) -> Devices:
+    """Return the number of devices in a table; servers given by address count too."""
+    held, generating = (
+        {(at.host, gpu) for (kind, _), at in table.items() if kind in kinds for gpu in at.gpus}
+        for kinds in (("trainer", "generator"), ("generator",))
+    )
+    return Devices(max(1, len(held)), max(1, len(generating)))
+
+
+def needs(table: Table) -> dict[str, float]:
+    """Return the cores (CPU) and GPUs of all actors."""
+    actors = [at for at in table.values() if at.cpus]
+    return {"CPU": sum(at.cpus for at in actors), "GPU": float(sum(len(at.gpus) for at in actors))}
+
+
+def described(table: Table) -> list[str]:
+    """Return one line per host with its processes and their GPUs, for the first hosts."""
+    hosts: dict[str, list[str]] = {}
+    for (kind, number), at in table.items():
+        if at.gpus:
+            share = f" ({at.share:.0%} of the memory)" if at.share else ""
+            hosts.setdefault(at.host, []).append(f"{kind} {number + 1} on GPU {'+'.join(at.gpus)}{share}")
+    lines = [f"{host}: {', '.join(processes)}" for host, processes in hosts.items()]
+    rest = len(lines) - SHOWN
+    return [*lines[:SHOWN], *([f"and {rest} more of the same form"] if rest > 0 else [])]

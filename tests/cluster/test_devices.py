@@ -1,0 +1,285 @@
+"""The table of devices: by hand for every backend, and as the environment of the processes."""
+
+import stat
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from commands import call
+from engine_builds import Seen
+
+from scalerl.cluster.devices import Host, described, devices, gpus_needed, needs, shares_gpus, this_machine
+from scalerl.config import LAB, HuggingFaceModel, RunConfig
+from scalerl.config.base import ConfigError, replace
+from scalerl.config.data import PromptFile
+from scalerl.config.placement import Placement
+from scalerl.config.run import Hardware
+from scalerl.models.flops import ModelShape
+from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts, local_engines
+from scalerl.rollouts.interrupt import NEVER, LengthRule
+from scalerl.rollouts.weights.directory import DirectoryChannel
+from scalerl.training.backends import BACKENDS
+from scalerl.training.learner.rank_processes import RankProcesses
+
+BASE = RunConfig(
+    model=HuggingFaceModel(path="Qwen/Qwen3-0.6B"),
+    data=(PromptFile(path="p.jsonl", task="math"),),
+    hardware=Hardware(device="cuda", dtype="bfloat16"),
+)
+
+
+def table_of(hosts=None, trainer_bytes=float, **placement):
+    return devices(replace(BASE, placement=Placement(**placement)), hosts, trainer_bytes)
+
+
+def gpus(table):
+    """Return (host, ids) by process, as `generator 0`."""
+    return {f"{kind} {number}": (at.host, *at.gpus) for (kind, number), at in table.items()}
+
+
+HERE = Host("here", ("4", "5", "6", "7"))
+NODES = [Host("a", ("0", "1", "2")), Host("b", ("0", "1", "2", "3"))]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "placement", "expected"),
+    [
+        ([HERE], {}, {"trainer 0": ("here", "4"), "generator 0": ("here", "4")}),
+        (
+            [HERE],
+            {"generators": 2, "gpus_per_generator": 1},
+            {"trainer 0": ("here", "4"), "generator 0": ("here", "5"), "generator 1": ("here", "6")},
+        ),
+        (
+            [HERE],
+            {"trainer_ranks": 2, "generators": 3},  # torch engines share the GPUs of the ranks in turn
+            {
+                "trainer 0": ("here", "4"),
+                "trainer 1": ("here", "5"),
+                "generator 0": ("here", "4"),
+                "generator 1": ("here", "5"),
+                "generator 2": ("here", "4"),
+            },
+        ),
+        (
+            [HERE],
+            {"engine": "vllm", "generators": 3},
+            {f"generator {n}": ("here", str(5 + n)) for n in range(3)} | {"trainer 0": ("here", "4")},
+        ),
+        (
+            [HERE],
+            {"engine": "vllm", "servers": ("http://x:1",), "tensor_parallel": 2},
+            {"trainer 0": ("here", "4"), "generator 0": ("http://x:1", "0", "1")},
+        ),
+        (
+            NODES,  # node a has one GPU left after the ranks, too few for an engine
+            {"backend": "ray", "engine": "vllm", "trainer_ranks": 2, "tensor_parallel": 2, "generators": 2},
+            {
+                "trainer 0": ("a", "0"),
+                "trainer 1": ("a", "1"),
+                "generator 0": ("b", "0", "1"),
+                "generator 1": ("b", "2", "3"),
+            },
+        ),
+        (NODES, {"backend": "ray"}, {"trainer 0": ("a", "0"), "generator 0": ("a", "1")}),
+    ],
+    ids=["torch", "torch-own", "torch-ranks", "vllm", "servers", "ray-vllm", "ray-torch"],
+)
+def test_the_table_of_every_backend_by_hand(hosts, placement, expected):
+    assert gpus(table_of(hosts, **placement)) == expected
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("engines", [1, 2, 5])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        {},
+        {"gpus_per_generator": 1},
+        {"engine": "vllm"},
+        {"engine": "vllm", "tensor_parallel": 4},
+        {"backend": "ray"},
+        {"backend": "ray", "engine": "vllm", "tensor_parallel": 4},
+    ],
+)
+def test_a_gpu_has_one_process_unless_engines_share_the_trainers(kind, engines, ranks):
+    config = replace(BASE, placement=Placement(trainer_ranks=ranks, generators=engines, **kind))
+    table = devices(config)
+    holders = Counter((at.host, gpu) for at in table.values() for gpu in at.gpus)
+    if shares_gpus(config, gpus_needed(config)):
+        assert len(holders) == ranks and sum(holders.values()) == ranks + engines
+    else:
+        assert set(holders.values()) == {1} and len(holders) == gpus_needed(config)
+
+
+def test_without_gpus_no_process_gets_one_and_ray_gets_the_same_cores():
+    config = replace(LAB, placement=Placement(backend="ray", trainer_ranks=2, generators=4), hardware=Hardware(
+        device="cpu", generator_threads=2, trainer_threads=3))  # fmt: skip
+    table = devices(config)
+    assert all(at.environment == {} for at in table.values())
+    assert needs(table) == {"CPU": 2 + 3, "GPU": 0}
+
+
+def test_vllm_shares_the_only_gpu_and_gets_what_the_trainer_leaves():
+    # 90% of 80 GB are usable; the trainer takes 20 GB = 25%, and two servers get 65% / 2 each
+    table = table_of([Host("here", ("0",), 80.0)], lambda: 20e9, engine="vllm", generators=2)
+    assert gpus(table) == {name: ("here", "0") for name in ("trainer 0", "generator 0", "generator 1")}
+    assert table["generator", 0].share == table["generator", 1].share == 0.32
+    with pytest.raises(ConfigError, match=r"leaves 2% for each server; allowed: at least 5%.*Use more GPUs"):
+        table_of([Host("here", ("0",), 80.0)], lambda: 70e9, engine="vllm")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "placement", "message"),
+    [
+        (
+            [Host("here", ("0", "1"))],
+            {"trainer_ranks": 3},
+            "4 GPUs in total; this machine has, .* 2, .* 1 left",
+        ),
+        (NODES, {"backend": "ray", "generators": 7}, "8 GPUs in total; the cluster has 7, and no host has 1 left"),
+        (
+            [Host("a", ("0", "1")), Host("b", ("0", "1"))],
+            {"backend": "ray", "engine": "vllm", "tensor_parallel": 3},
+            "4 GPUs in total; the cluster has 4, and no host has 3 left",
+        ),
+    ],
+)
+def test_too_few_gpus_are_an_error_with_the_numbers(hosts, placement, message):
+    with pytest.raises(ConfigError, match=message):
+        table_of(hosts, **placement)
+
+
+@pytest.mark.parametrize("visible", [None, "5,3,GPU-a1"])
+def test_the_ids_of_this_machine_are_those_that_the_process_was_given(visible, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert this_machine().gpus == tuple((visible or "0,1,2").split(","))
+
+
+def test_a_run_on_more_gpus_than_allowed_is_an_error_at_the_start_too():
+    with pytest.raises(ConfigError, match=r"3 GPUs in total; allowed: placement.gpus = 2. Lower"):
+        table_of([HERE], engine="vllm", generators=2, gpus=2)
+    assert len(table_of([HERE], generators=3, gpus=1)) == 4  # torch engines share the trainer's
+
+
+def test_the_dry_run_prints_the_table(capsys, tmp_path):
+    words = ["--model", "Qwen/Qwen3-0.6B", "--data", "p.jsonl", "--device", "cuda", "--rollouts.slots", "2"]
+    code, out, _ = call(capsys, "train", "--dry-run", *words, "--placement.engine", "vllm")
+    assert code == 0 and "#   this machine: trainer 1 on GPU 0, generator 1 on GPU 1\n" in out
+    code, out, _ = call(capsys, "train", "--dry-run", *words, "--placement.engine", "vllm", "--placement.gpus", "1",
+                        "--learner.gradient_checkpointing", "true")  # fmt: skip
+    assert code == 0 and "one GPU for both" in out
+    assert "this machine: trainer 1 on GPU 0, generator 1 on GPU 0 (" in out and "% of the memory)" in out
+
+
+def test_the_printed_table_of_a_large_cluster_is_short():
+    lines = described(table_of(backend="ray", trainer_ranks=200))
+    assert len(lines) == 17 and lines[-1].startswith("and 10 more")  # 201 processes on 26 nodes of 8
+
+
+# ---------------------------------------------------------------------------------------------------- as environment
+
+
+def specs_of(config, table, tmp_path, build=None):
+    rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=40)
+    generator = GeneratorSpec(
+        config=config, load_policy=None, longest_prompt=2, rule=rule, stop=(1,), files=None,
+        model=ModelFacts(str(tmp_path), "main", 12, ModelShape(matmul_params=10.0, attention_width=4, windows=(0,))),
+        run=tmp_path, make_engines=local_engines, devices=table,
+    )  # fmt: skip
+    channel = DirectoryChannel(tmp_path / "weights")
+    return [EngineSpec(generator, channel, number) for number in range(config.placement.engines)]
+
+
+@pytest.fixture
+def four_gpus(monkeypatch):
+    """A machine with four GPUs, of which the first three are visible."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,2,3")
+
+
+def ended(process):
+    process.kill()
+    process.join()
+
+
+def test_torch_engines_see_the_gpus_of_their_rows(four_gpus):
+    config = replace(BASE, placement=Placement(generators=2, gpus_per_generator=1))
+    table = BACKENDS["local"](config).devices
+    engines = local_engines([Seen(f"generator {n + 1}", table["generator", n]) for n in range(2)], print)
+    try:
+        assert [pair[0].state()["CUDA_VISIBLE_DEVICES"] for pair in engines] == ["2", "3"]
+    finally:
+        for pair in engines:
+            ended(pair[0]._process._process)
+
+
+def test_the_process_of_a_single_engine_sees_the_gpu_of_its_row(four_gpus, tmp_path):
+    from scalerl.rollouts.worker import First
+
+    backend = BACKENDS["local"](replace(BASE, placement=Placement(gpus_per_generator=1)))
+    worker = backend.launch(DirectoryChannel(tmp_path / "w"), Seen.raised, First(0))
+    try:
+        kind, (reason, _) = worker.connection.recv()
+        assert kind == "failed" and reason == "RuntimeError: CUDA_VISIBLE_DEVICES=2"
+    finally:
+        worker.end(5)
+
+
+def test_trainer_ranks_see_one_gpu_each(four_gpus):
+    table = BACKENDS["local"](replace(BASE, placement=Placement(trainer_ranks=3))).devices
+    own = [table["trainer", n].environment for n in range(3)]
+    ranks = RankProcesses([Seen.learner] * 3, environments=own, timeout_s=60)
+    try:
+        assert ranks.call("check", "CUDA_VISIBLE_DEVICES", timeout_s=60) == ["1", "2", "3"]
+    finally:
+        ranks.close()
+
+
+def test_vllm_servers_are_started_on_the_gpus_of_their_rows(four_gpus, tmp_path):
+    program = tmp_path / "python"
+    fake = Path(__file__).parents[1] / "rollouts/fake_vllm.py"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} {fake} "$@"\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    from scalerl.rollouts.vllm.launch import server_engines
+
+    place = Placement(engine="vllm", generators=2, vllm_python=str(program))
+    config = replace(BASE, placement=place, hardware=replace(BASE.hardware, dtype="float32"))
+    backend = BACKENDS["local"](config)
+    engines = server_engines(specs_of(config, backend.devices, tmp_path), print)
+    try:
+        assert sorted(seen_by_servers(tmp_path)) == ["2", "3"]
+    finally:
+        for training, _ in engines:
+            training._supervisor.close()
+
+
+def seen_by_servers(tmp_path):
+    """Return CUDA_VISIBLE_DEVICES of the running servers."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (process / "cmdline").read_bytes()
+            if b"fake_vllm.py" in line and b"guard.py" not in line and str(tmp_path).encode() in line:
+                pairs = (process / "environ").read_bytes().decode().split("\0")
+                found.append(dict(pair.split("=", 1) for pair in pairs if pair)["CUDA_VISIBLE_DEVICES"])
+        except (FileNotFoundError, ProcessLookupError):  # it has ended since then
+            continue
+    return found
+
+
+def test_a_server_that_shares_its_gpu_gets_its_share_as_an_argument(tmp_path):
+    from scalerl.rollouts.vllm.checks import Needs
+    from scalerl.rollouts.vllm.launch import _server_spec
+    from scalerl.rollouts.vllm.server import command
+
+    config = replace(BASE, placement=Placement(engine="vllm", vllm_arguments=("--enforce-eager",)))
+    table = devices(config, [Host("here", ("0",), 80.0)], lambda: 20e9)
+    (spec,) = specs_of(config, table, tmp_path)
+    line = command(_server_spec(spec, Needs(12, 200, 8, None), spec.place.environment), 1)
+    assert line[-3:] == ["--gpu-memory-utilization", "0.65", "--enforce-eager"]

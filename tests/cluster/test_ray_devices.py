@@ -1,0 +1,118 @@
+"""A cluster with GPUs that the driver does not have: Ray gives out ids without GPUs, so this needs none."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from engine_builds import Scripted
+from rank_builds import random_batch
+from test_devices import BASE, specs_of
+from tiny_models import tiny_model
+
+from scalerl.config import HuggingFaceModel
+from scalerl.config.base import ConfigError, replace
+from scalerl.config.placement import Placement
+from scalerl.config.run import Hardware
+from scalerl.models.policy import load_policy
+from scalerl.training.backends import BACKENDS
+from scalerl.training.launch import resolve
+from scalerl.training.learner.ranks import LearnerGroup, single_learner
+
+ray = pytest.importorskip("ray", reason="needs Ray")
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+VISIBLE = lambda actor: os.environ["CUDA_VISIBLE_DEVICES"]  # noqa: E731 (Ray pickles a lambda by value)
+
+ON_RAY = replace(
+    BASE,
+    hardware=Hardware(trainer_threads=1, generator_threads=1),
+    placement=Placement(backend="ray", trainer_ranks=2, generators=3, gpus_per_generator=2),
+)
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A node with 8 GPUs and few cores."""
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", path)  # the actors import modules of the tests
+        patch.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "1")
+        ray.init(address="local", num_cpus=8, num_gpus=8, include_dashboard=False, log_to_driver=False)
+        yield ray
+        ray.shutdown()
+
+
+def test_the_device_is_that_of_the_cluster_and_not_of_the_driver(cluster):
+    assert not torch.cuda.is_available()
+    config = resolve(ON_RAY)
+    assert config.hardware.device == "cuda" and config.hardware.dtype == "bfloat16"
+    one = replace(config, placement=replace(config.placement, trainer_ranks=1))
+    assert not one.trains_in_loop and one.loop_device == "cpu"
+    with pytest.raises(ConfigError, match="torch sees no GPU here"):
+        resolve(replace(ON_RAY, hardware=Hardware(device="cuda"), placement=Placement()))
+
+
+@pytest.mark.slow
+def test_engines_and_ranks_get_different_gpus_from_ray(cluster, tmp_path, monkeypatch):
+    from scalerl.cluster import engines
+    from scalerl.cluster.ranks import RayRanks
+    from scalerl.rollouts.free_running import FreeRunner
+
+    config = resolve(ON_RAY)
+    backend = BACKENDS["ray"](config)
+
+    def begin(spec):
+        (tmp_path / spec.name).write_text(os.environ["CUDA_VISIBLE_DEVICES"])
+        return FreeRunner(Scripted(2)(), spec.name)
+
+    monkeypatch.setitem(engines.BEGIN, "torch", begin)
+    ranks = object.__new__(RayRanks)
+    ranks._ray, ranks._death, ranks._count = cluster, "", 2
+    ranks._place(backend.devices["trainer", 0].resources, 60.0)
+    pairs = engines.actor_engines(specs_of(config, backend.devices, tmp_path), print)
+    try:
+        seen = [(tmp_path / f"generator {n} of 3").read_text() for n in (1, 2, 3)]
+        seen += cluster.get([rank.__ray_call__.remote(VISIBLE) for rank in ranks._actors])
+        assert [len(ids.split(",")) for ids in seen] == [2, 2, 2, 1, 1]
+        assert sorted(",".join(seen).split(",")) == list("01234567")
+    finally:
+        ranks.close()
+        for pair in pairs:
+            pair[0]._supervisor.close()
+
+
+def test_an_actor_without_gpus_sees_none(cluster):
+    class Plain:
+        pass
+
+    actor = ray.remote(num_cpus=0)(Plain).remote()
+    assert ray.get(actor.__ray_call__.remote(VISIBLE)) == ""
+
+
+def test_too_few_gpus_of_the_cluster_are_an_error_before_the_run(cluster):
+    config = replace(resolve(ON_RAY), placement=replace(ON_RAY.placement, generators=4))
+    with pytest.raises(ConfigError, match="10 GPUs in total; the cluster has 8, and no host has 2 left"):
+        BACKENDS["ray"](config)
+
+
+@pytest.mark.slow
+def test_a_single_rank_in_an_actor_makes_the_updates_of_one_process(cluster, tmp_path):
+    from scalerl.cluster.ranks import RayRanks
+
+    tiny_model("qwen3").save_pretrained(tmp_path / "model")
+    hardware = Hardware(device="cpu", dtype="float32", trainer_threads=1, generator_threads=1, trainer_helpers=0)
+    config = replace(BASE, model=HuggingFaceModel(path=str(tmp_path / "model")), hardware=hardware,
+                     placement=Placement(backend="ray"))  # fmt: skip
+    ranks = RayRanks(cluster, config, config.model.path, [], {"num_cpus": 1, "num_gpus": 1})
+    group = LearnerGroup(ranks, [], lambda batch: 1.0, step_timeout_s=120, transfer_timeout_s=60)
+    try:
+        single = single_learner(config, load_policy(config.model.path, matmul="torch"))
+        torch.set_num_threads(1)
+        for rows in (7, 1, 8):
+            assert group.step(random_batch(rows)) == single.step(random_batch(rows))
+        group.save(tmp_path)
+        single.load(tmp_path, 3)
+    finally:
+        group.close()
