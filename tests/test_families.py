@@ -17,6 +17,7 @@ from scalerl.rollouts.replay import check_current
 from scalerl.rollouts.weights.directory import DirectoryChannel
 from scalerl.training.learner.base import TrainBatch
 from scalerl.training.learner.single import SingleLearner
+from scalerl.training.metrics import TokenMeter
 
 FAMILIES = [name for name in ARCHITECTURES if name not in ("qwen3-eager", "qwen3-many-heads", "gemma3-mixed")]
 PROMPTS = [(5, 9, 2), (7, 3, 11, 4, 6, 8, 2, 12, 31), (20,), (5, 9, 2), (21, 22, 23, 24, 25, 26), (7, 3)]
@@ -155,12 +156,44 @@ def test_flops_count_experts_that_every_token_uses_in_full():
     assert model_shape(transformers.Qwen2MoeForCausalLM(config)).matmul_params == expected
 
 
-def test_router_noise_is_disabled():
-    policy = Policy(tiny_model("mixtral", router_jitter_noise=0.5))
-    policy.model.train()  # as gradient checkpointing does
-    tokens = torch.arange(2, 14)[None]
-    with torch.no_grad():
-        assert torch.equal(policy.hidden(tokens), policy.hidden(tokens))
+@pytest.mark.parametrize(
+    ("name", "noise"),
+    [
+        ("qwen3", {"attention_dropout": 0.5}),
+        ("opt", {"dropout": 0.5}),
+        ("biogpt", {"hidden_dropout_prob": 0.5, "layerdrop": 0.5}),
+        ("seed-oss", {"residual_dropout": 0.5}),
+        ("gpt-bigcode", {"attn_pdrop": 0.5}),
+        ("mixtral", {"router_jitter_noise": 0.5}),
+        ("phimoe", {"router_jitter_noise": 0.5, "input_jitter_noise": 0.5}),  # its router also samples in training mode
+    ],
+)
+def test_recomputed_activations_have_no_dropout_and_no_router_noise(name, noise):
+    batch, model = training_batch(), tiny_model(name, **noise).train()
+    found = learner_gradient(Policy(model), batch, micro_batch_tokens=30, gradient_checkpointing=True)
+    assert relative_error(found, plain_gradient(tiny_model(name, **noise), batch)) < 1e-5
+
+
+def test_recomputed_activations_are_not_kept():
+    """Of two layers, only the inputs are kept: the MLP of 48 columns saves none of its [rows, tokens, 48] tensors."""
+    kept = []
+    for on in (False, True):
+        policy = Policy(tiny_model("qwen3"))
+        learner = SingleLearner(policy, AdamW(), Reinforce(), gradient_checkpointing=on)
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept[-1].append(x.shape) or x, lambda x: x):
+            kept.append([])
+            learner._micro_batch_loss(training_batch(), (torch.arange(5), 14), False, TokenMeter())
+    plain, recomputed = ([shape for shape in shapes if shape == (5, 14, 48)] for shapes in kept)
+    assert len(plain) >= 4 and not recomputed
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_a_model_with_noise_in_updates_only_is_refused(checkpointing):
+    policy = Policy(tiny_model("qwen3"))
+    noisy = lambda module, inputs, out: out * 1.1 if torch.is_grad_enabled() else out  # noqa: E731
+    policy.model.base_model.norm.register_forward_hook(noisy)
+    with pytest.raises(ConfigError, match="Qwen3ForCausalLM computes other log-probabilities in an update"):
+        SingleLearner(policy, AdamW(), Reinforce(), gradient_checkpointing=checkpointing)
 
 
 # ------------------------------------------------------------------------------------------------- what is refused

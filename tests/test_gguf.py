@@ -11,7 +11,8 @@ from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import ConfigError, replace
 from scalerl.models import gguf as module
 from scalerl.models.gguf import converted, is_gguf, sizes
-from scalerl.models.policy import load_policy, load_tokenizer
+from scalerl.models.loading import load_tokenizer
+from scalerl.models.policy import load_policy
 from scalerl.placement.shape import shape_of
 
 gguf = pytest.importorskip("gguf")

@@ -69,6 +69,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2", {}),
     "phi3": ("Phi3", {}),
     "phi3-sliding": ("Phi3", {"sliding_window": 5}),
+    "opt": ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.3}),
+    "biogpt": ("BioGpt", {"scale_embedding": False}),
+    "seed-oss": ("SeedOss", {}),
+    "gpt-bigcode": ("GPTBigCode", {}),
+    "phimoe": ("Phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
     "gpt-oss": (

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from scalerl.config.base import ConfigError
 from scalerl.files import as_umask
 from scalerl.models.family import ATTENTION_KINDS, check_model
 from scalerl.models.flops import ModelShape
 from scalerl.models.head import HeadRule, token_logprobs
-from scalerl.models.loading import load_model, load_tokenizer
+from scalerl.models.loading import load_model
 from scalerl.models.packing import Segments
 from scalerl.models.prefix import SharedPrompts, SharedRow
 
@@ -36,7 +38,7 @@ class Policy(nn.Module):
     """The transformers model; typed as Any because transformers is untyped."""
 
     def __init__(self, model: Any, *, fp32_head: bool = True, matmul: str = "onednn") -> None:
-        """Wrap a transformers model in place. Dropout and router noise are disabled, so the ratio is 1 on policy.
+        """Wrap a transformers model in place, in evaluation mode: without dropout and router noise the ratio is 1.
 
         Args:
             model: A transformers model.
@@ -45,15 +47,6 @@ class Policy(nn.Module):
         """
         super().__init__()
         config = model.config
-        for name, value in vars(config).items():
-            if ("dropout" in name or name.endswith(("pdrop", "jitter_noise"))) and isinstance(value, float):
-                setattr(config, name, 0.0)
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-            for name in ("attention_dropout", "jitter_noise"):  # jitter_noise: Mixtral, in training mode
-                if isinstance(getattr(module, name, None), float):
-                    setattr(module, name, 0.0)
         self.model = model.eval()
         self.config = config
         self.rule = HeadRule(
@@ -297,6 +290,37 @@ def check_head(policy: Policy) -> None:
         )
 
 
+def tolerance(policy: Policy) -> float:
+    """Return the largest difference of log-probabilities, nats, between two ways to compute the same model."""
+    return 1e-3 if policy.head_weight.dtype == torch.float32 else 0.2
+
+
+def decoder_layers(model: Any) -> list[nn.Module]:
+    """Return the decoder layers of a transformers model in order.
+
+    Raises:
+        ConfigError: The model does not mark its layers.
+    """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"model.path: {type(model).__name__} does not mark its decoder layers (GradientCheckpointingLayer of "
+            "transformers); allowed: placement.trainer_ranks = 1 with learner.gradient_checkpointing = false"
+        )
+    return layers
+
+
+def recompute_activations(model: Any) -> None:
+    """Let the decoder layers recompute their activations in the backward pass, in place.
+
+    transformers would do so in training mode only, in which dropout, router noise and sampling routers are active.
+    """
+    for layer in decoder_layers(model):
+        layer.forward = partial(checkpoint, type(layer).forward, layer, use_reentrant=False)
+
+
 def model_shape(model: Any) -> ModelShape:
     """Return the sizes of a transformers model that determine its FLOPs.
 
@@ -329,5 +353,3 @@ def _experts(config: Any) -> int:
 
 
 _EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-
-__all__ = ["Policy", "check_head", "check_vocabulary", "load_policy", "load_tokenizer", "model_shape", "stop_tokens"]

@@ -20,7 +20,8 @@ from scalerl.loggers.base import Logger
 from scalerl.loggers.build import makers_of
 from scalerl.loggers.follow import Followers
 from scalerl.models.layout import WeightLayout
-from scalerl.models.policy import Policy, check_vocabulary, load_tokenizer, stop_tokens
+from scalerl.models.loading import load_tokenizer
+from scalerl.models.policy import Policy, check_vocabulary, stop_tokens
 from scalerl.outputs import check_apart
 from scalerl.prompts.dataset import PromptSplit, load_prompts
 from scalerl.prompts.mixture import make_curriculum

@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from scalerl.config.base import ConfigError
 from scalerl.models.family import ALLOWED, check_model
-from scalerl.models.policy import Policy
+from scalerl.models.policy import Policy, tolerance
 from scalerl.models.routing import can_record, routing_of
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, Ints, LengthRule
@@ -336,7 +336,7 @@ def check_engine(policy: Policy, tokens: int = 6) -> None:
         logps_NV = policy.logits(policy.hidden(full[None])[0]).log_softmax(-1)
         expected_logps = logps_NV[len(prompt) - 1 : -1].gather(1, full[len(prompt) :, None])[:, 0].cpu()
         worst = max(worst, float((expected_logps - torch.from_numpy(done.rollout.logps)).abs().max()))
-    limit = 1e-3 if policy.head_weight.dtype == torch.float32 else 0.2
+    limit = tolerance(policy)
     if not worst <= limit:
         raise ConfigError(
             f"model.path: {type(policy.model).__name__} gives other log-probabilities through the generation cache "
