@@ -33,7 +33,7 @@ LAYERS = {  # package -> other packages that it may import
     "rollouts": {"types", "config", "files", "rng", "serialization", "processes", "models", "plugins", "boundary"},
     "testing": {"config", "models", "rollouts"},
     "cluster": {"config", "plugins", "signals", "rollouts", "tasks", "training.learner", "types"},
-    "placement": {"types", "config", "files", "models.files", "models.flops", "models.gguf", "rollouts"},
+    "placement": {"types", "config", "files", "models.sizes", "rollouts"},
     "report": {"types", "config", "files", "outputs", "scaling"},
     "watch": {"types", "config", "scaling", "report", "study", "files", "training.status"},
     "study": {"scaling", "config", "types", "report", "files", "serialization", "signals"},

@@ -134,7 +134,8 @@ def test_auto_packs_if_more_than_a_tenth_would_be_padding():
 def test_a_layer_that_does_not_pass_its_window_is_not_packed(name, monkeypatch):
     policy = Policy(tiny_model(name, sliding_window=64))  # longer than the compared sequences
     assert checks.packing_difference(policy) < 1e-4
-    policy.shape = replace(policy.shape, windows=tuple(64 - window for window in policy.shape.windows))
+    other = tuple(attention._replace(window=64 - attention.window) for attention in policy.sizes.attention)
+    policy.sizes = replace(policy.sizes, attention=other)
     assert checks.packing_difference(policy) == float("inf")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -20,6 +21,24 @@ COMMON = {
     "eos_token_id": 1,
     "bos_token_id": None,
     "pad_token_id": 0,
+}
+
+LATENT = {  # attention with queries and keys of 12 + 8 and values of 10, over latents of 16
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+SHARED_EXPERT = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
 }
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -76,6 +95,10 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "phimoe": ("Phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "deepseek-v2": ("DeepseekV2", {**LATENT, **SHARED_EXPERT, "q_lora_rank": None}),
+    "deepseek-v3": ("DeepseekV3", {**LATENT, **SHARED_EXPERT}),
+    "mistral4": ("Mistral4", {**LATENT, **SHARED_EXPERT}),
+    "youtu": ("Youtu", {**LATENT, "pad_token_id": None}),  # transformers zeroes the row of a padding token
     "gpt-oss": (
         "GptOss",
         {
@@ -91,14 +114,17 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 def tiny_model(name: str, seed: int = 0, **changes: Any) -> Any:
     """Return a random model of one architecture."""
     family, special = ARCHITECTURES[name]
-    settings = {**COMMON, **special, **changes}
+    make = getattr(transformers, f"{family}Config")
+    known = {field.name for field in fields(make)} | set(make.attribute_map)
+    settings = {**{name: value for name, value in COMMON.items() if name in known}, **special, **changes}
+    if "kv_lora_rank" in special:
+        settings.pop("head_dim", None)
     attention = settings.pop("attn_implementation", None)
-    config = getattr(transformers, f"{family}Config")(**settings)
+    config = make(**settings)
     if attention:
         config._attn_implementation = attention
     torch.manual_seed(seed)
-    name = "Gemma3ForCausalLM" if family == "Gemma3Text" else f"{family}ForCausalLM"
-    model = getattr(transformers, name)(config).eval()
+    model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("sinks"):  # transformers leaves them uninitialized
             torch.nn.init.normal_(parameter)

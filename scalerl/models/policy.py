@@ -21,11 +21,11 @@ from torch.utils.checkpoint import checkpoint
 from scalerl.config.base import ConfigError
 from scalerl.files import as_umask
 from scalerl.models.family import ATTENTION_KINDS, check_model
-from scalerl.models.flops import ModelShape
 from scalerl.models.head import HeadRule, token_logprobs
 from scalerl.models.loading import load_model
 from scalerl.models.packing import Segments
 from scalerl.models.prefix import SharedPrompts, SharedRow
+from scalerl.models.sizes import of_model
 
 
 class Policy(nn.Module):
@@ -54,7 +54,7 @@ class Policy(nn.Module):
             softcap=getattr(config, "final_logit_softcapping", None),
             scale=getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0),
         )
-        self.shape = model_shape(model)
+        self.sizes = of_model(model)
         self.version = 0
         """Version of the weights, if an engine has loaded them."""
         self._upcast_head: Tensor | None = None
@@ -92,16 +92,16 @@ class Policy(nn.Module):
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of keys and values per position of a sequence, over all layers."""
-        config = self.config
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return int(2 * config.num_hidden_layers * heads * size * self.head_weight.element_size())
+        """Bytes of the cache per position of a sequence, over all layers, read from the cache of one token."""
+        with torch.no_grad():
+            token_BT = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+            layers = self.model.base_model(input_ids=token_BT, use_cache=True).past_key_values.layers
+        return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers if layer.is_initialized)
 
     @property
     def experts(self) -> int:
         """Number of experts per layer of a mixture; 0 for a dense model."""
-        return _experts(self.config)
+        return self.sizes.experts
 
     @property
     def vocab_size(self) -> int:
@@ -319,37 +319,3 @@ def recompute_activations(model: Any) -> None:
     """
     for layer in decoder_layers(model):
         layer.forward = partial(checkpoint, type(layer).forward, layer, use_reentrant=False)
-
-
-def model_shape(model: Any) -> ModelShape:
-    """Return the sizes of a transformers model that determine its FLOPs.
-
-    All matrices count except token and position embeddings. The expert matrices of a mixture ([E, ., .], or one module
-    per expert) count by the share that a token activates.
-    """
-    config = model.config
-    experts = _experts(config) or 1
-    active = int(getattr(config, "num_experts_per_tok", None) or getattr(config, "moe_topk", None) or experts)
-    looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    head = model.get_output_embeddings().weight
-    matmul = float(head.numel())
-    for name, parameter in model.named_parameters():
-        if parameter.ndim < 2 or id(parameter) in looked_up or parameter is head or name.endswith("bias"):
-            continue  # the biases of fused experts are [E, .]
-        in_experts = ".experts." in name and "shared" not in name
-        matmul += parameter.numel() * (active / experts if in_experts else 1.0)
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    window = getattr(config, "sliding_window", None)
-    if getattr(config, "layer_types", None) is None and window:
-        kinds = ["sliding_attention"] * config.num_hidden_layers
-    windows = tuple(int(window) if kind == "sliding_attention" and window else 0 for kind in kinds)
-    return ModelShape(matmul, attention_width=heads * head_dim, windows=windows, head_params=float(head.numel()))
-
-
-def _experts(config: Any) -> int:
-    return next((int(getattr(config, name)) for name in _EXPERT_COUNTS if getattr(config, name, None)), 0)
-
-
-_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")

@@ -10,11 +10,11 @@ from typing import Any
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.model import TinyModel
 from scalerl.config.run import RunConfig
+from scalerl.models.sizes import Found
 from scalerl.placement.layout import check, lay_out, prompt_tokens, whole_gradient
 from scalerl.placement.lengths import lognormal
 from scalerl.placement.measured import Measured, lengths_like
 from scalerl.placement.memory import GB, slots_that_fit
-from scalerl.placement.shape import Found
 from scalerl.placement.simulation import Figures, Simulation, Speeds
 from scalerl.placement.speed import (
     GPUS,
@@ -95,7 +95,7 @@ def speeds_of(config: RunConfig, given: Given) -> tuple[Speeds, list[str]]:
     on_cpu = given.measured is not None or config.hardware.device == "cpu"
     transfer, origin = given.transfer_s, "as given"
     if transfer < 0:
-        transfer = 0.0 if on_cpu else transfer_seconds(given.found.shape, given.assumed, directory)
+        transfer = 0.0 if on_cpu else transfer_seconds(given.found.sizes, given.assumed, directory)
         origin = "within the measured updates" if on_cpu else "assumed: bytes over the network's or the disk's speed"
     # vLLM pauses its sequences while it receives weights; the torch engine copies weights that have arrived
     swap = given.measured.swap_s if given.measured is not None else transfer
@@ -112,7 +112,7 @@ def _generation(config: RunConfig, given: Given) -> tuple[StepSeconds, str]:
     if given.measured is not None:
         line = f"{1e3 * given.measured.base_s:.3g} ms + {1e6 * given.measured.slope_s:.3g} us per running sequence"
         return given.measured.step_seconds, f"measured, a decode step takes {line}"
-    steps = decode_roofline(given.found.shape, given.assumed, config.placement.gpus_of_a_generator)
+    steps = decode_roofline(given.found.sizes, given.assumed, config.placement.gpus_of_a_generator)
     return steps, "a roofline (assumed)"
 
 
@@ -131,7 +131,7 @@ def _training(config: RunConfig, given: Given) -> tuple[UpdateSeconds, str]:
         config.learner.gradient_checkpointing,
         whole_gradient(config),
     )
-    return training_roofline(given.found.shape, given.assumed, training), "a roofline (assumed)"
+    return training_roofline(given.found.sizes, given.assumed, training), "a roofline (assumed)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +217,7 @@ def with_split(config: RunConfig, ranks: int, generators: int, lengths: Lengths,
         return replace(changed, rollouts=config.rollouts)
     mean_prompt, _ = prompt_tokens(config)
     tokens = mean_prompt + float(lengths.mean())
-    fit = slots_that_fit(found.shape, tokens, place.gpu_gb * GB, place.tensor_parallel)
+    fit = slots_that_fit(found.sizes, tokens, place.gpu_gb * GB, place.tensor_parallel)
     slots = max(generators, min(fit * generators, busy_slots(changed, lengths)))
     return replace(changed, rollouts=replace(config.rollouts, slots=slots))
 

@@ -49,8 +49,6 @@ from scalerl.training.progress import Display, Progress
 from scalerl.training.recovery import recorded
 from scalerl.training.resumed import (
     check_unchanged,
-    flops_notes,
-    flops_rule_of,
     hours_of,
     overrule,
     sound_checkpoint,
@@ -197,21 +195,20 @@ def _assemble(
     prompts = load_prompts(config, tokenizer)
     scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
     config = resolve_kernels(config, display.note, resumed=checkpoint is not None)
-    flops_rule = flops_rule_of(checkpoint)
-    config, policy = _policy(config, model_path, tokenizer, flops_rule, resumed=checkpoint is not None)
+    config, policy = _policy(config, model_path, tokenizer, resumed=checkpoint is not None)
     rule = length_rule(config.recipe.length, lambda text: tokenizer.encode(text, add_special_tokens=False))
     check_length(policy, rule, prompts.longest)
     check_sampled(config, policy, model_path)
     # before the adapters, which the engines' model does not have
-    model = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.shape)
+    model = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.sizes)
     policy = with_adapters(config, policy)
-    notes = [*_notes(config, prompts, rule, resumed=checkpoint is not None), *flops_notes(flops_rule)]
+    notes = _notes(config, prompts, rule, resumed=checkpoint is not None)
     directory = _directory(config, path, directory, resumed=checkpoint is not None)
     undo.pop_all()  # all checks have passed
     _tell(notes, display)
     spec = GeneratorSpec(
         config=config,
-        load_policy=LoadPolicy(config, model_path, flops_rule),
+        load_policy=LoadPolicy(config, model_path),
         longest_prompt=prompts.longest,
         rule=rule,
         stop=stop_tokens(policy, tokenizer),
@@ -234,7 +231,6 @@ def _assemble(
         display=display,
         stop_requested=stop_requested,
         devices=devices_of(config),
-        flops_rule=flops_rule,
     )
     return _begin(session, checkpoint, makers)
 
@@ -248,14 +244,11 @@ def _directory(config: RunConfig, path: Path, directory: RunDirectory | None, *,
     return directory
 
 
-def _policy(
-    config: RunConfig, model_path: str, tokenizer: Any, flops_rule: int, *, resumed: bool
-) -> tuple[RunConfig, Policy]:
+def _policy(config: RunConfig, model_path: str, tokenizer: Any, *, resumed: bool) -> tuple[RunConfig, Policy]:
     """Load the model; with several ranks, this process only inspects it. Then choose the library for its products."""
     device = "cpu" if config.placement.trainer_ranks > 1 else config.hardware.device
     policy = load_of(config, model_path, device, config.hardware.trainer_matmul)
     check_vocabulary(tokenizer, policy, model_path)
-    policy.shape = policy.shape.counted_by(flops_rule)
     return resolve_matmul(config, policy, resumed=resumed), policy
 
 
@@ -291,7 +284,7 @@ def _tell(notes: Sequence[str], display: Display) -> None:
 def _learner(
     config: RunConfig, model_path: str, policy: Policy, channel: WeightChannel, backend: Backend, run: Path
 ) -> Learner:
-    """Return the learner: this process, which owns the policy from then on, or ranks, which use only its shape."""
+    """Return the learner: this process, which owns the policy from then on, or ranks, which use only its sizes."""
     placement, settings = config.placement, config.learner
     if placement.trainer_ranks == 1:
         return SingleLearner.of(
@@ -303,12 +296,12 @@ def _learner(
             checkpoint_names=placement.engine == "vllm",
             helpers=helpers_of(config.hardware),
         )
-    shape, checkpointing = policy.shape, settings.gradient_checkpointing
+    sizes, checkpointing = policy.sizes, settings.gradient_checkpointing
     try:
         return LearnerGroup(
             backend.start_ranks(config, model_path, [channel]),
             [channel],
-            lambda batch: batch_flops(shape, batch, checkpointing),
+            lambda batch: batch_flops(sizes, batch, checkpointing),
             step_timeout_s=placement.step_timeout_s,
             transfer_timeout_s=placement.transfer_timeout_s,
         )

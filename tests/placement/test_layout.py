@@ -13,9 +13,9 @@ from scalerl.config.data import PromptFile
 from scalerl.config.placement import Placement
 from scalerl.config.recipe import PipelineRL
 from scalerl.config.run import Hardware, Learner, Rollouts, Scoring
+from scalerl.models.sizes import sizes_of
 from scalerl.placement.layout import check, lay_out, lines
 from scalerl.placement.plan import best_split, lengths_of, splits
-from scalerl.placement.shape import shape_of
 from scalerl.placement.speed import GPUS, Assumptions
 
 PAPER = RunConfig(
@@ -134,7 +134,7 @@ def test_splits_use_all_gpus_and_whole_nodes_of_trainers():
 def test_the_best_split_has_the_most_useful_tokens_and_keeps_both_sides_busy():
     from scalerl.placement.plan import Given
 
-    found = shape_of(PAPER)
+    found = sizes_of(PAPER)
     given = Given(found, Assumptions(GPUS["H100"]), generator_rates=((12, 1000.0), (24, 1000.0)), trainer_rate=16_000.0,
                   trainer_rate_ranks=16, transfer_s=0.0, updates=8)  # fmt: skip
     recipe = replace(PAPER.recipe, prompts_per_step=12, off_policy=PipelineRL(max_lag=2))
@@ -146,7 +146,7 @@ def test_the_best_split_has_the_most_useful_tokens_and_keeps_both_sides_busy():
     assert abs(outcomes[0].trainer_ranks - 8) <= 1  # a rank trains 1,000 tokens/s and a generator samples as many
     too_large = replace(config, model=HuggingFaceModel(path="meta-llama/Llama-4-Scout-17B-16E"))
     with pytest.raises(ConfigError, match="no split of them into trainers and generators fits the model"):
-        best_split(too_large, Given(shape_of(too_large), given.assumed), lengths_of(config, None), 8)
+        best_split(too_large, Given(sizes_of(too_large), given.assumed), lengths_of(config, None), 8)
 
 
 # --------------------------------------------------------------------------------------------------------------- CLI

@@ -67,7 +67,7 @@ def test_every_weight_is_counted_once_with_a_tied_head():
     policy = Policy(tiny_model("qwen3"))
     products = products_of(policy, 64, 1, backward=False)
     total = sum(out * of * count for out, of, count in products.shapes)
-    assert total == policy.shape.matmul_params
+    assert total == policy.sizes.matmul_params
 
 
 def test_the_timings_of_the_libraries_alternate(monkeypatch):

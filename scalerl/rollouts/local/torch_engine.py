@@ -139,7 +139,7 @@ class TorchDecoder:
         self._hidden_SD[:rows] = hidden_R1D[:, 0]
         if self._experts_SLK is not None:
             self._experts_SLK[:rows] = self._chosen_NLK()
-        return self.policy.shape.decode_flops(lengths_R[lengths_R > 1])  # empty rows are padding
+        return self.policy.sizes.decode_flops(lengths_R[lengths_R > 1])  # empty rows are padding
 
     @torch.inference_mode()
     def prefill(self, slots_N: Ints, prompts: Sequence[tuple[int, ...]]) -> float:
@@ -166,8 +166,8 @@ class TorchDecoder:
             last_U = torch.arange(len(unique), device=device) * longest + lengths_U - 1
             last_ULK = self._chosen_NLK()[last_U]
             self._experts_SLK[cache.rows] = last_ULK[cache.source_N]
-        shape = self.policy.shape  # the head runs once per row, also for equal prompts
-        return sum(shape.forward_flops(0, len(prompt)) for prompt in unique) + shape.head_flops(len(prompts))
+        sizes = self.policy.sizes  # the head runs once per row, also for equal prompts
+        return sizes.forward_flops(0, [len(prompt) for prompt in unique], predicted=len(prompts))
 
     @torch.inference_mode()
     def sample(self, slots_B: Ints, uniforms_B: Any) -> tuple[Ints, Any]:

@@ -77,7 +77,7 @@ def server_life(spec: EngineSpec, note: Callable[[str], None] = lambda text: Non
             sampling=Sampling(recipe.temperature, recipe.top_p, generator.stop),
             needs=needs,
             updates=updates,
-            shape=model.shape,
+            sizes=model.sizes,
         )
     except BaseException:
         _end(server)

@@ -93,5 +93,5 @@ def packing_difference(policy: Policy) -> float:
     with observed_windows() as windows:
         packed_N, _ = policy(tokens_BT, trained_BT, 1.0, length_B)
     reshard(policy)
-    known = tuple(windows) == policy.shape.windows
+    known = windows == [attention.window for attention in policy.sizes.attention]
     return float((padded_N - packed_N).abs().max()) if known else float("inf")

@@ -20,11 +20,11 @@ from scalerl.config.base import ConfigError
 from scalerl.config.recipe import AdamW, Loss, Recipe
 from scalerl.learn.losses import LOSSES
 from scalerl.models.checkpoint_names import checkpoint_weights
-from scalerl.models.flops import ModelShape
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, recompute_activations
 from scalerl.models.prefix import SharedRow, first_of_prompt
 from scalerl.models.routing import routing_of
+from scalerl.models.sizes import ModelSizes
 from scalerl.rollouts.replay import Difference, NotFinite, check_current
 from scalerl.training.learner.base import BadGradient, PromptedRollout, StepStats, TrainBatch
 from scalerl.training.learner.checks import Packing, check_update, use_packing
@@ -135,7 +135,7 @@ class PolicyLearner:
 
     def training_flops(self, batch: TrainBatch) -> float:
         """Return the floating-point operations of one step over a batch; padding is not counted."""
-        return batch_flops(self.policy.shape, batch, self._checkpointing)
+        return batch_flops(self.policy.sizes, batch, self._checkpointing)
 
     def check(self, version: int, rollouts: Sequence[PromptedRollout]) -> Difference | None:
         """Recompute the log-probabilities of rollouts; every rank must be given the same ones.
@@ -314,17 +314,17 @@ def _shared_row(batch: TrainBatch, part: MicroBatch, device: torch.device) -> Sh
     return SharedRow.of(width, batch.length_B[rows], batch.prompt_length_B[rows], first_b, device)
 
 
-def batch_flops(shape: ModelShape, batch: TrainBatch, checkpointing: bool) -> float:
+def batch_flops(sizes: ModelSizes, batch: TrainBatch, checkpointing: bool) -> float:
     """Return the floating-point operations of one step over a batch; padding is not counted.
 
     Args:
-        shape: Shape of the model.
+        sizes: Sizes of the model.
         batch: The batch. Rollouts with trained tokens count; the head runs only on the trained tokens.
         checkpointing: Whether activations are recomputed in the backward pass.
     """
     trained_B = batch.trained_B
-    lengths, predicted = batch.length_B[trained_B].tolist(), batch.trained_BT[trained_B].sum(dim=1).tolist()
-    return sum(shape.training_flops(n, k, checkpointing) for n, k in zip(lengths, predicted, strict=True))
+    predicted_b = batch.trained_BT[trained_B].sum(dim=1)
+    return sizes.training_flops(batch.length_B[trained_B].numpy(), predicted_b.numpy(), checkpointing)
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:
