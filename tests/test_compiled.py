@@ -18,7 +18,7 @@ from scalerl.models.cpu.slot_attention import decode_attention
 from scalerl.models.policy import Policy
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.local.torch_engine import torch_engine
+from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
 from scalerl.training.matmul import check_matmul, resolve_kernels
 
 needs_compiler = pytest.mark.skipif(compiled.problem() is not None, reason=str(compiled.problem()))
@@ -123,6 +123,12 @@ def test_nan_stays_nan_in_every_loop():
     assert decode_attention(query * math.nan, cache, cache, bias, 1.0).isnan().all()
     assert decode_attention(query, cache * math.nan, cache, bias, 1.0).isnan().all()
     assert decode_attention(query, cache, cache * math.nan, bias, 1.0).isnan().all()
+
+
+@needs_compiler
+def test_values_that_are_not_stored_like_the_keys_are_attended_to_by_torch():
+    compiled.use("compiled")
+    check_engine(Policy(tiny_model("diffllama")))  # it repeats halves of the values
 
 
 @needs_compiler

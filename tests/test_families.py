@@ -214,6 +214,8 @@ def saved(tmp_path, family, config):
     [
         ("Mamba", {"state_size": 4}, "MambaForCausalLM has layers of kind linear_attention"),
         ("Rwkv", {"attention_hidden_size": 32}, "RwkvForCausalLM carries a recurrent state"),
+        ("GPTNeo", {"num_layers": 2, "attention_types": [[["global", "local"], 1]], "num_heads": 4},
+         "GPTNeoForCausalLM has layers of kind local"),
         (
             "Qwen3Next",
             {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8, "num_attention_heads": 4,
@@ -250,7 +252,21 @@ def test_custom_code_of_a_model_is_not_run(tmp_path):
         load_policy(str(tmp_path))
 
 
-def test_an_architecture_that_fails_in_the_cache_is_refused():
-    config = transformers.BloomConfig(vocab_size=48, hidden_size=32, n_layer=2, n_head=4, pad_token_id=0)
-    with pytest.raises(ConfigError, match="BloomForCausalLM does not work with the generation cache"):
-        check_engine(Policy(transformers.BloomForCausalLM(config)))
+def test_an_architecture_that_fails_in_the_cache_is_refused(monkeypatch):
+    def fail(*arguments):
+        raise RuntimeError("other shapes")
+
+    policy = Policy(tiny_model("llama"))
+    monkeypatch.setattr("scalerl.rollouts.local.torch_engine.SlotCache.update", fail)
+    with pytest.raises(ConfigError, match="LlamaForCausalLM does not work with the generation cache"):
+        check_engine(policy)
+
+
+def test_sequences_are_limited_to_the_lengths_at_which_log_probabilities_do_not_depend_on_the_batch():
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [4.0, 3.0, 2.0, 2.0]}
+    scaled = tiny_model("phi3", rope_parameters=rope, original_max_position_embeddings=64)
+    assert Policy(scaled).positions == 64 and Policy(tiny_model("phi3")).positions == 128
+    assert (
+        Policy(tiny_model("doge", keep_window_size=20)).positions == 20
+        and Policy(tiny_model("bloom")).positions is None
+    )

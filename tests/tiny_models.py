@@ -95,6 +95,39 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "phimoe": ("Phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "olmo-clipped": ("Olmo", {"clip_qkv": 0.5}),  # in place
+    "olmoe-clipped": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 0.5}),
+    "llama-dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}}),
+    "gemma4": (
+        "Gemma4Text",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "sliding_window": 5,
+            "global_head_dim": 16,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 48,
+        },
+    ),
+    "diffllama": ("DiffLlama", {}),
+    "afmoe": (
+        "Afmoe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "num_dense_layers": 1,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "doge": ("Doge", {}),
+    "falcon": ("Falcon", {"num_kv_heads": 2, "new_decoder_architecture": True}),
+    "falcon-alibi": ("Falcon", {"alibi": True, "multi_query": False}),
+    "bloom": ("Bloom", {}),
+    "xglm": ("XGLM", {"ffn_dim": 48, "init_std": 0.3}),
     "deepseek-v2": ("DeepseekV2", {**LATENT, **SHARED_EXPERT, "q_lora_rank": None}),
     "deepseek-v3": ("DeepseekV3", {**LATENT, **SHARED_EXPERT}),
     "mistral4": ("Mistral4", {**LATENT, **SHARED_EXPERT}),
@@ -126,6 +159,6 @@ def tiny_model(name: str, seed: int = 0, **changes: Any) -> Any:
     torch.manual_seed(seed)
     model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
     for name, parameter in model.named_parameters():
-        if name.endswith("sinks"):  # transformers leaves them uninitialized
+        if name.endswith(("sinks", "self_attn.A")):  # transformers does not initialize the first and zeroes the second
             torch.nn.init.normal_(parameter)
     return model

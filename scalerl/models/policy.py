@@ -96,7 +96,19 @@ class Policy(nn.Module):
         with torch.no_grad():
             token_BT = torch.zeros(1, 1, dtype=torch.long, device=self.device)
             layers = self.model.base_model(input_ids=token_BT, use_cache=True).past_key_values.layers
-        return sum(layer.keys.nbytes + layer.values.nbytes for layer in layers if layer.is_initialized)
+        kept = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
+        return sum(states.nbytes for states in kept if states is not None)  # Gemma 4 shares those of some layers
+
+    @property
+    def positions(self) -> int | None:
+        """Most tokens of a sequence, if limited.
+
+        Beyond it, LongRoPE rescales angles by the longest sequence of a batch, and Doge attends to some tokens only.
+        """
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        limits = [getattr(self.config, name, None) for name in ("max_position_embeddings", "keep_window_size")]
+        limits += [rope["original_max_position_embeddings"]] if rope.get("rope_type") == "longrope" else []
+        return min((limit for limit in limits if limit), default=None)
 
     @property
     def experts(self) -> int:

@@ -53,8 +53,8 @@ class ModelSizes:
     frozen_params: float = 0.0
     """Entries of `matmul_params` without a gradient: the weights of the base model when adapters are trained."""
     expanded_params: float = 0.0
-    """Entries of `matmul_params` that a decode step multiplies with every cached token: latent attention (MLA) caches
-    low-rank latents and computes keys and values from them."""
+    """Entries of `matmul_params` that a decode step multiplies with every cached token, such as those that compute keys
+    and values from the latents of latent attention (MLA)."""
     cache_width: int = 0
     """Entries of the cache per token, over all layers, by the configuration."""
     params: float = 0.0
@@ -152,7 +152,7 @@ def of_config(get: Get) -> ModelSizes:
     """
     width, layers, vocabulary = (_needed(get, name) for name in ("hidden_size", "num_hidden_layers", "vocab_size"))
     experts = next((int(get(name)) for name in EXPERT_COUNTS if get(name)), 0)
-    active = int(get("num_experts_per_tok") or get("moe_topk") or experts)
+    active = int(next((get(name) for name in ACTIVE_COUNTS if get(name)), experts))
     # in Llama 4, `intermediate_size` is the width of an expert, and there is one shared expert
     llama4 = get("intermediate_size_mlp") is not None
     mlp = _needed(get, "intermediate_size_mlp" if llama4 else "intermediate_size")
@@ -167,7 +167,8 @@ def of_config(get: Get) -> ModelSizes:
     def body(used: int) -> int:
         return layers * layer.params + (layers - mixtures) * dense + mixtures * (used * expert + common)
 
-    head, tied = vocabulary * width, get("tie_word_embeddings") in (None, True)  # transformers' default
+    head, heads = vocabulary * width, _needed(get, "num_attention_heads")
+    tied = get("tie_word_embeddings") in (None, True)  # transformers' default
     return ModelSizes(
         matmul_params=body(active) + head,
         attention=(layer.attention,) * layers,
@@ -177,8 +178,8 @@ def of_config(get: Get) -> ModelSizes:
         params=body(experts) + head * (1 if tied else 2),
         layer_params=layer.params + max(dense, experts * expert + common if experts else 0),
         width=width,
-        heads=_needed(get, "num_attention_heads"),
-        kv_heads=int(get("num_key_value_heads") or _needed(get, "num_attention_heads")),
+        heads=heads,
+        kv_heads=int(get("num_key_value_heads") or heads),
         mlp=max(mlp, active * expert_mlp + shared),
         experts=experts,
         active_experts=active,
@@ -190,18 +191,18 @@ def of_config(get: Get) -> ModelSizes:
 
 EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 """Names of the number of experts in the config.json of different families."""
+ACTIVE_COUNTS = ("num_experts_per_tok", "moe_topk", "top_k_experts")
+"""Names of the number of experts that a token uses."""
 
 
 class _Layer(NamedTuple):
-    """The attention of one layer: its call, and entries of a token in the cache, of all matrices, of those expanded."""
-
     attention: Attention
     cache_width: int
     params: int
     expanded_params: int = 0
 
 
-def _layer(get: Get, window: int = 0) -> _Layer:
+def _layer(get: Get) -> _Layer:
     width, heads = _needed(get, "hidden_size"), _needed(get, "num_attention_heads")
     if latent := int(get("kv_lora_rank") or 0):  # multi-head latent attention, DeepSeek-V2 (arXiv 2405.04434)
         rotary, plain, value = (_needed(get, f"{name}_head_dim") for name in ("qk_rope", "qk_nope", "v"))
@@ -209,9 +210,9 @@ def _layer(get: Get, window: int = 0) -> _Layer:
         expanded = latent * (heads * plain + values)
         projected = rank * (width + queries) if rank else width * queries
         projected += width * (latent + rotary) + expanded + values * width
-        return _Layer(Attention((queries + values) / 2, window), latent + rotary, projected, expanded)
+        return _Layer(Attention((queries + values) / 2, 0), latent + rotary, projected, expanded)
     size, kv_heads = int(get("head_dim") or width // heads), int(get("num_key_value_heads") or heads)
-    return _Layer(Attention(heads * size, window), 2 * kv_heads * size, 2 * width * size * (heads + kv_heads))
+    return _Layer(Attention(heads * size, 0), 2 * kv_heads * size, 2 * width * size * (heads + kv_heads))
 
 
 def _needed(get: Get, name: str) -> int:
@@ -229,33 +230,44 @@ def of_model(model: Any) -> ModelSizes:
     """
     from torch import nn
 
-    configs = list(model.config.per_layer_config)
-    kinds = getattr(model.config, "layer_types", None) or ["sliding_attention"] * len(configs)
-    windows = [getattr(config, "sliding_window", None) or 0 for config in configs]
-    layers = [
-        _layer(_getter(config), window if kind == "sliding_attention" else 0)
-        for config, kind, window in zip(configs, kinds, windows, strict=True)
-    ]
-    sizes = of_config(_getter(configs[0]))
-    share = sizes.active_experts / sizes.experts if sizes.experts else 1.0
+    sizes = of_config(_getter(model.config.per_layer_config[0]))
     looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     head = model.get_output_embeddings().weight
-    used, params = float(head.numel()), 0
+    used, params, in_experts, expanded = float(head.numel()), 0, 0, 0
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2 or name.endswith("bias"):
             continue  # the biases of fused experts are [E, .]
         params += parameter.numel()
-        if id(parameter) not in looked_up and parameter is not head:
-            in_experts = ".experts." in name and "shared" not in name
-            used += parameter.numel() * (share if in_experts else 1.0)
+        expanded += parameter.numel() if name.endswith(_EXPANDED) else 0
+        if ".experts." in name and "shared" not in name:
+            in_experts += parameter.numel()
+        elif id(parameter) not in looked_up and parameter is not head:
+            used += parameter.numel()
+    experts = sizes.experts if in_experts else 0  # configurations of dense models may have a number, too
     return replace(
         sizes,
-        matmul_params=used,
-        attention=tuple(layer.attention for layer in layers),
+        matmul_params=used + (in_experts * sizes.active_experts / experts if experts else 0.0),
+        experts=experts,
+        attention=_attentions(model.config),
         head_params=float(head.numel()),
-        expanded_params=sum(layer.expanded_params for layer in layers),
+        expanded_params=expanded,
         params=params,
     )
+
+
+def _attentions(config: Any) -> tuple[Attention, ...]:
+    """Return the attentions of a transformers configuration, layer by layer."""
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    calls = 2 if getattr(config, "lambda_std_dev", None) else 1  # differential attention (arXiv 2410.05258)
+    found: list[Attention] = []
+    for layer, kind in zip(config.per_layer_config, kinds, strict=True):
+        window = getattr(layer, "sliding_window", None) if kind == "sliding_attention" else None
+        found += [_layer(_getter(layer)).attention._replace(window=window or 0)] * calls
+    return tuple(found)
+
+
+_EXPANDED = ("kv_b_proj.weight", "dt_proj.weight")
+"""Matrices of transformers that multiply every cached token: of latent attention, and of Doge's dynamic mask."""
 
 
 def _getter(config: Any) -> Get:
@@ -347,9 +359,11 @@ def sizes_of(config: RunConfig) -> Found:
     if is_gguf(path):
         return _found(gguf_sizes(path), path)
     file = Path(path) / "config.json"
-    cached = None if file.is_file() else _in_hub_cache(path, config.model.revision)
-    if file.is_file() or cached is not None:
-        return _read(file if cached is None else cached)
+    found = file if file.is_file() else _in_hub_cache(path, config.model.revision)
+    if found is not None:
+        values = read_model_config(found)
+        inner = values.get("text_config")  # of a model with images
+        return _found({**values, **inner} if isinstance(inner, dict) else values, str(found))
     if path in KNOWN:
         return Found(KNOWN[path], f"the table of well-known models ({path})")
     raise ConfigError(
@@ -369,12 +383,6 @@ def _in_hub_cache(name: str, revision: str) -> Path | None:
     except HFValidationError:  # not a hub name: a missing directory
         return None
     return Path(found) if isinstance(found, str) else None
-
-
-def _read(file: Path) -> Found:
-    values = read_model_config(file)
-    inner = values.get("text_config")  # of a model with images
-    return _found({**values, **inner} if isinstance(inner, dict) else values, str(file))
 
 
 def _found(values: Mapping[str, Any], source: str) -> Found:

@@ -110,8 +110,7 @@ def check_length(policy: Policy, rule: LengthRule, longest_prompt: int) -> None:
     Raises:
         ConfigError: The longest prompt and completion together are too long.
     """
-    limit = getattr(policy.config, "max_position_embeddings", None)
-    needed = longest_prompt + rule.capacity
+    limit, needed = policy.positions, longest_prompt + rule.capacity
     if limit is not None and needed > limit:
         raise ConfigError(
             f"recipe.length: the longest prompt ({longest_prompt} tokens) and completion ({rule.capacity}) need "

@@ -184,7 +184,7 @@ def _load(settings: Supervised, report: Report) -> tuple[Policy, Any]:
 
 def _limit(settings: Supervised, policy: Policy) -> int:
     """Return the maximum length of a row in tokens: the user's limit, checked against the model's positions."""
-    positions = getattr(policy.config, "max_position_embeddings", None)
+    positions = policy.positions
     if settings.max_tokens is None:
         return positions or 2**31
     if positions is not None and settings.max_tokens > positions:

@@ -72,7 +72,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.owner.span, 0
 
     def get_seq_length(self) -> int:
-        return 0
+        return self.owner.past
 
     def get_max_length(self) -> int:
         return self.owner.capacity
@@ -89,7 +89,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.positions_R: Tensor = self.rows
         self.flat_R: Tensor = self.rows
         self.source_N: Tensor | None = None
-        self.span = 0
+        self.span = self.past = 0
         super().__init__(layers=[_SlotLayer(self) for _ in range(layers)])
 
 
@@ -114,7 +114,7 @@ class TorchDecoder:
             from scalerl.models.cpu.slot_attention import install
 
             install(policy.model)
-        self._masks = _MaskMaker(policy.config, policy.head_weight)
+        self._masks = _MaskMaker(policy.model, policy.head_weight)
         self._routing = routing_of(policy) if can_record(policy) else None
         self._experts_SLK: Tensor | None = None
         if self._routing is not None:
@@ -129,6 +129,7 @@ class TorchDecoder:
         cache.rows, cache.positions_R = torch.arange(rows, device=device), positions_R
         cache.flat_R = cache.rows * cache.capacity + positions_R
         cache.source_N, cache.span = None, int(lengths_R.max())
+        cache.past = cache.span - 1 if self._masks.own else 0  # the causal mask then hides nothing
         visible_RK = torch.arange(cache.span, device=device)[None] <= positions_R[:, None]
         hidden_R1D = self.policy.hidden(
             torch.from_numpy(tokens_R).to(device)[:, None],
@@ -153,7 +154,7 @@ class TorchDecoder:
             tokens_UT[i, : len(prompt)] = torch.tensor(prompt)
         cache.rows = torch.from_numpy(slots_N).to(device)
         cache.source_N = torch.tensor([unique[p] for p in prompts], device=device)
-        cache.span = longest
+        cache.span, cache.past = longest, 0
         hidden_UTD = self.policy.hidden(
             tokens_UT.to(device),
             position_ids=torch.arange(longest, device=device).expand(len(unique), longest),
@@ -239,10 +240,14 @@ class TorchDecoder:
 
 
 class _MaskMaker:
-    """Attention masks in the form of an architecture: boolean or additive, one mask or one per kind of layer."""
+    """Attention masks in the form of an architecture: boolean or additive, one mask or one per kind of layer.
 
-    def __init__(self, config: Any, like: Tensor) -> None:
+    Architectures with their own attention code make their masks from the visible positions, as in `generate`.
+    """
+
+    def __init__(self, model: Any, like: Tensor) -> None:
         """Read the kinds of layers; `like` is a tensor with the type and device of the model."""
+        config, self.own = model.config, not model._supports_attention_backend
         self.window = getattr(config, "sliding_window", None)
         self.kinds = sorted(set(getattr(config, "layer_types", None) or ()))
         # eager attention adds its mask; with a boolean mask it would silently attend to all positions
@@ -250,7 +255,9 @@ class _MaskMaker:
         self.dtype, self.adds = like.dtype, like.device.type == "cpu" and not self.additive
 
     def decode(self, visible_RK: Tensor, positions_R: Tensor) -> Any:
-        """Return masks [R, 1, 1, K] for one new token per row."""
+        """Return masks [R, 1, 1, K] for one new token per row, or [R, K] for an architecture that makes its own."""
+        if self.own:
+            return visible_RK
         first_R = positions_R - (self.window or 0) + 1
         recent_RK = torch.arange(visible_RK.shape[1], device=visible_RK.device)[None] >= first_R[:, None]
         full, sliding = visible_RK[:, None, None], (visible_RK & recent_RK)[:, None, None]
@@ -261,6 +268,8 @@ class _MaskMaker:
 
     def prefill(self, length: int, device: torch.device) -> Any:
         """Return masks [1, 1, T, T] for whole prompts, padded at the end; the causal mask hides the padding."""
+        if self.own:
+            return None
         causal_TT = torch.ones(length, length, dtype=torch.bool, device=device).tril()
         recent_TT = causal_TT & ~causal_TT.tril(-(self.window or length))
         return self._by_kind(causal_TT[None, None], recent_TT[None, None])

@@ -65,15 +65,17 @@ def use_packing(policy: Policy, packing: Packing) -> bool:
         return False
     name = type(policy.model).__name__
     if not can_pack(policy.model):
-        reason = (
-            f"{name} uses {policy.config._attn_implementation!r} attention, because its scores are capped or have sinks"
-        )
+        kind = policy.config._attn_implementation
+        why = "its scores are capped or have sinks" if policy.model._supports_attention_backend else "it has its own"
+        reason = f"{name} uses {kind!r} attention, because {why}"
     else:
         difference = packing_difference(policy)
         limit = tolerance(policy)
         if difference <= limit:
             return True
         reason = f"the log-probabilities of {name} differ by {difference:.2g} when packed (allowed {limit:g})"
+        if difference == float("inf"):
+            reason = f"the layers of {name} apply a sliding window or scores of their own only through the mask"
     if packing == "auto":
         return False
     raise ConfigError(f"learner.packing: got {packing!r}, but {reason}; allowed: padded, auto")
