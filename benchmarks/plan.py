@@ -102,7 +102,7 @@ def speed() -> dict[str, float]:
     """Return the CPU seconds of plans of 64 and 512 engines of 64 slots."""
     from scalerl.config import PRESETS, HuggingFaceModel
     from scalerl.config.data import PromptFile
-    from scalerl.placement.shape import shape_of
+    from scalerl.models.sizes import sizes_of
 
     out = {}
     for engines, prompts in ((64, 256), (512, 320), (512, 2048)):
@@ -117,7 +117,7 @@ def speed() -> dict[str, float]:
             recipe=replace(paper.recipe, prompts_per_step=prompts),
             rollouts=replace(paper.rollouts, slots=engines * 64),
         )
-        given = Given(shape_of(config), Assumptions(GPUS["H100"]))
+        given = Given(sizes_of(config), Assumptions(GPUS["H100"]))
         began = time.process_time()
         simulate(config, given, lengths_of(config, None))
         seconds, batch = time.process_time() - began, config.recipe.completions_per_step

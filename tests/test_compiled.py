@@ -17,7 +17,7 @@ from scalerl.models.cpu.norm import rms_norm
 from scalerl.models.policy import Policy
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, LengthRule
-from scalerl.rollouts.local.torch_engine import torch_engine
+from scalerl.rollouts.local.torch_engine import check_engine, torch_engine
 from scalerl.training.start_notes import arithmetic, arithmetic_notes
 
 needs_compiler = pytest.mark.skipif(compiled.problem() is not None, reason=str(compiled.problem()))
@@ -129,6 +129,11 @@ def test_no_loop_converts_nan_to_an_integer(tmp_path):
         pytest.skip("this compiler has no such check")
     assert ctypes.CDLL(str(built))
     assert subprocess.run([sys.executable, "-c", ATTENTION_OF_NAN, str(built)], check=False).returncode == 0
+
+
+@needs_compiler
+def test_values_that_are_not_stored_like_the_keys_are_attended_to_by_torch():
+    check_engine(Policy(tiny_model("diffllama")))  # it repeats halves of the values
 
 
 @needs_compiler

@@ -2,19 +2,25 @@ import time
 
 import pytest
 import torch
-from tiny_models import tiny_model
+from tiny_models import ARCHITECTURES, tiny_model
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import DynamicCache
 
 from scalerl.models.cpu import onednn
-from scalerl.models.flops import FLOPS_RULE, ModelShape
-from scalerl.models.policy import Policy, model_shape
+from scalerl.models.policy import Policy
+from scalerl.models.sizes import Attention, ModelSizes, of_config, of_model
 from scalerl.rollouts.engine import Request
 from scalerl.rollouts.vllm.lane import Lane
 from scalerl.training.learner.base import TrainBatch
 from scalerl.training.learner.policy_learner import batch_flops
 from scalerl.training.stopwatch import Stopwatch
 
-TWO_LAYERS = ModelShape(matmul_params=1000.0, attention_width=10, windows=(0, 0))
+
+def sizes_with(matmul_params, width, windows, **other):
+    return ModelSizes(matmul_params, tuple(Attention(width, window) for window in windows), **other)
+
+
+TWO_LAYERS = sizes_with(1000.0, 10, (0, 0))
 
 
 def test_forward_flops_by_hand():
@@ -25,7 +31,7 @@ def test_forward_flops_by_hand():
 
 
 def test_a_window_limits_the_context():
-    windowed = ModelShape(matmul_params=0.0, attention_width=1, windows=(3,))
+    windowed = sizes_with(0.0, 1, (3,))
     # contexts 1 2 3 3 3
     assert windowed.forward_flops(0, 5) == 4 * 12
     assert windowed.forward_flops(4, 2) == 4 * 6
@@ -33,39 +39,32 @@ def test_a_window_limits_the_context():
 
 def test_a_sequence_costs_the_same_in_one_pass_or_token_by_token():
     for windows in ((0, 0), (4, 0), (4, 4)):
-        shape = ModelShape(123.0, 7, windows)
-        whole = shape.forward_flops(0, 12)
-        assert whole == pytest.approx(sum(shape.forward_flops(p, 1) for p in range(12)))
+        sizes = sizes_with(123.0, 7, windows)
+        whole = sizes.forward_flops(0, 12)
+        assert whole == pytest.approx(sum(sizes.forward_flops(p, 1) for p in range(12)))
 
 
 def test_a_decode_step_costs_the_sum_of_its_sequences_for_any_windows():
     lengths = [3, 9, 5]
     for windows in ((0, 0), (4, 0), (4, 4, 6)):
-        shape = ModelShape(1000.0, 10, windows, head_params=100.0)
-        alone = sum(shape.forward_flops(n - 1, 1, predicted=1) for n in lengths)
-        assert shape.decode_flops(lengths) == pytest.approx(alone)
+        sizes = sizes_with(1000.0, 10, windows, head_params=100.0)
+        alone = sum(sizes.forward_flops(n - 1, 1, predicted=1) for n in lengths)
+        assert sizes.decode_flops(lengths) == pytest.approx(alone)
 
 
 def test_a_sliding_layer_attends_only_to_its_window():
     # two layers with a window of 4 and one without: 2 x (2 + 4 + 4) + (2 + 4 + 100), times 4 x width
-    shape = ModelShape(matmul_params=0.0, attention_width=10, windows=(4, 0, 4))
-    assert shape.decode_flops([2, 4, 100]) == 40 * (2 * 10 + 106)
+    sizes = sizes_with(0.0, 10, (4, 0, 4))
+    assert sizes.decode_flops([2, 4, 100]) == 40 * (2 * 10 + 106)
 
 
 def test_the_head_counts_only_for_predicted_tokens():
     # of 1000 entries 300 are the head's: 12 tokens through the other 700, 5 predictions, contexts 1 + ... + 12 = 78
-    shape = ModelShape(matmul_params=1000.0, attention_width=10, windows=(0,), head_params=300.0)
-    assert shape.forward_flops(0, 12, predicted=5) == 2 * 700 * 12 + 2 * 300 * 5 + 40 * 78
+    sizes = sizes_with(1000.0, 10, (0,), head_params=300.0)
+    assert sizes.forward_flops(0, 12, predicted=5) == 2 * 700 * 12 + 2 * 300 * 5 + 40 * 78
     # training: three passes through the layers, four with checkpointing; four through the head, computed twice
-    assert shape.training_flops(12, predicted=5) == 3 * (2 * 700 * 12 + 40 * 78) + 4 * 2 * 300 * 5
-    assert shape.training_flops(12, 5, checkpointing=True) == 4 * (2 * 700 * 12 + 40 * 78 + 2 * 300 * 5)
-
-
-def test_the_rule_of_earlier_runs_counts_the_head_for_every_token():
-    shape = ModelShape(matmul_params=1000.0, attention_width=10, windows=(0,), head_params=300.0)
-    assert shape.counted_by(FLOPS_RULE) is shape
-    assert shape.counted_by(1).training_flops(12, predicted=5) == 3 * (2 * 1000 * 12 + 40 * 78)
-    assert shape.counted_by(1).decode_flops([7, 3]) == 2 * 1000 * 2 + 40 * 10
+    assert sizes.training_flops(12, predicted=5) == 3 * (2 * 700 * 12 + 40 * 78) + 4 * 2 * 300 * 5
+    assert sizes.training_flops(12, 5, checkpointing=True) == 4 * (2 * 700 * 12 + 40 * 78 + 2 * 300 * 5)
 
 
 def test_training_costs_three_forward_passes_or_four_with_checkpointing():
@@ -74,13 +73,13 @@ def test_training_costs_three_forward_passes_or_four_with_checkpointing():
 
 
 def test_a_batch_counts_the_tokens_of_rows_that_are_trained_and_the_head_for_trained_tokens():
-    shape = ModelShape(matmul_params=1000.0, attention_width=10, windows=(0,), head_params=300.0)
+    sizes = sizes_with(1000.0, 10, (0,), head_params=300.0)
     trained = torch.tensor([[0, 0, 1, 1, 0], [0, 0, 0, 0, 0], [0, 1, 1, 1, 1]]).bool()
     batch = TrainBatch(
         trained.long(), torch.tensor([4, 3, 5]), torch.zeros(3, 5), torch.ones(3), trained, trained / trained.sum()
     )
     # rows of 4 and 5 tokens: contexts 10 and 15; 2 and 4 trained tokens
-    assert batch_flops(shape, batch, False) == 3 * (2 * 700 * 9 + 40 * 25) + 4 * 2 * 300 * 6
+    assert batch_flops(sizes, batch, False) == 3 * (2 * 700 * 9 + 40 * 25) + 4 * 2 * 300 * 6
 
 
 def test_a_vllm_sequence_costs_its_prompt_and_every_input_token():
@@ -91,34 +90,59 @@ def test_a_vllm_sequence_costs_its_prompt_and_every_input_token():
         def __len__(self):
             return self.tokens
 
-    shape = ModelShape(1000.0, 10, (4,), head_params=300.0)
-    lane, sequence = Lane("train", 4, shape), Sequence()
+    sizes = sizes_with(1000.0, 10, (4,), head_params=300.0)
+    lane, sequence = Lane("train", 4, sizes), Sequence()
     for before, sequence.tokens in ((0, 2), (2, 5)):
         lane.count(sequence, before)
     # 3 + 5 tokens, of which the last is never fed; 5 predictions; contexts 1 2 3 4 4 4 4
     assert lane.work.flops == 2 * 700 * 7 + 2 * 300 * 5 + 40 * 22
 
 
-@pytest.mark.parametrize("name", ["llama", "llama-untied", "qwen3", "gemma3-mixed"])
-def test_forward_flops_agree_with_torchs_counter(name):
-    """torch counts the scores of all pairs, including masked ones, and does not count its CPU kernel, so use eager."""
+def unseen(sizes, queries, keys):
+    """Return the FLOPs of scores that torch counts although the mask hides them, `queries` being the last of `keys`."""
+    contexts = [[min(key + 1, window or keys) for key in range(keys - queries, keys)] for _, window in sizes.attention]
+    return sum(4 * a.width * (queries * keys - sum(c)) for a, c in zip(sizes.attention, contexts, strict=True))
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_forward_and_decode_flops_agree_with_torchs_counter(name):
+    """The counter knows neither torch's CPU kernel for attention nor its fused experts, so the model is eager."""
     model = tiny_model(name, attn_implementation="eager")
-    shape = model_shape(model)
-    tokens = torch.randint(2, 48, (1, 24))
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        model(input_ids=tokens, use_cache=False)
-    attention = len(shape.windows) * 4 * shape.attention_width * 24 * 24
-    assert counter.get_total_flops() == 2 * shape.matmul_params * 24 + attention
+    model.config._experts_implementation = "eager"
+    sizes, tokens, cache = of_model(model), torch.randint(2, 48, (1, 24)), DynamicCache()
+    with torch.no_grad():
+        with FlopCounterMode(display=False) as counter:
+            model(input_ids=tokens[:, :-1], past_key_values=cache)
+        assert counter.get_total_flops() - unseen(sizes, 23, 23) == sizes.forward_flops(0, 23, predicted=23)
+        with FlopCounterMode(display=False) as counter:
+            model(input_ids=tokens[:, -1:], past_key_values=cache)
+        assert counter.get_total_flops() - unseen(sizes, 1, 24) == sizes.decode_flops([24])
+    stored = [x for layer in cache.layers if hasattr(layer, "keys") for x in (layer.keys, layer.values)]
+    assert Policy(model).cache_bytes == 4 * sum(entries[0, :, 0].numel() for entries in stored if entries is not None)
+
+
+def test_latent_attention_of_deepseek_v3_by_hand():
+    """Sizes of arXiv 2412.19437: 128 heads of 128 + 64 for queries and 128 for values, latents of 512, 61 layers."""
+    values = {
+        "hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128, "vocab_size": 129280,
+        "intermediate_size": 18432, "q_lora_rank": 1536, "kv_lora_rank": 512, "qk_rope_head_dim": 64,
+        "qk_nope_head_dim": 128, "v_head_dim": 128, "n_routed_experts": 256, "num_experts_per_tok": 8,
+        "n_shared_experts": 1, "moe_intermediate_size": 2048, "first_k_dense_replace": 3, "tie_word_embeddings": False,
+    }  # fmt: skip
+    sizes = of_config(values.get)
+    assert sizes.attention[0].width == 128 * (192 + 128) / 2 == 20480
+    assert sizes.cache_width == 61 * (512 + 64) and sizes.expanded_params == 61 * 512 * 128 * 256
+    assert sizes.params == pytest.approx(671e9, rel=1e-3)  # 671B, of which 37B are used per token
+    assert sizes.matmul_params + sizes.head_params == pytest.approx(37.5e9, rel=0.01)
 
 
 def test_training_flops_agree_with_torchs_counter():
     model = tiny_model("llama", attn_implementation="eager")
-    shape = model_shape(model)
+    sizes = of_model(model)
     tokens = torch.randint(2, 48, (1, 24))
     with FlopCounterMode(display=False) as counter:
         model(input_ids=tokens, use_cache=False).logits.sum().backward()
-    forward = 2 * shape.matmul_params * 24 + len(shape.windows) * 4 * shape.attention_width * 24 * 24
-    assert counter.get_total_flops() == 3 * forward
+    assert counter.get_total_flops() == 3 * (sizes.forward_flops(0, 24, predicted=24) + unseen(sizes, 24, 24))
 
 
 def test_the_flops_of_a_policys_update_agree_with_torchs_counter(monkeypatch):
@@ -129,18 +153,16 @@ def test_the_flops_of_a_policys_update_agree_with_torchs_counter(monkeypatch):
     with FlopCounterMode(display=False) as counter:
         logp_N, _ = policy(tokens, trained)
         logp_N.sum().backward()
-    shape = policy.shape
-    # torch counts the scores of all 24 x 24 pairs, scalerl only those that the mask allows: 1 + 2 + ... + 24 = 300
-    masked = 3 * len(shape.windows) * 4 * shape.attention_width * (24 * 24 - 300)
-    assert shape.head_params == 48 * 32
-    assert counter.get_total_flops() - masked == shape.training_flops(24, predicted=5)
+    sizes = policy.sizes
+    assert sizes.head_params == 48 * 32
+    assert counter.get_total_flops() - 3 * unseen(sizes, 24, 24) == sizes.training_flops(24, predicted=5)
 
 
 def test_a_mixture_counts_only_activated_experts():
     dense, mixture = tiny_model("qwen3"), tiny_model("qwen3-moe")
     mlp = 2 * 3 * 32 * 48  # two layers of gate, up and down
     active = 2 * 2 * 3 * 32 * 24 + 2 * 4 * 32  # two layers, two experts of 24, and the router's four scores
-    assert model_shape(mixture).matmul_params == model_shape(dense).matmul_params - mlp + active
+    assert of_model(mixture).matmul_params == of_model(dense).matmul_params - mlp + active
 
 
 def test_a_stopwatch_excludes_the_given_seconds():

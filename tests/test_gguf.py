@@ -11,8 +11,9 @@ from scalerl.config import HuggingFaceModel, RunConfig
 from scalerl.config.base import ConfigError, replace
 from scalerl.models import gguf as module
 from scalerl.models.gguf import converted, is_gguf, sizes
-from scalerl.models.policy import load_policy, load_tokenizer
-from scalerl.placement.shape import shape_of
+from scalerl.models.loading import load_tokenizer
+from scalerl.models.policy import load_policy
+from scalerl.models.sizes import sizes_of
 
 gguf = pytest.importorskip("gguf")
 
@@ -119,7 +120,7 @@ def test_the_plan_reads_the_sizes_from_the_files_header(written):
     assert found["tie_word_embeddings"] is False
     config = replace(RunConfig(), model=HuggingFaceModel(path=str(path)), data=({"kind": "file", "path": "x.jsonl"},))
     matrices = sum(p.numel() for p in model.parameters() if p.ndim > 1)
-    assert shape_of(config).shape.params == matrices
+    assert sizes_of(config).sizes.params == matrices
 
 
 def test_a_gguf_file_is_recognized_by_its_suffix_or_first_bytes(written, tmp_path):

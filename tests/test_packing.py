@@ -13,13 +13,14 @@ from scalerl.config.recipe import AdamW, Reinforce
 from scalerl.models.packing import Segments, can_pack, causal_attention, install, packed_attention
 from scalerl.models.policy import Policy
 from scalerl.rollouts.local.torch_engine import check_engine
-from scalerl.training.learner import policy_learner
-from scalerl.training.learner.policy_learner import use_packing
+from scalerl.training.learner import checks
+from scalerl.training.learner.checks import use_packing
 from scalerl.training.learner.single import SingleLearner
 
 EAGER = ("gemma2-softcap", "gpt-oss")
 """Families whose scores are capped or have sinks."""
-PACKABLE = [name for name in FAMILIES if name not in EAGER]
+OWN = ("biogpt", "bloom", "doge", "falcon", "falcon-alibi", "xglm")  # attention code or scores of their own
+PACKABLE = [name for name in FAMILIES if name not in EAGER + OWN]
 
 
 def attention_by_hand(query_TD, key_TD, value_TD, scaling, window):
@@ -133,9 +134,10 @@ def test_auto_packs_if_more_than_a_tenth_would_be_padding():
 @pytest.mark.parametrize("name", ["mistral-sliding", "qwen2-sliding", "gemma3-two-ropes", "phi3-sliding"])
 def test_a_layer_that_does_not_pass_its_window_is_not_packed(name, monkeypatch):
     policy = Policy(tiny_model(name, sliding_window=64))  # longer than the compared sequences
-    assert policy_learner.packing_difference(policy) < 1e-4
-    policy.shape = replace(policy.shape, windows=tuple(64 - window for window in policy.shape.windows))
-    assert policy_learner.packing_difference(policy) == float("inf")
+    assert checks.packing_difference(policy) < 1e-4
+    other = tuple(attention._replace(window=64 - attention.window) for attention in policy.sizes.attention)
+    policy.sizes = replace(policy.sizes, attention=other)
+    assert checks.packing_difference(policy) == float("inf")
 
 
 def test_packing_is_refused_if_scores_are_capped_or_have_sinks(monkeypatch):
@@ -147,7 +149,10 @@ def test_packing_is_refused_if_scores_are_capped_or_have_sinks(monkeypatch):
             ConfigError, match=r"got 'packed', but G\w+ uses 'eager' attention.*; allowed: padded, auto"
         ):
             use_packing(Policy(tiny_model(name)), "packed")
-    monkeypatch.setattr(policy_learner, "packing_difference", lambda policy: 0.5)
+    for name in OWN:
+        with pytest.raises(ConfigError, match="allowed: padded, auto"):
+            use_packing(Policy(tiny_model(name)), "packed")
+    monkeypatch.setattr(checks, "packing_difference", lambda policy: 0.5)
     with pytest.raises(ConfigError, match=r"log-probabilities of Qwen3ForCausalLM differ by 0.5 when packed"):
         use_packing(Policy(tiny_model("qwen3")), "packed")
 

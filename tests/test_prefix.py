@@ -57,7 +57,7 @@ def test_a_completion_attends_to_its_prompt_and_itself(window):
             torch.testing.assert_close(found[0, own, head], expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "mistral-sliding", "gemma3-two-ropes"])
+@pytest.mark.parametrize("name", ["qwen3", "mistral-sliding", "gemma3-two-ropes", "gemma4", "diffllama", "youtu"])
 @pytest.mark.parametrize("budget", [12, 1000])
 def test_gradients_equal_those_of_the_transformers_forward(name, budget):
     batch = grouped_batch()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -20,6 +21,24 @@ COMMON = {
     "eos_token_id": 1,
     "bos_token_id": None,
     "pad_token_id": 0,
+}
+
+LATENT = {  # attention with queries and keys of 12 + 8 and values of 10, over latents of 16
+    "num_key_value_heads": 4,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+}
+SHARED_EXPERT = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
 }
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -69,8 +88,50 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("Olmo2", {}),
     "phi3": ("Phi3", {}),
     "phi3-sliding": ("Phi3", {"sliding_window": 5}),
+    "opt": ("OPT", {"ffn_dim": 48, "word_embed_proj_dim": 32, "init_std": 0.3}),
+    "biogpt": ("BioGpt", {"scale_embedding": False}),
+    "seed-oss": ("SeedOss", {}),
+    "gpt-bigcode": ("GPTBigCode", {}),
+    "phimoe": ("Phimoe", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "mixtral": ("Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "olmoe": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "olmo-clipped": ("Olmo", {"clip_qkv": 0.5}),  # in place
+    "olmoe-clipped": ("Olmoe", {"num_experts": 4, "num_experts_per_tok": 2, "clip_qkv": 0.5}),
+    "llama-dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10_000.0}}),
+    "gemma4": (
+        "Gemma4Text",
+        {
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "sliding_window": 5,
+            "global_head_dim": 16,
+            "num_global_key_value_heads": 1,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 48,
+        },
+    ),
+    "diffllama": ("DiffLlama", {}),
+    "afmoe": (
+        "Afmoe",
+        {
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "num_dense_layers": 1,
+            "sliding_window": 5,
+            "layer_types": ["sliding_attention", "full_attention"],
+        },
+    ),
+    "doge": ("Doge", {}),
+    "falcon": ("Falcon", {"num_kv_heads": 2, "new_decoder_architecture": True}),
+    "falcon-alibi": ("Falcon", {"alibi": True, "multi_query": False}),
+    "bloom": ("Bloom", {}),
+    "xglm": ("XGLM", {"ffn_dim": 48, "init_std": 0.3}),
+    "deepseek-v2": ("DeepseekV2", {**LATENT, **SHARED_EXPERT, "q_lora_rank": None}),
+    "deepseek-v3": ("DeepseekV3", {**LATENT, **SHARED_EXPERT}),
+    "mistral4": ("Mistral4", {**LATENT, **SHARED_EXPERT}),
+    "youtu": ("Youtu", {**LATENT, "pad_token_id": None}),  # transformers zeroes the row of a padding token
     "gpt-oss": (
         "GptOss",
         {
@@ -86,15 +147,18 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 def tiny_model(name: str, seed: int = 0, **changes: Any) -> Any:
     """Return a random model of one architecture."""
     family, special = ARCHITECTURES[name]
-    settings = {**COMMON, **special, **changes}
+    make = getattr(transformers, f"{family}Config")
+    known = {field.name for field in fields(make)} | set(make.attribute_map)
+    settings = {**{name: value for name, value in COMMON.items() if name in known}, **special, **changes}
+    if "kv_lora_rank" in special:
+        settings.pop("head_dim", None)
     attention = settings.pop("attn_implementation", None)
-    config = getattr(transformers, f"{family}Config")(**settings)
+    config = make(**settings)
     if attention:
         config._attn_implementation = attention
     torch.manual_seed(seed)
-    name = "Gemma3ForCausalLM" if family == "Gemma3Text" else f"{family}ForCausalLM"
-    model = getattr(transformers, name)(config).eval()
+    model = getattr(transformers, f"{family.removesuffix('Text')}ForCausalLM")(config).eval()
     for name, parameter in model.named_parameters():
-        if name.endswith("sinks"):  # transformers leaves them uninitialized
+        if name.endswith(("sinks", "self_attn.A")):  # transformers does not initialize the first and zeroes the second
             torch.nn.init.normal_(parameter)
     return model

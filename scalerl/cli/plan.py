@@ -102,9 +102,9 @@ def plan(words: list[str]) -> int:
 def _given(config: RunConfig, options: argparse.Namespace) -> tuple[RunConfig, Given]:
     """Check the options; return the configuration and the given speeds and lengths."""
     from scalerl.config.base import ConfigError, nearest
+    from scalerl.models.sizes import sizes_of
     from scalerl.placement.measured import measure
     from scalerl.placement.plan import Given
-    from scalerl.placement.shape import shape_of
     from scalerl.placement.speed import GPUS, Assumptions
 
     if options.gpu not in GPUS:
@@ -122,7 +122,7 @@ def _given(config: RunConfig, options: argparse.Namespace) -> tuple[RunConfig, G
         raise ConfigError(f"--transfer-s: got {options.transfer_s:g}; allowed: a number of seconds from 0 to {MOST:g}")
     measured = measure(options.runs) if options.runs else None
     given = Given(
-        found=shape_of(config),
+        found=sizes_of(config),
         assumed=Assumptions(GPUS[options.gpu], options.training_share, options.decode_share),
         measured=measured,
         generator_rates=_rates(options.generator_tokens_per_s or [], config.slots / config.placement.engines),
@@ -176,8 +176,8 @@ def _as_json(config: RunConfig, given: Given, lengths: Any, outcomes: list[Any],
     longest = {"mean": float(lengths.mean()), "p90": float(np.quantile(lengths, 0.9)), "max": int(lengths.max())}
     return {
         "model": {
-            "params": given.found.shape.params,
-            "active_params": given.found.shape.matmul_params,
+            "params": given.found.sizes.params,
+            "active_params": given.found.sizes.matmul_params,
             "source": given.found.source,
         },
         "batch": config.recipe.completions_per_step,

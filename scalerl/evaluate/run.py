@@ -18,7 +18,8 @@ from scalerl.config.data import PromptFile, TaskData
 from scalerl.config.run import Scoring
 from scalerl.evaluate.metrics import majority, pass_at_powers
 from scalerl.files import whole
-from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer, stop_tokens
+from scalerl.models.loading import load_tokenizer
+from scalerl.models.policy import Policy, check_vocabulary, load_policy, stop_tokens
 from scalerl.prompts.dataset import load_prompts, task_prompts
 from scalerl.rollouts.engine import Sampling
 from scalerl.rollouts.generate import generate

@@ -36,8 +36,9 @@ def check_config(config: Any) -> None:
             f"model.path: {name} wraps a language model together with other models (images, sound); {ALLOWED}. Save "
             "its language model alone (for example Gemma3ForCausalLM) and give that directory"
         )
-    # for example "chunked_attention" in Llama 4
-    unknown = sorted(set(getattr(config, "layer_types", None) or ()) - set(ATTENTION_KINDS))
+    # for example "chunked_attention" in Llama 4, and "local" in GPT-Neo, whose window depends on the cache's length
+    kinds = getattr(config, "layer_types", None) or getattr(config, "attention_layers", None) or ()
+    unknown = sorted(set(kinds) - {*ATTENTION_KINDS, "global"})
     if unknown:
         raise ConfigError(f"model.path: {name} has layers of kind {', '.join(unknown)}; {ALLOWED}")
 

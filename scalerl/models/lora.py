@@ -63,8 +63,8 @@ class LoraPolicy(Policy):
             for name, module in self.model.named_modules()
             if isinstance(module, peft.tuners.lora.LoraLayer)
         }
-        frozen, own = self.shape.matmul_params, sum(parameter.numel() for _, parameter in self.trained())
-        self.shape = dataclasses.replace(self.shape, matmul_params=frozen + own, frozen_params=frozen)
+        frozen, own = self.sizes.matmul_params, sum(parameter.numel() for _, parameter in self.trained())
+        self.sizes = dataclasses.replace(self.sizes, matmul_params=frozen + own, frozen_params=frozen)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield merged weights by the names of the model without adapters, tied ones once, in a fixed order.

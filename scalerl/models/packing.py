@@ -99,7 +99,7 @@ def neighbors(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 def can_pack(model: Any) -> bool:
     """Return whether this module can compute the model's attention."""
-    return model.config._attn_implementation in (*_SUPPORTED, NAME)
+    return model._supports_attention_backend and model.config._attn_implementation in (*_SUPPORTED, NAME)
 
 
 def install(model: Any) -> None:
@@ -117,13 +117,16 @@ def install(model: Any) -> None:
     # the CPU decoding attention applies only to single new tokens, so it can serve every call that is not packed
     previous = ALL_ATTENTION_FUNCTIONS[model.config._attn_implementation]
 
-    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    ) -> Any:
         segments = options.pop("segments", None)
         if segments is None:
-            return previous(module, query, key, value, mask, **options)
+            return previous(module, query, key, value, attention_mask, **options)
         window, scaling = options.get("sliding_window"), options.get("scaling")
         if _observer is not None:
-            _observer.append(window or 0)
+            changed = attention_mask is not None and attention_mask.numel() > 1  # by the architecture: Doge adds scores
+            _observer.append(-1 if changed else window or 0)
         attention = packed_attention if isinstance(segments, Segments) else segments.attention
         return attention(query, key, value, segments, scaling, window), None
 
@@ -137,10 +140,10 @@ _observer: list[int] | None = None
 
 @contextmanager
 def observed_windows() -> Iterator[list[int]]:
-    """Collect the sliding window that each layer passes to packed attention, 0 for none.
+    """Collect the sliding window that each layer passes to packed attention, 0 for none, -1 with a mask of its own.
 
-    A layer that applies its window only through the mask would attend to all earlier tokens, and a comparison over a
-    few tokens would not show it.
+    A layer that applies its window or other scores only through the mask would attend to all earlier tokens equally,
+    and a comparison over a few tokens might not show it.
     """
     global _observer
     _observer = []

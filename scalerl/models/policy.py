@@ -9,20 +9,22 @@ Legend: B sequences, T tokens, N tokens in one row, D hidden size, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from scalerl.config.base import ConfigError
 from scalerl.files import as_umask
 from scalerl.models.family import ATTENTION_KINDS, check_model
-from scalerl.models.flops import ModelShape
 from scalerl.models.head import HeadRule, token_logprobs
-from scalerl.models.loading import load_model, load_tokenizer
+from scalerl.models.loading import load_model
 from scalerl.models.packing import Segments
 from scalerl.models.prefix import SharedPrompts, SharedRow
+from scalerl.models.sizes import of_model
 
 
 class Policy(nn.Module):
@@ -35,7 +37,7 @@ class Policy(nn.Module):
     """The transformers model; typed as Any because transformers is untyped."""
 
     def __init__(self, model: Any, *, fp32_head: bool = True) -> None:
-        """Wrap a transformers model in place. Dropout and router noise are disabled, so the ratio is 1 on policy.
+        """Wrap a transformers model in place, in evaluation mode: without dropout and router noise the ratio is 1.
 
         Args:
             model: A transformers model.
@@ -43,15 +45,6 @@ class Policy(nn.Module):
         """
         super().__init__()
         config = model.config
-        for name, value in vars(config).items():
-            if ("dropout" in name or name.endswith(("pdrop", "jitter_noise"))) and isinstance(value, float):
-                setattr(config, name, 0.0)
-        for module in model.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-            for name in ("attention_dropout", "jitter_noise"):  # jitter_noise: Mixtral, in training mode
-                if isinstance(getattr(module, name, None), float):
-                    setattr(module, name, 0.0)
         self.model = model.eval()
         self.config = config
         self.rule = HeadRule(
@@ -59,7 +52,7 @@ class Policy(nn.Module):
             softcap=getattr(config, "final_logit_softcapping", None),
             scale=getattr(config, "logit_scale", None) or 1.0 / (getattr(config, "logits_scaling", None) or 1.0),
         )
-        self.shape = model_shape(model)
+        self.sizes = of_model(model)
         self.version = 0
         """Version of the weights, if an engine has loaded them."""
         self._upcast_head: Tensor | None = None
@@ -87,16 +80,28 @@ class Policy(nn.Module):
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of keys and values per position of a sequence, over all layers."""
-        config = self.config
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        return int(2 * config.num_hidden_layers * heads * size * self.head_weight.element_size())
+        """Bytes of the cache per position of a sequence, over all layers, read from the cache of one token."""
+        with torch.no_grad():
+            token_BT = torch.zeros(1, 1, dtype=torch.long, device=self.device)
+            layers = self.model.base_model(input_ids=token_BT, use_cache=True).past_key_values.layers
+        kept = [getattr(layer, name, None) for layer in layers for name in ("keys", "values")]
+        return sum(states.nbytes for states in kept if states is not None)  # Gemma 4 shares those of some layers
+
+    @property
+    def positions(self) -> int | None:
+        """Most tokens of a sequence, if limited.
+
+        Beyond it, LongRoPE rescales angles by the longest sequence of a batch, and Doge attends to some tokens only.
+        """
+        rope = getattr(self.config, "rope_parameters", None) or {}
+        limits = [getattr(self.config, name, None) for name in ("max_position_embeddings", "keep_window_size")]
+        limits += [rope["original_max_position_embeddings"]] if rope.get("rope_type") == "longrope" else []
+        return min((limit for limit in limits if limit), default=None)
 
     @property
     def experts(self) -> int:
         """Number of experts per layer of a mixture; 0 for a dense model."""
-        return _experts(self.config)
+        return self.sizes.experts
 
     @property
     def vocab_size(self) -> int:
@@ -288,37 +293,32 @@ def check_head(policy: Policy) -> None:
         )
 
 
-def model_shape(model: Any) -> ModelShape:
-    """Return the sizes of a transformers model that determine its FLOPs.
+def tolerance(policy: Policy) -> float:
+    """Return the largest difference of log-probabilities, nats, between two ways to compute the same model."""
+    return 1e-3 if policy.head_weight.dtype == torch.float32 else 0.2
 
-    All matrices count except token and position embeddings. The expert matrices of a mixture ([E, ., .], or one module
-    per expert) count by the share that a token activates.
+
+def decoder_layers(model: Any) -> list[nn.Module]:
+    """Return the decoder layers of a transformers model in order.
+
+    Raises:
+        ConfigError: The model does not mark its layers.
     """
-    config = model.config
-    experts = _experts(config) or 1
-    active = int(getattr(config, "num_experts_per_tok", None) or getattr(config, "moe_topk", None) or experts)
-    looked_up = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
-    head = model.get_output_embeddings().weight
-    matmul = float(head.numel())
-    for name, parameter in model.named_parameters():
-        if parameter.ndim < 2 or id(parameter) in looked_up or parameter is head or name.endswith("bias"):
-            continue  # the biases of fused experts are [E, .]
-        in_experts = ".experts." in name and "shared" not in name
-        matmul += parameter.numel() * (active / experts if in_experts else 1.0)
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-    kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
-    window = getattr(config, "sliding_window", None)
-    if getattr(config, "layer_types", None) is None and window:
-        kinds = ["sliding_attention"] * config.num_hidden_layers
-    windows = tuple(int(window) if kind == "sliding_attention" and window else 0 for kind in kinds)
-    return ModelShape(matmul, attention_width=heads * head_dim, windows=windows, head_params=float(head.numel()))
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"model.path: {type(model).__name__} does not mark its decoder layers (GradientCheckpointingLayer of "
+            "transformers); allowed: placement.trainer_ranks = 1 with learner.gradient_checkpointing = false"
+        )
+    return layers
 
 
-def _experts(config: Any) -> int:
-    return next((int(getattr(config, name)) for name in _EXPERT_COUNTS if getattr(config, name, None)), 0)
+def recompute_activations(model: Any) -> None:
+    """Let the decoder layers recompute their activations in the backward pass, in place.
 
-
-_EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
-
-__all__ = ["Policy", "check_head", "check_vocabulary", "load_policy", "load_tokenizer", "model_shape", "stop_tokens"]
+    transformers would do so in training mode only, in which dropout, router noise and sampling routers are active.
+    """
+    for layer in decoder_layers(model):
+        layer.forward = partial(checkpoint, type(layer).forward, layer, use_reentrant=False)

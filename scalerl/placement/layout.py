@@ -9,6 +9,7 @@ from scalerl.config.base import ConfigError, replace
 from scalerl.config.data import TextTask
 from scalerl.config.model import TinyModel
 from scalerl.config.run import RunConfig
+from scalerl.models.sizes import Found, ModelSizes, sizes_of
 from scalerl.placement.memory import (
     GB,
     USABLE,
@@ -19,7 +20,6 @@ from scalerl.placement.memory import (
     slots_that_fit,
     trainer_memory,
 )
-from scalerl.placement.shape import DecoderShape, Found, shape_of
 
 LAB_PROMPT = 64
 """Maximum tokens of a generated task's prompt, rounded up."""
@@ -68,13 +68,13 @@ def lay_out(config: RunConfig, found: Found | None = None) -> Layout:
 
     Args:
         config: Configuration of the run.
-        found: The model's shape and its source; None: they are looked up.
+        found: The model's sizes and their source; None: they are looked up.
 
     Raises:
         ConfigError: The model's sizes are unknown, or there are too few GPUs.
     """
-    found = found or shape_of(config)
-    shape, place, learner = found.shape, config.placement, config.learner
+    found = found or sizes_of(config)
+    sizes, place, learner = found.sizes, config.placement, config.learner
     slots = -(-config.slots // place.engines)
     mean_prompt, longest_prompt = prompt_tokens(config)
     caches = 2 if place.engine == "torch" else 1  # the torch engine keeps a second cache for evaluation
@@ -82,15 +82,15 @@ def lay_out(config: RunConfig, found: Found | None = None) -> Layout:
     head = place.engine == "torch" and config.recipe.fp32_head
 
     def memory(tokens: float) -> GeneratorMemory:
-        return generator_memory(shape, caches * slots * tokens, place.tensor_parallel, head)
+        return generator_memory(sizes, caches * slots * tokens, place.tensor_parallel, head)
 
     trainer = trainer_memory(
-        shape,
+        sizes,
         place.trainer_ranks,
         widest(config),
         learner.gradient_checkpointing,
         whole_gradient(config),
-        adapter_params(shape, config.lora) if config.lora else 0,
+        adapter_params(sizes, config.lora) if config.lora else 0,
     )
     if on_gpus(config):
         config = replace(config, hardware=replace(config.hardware, device="cuda"))
@@ -128,7 +128,7 @@ def check(config: RunConfig, layout: Layout) -> None:
     Raises:
         ConfigError: It cannot be divided or does not fit.
     """
-    _check_divides(config, layout.found.shape)
+    _check_divides(config, layout.found.sizes)
     problem = _too_large(config, layout) if on_gpus(config) else ""
     if problem:
         cpu = "; or set hardware.device = 'cpu' (auto is planned as GPUs)" if config.hardware.device == "auto" else ""
@@ -147,12 +147,12 @@ def _too_large(config: RunConfig, layout: Layout) -> str:
     return _generator_too_large(config, layout) if held > room else ""
 
 
-def _check_divides(config: RunConfig, shape: DecoderShape) -> None:
+def _check_divides(config: RunConfig, sizes: ModelSizes) -> None:
     parts = config.placement.tensor_parallel
-    if shape.heads % parts or shape.kv_heads % parts:
-        allowed = [n for n in range(1, shape.kv_heads + 1) if not shape.heads % n and not shape.kv_heads % n]
+    if sizes.heads % parts or sizes.kv_heads % parts:
+        allowed = [n for n in range(1, sizes.kv_heads + 1) if not sizes.heads % n and not sizes.kv_heads % n]
         raise ConfigError(
-            f"placement.tensor_parallel: got {parts} for a model of {shape.heads} attention heads and {shape.kv_heads} "
+            f"placement.tensor_parallel: got {parts} for a model of {sizes.heads} attention heads and {sizes.kv_heads} "
             f"key-value heads; allowed: a divisor of both, {', '.join(map(str, allowed))}"
         )
 
@@ -169,14 +169,14 @@ def _one_gpu_too_small(config: RunConfig, layout: Layout, held: float) -> str:
 
 
 def _trainer_too_large(config: RunConfig, layout: Layout) -> str:
-    shape, learner = layout.found.shape, config.learner
+    sizes, learner = layout.found.sizes, config.learner
     room, tokens = USABLE * config.placement.gpu_gb * GB, widest(config)
     ranks = config.placement.trainer_ranks
     whole = whole_gradient(config)
     enough = (
         n
         for n in range(ranks + 1, 4097)
-        if trainer_memory(shape, n, tokens, learner.gradient_checkpointing, whole).total <= room
+        if trainer_memory(sizes, n, tokens, learner.gradient_checkpointing, whole).total <= room
     )
     found = None if config.lora else next(enough, None)  # one rank trains adapters
     cure = f"Set placement.trainer_ranks to {found} or more" if found else "Use larger GPUs or a smaller model"
@@ -190,11 +190,11 @@ def _trainer_too_large(config: RunConfig, layout: Layout) -> str:
 
 
 def _generator_too_large(config: RunConfig, layout: Layout) -> str:
-    place, shape = config.placement, layout.found.shape
+    place, sizes = config.placement, layout.found.sizes
     exact = place.engine == "torch"
     mean_prompt, longest_prompt = prompt_tokens(config)
     tokens = 2 * (longest_prompt + config.recipe.length.max_tokens) if exact else mean_prompt + config.expected_tokens
-    most = slots_that_fit(shape, tokens, place.gpu_gb * GB - layout.expected.head / USABLE, place.tensor_parallel)
+    most = slots_that_fit(sizes, tokens, place.gpu_gb * GB - layout.expected.head / USABLE, place.tensor_parallel)
     held = layout.at_limit if exact else layout.expected
     length = "the length limit, twice: evaluation has a separate cache" if exact else "the mean length"
     if most < 1:
@@ -247,12 +247,12 @@ def lines(config: RunConfig, layout: Layout) -> list[str]:
 
 def size_line(found: Found) -> str:
     """Return a line with the model's size and its source."""
-    shape = found.shape
-    mixture = f", {_count(shape.matmul_params)} of them used per token" if shape.experts else ""
-    return f"model: {_count(shape.params)} parameters{mixture}; sizes from {found.source}"
+    sizes = found.sizes
+    mixture = f", {_count(sizes.matmul_params)} of them used per token" if sizes.experts else ""
+    return f"model: {_count(sizes.params)} parameters{mixture}; sizes from {found.source}"
 
 
-def _count(value: int) -> str:
+def _count(value: float) -> str:
     for size, name in ((1e9, " billion"), (1e6, " million")):
         if value >= size:
             return f"{value / size:.3g}{name}"

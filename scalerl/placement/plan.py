@@ -12,11 +12,11 @@ from scalerl.cluster.devices import devices
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.model import TinyModel
 from scalerl.config.run import RunConfig
+from scalerl.models.sizes import Found
 from scalerl.placement.layout import check, lay_out, prompt_tokens, whole_gradient
 from scalerl.placement.lengths import lognormal
 from scalerl.placement.measured import Measured, lengths_like
 from scalerl.placement.memory import GB, slots_that_fit
-from scalerl.placement.shape import Found
 from scalerl.placement.simulation import Figures, Simulation, Speeds
 from scalerl.placement.speed import (
     GPUS,
@@ -100,7 +100,7 @@ def speeds_of(config: RunConfig, given: Given) -> tuple[Speeds, list[str]]:
         sending, swap, source = 0.0, 0.0, "within the measured updates"
     elif given.transfer_s < 0:
         nodes = nodes_with_engines(config)
-        sending, swap = transfer_seconds(given.found.shape, given.assumed, config.weights, nodes)
+        sending, swap = transfer_seconds(given.found.sizes, given.assumed, config.weights, nodes)
         source = f"assumed: {config.weights} to engines on {nodes} node{'s' if nodes > 1 else ''}"
     if given.measured is not None:
         swap = given.measured.swap_s
@@ -124,7 +124,7 @@ def _generation(config: RunConfig, given: Given) -> tuple[StepSeconds, str]:
     if given.measured is not None:
         line = f"{1e3 * given.measured.base_s:.3g} ms + {1e6 * given.measured.slope_s:.3g} us per running sequence"
         return given.measured.step_seconds, f"measured, a decode step takes {line}"
-    steps = decode_roofline(given.found.shape, given.assumed, config.placement.gpus_of_a_generator)
+    steps = decode_roofline(given.found.sizes, given.assumed, config.placement.gpus_of_a_generator)
     return steps, "a roofline (assumed)"
 
 
@@ -143,7 +143,7 @@ def _training(config: RunConfig, given: Given) -> tuple[UpdateSeconds, str]:
         config.learner.gradient_checkpointing,
         whole_gradient(config),
     )
-    return training_roofline(given.found.shape, given.assumed, training), "a roofline (assumed)"
+    return training_roofline(given.found.sizes, given.assumed, training), "a roofline (assumed)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +229,7 @@ def with_split(config: RunConfig, ranks: int, generators: int, lengths: Lengths,
         return replace(changed, rollouts=config.rollouts)
     mean_prompt, _ = prompt_tokens(config)
     tokens = mean_prompt + float(lengths.mean())
-    fit = slots_that_fit(found.shape, tokens, place.gpu_gb * GB, place.tensor_parallel)
+    fit = slots_that_fit(found.sizes, tokens, place.gpu_gb * GB, place.tensor_parallel)
     slots = max(generators, min(fit * generators, busy_slots(changed, lengths)))
     return replace(changed, rollouts=replace(config.rollouts, slots=slots))
 

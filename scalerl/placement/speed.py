@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from scalerl.models.sizes import ModelSizes
 from scalerl.placement.memory import BF16, FP32, cache_bytes_per_token
-from scalerl.placement.shape import DecoderShape
 
 Lengths = npt.NDArray[np.int64]
 StepSeconds = Callable[[float, float], float]
@@ -90,34 +90,35 @@ class Assumptions:
 # --------------------------------------------------------------------------------------------------------- generation
 
 
-def weight_bytes_read(shape: DecoderShape, running: float) -> float:
+def weight_bytes_read(sizes: ModelSizes, running: float) -> float:
     """Return the bytes of weights that a decode step of n sequences reads, BF16.
 
     All matrices except the embedding. With E experts and a active ones per token, the expected number of experts used
     by any sequence is E (1 - (1 - a / E)^n) if they are drawn at random.
     """
-    if not shape.experts:
-        return float(BF16 * shape.matmul_params)
-    untouched = shape.experts * math.pow(1 - shape.active_experts / shape.experts, running)
-    used = shape.experts - untouched - shape.active_experts
-    return BF16 * (shape.matmul_params + max(0.0, used) * shape.moe_layers * shape.expert_params)
+    if not sizes.experts:
+        return float(BF16 * sizes.matmul_params)
+    untouched = sizes.experts * math.pow(1 - sizes.active_experts / sizes.experts, running)
+    used = sizes.experts - untouched - sizes.active_experts
+    return BF16 * (sizes.matmul_params + max(0.0, used) * sizes.expert_params)
 
 
-def decode_roofline(shape: DecoderShape, assumed: Assumptions, tensor_parallel: int = 1) -> StepSeconds:
+def decode_roofline(sizes: ModelSizes, assumed: Assumptions, tensor_parallel: int = 1) -> StepSeconds:
     """Return the seconds of a decode step: the overhead plus the larger of memory time and compute time.
 
     overhead + max((weights + cache) / bandwidth, (2 x matrices x n + 4 x heads x layers x context) / peak), each
     divided by the GPUs of the engine and the efficiency.
     """
-    cache, share = cache_bytes_per_token(shape), assumed.decode_share * tensor_parallel
+    share = assumed.decode_share * tensor_parallel
+    cache = cache_bytes_per_token(sizes, tensor_parallel) * tensor_parallel
     bandwidth, peak = share * assumed.gpu.bytes_per_s, share * assumed.gpu.flops
-    a_token, a_context = 2.0 * shape.matmul_params, 4.0 * shape.heads * shape.head_dim * shape.layers
+    a_token, a_context = 2.0 * sizes.matmul_params, 4.0 * sum(attention.width for attention in sizes.attention)
     read: dict[float, float] = {}  # cache: called a million times with few distinct numbers of sequences
 
     def seconds(running: float, context: float) -> float:
         weights = read.get(running)
         if weights is None:
-            weights = read[running] = weight_bytes_read(shape, running)
+            weights = read[running] = weight_bytes_read(sizes, running)
         moved = (weights + cache * context) / bandwidth
         return assumed.step_overhead_s + max(moved, (a_token * running + a_context * context) / peak)
 
@@ -153,21 +154,8 @@ def steps_from_line(base: float, slope: float) -> StepSeconds:
 # ----------------------------------------------------------------------------------------------------------- training
 
 
-def update_flops(shape: DecoderShape, lengths: Lengths, prompt: float, checkpointing: bool) -> float:
-    """Return the FLOPs of an update: three forward passes per sequence, four if activations are recomputed.
-
-    A forward pass over n tokens takes 2 N n + 2 W L n (n + 1): N entries that every token is multiplied with, W heads x
-    head size, L layers; a token attends to (n + 1) / 2 tokens on average. The head runs on completions only, and its
-    logits are always recomputed (models/flops.py). Sliding windows are not modeled.
-    """
-    n = lengths + prompt
-    attention = 2.0 * shape.heads * shape.head_dim * shape.layers * float((n * n + n).sum())
-    forward = 2.0 * (shape.matmul_params - shape.head_params) * float(n.sum()) + attention
-    return forward * (4.0 if checkpointing else 3.0) + 4.0 * 2.0 * shape.head_params * float(lengths.sum())
-
-
 def gather_seconds(
-    shape: DecoderShape, assumed: Assumptions, ranks: int, micro_batches: int, whole_gradient: bool = False
+    sizes: ModelSizes, assumed: Assumptions, ranks: int, micro_batches: int, whole_gradient: bool = False
 ) -> float:
     """Return the seconds of FSDP2's communication in an update; 0 for one rank.
 
@@ -178,7 +166,7 @@ def gather_seconds(
         return 0.0
     speed = assumed.gpu.link * 0.8 if ranks <= assumed.node else assumed.network
     scattered = FP32 * (1 if whole_gradient else micro_batches)
-    return shape.params * (ranks - 1) / ranks * (2.0 * BF16 * micro_batches + scattered) / speed
+    return sizes.params * (ranks - 1) / ranks * (2.0 * BF16 * micro_batches + scattered) / speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +187,7 @@ class Training:
     """Whether every rank accumulates the whole gradient, which is reduced once per update."""
 
 
-def training_roofline(shape: DecoderShape, assumed: Assumptions, training: Training) -> UpdateSeconds:
+def training_roofline(sizes: ModelSizes, assumed: Assumptions, training: Training) -> UpdateSeconds:
     """Return the seconds of an update: the larger of compute and communication, which overlap.
 
     All ranks run the same number of micro-batches; the last one may be partly empty.
@@ -207,10 +195,10 @@ def training_roofline(shape: DecoderShape, assumed: Assumptions, training: Train
     peak = training.ranks * assumed.training_share * assumed.gpu.flops
 
     def seconds(lengths: Lengths) -> float:
-        compute = update_flops(shape, lengths, training.prompt_tokens, training.checkpointing) / peak
+        compute = sizes.training_flops(lengths + training.prompt_tokens, lengths, training.checkpointing) / peak
         tokens = float(lengths.sum()) + training.prompt_tokens * len(lengths)
         micro_batches = max(1, math.ceil(tokens / training.ranks / training.micro_batch_tokens))
-        talk = gather_seconds(shape, assumed, training.ranks, micro_batches, training.whole_gradient)
+        talk = gather_seconds(sizes, assumed, training.ranks, micro_batches, training.whole_gradient)
         return max(compute, talk)
 
     return seconds
@@ -221,18 +209,18 @@ def updates_from_rate(tokens_per_s: float, trained_share: float = 1.0) -> Update
     return lambda lengths: float(lengths.sum()) * trained_share / tokens_per_s
 
 
-def transfer_seconds(shape: DecoderShape, assumed: Assumptions, channel: str, nodes: int) -> tuple[float, float]:
+def transfer_seconds(sizes: ModelSizes, assumed: Assumptions, channel: str, nodes: int) -> tuple[float, float]:
     """Return the seconds in which the trainer sends a version, and then those in which an engine receives it, BF16.
 
     Args:
-        shape: The model.
+        sizes: The model.
         assumed: Speeds.
         channel: A value of `rollouts.weights`. directory: the trainer writes one file, and every node reads it from the
             shared file system. object-store: every node gets a copy from the trainer's node. nccl: both sides wait for
             one broadcast. shared-memory: through the memory of the node.
         nodes: Nodes with engines; the engines of a node share what it has read.
     """
-    size = BF16 * shape.params
+    size = BF16 * sizes.params
     network, host = size / assumed.network, size / assumed.host
     return {
         "directory": (size / assumed.disk, nodes * size / assumed.disk),

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from scalerl.cluster.devices import Place, Table
 from scalerl.config.recipe import Custom
 from scalerl.config.run import RunConfig
-from scalerl.models.flops import ModelShape
 from scalerl.models.policy import Policy
+from scalerl.models.sizes import ModelSizes
 from scalerl.rollouts.coordinator import Coordinator
 from scalerl.rollouts.custom import EngineParts, engine_pair
 from scalerl.rollouts.engine import Engine, Sampling
@@ -44,7 +44,7 @@ class StateFiles(Protocol):
 class ModelFacts:
     """Facts about the model for engines that load it themselves.
 
-    Example: ModelFacts(path="Qwen/Qwen3-8B", revision="main", vocabulary=151936, shape=ModelShape(...))
+    Example: ModelFacts(path="Qwen/Qwen3-8B", revision="main", vocabulary=151936, sizes=ModelSizes(...))
     """
 
     path: str
@@ -53,8 +53,8 @@ class ModelFacts:
     """Branch, tag or commit, for a name on the hub."""
     vocabulary: int
     """Rows of the LM head."""
-    shape: ModelShape
-    """Shape that the FLOPs are computed from."""
+    sizes: ModelSizes
+    """Sizes that the FLOPs are computed from."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from scalerl.loggers.base import Logger
 from scalerl.loggers.build import makers_of
 from scalerl.loggers.follow import Followers
 from scalerl.models.layout import WeightLayout
-from scalerl.models.policy import Policy, check_vocabulary, load_tokenizer, stop_tokens
+from scalerl.models.loading import load_tokenizer
+from scalerl.models.policy import Policy, check_vocabulary, stop_tokens
 from scalerl.outputs import check_apart
 from scalerl.prompts.dataset import PromptSplit, load_prompts
 from scalerl.prompts.mixture import make_curriculum
@@ -47,8 +48,6 @@ from scalerl.training.progress import Display, Progress
 from scalerl.training.recovery import recorded
 from scalerl.training.resumed import (
     check_unchanged,
-    flops_notes,
-    flops_rule_of,
     hours_of,
     overrule,
     sound_checkpoint,
@@ -195,23 +194,22 @@ def _assemble(
     tokenizer = load_tokenizer(model_path, revision_of(config))
     prompts = load_prompts(config, tokenizer)
     scoring = ScoringService(backend.scorers(config), partial(tokenizer.batch_decode, skip_special_tokens=True))
-    flops_rule = flops_rule_of(checkpoint)
-    policy = _policy(config, model_path, tokenizer, flops_rule)
+    policy = _policy(config, model_path, tokenizer)
     rule = length_rule(config.recipe.length, lambda text: tokenizer.encode(text, add_special_tokens=False))
     check_length(policy, rule, prompts.longest)
     check_sampled(config, policy, model_path)
     # before the adapters, which the engines' model does not have
-    model = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.shape)
+    model = ModelFacts(model_path, revision_of(config), policy.vocab_size, policy.sizes)
     policy = with_adapters(config, policy)
     before = "" if checkpoint is None else load_plain(checkpoint, "trainer")["arithmetic"]
-    notes = [*_notes(config, prompts, rule, resumed=checkpoint is not None), *flops_notes(flops_rule)]
+    notes = _notes(config, prompts, rule, resumed=checkpoint is not None)
     notes += arithmetic_notes(config.hardware, before)
     directory = _directory(config, path, directory, resumed=checkpoint is not None)
     undo.pop_all()  # all checks have passed
     _tell(notes, display)
     spec = GeneratorSpec(
         config=config,
-        load_policy=LoadPolicy(config, model_path, flops_rule),
+        load_policy=LoadPolicy(config, model_path),
         longest_prompt=prompts.longest,
         rule=rule,
         stop=stop_tokens(policy, tokenizer),
@@ -236,7 +234,6 @@ def _assemble(
         display=display,
         stop_requested=stop_requested,
         devices=counted(backend.devices),
-        flops_rule=flops_rule,
     )
     return _begin(session, checkpoint, makers)
 
@@ -250,11 +247,10 @@ def _directory(config: RunConfig, path: Path, directory: RunDirectory | None, *,
     return directory
 
 
-def _policy(config: RunConfig, model_path: str, tokenizer: Any, flops_rule: int) -> Policy:
+def _policy(config: RunConfig, model_path: str, tokenizer: Any) -> Policy:
     """Load the model, which this process only inspects if others train."""
     policy = load_of(config, model_path, config.loop_device)
     check_vocabulary(tokenizer, policy, model_path)
-    policy.shape = policy.shape.counted_by(flops_rule)
     return policy
 
 
@@ -290,15 +286,15 @@ def _tell(notes: Sequence[str], display: Display) -> None:
 def _learner(
     config: RunConfig, model_path: str, policy: Policy, channel: WeightChannel, backend: Backend, run: Path
 ) -> Learner:
-    """Return the learner: this process, which owns the policy from then on, or ranks, which use only its shape."""
+    """Return the learner: this process, which owns the policy from then on, or ranks, which use only its sizes."""
     if config.trains_in_loop:
         return single_learner(config, policy)
-    placement, shape, checkpointing = config.placement, policy.shape, config.learner.gradient_checkpointing
+    placement, sizes, checkpointing = config.placement, policy.sizes, config.learner.gradient_checkpointing
     try:
         return LearnerGroup(
             backend.start_ranks(config, model_path, [channel]),
             [channel],
-            lambda batch: batch_flops(shape, batch, checkpointing),
+            lambda batch: batch_flops(sizes, batch, checkpointing),
             step_timeout_s=placement.step_timeout_s,
             transfer_timeout_s=placement.transfer_timeout_s,
         )

@@ -10,7 +10,6 @@ from scalerl.cluster.devices import counted, devices
 from scalerl.config import RunConfig, parse_config, read_config, to_toml
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.recipe import LaterRate
-from scalerl.models.flops import FLOPS_RULE
 from scalerl.training.checkpoint import FORMAT, CheckpointStore, load_plain
 from scalerl.training.manifest import Damaged, check_files
 from scalerl.training.progress import Display, Progress
@@ -70,21 +69,6 @@ def _trained(path: Path, store: CheckpointStore) -> bool:
 
 def _from_export(path: Path) -> str:
     return f", or from its exported weights: --model {path}/model" if (path / "model/config.json").exists() else ""
-
-
-def flops_rule_of(checkpoint: Path | None) -> int:
-    """Return the rule by which a run counts FLOPs: that of its checkpoint, or the current one for a new run."""
-    return FLOPS_RULE if checkpoint is None else int(load_plain(checkpoint, "trainer").get("flops_rule", 1))
-
-
-def flops_notes(rule: int) -> list[str]:
-    """Return notes for the user of a run that started under another rule."""
-    if rule == FLOPS_RULE:
-        return []
-    return [
-        "this run was started by an earlier version of scalerl, which counted the LM head for every token; it keeps "
-        "this rule, so its FLOPs cannot be compared with those of newer runs; tokens and device-hours can"
-    ]
 
 
 def overrule(progress: Progress, display: Display) -> Progress:

@@ -15,7 +15,6 @@ from scalerl.config.base import ConfigError
 from scalerl.config.recipe import Custom
 from scalerl.models.checkpoint_names import checkpoint_weights
 from scalerl.models.files import check_model_files
-from scalerl.models.flops import FLOPS_RULE
 from scalerl.models.gguf import converted, gguf_directory, is_gguf
 from scalerl.models.lora import LoraPolicy
 from scalerl.models.policy import Policy, load_policy
@@ -109,8 +108,7 @@ def check_length(policy: Policy, rule: LengthRule, longest_prompt: int) -> None:
     Raises:
         ConfigError: The longest prompt and completion together are too long.
     """
-    limit = getattr(policy.config, "max_position_embeddings", None)
-    needed = longest_prompt + rule.capacity
+    limit, needed = policy.positions, longest_prompt + rule.capacity
     if limit is not None and needed > limit:
         raise ConfigError(
             f"recipe.length: the longest prompt ({longest_prompt} tokens) and completion ({rule.capacity}) need "
@@ -124,14 +122,11 @@ class LoadPolicy:
 
     config: RunConfig
     model_path: str
-    flops_rule: int = FLOPS_RULE
 
     def __call__(self) -> Policy:
         """Load the model, with this engine's share of the CPU threads."""
         torch.set_num_threads(max(1, self.config.hardware.generator_threads // self.config.placement.engines))
-        policy = load_of(self.config, self.model_path, self.config.hardware.device)
-        policy.shape = policy.shape.counted_by(self.flops_rule)
-        return policy
+        return load_of(self.config, self.model_path, self.config.hardware.device)
 
 
 def sent_weights(config: RunConfig, policy: Policy) -> Iterable[tuple[str, Tensor]]:

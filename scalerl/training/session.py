@@ -16,7 +16,6 @@ from scalerl.cluster.devices import Devices
 from scalerl.config import RunConfig, to_toml
 from scalerl.config.base import replace
 from scalerl.loggers.follow import Followers
-from scalerl.models.flops import FLOPS_RULE
 from scalerl.prompts.curriculum import Curriculum
 from scalerl.prompts.dataset import PromptSplit
 from scalerl.prompts.mixture import Mixture
@@ -57,8 +56,6 @@ class Session:
     stop_requested: Callable[[], bool]
     devices: Devices = field(default_factory=Devices)
     """Devices for which device-hours are counted."""
-    flops_rule: int = FLOPS_RULE
-    """Rule by which this run counts FLOPs, the one with which it started."""
     followers: Followers | None = None
     """Loggers and notifications."""
     phase: Callable[[str], None] = lambda phase: None
@@ -317,7 +314,6 @@ class Session:
             self.clock.add(self._generated_s())
             state = {
                 "format": FORMAT,
-                "flops_rule": self.flops_rule,
                 "config": to_toml(self.config),
                 "progress": to_plain(self.progress),
                 "curriculum": self.curriculum.state(),

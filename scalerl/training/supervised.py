@@ -27,8 +27,9 @@ from scalerl.config.base import ConfigError
 from scalerl.config.hardware import Hardware
 from scalerl.config.recipe import AdamW, Reinforce
 from scalerl.config.supervised import Supervised
+from scalerl.models.loading import load_tokenizer
 from scalerl.models.lora import LoraPolicy
-from scalerl.models.policy import Policy, check_vocabulary, load_policy, load_tokenizer, stop_tokens
+from scalerl.models.policy import Policy, check_vocabulary, load_policy, stop_tokens
 from scalerl.outputs import check_apart, check_new_directory
 from scalerl.prompts.demonstrations import Demonstration, Demonstrations, load_demonstrations
 from scalerl.training.launch import resolve_hardware
@@ -181,7 +182,7 @@ def _load(settings: Supervised, report: Report) -> tuple[Policy, Any]:
 
 def _limit(settings: Supervised, policy: Policy) -> int:
     """Return the maximum length of a row in tokens: the user's limit, checked against the model's positions."""
-    positions = getattr(policy.config, "max_position_embeddings", None)
+    positions = policy.positions
     if settings.max_tokens is None:
         return positions or 2**31
     if positions is not None and settings.max_tokens > positions:

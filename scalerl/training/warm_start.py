@@ -28,6 +28,7 @@ from scalerl.files import as_umask, cache_root
 from scalerl.models.files import check_model_files
 from scalerl.models.head import token_logprobs
 from scalerl.models.policy import Policy
+from scalerl.models.sizes import tiny_config
 from scalerl.outputs import check_new_directory
 from scalerl.tasks.lab import common as lab
 from scalerl.tasks.lab import generated
@@ -155,28 +156,16 @@ def make_model(model: TinyModel, tokenizer: Any) -> Any:
     if model.width % (2 * model.heads):
         raise ConfigError(f"model.width: got {model.width}; allowed: a multiple of 2 x model.heads = {2 * model.heads}")
     settings = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": model.width,
-        "intermediate_size": 4 * model.width,
-        "num_hidden_layers": model.layers,
-        "num_attention_heads": model.heads,
-        "num_key_value_heads": model.heads,
-        "head_dim": model.width // model.heads,
+        **tiny_config(model, len(tokenizer)),
         "max_position_embeddings": 512,
-        "tie_word_embeddings": True,
         "eos_token_id": tokenizer.eos_token_id,
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": None,
     }
     if not model.experts:
         return Qwen3ForCausalLM(Qwen3Config(**settings))
-    mixture = {
-        "num_experts": model.experts,
-        "num_experts_per_tok": model.active_experts,
-        "moe_intermediate_size": 4 * model.width // model.active_experts,
-        "norm_topk_prob": True,  # as in the released Qwen3-MoE models; transformers' default is False
-    }
-    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**settings, **mixture))
+    # as in the released Qwen3-MoE models; transformers' default is False
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**settings, norm_topk_prob=True))
 
 
 def _train(

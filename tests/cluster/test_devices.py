@@ -16,7 +16,7 @@ from scalerl.config.base import ConfigError, replace
 from scalerl.config.data import PromptFile
 from scalerl.config.placement import Placement
 from scalerl.config.run import Hardware
-from scalerl.models.flops import ModelShape
+from scalerl.models.sizes import Attention, ModelSizes
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts, local_engines
 from scalerl.rollouts.interrupt import NEVER, LengthRule
 from scalerl.rollouts.weights.directory import DirectoryChannel
@@ -189,7 +189,7 @@ def specs_of(config, table, tmp_path, build=None):
     rule = LengthRule(thinking=None, answer_tokens=NEVER, max_tokens=40)
     generator = GeneratorSpec(
         config=config, load_policy=None, longest_prompt=2, rule=rule, stop=(1,), files=None,
-        model=ModelFacts(str(tmp_path), "main", 12, ModelShape(matmul_params=10.0, attention_width=4, windows=(0,))),
+        model=ModelFacts(str(tmp_path), "main", 12, ModelSizes(10.0, (Attention(4, 0),))),
         run=tmp_path, make_engines=local_engines, devices=table,
     )  # fmt: skip
     channel = DirectoryChannel(tmp_path / "weights")

@@ -108,7 +108,7 @@ def test_a_single_rank_in_an_actor_makes_the_updates_of_one_process(cluster, tmp
     ranks = RayRanks(cluster, config, config.model.path, [], {"num_cpus": 1, "num_gpus": 1})
     group = LearnerGroup(ranks, [], lambda batch: 1.0, step_timeout_s=120, transfer_timeout_s=60)
     try:
-        single = single_learner(config, load_policy(config.model.path, matmul="torch"))
+        single = single_learner(config, load_policy(config.model.path))
         torch.set_num_threads(1)
         for rows in (7, 1, 8):
             assert group.step(random_batch(rows)) == single.step(random_batch(rows))

@@ -13,9 +13,9 @@ from scalerl.config.data import PromptFile
 from scalerl.config.placement import Placement
 from scalerl.config.recipe import PipelineRL
 from scalerl.config.run import Hardware, Learner, Rollouts, Scoring
+from scalerl.models.sizes import sizes_of
 from scalerl.placement.layout import check, lay_out, lines
 from scalerl.placement.plan import Given, best_split, lengths_of, speeds_of, splits
-from scalerl.placement.shape import shape_of
 from scalerl.placement.speed import GPUS, Assumptions
 
 PAPER = RunConfig(
@@ -132,7 +132,7 @@ def test_splits_use_all_gpus_and_whole_nodes_of_trainers():
 
 
 def test_the_best_split_has_the_most_useful_tokens_and_keeps_both_sides_busy():
-    found = shape_of(PAPER)
+    found = sizes_of(PAPER)
     given = Given(found, Assumptions(GPUS["H100"]), generator_rates=((12, 1000.0), (24, 1000.0)), trainer_rate=16_000.0,
                   trainer_rate_ranks=16, transfer_s=0.0, updates=8)  # fmt: skip
     recipe = replace(PAPER.recipe, prompts_per_step=12, off_policy=PipelineRL(max_lag=2))
@@ -144,7 +144,7 @@ def test_the_best_split_has_the_most_useful_tokens_and_keeps_both_sides_busy():
     assert abs(outcomes[0].trainer_ranks - 8) <= 1  # a rank trains 1,000 tokens/s and a generator samples as many
     too_large = replace(config, model=HuggingFaceModel(path="meta-llama/Llama-4-Scout-17B-16E"))
     with pytest.raises(ConfigError, match="no split of them into trainers and generators fits the model"):
-        best_split(too_large, Given(shape_of(too_large), given.assumed), lengths_of(config, None), 8)
+        best_split(too_large, Given(sizes_of(too_large), given.assumed), lengths_of(config, None), 8)
 
 
 # ----------------------------------------------------------------------------------------------------------- transfers
@@ -173,7 +173,7 @@ def test_a_plan_times_the_channel_that_the_run_uses_and_every_node_that_reads(pl
         placement=replace(PAPER.placement, **{"generators": generators, **placement}),
         rollouts=Rollouts(weights=weights),
     )
-    speeds, notes = speeds_of(config, Given(shape_of(config), Assumptions(GPUS["H100"])))
+    speeds, notes = speeds_of(config, Given(sizes_of(config), Assumptions(GPUS["H100"])))
     assert (speeds.transfer_s, speeds.swap_s) == pytest.approx(expected, rel=1e-3)
     assert f"assumed: {config.weights} to engines on" in notes[2]
 

@@ -38,7 +38,7 @@ from scalerl.config.base import ConfigError
 from scalerl.models.files import check_model_files
 from scalerl.models.loading import load_model
 from scalerl.models.policy import load_policy
-from scalerl.placement.shape import shape_of
+from scalerl.models.sizes import sizes_of
 from scalerl.training.run_model import local_model
 
 LAYER = "model.layers.0.mlp.up_proj.weight"
@@ -133,7 +133,7 @@ def test_a_plan_refuses_a_broken_configuration_with_the_same_message(model, name
 def test_a_plan_refuses_invalid_sizes(model, changes):
     config(**changes)(model)
     with pytest.raises(ConfigError, match="not a supported decoder configuration"):
-        shape_of(read_config(None, ["--model", "m", "--data", "d.jsonl"]))
+        sizes_of(read_config(None, ["--model", "m", "--data", "d.jsonl"]))
 
 
 def nan(name, value=float("nan")):
@@ -254,7 +254,7 @@ def test_a_truncated_gguf_file_is_refused_by_a_plan_and_by_a_run(tmp_path, monke
     (tmp_path / "m.gguf").write_bytes((tmp_path / "m.gguf").read_bytes()[:kept])
     monkeypatch.setenv("SCALERL_CACHE", str(tmp_path / "cache"))
     with pytest.raises(ConfigError, match=r"m.gguf cannot be read .*; give a complete GGUF file"):
-        shape_of(read_config(None, ["--model", str(tmp_path / "m.gguf"), "--data", "d.jsonl"]))
+        sizes_of(read_config(None, ["--model", str(tmp_path / "m.gguf"), "--data", "d.jsonl"]))
     with pytest.raises(ConfigError, match=r"transformers cannot read .*m.gguf: .*; allowed: a complete GGUF"):
         local_model(str(tmp_path / "m.gguf"), "float32", print)
     assert not list(tmp_path.glob("cache/*"))

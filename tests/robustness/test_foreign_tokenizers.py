@@ -9,7 +9,8 @@ import pytest
 from robustness.damage import OPENED, cut, gone, text
 from scalerl.config.base import ConfigError
 from scalerl.config.data import TextTask
-from scalerl.models.policy import check_vocabulary, load_policy, load_tokenizer, stop_tokens
+from scalerl.models.loading import load_tokenizer
+from scalerl.models.policy import check_vocabulary, load_policy, stop_tokens
 from scalerl.models.template import check_template, render
 from scalerl.prompts.demonstrations import end_token
 

@@ -136,23 +136,23 @@ def test_equal_prompts_are_processed_once():
     engine = make("qwen3", slots=8)
     engine.poll()
     # eight prompts of 29 tokens in total, two of them copies of (5, 9, 2): 23 tokens are computed
-    shape = Policy(tiny_model("qwen3")).shape
+    sizes = Policy(tiny_model("qwen3")).sizes
     unique = dict.fromkeys(PROMPTS)
     assert (sum(map(len, PROMPTS)), sum(map(len, unique))) == (29, 23)
     # and each of the eight draws its first token through the head
-    assert engine.work.flops == sum(shape.forward_flops(0, len(p)) for p in unique) + 8 * 2 * shape.head_params
+    assert engine.work.flops == sum(sizes.forward_flops(0, len(p)) for p in unique) + 8 * 2 * sizes.head_params
 
 
 @pytest.mark.parametrize("name", ["qwen3", "mistral-sliding"])
 def test_decoding_flops_are_the_sum_over_sequences(name):
     engine = make(name, slots=3, refill=3)  # slots stay empty until three are free, and cost nothing
-    finished, shape = run(engine), Policy(tiny_model(name)).shape
+    finished, sizes = run(engine), Policy(tiny_model(name)).sizes
     lengths = {done.id[0]: len(done.rollout) for done in finished}
     assert len(lengths) == 8
     # a completion of n tokens is sampled from n states, and its last token is not fed
-    fed = sum(shape.forward_flops(len(p), lengths[i] - 1, predicted=lengths[i]) for i, p in enumerate(PROMPTS))
-    alone = sum(shape.forward_flops(0, len(p)) for p in PROMPTS)
-    shared = shape.forward_flops(0, 3)  # of the first three prompts, computed together, two are equal
+    fed = sum(sizes.forward_flops(len(p), lengths[i] - 1, predicted=lengths[i]) for i, p in enumerate(PROMPTS))
+    alone = sum(sizes.forward_flops(0, len(p)) for p in PROMPTS)
+    shared = sizes.forward_flops(0, 3)  # of the first three prompts, computed together, two are equal
     assert engine.work.flops == pytest.approx(fed + alone - shared)
 
 

@@ -13,7 +13,7 @@ from vllm_setup import PLAIN, agree, prompts_of, requests
 from scalerl.config import Hardware, RunConfig, read_config
 from scalerl.config.base import ConfigError, replace
 from scalerl.config.placement import Placement
-from scalerl.models.flops import ModelShape
+from scalerl.models.sizes import Attention, ModelSizes
 from scalerl.rollouts.build import EngineSpec, GeneratorSpec, ModelFacts
 from scalerl.rollouts.vllm.launch import server_engines
 from scalerl.rollouts.vllm.updates import UPDATES
@@ -34,7 +34,7 @@ def spec_of(address, tmp_path, *words):
         rule=PLAIN,
         stop=(STOP,),
         files=None,
-        model=ModelFacts("model", "main", VOCABULARY, ModelShape(matmul_params=10.0, attention_width=4, windows=(0,))),
+        model=ModelFacts("model", "main", VOCABULARY, ModelSizes(10.0, (Attention(4, 0),))),
         run=tmp_path,
         make_engines=server_engines,
     )

@@ -412,7 +412,7 @@ def test_a_single_rank_makes_the_updates_of_one_process_and_writes_its_adapter(p
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(1)
-        single = single_learner(config, with_adapters(config, load_policy(paths["qwen3"], matmul="torch")))
+        single = single_learner(config, with_adapters(config, load_policy(paths["qwen3"])))
         for rows in (7, 8):
             assert group.step(random_batch(rows)) == single.step(random_batch(rows))
         for learner, name in ((group, "far"), (single, "near")):

@@ -15,9 +15,9 @@ from scalerl.config.base import ConfigError
 from scalerl.config.model import HuggingFaceModel, Lora
 from scalerl.config.recipe import AdamW, Reinforce
 from scalerl.config.run import Placement, RunConfig
-from scalerl.models.flops import ModelShape
 from scalerl.models.lora import LoraPolicy, target_names
-from scalerl.models.policy import Policy, load_policy, model_shape
+from scalerl.models.policy import Policy, load_policy
+from scalerl.models.sizes import Attention, ModelSizes, of_model
 from scalerl.rng import stream_key
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.generate import generate
@@ -232,30 +232,30 @@ def test_training_adapters_raises_the_reward_of_the_merged_model(tmp_path):
 
 def test_training_flops_by_hand():
     # 1000 frozen entries and 10 trained: 3 tokens x (4 x 1000 + 6 x 10), and attention, 3 x 2 layers x 40 x (1 + 2 + 3)
-    shape = ModelShape(matmul_params=1010.0, attention_width=10, windows=(0, 0), frozen_params=1000.0)
-    assert shape.training_flops(3) == 3 * (4000 + 60) + 3 * 2 * 40 * 6
+    sizes = ModelSizes(1010.0, (Attention(10, 0), Attention(10, 0)), frozen_params=1000.0)
+    assert sizes.training_flops(3) == 3 * (4000 + 60) + 3 * 2 * 40 * 6
     # 100 of the frozen ones are the head, of 2 predicted tokens: forward, forward again, and the gradient by its input
-    headed = replace(shape, head_params=100.0)
+    headed = replace(sizes, head_params=100.0)
     assert headed.training_flops(3, predicted=2) == 3 * (4 * 900 + 60) + 2 * 6 * 100 + 3 * 2 * 40 * 6
     # activations computed again: 2 more for each entry, and a fourth of the attention
-    assert shape.training_flops(3, checkpointing=True) == 3 * (6000 + 80) + 4 * 2 * 40 * 6
+    assert sizes.training_flops(3, checkpointing=True) == 3 * (6000 + 80) + 4 * 2 * 40 * 6
 
 
 def test_training_flops_agree_with_torchs_counter():
     """torch does not compute the gradient for the inputs of the first layer's q, k and v (frozen embedding)."""
     model = tiny_model("llama", attn_implementation="eager")
-    plain_shape, policy = model_shape(model), LoraPolicy(Policy(model), SMALL, seed=0)
+    plain, policy = of_model(model), LoraPolicy(Policy(model), SMALL, seed=0)
     for module in policy.model.modules():
         module.__dict__.pop("forward", None)  # torch counts its own products only, not those of oneDNN
     tokens = torch.randint(2, 48, (1, 24))
     with FlopCounterMode(display=False) as counter:
         policy.model(input_ids=tokens, use_cache=False).logits.sum().backward()
     adapters = 2 * 4 * (128 + 96 + 240)
-    assert policy.shape.frozen_params == plain_shape.matmul_params
-    assert policy.shape.matmul_params == plain_shape.matmul_params + adapters
+    assert policy.sizes.frozen_params == plain.matmul_params
+    assert policy.sizes.matmul_params == plain.matmul_params + adapters
     attention = 3 * 2 * 4 * 32 * 24 * 24
     uncounted = 2 * 24 * (32 * 32 + 2 * 16 * 32 + 3 * 4 * 32)  # q, k and v, and the A of each
-    expected = 24 * (4 * plain_shape.matmul_params + 6 * adapters) + attention - uncounted
+    expected = 24 * (4 * plain.matmul_params + 6 * adapters) + attention - uncounted
     assert counter.get_total_flops() == expected
 
 

@@ -13,7 +13,8 @@ from scalerl.config import TinyModel
 from scalerl.config.base import ConfigError
 from scalerl.config.recipe import AdamW, Reinforce
 from scalerl.config.supervised import Supervised
-from scalerl.models.policy import Policy, load_policy, load_tokenizer
+from scalerl.models.loading import load_tokenizer
+from scalerl.models.policy import Policy, load_policy
 from scalerl.prompts.demonstrations import Demonstration
 from scalerl.training import supervised as module
 from scalerl.training.learner.base import BadGradient

@@ -40,7 +40,9 @@ def linear(x: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor
     if x.device.type != "cpu" or not x.dtype == weight_OI.dtype == torch.float32 or x.numel() == 0 or not used():
         return nn.functional.linear(x, weight_OI, bias_O)
     if torch.is_grad_enabled() and (x.requires_grad or weight_OI.requires_grad):
-        return cast(Tensor, _Linear.apply(x, weight_OI, bias_O))  # type: ignore[no-untyped-call]
+        # a product of more than two dimensions is a view, which no architecture may change in place (OLMo's clip_qkv)
+        out_NO = _Linear.apply(x.reshape(-1, x.shape[-1]), weight_OI, bias_O)  # type: ignore[no-untyped-call]
+        return cast(Tensor, out_NO.view(*x.shape[:-1], weight_OI.shape[0]))
     return _product(x, weight_OI, bias_O)
 
 

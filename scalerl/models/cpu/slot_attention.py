@@ -27,11 +27,15 @@ def install(model: Any) -> None:
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    if model.config._attn_implementation != "sdpa" or next(model.parameters()).device.type != "cpu":
+    plain = model.config._attn_implementation == "sdpa" and model._supports_attention_backend
+    if not plain or next(model.parameters()).device.type != "cpu":
         return
 
-    def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any) -> Any:
+    def attend(
+        module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+    ) -> Any:
         """Return [R, 1, H * G, D] for queries [R, H * G, 1, D], keys and values [R, H, K, D] and masks [R, 1, 1, K]."""
+        mask = attention_mask  # the name with which some architectures pass it
         together = key.stride(2) == key.shape[1] * key.shape[3] and key.stride() == value.stride()
         if (
             not (query.shape[2] == 1 and together)

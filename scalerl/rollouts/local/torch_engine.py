@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from scalerl.config.base import ConfigError
 from scalerl.models.family import ALLOWED, check_model
-from scalerl.models.policy import Policy
+from scalerl.models.policy import Policy, tolerance
 from scalerl.models.routing import can_record, routing_of
 from scalerl.rollouts.engine import Request, Sampling
 from scalerl.rollouts.interrupt import NEVER, Ints, LengthRule
@@ -72,7 +72,7 @@ class _SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.owner.span, 0
 
     def get_seq_length(self) -> int:
-        return 0
+        return self.owner.past
 
     def get_max_length(self) -> int:
         return self.owner.capacity
@@ -89,7 +89,7 @@ class SlotCache(Cache):  # type: ignore[misc]
         self.positions_R: Tensor = self.rows
         self.flat_R: Tensor = self.rows
         self.source_N: Tensor | None = None
-        self.span = 0
+        self.span = self.past = 0
         super().__init__(layers=[_SlotLayer(self) for _ in range(layers)])
 
 
@@ -114,7 +114,7 @@ class TorchDecoder:
             from scalerl.models.cpu.slot_attention import install
 
             install(policy.model)
-        self._masks = _MaskMaker(policy.config, policy.head_weight)
+        self._masks = _MaskMaker(policy.model, policy.head_weight)
         self._routing = routing_of(policy) if can_record(policy) else None
         self._experts_SLK: Tensor | None = None
         if self._routing is not None:
@@ -129,6 +129,7 @@ class TorchDecoder:
         cache.rows, cache.positions_R = torch.arange(rows, device=device), positions_R
         cache.flat_R = cache.rows * cache.capacity + positions_R
         cache.source_N, cache.span = None, int(lengths_R.max())
+        cache.past = cache.span - 1 if self._masks.own else 0  # the causal mask then hides nothing
         visible_RK = torch.arange(cache.span, device=device)[None] <= positions_R[:, None]
         hidden_R1D = self.policy.hidden(
             torch.from_numpy(tokens_R).to(device)[:, None],
@@ -139,7 +140,7 @@ class TorchDecoder:
         self._hidden_SD[:rows] = hidden_R1D[:, 0]
         if self._experts_SLK is not None:
             self._experts_SLK[:rows] = self._chosen_NLK()
-        return self.policy.shape.decode_flops(lengths_R[lengths_R > 1])  # empty rows are padding
+        return self.policy.sizes.decode_flops(lengths_R[lengths_R > 1])  # empty rows are padding
 
     @torch.inference_mode()
     def prefill(self, slots_N: Ints, prompts: Sequence[tuple[int, ...]]) -> float:
@@ -153,7 +154,7 @@ class TorchDecoder:
             tokens_UT[i, : len(prompt)] = torch.tensor(prompt)
         cache.rows = torch.from_numpy(slots_N).to(device)
         cache.source_N = torch.tensor([unique[p] for p in prompts], device=device)
-        cache.span = longest
+        cache.span, cache.past = longest, 0
         hidden_UTD = self.policy.hidden(
             tokens_UT.to(device),
             position_ids=torch.arange(longest, device=device).expand(len(unique), longest),
@@ -166,8 +167,8 @@ class TorchDecoder:
             last_U = torch.arange(len(unique), device=device) * longest + lengths_U - 1
             last_ULK = self._chosen_NLK()[last_U]
             self._experts_SLK[cache.rows] = last_ULK[cache.source_N]
-        shape = self.policy.shape  # the head runs once per row, also for equal prompts
-        return sum(shape.forward_flops(0, len(prompt)) for prompt in unique) + shape.head_flops(len(prompts))
+        sizes = self.policy.sizes  # the head runs once per row, also for equal prompts
+        return sizes.forward_flops(0, [len(prompt) for prompt in unique], predicted=len(prompts))
 
     @torch.inference_mode()
     def sample(self, slots_B: Ints, uniforms_B: Any) -> tuple[Ints, Any]:
@@ -239,10 +240,14 @@ class TorchDecoder:
 
 
 class _MaskMaker:
-    """Attention masks in the form of an architecture: boolean or additive, one mask or one per kind of layer."""
+    """Attention masks in the form of an architecture: boolean or additive, one mask or one per kind of layer.
 
-    def __init__(self, config: Any, like: Tensor) -> None:
+    Architectures with their own attention code make their masks from the visible positions, as in `generate`.
+    """
+
+    def __init__(self, model: Any, like: Tensor) -> None:
         """Read the kinds of layers; `like` is a tensor with the type and device of the model."""
+        config, self.own = model.config, not model._supports_attention_backend
         self.window = getattr(config, "sliding_window", None)
         self.kinds = sorted(set(getattr(config, "layer_types", None) or ()))
         # eager attention adds its mask; with a boolean mask it would silently attend to all positions
@@ -250,7 +255,9 @@ class _MaskMaker:
         self.dtype, self.adds = like.dtype, like.device.type == "cpu" and not self.additive
 
     def decode(self, visible_RK: Tensor, positions_R: Tensor) -> Any:
-        """Return masks [R, 1, 1, K] for one new token per row."""
+        """Return masks [R, 1, 1, K] for one new token per row, or [R, K] for an architecture that makes its own."""
+        if self.own:
+            return visible_RK
         first_R = positions_R - (self.window or 0) + 1
         recent_RK = torch.arange(visible_RK.shape[1], device=visible_RK.device)[None] >= first_R[:, None]
         full, sliding = visible_RK[:, None, None], (visible_RK & recent_RK)[:, None, None]
@@ -261,6 +268,8 @@ class _MaskMaker:
 
     def prefill(self, length: int, device: torch.device) -> Any:
         """Return masks [1, 1, T, T] for whole prompts, padded at the end; the causal mask hides the padding."""
+        if self.own:
+            return None
         causal_TT = torch.ones(length, length, dtype=torch.bool, device=device).tril()
         recent_TT = causal_TT & ~causal_TT.tril(-(self.window or length))
         return self._by_kind(causal_TT[None, None], recent_TT[None, None])
@@ -336,7 +345,7 @@ def check_engine(policy: Policy, tokens: int = 6) -> None:
         logps_NV = policy.logits(policy.hidden(full[None])[0]).log_softmax(-1)
         expected_logps = logps_NV[len(prompt) - 1 : -1].gather(1, full[len(prompt) :, None])[:, 0].cpu()
         worst = max(worst, float((expected_logps - torch.from_numpy(done.rollout.logps)).abs().max()))
-    limit = 1e-3 if policy.head_weight.dtype == torch.float32 else 0.2
+    limit = tolerance(policy)
     if not worst <= limit:
         raise ConfigError(
             f"model.path: {type(policy.model).__name__} gives other log-probabilities through the generation cache "

@@ -6,7 +6,7 @@ import queue
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from scalerl.models.flops import ModelShape
+from scalerl.models.sizes import ModelSizes
 from scalerl.rollouts.engine import Finished, Occupancy, Request, Sampling, Work
 from scalerl.rollouts.interrupt import LengthRule
 from scalerl.rollouts.vllm.checks import Needs, check_server
@@ -116,7 +116,7 @@ def vllm_engines(
     needs: Needs,
     updates: Updates,
     limits: Limits | None = None,
-    shape: ModelShape | None = None,
+    sizes: ModelSizes | None = None,
 ) -> tuple[VllmEngine, VllmEngine]:
     """Check a server and make a training engine and an evaluation engine over it, which share its weights.
 
@@ -128,7 +128,7 @@ def vllm_engines(
         needs: Requirements on the server.
         updates: Method by which the server gets weights; see UPDATES.
         limits: Retries.
-        shape: Shape that the FLOPs are computed from; None: they are not counted.
+        sizes: Sizes that the FLOPs are computed from; None: they are not counted.
 
     Raises:
         ConfigError: The server does not meet the requirements.
@@ -136,7 +136,7 @@ def vllm_engines(
     assert sampling.top_p == 1, "vLLM's log-probabilities include the nucleus (config/run.py refuses it)"
     address = (server if isinstance(server, str) else server.address).rstrip("/")
     notes = check_server(address, needs)
-    lanes = [Lane(name, count, shape) for name, count in zip(("train", "evaluate"), slots, strict=True)]
+    lanes = [Lane(name, count, sizes) for name, count in zip(("train", "evaluate"), slots, strict=True)]
     obituary = server.obituary if isinstance(server, Server) else lambda: None
     connection = Connection(address, sampling, updates, lanes, limits, obituary)
     training, evaluating = (VllmEngine(connection, lane, rule, sampling.stop) for lane in lanes)

@@ -7,7 +7,7 @@ import queue
 from collections import deque
 from dataclasses import dataclass
 
-from scalerl.models.flops import ModelShape
+from scalerl.models.sizes import ModelSizes
 from scalerl.rollouts.engine import Work
 from scalerl.rollouts.vllm.sequence import TokenSequence
 
@@ -41,15 +41,15 @@ class Limits:
 class Lane:
     """One engine's share of a connection."""
 
-    def __init__(self, name: str, slots: int, shape: ModelShape | None = None) -> None:
+    def __init__(self, name: str, slots: int, sizes: ModelSizes | None = None) -> None:
         """Make a lane.
 
         Args:
             name: Name in the server's log.
             slots: Sequences decoded together.
-            shape: Shape that the FLOPs are computed from; None: they are not counted.
+            sizes: Sizes that the FLOPs are computed from; None: they are not counted.
         """
-        self.name, self.slots, self._shape = name, slots, shape
+        self.name, self.slots, self._sizes = name, slots, sizes
         self.done: queue.SimpleQueue[TokenSequence | None] = queue.SimpleQueue()
         """Finished sequences for the caller's thread; None wakes it when the connection has died."""
         self.work = Work()
@@ -67,8 +67,8 @@ class Lane:
         tokens, prompt = len(sequence) - before, len(sequence.request.prompt)
         self._steps += tokens / max(1, len(self.running))
         flops = 0.0
-        if self._shape is not None:
+        if self._sizes is not None:
             first = 0 if before == 0 else prompt + before - 1  # the latest token has been sampled but not fed yet
-            flops = self._shape.forward_flops(first, prompt + len(sequence) - 1 - first, predicted=tokens)
+            flops = self._sizes.forward_flops(first, prompt + len(sequence) - 1 - first, predicted=tokens)
         steps, work = int(self._steps), self.work
         self.work = Work(steps, work.tokens + tokens, int(self._steps * self.slots), work.flops + flops)

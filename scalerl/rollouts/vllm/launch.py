@@ -63,7 +63,7 @@ def server_life(
             sampling=Sampling(recipe.temperature, recipe.top_p, generator.stop),
             needs=needs,
             updates=updates,
-            shape=model.shape,
+            sizes=model.sizes,
         )
     except BaseException:
         _end(server)

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -20,18 +20,16 @@ from scalerl.config.base import ConfigError
 from scalerl.config.recipe import AdamW, Loss, Recipe
 from scalerl.learn.losses import LOSSES
 from scalerl.models.checkpoint_names import checkpoint_weights
-from scalerl.models.flops import ModelShape
 from scalerl.models.lora import LoraPolicy
-from scalerl.models.packing import can_pack, install, observed_windows
-from scalerl.models.policy import Policy
+from scalerl.models.policy import Policy, recompute_activations
 from scalerl.models.prefix import SharedRow, first_of_prompt
 from scalerl.models.routing import routing_of
+from scalerl.models.sizes import ModelSizes
 from scalerl.rollouts.replay import Difference, NotFinite, check_current
 from scalerl.training.learner.base import BadGradient, PromptedRollout, StepStats, TrainBatch
+from scalerl.training.learner.checks import Packing, check_update, use_packing
 from scalerl.training.learner.heap import HeapTrim
 from scalerl.training.metrics import TokenMeter
-
-Packing = Literal["auto", "padded", "packed", "shared"]
 
 MicroBatch = tuple[Tensor, int]
 """Rows of a batch, and the number of tokens of the longest of them."""
@@ -77,16 +75,13 @@ class PolicyLearner:
             checkpoint_names: Whether to send weights by the names of a checkpoint on disk instead of the model's.
 
         Raises:
-            ConfigError: Packing is requested, but the model's attention cannot be packed.
+            ConfigError: From `use_packing` and `check_update`.
         """
         self.policy, self.updates, self._trim_heap = policy, 0, HeapTrim()
         self._settings, self._loss, self._temperature = optimizer, loss, temperature
         self._budget, self._checkpointing = micro_batch_tokens, gradient_checkpointing
         if gradient_checkpointing:
-            # renamed in transformers 5.20
-            name = "activation" if hasattr(policy.model, "activation_checkpointing_enable") else "gradient"
-            getattr(policy.model, f"{name}_checkpointing_enable")()
-            policy.model.train()  # transformers recomputes only in training mode; dropout is disabled anyway
+            recompute_activations(policy.model)
         self._packing, self._checkpoint_names = packing if use_packing(policy, packing) else "padded", checkpoint_names
         self._names = [name for name, _ in policy.trained()]
         self._parameters = [parameter for _, parameter in policy.trained()]
@@ -97,6 +92,7 @@ class PolicyLearner:
         self._optimizer = torch.optim.AdamW(
             [g for g in groups if g["params"]], lr=0.0, betas=optimizer.betas, eps=optimizer.eps, fused=True
         )
+        check_update(policy)
 
     @classmethod
     def of(
@@ -139,7 +135,7 @@ class PolicyLearner:
 
     def training_flops(self, batch: TrainBatch) -> float:
         """Return the floating-point operations of one step over a batch; padding is not counted."""
-        return batch_flops(self.policy.shape, batch, self._checkpointing)
+        return batch_flops(self.policy.sizes, batch, self._checkpointing)
 
     def check(self, version: int, rollouts: Sequence[PromptedRollout]) -> Difference | None:
         """Recompute the log-probabilities of rollouts; every rank must be given the same ones.
@@ -321,65 +317,17 @@ def _shared_row(batch: TrainBatch, part: MicroBatch, device: torch.device) -> Sh
     return SharedRow.of(width, batch.length_B[rows], batch.prompt_length_B[rows], first_b, device)
 
 
-def use_packing(policy: Policy, packing: Packing) -> bool:
-    """Return whether micro-batches may be packed, and prepare the model for it.
-
-    Args:
-        policy: The model; if it is sharded, all ranks must call this.
-        packing: The configured packing.
-
-    Raises:
-        ConfigError: Packing is requested, but the model's attention cannot be packed, or packing changes its
-            log-probabilities.
-    """
-    if packing == "padded":
-        return False
-    name = type(policy.model).__name__
-    if not can_pack(policy.model):
-        reason = (
-            f"{name} uses {policy.config._attn_implementation!r} attention, because its scores are capped or have sinks"
-        )
-    else:
-        difference = packing_difference(policy)
-        limit = 1e-3 if policy.head_weight.dtype == torch.float32 else 0.2
-        if difference <= limit:
-            return True
-        reason = f"the log-probabilities of {name} differ by {difference:.2g} when packed (allowed {limit:g})"
-    if packing == "auto":
-        return False
-    raise ConfigError(f"learner.packing: got {packing!r}, but {reason}; allowed: padded, auto")
-
-
-@torch.no_grad()
-def packing_difference(policy: Policy) -> float:
-    """Install packed attention; return the largest difference between a few packed and padded log-probabilities, nats.
-
-    The difference is infinite if a layer does not pass on the sliding window that the configuration gives it.
-    """
-    install(policy.model)
-    length_B = torch.tensor([9, 8, 3])
-    tokens_BT = (torch.arange(27).view(3, 9) * 7 % policy.vocab_size).to(policy.device)
-    trained_BT = ((torch.arange(9) >= 1) & (torch.arange(9) < length_B[:, None])).to(policy.device)
-    padded_N, _ = policy(tokens_BT, trained_BT)
-    with observed_windows() as windows:
-        packed_N, _ = policy(tokens_BT, trained_BT, 1.0, length_B)
-    if hasattr(policy, "reshard"):  # FSDP: without a backward pass the root's parameters stay unsharded
-        cast(Any, policy).reshard()
-    known = tuple(windows) == policy.shape.windows
-    return float((padded_N - packed_N).abs().max()) if known else float("inf")
-
-
-def batch_flops(shape: ModelShape, batch: TrainBatch, checkpointing: bool) -> float:
+def batch_flops(sizes: ModelSizes, batch: TrainBatch, checkpointing: bool) -> float:
     """Return the floating-point operations of one step over a batch; padding is not counted.
 
     Args:
-        shape: Shape of the model.
+        sizes: Sizes of the model.
         batch: The batch. Rollouts with trained tokens count; the head runs only on the trained tokens.
         checkpointing: Whether activations are recomputed in the backward pass.
     """
     trained_B = batch.trained_B
-    lengths, predicted = batch.length_B[trained_B].tolist(), batch.trained_BT[trained_B].sum(dim=1).tolist()
-    return sum(shape.training_flops(n, k, checkpointing) for n, k in zip(lengths, predicted, strict=True))
+    predicted_b = batch.trained_BT[trained_B].sum(dim=1)
+    return sizes.training_flops(batch.length_B[trained_B].numpy(), predicted_b.numpy(), checkpointing)
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:

@@ -19,26 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from scalerl.config.base import ConfigError
-from scalerl.models.policy import Policy, load_policy
-
-
-def decoder_blocks(model: Any) -> list[nn.Module]:
-    """Return the decoder blocks of a transformers model in order.
-
-    Raises:
-        ConfigError: No blocks were found.
-    """
-    layers = getattr(model.base_model, "layers", None)
-    if isinstance(layers, nn.ModuleList):
-        return list(layers)
-    names = set(model._no_split_modules or ())
-    blocks = [module for module in model.modules() if type(module).__name__ in names]
-    if not blocks:
-        raise ConfigError(
-            f"placement.trainer_ranks: {type(model).__name__} does not declare its decoder blocks, so it "
-            "cannot be sharded; allowed: placement.trainer_ranks = 1, or a model of transformers with base_model.layers"
-        )
-    return blocks
+from scalerl.models.policy import Policy, decoder_layers, load_policy
 
 
 def shard(
@@ -60,7 +41,7 @@ def shard(
     precision = MixedPrecisionPolicy(
         param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
     )
-    for block in decoder_blocks(policy.model):
+    for block in decoder_layers(policy.model):
         fill(block)
         fully_shard(block, mesh=mesh, mp_policy=precision)
     fill(policy.model)

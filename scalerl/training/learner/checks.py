@@ -1,0 +1,99 @@
+"""Checks of a policy that a learner takes over: packed rows and training passes give the right log-probabilities."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, cast
+
+import torch
+
+from scalerl.config.base import ConfigError
+from scalerl.models.family import ALLOWED
+from scalerl.models.packing import can_pack, install, observed_windows
+from scalerl.models.policy import Policy, tolerance
+
+Packing = Literal["auto", "padded", "packed", "shared"]
+
+
+def check_update(policy: Policy) -> None:
+    """Refuse a model whose training pass fails, or computes other log-probabilities than its evaluation.
+
+    Args:
+        policy: The model; if it is sharded, all ranks must call this.
+
+    Raises:
+        ConfigError: For example if dropout or router noise is active in updates only.
+    """
+    tokens_BT = (torch.arange(8)[None] * 7 % policy.vocab_size).to(policy.device)
+    trained_BT = torch.arange(8, device=policy.device)[None] >= 1
+    name = type(policy.model).__name__
+    with torch.no_grad():
+        expected_N, _ = policy(tokens_BT, trained_BT)
+    reshard(policy)
+    try:
+        found_N, _ = policy(tokens_BT, trained_BT)
+        found_N.sum().backward()
+    except RuntimeError as error:  # raised by the code of the architecture
+        reason = str(error).strip().split("\n")[0]
+        raise ConfigError(f"model.path: an update of {name} fails ({reason}); {ALLOWED}") from error
+    policy.zero_grad(set_to_none=True)
+    worst = float((found_N.detach() - expected_N).abs().max())
+    if not worst <= tolerance(policy):
+        raise ConfigError(
+            f"model.path: {name} computes other log-probabilities in an update than in evaluation (difference "
+            f"{worst:.2g}, allowed {tolerance(policy):g}), for example because of dropout or router noise; {ALLOWED}"
+        )
+
+
+def reshard(policy: Policy) -> None:
+    """Free the gathered weights of a sharded policy, which otherwise stay after a forward pass without a backward."""
+    if hasattr(policy, "reshard"):
+        cast(Any, policy).reshard()
+
+
+def use_packing(policy: Policy, packing: Packing) -> bool:
+    """Return whether micro-batches may be packed, and prepare the model for it.
+
+    Args:
+        policy: The model; if it is sharded, all ranks must call this.
+        packing: The configured packing.
+
+    Raises:
+        ConfigError: Packing is requested, but the model's attention cannot be packed, or packing changes its
+            log-probabilities.
+    """
+    if packing == "padded":
+        return False
+    name = type(policy.model).__name__
+    if not can_pack(policy.model):
+        kind = policy.config._attn_implementation
+        why = "its scores are capped or have sinks" if policy.model._supports_attention_backend else "it has its own"
+        reason = f"{name} uses {kind!r} attention, because {why}"
+    else:
+        difference = packing_difference(policy)
+        limit = tolerance(policy)
+        if difference <= limit:
+            return True
+        reason = f"the log-probabilities of {name} differ by {difference:.2g} when packed (allowed {limit:g})"
+        if difference == float("inf"):
+            reason = f"the layers of {name} apply a sliding window or scores of their own only through the mask"
+    if packing == "auto":
+        return False
+    raise ConfigError(f"learner.packing: got {packing!r}, but {reason}; allowed: padded, auto")
+
+
+@torch.no_grad()
+def packing_difference(policy: Policy) -> float:
+    """Install packed attention; return the largest difference between a few packed and padded log-probabilities, nats.
+
+    The difference is infinite if a layer does not pass on the sliding window that the configuration gives it.
+    """
+    install(policy.model)
+    length_B = torch.tensor([9, 8, 3])
+    tokens_BT = (torch.arange(27).view(3, 9) * 7 % policy.vocab_size).to(policy.device)
+    trained_BT = ((torch.arange(9) >= 1) & (torch.arange(9) < length_B[:, None])).to(policy.device)
+    padded_N, _ = policy(tokens_BT, trained_BT)
+    with observed_windows() as windows:
+        packed_N, _ = policy(tokens_BT, trained_BT, 1.0, length_B)
+    reshard(policy)
+    known = windows == [attention.window for attention in policy.sizes.attention]
+    return float((padded_N - packed_N).abs().max()) if known else float("inf")
