@@ -119,9 +119,7 @@ def _write(path: Path, columns: Mapping[str, Any]) -> None:
 def table(study: StudyDirectory, axis: str | None = None, task: str | None = None) -> list[str]:
     """Return the rows of a Markdown table: each arm's ceiling and its effect compared with the reference."""
     found = study_results(study, axis, task)
-    head = [
-        "| arm | last | mean A | difference in A | B, times the reference's | compute for one level, times | verdict |"
-    ]
+    head = ["| arm | last | mean A | difference in A | ratio of B | ratio of compute | verdict |"]
     return [*head, "|---|---|---|---|---|---|---|", *(table_row(arm) for arm in found.arms)]
 
 
@@ -163,7 +161,7 @@ def sweep(study: StudyDirectory) -> list[str]:
 
 def hours(studies: Iterable[StudyDirectory], arms: Sequence[str] = ()) -> list[str]:
     """Return a Markdown table of the device-hours that arms (default: all) need for one level, over the reference's."""
-    rows = ["| study, arm | device-hours for one level, times |", "|---|---|"]
+    rows = ["| study, arm | ratio of device-hours |", "|---|---|"]
     for study in studies:
         for arm in study_results(study, "device_hours").arms:
             if arm.comparison and (not arms or arm.name in arms):

@@ -19,9 +19,9 @@ MARGIN = 0.02
 
 COLUMNS = {
     "difference in A": "A",
-    "B, times the reference's": "B",
-    "compute for one level, times": "compute",
-    "device-hours for one level, times": "hours",
+    "ratio of B": "B",
+    "ratio of compute": "compute",
+    "ratio of device-hours": "hours",
 }
 """Short names of columns in `CLAIMS`."""
 
