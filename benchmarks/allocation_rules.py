@@ -47,7 +47,7 @@ RULES = {
     "above leader": Rule(lambda draws, held: probability_above(draws), 0.10),
     "worth": Rule(lambda draws, held: worth_of_each(held), 0.001),
 }
-"""Rules by their names in docs/allocation.md; the evidence of "worth" is in the metric's unit."""
+"""Rules by their names in docs/studies.md; the evidence of "worth" is in the metric's unit."""
 
 
 class Decision(NamedTuple):

@@ -4,6 +4,8 @@ r"""Packs a study into one small file for the repository, unpacks it into a dire
     python benchmarks/replication.py unpack loo studies/loo      # then: scalerl study show studies/loo
     python benchmarks/replication.py table studies/loo           # the rows of docs/replication.md
     python benchmarks/replication.py foresight studies/loo ...   # forecasts from the first parts of its runs
+    python benchmarks/replication.py hours studies/loo ...       # device-hours for one level
+    python benchmarks/replication.py sweep studies/rates         # how learning rates ended
 
 A packed study has the plan, every evaluation of every run, the means of the training metrics between evaluations, and
 the verdicts:
@@ -33,6 +35,7 @@ from scalerl.scaling import Curve, Estimate, fit
 from scalerl.scaling.backtest import split_at
 from scalerl.study.analysis import study_results
 from scalerl.study.directory import StudyDirectory
+from scalerl.study.lr_sweep import LAST_POINTS
 from scalerl.study.plan import RunKey, plan_toml
 from scalerl.study.results import METRICS, ArmResult
 
@@ -116,7 +119,7 @@ def _write(path: Path, columns: Mapping[str, Any]) -> None:
 def table(study: StudyDirectory, axis: str | None = None, task: str | None = None) -> list[str]:
     """Return the rows of a Markdown table: each arm's ceiling and its effect compared with the reference."""
     found = study_results(study, axis, task)
-    head = ["| arm | last | A | difference in A | B, times the reference's | compute for one level, times | verdict |"]
+    head = ["| arm | last | mean A | difference in A | ratio of B | ratio of compute | verdict |"]
     return [*head, "|---|---|---|---|---|---|---|", *(table_row(arm) for arm in found.arms)]
 
 
@@ -126,7 +129,7 @@ def table_row(arm: ArmResult) -> str:
     cells = [
         arm.name,
         f"{statistics.fmean(last):.3f}" if last else "",
-        _cell(arm.asymptote, ".3f"),
+        f"{arm.asymptote.mean:.3f}" if arm.asymptote else "",
         _cell(against and against.asymptote_difference, "+.3f"),
         _cell(against and against.efficiency_ratio, ".2f"),
         _cell(against and against.compute_ratio, ".2f"),
@@ -140,6 +143,30 @@ def _cell(found: Estimate | None, pattern: str) -> str:
         return ""
     mean, low, high = (f"{v:{pattern}}" if abs(v) < 100 else f"{v:.0e}" for v in (found.mean, found.low, found.high))
     return f"{mean} ({low} to {high})"
+
+
+def sweep(study: StudyDirectory) -> list[str]:
+    """Return a Markdown table of a sweep of learning rates: the mean of the last evaluations by loss and rate."""
+    ends: dict[str, dict[str, float]] = defaultdict(dict)
+    for key in study.runs():
+        loss, _, rate = key.arm.partition("-")
+        rows = read_rows(study.run(key) / "points.jsonl")[-LAST_POINTS:]
+        ends[loss][rate] = statistics.fmean(row["pass_rate"] for row in rows)
+    rates = sorted({rate for found in ends.values() for rate in found}, key=float)
+    lines = [f"| loss | {' | '.join(rates)} |", f"|{'---|' * (len(rates) + 1)}"]
+    return lines + [
+        f"| {loss} | {' | '.join(f'{found[rate]:.3f}' for rate in rates)} |" for loss, found in ends.items()
+    ]
+
+
+def hours(studies: Iterable[StudyDirectory], arms: Sequence[str] = ()) -> list[str]:
+    """Return a Markdown table of the device-hours that arms (default: all) need for one level, over the reference's."""
+    rows = ["| study, arm | ratio of device-hours |", "|---|---|"]
+    for study in studies:
+        for arm in study_results(study, "device_hours").arms:
+            if arm.comparison and (not arms or arm.name in arms):
+                rows.append(f"| {study.plan.name}, {arm.name} | {_cell(arm.comparison.compute_ratio, '.2f')} |")
+    return rows
 
 
 def foresight(studies: Iterable[StudyDirectory], fraction: float) -> list[str]:
@@ -160,7 +187,7 @@ def foresight(studies: Iterable[StudyDirectory], fraction: float) -> list[str]:
             for name, score in scores.items():
                 errors[name].append(score.rmse)
                 inside[name] += [] if score.coverage is None else [score.coverage]
-    rows = ["| predicted by | median error | nine in ten within | worse than the sigmoid | points in the 90% band |"]
+    rows = ["| predicted by | median error | 90% within | worse than the sigmoid | points in the 90% band |"]
     rows.append("|---|---|---|---|---|")
     for name, found in errors.items():
         worse = sum(its > mine for its, mine in zip(found, errors[OURS], strict=True))
@@ -173,7 +200,7 @@ def foresight(studies: Iterable[StudyDirectory], fraction: float) -> list[str]:
     mean, most = statistics.fmean(miss for miss, _ in ends), _nine_in_ten(off)
     rows.append(
         f"The levels at the end, from the first {fraction:.0%} and from the whole run, differ by "
-        f"{statistics.median(off):.3f} in the median, by at most {most:.3f} in nine of ten runs, and by {mean:+.3f} on "
+        f"{statistics.median(off):.3f} in the median, by at most {most:.3f} in 90% of the runs, and by {mean:+.3f} on "
         f"average; they agree within the 90% interval in {held} of {len(ends)} runs."
     )
     return rows
@@ -215,7 +242,7 @@ def save(name: str, packed: Mapping[str, Any]) -> Path:
 def main(words: Iterable[str] | None = None) -> None:
     """Pack, unpack or tabulate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("pack", "unpack", "table", "foresight"))
+    parser.add_argument("what", choices=("pack", "unpack", "table", "sweep", "foresight", "hours"))
     parser.add_argument("study", nargs="+", help="directories of studies; unpack: packed name, new directory")
     parser.add_argument("--fraction", type=float, default=0.5, help="foresight: share of the compute that is fitted")
     parser.add_argument("--compute", help="table: compute axis, as in scalerl study show")
@@ -230,6 +257,8 @@ def main(words: Iterable[str] | None = None) -> None:
         "pack": lambda: [str(save(study.path.name, pack(study))) for study in studies],
         "table": lambda: [line for study in studies for line in table(study, given.compute, given.task)],
         "foresight": lambda: foresight(studies, given.fraction),
+        "hours": lambda: hours(studies),
+        "sweep": lambda: [line for study in studies for line in sweep(study)],
     }
     print("\n".join(lines[given.what]()))
 

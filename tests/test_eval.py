@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import runs
+from doc_pages import json_keys
 
 from scalerl.cli import main
 from scalerl.evaluate.metrics import majority, pass_at_k, pass_at_powers
@@ -79,7 +80,7 @@ def test_a_model_directory_is_evaluated_on_a_file(evaluate, place, lab_model):
     words = ["--suite", "sums.jsonl", "--task", "arithmetic", "--samples", "4", "--max-tokens", "40", "--device", "cpu"]
     code, out, _ = evaluate(lab_model, *words, "--json")
     (found,) = json.loads(out)["suites"]
-    assert code == 0
+    assert code == 0 and set(found) == json_keys()["Suite"] and set(json.loads(out)) == json_keys()["eval"]
     assert (found["suite"], found["prompts"], found["samples"]) == ("sums", 40, 4)
     texts = [json.loads(line) for line in (place / found["texts"]).read_text().splitlines()]
     assert len(texts) == 160

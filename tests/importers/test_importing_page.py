@@ -30,6 +30,7 @@ def place(tmp_path, monkeypatch):
     files = {
         "run.log": builders.verl_console(), "resumed.log": "\n".join(lines[-20:]), "verl.jsonl": builders.verl_jsonl(),
         "orchestrator/metrics.jsonl": builders.prime_rl(), "open-instruct.csv": builders.open_instruct(),
+        "verl.csv": builders.as_csv([{"_step": s, **builders.verl_row(s)} for s in builders.STEPS]),
         "skyrl.jsonl": builders.skyrl(), "trainer.jsonl": trainer, "actor.jsonl": actor,
         "history.csv": builders.as_csv(own), "table.csv": "\n".join(table) + "\n",
     }  # fmt: skip
@@ -43,7 +44,7 @@ def place(tmp_path, monkeypatch):
 
 
 def test_the_page_has_a_command_for_each_source():
-    assert len(COMMANDS) >= 14
+    assert len(COMMANDS) >= 15
 
 
 @pytest.mark.parametrize("command", [c for c in COMMANDS if c.startswith("scalerl import")])

@@ -1,16 +1,14 @@
 """The curve commands: text, documented JSON, several runs at once, user errors in one line with exit code 2."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from commands import call
+from doc_pages import json_keys
 from simulated import curve, write
-
-ROOT = Path(__file__).parents[2]
 
 
 def answer(capsys, *words):
@@ -30,39 +28,24 @@ def sides(tmp_path):
     return ours, [write(tmp_path / f"theirs-{i}.jsonl", curve(seed=9 + i, efficiency=1.5)) for i in range(2)]
 
 
-def documented():
-    """Return the tables of docs/json.md as {heading or introducing line: keys}."""
-    text = (ROOT / "docs/json.md").read_text()
-    tables = re.findall(
-        r"(?:^## (.+)|^(A split|A score|A page run|The forecast):$)|((?:^\| `.+\n)+)", text, flags=re.MULTILINE
-    )
-    keys, heading = {}, ""
-    for section, line, table in tables:
-        heading = section or line or heading
-        if table:
-            keys[heading.strip("`")] = set(re.findall(r"^\| `(\w+)`", table, flags=re.MULTILINE))
-    return keys
-
-
 def test_the_keys_of_every_command_are_as_documented(capsys, points, sides):
-    keys = documented()
-    assert len(keys) == 18, list(keys)
+    keys = json_keys()
     run = keys["Run"]
     fitted = answer(capsys, "fit", points)
     assert set(fitted) == run | keys["fit"] and set(fitted["advice"]) == keys["Advice"]
     assert all(set(fitted[name]) == keys["Estimate"] for name in ("asymptote", "efficiency", "midpoint", "initial"))
     ahead = answer(capsys, "forecast", points, "--target", 0.6)
-    assert set(ahead) == run | keys["forecast"] and set(ahead["forecast"]) == keys["The forecast"]
+    assert set(ahead) == run | keys["forecast"] and set(ahead["forecast"]) == keys["Forecast"]
     assert set(ahead["forecast"]["at"][0]) == keys["Estimate"] | {"compute"}
     assert set(ahead["forecast"]["target"]) == set(ahead["forecast"]["done"]) == keys["Reach"]
     tested = answer(capsys, "backtest", points)
-    assert set(tested) == run | keys["backtest"] and set(tested["splits"][0]) == keys["A split"]
-    assert set(tested["splits"][0]["forecast"]) == set(tested["splits"][0]["baselines"]["power law"]) == keys["A score"]
+    assert set(tested) == run | keys["backtest"] and set(tested["splits"][0]) == keys["Split"]
+    assert set(tested["splits"][0]["forecast"]) == set(tested["splits"][0]["baselines"]["power law"]) == keys["Error"]
     found = answer(capsys, "compare", *sides[0], "--versus", *sides[1])
     assert set(found) == keys["compare"] and set(found["first"][0]) == run - {"source"}
     page = answer(capsys, "report", *sides[0], "--versus", *sides[1], "-o", points.with_name("page.html"))
     assert set(page) == keys["report"] and set(page["comparison"]) == keys["compare"]
-    assert set(page["runs"][3]) == (run - {"source"}) | keys["fit"] | keys["A page run"]
+    assert set(page["runs"][3]) == (run - {"source"}) | keys["fit"] | keys["Page run"]
     assert [each["side"] for each in page["runs"]] == [0, 0, 1, 1]
 
 

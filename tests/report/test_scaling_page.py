@@ -74,7 +74,7 @@ def test_every_warning_is_explained_and_its_example_run_raises_it(pictures):
 def test_every_picture_is_linked_and_can_be_drawn(pictures, tmp_path):
     matplotlib.use("agg")
     assert {f"images/{name}" for name in pictures.PICTURES} == set(
-        re.findall(r"\]\((images/[^)]+)\)", PAGE + (DOCS / "allocation.md").read_text())
+        re.findall(r"\]\((images/[^)]+)\)", PAGE + (DOCS / "studies.md").read_text())
     )
     for name, draw in pictures.PICTURES.items():
         assert (DOCS / "images" / name).read_bytes()[:4] == b"\x89PNG"

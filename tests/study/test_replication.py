@@ -11,8 +11,15 @@ from scalerl.rows import read_rows
 from scalerl.study.analysis import study_results
 
 ROOT = Path(__file__).parents[2]
-PAGE = re.sub(" +", " ", (ROOT / "docs" / "replication.md").read_text())
+PAGE = re.sub(r"[ ]+|\n(?=\w)", " ", (ROOT / "docs" / "replication.md").read_text())
 PACKED = sorted(path.stem for path in (ROOT / "benchmarks" / "results" / "replication").glob("*.json"))
+
+
+SHOWN = {
+    "loo": lambda script, study: [*script.foresight([study], 0.5), *script.hours([study], ["8op", "fp32"])],
+    "staleness": lambda script, study: script.hours([study], ["pipeline-4", "ppo-8"]),
+}
+"""Further rows that the page shows of a study."""
 
 
 @pytest.fixture
@@ -35,10 +42,43 @@ def test_the_page_has_the_rows_of_the_packed_runs(replication, tmp_path, name):
     packed = replication.read(name)
     study = replication.unpack(packed, tmp_path / name)
     assert study_results(study).headlines() == packed["headlines"]
-    for row in replication.table(study):
+    rows = replication.sweep(study) if name == "rates" else replication.table(study)
+    for row in [*rows, *SHOWN.get(name, lambda *_: [])(replication, study)]:
         if set(row) <= set("|-"):  # under the heading
             continue
         assert re.sub(" +", " ", row) in PAGE, f"docs/replication.md lacks {row}"
+
+
+def test_the_summary_of_the_page_follows_from_its_tables(benchmark):
+    script = benchmark("replication_summary")
+    page = script.PAGE.read_text()
+    assert script.with_summary(page) == page
+    changed = script.with_summary(page.replace("| 8op | 0.799 | 0.822 | -0.001 ", "| 8op | 0.799 | 0.822 | -0.066 "))
+    assert "| PPO-off-policy-8: A -0.066 " in changed and "all 8 within 0.066" in changed
+
+
+@pytest.mark.parametrize(
+    ("cell", "effect", "verdict"),
+    [
+        ("+0.008 (-0.017 to +0.034)", 0, "agrees"),
+        ("+0.017 (-0.030 to +0.063)", 0, "undecided"),
+        ("+0.067 (+0.038 to +0.097)", 0, "disagrees"),
+        ("+0.000 (-0.019 to +0.018)", -0.075, "disagrees"),
+        ("-0.006 (-0.026 to +0.014)", -0.02, "undecided"),
+        ("-0.050 (-0.080 to -0.020)", -0.02, "agrees"),
+        ("-0.050 (-0.080 to -0.020)", 0.02, "disagrees"),
+    ],
+)
+def test_a_verdict_compares_the_interval_with_the_effect_that_the_paper_claims(benchmark, cell, effect, verdict):
+    assert benchmark("replication_summary").judged(cell, effect) == verdict
+
+
+def test_the_page_has_the_number_of_seeds_of_every_study(replication):
+    seeds = {name: len({key.rpartition("-")[2] for key in replication.read(name)["runs"]}) for name in PACKED}
+    three, one = {"loo", "recipes", "long-tail"}, {"rates", "choices", "axes"}
+    assert seeds == {name: 3 if name in three else 1 if name in one else 2 for name in PACKED}
+    assert "Leave-one-out, the recipes and the long-tailed lengths have three seeds per arm" in PAGE
+    assert "rates, choices and axes have one; all other studies have two" in PAGE
 
 
 def test_the_arm_with_the_false_alarm_gets_the_note_on_departures_from_the_law(replication, tmp_path):

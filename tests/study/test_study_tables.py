@@ -3,9 +3,9 @@
 import io
 import json
 import re
-from pathlib import Path
 
 import pytest
+from doc_pages import ROOT, json_keys
 from rich.console import Console
 from simulated_study import KNOWN, Truth, write_study
 
@@ -14,8 +14,6 @@ from scalerl.study.plan import RunKey
 from scalerl.study.results import reasons
 from scalerl.study.tables import print_results
 from scalerl.study.verdicts import EFFECTS
-
-DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.fixture(scope="module")
@@ -78,18 +76,13 @@ def test_a_run_that_failed_late_is_used_up_to_its_last_evaluation(tmp_path):
     assert len(arm.fits) == 3 and arm.effect == "none" and arm.problems[0] == "seed 0: failed: out of memory"
 
 
-def documented(heading):
-    section = re.search(rf"^{heading}:?\n(.*?)(?=^#|^A [a-z' ]+:$)", DOCS.joinpath("json.md").read_text(), re.M | re.S)
-    return set(re.findall(r"^\| `(\w+)` \|", section[1], flags=re.M))
-
-
 def test_the_keys_of_the_json_are_as_documented(found):
-    values = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert set(values) == documented("## `study show`")
-    assert all(set(arm) == documented("A study arm") for arm in values["arms"])
-    assert all(set(run) == documented("A study run") for arm in values["arms"] for run in arm["runs"])
-    assert all(set(arm["metrics"]) == documented("A study arm's metrics") for arm in values["arms"])
-    assert {f"`{effect}`" for effect in EFFECTS} <= set(re.findall(r"`\w+`", DOCS.joinpath("json.md").read_text()))
+    keys, values = json_keys(), json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert set(values) == keys["study show"]
+    assert all(set(arm) == keys["Arm"] for arm in values["arms"])
+    assert all(set(run) == keys["Study run"] for arm in values["arms"] for run in arm["runs"])
+    assert all(set(arm["metrics"]) == keys["Metrics"] for arm in values["arms"])
+    assert {f"`{effect}`" for effect in EFFECTS} <= set(re.findall(r"`\w+`", (ROOT / "docs/json.md").read_text()))
 
 
 @pytest.mark.parametrize("width", [80, 100, 160, 220])

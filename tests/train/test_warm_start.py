@@ -156,7 +156,7 @@ def test_experts_share_the_width_of_the_dense_mlp():
     assert tuple(experts.gate_up_proj.shape) == (4, 2 * 32, 16)  # gate and up of 4 x 16 / 2
     assert tuple(experts.down_proj.shape) == (4, 16, 32)
     router = 2 * 4 * 16  # two layers, four scores of 16 numbers each
-    assert Policy(mixture).shape.matmul_params == Policy(dense).shape.matmul_params + router
+    assert Policy(mixture).sizes.matmul_params == Policy(dense).sizes.matmul_params + router
 
 
 def test_a_width_that_is_not_divisible_by_the_heads_is_refused():

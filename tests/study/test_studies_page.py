@@ -1,4 +1,4 @@
-"""docs/allocation.md: its example prints the output on the page, and its table has the measured numbers."""
+"""docs/studies.md: its example prints the output on the page, and its tables have the measured numbers."""
 
 import contextlib
 import io
@@ -9,7 +9,7 @@ from pathlib import Path
 from doc_pages import blocks
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "allocation.md").read_text()
+PAGE = (ROOT / "docs" / "studies.md").read_text()
 MEASURED = json.loads((ROOT / "benchmarks" / "results" / "allocation.json").read_text())
 
 
@@ -17,11 +17,12 @@ def verdicts(text):
     return re.findall(r"^  (\w+): (continue|stop)", text, flags=re.MULTILINE)
 
 
-def test_the_example_gives_the_verdicts_on_the_page():
-    (example,) = blocks("docs/allocation.md", "python")
+def test_the_example_prints_what_the_page_shows():
+    (example,) = blocks("docs/studies.md", "python")
     with contextlib.redirect_stdout(io.StringIO()) as out:
         exec(example, {})
-    assert verdicts(out.getvalue()) == verdicts(PAGE) == [("low", "stop"), ("good", "continue"), ("slow", "continue")]
+    assert out.getvalue() in PAGE
+    assert verdicts(out.getvalue()) == [("low", "stop"), ("good", "continue"), ("slow", "continue")]
 
 
 def test_the_table_is_the_one_that_was_measured():
